@@ -1,0 +1,33 @@
+"""Loss scaling for float16 training in TensorFlow, around any optimizer.
+
+>>> import tf_lossscale
+>>> tf_lossscale.LossScaleOptimizer.__name__
+'LossScaleOptimizer'
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# Public name -> the module it is in. Loaded on first use: importing this package costs next to nothing.
+_HOMES = {
+    "LossScaleOptimizer": "tf_lossscale.optimizer",
+}
+
+__all__ = ["LossScaleOptimizer", "__version__"]
+
+if TYPE_CHECKING:
+    from tf_lossscale.optimizer import LossScaleOptimizer
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'tf_lossscale' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,1 @@
+"""What differs per optimizer family, one file each."""

@@ -1,0 +1,214 @@
+"""Keras 3: `tf.keras.optimizers` since TensorFlow 2.16."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+from absl import logging
+
+from tf_lossscale import hyperparameters, optimizer
+from tf_lossscale.core import replicas, scaling
+
+
+@keras.saving.register_keras_serializable("tf_lossscale")
+class LossScaleOptimizer(
+    optimizer.LossScaleOptimizer,
+    tf.__internal__.tracking.DelegatingTrackableMixin,
+    keras.optimizers.LossScaleOptimizer,
+):
+    """The wrapper around a Keras 3 optimizer.
+
+    Its base class is Keras's own LossScaleOptimizer, or `compile` would wrap it a second time. Nothing of that class
+    runs: the wrapper has no variables of its own but those of the loss scale.
+    """
+
+    _is_adapter = True
+    _inner_options = tuple(optimizer.KERAS_OPTIONS)
+    _delegated = (
+        "clipnorm",
+        "clipvalue",
+        "global_clipnorm",
+        "use_ema",
+        "ema_momentum",
+        "ema_overwrite_frequency",
+        "weight_decay",
+        "gradient_accumulation_steps",
+        "loss_scale_factor",
+        "_iterations",
+        "_learning_rate",
+    )
+
+    def _checked_options(self, inner: Any, options: dict[str, Any]) -> dict[str, Any]:
+        name = options.pop("name", None)
+        wanted = super()._checked_options(inner, options)
+        if inner.built and wanted:
+            raise ValueError(
+                f"`{next(iter(wanted))}` must be set before the inner {type(inner).__name__} is built, but it is built. "
+                "Wrap the optimizer before its first step."
+            )
+        _require_valid(wanted)
+        wanted["name"] = name
+        return wanted
+
+    def _adopt(self, options: dict[str, Any]) -> None:
+        name = options.pop("name")
+        inner = self._optimizer
+        if inner.loss_scale_factor is not None and "loss_scale_factor" not in options:
+            logging.warning(
+                "loss_scale_factor=%s of the inner optimizer is ignored: the loss is scaled by LossScaleOptimizer.",
+                inner.loss_scale_factor,
+            )
+            inner.loss_scale_factor = None
+        super()._adopt(options)
+        vars(self).update(
+            name=name or "loss_scale_optimizer",
+            _lock=False,
+            _trackable=inner,
+        )
+
+    def _factor(self) -> tf.Tensor:
+        factor = self._optimizer.loss_scale_factor
+        return self._loss_scale() if factor is None else self._loss_scale() * factor
+
+    def _build_inner(self, variables: list[Any]) -> None:
+        if not self._optimizer.built:
+            with tf.init_scope(), keras.name_scope(self.name):
+                self._optimizer.build(variables)
+
+    def _reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+        kept = [_overwrites(v) for v in variables]
+        reduced = replicas.sum_over_replicas([None if keep else g for g, keep in zip(gradients, kept)])
+        return [g if keep else r for g, r, keep in zip(gradients, reduced, kept)]
+
+    def _unscale(self, gradients: list[Any], variables: list[Any], factor: tf.Tensor) -> list[Any]:
+        unscaled = scaling.unscale([None if _overwrites(v) else g for g, v in zip(gradients, variables)], factor)
+        return [g if _overwrites(v) else u for g, u, v in zip(gradients, unscaled, variables)]
+
+    def _apply_reduced(self, grads_and_vars: list[tuple[Any, Any]], **kwargs: Any) -> None:
+        with _gradients_taken_as_they_are(self._optimizer):
+            self._optimizer.apply([g for g, _ in grads_and_vars], [v for _, v in grads_and_vars], **kwargs)
+
+    def _advance_iterations(self) -> Any:
+        # With gradient accumulation the count tells which micro-steps are in the accumulators.
+        if self._optimizer.gradient_accumulation_steps:
+            return None
+        return self._optimizer.iterations.assign_add(1)
+
+    def _step_result(self, operation: Any) -> Any:
+        return self._optimizer.iterations if tf.executing_eagerly() else operation
+
+    def _hyperparameter_names(self) -> tuple[str, ...]:
+        return hyperparameters.names(self._optimizer)
+
+    def _known_variables(self) -> list[Any]:
+        if not self._optimizer.built:
+            return super()._known_variables()
+        return self._optimizer._trainable_variables
+
+    @property
+    def built(self) -> bool:
+        """Whether the inner optimizer has its variables."""
+        return self._optimizer.built
+
+    @property
+    def iterations(self) -> Any:
+        """The inner optimizer's count of steps."""
+        return self._optimizer.iterations
+
+    @iterations.setter
+    def iterations(self, value: Any) -> None:
+        self._optimizer.iterations.assign(int(tf.convert_to_tensor(value)))
+
+    @property
+    def dynamic_scale(self) -> Any:
+        """The variable of the loss scale, by the name that Keras 3 gives it."""
+        return self._loss_scale.current_loss_scale
+
+    @property
+    def step_counter(self) -> Any:
+        """The counter of finite steps, by the name that Keras 3 gives it."""
+        return self._loss_scale.good_steps
+
+    def finalize_variable_values(self, var_list: list[Any]) -> None:
+        """Overwrites the variables with their moving average, if the inner optimizer keeps one."""
+        self._optimizer.finalize_variable_values(var_list)
+
+    def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
+        """Excludes variables from the inner optimizer's weight decay; call it before `build`."""
+        self._optimizer.exclude_from_weight_decay(var_list=var_list, var_names=var_names)
+
+    def get_config(self) -> dict[str, Any]:
+        return {"name": self.name, **super().get_config()}
+
+    def _serialized_inner(self) -> Any:
+        return keras.saving.serialize_keras_object(self._optimizer)
+
+    @classmethod
+    def _deserialized_inner(cls, config: Any, custom_objects: dict[str, Any] | None) -> Any:
+        return keras.optimizers.deserialize(config, custom_objects=custom_objects)
+
+    # `.keras` files: the order of Keras's own LossScaleOptimizer, so that each reads the other's.
+
+    def save_own_variables(self, store: Any) -> None:
+        scale = self._loss_scale()
+        good = self._loss_scale.good_steps if self.dynamic else 0
+        for i, value in enumerate([0, 0.0, good, scale, *self.weights]):
+            store[str(i)] = keras.ops.convert_to_numpy(value)
+
+    def load_own_variables(self, store: Any) -> None:
+        values = [store[str(i)] for i in range(len(store.keys()))]
+        inner = self.weights
+        if len(values) == len(inner) + 4:
+            if self.dynamic:
+                self._loss_scale.good_steps.assign(int(values[2][()]))
+                self._loss_scale.current_loss_scale.assign(float(values[3][()]))
+            values = values[4:]
+        if len(values) != len(inner):
+            raise ValueError(
+                f"The saved optimizer has {len(values)} variables, but {type(self._optimizer).__name__} has "
+                f"{len(inner)}. Build the optimizer for the same variables before loading."
+            )
+        for variable, value in zip(inner, values):
+            variable.assign(value)
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+        children = dict(self._optimizer._trackable_children(save_type, **kwargs))
+        return {**children, "loss_scale": self._loss_scale} if self.dynamic else children
+
+    def _lookup_dependency(self, name: str, *args: Any) -> Any:
+        if name == "loss_scale" and self.dynamic:
+            return self._loss_scale
+        return self._optimizer._lookup_dependency(name, *args)
+
+
+def _overwrites(variable: Any) -> bool:
+    return getattr(variable, "overwrite_with_gradient", False)
+
+
+def _require_valid(options: dict[str, Any]) -> None:
+    """Has Keras itself check the options' ranges, on an optimizer that nobody uses."""
+    if options:
+        keras.optimizers.SGD(**options)
+
+
+@contextlib.contextmanager
+def _gradients_taken_as_they_are(inner: Any) -> Iterator[None]:
+    """Has Keras neither reduce nor unscale the gradients given to `apply`: both are done."""
+    optimizers = [inner, *getattr(inner, "optimizers", [])]
+    before = [dict(each.__dict__) for each in optimizers]
+    try:
+        for each in optimizers:
+            each.__dict__["_all_reduce_sum_gradients"] = list
+            each.__dict__["loss_scale_factor"] = None
+        yield
+    finally:
+        for each, attributes in zip(optimizers, before):
+            for name in ("_all_reduce_sum_gradients", "loss_scale_factor"):
+                if name in attributes:
+                    each.__dict__[name] = attributes[name]
+                else:
+                    each.__dict__.pop(name, None)

@@ -1,0 +1,100 @@
+"""tf_keras: Keras 2's optimizers as they were since TensorFlow 2.11, `tf_keras.optimizers`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from tf_lossscale import hyperparameters, optimizer
+
+
+@tf_keras.saving.register_keras_serializable("tf_lossscale")
+class LossScaleOptimizer(
+    optimizer.LossScaleOptimizer,
+    tf.__internal__.tracking.DelegatingTrackableMixin,
+    tf_keras.optimizers.Optimizer,
+    tf_keras.mixed_precision.LossScaleOptimizer,
+):
+    """The wrapper around an optimizer of `tf_keras.optimizers`."""
+
+    _is_adapter = True
+    _inner_options = (
+        "weight_decay",
+        "clipnorm",
+        "clipvalue",
+        "global_clipnorm",
+        "use_ema",
+        "ema_momentum",
+        "ema_overwrite_frequency",
+    )
+    _delegated = (
+        "clipnorm",
+        "clipvalue",
+        "global_clipnorm",
+        "use_ema",
+        "ema_momentum",
+        "jit_compile",
+        "_iterations",
+        "_learning_rate",
+        "_mesh",
+        "_run_with_dtensor",
+    )
+
+    def _checked_options(self, inner: Any, options: dict[str, Any]) -> dict[str, Any]:
+        wanted = super()._checked_options(inner, options)
+        if wanted and getattr(inner, "_built", False):
+            raise ValueError(
+                f"`{next(iter(wanted))}` must be set before the inner {type(inner).__name__} is built, but it is built. "
+                "Wrap the optimizer before its first step."
+            )
+        return wanted
+
+    def _adopt(self, options: dict[str, Any]) -> None:
+        super()._adopt(options)
+        vars(self).update(_trackable=self._optimizer)
+
+    def _build_inner(self, variables: list[Any]) -> None:
+        with tf.init_scope():
+            self._optimizer.build(variables)
+
+    def _apply_reduced(self, grads_and_vars: list[tuple[Any, Any]], **kwargs: Any) -> Any:
+        return self._optimizer.apply_gradients(grads_and_vars, skip_gradients_aggregation=True, **kwargs)
+
+    def _advance_iterations(self) -> Any:
+        return self._optimizer.iterations.assign_add(1)
+
+    def _step_result(self, operation: Any) -> Any:
+        return self._optimizer.iterations if tf.executing_eagerly() else operation
+
+    def _hyperparameter_names(self) -> tuple[str, ...]:
+        return hyperparameters.names(self._optimizer)
+
+    def aggregate_gradients(self, grads_and_vars: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        """Sums gradients over the replicas, as the inner optimizer does."""
+        return self._optimizer.aggregate_gradients(grads_and_vars)
+
+    def finalize_variable_values(self, var_list: list[Any]) -> None:
+        """Overwrites the variables with their moving average, if the inner optimizer keeps one."""
+        self._optimizer.finalize_variable_values(var_list)
+
+    def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
+        """Excludes variables from the inner optimizer's weight decay; call it before `build`."""
+        self._optimizer.exclude_from_weight_decay(var_list=var_list, var_names=var_names)
+
+    def _serialized_inner(self) -> Any:
+        return tf_keras.optimizers.serialize(self._optimizer)
+
+    @classmethod
+    def _deserialized_inner(cls, config: Any, custom_objects: dict[str, Any] | None) -> Any:
+        return tf_keras.optimizers.deserialize(config, custom_objects=custom_objects)
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+        children = dict(self._optimizer._trackable_children(save_type, **kwargs))
+        return {**children, "loss_scale": self._loss_scale} if self.dynamic else children
+
+    def _lookup_dependency(self, name: str, *args: Any) -> Any:
+        if name == "loss_scale" and self.dynamic:
+            return self._loss_scale
+        return self._optimizer._lookup_dependency(name, *args)

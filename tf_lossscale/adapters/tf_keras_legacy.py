@@ -1,0 +1,142 @@
+"""tf_keras legacy: Keras 2's OptimizerV2, `tf_keras.optimizers.legacy`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from tf_lossscale import optimizer
+
+
+@tf_keras.saving.register_keras_serializable("tf_lossscale.legacy")
+class LossScaleOptimizer(
+    optimizer.LossScaleOptimizer,
+    tf.__internal__.tracking.DelegatingTrackableMixin,
+    tf_keras.optimizers.legacy.Optimizer,
+    tf_keras.mixed_precision.LossScaleOptimizer,
+):
+    """The wrapper around an optimizer of `tf_keras.optimizers.legacy`."""
+
+    _is_adapter = True
+    _HAS_AGGREGATE_GRAD = True
+    _delegated = (
+        "clipnorm",
+        "clipvalue",
+        "global_clipnorm",
+        "gradient_aggregator",
+        "gradient_transformers",
+        "_hyper",
+        "_weights",
+        "_slots",
+        "_hypers_created",
+        "_initial_decay",
+        "_distribution_strategy",
+        "_use_locking",
+    )
+
+    def _adopt(self, options: dict[str, Any]) -> None:
+        super()._adopt(options)
+        vars(self).update(_trackable=self._optimizer)
+
+    def _build_inner(self, variables: list[Any]) -> None:
+        with tf.init_scope():
+            self._optimizer._create_all_weights(variables)
+
+    def _apply_reduced(self, grads_and_vars: list[tuple[Any, Any]], **kwargs: Any) -> Any:
+        return self._optimizer.apply_gradients(grads_and_vars, experimental_aggregate_gradients=False, **kwargs)
+
+    def _advance_iterations(self) -> Any:
+        return self._optimizer.iterations.assign_add(1)
+
+    def _step_result(self, operation: Any) -> Any:
+        return None if tf.executing_eagerly() else operation
+
+    def _hyperparameter_names(self) -> tuple[str, ...]:
+        return tuple(name for name in self._optimizer._hyper if name != "learning_rate")
+
+    def __getattribute__(self, name: str) -> Any:
+        return object.__getattribute__(self, name)
+
+    # The names that old code calls on an optimizer, and so on the wrapper.
+
+    def get_slot(self, var: Any, slot_name: str) -> Any:
+        """Returns the inner optimizer's slot variable of `var`."""
+        return self._optimizer.get_slot(var, slot_name)
+
+    def add_slot(self, var: Any, slot_name: str, initializer: Any = "zeros", **kwargs: Any) -> Any:
+        """Adds a slot variable to the inner optimizer."""
+        return self._optimizer.add_slot(var, slot_name, initializer, **kwargs)
+
+    def get_slot_names(self) -> list[str]:
+        """Returns the names of the inner optimizer's slots."""
+        return self._optimizer.get_slot_names()
+
+    def add_weight(self, *args: Any, **kwargs: Any) -> Any:
+        """Adds a weight to the inner optimizer."""
+        return self._optimizer.add_weight(*args, **kwargs)
+
+    def get_updates(self, loss: Any, params: list[Any]) -> list[Any]:
+        """Returns the operations of one step in a legacy graph, as a list."""
+        return [self.apply_gradients(list(zip(self.get_gradients(loss, params), params)))]
+
+    def set_weights(self, weights: list[Any]) -> None:
+        self._optimizer.set_weights(weights)
+
+    def get_weights(self) -> list[Any]:
+        return self._optimizer.get_weights()
+
+    @property
+    def weights(self) -> list[Any]:
+        """The inner optimizer's variables."""
+        return self._optimizer.weights
+
+    def _decayed_lr(self, var_dtype: Any) -> Any:
+        self._optimizer._create_hypers()
+        return self._optimizer._decayed_lr(var_dtype)
+
+    def _get_hyper(self, name: str, dtype: Any = None) -> Any:
+        return self._optimizer._get_hyper(name, dtype)
+
+    def _set_hyper(self, name: str, value: Any) -> None:
+        self._optimizer._set_hyper(name, value)
+
+    def _create_hypers(self) -> None:
+        self._optimizer._create_hypers()
+
+    def _create_slots(self, var_list: list[Any]) -> None:
+        self._optimizer._create_slots(var_list)
+
+    def _create_all_weights(self, var_list: list[Any]) -> None:
+        self._optimizer._create_all_weights(var_list)
+
+    def _aggregate_gradients(self, grads_and_vars: list[tuple[Any, Any]]) -> Any:
+        return self._optimizer._aggregate_gradients(grads_and_vars)
+
+    def _compute_gradients(self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None) -> Any:
+        return self.compute_gradients(loss, var_list, grad_loss, tape)
+
+    def _restore_slot_variable(self, slot_name: str, variable: Any, slot_variable: Any) -> Any:
+        return self._optimizer._restore_slot_variable(slot_name, variable, slot_variable)
+
+    def _create_or_restore_slot_variable(
+        self, slot_variable_position: Any, slot_name: str, variable: Any, **kwargs: Any
+    ) -> Any:
+        return self._optimizer._create_or_restore_slot_variable(slot_variable_position, slot_name, variable, **kwargs)
+
+    def _serialized_inner(self) -> Any:
+        return tf_keras.optimizers.serialize(self._optimizer)
+
+    @classmethod
+    def _deserialized_inner(cls, config: Any, custom_objects: dict[str, Any] | None) -> Any:
+        return tf_keras.optimizers.deserialize(config, custom_objects=custom_objects, use_legacy_optimizer=True)
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+        children = dict(self._optimizer._trackable_children(save_type, **kwargs))
+        return {**children, "loss_scale": self._loss_scale} if self.dynamic else children
+
+    def _lookup_dependency(self, name: str, *args: Any) -> Any:
+        if name == "loss_scale" and self.dynamic:
+            return self._loss_scale
+        return self._optimizer._lookup_dependency(name, *args)

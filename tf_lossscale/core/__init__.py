@@ -1,0 +1,1 @@
+"""Loss scaling in TensorFlow alone: no Keras, no optimizer classes."""

@@ -1,0 +1,133 @@
+"""What a step does to a loss scale: pure functions over (scale, good steps, bad steps)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tf_lossscale import errors
+
+
+class Counts(NamedTuple):
+    """The state of a loss scale: what a step reads and what it leaves.
+
+    >>> Counts(scale=32768.0, good=0, bad=0).scale
+    32768.0
+    """
+
+    scale: Any  # float32 scalar
+    good: Any  # int64 scalar: finite steps since the scale last moved
+    bad: Any  # int64 scalar: non-finite steps since the scale last moved
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """How a dynamic loss scale moves.
+
+    The algorithm, on every step::
+
+        finite = every value of every reduced gradient is finite
+        finite:      good += 1;  bad = 0
+                     if good >= growth_steps:
+                         scale = min(scale * growth_factor, max_scale) if scale * growth_factor is finite
+                         good = 0
+        not finite:  good = 0;   bad += 1
+                     if bad >= hysteresis:
+                         scale = max(scale * backoff_factor, min_scale)
+                         bad = 0
+                     skip the step
+
+    >>> rules = Rules(growth_steps=2)
+    >>> after = rules.next(True, Counts(8.0, 1, 0))
+    >>> float(after.scale), int(after.good)
+    (16.0, 0)
+    >>> float(rules.next(False, Counts(8.0, 1, 0)).scale)
+    4.0
+
+    Args:
+        growth_steps: whole number of finite steps in a row after which the scale grows.
+        growth_factor: what the scale is multiplied by when it grows; above 1.
+        backoff_factor: what the scale is multiplied by after an overflow; between 0 and 1.
+        hysteresis: whole number of non-finite steps it takes to lower the scale.
+        min_scale: the scale is never lowered below this.
+        max_scale: the scale never grows above this; None for float32's maximum.
+
+    Source: the state machine of `tf.keras.mixed_precision.LossScaleOptimizer`
+    (https://www.tensorflow.org/versions/r2.8/api_docs/python/tf/keras/mixed_precision/LossScaleOptimizer),
+    and Micikevicius et al., Mixed Precision Training (2018), https://arxiv.org/abs/1710.03740.
+    """
+
+    growth_steps: int = 2000
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    hysteresis: int = 1
+    min_scale: float = 1.0
+    max_scale: float | None = None
+
+    def checked(self) -> Rules:
+        """Returns the same rules with plain Python numbers, or raises on bad ones.
+
+        >>> Rules(growth_steps=3.0).checked().growth_steps
+        3
+
+        Returns:
+            New `Rules`.
+
+        Raises:
+            TypeError: a value is not a number.
+            ValueError: a value is outside its range.
+        """
+        growth = errors.positive_number("growth_factor", self.growth_factor, "The usual value is 2.0.")
+        backoff = errors.positive_number("backoff_factor", self.backoff_factor, "The usual value is 0.5.")
+        if growth <= 1:
+            raise ValueError(
+                f"`growth_factor` must be above 1, but got: {self.growth_factor!r}. The usual value is 2.0."
+            )
+        if backoff >= 1:
+            raise ValueError(
+                f"`backoff_factor` must be below 1, but got: {self.backoff_factor!r}. The usual value is 0.5."
+            )
+        low = errors.positive_number("min_scale", self.min_scale, "The usual value is 1.0.")
+        high = None
+        if self.max_scale is not None:
+            high = errors.positive_number("max_scale", self.max_scale, "Pass None for float32's maximum.")
+            if low > high:
+                raise ValueError(f"`min_scale` must not be above `max_scale`, but got: {low!r} and {high!r}.")
+        return Rules(
+            growth_steps=errors.whole_number("dynamic_growth_steps", self.growth_steps, "The usual value is 2000."),
+            growth_factor=growth,
+            backoff_factor=backoff,
+            hysteresis=errors.whole_number("hysteresis", self.hysteresis, "The usual value is 1."),
+            min_scale=low,
+            max_scale=high,
+        )
+
+    def next(self, finite: Any, before: Counts) -> Counts:
+        """Returns the state after a step, without a branch: the same few scalar operations for both outcomes.
+
+        Args:
+            finite: bool scalar; False if any value of any reduced gradient is infinite or NaN.
+            before: the state that the step started with.
+
+        Returns:
+            The state after the step, as tensors.
+        """
+        scale = tf.convert_to_tensor(before.scale, tf.float32)
+        zero = tf.constant(0, tf.int64)
+        good = tf.where(finite, tf.convert_to_tensor(before.good, tf.int64) + 1, zero)
+        bad = tf.where(finite, zero, tf.convert_to_tensor(before.bad, tf.int64) + 1)
+        grows = tf.logical_and(finite, good >= self.growth_steps)
+        backs_off = bad >= self.hysteresis
+        scale = tf.where(grows, self._grown(scale), tf.where(backs_off, self._lowered(scale), scale))
+        return Counts(scale, tf.where(grows, zero, good), tf.where(backs_off, zero, bad))
+
+    def _grown(self, scale: tf.Tensor) -> tf.Tensor:
+        bigger = scale * self.growth_factor
+        if self.max_scale is not None:
+            return tf.minimum(bigger, self.max_scale)
+        return tf.where(tf.math.is_finite(bigger), bigger, scale)
+
+    def _lowered(self, scale: tf.Tensor) -> tf.Tensor:
+        return tf.maximum(scale * self.backoff_factor, self.min_scale)

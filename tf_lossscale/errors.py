@@ -1,0 +1,96 @@
+"""The texts that our errors share, and the checks of arguments that raise them.
+
+Every message names the argument, the value it got, what is allowed, and what to do.
+Only built-in exception classes are raised, so that old ``except ValueError`` code keeps working.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any
+
+
+def positive_number(name: str, value: Any, remedy: str) -> float:
+    """Returns `value` as a float, or raises if it is no finite number above 0.
+
+    >>> positive_number("initial_scale", 1024, "Pass 2**15.")
+    1024.0
+
+    Args:
+        name: the argument's name, for the message.
+        value: what the caller passed: a number, or a scalar tensor or variable.
+        remedy: a sentence that says what to pass instead.
+
+    Returns:
+        The value as a Python float.
+
+    Raises:
+        TypeError: `value` is not a number.
+        ValueError: `value` is zero, negative, infinite, NaN, or outside float32.
+    """
+    number = _as_float(name, value, remedy)
+    if not math.isfinite(number) or number <= 0 or number > FLOAT32_MAX:
+        raise ValueError(f"`{name}` must be a finite float32 number above 0, but got: {value!r}. {remedy}")
+    return number
+
+
+def whole_number(name: str, value: Any, remedy: str) -> int:
+    """Returns `value` as an int, or raises if it is no whole number of at least 1.
+
+    >>> whole_number("dynamic_growth_steps", 2000.0, "Pass 2000.")
+    2000
+
+    Args:
+        name: the argument's name, for the message.
+        value: what the caller passed.
+        remedy: a sentence that says what to pass instead.
+
+    Returns:
+        The value as a Python int.
+
+    Raises:
+        TypeError: `value` is not a number.
+        ValueError: `value` is below 1 or not whole.
+    """
+    number = _as_float(name, value, remedy)
+    if not math.isfinite(number) or number < 1 or number != int(number):
+        raise ValueError(f"`{name}` must be a whole number of at least 1, but got: {value!r}. {remedy}")
+    return int(number)
+
+
+def boolean(name: str, value: Any, remedy: str) -> bool:
+    """Returns `value` if it is a Python bool, or raises.
+
+    >>> boolean("dynamic", True, "Pass True or False.")
+    True
+
+    Args:
+        name: the argument's name, for the message.
+        value: what the caller passed.
+        remedy: a sentence that says what to pass instead.
+
+    Returns:
+        `value`.
+
+    Raises:
+        TypeError: `value` is not a bool.
+    """
+    if not isinstance(value, bool):
+        raise TypeError(
+            f'"{name}" argument to LossScaleOptimizer.__init__ must be a bool, but got: {value!r}. {remedy}'
+        )
+    return value
+
+
+FLOAT32_MAX = 3.4028234663852886e38
+
+
+def _as_float(name: str, value: Any, remedy: str) -> float:
+    if hasattr(value, "numpy"):
+        value = value.numpy()
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    is_scalar_array = getattr(value, "shape", None) == () and getattr(value, "dtype", None) is not None
+    if not (is_number or is_scalar_array):
+        raise TypeError(f"`{name}` must be a number, but got: {value!r}. {remedy}")
+    return float(value)

@@ -1,0 +1,884 @@
+"""LossScaleOptimizer: the documented API, once, for every optimizer family."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from tf_lossscale import errors, registry
+from tf_lossscale.contract import Contract
+from tf_lossscale.core import replicas, scaling
+from tf_lossscale.core.rules import Rules
+from tf_lossscale.core.state import DynamicLossScale, FixedLossScale, LossScale
+
+# AutoGraph leaves our code as it is, in a user's tf.function too: it is graph code already, and tracing is faster.
+_as_written = tf.autograph.experimental.do_not_convert
+
+_DEFAULT_INITIAL_SCALE = 2.0**15
+_DEFAULT_GROWTH_STEPS = 2000
+
+# Optimizers that a wrapper already holds: checkpoints would mix up two wrappers of one optimizer.
+_wrapped: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+class CallableList(list):
+    """A list that also answers a call with itself: `variables` was a method once and is a property now.
+
+    >>> CallableList([1])()
+    [1]
+    """
+
+    def __call__(self) -> CallableList:
+        return self
+
+
+class LossScaleOptimizer:
+    """Wraps an optimizer so that float16 gradients do not vanish: scales the loss, unscales the gradients.
+
+    The step is skipped on every replica when any gradient on any replica overflowed, and the scale follows::
+
+        finite = every value of every reduced gradient is finite
+        finite:      good += 1;  bad = 0
+                     if good >= dynamic_growth_steps:
+                         scale = min(scale * growth_factor, max_scale) if scale * growth_factor is finite
+                         good = 0
+        not finite:  good = 0;   bad += 1
+                     if bad >= hysteresis:
+                         scale = max(scale * backoff_factor, min_scale)
+                         bad = 0
+                     skip the step
+
+    In a loop of your own:
+
+    >>> import tensorflow as tf
+    >>> import tf_lossscale
+    >>> optimizer = tf_lossscale.LossScaleOptimizer(tf.keras.optimizers.SGD(0.25))
+    >>> weight = tf.Variable(1.0)
+    >>> with tf.GradientTape() as tape:
+    ...     loss = weight**2
+    ...     scaled_loss = optimizer.get_scaled_loss(loss)
+    >>> scaled_gradients = tape.gradient(scaled_loss, [weight])
+    >>> gradients = optimizer.get_unscaled_gradients(scaled_gradients)
+    >>> _ = optimizer.apply_gradients(zip(gradients, [weight]))
+    >>> weight.numpy().item()
+    0.5
+
+    `minimize` does the same in one call; `model.compile(optimizer)` and `fit` do it by themselves.
+
+    Hyperparameters of the inner optimizer are read and set on the wrapper:
+
+    >>> optimizer = tf_lossscale.LossScaleOptimizer(tf.keras.optimizers.Adam(1.0))
+    >>> optimizer.beta_1 = 0.75
+    >>> optimizer.inner_optimizer.beta_1
+    0.75
+
+    Args:
+        inner_optimizer: the optimizer that does the update: one of Keras 3 (`tf.keras.optimizers`), `tf_keras`, or
+            `tf_keras.optimizers.legacy`.
+        dynamic: whether the scale moves. If False it stays at `initial_scale`, and no step is ever skipped.
+        initial_scale: the scale to start with, above 0; 2**15 if `dynamic`, else it has to be given.
+        dynamic_growth_steps: finite steps in a row after which the scale grows; 2000 if `dynamic`, else not allowed.
+        growth_factor: what the scale is multiplied by when it grows.
+        backoff_factor: what the scale is multiplied by after an overflow.
+        hysteresis: number of overflows it takes to lower the scale.
+        min_scale: the scale is never lowered below this.
+        max_scale: the scale never grows above this; None for float32's maximum.
+        **kwargs: Keras 3's `name, weight_decay, clipnorm, clipvalue, global_clipnorm, use_ema, ema_momentum,
+            ema_overwrite_frequency, loss_scale_factor, gradient_accumulation_steps`: set on the inner optimizer.
+
+    Raises:
+        TypeError: `inner_optimizer` is of no known family, or is a LossScaleOptimizer; an argument is of a wrong type.
+        ValueError: `inner_optimizer` is wrapped already; a value is out of range, contradicts the inner optimizer, or
+            is one that its family does not have.
+
+    Source: `tf.keras.mixed_precision.LossScaleOptimizer`,
+    https://www.tensorflow.org/versions/r2.8/api_docs/python/tf/keras/mixed_precision/LossScaleOptimizer
+    """
+
+    # What an adapter says of its family. ------------------------------------------------------------------------
+
+    #: Keyword arguments of the constructor that the family's optimizers have, and that are set on them.
+    _inner_options: tuple[str, ...] = ("clipnorm", "clipvalue", "global_clipnorm")
+    #: Attributes of the inner optimizer that are read and set through the wrapper, beside its hyperparameters.
+    _delegated: tuple[str, ...] = ("clipnorm", "clipvalue", "global_clipnorm")
+    #: Whether instances have this very class: True in an adapter and in what is derived from one.
+    _is_adapter = False
+
+    def __new__(cls, inner_optimizer: Any = None, *args: Any, **kwargs: Any) -> LossScaleOptimizer:
+        del args, kwargs
+        return object.__new__(cls if cls._is_adapter else _concrete(cls, inner_optimizer))
+
+    def __init__(
+        self,
+        inner_optimizer: Any,
+        dynamic: bool = True,
+        initial_scale: Any = None,
+        dynamic_growth_steps: Any = None,
+        *,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        hysteresis: int = 1,
+        min_scale: float = 1.0,
+        max_scale: float | None = None,
+        **kwargs: Any,
+    ):
+        _require_unwrapped(inner_optimizer)
+        errors.boolean("dynamic", dynamic, "For a scale that stays the same pass dynamic=False, initial_scale=1024.")
+        loss_scale = _new_loss_scale(
+            dynamic,
+            initial_scale,
+            Rules(
+                _DEFAULT_GROWTH_STEPS if dynamic_growth_steps is None else dynamic_growth_steps,
+                growth_factor,
+                backoff_factor,
+                hysteresis,
+                min_scale,
+                max_scale,
+            ).checked(),
+            dynamic_growth_steps,
+        )
+        options = self._checked_options(inner_optimizer, kwargs)
+        # Past this line nothing raises: a failed construction leaves the inner optimizer as it was.
+        vars(self).update(_optimizer=inner_optimizer, _loss_scale=loss_scale, _contract=Contract(), _traced=False)
+        self._adopt(options)
+        _wrapped.add(inner_optimizer)
+
+    def _adopt(self, options: dict[str, Any]) -> None:
+        """Sets the constructor's options on the inner optimizer, and whatever the base class needs on the wrapper."""
+        for name, value in options.items():
+            setattr(self._optimizer, name, value)
+
+    def _reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+        """Sums the gradients over the replicas, in a replica context."""
+        del variables
+        return replicas.sum_over_replicas(gradients)
+
+    def _build_inner(self, variables: list[Any]) -> None:
+        """Creates the inner optimizer's variables, so that a first step that is skipped leaves it complete."""
+        raise NotImplementedError
+
+    def _apply_reduced(self, grads_and_vars: list[tuple[Any, Any]], **kwargs: Any) -> Any:
+        """Has the inner optimizer apply reduced gradients, without reducing them again."""
+        raise NotImplementedError
+
+    def _advance_iterations(self) -> Any:
+        """Counts a step that was skipped."""
+        raise NotImplementedError
+
+    def _hyperparameter_names(self) -> tuple[str, ...]:
+        """Names of the inner optimizer's hyperparameters, without those that have a property here."""
+        raise NotImplementedError
+
+    def _serialized_inner(self) -> Any:
+        """The inner optimizer as a config."""
+        raise NotImplementedError
+
+    @classmethod
+    def _deserialized_inner(cls, config: Any, custom_objects: dict[str, Any] | None) -> Any:
+        """An optimizer from what `_serialized_inner` returned."""
+        raise NotImplementedError
+
+    # The loss and the gradients. --------------------------------------------------------------------------------
+
+    @_as_written
+    def get_scaled_loss(self, loss: Any) -> Any:
+        """Multiplies the loss by the scale; call it inside the tape.
+
+        >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8)
+        >>> optimizer.get_scaled_loss(tf.constant(2.0)).numpy().item()
+        16.0
+
+        Args:
+            loss: a floating tensor of any shape, a nested structure of them, or a function that returns one.
+
+        Returns:
+            The scaled loss, of the same structure and dtype; a function if `loss` is one.
+
+        Raises:
+            TypeError: the loss is not of a floating dtype.
+        """
+        self._contract.loss_scaled("get_scaled_loss")
+        _warn_if_loss_cannot_hold(loss, self._factor)
+        return scaling.scale_loss(loss, self._factor)
+
+    @_as_written
+    def scale_loss(self, loss: Any) -> Any:
+        """Multiplies the loss by the scale, by Keras 3's contract: `apply` or `apply_gradients` then unscales.
+
+        >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8)
+        >>> optimizer.scale_loss(tf.constant(2.0)).numpy().item()
+        16.0
+
+        Args:
+            loss: as in `get_scaled_loss`.
+
+        Returns:
+            The scaled loss. A float16 or bfloat16 loss comes back as float32, which holds large scales.
+
+        Raises:
+            TypeError: the loss is not of a floating dtype.
+        """
+        self._contract.loss_scaled("scale_loss")
+        return scaling.scale_loss(tf.nest.map_structure(_at_least_float32, loss), self._factor)
+
+    @_as_written
+    def get_unscaled_gradients(self, grads: Iterable[Any]) -> list[Any]:
+        """Divides gradients by the scale.
+
+        >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8)
+        >>> [g.numpy().item() for g in optimizer.get_unscaled_gradients([tf.constant(16.0)])]
+        [2.0]
+
+        Args:
+            grads: floating tensors, IndexedSlices (kept sparse) or None (kept).
+
+        Returns:
+            A list of the unscaled gradients.
+
+        Raises:
+            TypeError: a gradient is not of a floating dtype.
+        """
+        self._contract.gradients_unscaled()
+        return scaling.unscale(grads, self._factor())
+
+    def _factor(self) -> tf.Tensor:
+        """What the loss is multiplied by, a float32 scalar."""
+        return self._loss_scale()
+
+    # The step. --------------------------------------------------------------------------------------------------
+
+    @_as_written
+    def apply_gradients(
+        self,
+        grads_and_vars: Iterable[tuple[Any, Any]],
+        name: Any = None,
+        experimental_aggregate_gradients: bool = True,
+        skip_gradients_aggregation: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """Applies unscaled gradients, or skips the step on all replicas if one of them is not finite.
+
+        Right after `scale_loss` the gradients are taken as scaled ones. A skipped step still counts in `iterations`
+        (after `scale_loss` it does not).
+
+        >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), initial_scale=8)
+        >>> weight = tf.Variable(1.0)
+        >>> _ = optimizer.get_unscaled_gradients([]), optimizer.get_scaled_loss(0.0)
+        >>> _ = optimizer.apply_gradients([(tf.constant(float("inf")), weight)])
+        >>> weight.numpy().item(), optimizer.loss_scale.numpy().item()
+        (1.0, 4.0)
+
+        Args:
+            grads_and_vars: any iterable of (gradient, variable); a gradient may be None, a variable a `tf.Variable`
+                or a `keras.Variable`.
+            name: a name for the operation, where the inner optimizer takes one.
+            experimental_aggregate_gradients: False if the gradients are summed over the replicas already.
+            skip_gradients_aggregation: True if the gradients are summed over the replicas already.
+            **kwargs: passed to the inner optimizer.
+
+        Returns:
+            What the family returns: None, `iterations`, or in a legacy graph the operation to run.
+
+        Raises:
+            ValueError: all gradients are None, or the call is in a cross-replica context.
+            TypeError: the inner optimizer does not take a keyword.
+        """
+        del name
+        replicas.require_replica_context("apply_gradients")
+        gradients, variables = _unzipped(grads_and_vars)
+        scaled = self._contract.takes_scaled_gradients()
+        self._contract.warn_before_apply_gradients()
+        aggregate = experimental_aggregate_gradients and not skip_gradients_aggregation
+        return self._step(gradients, variables, scaled=scaled, aggregate=aggregate, count_skipped=not scaled, **kwargs)
+
+    @_as_written
+    def apply(self, grads: Iterable[Any], trainable_variables: Iterable[Any] | None = None) -> Any:
+        """Applies scaled gradients, by Keras 3's contract; a skipped step does not count in `iterations`.
+
+        >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), initial_scale=8)
+        >>> weight = tf.Variable(1.0)
+        >>> _ = optimizer.scale_loss(0.0)
+        >>> optimizer.apply([tf.constant(8.0)], [weight])
+        >>> weight.numpy().item()
+        0.5
+
+        Args:
+            grads: gradients of the scaled loss; None is allowed.
+            trainable_variables: the variables, one for each gradient; if None, those given to `build`.
+
+        Raises:
+            ValueError: the lengths differ, all gradients are None, there are no variables, or the call is in a
+                cross-replica context.
+        """
+        replicas.require_replica_context("apply")
+        grads = list(grads)
+        variables = self._known_variables() if trainable_variables is None else list(trainable_variables)
+        _require_pairs(grads, variables)
+        self._contract.warn_before_apply()
+        self._contract.takes_scaled_gradients()
+        self._step(grads, variables, scaled=True, aggregate=True, count_skipped=False)
+
+    @_as_written
+    def compute_gradients(
+        self, loss: Any, var_list: Any, grad_loss: Any = None, tape: tf.GradientTape | None = None
+    ) -> list[tuple[Any, Any]]:
+        """Computes the unscaled gradients of a loss, scaling it on the way.
+
+        >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD())
+        >>> weight = tf.Variable(3.0)
+        >>> [(gradient, _)] = optimizer.compute_gradients(lambda: weight**2, [weight])
+        >>> gradient.numpy().item()
+        6.0
+
+        Args:
+            loss: a function that returns the loss, or a loss tensor together with its tape.
+            var_list: a variable, a list of them, or a function that returns one of these.
+            grad_loss: gradient of something with respect to the loss.
+            tape: the tape that recorded the loss; needed for a tensor.
+
+        Returns:
+            A list of (gradient, variable).
+
+        Raises:
+            ValueError: a tensor was given without its tape.
+        """
+        gradients, variables = self._scaled_gradients(loss, var_list, grad_loss, tape)
+        return list(zip(self.get_unscaled_gradients(gradients), variables))
+
+    @_as_written
+    def minimize(
+        self,
+        loss: Any,
+        var_list: Any,
+        grad_loss: Any = None,
+        name: Any = None,
+        tape: tf.GradientTape | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Takes one step: scales the loss, computes, unscales and applies the gradients.
+
+        >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.25))
+        >>> weight = tf.Variable(2.0)
+        >>> _ = optimizer.minimize(lambda: weight**2, [weight])
+        >>> weight.numpy().item()
+        1.0
+
+        Args:
+            loss: a function that returns the loss, or a loss tensor together with its tape.
+            var_list: a variable, a list of them, or a function that returns one of these.
+            grad_loss: gradient of something with respect to the loss.
+            name: a name for the operation, where the inner optimizer takes one.
+            tape: the tape that recorded the loss; needed for a tensor.
+            **kwargs: passed to the inner optimizer.
+
+        Returns:
+            What `apply_gradients` returns.
+
+        Raises:
+            ValueError: a tensor was given without its tape, or all gradients are None.
+        """
+        return self.apply_gradients(self.compute_gradients(loss, var_list, grad_loss, tape), name=name, **kwargs)
+
+    @_as_written
+    def get_gradients(self, loss: tf.Tensor, params: list[Any]) -> list[Any]:
+        """Returns the unscaled gradients of a loss in a legacy graph, without a tape.
+
+        >>> with tf.Graph().as_default():
+        ...     weight = tf.Variable(1.0)
+        ...     optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD())
+        ...     len(optimizer.get_gradients(weight**2, [weight]))
+        1
+
+        Args:
+            loss: a floating tensor.
+            params: the variables.
+
+        Returns:
+            A list of gradients.
+        """
+        return self.get_unscaled_gradients(tf.gradients(self.get_scaled_loss(loss), params))
+
+    def _scaled_gradients(
+        self, loss: Any, var_list: Any, grad_loss: Any, tape: tf.GradientTape | None
+    ) -> tuple[list[Any], list[Any]]:
+        if not callable(loss) and tape is None and tf.executing_eagerly():
+            raise ValueError(
+                "`tape` is required when `loss` is a tensor. Pass the GradientTape that recorded it, or pass a "
+                f"function that returns the loss. Received: loss={loss}, tape=None."
+            )
+        tape = tf.GradientTape() if tape is None else tape
+        if callable(loss):
+            with tape:
+                if not callable(var_list):
+                    tape.watch(_tensors_of(var_list))
+                loss = loss()
+                variables = _as_list(var_list() if callable(var_list) else var_list)
+                scaled = self.get_scaled_loss(loss)
+        else:
+            variables = _as_list(var_list() if callable(var_list) else var_list)
+            with tape:
+                scaled = self.get_scaled_loss(loss)
+        return tape.gradient(scaled, _tensors_of(variables), grad_loss), variables
+
+    def _step(
+        self,
+        gradients: list[Any],
+        variables: list[Any],
+        *,
+        scaled: bool,
+        aggregate: bool,
+        count_skipped: bool,
+        **kwargs: Any,
+    ) -> Any:
+        _require_a_gradient(gradients, variables)
+        self._require_keywords(kwargs)
+        if not tf.executing_eagerly():
+            vars(self)["_traced"] = True
+        self._build_inner(variables)
+        factor = self._factor() if scaled else None
+
+        def apply(reduced: list[Any]) -> Any:
+            return self._apply_reduced(list(zip(reduced, variables)), **kwargs)
+
+        def reduce(local: list[Any]) -> list[Any]:
+            return self._reduce(local, variables)
+
+        if factor is not None:
+            gradients = self._unscale(gradients, variables, factor)
+        result = replicas.step(
+            self._loss_scale,
+            gradients,
+            aggregate=aggregate,
+            reduce=reduce,
+            apply=apply,
+            skip=self._advance_iterations if count_skipped else tf.no_op,
+        )
+        return self._step_result(result)
+
+    def _step_result(self, operation: Any) -> Any:
+        return operation
+
+    def _unscale(self, gradients: list[Any], variables: list[Any], factor: tf.Tensor) -> list[Any]:
+        del variables
+        return scaling.unscale(gradients, factor)
+
+    def _require_keywords(self, kwargs: dict[str, Any]) -> None:
+        """Raises if the inner optimizer does not take these keywords, before anything has changed."""
+        if not kwargs:
+            return
+        parameters = inspect.signature(self._optimizer.apply_gradients).parameters
+        if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+            return
+        unknown = [name for name in kwargs if name not in parameters]
+        if unknown:
+            raise TypeError(
+                f"apply_gradients() got an unexpected keyword argument '{unknown[0]}': neither LossScaleOptimizer nor "
+                f"the inner {type(self._optimizer).__name__} takes it."
+            )
+
+    # What can be read. ------------------------------------------------------------------------------------------
+
+    @property
+    def inner_optimizer(self) -> Any:
+        """The optimizer that this one wraps."""
+        return self._optimizer
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether the loss scale moves."""
+        return isinstance(self._loss_scale, DynamicLossScale)
+
+    @property
+    def loss_scale(self) -> tf.Tensor:
+        """The current loss scale, a float32 scalar tensor."""
+        return tf.convert_to_tensor(self._loss_scale())
+
+    @property
+    def dynamic_counter(self) -> tf.Variable | None:
+        """The number of finite steps since the scale last moved, an int64 variable; None if the scale is fixed."""
+        return self._loss_scale.good_steps if self.dynamic else None
+
+    @property
+    def initial_scale(self) -> float:
+        """The loss scale at the start."""
+        return self._loss_scale.initial_scale
+
+    @property
+    def dynamic_growth_steps(self) -> int | None:
+        """The number of finite steps in a row after which the scale grows; None if the scale is fixed."""
+        return self._loss_scale.rules.growth_steps if self.dynamic else None
+
+    @property
+    def last_step_skipped(self) -> Any:
+        """Whether the last step was skipped, a bool variable that can be read without waiting; False if fixed."""
+        return self._loss_scale.last_step_skipped if self.dynamic else False
+
+    @property
+    def skipped_steps(self) -> Any:
+        """The number of steps skipped by this object, an int64 variable; 0 if the scale is fixed."""
+        return self._loss_scale.skipped_steps if self.dynamic else 0
+
+    @property
+    def iterations(self) -> Any:
+        """The inner optimizer's count of steps."""
+        return self._optimizer.iterations
+
+    @iterations.setter
+    def iterations(self, value: Any) -> None:
+        self._optimizer.iterations = value
+
+    @property
+    def learning_rate(self) -> Any:
+        """The inner optimizer's learning rate."""
+        return self._optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        self._optimizer.learning_rate = value
+
+    @property
+    def lr(self) -> Any:
+        """The inner optimizer's learning rate, by its old name."""
+        return self.learning_rate
+
+    @lr.setter
+    def lr(self, value: Any) -> None:
+        self.learning_rate = value
+
+    @property
+    def variables(self) -> CallableList:
+        """The inner optimizer's variables, then those of the loss scale. `variables()` works as well."""
+        inner = self._optimizer.variables
+        return CallableList([*(inner() if callable(inner) else inner), *self._loss_scale.variables])
+
+    @property
+    def weights(self) -> list[Any]:
+        """The inner optimizer's variables."""
+        inner = self._optimizer.variables
+        return list(inner() if callable(inner) else inner)
+
+    def get_weights(self) -> list[Any]:
+        """Returns the values of `weights`, as NumPy arrays."""
+        return [weight.numpy() for weight in self.weights]
+
+    def set_weights(self, weights: list[Any]) -> None:
+        """Sets the values of `weights`.
+
+        Args:
+            weights: NumPy arrays, as from `get_weights`.
+
+        Raises:
+            ValueError: the number or a shape of the arrays does not fit; then nothing is set.
+        """
+        variables = self.weights
+        if len(weights) != len(variables):
+            raise ValueError(
+                f"set_weights(weights) needs {len(variables)} arrays, as get_weights() returns them, but got "
+                f"{len(weights)}. Build the optimizer with build(variables) before setting its weights."
+            )
+        for variable, weight in zip(variables, weights):
+            if tuple(variable.shape) != tuple(getattr(weight, "shape", ())):
+                raise ValueError(
+                    f"set_weights(weights): {variable.name} has shape {tuple(variable.shape)}, but the array has "
+                    f"shape {tuple(getattr(weight, 'shape', ()))}."
+                )
+        for variable, weight in zip(variables, weights):
+            variable.assign(weight)
+
+    @_as_written
+    def build(self, var_list: Iterable[Any]) -> None:
+        """Creates the inner optimizer's variables.
+
+        Args:
+            var_list: the variables to train.
+        """
+        self._build_inner(list(var_list))
+
+    def _known_variables(self) -> list[Any]:
+        raise ValueError(
+            "apply(grads) without variables needs an optimizer that was built. "
+            "Call build(trainable_variables) first, or pass trainable_variables."
+        )
+
+    # Hyperparameters. -------------------------------------------------------------------------------------------
+
+    def __getattr__(self, name: str) -> Any:
+        # Only called for what is not found otherwise.
+        if "_optimizer" in vars(self) and not name.startswith("__"):
+            if name in self._delegated or name in self._hyperparameter_names():
+                return getattr(self._optimizer, name)
+            raise AttributeError(
+                f"'LossScaleOptimizer' object has no attribute '{name}'; "
+                f"for one of the inner {type(self._optimizer).__name__} use inner_optimizer.{name}"
+            )
+        raise AttributeError(f"'LossScaleOptimizer' object has no attribute '{name}'")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(getattr(type(self), name, None), property):
+            object.__setattr__(self, name, value)
+        elif "_optimizer" in vars(self) and (name in self._delegated or name in self._hyperparameter_names()):
+            self._warn_if_traced(name)
+            setattr(self._optimizer, name, value)
+        elif name == "_loss_scale":
+            self._replace_loss_scale(value)
+        else:
+            object.__setattr__(self, name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*object.__dir__(self), *self._delegated, *self._hyperparameter_names()})
+
+    def _warn_if_traced(self, name: str) -> None:
+        if self._traced and not isinstance(getattr(self._optimizer, name, None), tf.Variable):
+            logging.warning(
+                "LossScaleOptimizer.%s was set after a tf.function with this optimizer was traced: the traced function "
+                "keeps the old value. Make the tf.function again, or set the value before its first call.",
+                name,
+            )
+
+    def _replace_loss_scale(self, value: Any) -> None:
+        if not isinstance(value, LossScale):
+            raise TypeError(
+                f"`_loss_scale` must be a tf_lossscale LossScale, but got: {value!r}. "
+                "Make a new LossScaleOptimizer with the arguments you need."
+            )
+        vars(self)["_loss_scale"] = value
+
+    # Configs and copies. ----------------------------------------------------------------------------------------
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns what `from_config` needs: plain values.
+
+        >>> config = LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8).get_config()
+        >>> config["initial_scale"], config["dynamic_growth_steps"]
+        (8.0, 2000)
+
+        Returns:
+            A dict. Arguments that the original did not have are in it only if they are not at their defaults.
+        """
+        config = {
+            "inner_optimizer": self._serialized_inner(),
+            "dynamic": self.dynamic,
+            "initial_scale": self.initial_scale,
+            "dynamic_growth_steps": self.dynamic_growth_steps,
+        }
+        if self.dynamic:
+            usual, rules = Rules(), self._loss_scale.rules
+            for name in ("growth_factor", "backoff_factor", "hysteresis", "min_scale", "max_scale"):
+                if getattr(rules, name) != getattr(usual, name):
+                    config[name] = getattr(rules, name)
+        return config
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> LossScaleOptimizer:
+        """Makes an optimizer from its config; configs written by TensorFlow 2.3 and older are read as well.
+
+        >>> config = LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8).get_config()
+        >>> LossScaleOptimizer.from_config(config).initial_scale
+        8.0
+
+        Args:
+            config: what `get_config` returned; it is not changed.
+            custom_objects: classes of your own that the inner optimizer needs, by name.
+
+        Returns:
+            A new LossScaleOptimizer with a new inner optimizer.
+        """
+        if not cls._is_adapter:
+            family = registry.default()
+            return (family if cls is LossScaleOptimizer else _joined(cls, family)).from_config(config, custom_objects)
+        config = dict(config)
+        if "loss_scale" in config:
+            config.update(_from_tf23(config.pop("loss_scale")))
+        inner = config.pop("inner_optimizer", None) or config.pop("optimizer")
+        return cls(cls._deserialized_inner(inner, custom_objects), **config)
+
+    def __repr__(self) -> str:
+        scale = self.loss_scale
+        shown = f"{scale.numpy().item():g}" if tf.executing_eagerly() else f"{self.initial_scale:g} at the start"
+        kind = f"dynamic_growth_steps={self.dynamic_growth_steps}" if self.dynamic else "fixed"
+        return f"<LossScaleOptimizer loss_scale={shown}, {kind}, inner_optimizer={type(self._optimizer).__name__}>"
+
+    def _checked_options(self, inner: Any, options: dict[str, Any]) -> dict[str, Any]:
+        """The constructor's extra keywords that have to be set on the inner optimizer, or raises."""
+        for name in options:
+            if name not in KERAS_OPTIONS:
+                raise TypeError(f"LossScaleOptimizer.__init__() got an unexpected keyword argument '{name}'")
+        wanted = {name: value for name, value in options.items() if value != KERAS_OPTIONS[name]}
+        for name, value in wanted.items():
+            if name not in self._inner_options:
+                raise ValueError(
+                    f"`{name}` is not supported for {type(inner).__name__}: optimizers of {type(inner).__module__} have "
+                    f"no {name}. Leave it out, or use the optimizer of tf.keras.optimizers (Keras 3)."
+                )
+            has = getattr(inner, name, None)
+            if has != KERAS_OPTIONS[name] and has != value:
+                raise ValueError(
+                    f"`{name}={value!r}` contradicts the inner {type(inner).__name__}, which has {name}={has!r}. "
+                    "Set it in one place."
+                )
+        clips = {n: wanted.get(n, getattr(inner, n, None)) for n in ("clipnorm", "clipvalue", "global_clipnorm")}
+        given = {name: value for name, value in clips.items() if value is not None}
+        if wanted.keys() & given.keys() and len(given) > 1:
+            raise ValueError(f"Only one of `clipnorm`, `clipvalue` and `global_clipnorm` can be set, but got: {given}.")
+        return wanted
+
+
+# Keras 3's arguments of an optimizer, with the values that mean "not set".
+KERAS_OPTIONS = {
+    "name": None,
+    "weight_decay": None,
+    "clipnorm": None,
+    "clipvalue": None,
+    "global_clipnorm": None,
+    "use_ema": False,
+    "ema_momentum": 0.99,
+    "ema_overwrite_frequency": None,
+    "loss_scale_factor": None,
+    "gradient_accumulation_steps": None,
+}
+
+
+def _concrete(cls: type, inner_optimizer: Any) -> type:
+    """The class of a new wrapper: the adapter of the inner optimizer, joined with the user's subclass if there is one."""
+    if inner_optimizer is None or isinstance(inner_optimizer, type):
+        adapter = None
+    else:
+        _require_unwrapped(inner_optimizer)
+        adapter = registry.adapter_for(inner_optimizer)
+    if adapter is None:
+        raise TypeError(
+            f'"inner_optimizer" must be an instance of an optimizer class, but got: {inner_optimizer!r}. '
+            f"Accepted is {registry.ACCEPTED}."
+        )
+    return adapter if cls is LossScaleOptimizer else _joined(cls, adapter)
+
+
+@functools.cache
+def _joined(cls: type, adapter: type) -> type:
+    metaclass = type(adapter)
+    return metaclass(cls.__name__, (cls, adapter), {"__module__": cls.__module__, "__qualname__": cls.__qualname__})
+
+
+def _require_unwrapped(inner_optimizer: Any) -> None:
+    if isinstance(inner_optimizer, LossScaleOptimizer):
+        raise TypeError(f"LossScaleOptimizer cannot wrap another LossScaleOptimizer, but got: {inner_optimizer!r}")
+    try:
+        wrapped = inner_optimizer in _wrapped
+    except TypeError:
+        wrapped = False
+    if wrapped:
+        raise ValueError(
+            '"inner_optimizer" is already wrapped by a LossScaleOptimizer. An optimizer can only be wrapped by a '
+            "single LossScaleOptimizer. Make a new inner optimizer, or go on with the first wrapper."
+        )
+
+
+def _new_loss_scale(dynamic: bool, initial_scale: Any, rules: Rules, dynamic_growth_steps: Any) -> LossScale:
+    if dynamic:
+        return DynamicLossScale(_DEFAULT_INITIAL_SCALE if initial_scale is None else initial_scale, rules)
+    if initial_scale is None:
+        raise ValueError('"initial_scale" must be specified if "dynamic" is False, for example initial_scale=1024.')
+    if dynamic_growth_steps is not None:
+        raise ValueError(
+            f'"dynamic_growth_steps" must be None if "dynamic" is False, but got: {dynamic_growth_steps!r}. '
+            "A fixed scale does not grow."
+        )
+    return FixedLossScale(initial_scale)
+
+
+def _from_tf23(loss_scale: Any) -> dict[str, Any]:
+    """Our arguments for the `loss_scale` of a config that TensorFlow 2.3 or older wrote."""
+    if loss_scale == "dynamic":
+        return {}
+    if not isinstance(loss_scale, dict):
+        return {"dynamic": False, "initial_scale": loss_scale}
+    kind, values = loss_scale["class_name"], loss_scale["config"]
+    if kind == "FixedLossScale":
+        return {"dynamic": False, "initial_scale": values["loss_scale_value"]}
+    if kind == "DynamicLossScale":
+        arguments = {
+            "initial_scale": values["initial_loss_scale"],
+            "dynamic_growth_steps": values["increment_period"],
+        }
+        if values["multiplier"] != 2:
+            arguments.update(growth_factor=values["multiplier"], backoff_factor=1 / values["multiplier"])
+        return arguments
+    raise ValueError(
+        f"Cannot make a LossScaleOptimizer from a config with a loss scale of class {kind!r}. "
+        "Known are FixedLossScale and DynamicLossScale."
+    )
+
+
+def _unzipped(grads_and_vars: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
+    pairs = [tuple(pair) for pair in grads_and_vars]
+    for pair in pairs:
+        if len(pair) != 2:
+            raise ValueError(f"`grads_and_vars` must be (gradient, variable) pairs, but got: {pair}.")
+    gradients = [_as_gradient(g) for g, _ in pairs]
+    return gradients, [v for _, v in pairs]
+
+
+def _as_gradient(gradient: Any) -> Any:
+    if gradient is None or isinstance(gradient, (tf.Tensor, tf.IndexedSlices)):
+        return gradient
+    return tf.convert_to_tensor(gradient)
+
+
+def _require_pairs(gradients: list[Any], variables: list[Any]) -> None:
+    if len(gradients) != len(variables):
+        raise ValueError(
+            f"There must be one gradient for each variable, but got {len(gradients)} gradients and {len(variables)} "
+            "variables. Pass None where a variable has no gradient."
+        )
+
+
+def _require_a_gradient(gradients: list[Any], variables: list[Any]) -> None:
+    if all(g is None for g in gradients):
+        names = ([v.name for v in variables],)
+        raise ValueError(
+            f"No gradients provided for any variable: {names}. "
+            f"Provided `grads_and_vars` is {tuple(zip(gradients, variables))}."
+        )
+    for gradient, variable in zip(gradients, variables):
+        if gradient is not None and not gradient.dtype.is_floating:
+            raise TypeError(
+                f"The gradient of {variable.name} must be a floating tensor, but got dtype {gradient.dtype.name}."
+            )
+
+
+def _warn_if_loss_cannot_hold(loss: Any, factor: Callable[[], tf.Tensor]) -> None:
+    if not isinstance(loss, tf.Tensor) or loss.dtype != tf.float16 or not tf.executing_eagerly():
+        return
+    scale = factor().numpy().item()
+    if scale > tf.float16.max:
+        logging.log_first_n(
+            logging.WARNING,
+            "The loss is float16, whose largest value is 65504, and the loss scale is %g: the scaled loss overflows. "
+            "Cast the loss first: optimizer.get_scaled_loss(tf.cast(loss, tf.float32)).",
+            1,
+            scale,
+        )
+
+
+def _at_least_float32(loss: Any) -> Any:
+    if callable(loss) and not tf.is_tensor(loss):
+        return lambda: tf.nest.map_structure(_at_least_float32, loss())
+    loss = tf.convert_to_tensor(loss)
+    return tf.cast(loss, tf.float32) if loss.dtype in (tf.float16, tf.bfloat16) else loss
+
+
+def _as_list(var_list: Any) -> list[Any]:
+    if isinstance(var_list, (list, tuple)) or (hasattr(var_list, "__iter__") and not hasattr(var_list, "dtype")):
+        return list(var_list)
+    return [var_list]
+
+
+def _tensors_of(var_list: Any) -> list[Any]:
+    """The `tf.Variable`s behind a list in which there may be `keras.Variable`s, for the tape."""
+    return [v if isinstance(v, tf.Variable) or tf.is_tensor(v) else getattr(v, "value", v) for v in _as_list(var_list)]

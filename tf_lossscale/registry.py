@@ -1,0 +1,58 @@
+"""Which adapter fits which optimizer. A new family is one line here and one file in `adapters/`."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+# (package, module, class) of the base class that marks a family -> the adapter's module.
+# The module is "" where the class's name says enough within its package.
+_FAMILIES = (
+    ("keras", "", "BaseOptimizer", "keras3"),
+    ("tf_keras", "", "OptimizerV2", "tf_keras_legacy"),
+    ("tf_keras", "", "_BaseOptimizer", "tf_keras"),
+)
+
+ACCEPTED = "an optimizer of tf.keras.optimizers (Keras 3), tf_keras.optimizers or tf_keras.optimizers.legacy, or a subclass of one"
+
+
+def adapter_for(optimizer: Any) -> type | None:
+    """Returns the wrapper class for an optimizer, or None if no family knows it.
+
+    >>> adapter_for(3) is None
+    True
+
+    Args:
+        optimizer: any object.
+
+    Returns:
+        A subclass of `tf_lossscale.LossScaleOptimizer`, its library loaded.
+    """
+    for base in type(optimizer).__mro__:
+        package = base.__module__.split(".", maxsplit=1)[0]
+        for family_package, module, name, adapter in _FAMILIES:
+            if (package, base.__name__) == (family_package, name) and base.__module__.startswith(module):
+                return load(adapter)
+    return None
+
+
+def load(adapter: str) -> type:
+    """Returns an adapter's wrapper class by the name of its module in `adapters/`.
+
+    >>> load("keras3").__name__
+    'LossScaleOptimizer'
+
+    Args:
+        adapter: for example "keras3".
+
+    Returns:
+        A subclass of `tf_lossscale.LossScaleOptimizer`.
+    """
+    return importlib.import_module(f"tf_lossscale.adapters.{adapter}").LossScaleOptimizer
+
+
+def default() -> type:
+    """Returns the wrapper class of the family that `tf.keras` belongs to."""
+    import tensorflow as tf
+
+    return load("keras3" if tf.keras.__version__.startswith("3.") else "tf_keras")
