@@ -82,8 +82,8 @@ class Contract:
         """Warns, once, if `apply` is about to divide by a scale that nobody multiplied in."""
         if not self._called & {"scale_loss", "get_scaled_loss"}:
             self._warn(
-                "LossScaleOptimizer.apply() divides the gradients by the loss scale, but scale_loss() was never called: "
-                "training will stall. Call loss = opt.scale_loss(loss) before taking gradients, or, for gradients that "
+                "LossScaleOptimizer.apply() divides the gradients by the loss scale, but scale_loss() was never "
+                "called: training will stall. Call loss = opt.scale_loss(loss) before taking gradients, or, for gradients that "
                 "are not scaled, use apply_gradients()."
             )
         elif "get_unscaled_gradients" in self._called:

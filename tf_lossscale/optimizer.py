@@ -145,7 +145,7 @@ class LossScaleOptimizer:
         )
         options = self._checked_options(inner_optimizer, kwargs)
         # Past this line nothing raises: a failed construction leaves the inner optimizer as it was.
-        vars(self).update(_optimizer=inner_optimizer, _loss_scale=loss_scale, _contract=Contract(), _traced=False)
+        self.__dict__.update(_optimizer=inner_optimizer, _loss_scale=loss_scale, _contract=Contract(), _traced=False)
         self._adopt(options)
         _wrapped.add(inner_optimizer)
 
@@ -439,7 +439,7 @@ class LossScaleOptimizer:
         _require_a_gradient(gradients, variables)
         self._require_keywords(kwargs)
         if not tf.executing_eagerly():
-            vars(self)["_traced"] = True
+            self.__dict__["_traced"] = True
         self._build_inner(variables)
         factor = self._factor() if scaled else None
 
@@ -647,7 +647,7 @@ class LossScaleOptimizer:
                 f"`_loss_scale` must be a tf_lossscale LossScale, but got: {value!r}. "
                 "Make a new LossScaleOptimizer with the arguments you need."
             )
-        vars(self)["_loss_scale"] = value
+        self.__dict__["_loss_scale"] = value
 
     # Configs and copies. ----------------------------------------------------------------------------------------
 
@@ -690,8 +690,9 @@ class LossScaleOptimizer:
             A new LossScaleOptimizer with a new inner optimizer.
         """
         if not cls._is_adapter:
-            family = registry.default()
-            return (family if cls is LossScaleOptimizer else _joined(cls, family)).from_config(config, custom_objects)
+            family: Any = registry.default()
+            joined = family if cls is LossScaleOptimizer else _joined(cls, family)
+            return joined.from_config(config, custom_objects)
         config = dict(config)
         if "loss_scale" in config:
             config.update(_from_tf23(config.pop("loss_scale")))
@@ -713,8 +714,8 @@ class LossScaleOptimizer:
         for name, value in wanted.items():
             if name not in self._inner_options:
                 raise ValueError(
-                    f"`{name}` is not supported for {type(inner).__name__}: optimizers of {type(inner).__module__} have "
-                    f"no {name}. Leave it out, or use the optimizer of tf.keras.optimizers (Keras 3)."
+                    f"`{name}` is not supported for {type(inner).__name__}: optimizers of {type(inner).__module__} "
+                    f"have no {name}. Leave it out, or use the optimizer of tf.keras.optimizers (Keras 3)."
                 )
             has = getattr(inner, name, None)
             if has != KERAS_OPTIONS[name] and has != value:
@@ -745,7 +746,7 @@ KERAS_OPTIONS = {
 
 
 def _concrete(cls: type, inner_optimizer: Any) -> type:
-    """The class of a new wrapper: the adapter of the inner optimizer, joined with the user's subclass if there is one."""
+    """The class of a new wrapper: the inner optimizer's adapter, joined with the user's subclass if there is one."""
     if inner_optimizer is None or isinstance(inner_optimizer, type):
         adapter = None
     else:
@@ -760,7 +761,7 @@ def _concrete(cls: type, inner_optimizer: Any) -> type:
 
 
 @functools.cache
-def _joined(cls: type, adapter: type) -> type:
+def _joined(cls: Any, adapter: Any) -> Any:
     metaclass = type(adapter)
     return metaclass(cls.__name__, (cls, adapter), {"__module__": cls.__module__, "__qualname__": cls.__qualname__})
 

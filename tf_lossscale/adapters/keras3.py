@@ -47,8 +47,8 @@ class LossScaleOptimizer(
         wanted = super()._checked_options(inner, options)
         if inner.built and wanted:
             raise ValueError(
-                f"`{next(iter(wanted))}` must be set before the inner {type(inner).__name__} is built, but it is built. "
-                "Wrap the optimizer before its first step."
+                f"`{next(iter(wanted))}` must be set before the inner {type(inner).__name__} is built, but it is "
+                "built. Wrap the optimizer before its first step."
             )
         _require_valid(wanted)
         wanted["name"] = name
@@ -64,7 +64,7 @@ class LossScaleOptimizer(
             )
             inner.loss_scale_factor = None
         super()._adopt(options)
-        vars(self).update(
+        self.__dict__.update(
             name=name or "loss_scale_optimizer",
             _lock=False,
             _trackable=inner,

@@ -46,14 +46,14 @@ class LossScaleOptimizer(
         wanted = super()._checked_options(inner, options)
         if wanted and getattr(inner, "_built", False):
             raise ValueError(
-                f"`{next(iter(wanted))}` must be set before the inner {type(inner).__name__} is built, but it is built. "
-                "Wrap the optimizer before its first step."
+                f"`{next(iter(wanted))}` must be set before the inner {type(inner).__name__} is built, but it is "
+                "built. Wrap the optimizer before its first step."
             )
         return wanted
 
     def _adopt(self, options: dict[str, Any]) -> None:
         super()._adopt(options)
-        vars(self).update(_trackable=self._optimizer)
+        self.__dict__.update(_trackable=self._optimizer)
 
     def _build_inner(self, variables: list[Any]) -> None:
         with tf.init_scope():

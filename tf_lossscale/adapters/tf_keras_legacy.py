@@ -38,7 +38,7 @@ class LossScaleOptimizer(
 
     def _adopt(self, options: dict[str, Any]) -> None:
         super()._adopt(options)
-        vars(self).update(_trackable=self._optimizer)
+        self.__dict__.update(_trackable=self._optimizer)
 
     def _build_inner(self, variables: list[Any]) -> None:
         with tf.init_scope():
