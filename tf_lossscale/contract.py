@@ -83,8 +83,8 @@ class Contract:
         if not self._called & {"scale_loss", "get_scaled_loss"}:
             self._warn(
                 "LossScaleOptimizer.apply() divides the gradients by the loss scale, but scale_loss() was never "
-                "called: training will stall. Call loss = opt.scale_loss(loss) before taking gradients, or, for gradients that "
-                "are not scaled, use apply_gradients()."
+                "called: training will stall. Call loss = opt.scale_loss(loss) before taking gradients, or, for "
+                "gradients that are not scaled, use apply_gradients()."
             )
         elif "get_unscaled_gradients" in self._called:
             self._warn(

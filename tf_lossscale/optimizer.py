@@ -691,7 +691,8 @@ class LossScaleOptimizer:
         """
         if not cls._is_adapter:
             family: Any = registry.default()
-            joined = family if cls is LossScaleOptimizer else _joined(cls, family)
+            this: Any = cls
+            joined = family if this is LossScaleOptimizer else _joined(this, family)
             return joined.from_config(config, custom_objects)
         config = dict(config)
         if "loss_scale" in config:

@@ -13,7 +13,10 @@ _FAMILIES = (
     ("tf_keras", "", "_BaseOptimizer", "tf_keras"),
 )
 
-ACCEPTED = "an optimizer of tf.keras.optimizers (Keras 3), tf_keras.optimizers or tf_keras.optimizers.legacy, or a subclass of one"
+ACCEPTED = (
+    "an optimizer of tf.keras.optimizers (Keras 3), of tf_keras.optimizers or of tf_keras.optimizers.legacy, "
+    "or a subclass of one"
+)
 
 
 def adapter_for(optimizer: Any) -> type | None:
