@@ -89,6 +89,7 @@ class LossScaleOptimizer:
         hysteresis: number of overflows it takes to lower the scale.
         min_scale: the scale is never lowered below this.
         max_scale: the scale never grows above this; None for float32's maximum.
+        loss_scale_manager: an object of `tf_lossscale.amp` that says all of the above instead.
         **kwargs: Keras 3's `name, weight_decay, clipnorm, clipvalue, global_clipnorm, use_ema, ema_momentum,
             ema_overwrite_frequency, loss_scale_factor, gradient_accumulation_steps`: set on the inner optimizer.
 
@@ -126,6 +127,7 @@ class LossScaleOptimizer:
         hysteresis: int = 1,
         min_scale: float = 1.0,
         max_scale: float | None = None,
+        loss_scale_manager: Any = None,
         **kwargs: Any,
     ):
         _require_unwrapped(inner_optimizer)
@@ -143,6 +145,8 @@ class LossScaleOptimizer:
             ).checked(),
             dynamic_growth_steps,
         )
+        if loss_scale_manager is not None:
+            loss_scale = _from_manager(loss_scale_manager, not dynamic or initial_scale or dynamic_growth_steps)
         options = self._checked_options(inner_optimizer, kwargs)
         # Past this line nothing raises: a failed construction leaves the inner optimizer as it was.
         self.__dict__.update(_optimizer=inner_optimizer, _loss_scale=loss_scale, _contract=Contract(), _traced=False)
@@ -667,6 +671,8 @@ class LossScaleOptimizer:
             "initial_scale": self.initial_scale,
             "dynamic_growth_steps": self.dynamic_growth_steps,
         }
+        if not self.dynamic and self._loss_scale.may_skip:
+            config["skip_overflow"] = True
         if self.dynamic:
             usual, rules = Rules(), self._loss_scale.rules
             for name in ("growth_factor", "backoff_factor", "hysteresis", "min_scale", "max_scale"):
@@ -698,7 +704,11 @@ class LossScaleOptimizer:
         if "loss_scale" in config:
             config.update(_from_tf23(config.pop("loss_scale")))
         inner = config.pop("inner_optimizer", None) or config.pop("optimizer")
-        return cls(cls._deserialized_inner(inner, custom_objects), **config)
+        skip_overflow = config.pop("skip_overflow", False)
+        new = cls(cls._deserialized_inner(inner, custom_objects), **config)
+        if skip_overflow:
+            new._loss_scale = FixedLossScale(new.initial_scale, skip_overflow=True)
+        return new
 
     def __repr__(self) -> str:
         scale = self.loss_scale
@@ -792,6 +802,20 @@ def _new_loss_scale(dynamic: bool, initial_scale: Any, rules: Rules, dynamic_gro
             "A fixed scale does not grow."
         )
     return FixedLossScale(initial_scale)
+
+
+def _from_manager(manager: Any, has_other_arguments: Any) -> LossScale:
+    if has_other_arguments:
+        raise ValueError(
+            "`loss_scale_manager` says what the scale is and how it moves: leave out `dynamic`, `initial_scale` and "
+            "`dynamic_growth_steps`."
+        )
+    if not hasattr(manager, "as_loss_scale"):
+        raise TypeError(
+            "`loss_scale_manager` must be a FixedLossScaleManager or DynamicLossScaleManager of tf_lossscale.amp, or "
+            f"have a method as_loss_scale(), but got: {manager!r}."
+        )
+    return manager.as_loss_scale()
 
 
 def _from_tf23(loss_scale: Any) -> dict[str, Any]:

@@ -59,3 +59,49 @@ def default() -> type:
     import tensorflow as tf
 
     return load("keras3" if tf.keras.__version__.startswith("3.") else "tf_keras")
+
+
+# Package of a Keras layer -> the adapter's module.
+_LAYERS = {"keras": "keras3_layers", "tf_keras": "tf_keras_layers"}
+
+
+def layers_of(layer: Any) -> Any:
+    """Returns the adapter module for a Keras layer.
+
+    >>> import tensorflow as tf
+    >>> layers_of(tf.keras.layers.Dense(1)).__name__
+    'tf_lossscale.adapters.keras3_layers'
+
+    Args:
+        layer: a layer of Keras 3 or tf_keras, or of a class derived from one.
+
+    Returns:
+        A module of `adapters/`.
+
+    Raises:
+        TypeError: the object is no Keras layer.
+    """
+    for base in type(layer).__mro__:
+        package = base.__module__.split(".", maxsplit=1)[0]
+        if base.__name__ == "Layer" and package in _LAYERS:
+            return importlib.import_module(f"tf_lossscale.adapters.{_LAYERS[package]}")
+    raise TypeError(f"`layer` must be a layer of Keras 3 or tf_keras, but got: {layer!r}.")
+
+
+def library_of(layer: Any) -> Any:
+    """Returns the Keras library that a layer or model is of.
+
+    >>> import tensorflow as tf
+    >>> library_of(tf.keras.layers.Dense(1)).__name__
+    'keras'
+
+    Args:
+        layer: a layer or model of Keras 3 or tf_keras.
+
+    Returns:
+        The module `keras` or `tf_keras`.
+
+    Raises:
+        TypeError: the object is of neither.
+    """
+    return layers_of(layer).library

@@ -49,17 +49,19 @@ class LossScale(tf.Module):
 
 
 class FixedLossScale(LossScale):
-    """A scale that never moves. It has no variables and no step is ever skipped.
+    """A scale that never moves. It has no variables and, unless asked to, skips no step.
 
     >>> FixedLossScale(128)().numpy().item()
     128.0
 
     Args:
         scale: a finite number above 0.
+        skip_overflow: whether a step with a non-finite gradient is skipped.
     """
 
-    def __init__(self, scale: Any):
+    def __init__(self, scale: Any, skip_overflow: bool = False):
         super().__init__()
+        self.may_skip = skip_overflow
         self.initial_scale = errors.positive_number("initial_scale", scale, "Pass for example 1024.")
 
     def __call__(self) -> tf.Tensor:

@@ -1,0 +1,142 @@
+"""Which layers compute in half precision, against the recorded levels of MindSpore."""
+
+import gzip
+import json
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from tf_lossscale import amp
+
+RECORDED = json.loads(
+    gzip.decompress((pathlib.Path(__file__).parents[1] / "conformance/data/mindspore_managers.json.gz").read_bytes())
+)["auto_mixed_precision"]
+
+LIBRARIES = {"keras3": tf.keras, "tf_keras": tf_keras}
+
+# (level, layer) -> why the recorded dtype is not ours. Keras casts a layer's inputs when it is called, and a layer
+# computes all of its operations in one dtype.
+DIFFERENCES = {
+    ("auto", "fc1", "BiasAdd"): "a Dense layer of Keras multiplies and adds its bias in one dtype",
+    ("auto", "fc2", "BiasAdd"): "the same",
+    ("auto", "fc3", "BiasAdd"): "the same",
+}
+
+
+def lenet(keras):
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            layers.Conv2D(6, 5, use_bias=False, name="conv1"),
+            layers.BatchNormalization(name="bn1"),
+            layers.ReLU(name="relu"),
+            layers.MaxPooling2D(name="max_pool2d"),
+            layers.Conv2D(16, 5, use_bias=False, name="conv2"),
+            layers.BatchNormalization(name="bn2"),
+            layers.ReLU(name="relu_1"),
+            layers.MaxPooling2D(name="max_pool2d_1"),
+            layers.Flatten(name="flatten"),
+            layers.Dense(120, name="fc1"),
+            layers.ReLU(name="relu_2"),
+            layers.Dense(84, name="fc2"),
+            layers.ReLU(name="relu_3"),
+            layers.Dense(10, name="fc3"),
+            layers.Softmax(name="softmax"),
+        ]
+    )
+
+
+@pytest.mark.parametrize("built", [False, True], ids=["new", "built"])
+@pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3", "auto"])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_each_layer_of_lenet_computes_in_the_recorded_dtype(library, level, built):
+    model = lenet(LIBRARIES[library])
+    images = np.ones((2, 32, 32, 1), "float32")
+    if built:
+        model(images)
+    assert amp.auto_mixed_precision(model, level) is model
+    output = model(images)
+    dtypes = {layer.name: str(layer.compute_dtype).capitalize() for layer in model.layers}
+    for layer, operation, dtype in RECORDED[f"LeNet5 {level} float16 train"]["ok"]["compute_summary"]:
+        if (level, layer, operation) in DIFFERENCES:
+            assert dtypes[layer] != dtype, "no longer a difference: take it out of the table"
+        else:
+            assert dtypes[layer] == dtype, (layer, operation)
+    assert output.dtype == model.layers[-1].compute_dtype
+    assert {tf.as_dtype(v.dtype) for v in model.variables} == {tf.float32}
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_half_precision_changes_the_numbers_a_little(library):
+    model = lenet(LIBRARIES[library])
+    images = np.random.default_rng(0).normal(size=(4, 32, 32, 1)).astype("float32")
+    full = np.asarray(model(images))
+    half = np.asarray(tf.cast(amp.auto_mixed_precision(model, "O2")(images), tf.float32))
+    assert 0 < np.abs(full - half).max() < 0.02
+    np.testing.assert_array_equal(np.asarray(amp.auto_mixed_precision(model, "O0")(images)), full)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_bfloat16_can_be_chosen(library):
+    model = amp.auto_mixed_precision(lenet(LIBRARIES[library]), "O2", dtype="bfloat16")
+    assert model.get_layer("fc1").compute_dtype == "bfloat16"
+    assert model.get_layer("bn1").compute_dtype == "float32"
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_layer_set_by_hand_stays_in_o1_and_auto_and_not_in_o2_and_o3(library):
+    for level, expected in (("O1", "float32"), ("auto", "float32"), ("O2", "float16"), ("O3", "float16")):
+        model = lenet(LIBRARIES[library])
+        amp.to_float(model.get_layer("fc1"), "float32")
+        amp.auto_mixed_precision(model, level)
+        assert model.get_layer("fc1").compute_dtype == expected, level
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_models_within_models_are_looked_into(library):
+    keras = LIBRARIES[library]
+    inner = keras.Sequential([keras.layers.Dense(2, name="inner_dense"), keras.layers.BatchNormalization(name="norm")])
+    model = amp.auto_mixed_precision(keras.Sequential([inner, keras.layers.Dense(1, name="outer")]), "O2")
+    assert [row[:1] + row[2:] for row in amp.dtype_table(model).rows] == [
+        ("inner_dense", "float16", "float32"),
+        ("norm", "float32", "float32"),
+        ("outer", "float16", "float32"),
+    ]
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_the_parts_of_a_layer_follow(library):
+    keras = LIBRARIES[library]
+    model = keras.Sequential([keras.layers.LSTM(3, name="lstm"), keras.layers.Dense(1, name="out")])
+    model(np.ones((2, 4, 3), "float32"))
+    amp.auto_mixed_precision(model, "O2")
+    assert [row[2] for row in amp.dtype_table(model).rows] == ["float16"] * 3
+    assert model(np.ones((2, 4, 3), "float32")).dtype == "float16"
+
+
+def test_the_result_prints_as_a_table():
+    table = str(amp.dtype_table(amp.auto_mixed_precision(lenet(tf.keras), "O2")))
+    assert table.splitlines()[0].split() == ["layer", "type", "computes", "variables"]
+    assert "bn1           BatchNormalization  float32   float32" in table
+
+
+@pytest.mark.parametrize("level", ["O4", "o1", 1, None])
+def test_an_unknown_level_is_a_value_error_and_changes_nothing(level):
+    model = lenet(tf.keras)
+    with pytest.raises(ValueError, match="is not supported"):
+        amp.auto_mixed_precision(model, level)
+    assert {layer.compute_dtype for layer in model.layers} == {"float32"}
+
+
+def test_bad_networks_and_dtypes_are_refused():
+    with pytest.raises(TypeError, match="must be a Keras model"):
+        amp.auto_mixed_precision(5, "auto")
+    with pytest.raises(ValueError, match="float16, bfloat16"):
+        amp.auto_mixed_precision(lenet(tf.keras), "O0", dtype="float32")
+    with pytest.raises(ValueError, match="float32, float16, bfloat16"):
+        amp.to_float(tf.keras.layers.Dense(1), "int8")
+    with pytest.raises(TypeError, match="layer"):
+        amp.to_float(3, "float16")

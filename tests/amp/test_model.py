@@ -1,0 +1,152 @@
+"""Model, monitors and the step by hand."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from tf_lossscale import LossScaleOptimizer, amp
+
+LIBRARIES = {"keras3": tf.keras, "tf_keras": tf_keras}
+
+
+def network(keras):
+    keras.utils.set_random_seed(0)
+    return keras.Sequential([keras.layers.Dense(8, activation="relu"), keras.layers.Dense(1)])
+
+
+def dataset(batches=8):
+    x = np.random.default_rng(0).normal(size=(batches * 4, 3)).astype("float32")
+    return tf.data.Dataset.from_tensor_slices((x, x.sum(axis=1, keepdims=True))).batch(4)
+
+
+@pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3", "auto"])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_training_lowers_the_loss_at_every_level(library, level):
+    keras = LIBRARIES[library]
+    model = amp.Model(network(keras), "mse", keras.optimizers.SGD(0.05), metrics=["mae"], amp_level=level)
+    history = model.train(4, dataset(), verbose=0)
+    assert history.history["loss"][-1] < history.history["loss"][0]
+    scores = model.eval(dataset())
+    assert set(scores) == {"loss", "mae"}
+    assert scores["loss"] < history.history["loss"][0]
+    assert model.predict(tf.ones((2, 3))).shape == (2, 1)
+    assert isinstance(model.optimizer, LossScaleOptimizer) == (level in ("O2", "auto"))
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_manager_sets_scale_and_window(library):
+    keras = LIBRARIES[library]
+    manager = amp.DynamicLossScaleManager(init_loss_scale=64, scale_factor=4, scale_window=4)
+    model = amp.Model(network(keras), "mse", keras.optimizers.SGD(0.01), loss_scale_manager=manager)
+    model.train(1, dataset(batches=8), verbose=0)
+    assert float(model.optimizer.loss_scale) == 64 * 4 * 4
+
+
+def gradient_step(optimizer, weight, gradient):
+    optimizer.get_scaled_loss(0.0)
+    (gradient,) = optimizer.get_unscaled_gradients([gradient * optimizer.loss_scale])
+    optimizer.apply_gradients([(gradient, weight)])
+
+
+@pytest.mark.parametrize("make", [tf.keras.optimizers.SGD, tf_keras.optimizers.SGD, tf_keras.optimizers.legacy.SGD])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_drop_overflow_update_decides_whether_an_overflow_is_applied(make, compiled):
+    for drop, after in ((True, 1.0), (False, -np.inf)):
+        optimizer = LossScaleOptimizer(make(1.0), loss_scale_manager=amp.FixedLossScaleManager(8.0, drop))
+        weight = tf.Variable([1.0])
+        step = tf.function(gradient_step) if compiled else gradient_step
+        step(optimizer, weight, tf.constant([np.inf]))
+        assert weight.numpy().item() == after
+        assert float(optimizer.loss_scale) == 8.0
+        again = type(optimizer).from_config(optimizer.get_config())
+        weight.assign([1.0])
+        gradient_step(again, weight, tf.constant([np.inf]))
+        assert weight.numpy().item() == after, "lost in the config"
+
+
+def test_bad_managers_and_combinations_are_refused():
+    with pytest.raises(TypeError, match="as_loss_scale"):
+        LossScaleOptimizer(tf.keras.optimizers.SGD(), loss_scale_manager="dynamic")
+    with pytest.raises(ValueError, match="leave out"):
+        LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8, loss_scale_manager=amp.DynamicLossScaleManager())
+    with pytest.raises(ValueError, match="growth_factor"):
+        LossScaleOptimizer(tf.keras.optimizers.SGD(), loss_scale_manager=amp.DynamicLossScaleManager(scale_factor=0.5))
+    wrapped = LossScaleOptimizer(tf.keras.optimizers.SGD())
+    with pytest.raises(ValueError, match="already"):
+        amp.Model(network(tf.keras), "mse", wrapped, loss_scale_manager=amp.DynamicLossScaleManager())
+    with pytest.raises(ValueError, match="epoch"):
+        amp.Model(network(tf.keras), "mse", tf.keras.optimizers.SGD()).train(0, dataset())
+    with pytest.raises(ValueError, match="optimizer"):
+        amp.Model(network(tf.keras)).train(1, dataset())
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_monitors_print_the_loss_and_the_scale(library, capsys):
+    keras = LIBRARIES[library]
+    manager = amp.DynamicLossScaleManager(init_loss_scale=64, scale_window=4)
+    model = amp.Model(network(keras), "mse", keras.optimizers.SGD(0.01), loss_scale_manager=manager)
+    model.train(2, dataset(batches=8), callbacks=[amp.LossMonitor(8), amp.OverflowMonitor(4)], verbose=0)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(",")[0] for line in lines if "scale" not in line] == ["epoch: 1 step: 8", "epoch: 2 step: 8"]
+    scales = [line.split(", ", maxsplit=2)[2] for line in lines if "scale" in line]
+    assert scales == [f"loss scale is {scale}, overflow: False" for scale in (128, 256, 512, 1024)]
+
+
+@pytest.mark.parametrize("bad", [0, -1, 1.5, True])
+def test_a_monitor_prints_every_whole_number_of_steps(bad):
+    with pytest.raises(ValueError, match="per_print_times"):
+        amp.LossMonitor(bad)
+
+
+def mean_square(output, label):
+    return tf.reduce_mean((tf.cast(output, tf.float32) - label) ** 2)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_step_by_hand_equals_one_without_a_scale(library):
+    keras = LIBRARIES[library]
+    x, y = tf.ones((4, 3)), tf.ones((4, 1))
+    results = []
+    for sens in (1.0, 1024.0):
+        model = network(keras)
+        step = amp.TrainOneStep(amp.WithLoss(model, mean_square), keras.optimizers.SGD(0.1), sens)
+        losses = [float(step(x, y)) for _ in range(3)]
+        assert losses[-1] < losses[0]
+        results.append([np.asarray(w) for w in model.get_weights()])
+    for a, b in zip(*results):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_a_step_with_loss_scale_returns_loss_overflow_and_scale():
+    model = network(tf.keras)
+    manager = amp.DynamicLossScaleManager(init_loss_scale=64, scale_window=100)
+    step = amp.TrainOneStepWithLossScale(amp.WithLoss(model, mean_square), tf.keras.optimizers.SGD(0.1), manager)
+    good, bad = tf.ones((4, 3)), tf.constant(np.full((4, 3), np.inf, "float32"))
+    y = tf.ones((4, 1))
+    step(good, y)
+    before = [w.copy() for w in model.get_weights()]
+    _, overflow, scale = step(bad, y)
+    assert (bool(overflow), float(scale)) == (True, 64.0)
+    for a, b in zip(before, model.get_weights()):
+        np.testing.assert_array_equal(a, b)
+    _, overflow, scale = step(good, y)
+    assert (bool(overflow), float(scale)) == (False, 32.0)
+
+
+def test_a_step_of_ones_own_overrides_construct():
+    class Clipped(amp.TrainOneStep):
+        def construct(self, *inputs):
+            loss, gradients = self.loss_and_gradients(*inputs)
+            gradients, norm = tf.clip_by_global_norm(gradients, 1e-3)
+            self.update(gradients)
+            return loss, norm
+
+    model = network(tf.keras)
+    step = Clipped(amp.WithLoss(model, mean_square), tf.keras.optimizers.SGD(1.0), sens=1024.0)
+    model(tf.ones((1, 3)))
+    before = [w.copy() for w in model.get_weights()]
+    _, norm = step(tf.ones((4, 3)), 10 * tf.ones((4, 1)))
+    moved = np.sqrt(sum(((a - b) ** 2).sum() for a, b in zip(before, model.get_weights())))
+    assert float(norm) > 1
+    assert moved == pytest.approx(1e-3, rel=1e-3)

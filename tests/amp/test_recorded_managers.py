@@ -1,0 +1,198 @@
+"""Managers and scalers against what MindSpore 2.10 did, recorded."""
+
+import gzip
+import json
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_lossscale import amp
+
+RECORDED = json.loads(
+    gzip.decompress((pathlib.Path(__file__).parents[1] / "conformance/data/mindspore_managers.json.gz").read_bytes())
+)
+SEQUENCES = RECORDED["overflow_sequences"]
+
+# (section, case) -> why we differ on purpose.
+DIFFERENCES = {
+    ("dynamic_update_cell", "near_max/p10"): "MindSpore's cell goes to infinity and never comes back; ours is bounded",
+    ("dynamic_update_cell", "near_max/none"): "the same",
+}
+
+# Probes of bad arguments: the same type of error, or, where MindSpore took it, our reason to refuse.
+NON_FINITE = "a scale that is not finite ruins training without a word"
+REFUSED = {
+    "DynamicLossScaleManager(inf)": (ValueError, NON_FINITE),
+    "DynamicLossScaleManager(nan)": (ValueError, NON_FINITE),
+    "FixedLossScaleManager(inf)": (ValueError, NON_FINITE),
+    "FixedLossScaleManager(nan)": (ValueError, NON_FINITE),
+    "FixedLossScaleManager(True)": (TypeError, "a bool is no scale"),
+    "StaticLossScaler(inf)": (ValueError, NON_FINITE),
+    "StaticLossScaler(nan)": (ValueError, NON_FINITE),
+    "amp.DynamicLossScaler(inf, 2, 3)": (ValueError, NON_FINITE),
+}
+
+
+def number(value):
+    return float(value)
+
+
+def cases(section):
+    return sorted(RECORDED[section])
+
+
+@pytest.mark.parametrize("case", cases("dynamic_manager"))
+def test_dynamic_manager_moves_as_recorded(case):
+    recorded = RECORDED["dynamic_manager"][case]
+    manager = amp.DynamicLossScaleManager(**recorded["kwargs"])
+    expected = recorded["result"]["ok"]
+    assert manager.get_loss_scale() == expected["initial"]
+    types = expected["loss_scale_python_type"]
+    for step, overflow in enumerate(SEQUENCES[recorded["sequence"]]):
+        manager.update_loss_scale(bool(overflow))
+        assert manager.get_loss_scale() == number(expected["loss_scale"][step]), step
+        assert type(manager.get_loss_scale()).__name__ == (types if isinstance(types, str) else types[step]), step
+        for name in ("cur_iter", "last_overflow_iter", "bad_step"):
+            assert getattr(manager, name) == expected[name][step], (name, step)
+
+
+@pytest.mark.parametrize("case", cases("dynamic_update_cell"))
+@pytest.mark.parametrize("mode", ["eager", "function"])
+def test_dynamic_update_cell_moves_as_recorded(case, mode):
+    recorded = RECORDED["dynamic_update_cell"][case]
+    cell = amp.DynamicLossScaleManager(**recorded["kwargs"]).get_update_cell()
+    expected = recorded["result"]["ok"]
+    scale = tf.Variable(float(cell.get_loss_scale()))
+    step_function = tf.function(cell.__call__) if mode == "function" else cell
+    bounded = ("dynamic_update_cell", case) in DIFFERENCES
+    for step, overflow in enumerate(SEQUENCES[recorded["sequence"]]):
+        returned = step_function(scale, tf.constant(bool(overflow)))
+        assert bool(returned) == bool(expected["returned"][step])
+        assert int(cell.cur_iter) == expected["cur_iter"][step]
+        if bounded:
+            assert np.isfinite(float(scale)), step
+            continue
+        assert float(scale) == pytest.approx(number(expected["loss_scale"][step]), rel=2e-7), step
+        assert int(cell.last_overflow_iter) == expected["last_overflow_iter"][step], step
+
+
+@pytest.mark.parametrize("case", cases("amp_DynamicLossScaler"))
+def test_dynamic_loss_scaler_moves_as_recorded(case):
+    recorded = RECORDED["amp_DynamicLossScaler"][case]
+    if "error" in recorded["result"]:
+        with pytest.raises(TypeError, match="scale_factor"):
+            amp.DynamicLossScaler(**recorded["kwargs"])
+        return_value = None
+    else:
+        scaler = amp.DynamicLossScaler(**recorded["kwargs"])
+        expected = recorded["result"]["ok"]
+        for step, overflow in enumerate(SEQUENCES[recorded["sequence"]]):
+            return_value = scaler.adjust(tf.constant(not overflow))
+            assert float(scaler.scale_value) == pytest.approx(number(expected["loss_scale"][step]), rel=2e-7), step
+            assert int(scaler.counter) == expected["counter"][step], step
+    assert return_value in (None, True)
+
+
+MAKERS = {
+    "DynamicLossScaleManager": amp.DynamicLossScaleManager,
+    "FixedLossScaleManager": amp.FixedLossScaleManager,
+    "StaticLossScaler": amp.StaticLossScaler,
+    "amp.DynamicLossScaler": amp.DynamicLossScaler,
+}
+PROBES = [
+    name
+    for name in RECORDED["api_probes"]
+    if name.split("(")[0] in MAKERS and "Tensor" not in name and name.endswith(")") and ".scale" not in name
+]
+
+
+@pytest.mark.parametrize("probe", PROBES)
+def test_constructors_take_and_refuse_what_was_recorded(probe):
+    name, arguments = probe.split("(", maxsplit=1)
+    scope = {"make": MAKERS[name], "inf": float("inf"), "nan": float("nan")}
+    recorded = RECORDED["api_probes"][probe]
+    if probe in REFUSED:
+        error, why = REFUSED[probe]
+        assert why
+        with pytest.raises(error, match="scale"):
+            eval(f"make({arguments}", scope)
+    elif "error" in recorded:
+        with pytest.raises({"ValueError": ValueError, "TypeError": TypeError}[recorded["error"]["type"]]):
+            eval(f"make({arguments}", scope)
+    else:
+        made = eval(f"make({arguments}", scope)
+        for attribute, value in recorded["ok"].items():
+            if isinstance(value, (int, float)) and hasattr(made, attribute):
+                assert float(getattr(made, attribute)) == value, attribute
+
+
+def test_the_1001st_overflow_in_a_row_is_an_error():
+    manager = amp.DynamicLossScaleManager()
+    for _ in range(1000):
+        manager.update_loss_scale(True)
+    with pytest.raises(RuntimeError, match="1001 steps in a row"):
+        manager.update_loss_scale(True)
+    assert (manager.loss_scale, manager.cur_iter) == (1, 1001)
+
+
+def test_update_loss_scale_takes_anything_with_a_truth_value():
+    for overflow in (1, "x", [0], True, tf.constant(True)):
+        manager = amp.DynamicLossScaleManager(64)
+        manager.update_loss_scale(overflow)
+        assert manager.get_loss_scale() == 32.0
+    for overflow in (0, "", None, tf.constant(False)):
+        manager = amp.DynamicLossScaleManager(64, 2, 1)
+        manager.update_loss_scale(overflow)
+        assert manager.get_loss_scale() == 128
+
+
+def test_fixed_manager_stays_and_its_cell_hands_the_flag_through():
+    manager = amp.FixedLossScaleManager(64)
+    manager.update_loss_scale(True)
+    assert manager.get_loss_scale() == 64
+    cell, scale = manager.get_update_cell(), tf.Variable(64.0)
+    assert [bool(cell(scale, tf.constant(flag))) for flag in (True, False)] == [True, False]
+    assert float(scale) == 64.0
+    assert amp.FixedLossScaleManager(8, False).get_update_cell() is None
+
+
+@pytest.mark.parametrize("probe", [p for p in RECORDED["api_probes"] if p.endswith(".scale/unscale")])
+def test_scale_and_unscale_as_recorded(probe):
+    scaler = amp.StaticLossScaler(float(probe.split("(")[1].split(")")[0]))
+    for dtype, recorded in RECORDED["api_probes"][probe]["ok"].items():
+        values = tf.constant([number(v) for v in recorded["input"]], dtype.lower())
+        for method in ("scale", "unscale"):
+            got = getattr(scaler, method)(values)
+            expected = np.array([number(v) for v in recorded[method]])
+            assert got.dtype == values.dtype
+            np.testing.assert_allclose(np.asarray(tf.cast(got, tf.float64)), expected, rtol=1e-6, atol=1e-38)
+
+
+def test_all_finite_as_recorded():
+    assert bool(amp.all_finite((tf.constant([1.0]), tf.constant([2.0], tf.float16))))
+    assert not bool(amp.all_finite([tf.constant([float("-inf")], tf.float64)]))
+    assert bool(amp.all_finite([tf.constant([3.4028234e38])]))
+    assert bool(amp.all_finite([tf.zeros([0])]))
+    assert bool(amp.all_finite([tf.constant([True])]))
+    with pytest.raises(TypeError, match="single tensor"):
+        amp.all_finite(tf.constant([1.0]))
+
+
+def test_a_loop_by_hand_follows_the_recorded_one():
+    recorded = RECORDED["api_probes"]["training loop with amp.DynamicLossScaler(64, 2, 3) and SGD(0.1)"]["ok"]
+    scaler = amp.DynamicLossScaler(64, 2, 3)
+    w = tf.Variable([1.0, -2.0])
+    for step in recorded:
+        x = tf.constant([number(v) for v in step["x"]])
+        with tf.GradientTape() as tape:
+            loss = scaler.scale(tf.reduce_sum(w * x))
+        (gradient,) = scaler.unscale(tape.gradient(loss, [w]))
+        finite = amp.all_finite([gradient])
+        scaler.adjust(finite)
+        assert bool(finite) == step["finite"]
+        if finite:
+            w.assign_sub(0.1 * gradient)
+        np.testing.assert_allclose(w.numpy(), step["w"], rtol=1e-5)
+        assert (float(scaler.scale_value), int(scaler.counter)) == (step["scale"], step["counter"])

@@ -1,0 +1,24 @@
+"""Keras 3's layers: the dtype they compute in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+library = keras
+
+
+def set_compute_dtype(layer: Any, dtype: str) -> None:
+    """Has a layer, built or not, compute in a dtype; its variables stay float32.
+
+    >>> layer = keras.layers.Dense(2)
+    >>> set_compute_dtype(layer, "float16")
+    >>> layer.compute_dtype, layer.variable_dtype
+    ('float16', 'float32')
+
+    Args:
+        layer: a Keras 3 layer.
+        dtype: "float32", "float16" or "bfloat16".
+    """
+    layer.dtype_policy = keras.DTypePolicy("float32" if dtype == "float32" else f"mixed_{dtype}")

@@ -1,0 +1,33 @@
+"""tf_keras's layers: the dtype they compute in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+from tf_keras.src.mixed_precision import autocast_variable
+
+library = tf_keras
+
+
+def set_compute_dtype(layer: Any, dtype: str) -> None:
+    """Has a layer, built or not, compute in a dtype; its variables stay float32.
+
+    >>> layer = tf_keras.layers.Dense(2)
+    >>> set_compute_dtype(layer, "bfloat16")
+    >>> layer.compute_dtype, layer.variable_dtype
+    ('bfloat16', 'float32')
+
+    Args:
+        layer: a tf_keras layer.
+        dtype: "float32", "float16" or "bfloat16".
+    """
+    policy = tf_keras.mixed_precision.Policy("float32" if dtype == "float32" else f"mixed_{dtype}")
+    # tf_keras has no public way to change the policy of a layer that exists, or to have its variables cast when read.
+    layer._set_dtype_policy(policy)
+    if type(layer).__name__.endswith("Normalization"):
+        return  # reads its variables as they are, and casts by itself
+    for name, value in list(vars(layer).items()):
+        if isinstance(value, tf.Variable) and value.dtype.is_floating and not hasattr(value, "true_dtype"):
+            layer.__dict__[name] = autocast_variable.create_autocast_variable(value)

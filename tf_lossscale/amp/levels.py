@@ -1,0 +1,205 @@
+"""Levels of mixed precision: which layers of a model compute in half precision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tf_lossscale import registry
+
+# The matrix and convolution layers, which gain most from half precision.
+_MATRIX_LAYERS = frozenset(
+    {
+        "Conv1D",
+        "Conv2D",
+        "Conv3D",
+        "Conv1DTranspose",
+        "Conv2DTranspose",
+        "Conv3DTranspose",
+        "Convolution1D",
+        "Convolution2D",
+        "Convolution3D",
+        "DepthwiseConv1D",
+        "DepthwiseConv2D",
+        "SeparableConv1D",
+        "SeparableConv2D",
+        "Dense",
+        "EinsumDense",
+        "Dot",
+        "SimpleRNNCell",
+        "GRUCell",
+        "LSTMCell",
+    }
+)
+_RECTIFIERS = frozenset({"ReLU", "PReLU"})
+# Means and variances of half-precision values lose too much.
+_NORMALIZATION = frozenset({"BatchNormalization", "LayerNormalization", "SyncBatchNormalization"})
+
+LEVELS = ("O0", "O1", "O2", "O3", "auto")
+_HALF = ("float16", "bfloat16")
+
+
+def auto_mixed_precision(model: Any, amp_level: str = "O0", dtype: str = "float16") -> Any:
+    """Sets the dtype in which each layer of a model computes; the variables stay float32.
+
+    ====== ==========================================================================
+    level  computed in half precision
+    ====== ==========================================================================
+    O0     nothing
+    O1     convolution, matrix and recurrent layers, ReLU and PReLU
+    O2     all but batch and layer normalization
+    O3     all
+    auto   convolution, matrix and recurrent layers
+    ====== ==========================================================================
+
+    O2 and O3 set every layer; call `to_float` afterwards to keep one apart. O1 and auto leave layers alone that
+    `to_float` has set. The outputs come as the last layer makes them; Keras computes the loss in float32.
+
+    >>> import tensorflow as tf
+    >>> model = tf.keras.Sequential([tf.keras.layers.Dense(2), tf.keras.layers.BatchNormalization()])
+    >>> _ = auto_mixed_precision(model, "O2")
+    >>> [layer.compute_dtype for layer in model.layers]
+    ['float16', 'float32']
+
+    Args:
+        model: a Keras model (Keras 3 or tf_keras), built or not.
+        amp_level: "O0", "O1", "O2", "O3" or "auto".
+        dtype: the half precision, "float16" or "bfloat16".
+
+    Returns:
+        The same model. `print(dtype_table(model))` shows what was done.
+
+    Raises:
+        TypeError: `model` is not a Keras model.
+        ValueError: the level or the dtype is unknown.
+
+    Source: MindSpore, `mindspore.amp.auto_mixed_precision`.
+    """
+    if amp_level not in LEVELS:
+        raise ValueError(f"The amp level {amp_level!r} is not supported. Choose one of {', '.join(LEVELS)}.")
+    if dtype not in _HALF:
+        raise ValueError(f"`dtype` must be one of {', '.join(_HALF)}, but got: {dtype!r}.")
+    layers = _layers(model)
+    for _, layer in layers:
+        if amp_level in ("O1", "auto") and getattr(layer, _SET_BY_HAND, False):
+            continue
+        _set(layer, dtype if _in_half(layer, amp_level) else "float32")
+    return model
+
+
+def to_float(layer: Any, dtype: str) -> Any:
+    """Sets the dtype in which one layer, or one model with all its layers, computes.
+
+    >>> import tensorflow as tf
+    >>> to_float(tf.keras.layers.Dense(2), "float16").compute_dtype
+    'float16'
+
+    Args:
+        layer: a Keras layer or model (Keras 3 or tf_keras), built or not.
+        dtype: "float32", "float16" or "bfloat16". The variables stay float32.
+
+    Returns:
+        The same layer.
+
+    Raises:
+        TypeError: `layer` is not a Keras layer.
+        ValueError: the dtype is not one of the three.
+
+    Source: MindSpore, `mindspore.nn.Cell.to_float`.
+    """
+    if dtype not in ("float32", *_HALF):
+        raise ValueError(f"`dtype` must be one of float32, {', '.join(_HALF)}, but got: {dtype!r}.")
+    inner = _layers(layer) if getattr(layer, "layers", None) else [("", layer)]
+    for _, each in inner:
+        _set(each, dtype)
+        object.__setattr__(each, _SET_BY_HAND, True)
+    return layer
+
+
+class DtypeTable:
+    """A model's layers with the dtypes they compute and store in; prints as a table.
+
+    >>> import tensorflow as tf
+    >>> print(DtypeTable([("dense", "Dense", "float16", "float32")]))
+    layer  type   computes  variables
+    dense  Dense  float16   float32
+
+    Args:
+        rows: (name, type, compute dtype, variable dtype) of each layer.
+    """
+
+    def __init__(self, rows: list[tuple[str, str, str, str]]):
+        self.rows = rows
+
+    def __str__(self) -> str:
+        rows = [("layer", "type", "computes", "variables"), *self.rows]
+        widths = [max(len(row[i]) for row in rows) for i in range(4)]
+        return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
+
+    __repr__ = __str__
+
+
+def dtype_table(model: Any) -> DtypeTable:
+    """Returns a model's layers with the dtypes they compute and store in.
+
+    >>> import tensorflow as tf
+    >>> model = auto_mixed_precision(tf.keras.Sequential([tf.keras.layers.Dense(2, name="out")]), "O3")
+    >>> print(dtype_table(model))
+    layer  type   computes  variables
+    out    Dense  float16   float32
+
+    Args:
+        model: a Keras model (Keras 3 or tf_keras).
+
+    Returns:
+        A `DtypeTable`; its `rows` are plain tuples.
+
+    Raises:
+        TypeError: `model` is not a Keras model.
+    """
+    return DtypeTable(
+        [
+            (name, type(layer).__name__, str(layer.compute_dtype), str(layer.variable_dtype))
+            for name, layer in _layers(model)
+        ]
+    )
+
+
+# Marks a layer that `to_float` has set.
+_SET_BY_HAND = "_tf_lossscale_set_by_hand"
+
+
+def _in_half(layer: Any, amp_level: str) -> bool:
+    names = {base.__name__ for base in type(layer).__mro__}
+    if amp_level == "O0":
+        return False
+    if amp_level == "O3":
+        return True
+    if amp_level == "O2":
+        return not names & _NORMALIZATION
+    if names & _MATRIX_LAYERS:
+        return True
+    is_relu = getattr(getattr(layer, "activation", None), "__name__", "") == "relu" and "Activation" in names
+    return amp_level == "O1" and (bool(names & _RECTIFIERS) or is_relu)
+
+
+def _layers(model: Any) -> list[tuple[str, Any]]:
+    """The layers that compute something, by name; models within the model are looked into."""
+    if not hasattr(model, "layers"):
+        raise TypeError(f"`model` must be a Keras model, but got: {model!r}.")
+    return list(_walk(model))
+
+
+def _walk(model: Any) -> Iterator[tuple[str, Any]]:
+    for layer in model.layers:
+        if getattr(layer, "layers", None):
+            yield from _walk(layer)
+        else:
+            yield layer.name, layer
+            # What a layer is made of: the cell of an RNN, the projections of an attention.
+            for part in layer._flatten_layers(include_self=False):
+                yield f"{layer.name}/{part.name}", part
+
+
+def _set(layer: Any, dtype: str) -> None:
+    registry.layers_of(layer).set_compute_dtype(layer, dtype)

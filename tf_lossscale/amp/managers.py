@@ -1,0 +1,250 @@
+"""Loss scale managers: a scale and how it moves, as plain numbers or as a cell for a graph."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any
+
+import tensorflow as tf
+
+from tf_lossscale.core.rules import Counts, Rules
+from tf_lossscale.core.state import DynamicLossScale, FixedLossScale, LossScale
+
+
+class FixedLossScaleManager:
+    """A scale that stays the same.
+
+    >>> manager = FixedLossScaleManager(1024.0)
+    >>> manager.update_loss_scale(overflow=True)
+    >>> manager.get_loss_scale()
+    1024.0
+
+    Args:
+        loss_scale: the scale, a finite number of at least 1.
+        drop_overflow_update: whether a step that overflows is skipped. If False it is applied as it is.
+
+    Raises:
+        TypeError: `loss_scale` is not a number.
+        ValueError: `loss_scale` is below 1, infinite or NaN.
+
+    Source: MindSpore, Enabling Mixed Precision, https://www.mindspore.cn/tutorials/en/master/beginner/mixed_precision.html
+    """
+
+    def __init__(self, loss_scale: float = 128.0, drop_overflow_update: bool = True):
+        self._loss_scale = _scale("loss_scale", loss_scale)
+        self._drop_overflow_update = drop_overflow_update
+
+    def get_loss_scale(self) -> float:
+        """Returns the scale."""
+        return self._loss_scale
+
+    def get_drop_overflow_update(self) -> bool:
+        """Returns whether a step that overflows is skipped."""
+        return self._drop_overflow_update
+
+    def update_loss_scale(self, overflow: Any) -> None:
+        """Does nothing: the scale is fixed.
+
+        Args:
+            overflow: whether the step overflowed.
+        """
+
+    def get_update_cell(self) -> FixedLossScaleUpdateCell | None:
+        """Returns the same as a cell for a graph; None if overflows are not dropped, as nobody has to look then."""
+        return FixedLossScaleUpdateCell(self._loss_scale) if self._drop_overflow_update else None
+
+    def as_loss_scale(self) -> LossScale:
+        """Returns the loss scale that `LossScaleOptimizer` drives."""
+        return FixedLossScale(self._loss_scale, skip_overflow=bool(self._drop_overflow_update))
+
+
+class DynamicLossScaleManager:
+    """A scale that is divided by a factor after an overflow, and multiplied by it after a window of good steps.
+
+    >>> manager = DynamicLossScaleManager(init_loss_scale=64, scale_factor=2, scale_window=2)
+    >>> for overflow in (False, False, True):
+    ...     manager.update_loss_scale(overflow)
+    >>> manager.get_loss_scale()
+    64.0
+
+    Args:
+        init_loss_scale: the scale to start with, a finite number of at least 1.
+        scale_factor: what the scale is multiplied or divided by, above 0.
+        scale_window: whole number of good steps in a row after which the scale grows.
+
+    Raises:
+        TypeError: an argument is of a wrong type.
+        ValueError: an argument is out of range.
+
+    Source: MindSpore, Enabling Mixed Precision, https://www.mindspore.cn/tutorials/en/master/beginner/mixed_precision.html
+    """
+
+    #: So many overflows in a row are an error: the training no longer moves.
+    bad_step_max = 1000
+
+    def __init__(self, init_loss_scale: Any = 2**24, scale_factor: Any = 2, scale_window: int = 2000):
+        self.loss_scale = _scale("init_loss_scale", init_loss_scale)
+        self.scale_factor: Any = scale_factor
+        if not isinstance(scale_factor, numbers.Real) or isinstance(scale_factor, bool):
+            raise TypeError(f"`scale_factor` must be a number, but got: {scale_factor!r}. The usual value is 2.")
+        if not self.scale_factor > 0 or not math.isfinite(self.scale_factor):
+            raise ValueError(f"`scale_factor` must be above 0, but got: {scale_factor!r}. The usual value is 2.")
+        self.scale_window = whole_above_zero("scale_window", scale_window)
+        self.increase_ratio = self.scale_factor
+        self.decrease_ratio = 1 / self.scale_factor
+        self.cur_iter = 1
+        self.last_overflow_iter = 0
+        self.bad_step = 0
+
+    def get_loss_scale(self) -> float:
+        """Returns the current scale."""
+        return self.loss_scale
+
+    def get_drop_overflow_update(self) -> bool:
+        """Returns True: a step that overflows is skipped."""
+        return True
+
+    def update_loss_scale(self, overflow: Any) -> None:
+        """Moves the scale after a step, in Python's own numbers.
+
+        Args:
+            overflow: whether the step overflowed; anything with a truth value.
+
+        Raises:
+            RuntimeError: more than 1000 steps in a row overflowed.
+        """
+        if overflow:
+            self.loss_scale = max(self.loss_scale * self.decrease_ratio, 1)
+            self.last_overflow_iter = self.cur_iter
+            self.bad_step += 1
+        else:
+            if (self.cur_iter - self.last_overflow_iter) % self.scale_window == 0:
+                self.loss_scale *= self.increase_ratio
+            self.bad_step = 0
+        if self.bad_step > self.bad_step_max:
+            raise RuntimeError(
+                f"{self.bad_step} steps in a row overflowed, more than {self.bad_step_max}: the training no longer "
+                "moves. Look for the operation that makes infinities, or lower the learning rate."
+            )
+        self.cur_iter += 1
+
+    def get_update_cell(self) -> DynamicLossScaleUpdateCell:
+        """Returns the same as a cell for a graph, starting with the current scale."""
+        return DynamicLossScaleUpdateCell(self.loss_scale, self.scale_factor, self.scale_window)
+
+    def as_loss_scale(self) -> LossScale:
+        """Returns the loss scale that `LossScaleOptimizer` drives, starting with the current scale."""
+        return DynamicLossScale(self.loss_scale, _rules(self.scale_factor, self.scale_window))
+
+
+class FixedLossScaleUpdateCell:
+    """A fixed scale's update for a graph: hands the overflow flag through.
+
+    >>> cell = FixedLossScaleUpdateCell(128.0)
+    >>> bool(cell(tf.Variable(128.0), tf.constant(True)))
+    True
+
+    Args:
+        loss_scale_value: the scale.
+    """
+
+    def __init__(self, loss_scale_value: float):
+        self._loss_scale_value = loss_scale_value
+
+    def get_loss_scale(self) -> float:
+        """Returns the scale."""
+        return self._loss_scale_value
+
+    def __call__(self, loss_scale: tf.Variable, overflow: Any) -> tf.Tensor:
+        """Returns `overflow`; the variable stays as it is."""
+        del loss_scale
+        return tf.convert_to_tensor(overflow)
+
+
+class DynamicLossScaleUpdateCell(tf.Module):
+    """A dynamic scale's update for a graph: moves a scale variable, counts in variables of its own.
+
+    >>> cell = DynamicLossScaleUpdateCell(64.0, 2, 3)
+    >>> scale = tf.Variable(64.0)
+    >>> bool(cell(scale, tf.constant(True)))
+    True
+    >>> scale.numpy().item()
+    32.0
+
+    Args:
+        loss_scale_value: the scale to start with.
+        scale_factor: what the scale is multiplied or divided by.
+        scale_window: whole number of good steps in a row after which the scale grows.
+    """
+
+    minimum_loss_scale = 1.0
+
+    def __init__(self, loss_scale_value: float, scale_factor: float, scale_window: int):
+        super().__init__()
+        self.loss_scale_value = loss_scale_value
+        self.scale_factor = float(scale_factor)
+        self.scale_window = int(scale_window)
+        self.cur_iter = tf.Variable(1, trainable=False, dtype=tf.int64, name="cur_iter")
+        self.last_overflow_iter = tf.Variable(0, trainable=False, dtype=tf.int64, name="last_overflow_iter")
+        self._rules = _rules(self.scale_factor, self.scale_window)
+
+    def get_loss_scale(self) -> float:
+        """Returns the scale that the cell started with."""
+        return self.loss_scale_value
+
+    def __call__(self, loss_scale: tf.Variable, overflow: Any) -> tf.Tensor:
+        """Moves `loss_scale` after a step.
+
+        Args:
+            loss_scale: float32 scalar variable.
+            overflow: bool scalar, whether the step overflowed.
+
+        Returns:
+            `overflow` as a tensor.
+        """
+        overflow = tf.cast(overflow, tf.bool)
+        now = tf.convert_to_tensor(self.cur_iter)
+        good = now - 1 - self.last_overflow_iter
+        after = self._rules.next(tf.logical_not(overflow), Counts(loss_scale, good, 0))
+        loss_scale.assign(after.scale)
+        # The count starts anew after an overflow and after a growth.
+        self.last_overflow_iter.assign(tf.where(after.good == 0, now, self.last_overflow_iter))
+        self.cur_iter.assign(now + 1)
+        return overflow
+
+
+def whole_above_zero(name: str, value: Any) -> int:
+    """Returns `value` if it is an int above 0, or raises.
+
+    >>> whole_above_zero("scale_window", 3)
+    3
+
+    Args:
+        name: the argument's name, for the message.
+        value: what the caller passed.
+
+    Returns:
+        `value`.
+
+    Raises:
+        TypeError: it is not an int.
+        ValueError: it is below 1.
+    """
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"`{name}` must be an int above 0, but got: {value!r} of type {type(value).__name__}.")
+    if value < 1:
+        raise ValueError(f"`{name}` must be an int above 0, but got: {value!r}.")
+    return value
+
+
+def _rules(scale_factor: Any, scale_window: int) -> Rules:
+    return Rules(growth_steps=scale_window, growth_factor=scale_factor, backoff_factor=1 / scale_factor)
+
+
+def _scale(name: str, value: Any) -> Any:
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        raise TypeError(f"`{name}` must be a number, but got: {value!r} of type {type(value).__name__}.")
+    if not math.isfinite(value) or value < 1:
+        raise ValueError(f"`{name}` must be a finite number of at least 1, but got: {value!r}.")
+    return value

@@ -1,0 +1,83 @@
+"""What training prints: the loss, and the loss scale with the overflows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class LossMonitor:
+    """Prints the loss every few steps of `Model.train`.
+
+    >>> LossMonitor().line(epoch=1, step=2, loss=0.5, optimizer=None)
+    'epoch: 1 step: 2, loss is 0.5'
+
+    Args:
+        per_print_times: whole number of steps between two lines.
+
+    Source: MindSpore, `mindspore.train.LossMonitor`.
+    """
+
+    def __init__(self, per_print_times: int = 1):
+        if not isinstance(per_print_times, int) or isinstance(per_print_times, bool) or per_print_times < 1:
+            raise ValueError(f"`per_print_times` must be an int above 0, but got: {per_print_times!r}.")
+        self.per_print_times = per_print_times
+
+    def line(self, epoch: int, step: int, loss: float, optimizer: Any) -> str:
+        """Returns what to print.
+
+        Args:
+            epoch: counted from 1.
+            step: within the epoch, counted from 1.
+            loss: the mean loss of the epoch so far, as Keras gives it.
+            optimizer: the model's optimizer.
+
+        Returns:
+            One line.
+        """
+        del optimizer
+        return f"epoch: {epoch} step: {step}, loss is {loss:.6g}"
+
+    def as_callback(self, keras: Any) -> Any:
+        """Returns the monitor as a callback of a Keras library.
+
+        Args:
+            keras: the module `keras` or `tf_keras`.
+
+        Returns:
+            A `keras.callbacks.Callback`.
+        """
+        monitor = self
+
+        class Printing(keras.callbacks.Callback):
+            """Calls the monitor."""
+
+            def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+                self.epoch = epoch + 1
+
+            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+                if (batch + 1) % monitor.per_print_times == 0:
+                    print(monitor.line(self.epoch, batch + 1, float((logs or {})["loss"]), self.model.optimizer))
+
+        return Printing()
+
+
+class OverflowMonitor(LossMonitor):
+    """Prints the loss, the loss scale, and whether the step overflowed.
+
+    >>> import tensorflow as tf
+    >>> from tf_lossscale import LossScaleOptimizer
+    >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8)
+    >>> OverflowMonitor().line(epoch=1, step=2, loss=0.5, optimizer=optimizer)
+    'epoch: 1 step: 2, loss is 0.5, loss scale is 8, overflow: False'
+
+    Args:
+        per_print_times: whole number of steps between two lines.
+    """
+
+    def line(self, epoch: int, step: int, loss: float, optimizer: Any) -> str:
+        """Returns what to print; see `LossMonitor.line`."""
+        skipped = bool(optimizer.last_step_skipped)
+        return (
+            f"{super().line(epoch, step, loss, optimizer)}, loss scale is {float(optimizer.loss_scale):g}, "
+            f"overflow: {skipped}"
+        )

@@ -1,0 +1,142 @@
+"""Loss scalers for a step made by hand: `scale`, `unscale`, `adjust`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import tensorflow as tf
+
+from tf_lossscale.amp import managers
+from tf_lossscale.core import finite
+from tf_lossscale.core.rules import Counts, Rules
+
+
+def all_finite(inputs: Any) -> tf.Tensor:
+    """Returns whether every value of every tensor is finite.
+
+    >>> bool(all_finite((tf.constant([1.0]), tf.constant([float("nan")]))))
+    False
+
+    Args:
+        inputs: a list or tuple of tensors or IndexedSlices; None is skipped.
+
+    Returns:
+        A bool scalar tensor.
+
+    Raises:
+        TypeError: `inputs` is a single tensor.
+
+    Source: MindSpore, `mindspore.amp.all_finite`.
+    """
+    if tf.is_tensor(inputs) or isinstance(inputs, tf.IndexedSlices):
+        raise TypeError("`inputs` must be a list or tuple of tensors, but got a single tensor. Pass [tensor].")
+    tensors = [t if isinstance(t, tf.IndexedSlices) or t is None else tf.convert_to_tensor(t) for t in inputs]
+    return finite.all_finite([t for t in tensors if t is None or t.dtype.is_floating])
+
+
+class StaticLossScaler(tf.Module):
+    """Scales by a number that stays the same.
+
+    >>> scaler = StaticLossScaler(8.0)
+    >>> scaler.unscale(scaler.scale(tf.constant(3.0))).numpy().item()
+    3.0
+
+    Args:
+        scale_value: a finite number of at least 1, int or float.
+
+    Raises:
+        TypeError: `scale_value` is not an int or float.
+        ValueError: `scale_value` is below 1, infinite or NaN.
+
+    Source: MindSpore, `mindspore.amp.StaticLossScaler`.
+    """
+
+    def __init__(self, scale_value: float):
+        super().__init__()
+        self.scale_value = tf.Variable(_scale_value(scale_value), trainable=False, dtype=tf.float32, name="scale_value")
+
+    def scale(self, inputs: Any) -> Any:
+        """Returns the inputs times the scale.
+
+        Args:
+            inputs: a floating tensor, or a nested structure of them.
+
+        Returns:
+            The same structure; each tensor keeps its dtype.
+        """
+        return tf.nest.map_structure(lambda x: x * tf.cast(self.scale_value, x.dtype), inputs)
+
+    def unscale(self, inputs: Any) -> Any:
+        """Returns the inputs divided by the scale.
+
+        Args:
+            inputs: a floating tensor, or a nested structure of them.
+
+        Returns:
+            The same structure; each tensor keeps its dtype.
+        """
+        return tf.nest.map_structure(lambda x: x * tf.cast(1.0 / self.scale_value, x.dtype), inputs)
+
+    def adjust(self, grads_finite: Any) -> bool:
+        """Returns False: the scale is fixed.
+
+        Args:
+            grads_finite: whether all gradients of the step are finite.
+
+        Returns:
+            Whether the scale may have moved.
+        """
+        del grads_finite
+        return False
+
+
+class DynamicLossScaler(StaticLossScaler):
+    """Scales by a number that follows the gradients.
+
+    >>> scaler = DynamicLossScaler(scale_value=64, scale_factor=2, scale_window=3)
+    >>> scaler.adjust(tf.constant(False))
+    True
+    >>> scaler.scale_value.numpy().item()
+    32.0
+
+    Args:
+        scale_value: the scale to start with, a finite number of at least 1, int or float.
+        scale_factor: what the scale is multiplied or divided by, an int above 0.
+        scale_window: good steps in a row after which the scale grows, an int above 0.
+
+    Raises:
+        TypeError: an argument is of a wrong type.
+        ValueError: an argument is out of range.
+
+    Source: MindSpore, `mindspore.amp.DynamicLossScaler`.
+    """
+
+    def __init__(self, scale_value: float, scale_factor: int, scale_window: int):
+        super().__init__(scale_value)
+        self.scale_factor = managers.whole_above_zero("scale_factor", scale_factor)
+        self.scale_window = managers.whole_above_zero("scale_window", scale_window)
+        self.counter = tf.Variable(0, trainable=False, dtype=tf.int64, name="counter")
+        self._rules = Rules(growth_steps=scale_window, growth_factor=scale_factor, backoff_factor=1 / scale_factor)
+
+    def adjust(self, grads_finite: Any) -> bool:
+        """Moves the scale after a step.
+
+        Args:
+            grads_finite: bool scalar, whether all gradients of the step are finite.
+
+        Returns:
+            True.
+        """
+        after = self._rules.next(tf.cast(grads_finite, tf.bool), Counts(self.scale_value, self.counter, 0))
+        self.scale_value.assign(after.scale)
+        self.counter.assign(after.good)
+        return True
+
+
+def _scale_value(value: Any) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise TypeError(f"`scale_value` must be an int or a float, but got: {value!r} of type {type(value).__name__}.")
+    if not math.isfinite(value) or value < 1:
+        raise ValueError(f"`scale_value` must be a finite number of at least 1, but got: {value!r}.")
+    return float(value)
