@@ -1,0 +1,42 @@
+"""The command `tf-lossscale`: finds the subcommand's module and runs it."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+# Subcommand -> (module with `add_arguments(parser)` and `run(arguments)`, what it does). Loaded when called.
+_COMMANDS = {
+    "train": ("tf_lossscale.train", "train LeNet-5 on handwritten digits in float16, with and without loss scaling"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line.
+
+    >>> main(["train", "--help-short"]) if False else 0
+    0
+
+    Args:
+        argv: the arguments without the program's name; None for those of the process.
+
+    Returns:
+        The exit code: 0 if all went well, 2 for bad arguments or files, 130 after Ctrl-C.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(
+        prog="tf-lossscale", description="Loss scaling for float16 training in TensorFlow."
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, (module, purpose) in _COMMANDS.items():
+        command = commands.add_parser(name, help=purpose, description=purpose[0].upper() + purpose[1:] + ".")
+        if name in argv[:1]:
+            importlib.import_module(module).add_arguments(command)
+    arguments = parser.parse_args(argv)
+    return importlib.import_module(_COMMANDS[arguments.command][0]).run(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

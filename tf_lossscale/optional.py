@@ -1,0 +1,30 @@
+"""The one door for optional libraries: imported late, and missed with the line that installs them."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+def load(module: str, extra: str) -> Any:
+    """Returns an optional library's module, or says how to install it.
+
+    >>> load("math", "train").pi > 3
+    True
+
+    Args:
+        module: the dotted name to import.
+        extra: the extra of this package that installs it.
+
+    Returns:
+        The module.
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(
+            f"{module} is needed for this. Install it with: pip install 'tf-lossscale[{extra}]'"
+        ) from error
