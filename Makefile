@@ -1,0 +1,50 @@
+# Everything runs in .venv, which is made anew when setup.cfg changes.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export TF_CPP_MIN_LOG_LEVEL ?= 3
+
+.PHONY: demo test lint unit doctest slow test-slow test-tpu test-gpu bench clean
+
+## Install the package and run the main job.
+demo: $(VENV)/.demo
+	$(BIN)/tf-lossscale train --out runs
+
+## Everything that has to pass: lint, types, doctests, tests.
+test: lint doctest unit test-slow
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+doctest: $(VENV)/.test
+	$(BIN)/python -m pytest -q -p no:cacheprovider --doctest-modules tf_lossscale
+
+unit: $(VENV)/.test
+	$(BIN)/python -m pytest -q -p no:cacheprovider -n 2 -m "not slow and not tpu and not gpu" tests tf_function_tests
+
+## Tests that start processes of their own.
+test-slow: $(VENV)/.test
+	$(BIN)/python -m pytest -q -p no:cacheprovider -m slow tests tf_function_tests
+
+## The compiled step, taken by the TPU compiler; needs no TPU but the extra tpu-check.
+test-tpu: $(VENV)/.test
+	$(BIN)/python -m pytest -q -p no:cacheprovider -m tpu tf_function_tests
+
+## The suite on a real GPU; skipped with a reason where there is none.
+test-gpu: $(VENV)/.test
+	$(BIN)/python -m pytest -q -p no:cacheprovider -m gpu tf_function_tests
+
+clean:
+	rm -rf $(VENV)
+
+$(VENV)/.demo: setup.cfg pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -e '.[train]'
+	touch $@
+
+$(VENV)/.test: setup.cfg pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -e '.[train,test]'
+	touch $@
