@@ -136,8 +136,8 @@ def _either(applied: tf.Tensor, apply: Callable[[], Any], skip: Callable[[], Any
 
 def _operations(result: Any) -> list[Any]:
     """The operations in what a branch returned: legacy graphs have no automatic control dependencies."""
-    leaves = tf.nest.flatten(result, expand_composites=True)
-    return [leaf for leaf in leaves if isinstance(leaf, (tf.Operation, tf.Tensor))]
+    operations = [getattr(leaf, "op", leaf) for leaf in tf.nest.flatten(result)]
+    return [operation for operation in operations if isinstance(operation, tf.Operation)]
 
 
 def _group(result: Any) -> Any:

@@ -1,0 +1,103 @@
+"""Every recorded training trace: same scale, counter and iterations after every step, same variables."""
+
+import fnmatch
+
+import numpy as np
+import pytest
+
+from tests.conformance import recordings, replay
+
+FILES = list(replay.OPTIMIZERS)
+
+# (recording, pattern of cases) -> why we differ on purpose. What we do instead is what eager mode does.
+DIFFERENCES = {
+    ("lso_*", "*|C_overflow_bursts|*_function"): (
+        "the graph optimizer hid an overflow that only the scaling causes; here a tf.function sees what eager sees"
+    ),
+    ("lso_*", "*|nearmax|F_dense_finite|*_function"): (
+        "the graph optimizer multiplied a small gradient by the reciprocal of a large scale first, and got zero"
+    ),
+}
+
+# float16 variables round to 11 bits.
+RTOL = {"float16": 2e-3}
+
+
+def cases(recording):
+    by_optimizer = {}
+    for name in recordings.load(recording)["traces"]:
+        by_optimizer.setdefault(name.split("|")[0], []).append(name)
+    return by_optimizer
+
+
+GROUPS = [(recording, optimizer) for recording in FILES for optimizer in cases(recording)]
+
+
+def refused(case):
+    """Arguments that ruin training are a ValueError here."""
+    growth = case["config"].get("dynamic_growth_steps")
+    return growth is not None and (growth < 1 or growth != int(growth))
+
+
+def differs(recording, case):
+    return any(fnmatch.fnmatch(recording, file) and fnmatch.fnmatchcase(case, pattern) for file, pattern in DIFFERENCES)
+
+
+def without_the_traps_of_keras3(recording, case, events):
+    """How many steps to compare: Keras 3 has no floor and no ceiling, so its scale leaves ours at 1 and near the top."""
+    if recording != "keras3_lso":
+        return len(events)
+    scales = [float(scale) for scale in case["trace"]["loss_scale"]]
+    sane = [1 <= scale < 2.0**127 for scale in scales]
+    return sane.index(False) if False in sane else len(events)
+
+
+def eager_trace(recording, case):
+    recorded = recordings.load(recording)
+    running = replay.Replay(
+        recording, {**case, "how": case["how"].removesuffix("_function")}, recorded["initial_variables"]
+    )
+    states = []
+    for event in recorded["sequences"][case["sequence"]]:
+        running.step(event["grads"])
+        states.append(running.state())
+    return {key: [state[key] for state in states] for key in states[0]}
+
+
+def check(recording, name):
+    recorded = recordings.load(recording)
+    case = recorded["traces"][name]
+    expected = case.get("trace")
+    if refused(case):
+        with pytest.raises(ValueError, match="dynamic_growth_steps"):
+            replay.wrapped(recording, case)
+        return None
+    if differs(recording, name):
+        expected = eager_trace(recording, case)
+    kind = replay.GraphReplay if case["how"] == "graph" else replay.Replay
+    running = kind(recording, case, recorded["initial_variables"])
+    try:
+        events = recorded["sequences"][case["sequence"]]
+        for step, event in enumerate(events[: without_the_traps_of_keras3(recording, case, events)]):
+            running.step(event["grads"])
+            state = running.state()
+            for key in ("loss_scale", "dynamic_counter", "iterations"):
+                value = expected[key][step] if isinstance(expected[key], list) else expected[key]
+                value = None if value is None else float(value)
+                if state[key] != value:
+                    return f"{name}: step {step} ({event['event']}): {key} is {state[key]}, recorded {value}"
+            for key in ("w0", "w1", "w2"):
+                rtol = RTOL.get(case.get("var_dtype"), 1e-5)
+                np_expected = recordings.array(expected[key][step])
+                if not np.allclose(state[key], np_expected, rtol=rtol, atol=rtol, equal_nan=True):
+                    return f"{name}: step {step} ({event['event']}): {key} is {state[key]}, recorded {np_expected}"
+    finally:
+        if kind is replay.GraphReplay:
+            running.close()
+    return None
+
+
+@pytest.mark.parametrize(("recording", "optimizer"), GROUPS, ids=["-".join(group) for group in GROUPS])
+def test_traces_agree_with_the_original(recording, optimizer):
+    failures = [failure for name in cases(recording)[optimizer] if (failure := check(recording, name))]
+    assert not failures, "\n".join(failures)
