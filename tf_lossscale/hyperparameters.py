@@ -8,6 +8,7 @@ _NAMES = {
     "Adadelta": ("rho",),
     "Adam": ("beta_1", "beta_2"),
     "Adafactor": ("beta_2_decay",),
+    "AdamW": ("beta_1", "beta_2"),
     "Adamax": ("beta_1", "beta_2"),
     "Ftrl": ("learning_rate_power", "l1_regularization_strength", "l2_regularization_strength"),
     "Lamb": ("beta_1", "beta_2"),

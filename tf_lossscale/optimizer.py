@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import weakref
@@ -130,7 +131,11 @@ class LossScaleOptimizer:
         loss_scale_manager: Any = None,
         **kwargs: Any,
     ):
-        _require_unwrapped(inner_optimizer)
+        if not isinstance(self, _adapter_of(inner_optimizer)):
+            raise TypeError(
+                f"This LossScaleOptimizer wraps optimizers of {type(self).__module__}, but got: {inner_optimizer!r}. "
+                "Call tf_lossscale.LossScaleOptimizer, which finds the right one."
+            )
         errors.boolean("dynamic", dynamic, "For a scale that stays the same pass dynamic=False, initial_scale=1024.")
         loss_scale = _new_loss_scale(
             dynamic,
@@ -700,12 +705,15 @@ class LossScaleOptimizer:
             this: Any = cls
             joined = family if this is LossScaleOptimizer else _joined(this, family)
             return joined.from_config(config, custom_objects)
-        config = dict(config)
+        config = copy.deepcopy(config)
         if "loss_scale" in config:
             config.update(_from_tf23(config.pop("loss_scale")))
         inner = config.pop("inner_optimizer", None) or config.pop("optimizer")
         skip_overflow = config.pop("skip_overflow", False)
-        new = cls(cls._deserialized_inner(inner, custom_objects), **config)
+        inner = cls._deserialized_inner(inner, custom_objects)
+        # tf_keras reads an old config as a legacy optimizer, whichever class is asked.
+        family = _adapter_of(inner)
+        new = (cls if issubclass(cls, family) else family)(inner, **config)
         if skip_overflow:
             new._loss_scale = FixedLossScale(new.initial_scale, skip_overflow=True)
         return new
@@ -758,17 +766,19 @@ KERAS_OPTIONS = {
 
 def _concrete(cls: type, inner_optimizer: Any) -> type:
     """The class of a new wrapper: the inner optimizer's adapter, joined with the user's subclass if there is one."""
-    if inner_optimizer is None or isinstance(inner_optimizer, type):
-        adapter = None
-    else:
-        _require_unwrapped(inner_optimizer)
-        adapter = registry.adapter_for(inner_optimizer)
+    adapter = _adapter_of(inner_optimizer)
+    return adapter if cls is LossScaleOptimizer else _joined(cls, adapter)
+
+
+def _adapter_of(inner_optimizer: Any) -> Any:
+    _require_unwrapped(inner_optimizer)
+    adapter = registry.adapter_for(inner_optimizer)
     if adapter is None:
         raise TypeError(
             f'"inner_optimizer" must be an instance of an optimizer class, but got: {inner_optimizer!r}. '
             f"Accepted is {registry.ACCEPTED}."
         )
-    return adapter if cls is LossScaleOptimizer else _joined(cls, adapter)
+    return adapter
 
 
 @functools.cache
@@ -882,7 +892,7 @@ def _warn_if_loss_cannot_hold(loss: Any, factor: Callable[[], tf.Tensor]) -> Non
     if not isinstance(loss, tf.Tensor) or loss.dtype != tf.float16 or not tf.executing_eagerly():
         return
     scale = factor().numpy().item()
-    if scale > tf.float16.max:
+    if scale > 65504:
         logging.log_first_n(
             logging.WARNING,
             "The loss is float16, whose largest value is 65504, and the loss scale is %g: the scaled loss overflows. "

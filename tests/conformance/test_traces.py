@@ -44,7 +44,7 @@ def differs(recording, case):
 
 
 def without_the_traps_of_keras3(recording, case, events):
-    """How many steps to compare: Keras 3 has no floor and no ceiling, so its scale leaves ours at 1 and near the top."""
+    """How many steps to compare: Keras 3's scale has no floor and no ceiling, ours has."""
     if recording != "keras3_lso":
         return len(events)
     scales = [float(scale) for scale in case["trace"]["loss_scale"]]

@@ -88,7 +88,10 @@ class LossScaleOptimizer(
 
     @classmethod
     def _deserialized_inner(cls, config: Any, custom_objects: dict[str, Any] | None) -> Any:
-        return tf_keras.optimizers.deserialize(config, custom_objects=custom_objects)
+        # tf_keras does not find its own Lion and Adafactor by name.
+        known = {name: getattr(tf_keras.optimizers, name) for name in ("Adafactor", "Lion")}
+        known.update(custom_objects or {})
+        return tf_keras.optimizers.deserialize(config, custom_objects=known)
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
         children = dict(self._optimizer._trackable_children(save_type, **kwargs))

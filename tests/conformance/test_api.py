@@ -1,0 +1,286 @@
+"""Recorded constructors, errors, hyperparameters, scaling, extremes and configs of the originals."""
+
+import fnmatch
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import tf_lossscale
+from tests.conformance import recordings, replay
+
+FILES = ["lso_tf24", "lso_tf28", "lso_tfkeras221_legacy", "lso_tfkeras221_new"]
+ERRORS = {"TypeError": TypeError, "ValueError": ValueError, "OverflowError": ValueError, "KeyError": KeyError}
+
+
+def wrap(recording, name="SGD", kwargs=None, **config):
+    inner = getattr(replay.OPTIMIZERS[recording], name)(**(kwargs or {}))
+    return tf_lossscale.LossScaleOptimizer(inner, **config)
+
+
+# Constructor calls that the originals took and that ruin training, or that they refused and we honour.
+CONSTRUCTOR_DIFFERENCES = {
+    "*initial_scale=0)": "a scale of zero turns all gradients into zero or NaN",
+    '*initial_scale="8")': "a string is no scale; it only hides a mistake",
+    '*initial_scale="x")': "the same, as TypeError",
+    "*initial_scale=nan)": "every step is skipped for ever",
+    "*initial_scale=1e39)": "more than float32 holds: every step is skipped for ever",
+    "*initial_scale=-4)": "a negative scale climbs the gradient",
+    "*growth_steps=0)": "the scale grows on every step",
+    "*growth_steps=2.7)": "a part of a step",
+    '*growth_steps="5")': "a string is no number",
+    "*clipnorm=1.0)": "Keras 3's options are honoured",
+    "*clipvalue=1.0)": "Keras 3's options are honoured",
+    "*weight_decay=*)": "honoured where the family has it, otherwise a ValueError that says so",
+    "*use_ema=*)": "the same",
+    "*ema_momentum=*)": "the same",
+    "*ema_overwrite_frequency=*)": "the same",
+    "*loss_scale_factor=*)": "the same",
+    "*gradient_accumulation_steps=*)": "the same",
+}
+
+
+def constructor_probes(recording):
+    for probe, recorded in recordings.load(recording)["errors"].items():
+        call = re.fullmatch(r"LSO\(SGD, (\w+=.*)\)", probe)
+        if call and "(positional)" not in probe and "twice" not in probe:
+            yield probe, call.group(1), recorded
+
+
+@pytest.mark.parametrize("recording", FILES)
+def test_constructor_takes_and_refuses_what_the_original_did(recording):
+    for probe, arguments, recorded in constructor_probes(recording):
+        if any(fnmatch.fnmatchcase(probe, pattern) for pattern in CONSTRUCTOR_DIFFERENCES):
+            continue
+        scope = {"tf": tf, "np": np, "nan": float("nan"), "inf": float("inf")}
+        config = eval(f"dict({arguments})", scope)
+        if "error" in recorded:
+            with pytest.raises(ERRORS[recorded["error"]["type"]]):
+                wrap(recording, **config)
+        else:
+            optimizer = wrap(recording, **config)
+            assert float(optimizer.loss_scale) == float(recorded["ok"]["loss_scale"]), probe
+            ours = optimizer.get_config()
+            for key, value in recorded["ok"]["config"].items():
+                assert ours[key] == value, (probe, key)
+
+
+@pytest.mark.parametrize("recording", FILES)
+def test_arguments_that_ruin_training_are_refused(recording):
+    refused = 0
+    for _, arguments, _ in constructor_probes(recording):
+        if re.search(r"initial_scale=(0|nan|1e39|-4|\"8\"|\"x\")$|growth_steps=(0|2.7|\"5\")$", arguments):
+            with pytest.raises((TypeError, ValueError), match=r"initial_scale|dynamic_growth_steps"):
+                wrap(recording, **eval(f"dict({arguments})", {"nan": float("nan")}))
+            refused += 1
+    assert refused >= 8
+
+
+@pytest.mark.parametrize("recording", FILES)
+def test_wrapping_anything_but_an_optimizer_is_a_type_error_that_says_what_is_accepted(recording):
+    for bad in (None, 3, replay.OPTIMIZERS[recording].SGD):
+        with pytest.raises(TypeError, match=r"Accepted is an optimizer of tf\.keras\.optimizers"):
+            tf_lossscale.LossScaleOptimizer(bad)
+    inner = replay.OPTIMIZERS[recording].SGD()
+    wrapper = tf_lossscale.LossScaleOptimizer(inner)
+    with pytest.raises(TypeError, match="cannot wrap another LossScaleOptimizer"):
+        tf_lossscale.LossScaleOptimizer(wrapper)
+    with pytest.raises(ValueError, match="already wrapped"):
+        tf_lossscale.LossScaleOptimizer(inner)
+    with pytest.raises(TypeError, match="must be a bool"):
+        wrap(recording, dynamic="dynamic")
+
+
+HYPERS = [(recording, name) for recording in FILES for name in recordings.load(recording)["hyperparameters"]]
+
+# Names that the wrapper has beyond the original's, whatever the inner optimizer.
+OUR_OWN = {"weights", "lr", "clipnorm", "clipvalue", "global_clipnorm", "variables", "iterations"}
+
+
+def original_names(recording, optimizer):
+    """The hyperparameters of the optimizer's original; newer families have those of TensorFlow 2.8."""
+    known = recordings.load(recording)["hyperparameters"][optimizer]
+    if known["inner_hyper_names"] is not None:
+        return set(known["inner_hyper_names"])
+    name = known["optimizer"][0]
+    if name in ("AdamW", "Lion"):
+        name = "Adam"  # younger than TensorFlow 2.8; they follow their nearest relative
+    same_class = [h for h in recordings.load("lso_tf28")["hyperparameters"].values() if h["optimizer"][0] == name]
+    return set(same_class[0]["inner_hyper_names"])
+
+
+@pytest.mark.parametrize(("recording", "optimizer"), HYPERS, ids=["-".join(h) for h in HYPERS])
+def test_hyperparameters_are_read_set_and_listed_as_in_the_original(recording, optimizer):
+    recorded = recordings.load(recording)["hyperparameters"][optimizer]
+    name, kwargs = recorded["optimizer"]
+    names = original_names(recording, optimizer)
+    legacy = recording != "lso_tfkeras221_new"
+    for hyper, probe in recorded["read"].items():
+        wrapper = wrap(recording, name, kwargs)
+        if hyper in OUR_OWN or hyper in ("name", "_name", "built", "dynamic_scale", "step_counter", "jit_compile"):
+            continue
+        should_exist = "ok" in probe["wrapper"] or (not legacy and hyper in names - {"decay"})
+        assert hasattr(wrapper, hyper) == should_exist, hyper
+        if should_exist and isinstance(probe["wrapper"].get("ok", {}).get("value"), (int, float)):
+            assert float(getattr(wrapper, hyper)) == pytest.approx(float(probe["wrapper"]["ok"]["value"])), hyper
+    for hyper in names:
+        if legacy or hyper != "decay":
+            assert hyper in dir(wrap(recording, name, kwargs)), hyper
+
+
+SETTABLE = ("learning_rate", "lr", "decay", "momentum", "beta_1", "beta_2", "epsilon", "rho", "amsgrad", "centered")
+
+
+@pytest.mark.parametrize(("recording", "optimizer"), HYPERS, ids=["-".join(h) for h in HYPERS])
+def test_setting_a_hyperparameter_reaches_the_inner_optimizer_where_the_original_did(recording, optimizer):
+    recorded = recordings.load(recording)["hyperparameters"][optimizer]
+    name, kwargs = recorded["optimizer"]
+    names = original_names(recording, optimizer)
+    legacy = recording != "lso_tfkeras221_new"
+    for hyper in SETTABLE:
+        probe = recorded["set"][hyper]
+        wrapper = wrap(recording, name, kwargs)
+        before = getattr(wrapper.inner_optimizer, hyper, None)
+        before = None if before is None else float(before)
+        setattr(wrapper, hyper, probe["value"])
+        after = getattr(wrapper.inner_optimizer, hyper, None)
+        reaches = hyper in ("learning_rate", "lr") or (hyper in names and (legacy or hyper != "decay"))
+        if reaches:
+            assert float(after) == pytest.approx(float(probe["value"])), hyper
+        else:
+            assert (None if after is None else float(after)) == before, hyper
+        assert float(getattr(wrapper, hyper)) == pytest.approx(float(probe["value"])), hyper
+
+
+@pytest.mark.parametrize("recording", FILES)
+def test_properties_without_a_setter_cannot_be_set(recording):
+    wrapper = wrap(recording)
+    for name in (
+        "loss_scale",
+        "dynamic",
+        "initial_scale",
+        "dynamic_growth_steps",
+        "dynamic_counter",
+        "inner_optimizer",
+    ):
+        with pytest.raises(AttributeError):
+            setattr(wrapper, name, 4.0)
+
+
+def scalings(recording):
+    return [p for p in recordings.load(recording)["scaling"] if p.startswith("scale ")]
+
+
+@pytest.mark.parametrize("recording", FILES)
+def test_loss_and_gradients_are_scaled_to_the_recorded_numbers(recording):
+    for probe in scalings(recording):
+        recorded = recordings.load(recording)["scaling"][probe]["ok"]
+        scale, dtype = re.fullmatch(r"scale (\S+), dtype (\w+)", probe).groups()
+        optimizer = wrap(recording, dynamic=False, initial_scale=float(scale))
+        values = tf.constant(recordings.array(recorded["input"]), dtype)
+        rtol = {"float16": 1e-3, "bfloat16": 1e-2}.get(dtype, 1e-6)
+        tiny = 1e-7 if dtype == "float16" else 1e-37
+
+        def check(got, expected, what, probe=probe, dtype=dtype, rtol=rtol, tiny=tiny):
+            assert got.dtype.name == dtype, (probe, what)
+            np.testing.assert_allclose(
+                tf.cast(got, tf.float64), recordings.array(expected), rtol, tiny, err_msg=f"{probe}: {what}"
+            )
+
+        check(optimizer.get_scaled_loss(values), recorded["get_scaled_loss"]["value"], "get_scaled_loss")
+        check(
+            optimizer.get_scaled_loss(lambda values=values: values)(),
+            recorded["get_scaled_loss(callable)()"]["value"],
+            "callable",
+        )
+        slices = tf.IndexedSlices(values, tf.range(tf.size(values)))
+        dense, none, sparse = optimizer.get_unscaled_gradients([values, None, slices])
+        check(dense, recorded["get_unscaled_gradients"]["dense"], "dense")
+        assert none is None
+        assert isinstance(sparse, tf.IndexedSlices)
+        check(sparse.values, recorded["get_unscaled_gradients"]["slices_values"], "slices")
+
+
+# Extremes that start from an argument which is a ValueError here.
+REFUSED_EXTREMES = (
+    "initial_scale 0.0",
+    "initial_scale inf",
+    "initial_scale nan",
+    "dynamic_growth_steps 0",
+    "dynamic_growth_steps 2.5",
+)
+EXTREMES = [
+    (recording, case)
+    for recording in FILES
+    for case in recordings.load(recording)["extremes"]
+    if case not in REFUSED_EXTREMES
+]
+
+
+@pytest.mark.parametrize(("recording", "case"), EXTREMES, ids=["-".join(e) for e in EXTREMES])
+def test_the_ends_of_float32_are_survived_as_recorded(recording, case):
+    recorded = recordings.load(recording)["extremes"][case]
+    name, kwargs = recorded["optimizer"]
+    if recorded["config"].get("dynamic_growth_steps", 1) < 1:
+        pytest.skip("the argument is a ValueError here")
+    optimizer = wrap(recording, name, kwargs, **recorded["config"])
+    variable = tf.Variable(1.0)
+
+    def step(gradient):
+        with tf.GradientTape() as tape:
+            loss = optimizer.get_scaled_loss(variable * gradient)
+        (scaled,) = tape.gradient(loss, [variable])
+        optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients([scaled]), [variable]))
+
+    run = tf.function(step) if recorded["function"] else step
+    gradients = [g for g, count in recorded["gradients_run_length"] for _ in range(count)]
+    expected = recorded["result"]["ok"]
+    for i, gradient in enumerate(gradients):
+        run(tf.constant(float(gradient)))
+        assert float(optimizer.loss_scale) == pytest.approx(float(expected["loss_scale"][i]), rel=1e-7), i
+        assert int(optimizer.dynamic_counter) == expected["counter"][i], i
+        assert int(optimizer.iterations) == expected["iterations"][i], i
+        assert float(variable) == pytest.approx(float(expected["v"][i]), rel=1e-6, abs=1e-7), i
+
+
+@pytest.mark.parametrize("recording", FILES)
+def test_configs_are_those_of_the_original_and_round_trip(recording):
+    recorded_configs = recordings.load(recording)["configs"]
+    for probe, recorded in recorded_configs.items():
+        if not probe.startswith("get_config of ") or "ok" not in recorded:
+            continue
+        config = recorded["ok"]
+        inner = config["inner_optimizer"]
+        made = type(wrap(recording)).from_config(config)
+        ours = made.get_config()
+        for key in ("dynamic", "initial_scale", "dynamic_growth_steps"):
+            assert ours[key] == config[key], (probe, key)
+        assert ours["inner_optimizer"]["class_name"] == inner["class_name"]
+        for key, value in inner["config"].items():
+            got = ours["inner_optimizer"]["config"][key]
+            assert got == (pytest.approx(value) if isinstance(value, float) else value), (probe, key)
+        again = type(made).from_config(ours)
+        assert again.get_config() == ours
+
+
+@pytest.mark.parametrize("optimizers", [tf_keras.optimizers.legacy, tf_keras.optimizers, tf.keras.optimizers])
+def test_configs_of_tensorflow_2_3_are_read(optimizers):
+    wrapper = type(tf_lossscale.LossScaleOptimizer(optimizers.SGD()))
+    sgd = {"class_name": "SGD", "config": {"name": "SGD", "learning_rate": 0.25, "momentum": 0.0, "nesterov": False}}
+    dynamic = {"initial_loss_scale": 64.0, "increment_period": 5, "multiplier": 2.0}
+    config = {"optimizer": sgd, "loss_scale": {"class_name": "DynamicLossScale", "config": dynamic}}
+    made = wrapper.from_config(config)
+    assert (made.initial_scale, made.dynamic_growth_steps, float(made.learning_rate)) == (64.0, 5, 0.25)
+    assert set(config) == {"optimizer", "loss_scale"}, "the argument was changed"
+    tripled = {
+        "optimizer": sgd,
+        "loss_scale": {"class_name": "DynamicLossScale", "config": {**dynamic, "multiplier": 3}},
+    }
+    assert wrapper.from_config(tripled).get_config()["growth_factor"] == 3, "the originals could not; we can"
+    fixed = {"optimizer": sgd, "loss_scale": {"class_name": "FixedLossScale", "config": {"loss_scale_value": 8.0}}}
+    made = wrapper.from_config(fixed)
+    assert (made.dynamic, made.initial_scale) == (False, 8.0)
+    with pytest.raises(ValueError, match=r"class 'Mine'"):
+        wrapper.from_config({"optimizer": sgd, "loss_scale": {"class_name": "Mine", "config": {}}})
