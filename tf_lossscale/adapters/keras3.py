@@ -76,8 +76,12 @@ class LossScaleOptimizer(
 
     def _build_inner(self, variables: list[Any]) -> None:
         if not self._optimizer.built:
-            with tf.init_scope(), keras.name_scope(self.name):
-                self._optimizer.build(variables)
+            replicas.once(lambda: self._build_in_this_context(variables))
+
+    def _build_in_this_context(self, variables: list[Any]) -> None:
+        with tf.init_scope(), keras.name_scope(self.name):
+            _move_under_strategy(self._optimizer)
+            self._optimizer.build(variables)
 
     def _reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
         kept = [_overwrites(v) for v in variables]
@@ -195,10 +199,40 @@ def _require_valid(options: dict[str, Any]) -> None:
         keras.optimizers.SGD(**options)
 
 
+def _move_under_strategy(inner: Any) -> None:
+    """Has an optimizer that was made outside the strategy's scope, and is not built, do as if it was made inside.
+
+    Keras notes the strategy, and makes the step count and the learning rate, when the optimizer is constructed.
+    """
+    strategy = tf.distribute.get_strategy()
+    for each in _with_parts(inner):
+        if each._distribution_strategy is strategy:
+            continue
+        each._distribution_strategy = strategy
+        for name in ("_iterations", "_learning_rate"):
+            old = vars(each).get(name)
+            if not isinstance(old, keras.Variable):
+                continue
+            new = keras.Variable(
+                keras.ops.convert_to_numpy(old),
+                dtype=old.dtype,
+                trainable=False,
+                aggregation="only_first_replica",
+                name=old.name,
+            )
+            each._variables[:] = [new if v is old else v for v in each._variables]
+            setattr(each, name, new)
+
+
+def _with_parts(inner: Any) -> list[Any]:
+    """An optimizer, and those that it is made of."""
+    return [inner, *getattr(inner, "optimizers", [])]
+
+
 @contextlib.contextmanager
 def _gradients_taken_as_they_are(inner: Any) -> Iterator[None]:
     """Has Keras neither reduce nor unscale the gradients given to `apply`: both are done."""
-    optimizers = [inner, *getattr(inner, "optimizers", [])]
+    optimizers = _with_parts(inner)
     before = [dict(each.__dict__) for each in optimizers]
     try:
         for each in optimizers:

@@ -108,6 +108,28 @@ def sum_over_replicas(gradients: Gradients) -> Gradients:
     return [None if g is None else next(reduced) for g in gradients]
 
 
+def once(function: Callable[[], Any]) -> None:
+    """Calls a function once for all replicas, not once on each: variables are made so.
+
+    >>> calls = []
+    >>> once(lambda: calls.append(1))
+    >>> calls
+    [1]
+
+    Args:
+        function: takes nothing; runs in a cross-replica context where there is one.
+    """
+    if _several_replicas() and not tf.__internal__.distribute.strategy_supports_no_merge_call():
+
+        def across_replicas(strategy: tf.distribute.Strategy) -> None:
+            del strategy
+            function()
+
+        tf.distribute.get_replica_context().merge_call(across_replicas)
+    else:
+        function()
+
+
 def _several_replicas() -> bool:
     return tf.distribute.has_strategy() and tf.distribute.get_strategy().num_replicas_in_sync > 1
 
