@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tf_lossscale
+from tests import strategies
 from tests.conformance import recordings, replay
 
 FILES = ["lso_tf24", "lso_tf28", "lso_tfkeras221_legacy", "lso_tfkeras221_new", "keras3_lso"]
@@ -22,13 +23,9 @@ def cases():
                 yield recording, source, name
 
 
-@pytest.fixture(scope="module")
-def strategy():
-    return tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
-
-
 @pytest.mark.parametrize(("recording", "source", "name"), cases())
-def test_all_replicas_follow_the_recorded_steps(strategy, recording, source, name):
+def test_all_replicas_follow_the_recorded_steps(recording, source, name):
+    strategy = strategies.get("mirrored_2")
     recorded = recordings.load(source)["distributed"][name]
     optimizer_name, kwargs = recorded["optimizer"]
     keras3 = recording == "keras3_lso"

@@ -220,7 +220,7 @@ def _move_under_strategy(inner: Any) -> None:
                 aggregation="only_first_replica",
                 name=old.name,
             )
-            each._variables[:] = [new if v is old else v for v in each._variables]
+            each._tracker.replace_tracked_value("variables", old, new)
             setattr(each, name, new)
 
 

@@ -1,0 +1,296 @@
+"""The promises of a step, for every family x strategy x way of calling it."""
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import strategies
+from tests.families import FAMILIES, IDS
+from tf_lossscale import LossScaleOptimizer
+
+STRATEGIES = ["none", "one_device", "mirrored_2", "mirrored_4"]
+CALLS = ["eager", "function", "dataset_loop", "while_loop"]
+
+
+class Cell:
+    """A weight, an optimizer and a step under one strategy; gradients are given per replica."""
+
+    def __init__(self, family, strategy, call, where="inside", inner=None, **config):
+        self.strategy = strategy
+        self.replicas = 1 if strategy is None else strategy.num_replicas_in_sync
+        config = {"initial_scale": 16.0, "dynamic_growth_steps": 3, **config}
+        make_inner = inner or family.adam
+        self.optimizer = LossScaleOptimizer(make_inner(), **config) if where == "outside" else None
+        with tf.distribute.get_strategy().scope() if strategy is None else strategy.scope():
+            self.weight = tf.Variable([1.0, -2.0])
+            self.bias = tf.Variable(0.5)
+            self.optimizer = self.optimizer or LossScaleOptimizer(make_inner(), **config)
+        self._step = {
+            "eager": self._one,
+            "function": tf.function(self._one),
+            "dataset_loop": tf.function(self._dataset_loop),
+            "while_loop": tf.function(self._while_loop),
+        }[call]
+
+    def step(self, *gradients):
+        """Takes a step in which replica i sees gradients[i] for each value of the weight."""
+        assert len(gradients) == self.replicas
+        self._step(tf.constant(gradients, tf.float32))
+
+    def _replica(self, gradients):
+        index = 0 if self.strategy is None else tf.distribute.get_replica_context().replica_id_in_sync_group
+        gradient = tf.gather(gradients, index)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(self.weight) * gradient + self.bias * 0.25
+            scaled = self.optimizer.get_scaled_loss(loss)
+        variables = [self.weight, self.bias]
+        unscaled = self.optimizer.get_unscaled_gradients(tape.gradient(scaled, variables))
+        self.optimizer.apply_gradients(zip(unscaled, variables))
+
+    def _one(self, gradients):
+        if self.strategy is None:
+            self._replica(gradients)
+        else:
+            self.strategy.run(self._replica, args=(gradients,))
+
+    def _dataset_loop(self, gradients):
+        for row in tf.data.Dataset.from_tensors(gradients):
+            self._one(row)
+
+    def _while_loop(self, gradients):
+        tf.while_loop(lambda i: i < 1, lambda i: [self._once_more(i, gradients)], [tf.constant(0)])
+
+    def _once_more(self, i, gradients):
+        self._one(gradients)
+        return i + 1
+
+    def copies(self, variable):
+        """The values of a variable on all replicas."""
+        if not isinstance(variable, (tf.Variable, tf.distribute.DistributedValues)):
+            variable = variable.value
+        if self.strategy is None:
+            return [variable.numpy()]
+        return [copy.numpy() for copy in self.strategy.experimental_local_results(variable)]
+
+    def state(self):
+        """Every variable, on every replica."""
+        variables = [self.weight, self.bias, *self.optimizer.weights]
+        return [self.copies(v) for v in variables]
+
+    def scale(self):
+        """(scale, counter, iterations), asserted to be equal on all replicas."""
+        loss_scale = self.optimizer._loss_scale
+        parts = (loss_scale.current_loss_scale, loss_scale.good_steps, self.optimizer.iterations)
+        values = [{float(x) for x in self.copies(part)} for part in parts]
+        assert all(len(v) == 1 for v in values), values
+        return tuple(v.pop() for v in values)
+
+
+def families():
+    return pytest.mark.parametrize("family", FAMILIES, ids=IDS)
+
+
+@families()
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("call", CALLS)
+def test_nan_on_any_one_replica_skips_the_step_on_all(family, name, call):
+    if call == "while_loop" and name.startswith("mirrored"):
+        pytest.skip("TensorFlow cannot merge replicas inside a tf.while_loop; a loop over a dataset can")
+    cell = Cell(family, strategies.get(name), call)
+    cell.step(*[0.5] * cell.replicas)
+    for bad in range(cell.replicas):
+        for value in (np.nan, np.inf, -np.inf):
+            scale, _, iterations = cell.scale()
+            before = cell.state()
+            cell.step(*[value if i == bad else 0.5 for i in range(cell.replicas)])
+            after = cell.state()
+            count = [i for i, v in enumerate(cell.optimizer.weights) if "iter" in v.name]
+            for i, (a, b) in enumerate(zip(before, after)):
+                if i - 2 not in count:
+                    for x, y in zip(a, b):
+                        np.testing.assert_array_equal(x, y)
+            assert cell.scale() == (max(scale / 2, 1.0), 0.0, iterations + 1)
+    cell.step(*[0.5] * cell.replicas)
+    assert not np.array_equal(cell.copies(cell.weight)[0], before[0][0])
+    assert np.ptp(cell.copies(cell.weight), axis=0).max() == 0
+
+
+@families()
+@pytest.mark.parametrize("name", ["mirrored_2", "mirrored_4"])
+@pytest.mark.parametrize("call", ["eager", "function"])
+def test_gradients_are_summed_before_the_check_and_before_clipping(family, name, call):
+    cell = Cell(family, strategies.get(name), call)
+    each = 3e38 / 16 / cell.replicas * 1.5
+    cell.step(*[each * 16] * cell.replicas)
+    assert cell.scale()[:2] == (8.0, 0.0), "finite gradients whose sum overflows"
+
+    clipped = Cell(family, strategies.get(name), call, inner=lambda: family.sgd(clipnorm=1.0))
+    clipped.step(*[10.0] * cell.replicas)
+    # The norm of the summed gradient is 1 after clipping; the sum of clipped ones would be as many times larger.
+    np.testing.assert_allclose(clipped.copies(clipped.weight)[0], [1 - 0.5 / 2**0.5, -2 - 0.5 / 2**0.5], rtol=1e-6)
+
+
+@families()
+@pytest.mark.parametrize("where", ["inside", "outside"])
+@pytest.mark.parametrize("name", ["one_device", "mirrored_2", "mirrored_4"])
+def test_a_step_over_replicas_is_a_step_over_the_whole_batch(family, name, where):
+    cell = Cell(family, strategies.get(name), "function", where)
+    whole = Cell(family, None, "function")
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        gradients = rng.normal(size=cell.replicas).astype("float32")
+        cell.step(*gradients)
+
+        def one(gradient, replicas=cell.replicas):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(whole.weight) * gradient + whole.bias * 0.25 * replicas
+                scaled = whole.optimizer.get_scaled_loss(loss)
+            variables = [whole.weight, whole.bias]
+            unscaled = whole.optimizer.get_unscaled_gradients(tape.gradient(scaled, variables))
+            whole.optimizer.apply_gradients(zip(unscaled, variables))
+
+        one(tf.constant(gradients.sum()))
+        for mine, theirs in zip(cell.state(), whole.state()):
+            for copy in mine:
+                np.testing.assert_allclose(copy, theirs[0], rtol=2e-5, atol=1e-6)
+        assert cell.scale() == whole.scale()
+
+
+@families()
+@pytest.mark.parametrize("name", ["none", "mirrored_2"])
+def test_random_overflows_follow_a_plain_model_of_the_state_machine(family, name):
+    strategy = strategies.get(name)
+    cell = Cell(family, strategy, "function", inner=family.sgd, hysteresis=2, growth_factor=4.0, max_scale=4096.0)
+    replicas = cell.replicas
+    model = {"scale": 16.0, "good": 0, "bad": 0, "iterations": 0}
+
+    @hypothesis.settings(max_examples=25, deadline=None, derandomize=True)
+    @hypothesis.given(st.lists(st.lists(st.booleans(), min_size=replicas, max_size=replicas), min_size=20, max_size=20))
+    def follow(overflows):
+        for per_replica in overflows:
+            cell.step(*[np.inf if bad else 0.0 for bad in per_replica])
+            if any(per_replica):
+                model.update(good=0, bad=model["bad"] + 1)
+                if model["bad"] >= 2:
+                    model.update(scale=max(model["scale"] / 2, 1.0), bad=0)
+            else:
+                model.update(good=model["good"] + 1, bad=0)
+                if model["good"] >= 3:
+                    model.update(scale=min(model["scale"] * 4, 4096.0), good=0)
+            model["iterations"] += 1
+            assert cell.scale() == (model["scale"], model["good"], model["iterations"])
+
+    follow()
+
+
+@families()
+@pytest.mark.parametrize("name", ["mirrored_2"])
+def test_gradients_that_are_summed_already_are_not_summed_again(family, name):
+    strategy = strategies.get(name)
+    with strategy.scope():
+        weight = tf.Variable(1.0)
+        optimizer = LossScaleOptimizer(family.sgd(), initial_scale=4.0)
+
+    @tf.function
+    def step(gradients, keyword):
+        def replica():
+            context = tf.distribute.get_replica_context()
+            mine = tf.gather(gradients, context.replica_id_in_sync_group)
+            total = context.all_reduce("SUM", mine)
+            optimizer.get_scaled_loss(0.0)
+            optimizer.get_unscaled_gradients([])
+            optimizer.apply_gradients([(total, weight)], **keyword)
+
+        strategy.run(replica)
+
+    step(tf.constant([1.0, 2.0]), {"experimental_aggregate_gradients": False})
+    assert weight.numpy() == 1.0 - 0.5 * 3.0
+    step(tf.constant([1.0, 2.0]), {"skip_gradients_aggregation": True})
+    assert weight.numpy() == 1.0 - 3.0
+    step(tf.constant([1.0, np.nan]), {"skip_gradients_aggregation": True})
+    assert weight.numpy() == -2.0
+    assert float(optimizer.loss_scale) == 2.0
+
+
+@families()
+def test_nan_in_gradients_that_are_not_summed_at_all_is_seen_on_every_replica(family):
+    strategy = strategies.get("mirrored_2")
+    with strategy.scope():
+        weight = tf.Variable(1.0)
+        optimizer = LossScaleOptimizer(family.sgd(), initial_scale=4.0)
+
+    @tf.function
+    def step(gradients):
+        def replica():
+            mine = tf.gather(gradients, tf.distribute.get_replica_context().replica_id_in_sync_group)
+            optimizer.apply_gradients([(mine, weight)], experimental_aggregate_gradients=False)
+
+        strategy.run(replica)
+
+    step(tf.constant([1.0, np.nan]))
+    assert [float(copy) for copy in strategy.experimental_local_results(weight)] == [1.0, 1.0]
+    assert float(optimizer.loss_scale) == 2.0
+
+
+@families()
+def test_the_compiled_step_has_one_conditional_and_calls_no_host(family):
+    weight = tf.Variable([1.0, 2.0])
+    optimizer = LossScaleOptimizer(family.adam(), initial_scale=8.0)
+
+    @tf.function(jit_compile=True)
+    def step(gradient):
+        with tf.GradientTape() as tape:
+            scaled = optimizer.get_scaled_loss(tf.reduce_sum(weight * gradient))
+        (gradient,) = optimizer.get_unscaled_gradients(tape.gradient(scaled, [weight]))
+        optimizer.apply_gradients([(gradient, weight)])
+
+    for gradient in (1.0, np.inf, 1.0):
+        step(tf.constant(gradient))
+    assert float(optimizer.loss_scale) == 4.0
+    assert int(optimizer.iterations) == 3
+    program = step.experimental_get_compiler_ir(tf.constant(1.0))(stage="stablehlo")
+    assert program.count("stablehlo.case") + program.count("stablehlo.if") == 1
+    assert "custom_call" not in program
+    assert "outfeed" not in program
+
+
+@families()
+def test_a_tf_function_has_one_conditional_and_is_traced_once(family):
+    weight = tf.Variable([1.0, 2.0])
+    optimizer = LossScaleOptimizer(family.adam(), initial_scale=8.0)
+    traces = []
+
+    @tf.function
+    def step(gradient):
+        traces.append(1)
+        with tf.GradientTape() as tape:
+            scaled = optimizer.get_scaled_loss(tf.reduce_sum(weight * gradient))
+        (gradient,) = optimizer.get_unscaled_gradients(tape.gradient(scaled, [weight]))
+        optimizer.apply_gradients([(gradient, weight)])
+
+    for gradient in (1.0, np.nan, 2.0, 3.0):
+        step(tf.constant(gradient))
+    operations = [o.type for o in step.get_concrete_function(tf.constant(1.0)).graph.get_operations()]
+    assert len(traces) <= 2, "TensorFlow traces twice when variables are made in the first call"
+    assert sum(o in ("If", "StatelessIf") for o in operations) == 1
+    assert not {"PyFunc", "EagerPyFunc"} & set(operations)
+
+
+@families()
+def test_a_fixed_scale_builds_no_conditional_and_no_check(family):
+    weight = tf.Variable([1.0, 2.0])
+    optimizer = LossScaleOptimizer(family.sgd(), dynamic=False, initial_scale=8.0)
+
+    @tf.function
+    def step(gradient):
+        with tf.GradientTape() as tape:
+            scaled = optimizer.get_scaled_loss(tf.reduce_sum(weight * gradient))
+        (gradient,) = optimizer.get_unscaled_gradients(tape.gradient(scaled, [weight]))
+        optimizer.apply_gradients([(gradient, weight)])
+
+    step(tf.constant(1.0))
+    np.testing.assert_array_equal(weight, [0.5, 1.5])
+    operations = {o.type for o in step.get_concrete_function(tf.constant(1.0)).graph.get_operations()}
+    assert not operations & {"If", "StatelessIf", "IsFinite", "L2Loss"}
