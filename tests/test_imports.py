@@ -1,0 +1,105 @@
+"""Imports run one way, and importing the package costs next to nothing."""
+
+import ast
+import importlib
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import tf_lossscale
+
+PACKAGE = pathlib.Path(tf_lossscale.__file__).parent
+
+# Each room may import from those before it, and from itself.
+ORDER = [
+    ("errors",),
+    ("core.rules", "core.finite", "core.scaling"),
+    ("core.state",),
+    ("core.replicas",),
+    ("contract", "hyperparameters", "registry", "optional"),
+    ("optimizer",),
+    ("adapters",),
+    ("amp", "train", "legacy", "optimizers"),
+    ("migrate",),
+    ("cli",),
+]
+HEAVY = (
+    "keras",
+    "tf_keras",
+    "tensorflow",
+    "tensorflow_probability",
+    "sonnet",
+    "matplotlib",
+    "sklearn",
+    "libcst",
+    "tqdm",
+)
+
+
+def floor(module):
+    name = module.removeprefix("tf_lossscale").lstrip(".")
+    for i, rooms in enumerate(ORDER):
+        if any(name == room or name.startswith(room + ".") for room in rooms):
+            return i
+    return None
+
+
+def imported(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def modules():
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = ".".join(["tf_lossscale", *path.relative_to(PACKAGE).with_suffix("").parts]).removesuffix(".__init__")
+        yield pytest.param(path, name, id=name)
+
+
+@pytest.mark.parametrize(("path", "name"), modules())
+def test_imports_run_one_way(path, name):
+    own = floor(name)
+    for target in imported(path):
+        if target.startswith("tf_lossscale.") and own is not None and floor(target) is not None:
+            assert floor(target) <= own, f"{name} must not import {target}"
+            both = {name.split(".")[1], target.split(".")[1]}
+            if own == floor(target) and name.startswith("tf_lossscale.adapters."):
+                assert target.startswith(name) or both != {"adapters"}, "an adapter knows no other adapter"
+
+
+@pytest.mark.parametrize(("path", "name"), modules())
+def test_the_core_and_the_optimizer_know_no_keras(path, name):
+    if floor(name) is not None and floor(name) < floor("tf_lossscale.adapters"):
+        assert not {t.split(".")[0] for t in imported(path)} & {"keras", "tf_keras", "sonnet", "tensorflow_probability"}
+
+
+def test_importing_the_package_loads_none_of_the_heavy_libraries_and_costs_under_5_percent_of_tensorflow():
+    code = """
+import sys, time
+start = time.perf_counter(); import tf_lossscale; ours = time.perf_counter() - start
+loaded = [name for name in sys.modules if name.split(".")[0] in {heavy}]
+start = time.perf_counter(); import tensorflow; theirs = time.perf_counter() - start
+print(loaded, ours / theirs)
+""".replace("{heavy}", repr(set(HEAVY)))
+    loaded, ratio = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout.rsplit(maxsplit=1)
+    assert loaded == "[]"
+    assert float(ratio) < 0.05
+
+
+@pytest.mark.parametrize("name", ["tf_lossscale", "tf_lossscale.amp"])
+def test_every_public_name_exists_and_has_a_docstring_with_an_example(name):
+    module = importlib.import_module(name)
+    assert set(module.__all__) <= set(dir(module))
+    for public in module.__all__:
+        if public.startswith("__"):
+            continue
+        documented = getattr(module, public).__doc__
+        assert documented, public
+        assert ">>>" in documented, public
