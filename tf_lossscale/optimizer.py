@@ -471,7 +471,8 @@ class LossScaleOptimizer:
         return self._step_result(result)
 
     def _step_result(self, operation: Any) -> Any:
-        return operation
+        """What `apply_gradients` returns: in a legacy graph the operation to run."""
+        return None if tf.compat.v1.executing_eagerly_outside_functions() else operation
 
     def _unscale(self, gradients: list[Any], variables: list[Any], factor: tf.Tensor) -> list[Any]:
         del variables
@@ -701,7 +702,7 @@ class LossScaleOptimizer:
             A new LossScaleOptimizer with a new inner optimizer.
         """
         if not cls._is_adapter:
-            family: Any = registry.default()
+            family: Any = registry.of_config(config.get("inner_optimizer") or config.get("optimizer") or {})
             this: Any = cls
             joined = family if this is LossScaleOptimizer else _joined(this, family)
             return joined.from_config(config, custom_objects)
@@ -716,6 +717,11 @@ class LossScaleOptimizer:
         new = (cls if issubclass(cls, family) else family)(inner, **config)
         if skip_overflow:
             new._loss_scale = FixedLossScale(new.initial_scale, skip_overflow=True)
+        return new
+
+    def __copy__(self) -> LossScaleOptimizer:
+        new = object.__new__(type(self))
+        new.__dict__.update(self.__dict__)
         return new
 
     def __repr__(self) -> str:

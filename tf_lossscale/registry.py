@@ -54,11 +54,27 @@ def load(adapter: str) -> type:
     return importlib.import_module(f"tf_lossscale.adapters.{adapter}").LossScaleOptimizer
 
 
-def default() -> type:
-    """Returns the wrapper class of the family that `tf.keras` belongs to."""
+def of_config(config: dict[str, Any]) -> type:
+    """Returns the wrapper class for an optimizer's config, told by the keys that only one family writes.
+
+    >>> of_config({"config": {"is_legacy_optimizer": False}}).__module__
+    'tf_lossscale.adapters.tf_keras'
+
+    Args:
+        config: a serialized optimizer; where it does not tell, the family is that of `tf.keras`.
+
+    Returns:
+        A subclass of `tf_lossscale.LossScaleOptimizer`.
+    """
     import tensorflow as tf
 
-    return load("keras3" if tf.keras.__version__.startswith("3.") else "tf_keras")
+    keys = config.get("config", {})
+    if "is_legacy_optimizer" in keys:
+        return load("tf_keras")
+    if str(config.get("module")).endswith(".legacy") or ("decay" in keys and "weight_decay" not in keys):
+        return load("tf_keras_legacy")
+    of_tf = tf.keras.optimizers.Optimizer.__module__.split(".", maxsplit=1)[0]
+    return load("tf_keras" if of_tf == "tf_keras" else "keras3")
 
 
 # Package of a Keras layer -> the adapter's module.

@@ -103,7 +103,7 @@ class LossScaleOptimizer(
         return self._optimizer.iterations.assign_add(1)
 
     def _step_result(self, operation: Any) -> Any:
-        return self._optimizer.iterations if tf.executing_eagerly() else operation
+        return self._optimizer.iterations if tf.executing_eagerly() else super()._step_result(operation)
 
     def _hyperparameter_names(self) -> tuple[str, ...]:
         return hyperparameters.names(self._optimizer)

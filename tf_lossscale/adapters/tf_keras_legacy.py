@@ -50,9 +50,6 @@ class LossScaleOptimizer(
     def _advance_iterations(self) -> Any:
         return self._optimizer.iterations.assign_add(1)
 
-    def _step_result(self, operation: Any) -> Any:
-        return None if tf.executing_eagerly() else operation
-
     def _hyperparameter_names(self) -> tuple[str, ...]:
         return tuple(name for name in self._optimizer._hyper if name != "learning_rate")
 

@@ -100,6 +100,12 @@ class DynamicLossScale(LossScale):
         self.__dict__["skipped_steps"] = _scalar("skipped_steps", 0, tf.int64)
         self.__dict__["last_step_skipped"] = _scalar("last_step_skipped", False, tf.bool)
 
+    @property
+    def variables(self) -> tuple[tf.Variable, ...]:
+        """What a checkpoint holds: the scale, the counter, and with a hysteresis the count of overflows."""
+        extra = () if self.bad_steps is None else (self.bad_steps,)
+        return (self.current_loss_scale, self.good_steps, *extra)
+
     def __call__(self) -> tf.Tensor:
         return tf.convert_to_tensor(self.current_loss_scale)
 
