@@ -440,18 +440,30 @@ print("ok", float(weight))
     assert done.stdout.startswith("ok 0.9"), done.stderr[-2000:]
 
 
-def test_optimizers_of_tensorflow_probability_are_wrapped():
+def test_variational_sgd_of_tensorflow_probability_is_wrapped():
     tfp = pytest.importorskip("tensorflow_probability")
-    for inner in (
-        tfp.optimizer.VariationalSGD(batch_size=1, total_num_examples=1),
-        tfp.optimizer.StochasticGradientLangevinDynamics(learning_rate=0.01),
-    ):
+    weight = tf.Variable([1.0, 2.0])
+    optimizer = LossScaleOptimizer(tfp.optimizer.VariationalSGD(batch_size=1, total_num_examples=1))
+    before = weight.numpy()
+    optimizer.minimize(lambda: tf.reduce_sum(weight**2), [weight])
+    assert not np.array_equal(before, weight.numpy())
+    before = weight.numpy()
+    optimizer.apply_gradients([(tf.constant([np.inf, 1.0]), weight)])
+    np.testing.assert_array_equal(before, weight.numpy())
+
+
+def test_langevin_dynamics_of_tensorflow_probability_are_wrapped():
+    tfp = pytest.importorskip("tensorflow_probability")
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:  # it refuses eager mode
         weight = tf.Variable([1.0, 2.0])
-        optimizer = LossScaleOptimizer(inner)
-        before = weight.numpy()
-        minimize = tf.function(lambda o=optimizer, w=weight: o.minimize(lambda: tf.reduce_sum(w**2), [w]))
-        minimize()
-        assert not np.array_equal(before, weight.numpy())
-        before = weight.numpy()
-        tf.function(lambda o=optimizer, w=weight: o.apply_gradients([(tf.constant([np.inf, 1.0]), w)]))()
-        np.testing.assert_array_equal(before, weight.numpy())
+        factor = tf.compat.v1.placeholder(tf.float32, [])
+        inner = tfp.optimizer.StochasticGradientLangevinDynamics(learning_rate=0.01)
+        optimizer = LossScaleOptimizer(inner, initial_scale=8.0)
+        step = optimizer.minimize(lambda: factor * tf.reduce_sum(weight**2), [weight])
+        session.run(tf.compat.v1.global_variables_initializer())
+        session.run(step, {factor: 1.0})
+        before = session.run(weight)
+        assert not np.array_equal(before, [1.0, 2.0])
+        session.run(step, {factor: np.inf})
+        np.testing.assert_array_equal(before, session.run(weight))
+        assert session.run(optimizer.loss_scale) == 4.0

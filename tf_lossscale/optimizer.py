@@ -578,15 +578,17 @@ class LossScaleOptimizer:
         return [weight.numpy() for weight in self.weights]
 
     def set_weights(self, weights: list[Any]) -> None:
-        """Sets the values of `weights`.
+        """Sets the values of `weights`, or of `variables`.
 
         Args:
-            weights: NumPy arrays, as from `get_weights`.
+            weights: NumPy arrays, as from `get_weights`; those of the loss scale may follow, as h5 files have them.
 
         Raises:
             ValueError: the number or a shape of the arrays does not fit; then nothing is set.
         """
         variables = self.weights
+        if len(weights) > len(variables):
+            variables = list(self.variables)
         if len(weights) != len(variables):
             raise ValueError(
                 f"set_weights(weights) needs {len(variables)} arrays, as get_weights() returns them, but got "

@@ -69,6 +69,8 @@ class LossScaleOptimizer(
             _lock=False,
             _trackable=inner,
         )
+        for variable in self._loss_scale.variables:
+            variable.path = f"{self.name}/{variable.name.split(':')[0]}"  # Keras writes h5 files by path
 
     def _factor(self) -> tf.Tensor:
         factor = self._optimizer.loss_scale_factor
