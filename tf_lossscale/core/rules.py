@@ -53,6 +53,7 @@ class Rules:
         hysteresis: whole number of non-finite steps it takes to lower the scale.
         min_scale: the scale is never lowered below this.
         max_scale: the scale never grows above this; None for float32's maximum.
+        forgiving: whether a finite step resets the count of overflows (`bad = 0` above).
 
     Source: the state machine of `tf.keras.mixed_precision.LossScaleOptimizer`
     (https://www.tensorflow.org/versions/r2.8/api_docs/python/tf/keras/mixed_precision/LossScaleOptimizer),
@@ -65,6 +66,8 @@ class Rules:
     hysteresis: int = 1
     min_scale: float = 1.0
     max_scale: float | None = None
+    #: Whether a finite step forgives the overflows before it. TensorFlow 1's contrib did not.
+    forgiving: bool = True
 
     def checked(self) -> Rules:
         """Returns the same rules with plain Python numbers, or raises on bad ones.
@@ -102,6 +105,7 @@ class Rules:
             hysteresis=errors.whole_number("hysteresis", self.hysteresis, "The usual value is 1."),
             min_scale=low,
             max_scale=high,
+            forgiving=self.forgiving,
         )
 
     def next(self, finite: Any, before: Counts) -> Counts:
@@ -117,11 +121,13 @@ class Rules:
         scale = tf.convert_to_tensor(before.scale, tf.float32)
         zero = tf.constant(0, tf.int64)
         good = tf.where(finite, tf.convert_to_tensor(before.good, tf.int64) + 1, zero)
-        bad = tf.where(finite, zero, tf.convert_to_tensor(before.bad, tf.int64) + 1)
+        bad = tf.convert_to_tensor(before.bad, tf.int64)
+        bad = tf.where(finite, zero if self.forgiving else bad, bad + 1)
         grows = tf.logical_and(finite, good >= self.growth_steps)
-        backs_off = bad >= self.hysteresis
+        backs_off = tf.logical_and(tf.logical_not(finite), bad >= self.hysteresis)
         scale = tf.where(grows, self._grown(scale), tf.where(backs_off, self._lowered(scale), scale))
-        return Counts(scale, tf.where(grows, zero, good), tf.where(backs_off, zero, bad))
+        moves = tf.logical_or(grows, backs_off)
+        return Counts(scale, tf.where(grows, zero, good), tf.where(moves, zero, bad))
 
     def _grown(self, scale: tf.Tensor) -> tf.Tensor:
         bigger = scale * self.growth_factor

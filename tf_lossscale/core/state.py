@@ -27,6 +27,41 @@ class LossScale(tf.Module):
     #: False if every step is applied, whatever its gradients: then nothing is checked and no cond is built.
     may_skip = False
 
+    def __init__(self) -> None:
+        super().__init__()
+        # (graph, name) -> variable: a legacy graph has variables of its own. Not an attribute that is tracked.
+        self.__dict__["_weights"] = {}
+        self.__dict__["_tracked_names"] = []
+
+    def _weight(self, name: str, initial_value: Any, dtype: tf.DType, tracked: bool = True) -> tf.Variable:
+        """Returns the variable of this name in the graph in use; makes it on the first call.
+
+        Args:
+            name: the variable's name, also in checkpoints.
+            initial_value: a Python number.
+            dtype: of the variable.
+            tracked: whether it goes into checkpoints.
+
+        Returns:
+            A scalar variable that is not trained.
+        """
+        key = _graph_in_use(), name
+        if key not in self._weights:
+            with tf.init_scope():
+                variable = self._weights[key] = _scalar(name, initial_value, dtype)
+            if tracked:
+                self._track_trackable(variable, name, overwrite=True)
+                self._handle_deferred_dependencies(name=name, trackable=variable)
+                if name not in self._tracked_names:
+                    self._tracked_names.append(name)
+        return self._weights[key]
+
+    @property
+    def variables(self) -> tuple[tf.Variable, ...]:
+        """What a checkpoint holds, of the graph in use."""
+        graph = _graph_in_use()
+        return tuple(self._weights[graph, name] for name in self._tracked_names if (graph, name) in self._weights)
+
     def __call__(self) -> tf.Tensor:
         """Returns the current scale, a float32 scalar tensor."""
         raise NotImplementedError
@@ -92,25 +127,47 @@ class DynamicLossScale(LossScale):
                 f"`initial_scale` must not be above `max_scale`, but got: {self.initial_scale!r} and "
                 f"{self.rules.max_scale!r}."
             )
-        # The names of the two variables are those of every TensorFlow version, so that checkpoints fit.
-        self.current_loss_scale = _scalar("current_loss_scale", self.initial_scale, tf.float32)
-        self.good_steps = _scalar("good_steps", 0, tf.int64)
-        self.bad_steps = _scalar("bad_steps", 0, tf.int64) if self.rules.hysteresis > 1 else None
-        # Not in checkpoints: an original's checkpoint, which has no such thing, must be able to fill every part.
-        self.__dict__["skipped_steps"] = _scalar("skipped_steps", 0, tf.int64)
-        self.__dict__["last_step_skipped"] = _scalar("last_step_skipped", False, tf.bool)
+        self._make_weights()
+
+    def _make_weights(self) -> None:
+        for variable in ("current_loss_scale", "good_steps", "bad_steps", "skipped_steps", "last_step_skipped"):
+            getattr(self, variable)
+
+    # The names of the first two are those of every TensorFlow version, so that checkpoints fit.
 
     @property
-    def variables(self) -> tuple[tf.Variable, ...]:
-        """What a checkpoint holds: the scale, the counter, and with a hysteresis the count of overflows."""
-        extra = () if self.bad_steps is None else (self.bad_steps,)
-        return (self.current_loss_scale, self.good_steps, *extra)
+    def current_loss_scale(self) -> tf.Variable:
+        """The scale, a float32 scalar variable."""
+        return self._weight("current_loss_scale", self.initial_scale, tf.float32)
+
+    @property
+    def good_steps(self) -> tf.Variable:
+        """The number of finite steps since the scale last moved, an int64 scalar variable."""
+        return self._weight("good_steps", 0, tf.int64)
+
+    @property
+    def bad_steps(self) -> tf.Variable | None:
+        """The number of overflows since the scale last moved, an int64 scalar variable; None without a hysteresis."""
+        return self._weight("bad_steps", 0, tf.int64) if self.rules.hysteresis > 1 else None
+
+    # Not in checkpoints: an original's checkpoint, which has no such thing, must be able to fill every part.
+
+    @property
+    def skipped_steps(self) -> tf.Variable:
+        """The number of skipped steps, an int64 scalar variable."""
+        return self._weight("skipped_steps", 0, tf.int64, tracked=False)
+
+    @property
+    def last_step_skipped(self) -> tf.Variable:
+        """Whether the last step was skipped, a bool scalar variable."""
+        return self._weight("last_step_skipped", False, tf.bool, tracked=False)
 
     def __call__(self) -> tf.Tensor:
         return tf.convert_to_tensor(self.current_loss_scale)
 
     def record(self, applied: tf.Tensor) -> list[Any]:
-        bad = 0 if self.bad_steps is None else self.bad_steps
+        bad_steps = self.bad_steps
+        bad = 0 if bad_steps is None else bad_steps
         after = self.rules.next(applied, Counts(self.current_loss_scale, self.good_steps, bad))
         skipped = tf.logical_not(applied)
         done = [
@@ -119,9 +176,19 @@ class DynamicLossScale(LossScale):
             self.last_step_skipped.assign(skipped),
             self.skipped_steps.assign(self.skipped_steps + tf.cast(skipped, tf.int64)),
         ]
-        if self.bad_steps is not None:
-            done.append(self.bad_steps.assign(after.bad))
+        if bad_steps is not None:
+            done.append(bad_steps.assign(after.bad))
         return done
+
+
+def _graph_in_use() -> Any:
+    """The legacy graph that is being built, or None for eager mode and tf.functions, which share their variables."""
+    if tf.compat.v1.executing_eagerly_outside_functions():
+        return None
+    graph: Any = tf.compat.v1.get_default_graph()
+    while getattr(graph, "outer_graph", None) is not None:
+        graph = graph.outer_graph
+    return graph
 
 
 def _scalar(name: str, value: Any, dtype: tf.DType) -> tf.Variable:
