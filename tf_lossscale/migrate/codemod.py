@@ -1,0 +1,99 @@
+"""One file: old source in, new source and findings out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+import libcst as cst
+import libcst.matchers as m
+from libcst.metadata import MetadataWrapper
+
+from tf_lossscale.migrate.calls import Calls
+from tf_lossscale.migrate.edits import MARK, Edits
+from tf_lossscale.migrate.imports import ImportPlanner
+from tf_lossscale.migrate.objects import ObjectPlanner
+from tf_lossscale.migrate.plan import Planner
+from tf_lossscale.migrate.policies import PolicyPlanner
+from tf_lossscale.migrate.project import Known
+from tf_lossscale.migrate.report import TODO, Finding
+from tf_lossscale.migrate.resolve import Resolver
+from tf_lossscale.migrate.rewrite import Rewriter
+from tf_lossscale.migrate.unseen import UnseenPlanner
+
+
+class Outcome(NamedTuple):
+    """A migrated file."""
+
+    source: bytes
+    findings: tuple[Finding, ...]
+
+
+def migrate(source: bytes, known: Known | None = None, requested: Collection[str] = ()) -> Outcome:
+    """Rewrites the uses of old names in one file.
+
+    >>> old = b"import tensorflow as tf\\nopt = tf.keras.mixed_precision.LossScaleOptimizer(tf.keras.optimizers.SGD())\\n"
+    >>> print(migrate(old).source.decode(), end="")
+    import tensorflow as tf
+    import tf_lossscale
+    opt = tf_lossscale.LossScaleOptimizer(tf.keras.optimizers.SGD())
+
+    Args:
+        source: the file's bytes, in any encoding that Python reads.
+        known: old names that other modules of the project pass on to this one, see `project.Project`.
+        requested: names that other modules import from this one; "*" stands for any.
+
+    Returns:
+        The new bytes, in the same encoding and with the same line ends, and what was found; where nothing was changed
+        the bytes are the same.
+
+    Raises:
+        ValueError: the file does not parse, or cannot be written back as it was.
+    """
+    try:
+        module = cst.parse_module(source)
+        unchanged = module.bytes == source
+    except (cst.ParserSyntaxError, SyntaxError, UnicodeError, LookupError, RecursionError) as error:
+        raise ValueError(f"does not parse: {_first_line(error)}") from error
+    if not unchanged:
+        raise ValueError("cannot be written back as it is: its bytes are not those of its text")
+    # One tree may hold a node twice where there is no whitespace, and metadata needs each to be itself.
+    wrapper = MetadataWrapper(module)
+    resolver = Resolver(wrapper, known)
+    calls, edits = Calls(resolver), Edits(resolver)
+    tree = wrapper.module
+    for planner in (
+        Planner(resolver, calls, edits),
+        ObjectPlanner(resolver, calls, edits),
+        PolicyPlanner(resolver, calls, edits),
+        UnseenPlanner(resolver, edits),
+        ImportPlanner(resolver, edits, set(requested)),
+    ):
+        tree.visit(planner)
+    new = tree.visit(Rewriter(edits))
+    result = new.bytes
+    if result != source:
+        try:
+            cst.parse_module(result)
+        except cst.ParserSyntaxError as error:
+            raise ValueError(f"would not parse afterwards, which is our fault: {_first_line(error)}") from error
+    return Outcome(result, (*sorted(edits.findings), *_left_by_an_earlier_run(resolver, edits)))
+
+
+def _left_by_an_earlier_run(resolver: Resolver, edits: Edits) -> list[Finding]:
+    """What the comments in the file say is left to do, and was not found again."""
+    found = {finding.reason for finding in edits.findings if finding.kind == TODO}
+    findings = []
+    for comment in m.findall(resolver.module, m.Comment()):
+        if isinstance(comment, cst.Comment) and comment.value.startswith(MARK):
+            reason = comment.value[len(MARK) :].strip()
+            if reason not in found:
+                start = resolver.positions[comment].start
+                findings.append(Finding(start.line, start.column, TODO, comment.value, reason=reason))
+    return sorted(findings)
+
+
+def _first_line(error: Exception) -> str:
+    message = getattr(error, "message", None) or str(error) or type(error).__name__
+    line = getattr(error, "raw_line", None) or getattr(error, "lineno", None)
+    return f"{str(message).splitlines()[0]}" + (f" (line {line})" if line else "")

@@ -1,0 +1,188 @@
+"""Many files: which ones, in which order, on how many cores, and how they are written."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import difflib
+import multiprocessing
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from tf_lossscale.migrate import names, project, report
+from tf_lossscale.migrate.codemod import migrate
+
+_NEVER = ("__pycache__", "node_modules", "site-packages")
+_FEW = 16  # starting processes costs more than this many files
+
+
+class Job(NamedTuple):
+    """One file to be migrated, with what other files have to do with it."""
+
+    path: str
+    shown: str
+    known: project.Known
+    requested: tuple[str, ...]
+    write: bool
+    worth_parsing: bool
+
+
+def find(paths: Iterable[str]) -> list[str]:
+    """Returns the Python files under the given paths, each once, sorted within a folder.
+
+    A file that is named is always taken. In folders are left out: hidden ones, virtual environments, `__pycache__`,
+    `node_modules`, `site-packages`, and symbolic links (what they lead to is found where it is).
+
+    >>> find([__file__]) == [__file__]
+    True
+
+    Args:
+        paths: files and folders.
+
+    Returns:
+        Paths as they were given, joined with what is below.
+
+    Raises:
+        FileNotFoundError: a path does not exist.
+    """
+    found: dict[str, str] = {}
+    for path in paths:
+        if not os.path.lexists(path):
+            raise FileNotFoundError(f"No such file or folder: {path}")
+        for file in [path] if not os.path.isdir(path) else _below(path):
+            found.setdefault(os.path.realpath(file), file)
+    return list(found.values())
+
+
+def _below(folder: str) -> Iterator[str]:
+    for root, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if _is_source(root, name))
+        for name in sorted(files):
+            path = os.path.join(root, name)
+            if name.endswith((".py", ".pyi")) and not name.startswith(".") and not os.path.islink(path):
+                yield path
+
+
+def _is_source(root: str, name: str) -> bool:
+    path = os.path.join(root, name)
+    if name.startswith(".") or name in _NEVER or os.path.islink(path):
+        return False
+    return not os.path.exists(os.path.join(path, "pyvenv.cfg"))
+
+
+def run(paths: Sequence[str], write: bool = False, jobs: int = 0) -> Iterator[report.FileReport]:
+    """Migrates files, one report after the other, in the order of the paths.
+
+    Args:
+        paths: the files, as from `find`.
+        write: whether to change them; else only the reports say how they would be.
+        jobs: the number of processes; 0 for one for each core.
+
+    Yields:
+        A report for each file.
+    """
+    jobs = min(jobs or os.cpu_count() or 1, max(1, len(paths) // _FEW))
+    with _Pool(jobs) as pool:
+        read = dict(zip(paths, pool.map(_read, paths)))
+        modules = {os.path.realpath(path): bindings for path, (bindings, _) in read.items()}
+        linked = project.Project(modules)
+        work = []
+        for path in paths:
+            real = os.path.realpath(path)
+            known = linked.known(real)
+            worth = read[path][1] or _passes_old_names_on(known)
+            work.append(Job(real, path, known, tuple(sorted(linked.requested(real))), write, worth))
+        yield from pool.map(_migrate, work)
+
+
+class _Pool:
+    """`map` over processes, or in this one where it is not worth the start."""
+
+    def __init__(self, jobs: int):
+        context = multiprocessing.get_context("spawn")
+        self._executor = concurrent.futures.ProcessPoolExecutor(jobs, context) if jobs > 1 else None
+
+    def __enter__(self) -> _Pool:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._executor:
+            self._executor.shutdown(cancel_futures=True)
+
+    def map(self, function, items):  # type: ignore[no-untyped-def]
+        """`map`, in order."""
+        if self._executor is None:
+            return map(function, items)
+        return self._executor.map(function, items, chunksize=8)
+
+
+def _read(path: str) -> tuple[project.Bindings, bool]:
+    """A file's bindings, and whether an old name can stand in it."""
+    try:
+        with open(path, "rb") as file:
+            source = file.read()
+    except OSError:
+        return project.read(""), True  # the second pass reports it
+    # With a zero byte it may be UTF-16, in which no token would be seen; parsing will say what is wrong.
+    return project.read(source), any(token in source for token in (*names.TOKENS, b"\0"))
+
+
+def _passes_old_names_on(known: project.Known) -> bool:
+    meanings = {m for exported in known.values() for ms in exported.values() for m in ms}
+    return any(names.canonical(m) in names.OLD or names.canonical(m) in names.MODULES for m in meanings)
+
+
+def _migrate(job: Job) -> report.FileReport:
+    if not job.worth_parsing:
+        return report.FileReport(job.shown, report.UNCHANGED)
+    try:
+        with open(job.path, "rb") as file:
+            old = file.read()
+        new, findings = migrate(old, job.known, job.requested)
+        if new == old:
+            return report.FileReport(job.shown, report.UNCHANGED, findings)
+        if job.write:
+            write_atomically(job.path, new)
+        return report.FileReport(job.shown, report.CHANGED, findings, diff=_diff(job.shown, old, new))
+    except (OSError, ValueError) as error:
+        message = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        return report.FileReport(job.shown, report.ERROR, error=message)
+    except Exception as error:  # one odd file must not stop the others; the report names it
+        return report.FileReport(job.shown, report.ERROR, error=f"{type(error).__name__}: {error}")
+
+
+def write_atomically(path: str, content: bytes) -> None:
+    """Replaces a file's content at once, keeping its permissions: a reader sees the old or the new, never a part.
+
+    Args:
+        path: the file.
+        content: its new bytes.
+
+    Raises:
+        OSError: it cannot be written; then it is as it was.
+    """
+    if not os.access(path, os.W_OK):
+        raise PermissionError(f"is not writable: {path}")
+    descriptor, temporary = tempfile.mkstemp(prefix=".tf-lossscale-", dir=os.path.dirname(path))
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        shutil.copymode(path, temporary)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _diff(path: str, old: bytes, new: bytes) -> str:
+    shown = path.replace(os.sep, "/").lstrip("/")
+    lines = difflib.unified_diff(_lines(old), _lines(new), f"a/{shown}", f"b/{shown}")
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+
+
+def _lines(content: bytes) -> list[str]:
+    return [line.decode("utf-8", "surrogateescape") for line in content.splitlines(keepends=True)]

@@ -1,0 +1,176 @@
+"""The old names and what stands in their place: a table, data only.
+
+A name is looked up in its canonical form: see `canonical`. Every other module of the codemod asks this one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Old(NamedTuple):
+    """What an old name is, and the name that does its job now.
+
+    >>> OLD["keras.mixed_precision.experimental.set_policy"].new
+    'keras.mixed_precision.set_global_policy'
+    """
+
+    role: str  # one of the constants below
+    new: str
+
+
+# What an old name can be. The first three are classes of wrappers, told apart by the arguments they take.
+STABLE = "stable"  # (inner_optimizer, dynamic, initial_scale, dynamic_growth_steps)
+EXPERIMENTAL = "experimental"  # (optimizer, loss_scale)
+CONTRIB = "contrib"  # (opt, loss_scale_manager)
+POLICY = "policy"  # (name, loss_scale)
+GRAPH_REWRITE = "graph rewrite"  # (opt, loss_scale)
+KERAS_FUNCTION = "function of keras.mixed_precision"  # renamed
+LEGACY = "legacy"  # lives on in tf_lossscale.legacy, same arguments
+OURS = "ours"  # tf_lossscale.LossScaleOptimizer
+
+WRAPPERS = (STABLE, EXPERIMENTAL, CONTRIB, OURS)
+
+WRAPPER = "tf_lossscale.LossScaleOptimizer"
+HELPER = "tf_lossscale.legacy.from_loss_scale"
+LEGACY_MODULE = "tf_lossscale.legacy"
+FACES = {
+    EXPERIMENTAL: "tf_lossscale.legacy.experimental.LossScaleOptimizer",
+    CONTRIB: "tf_lossscale.legacy.contrib.LossScaleOptimizer",
+}
+
+_KERAS = "keras.mixed_precision"
+
+# Beginnings of a dotted name that mean the same library. Applied until none fits.
+_ROOTS = (
+    ("tensorflow_core.", "tensorflow."),
+    ("tensorflow.compat.v1.", "tensorflow."),
+    ("tensorflow.compat.v2.", "tensorflow."),
+    ("tensorflow.python.keras.", "keras."),
+    ("tensorflow.keras.", "keras."),
+    ("tf_keras.", "keras."),
+    ("keras.src.", "keras."),
+    ("keras.api._v2.keras.", "keras."),
+)
+
+OLD: dict[str, Old] = {
+    f"{_KERAS}.LossScaleOptimizer": Old(STABLE, WRAPPER),
+    f"{_KERAS}.loss_scale_optimizer.LossScaleOptimizer": Old(STABLE, WRAPPER),
+    f"{_KERAS}.loss_scale_optimizer.LossScaleOptimizerV3": Old(STABLE, WRAPPER),
+    f"{_KERAS}.loss_scale_optimizer.BaseLossScaleOptimizer": Old(STABLE, WRAPPER),
+    f"{_KERAS}.loss_scale_optimizer.LossScaleOptimizerV1": Old(EXPERIMENTAL, WRAPPER),
+    f"{_KERAS}.experimental.LossScaleOptimizer": Old(EXPERIMENTAL, WRAPPER),
+    f"{_KERAS}.experimental.loss_scale_optimizer.LossScaleOptimizer": Old(EXPERIMENTAL, WRAPPER),
+    f"{_KERAS}.Policy": Old(POLICY, f"{_KERAS}.Policy"),
+    f"{_KERAS}.policy.PolicyV1": Old(POLICY, f"{_KERAS}.Policy"),
+    WRAPPER: Old(OURS, WRAPPER),
+}
+for _module in (f"{_KERAS}.experimental", f"{_KERAS}.experimental.policy", f"{_KERAS}.policy"):
+    OLD[f"{_module}.Policy"] = Old(POLICY, f"{_KERAS}.Policy")
+    OLD[f"{_module}.set_policy"] = Old(KERAS_FUNCTION, f"{_KERAS}.set_global_policy")
+    OLD[f"{_module}.set_global_policy"] = Old(KERAS_FUNCTION, f"{_KERAS}.set_global_policy")
+    OLD[f"{_module}.global_policy"] = Old(KERAS_FUNCTION, f"{_KERAS}.global_policy")
+    OLD[f"{_module}.get_layer_policy"] = Old(LEGACY, f"{LEGACY_MODULE}.get_layer_policy")
+
+_TRAINING = "tensorflow.python.training.experimental"
+for _module in (
+    "tensorflow.train.experimental",
+    "tensorflow.mixed_precision",
+    "tensorflow.mixed_precision.experimental",
+    f"{_TRAINING}.loss_scale",
+    f"{_TRAINING}.loss_scale_optimizer",
+    f"{_TRAINING}.mixed_precision",
+):
+    for _name in ("LossScale", "FixedLossScale", "DynamicLossScale", "MixedPrecisionLossScaleOptimizer"):
+        OLD[f"{_module}.{_name}"] = Old(LEGACY, f"{LEGACY_MODULE}.{_name}")
+    for _name in ("enable_mixed_precision_graph_rewrite", "enable_mixed_precision_graph_rewrite_v1"):
+        OLD[f"{_module}.{_name}"] = Old(GRAPH_REWRITE, f"{LEGACY_MODULE}.enable_mixed_precision_graph_rewrite")
+    for _name in ("disable_mixed_precision_graph_rewrite", "disable_mixed_precision_graph_rewrite_v1"):
+        OLD[f"{_module}.{_name}"] = Old(LEGACY, f"{LEGACY_MODULE}.disable_mixed_precision_graph_rewrite")
+OLD[f"{_TRAINING}.loss_scale.get"] = Old(LEGACY, f"{LEGACY_MODULE}.get")
+
+_CONTRIB = "tensorflow.contrib.mixed_precision"
+for _module in (_CONTRIB, f"{_CONTRIB}.python.loss_scale_manager", f"{_CONTRIB}.python.loss_scale_optimizer"):
+    for _name in ("LossScaleManager", "FixedLossScaleManager", "ExponentialUpdateLossScaleManager"):
+        OLD[f"{_module}.{_name}"] = Old(LEGACY, f"{LEGACY_MODULE}.{_name}")
+    OLD[f"{_module}.LossScaleOptimizer"] = Old(CONTRIB, FACES[CONTRIB])
+
+# A module that is gone, as a value (`mp = tf.keras.mixed_precision.experimental`) -> what has its names now.
+MODULES = {
+    f"{_KERAS}.experimental": _KERAS,
+    f"{_KERAS}.experimental.policy": _KERAS,
+    f"{_KERAS}.policy": _KERAS,
+    "tensorflow.mixed_precision": LEGACY_MODULE,
+    "tensorflow.mixed_precision.experimental": LEGACY_MODULE,
+    _CONTRIB: f"{LEGACY_MODULE}.contrib",
+}
+
+# Modules of which nothing is left once the names above are taken out: their import goes when no use remains.
+EMPTIED = (
+    f"{_KERAS}.experimental.loss_scale_optimizer",
+    f"{_KERAS}.loss_scale_optimizer",
+    f"{_TRAINING}.loss_scale",
+    f"{_TRAINING}.loss_scale_optimizer",
+    f"{_TRAINING}.mixed_precision",
+    f"{_CONTRIB}.python.loss_scale_manager",
+    f"{_CONTRIB}.python.loss_scale_optimizer",
+    _KERAS,
+    *MODULES,
+)
+
+# Attributes of a wrapper's loss scale object -> public properties of the wrapper.
+STATE = {
+    "current_loss_scale": "loss_scale",
+    "_current_loss_scale": "loss_scale",
+    "_loss_scale_value": "loss_scale",
+    "initial_loss_scale": "initial_scale",
+    "_initial_loss_scale": "initial_scale",
+    "initial_value": "initial_scale",
+    "increment_period": "dynamic_growth_steps",
+    "_increment_period": "dynamic_growth_steps",
+    "growth_steps": "dynamic_growth_steps",
+    "counter": "dynamic_counter",
+    "_num_good_steps": "dynamic_counter",
+}
+
+# Methods of the originals that subclasses override; tf_lossscale does not call them.
+HOOKS = (
+    "_apply_gradients",
+    "_apply_gradients_cross_replica",
+    "_compute_gradients",
+    "_get_gradients",
+    "_raise_if_strategy_unsupported",
+    "_unscale_grads",
+)
+
+# Constructors whose result is surely not a wrapper yet.
+KERAS_OPTIMIZERS = ("keras.optimizers.",)
+V1_OPTIMIZERS = ("tensorflow.train.",)
+
+# The beginnings of all of the above: `tf.keras` may lead to an old name, `tf.data` does not.
+LEADING = {".".join(name.split(".")[:n]) for name in (*OLD, *MODULES) for n in range(1, name.count(".") + 2)}
+
+# What a file must contain, as bytes, to be worth parsing.
+TOKENS = (b"mixed_precision", b"LossScale", b"loss_scale", b"TODO(tf-lossscale)")
+
+
+def canonical(dotted: str) -> str:
+    """Returns a dotted name in the one form under which the tables have it.
+
+    >>> canonical("tensorflow.compat.v1.keras.mixed_precision.experimental.Policy")
+    'keras.mixed_precision.experimental.Policy'
+
+    Args:
+        dotted: a qualified name, with the module's real name in front.
+
+    Returns:
+        The canonical name; `dotted` itself if it is of another library.
+    """
+    name = dotted + "."
+    changed = True
+    while changed:
+        changed = False
+        for old, new in _ROOTS:
+            if name.startswith(old):
+                name, changed = new + name[len(old) :], True
+    return name[:-1]

@@ -1,0 +1,101 @@
+"""What the codemod found and did, for people and for programs."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+from collections.abc import Iterable
+from typing import Any
+
+REWRITTEN = "rewritten"
+TODO = "todo"
+NOTICE = "notice"
+
+CHANGED = "changed"
+UNCHANGED = "unchanged"
+ERROR = "error"
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Finding:
+    """One use of an old name.
+
+    >>> Finding(3, 6, REWRITTEN, "mp.LossScaleOptimizer(o, 'dynamic')", "tf_lossscale.LossScaleOptimizer(o)").line
+    3
+    """
+
+    line: int  # from 1, in the old file
+    column: int  # from 0
+    kind: str  # REWRITTEN; TODO: left as it is, with a comment in the file; NOTICE: left, and only reported
+    old: str
+    new: str | None = None
+    reason: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class FileReport:
+    """What became of one file."""
+
+    path: str
+    status: str  # CHANGED, UNCHANGED or ERROR
+    findings: tuple[Finding, ...] = ()
+    error: str | None = None
+    diff: str = ""
+
+    @property
+    def left_to_do(self) -> bool:
+        """Whether `--check` has to say so."""
+        return self.status != UNCHANGED or any(finding.kind == TODO for finding in self.findings)
+
+
+def counts(reports: Iterable[FileReport]) -> dict[str, int]:
+    """Counts files by status and findings by kind.
+
+    >>> counts([FileReport("a.py", UNCHANGED)])["files"]
+    1
+
+    Args:
+        reports: one for each file.
+
+    Returns:
+        `files, changed, unchanged, error, rewritten, todo, notice`.
+    """
+    counted = collections.Counter({k: 0 for k in ("files", CHANGED, UNCHANGED, ERROR, REWRITTEN, TODO, NOTICE)})
+    for report in reports:
+        counted["files"] += 1
+        counted[report.status] += 1
+        counted.update(finding.kind for finding in report.findings)
+    return dict(counted)
+
+
+def as_json(reports: Iterable[FileReport], written: bool) -> str:
+    """Returns the machine-readable report; its schema is in docs/migration.md.
+
+    >>> json.loads(as_json([], written=False))["version"]
+    1
+
+    Args:
+        reports: one for each file.
+        written: whether the files were changed.
+
+    Returns:
+        JSON text.
+    """
+    reports = list(reports)
+    content: dict[str, Any] = {
+        "version": 1,
+        "written": written,
+        "summary": counts(reports),
+        "files": [
+            {
+                "path": report.path,
+                "status": report.status,
+                "error": report.error,
+                "findings": [dataclasses.asdict(finding) for finding in report.findings],
+            }
+            for report in reports
+            if report.status != UNCHANGED or report.findings
+        ],
+    }
+    return json.dumps(content, indent=2)
