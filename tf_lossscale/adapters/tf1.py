@@ -1,0 +1,194 @@
+"""TensorFlow 1: `tf.compat.v1.train.Optimizer`s, in legacy graphs and in eager mode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tf_lossscale import optimizer
+from tf_lossscale.core import strategies
+
+_Optimizer: Any = tf.compat.v1.train.Optimizer
+
+
+class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
+    """The wrapper around a `tf.compat.v1.train.Optimizer`; its methods take that class's arguments."""
+
+    _is_adapter = True
+    _inner_options = ()
+    _delegated = ("_lr", "_learning_rate")
+
+    def _adopt(self, options: dict[str, Any]) -> None:
+        super()._adopt(options)
+        _Optimizer.__init__(self, use_locking=False, name=self._optimizer.get_name())
+
+    def compute_gradients(self, loss: Any, var_list: Any = None, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
+        """Computes the unscaled gradients of a loss, scaling it on the way.
+
+        Args:
+            loss: a tensor, or in eager mode a function that returns one.
+            var_list: the variables; None for those of the graph.
+            *args: as in `tf.compat.v1.train.Optimizer.compute_gradients`.
+            **kwargs: as there; `tape` gives the tape that recorded a tensor in eager mode.
+
+        Returns:
+            A list of (gradient, variable).
+        """
+        tape = kwargs.pop("tape", None)
+        if tape is not None:
+            return super().compute_gradients(loss, var_list, kwargs.get("grad_loss"), tape)
+        pairs = self._optimizer.compute_gradients(self.get_scaled_loss(loss), var_list, *args, **kwargs)
+        gradients = self.get_unscaled_gradients([g for g, _ in pairs])
+        return list(zip(gradients, [v for _, v in pairs]))
+
+    def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: Any = None, **kwargs: Any) -> Any:
+        """Applies unscaled gradients, or skips the step; a skipped step does not count in `global_step`.
+
+        Args:
+            grads_and_vars: any iterable of (gradient, variable).
+            global_step: a variable that counts the applied steps.
+            name: a name for the operation.
+            **kwargs: `experimental_aggregate_gradients` or `skip_gradients_aggregation`.
+
+        Returns:
+            In a legacy graph the operation to run.
+        """
+        return super().apply_gradients(grads_and_vars, name, global_step=global_step, **kwargs)
+
+    def minimize(
+        self,
+        loss: Any,
+        global_step: Any = None,
+        var_list: Any = None,
+        gate_gradients: int = _Optimizer.GATE_OP,
+        aggregation_method: Any = None,
+        colocate_gradients_with_ops: bool = False,
+        name: Any = None,
+        grad_loss: Any = None,
+        tape: Any = None,
+    ) -> Any:
+        """Takes one step; the arguments are those of `tf.compat.v1.train.Optimizer.minimize`.
+
+        Args:
+            loss: a tensor, or in eager mode a function that returns one.
+            global_step: a variable that counts the applied steps.
+            var_list: the variables; None for those of the graph.
+            gate_gradients: as in the original.
+            aggregation_method: as in the original.
+            colocate_gradients_with_ops: as in the original.
+            name: a name for the operation.
+            grad_loss: gradient of something with respect to the loss.
+            tape: the tape that recorded the loss, in eager mode.
+
+        Returns:
+            In a legacy graph the operation to run.
+        """
+        if isinstance(global_step, (list, tuple)):  # minimize(loss, var_list), as Keras has it
+            global_step, var_list = var_list, global_step
+        pairs = self.compute_gradients(
+            loss,
+            var_list,
+            gate_gradients=gate_gradients,
+            aggregation_method=aggregation_method,
+            colocate_gradients_with_ops=colocate_gradients_with_ops,
+            grad_loss=grad_loss,
+            **({} if tape is None else {"tape": tape}),
+        )
+        return self.apply_gradients(pairs, global_step=global_step, name=name)
+
+    def _step(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> Any:
+        # A variable without a gradient gets no slots, as in the inner optimizer: old checkpoints have none for it.
+        pairs = [(g, v) for g, v in zip(gradients, variables) if g is not None] or list(zip(gradients, variables))
+        return super()._step([g for g, _ in pairs], [v for _, v in pairs], **kwargs)
+
+    def _build_inner(self, variables: list[Any]) -> None:
+        strategies.once(lambda: self._create_slots_of(variables))
+
+    def _create_slots_of(self, variables: list[Any]) -> None:
+        with tf.init_scope():
+            self._optimizer._create_slots(variables)
+
+    def _apply_reduced(self, grads_and_vars: list[tuple[Any, Any]], **kwargs: Any) -> Any:
+        if strategies.several_replicas():
+            # These optimizers sum over the replicas by themselves: one gives the sum, the others zeros.
+            first = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0)
+            grads_and_vars = [(_only_if(first, g), v) for g, v in grads_and_vars]
+        return self._optimizer.apply_gradients(grads_and_vars, **kwargs)
+
+    def _advance_iterations(self) -> Any:
+        return tf.no_op()  # a skipped step does not count in global_step
+
+    def _hyperparameter_names(self) -> tuple[str, ...]:
+        return ()
+
+    @property  # type: ignore[misc]
+    def iterations(self) -> Any:
+        """Not counted by these optimizers: pass `global_step`."""
+        raise AttributeError(
+            f"{type(self._optimizer).__name__} of tf.compat.v1.train does not count its steps. "
+            "Pass global_step to apply_gradients."
+        )
+
+    @property
+    def learning_rate(self) -> Any:
+        """The inner optimizer's learning rate, as it was given: a number, a tensor, a variable or a function."""
+        return getattr(self._optimizer, self._learning_rate_name())
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        setattr(self._optimizer, self._learning_rate_name(), value)
+
+    def _learning_rate_name(self) -> str:
+        return "_lr" if hasattr(self._optimizer, "_lr") else "_learning_rate"
+
+    @property
+    def weights(self) -> list[Any]:
+        """The inner optimizer's variables."""
+        return self._optimizer.variables()
+
+    def get_name(self) -> str:
+        """Returns the inner optimizer's name."""
+        return self._optimizer.get_name()
+
+    def get_slot(self, var: Any, name: str) -> Any:
+        """Returns the inner optimizer's slot variable of `var`."""
+        return self._optimizer.get_slot(var, name)
+
+    def get_slot_names(self) -> list[str]:
+        """Returns the names of the inner optimizer's slots."""
+        return self._optimizer.get_slot_names()
+
+    def _restore_slot_variable(self, *args: Any, **kwargs: Any) -> Any:
+        return self._optimizer._restore_slot_variable(*args, **kwargs)
+
+    def _create_or_restore_slot_variable(self, *args: Any, **kwargs: Any) -> Any:
+        return self._optimizer._create_or_restore_slot_variable(*args, **kwargs)
+
+    def get_config(self) -> dict[str, Any]:
+        raise NotImplementedError(
+            "Optimizers of tf.compat.v1.train have no config, and so their wrapper has none. Save it with "
+            "tf.train.Checkpoint or tf.compat.v1.train.Saver."
+        )
+
+    # Checkpoints: the names of TensorFlow 1.15's wrapper are written; those of a bare optimizer are read as well.
+
+    def __dir__(self) -> list[str]:
+        # tf.train.Checkpoint saves the slots of whatever lists this name: those are the inner optimizer's to save.
+        return [name for name in super().__dir__() if name != "get_slot_names"]
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+        del save_type, kwargs
+        return {"base_optimizer": self._optimizer, "loss_scale": self._loss_scale}
+
+    def _lookup_dependency(self, name: str, *args: Any) -> Any:
+        children = self._trackable_children()
+        return children[name] if name in children else self._optimizer._lookup_dependency(name, *args)
+
+
+def _only_if(condition: tf.Tensor, gradient: Any) -> Any:
+    """The gradient, or zeros in its place."""
+    if isinstance(gradient, tf.IndexedSlices):
+        values = _only_if(condition, gradient.values)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return tf.where(condition, gradient, tf.zeros_like(gradient))

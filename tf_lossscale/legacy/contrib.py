@@ -1,0 +1,204 @@
+"""`tf.contrib.mixed_precision`: loss scale managers, and the optimizer that asks one."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import tensorflow as tf
+
+from tf_lossscale.adapters import tf1
+from tf_lossscale.core import state
+from tf_lossscale.core.rules import Rules
+
+
+class LossScaleManager(abc.ABC):
+    """What a loss scale manager answers. Derive from it for one of your own.
+
+    >>> class Constant(LossScaleManager):
+    ...     def get_loss_scale(self):
+    ...         return tf.constant(4.0)
+    ...     def update_loss_scale(self, finite_grads):
+    ...         return tf.no_op()
+    >>> Constant().get_loss_scale().numpy().item()
+    4.0
+
+    Source: `tf.contrib.mixed_precision.LossScaleManager` of TensorFlow 1.15.
+    """
+
+    @abc.abstractmethod
+    def get_loss_scale(self) -> Any:
+        """Returns the current scale, a float32 scalar tensor."""
+
+    @abc.abstractmethod
+    def update_loss_scale(self, finite_grads: Any) -> Any:
+        """Moves the scale after a step.
+
+        Args:
+            finite_grads: bool scalar, whether all gradients are finite.
+
+        Returns:
+            The operation that does it.
+        """
+
+
+class FixedLossScaleManager(LossScaleManager):
+    """A scale that stays the same; a step with non-finite gradients is skipped all the same.
+
+    >>> FixedLossScaleManager(128).get_loss_scale().numpy().item()
+    128.0
+
+    Args:
+        loss_scale: a number of at least 1.
+
+    Raises:
+        ValueError: it is below 1.
+
+    Source: `tf.contrib.mixed_precision.FixedLossScaleManager` of TensorFlow 1.15.
+    """
+
+    def __init__(self, loss_scale: Any):
+        if loss_scale < 1:
+            raise ValueError(f"loss scale must be at least 1, but got: {loss_scale!r}.")
+        self._value = float(loss_scale)
+
+    def get_loss_scale(self) -> tf.Tensor:
+        """Returns the scale."""
+        return tf.constant(self._value, tf.float32)
+
+    def update_loss_scale(self, finite_grads: Any) -> Any:
+        """Returns an operation that does nothing."""
+        del finite_grads
+        return tf.no_op()
+
+
+class ExponentialUpdateLossScaleManager(LossScaleManager):
+    """A scale that is multiplied by one ratio after a number of finite steps, by another after some overflows.
+
+    Overflows count although finite steps lie between them.
+
+    >>> manager = ExponentialUpdateLossScaleManager(64.0, 2, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
+    >>> _ = manager.update_loss_scale(tf.constant(False))
+    >>> manager.get_loss_scale().numpy().item()
+    32.0
+
+    Args:
+        init_loss_scale: the scale to start with.
+        incr_every_n_steps: finite steps in a row after which it grows.
+        decr_every_n_nan_or_inf: overflows after which it is lowered, never below 1.
+        incr_ratio: what it is multiplied by when it grows.
+        decr_ratio: what it is multiplied by when it is lowered.
+
+    Source: `tf.contrib.mixed_precision.ExponentialUpdateLossScaleManager` of TensorFlow 1.15.
+    """
+
+    def __init__(
+        self,
+        init_loss_scale: Any,
+        incr_every_n_steps: Any,
+        decr_every_n_nan_or_inf: Any = 2,
+        incr_ratio: Any = 2,
+        decr_ratio: Any = 0.8,
+    ):
+        self._state = _ExponentialScale(
+            init_loss_scale,
+            Rules(
+                growth_steps=incr_every_n_steps,
+                growth_factor=float(incr_ratio),
+                backoff_factor=float(decr_ratio),
+                hysteresis=decr_every_n_nan_or_inf,
+                forgiving=False,
+            ),
+        )
+
+    def get_loss_scale(self) -> tf.Tensor:
+        """Returns the current scale, a float32 scalar tensor."""
+        return self._state()
+
+    @tf.autograph.experimental.do_not_convert
+    def update_loss_scale(self, finite_grads: Any) -> Any:
+        """Moves the scale after a step.
+
+        Args:
+            finite_grads: bool scalar, whether all gradients are finite.
+
+        Returns:
+            In a graph the operation that does it.
+        """
+        done = self._state.record(tf.cast(finite_grads, tf.bool))
+        return None if tf.executing_eagerly() else tf.group(*[each.op for each in done])
+
+
+class LossScaleOptimizer(tf1.LossScaleOptimizer):
+    """Wraps a `tf.compat.v1.train.Optimizer`; the scale is what a manager says.
+
+    >>> manager = FixedLossScaleManager(8)
+    >>> opt = LossScaleOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.5), manager)
+    >>> weight = tf.Variable(1.0)
+    >>> _ = opt.apply_gradients([(tf.constant(float("nan")), weight)])
+    >>> weight.numpy().item()
+    1.0
+
+    Args:
+        opt: a `tf.compat.v1.train.Optimizer`.
+        loss_scale_manager: a manager of this module, or an object with `get_loss_scale` and `update_loss_scale`.
+
+    Raises:
+        TypeError: `opt` is no such optimizer, or the manager lacks a method.
+
+    Source: `tf.contrib.mixed_precision.LossScaleOptimizer` of TensorFlow 1.15.
+    """
+
+    def __init__(self, opt: Any, loss_scale_manager: Any):
+        for method in ("get_loss_scale", "update_loss_scale"):
+            if not hasattr(loss_scale_manager, method):
+                raise TypeError(
+                    f"`loss_scale_manager` must have a method {method}(), but got: {loss_scale_manager!r}. "
+                    "Derive it from tf_lossscale.legacy.LossScaleManager."
+                )
+        super().__init__(opt, loss_scale_manager=_Managed(loss_scale_manager))
+
+
+class _ExponentialScale(state.DynamicLossScale):
+    """A dynamic scale that takes what contrib took, odd arguments too, in variables of contrib's names and dtypes."""
+
+    def __init__(self, initial_scale: Any, rules: Rules):
+        state.LossScale.__init__(self)
+        self.initial_scale = float(initial_scale)
+        self.rules = rules
+        self._make_weights()
+
+    @property
+    def current_loss_scale(self) -> tf.Variable:
+        return self._weight("loss_scale", self.initial_scale, tf.float32)
+
+    @property
+    def good_steps(self) -> tf.Variable:
+        return self._weight("good_steps", 0, tf.int32)
+
+    @property
+    def bad_steps(self) -> tf.Variable:
+        return self._weight("bad_steps", 0, tf.int32)
+
+
+class _Managed(state.LossScale):
+    """A loss scale that asks a manager; a non-finite step is skipped, whatever the manager says."""
+
+    may_skip = True
+    initial_scale = float("nan")
+
+    def __init__(self, manager: Any):
+        super().__init__()
+        self._manager = manager
+
+    def as_loss_scale(self) -> state.LossScale:
+        """Returns the loss scale that `LossScaleOptimizer` drives: itself, or the manager's own if that says all."""
+        exponential = type(self._manager) is ExponentialUpdateLossScaleManager
+        return self._manager._state if exponential else self
+
+    def __call__(self) -> tf.Tensor:
+        return tf.convert_to_tensor(self._manager.get_loss_scale())
+
+    def record(self, applied: tf.Tensor) -> list[Any]:
+        done = self._manager.update_loss_scale(applied)
+        return [] if done is None else [done]

@@ -1,0 +1,114 @@
+"""MixedPrecisionLossScaleOptimizer and the graph rewrite: `tf.compat.v1.mixed_precision`, `tf.train.experimental`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from tf_lossscale import registry
+from tf_lossscale.adapters import tf1
+from tf_lossscale.legacy import loss_scale as loss_scale_lib
+from tf_lossscale.legacy.wrap import from_loss_scale
+from tf_lossscale.optimizer import LossScaleOptimizer
+
+
+class MixedPrecisionLossScaleOptimizer(tf1.LossScaleOptimizer):
+    """Wraps a `tf.compat.v1.train.Optimizer` with a loss scale.
+
+    >>> opt = MixedPrecisionLossScaleOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.5), 8)
+    >>> weight = tf.Variable(1.0)
+    >>> _ = opt.minimize(lambda: 1.0 * weight, var_list=[weight])
+    >>> weight.numpy().item()
+    0.5
+
+    Args:
+        opt: a `tf.compat.v1.train.Optimizer`.
+        loss_scale: "dynamic", a number, a LossScale or a config.
+
+    Raises:
+        TypeError: `loss_scale` is None.
+        ValueError: `opt` is no such optimizer, or `loss_scale` is none of these.
+
+    Source: `tf.compat.v1.mixed_precision.MixedPrecisionLossScaleOptimizer`.
+    """
+
+    def __init__(self, opt: Any, loss_scale: Any):
+        if not isinstance(opt, tf.compat.v1.train.Optimizer):
+            raise ValueError(
+                f'"opt" must be an instance of tf.compat.v1.train.Optimizer, but got: {opt!r}. '
+                "Wrap a Keras optimizer with tf_lossscale.LossScaleOptimizer."
+            )
+        super().__init__(opt, loss_scale_manager=_scale(loss_scale))
+
+
+def enable_mixed_precision_graph_rewrite(opt: Any, loss_scale: Any = "dynamic") -> Any:
+    """Has TensorFlow run float32 graphs in float16 where that is safe, and wraps the optimizer with a loss scale.
+
+    >>> wrapped = enable_mixed_precision_graph_rewrite(tf.compat.v1.train.GradientDescentOptimizer(0.1))
+    >>> type(wrapped).__name__
+    'MixedPrecisionLossScaleOptimizer'
+    >>> disable_mixed_precision_graph_rewrite()
+
+    Args:
+        opt: a `tf.compat.v1.train.Optimizer`, or an optimizer of Keras 3 or tf_keras.
+        loss_scale: "dynamic", a number, a LossScale or a config.
+
+    Returns:
+        The wrapped optimizer.
+
+    Raises:
+        TypeError: `loss_scale` is None.
+        ValueError: `opt` is no optimizer, is wrapped already, or `loss_scale` is none of these.
+
+    Source: `tf.train.experimental.enable_mixed_precision_graph_rewrite`.
+    """
+    if isinstance(opt, LossScaleOptimizer):
+        raise ValueError(
+            f'"opt" must not already be an instance of a LossScaleOptimizer, but got: {opt!r}. '
+            "Pass the optimizer that it wraps."
+        )
+    scale = _scale(loss_scale)
+    if isinstance(opt, tf.compat.v1.train.Optimizer):
+        wrapped: Any = MixedPrecisionLossScaleOptimizer(opt, scale)
+    elif registry.adapter_for(opt) is not None:
+        wrapped = from_loss_scale(opt, scale)
+    else:
+        raise ValueError(
+            f'"opt" must be an instance of a tf.train.Optimizer or a tf.keras.optimizers.Optimizer, but got: {opt!r}.'
+        )
+    _rewrite_graphs(True)
+    return wrapped
+
+
+def disable_mixed_precision_graph_rewrite() -> None:
+    """Has TensorFlow run graphs as they are again. Optimizers that were wrapped stay wrapped.
+
+    >>> disable_mixed_precision_graph_rewrite()
+    >>> tf.config.optimizer.get_experimental_options()["auto_mixed_precision"]
+    False
+
+    Source: `tf.train.experimental.disable_mixed_precision_graph_rewrite`.
+    """
+    _rewrite_graphs(False)
+
+
+def _scale(loss_scale: Any) -> Any:
+    scale = loss_scale_lib.get(loss_scale)
+    if scale is None:
+        raise TypeError("`loss_scale` must be 'dynamic', a number or a LossScale, but got: None.")
+    return scale
+
+
+def _rewrite_graphs(enabled: bool) -> None:
+    tf.config.optimizer.set_experimental_options({"auto_mixed_precision": enabled})
+    # A Session with a ConfigProto of its own asks this flag. Nothing public sets it without wrapping an optimizer.
+    from tensorflow.python.training.experimental import mixed_precision_global_state as sessions
+
+    if enabled and sessions.non_mixed_precision_session_created():
+        logging.warning(
+            "A Session was made before enable_mixed_precision_graph_rewrite was called: its graph is run as it is. "
+            "Call enable_mixed_precision_graph_rewrite before any Session is made."
+        )
+    sessions.set_mixed_precision_graph_rewrite_enabled(enabled)

@@ -1,0 +1,247 @@
+"""LossScale, FixedLossScale, DynamicLossScale: `tf.train.experimental` and `tf.mixed_precision.experimental`."""
+
+from __future__ import annotations
+
+import abc
+import numbers
+from typing import Any
+
+import tensorflow as tf
+
+from tf_lossscale.core import finite as finite_lib
+from tf_lossscale.core import state, strategies
+from tf_lossscale.legacy import versions
+from tf_lossscale.legacy.tensor_like import TensorLike
+
+_as_written = tf.autograph.experimental.do_not_convert
+
+
+class LossScale(TensorLike, state.LossScale, abc.ABC):
+    """A loss scale by the old contract: it looks at the gradients itself. Derive from it for one of your own.
+
+    >>> class Halving(LossScale):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self._scale = self._add_weight("scale", 64.0)
+    ...     def __call__(self):
+    ...         return self._scale
+    ...     def update(self, grads):
+    ...         return self._scale.assign(self._scale / 2), True
+    ...     def get_config(self):
+    ...         return {}
+    >>> halving = Halving()
+    >>> _ = halving.update([])
+    >>> halving().numpy().item()
+    32.0
+
+    Source: `tf.train.experimental.LossScale`,
+    https://www.tensorflow.org/versions/r2.3/api_docs/python/tf/mixed_precision/experimental/LossScale
+    """
+
+    may_skip = True
+
+    @abc.abstractmethod
+    def __call__(self) -> Any:
+        """Returns the current scale, a float32 scalar tensor."""
+
+    @abc.abstractmethod
+    def update(self, grads: Any) -> tuple[Any, Any]:
+        """Moves the scale after a step.
+
+        Args:
+            grads: a nested structure of unscaled gradients; all of them, of all replicas.
+
+        Returns:
+            The operation that moves it (in eager mode it is done already), and whether to apply the gradients.
+        """
+
+    @abc.abstractmethod
+    def get_config(self) -> dict[str, Any]:
+        """Returns what the constructor needs."""
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> LossScale:
+        """Returns a new loss scale from what `get_config` returned."""
+        return cls(**config)
+
+    def _add_weight(self, name: str, initial_value: Any, dtype: Any = None) -> tf.Variable:
+        return self._weight(name, initial_value, tf.as_dtype(dtype or tf.float32))
+
+    #: The scale at the start; not known of a loss scale of one's own.
+    initial_scale = float("nan")
+
+    def as_loss_scale(self) -> LossScale:
+        """Returns itself: what `LossScaleOptimizer` drives."""
+        return self
+
+    # The contract of the core, by the old one: `update` checks and records at once.
+
+    def check(self, gradients: Any) -> tf.Tensor:
+        update, apply = self.update(list(gradients))
+        waited = [] if update is None or tf.executing_eagerly() else [getattr(update, "op", update)]
+        with tf.control_dependencies(waited):
+            return tf.identity(tf.convert_to_tensor(apply))
+
+    def record(self, applied: tf.Tensor) -> list[Any]:
+        del applied
+        return []
+
+
+class FixedLossScale(LossScale):
+    """A scale that stays the same.
+
+    >>> scale = FixedLossScale(128)
+    >>> scale().numpy().item()
+    128.0
+    >>> scale
+    FixedLossScale(128.0)
+
+    Args:
+        loss_scale_value: a Python number of at least 1.
+
+    Raises:
+        ValueError: it is not a Python int or float, or is below 1.
+
+    Source: `tf.train.experimental.FixedLossScale`.
+    """
+
+    may_skip = False
+
+    def __init__(self, loss_scale_value: Any):
+        super().__init__()
+        if not isinstance(loss_scale_value, (int, float)):
+            raise ValueError(f"loss_scale_value must be a Python int or float, but got: {loss_scale_value!r}.")
+        if loss_scale_value < 1:
+            raise ValueError(f"loss_scale_value must be at least 1, but got: {loss_scale_value!r}.")
+        self.initial_scale = float(loss_scale_value)
+
+    def __call__(self) -> tf.Tensor:
+        return tf.constant(self.initial_scale, tf.float32)
+
+    def update(self, grads: Any) -> tuple[Any, Any]:
+        """Returns an operation that does nothing, and True."""
+        del grads
+        return tf.no_op(), True
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns what the constructor needs."""
+        return {"loss_scale_value": self.initial_scale}
+
+    def __repr__(self) -> str:
+        return f"FixedLossScale({self.initial_scale})"
+
+
+class DynamicLossScale(LossScale, state.DynamicLossScale):
+    """A scale that grows after many finite steps and is divided by the same number after an overflow.
+
+    >>> scale = DynamicLossScale(initial_loss_scale=64, increment_period=1)
+    >>> _, apply = scale.update([tf.constant([1.0])])
+    >>> bool(apply), scale().numpy().item()
+    (True, 128.0)
+
+    Args:
+        initial_loss_scale: the scale to start with.
+        increment_period: finite steps in a row after which the scale grows; cut to an int.
+        multiplier: what the scale is multiplied or divided by.
+
+    Source: `tf.train.experimental.DynamicLossScale`. Unlike the arguments of `tf_lossscale.LossScaleOptimizer`, odd
+    ones are taken as the original took them: old code runs on.
+    """
+
+    def __init__(self, initial_loss_scale: Any = 2**15, increment_period: Any = 2000, multiplier: Any = 2.0):
+        LossScale.__init__(self)
+        self.initial_scale = float(initial_loss_scale)
+        self.rules = versions.DividingRules.of(int(increment_period), float(multiplier))
+        self._make_weights()
+
+    @property
+    def initial_loss_scale(self) -> float:
+        """The scale at the start."""
+        return self.initial_scale
+
+    @property
+    def increment_period(self) -> int:
+        """The number of finite steps in a row after which the scale grows."""
+        return self.rules.growth_steps
+
+    @property
+    def multiplier(self) -> float:
+        """What the scale is multiplied or divided by."""
+        return self.rules.growth_factor
+
+    @property
+    def _current_loss_scale(self) -> tf.Variable:
+        return self.current_loss_scale
+
+    @property
+    def _num_good_steps(self) -> tf.Variable:
+        return self.good_steps
+
+    def __call__(self) -> tf.Tensor:
+        return tf.convert_to_tensor(self.current_loss_scale)
+
+    @_as_written
+    def update(self, grads: Any) -> tuple[Any, Any]:
+        """Moves the scale after a step.
+
+        Args:
+            grads: a nested structure of unscaled gradients; per-replica values in a cross-replica context.
+
+        Returns:
+            The operation that moves it, and whether to apply the gradients, a bool scalar tensor.
+        """
+        if strategies.several_replicas() and not tf.distribute.in_cross_replica_context():
+            context = tf.distribute.get_replica_context()
+            return context.merge_call(lambda _, per_replica: self.update(per_replica), args=(grads,))
+        apply = finite_lib.all_finite(versions.values_to_check(grads))
+        done = state.DynamicLossScale.record(self, apply)
+        return (None if tf.executing_eagerly() else tf.group(*[d.op for d in done])), apply
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns what the constructor needs."""
+        return {
+            "initial_loss_scale": self.initial_loss_scale,
+            "increment_period": self.increment_period,
+            "multiplier": self.multiplier,
+        }
+
+    def __repr__(self) -> str:
+        now = ""
+        if tf.executing_eagerly():
+            now = f"current_loss_scale={self().numpy()!s}, num_good_steps={int(self.good_steps)}, "
+        return (
+            f"DynamicLossScale({now}initial_loss_scale={self.initial_loss_scale}, "
+            f"increment_period={self.increment_period}, multiplier={self.multiplier})"
+        )
+
+
+def get(identifier: Any) -> LossScale | None:
+    """Returns the loss scale that an argument `loss_scale` means.
+
+    >>> get("dynamic").increment_period
+    2000
+
+    Args:
+        identifier: "dynamic", a number, a LossScale, a config {"class_name", "config"}, or None.
+
+    Returns:
+        A LossScale; None for None.
+
+    Raises:
+        ValueError: it is none of these.
+
+    Source: `tf.mixed_precision.experimental`, the argument `loss_scale`.
+    """
+    if identifier is None or isinstance(identifier, state.LossScale):
+        return identifier
+    if isinstance(identifier, numbers.Real):
+        return FixedLossScale(float(identifier) if not isinstance(identifier, int) else identifier)
+    if identifier == "dynamic":
+        return DynamicLossScale()
+    if isinstance(identifier, dict) and set(identifier) == {"class_name", "config"}:
+        known = {cls.__name__: cls for cls in (FixedLossScale, DynamicLossScale)}
+        if identifier["class_name"] in known:
+            return known[identifier["class_name"]](**identifier["config"])
+    raise ValueError(
+        f"Could not interpret loss scale identifier: {identifier!r}. Pass 'dynamic', a number, a LossScale, or None."
+    )

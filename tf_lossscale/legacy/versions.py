@@ -1,0 +1,77 @@
+"""Where the originals differ from version to version, and what the old names do here: one place.
+
+| question | TensorFlow 1.15 | 2.0 to 2.3 | compat.v1 of 2.21 | here |
+|---|---|---|---|---|
+| rows of IndexedSlices with the same index | summed | summed | checked as they are | summed |
+| IndexedSlices without a dense shape | ValueError | ValueError | checked | checked |
+| a lower scale | divided (TensorFlow may turn it into a multiplication in graphs) | divided | divided | divided |
+| `increment_period` | cut to an int, also from a string | the same | the same | the same |
+| a period of 0 or less | grows on every step | the same | the same | the same |
+| contrib: overflows before a finite step | still count | | | still count |
+| contrib: missing gradients and iterators | errors | | | taken |
+| fixed scale, non-finite gradients | applied | applied | applied | applied |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tf_lossscale.core.rules import Rules
+
+
+class DividingRules(Rules):
+    """Rules of a `multiplier`: the scale is divided by it, not multiplied by its reciprocal.
+
+    >>> rules = DividingRules.of(increment_period=3, multiplier=2.0)
+    >>> rules.growth_steps
+    3
+    """
+
+    @classmethod
+    def of(cls, increment_period: int, multiplier: float) -> DividingRules:
+        """Returns the rules of the old arguments, as they are: old code may pass odd ones.
+
+        Args:
+            increment_period: finite steps in a row after which the scale grows; 0 or less: on every step.
+            multiplier: what the scale is multiplied or divided by.
+
+        Returns:
+            New rules.
+        """
+        backoff = 1 / multiplier if multiplier else float("inf")
+        return cls(growth_steps=increment_period, growth_factor=multiplier, backoff_factor=backoff)
+
+    def _lowered(self, scale: tf.Tensor) -> tf.Tensor:
+        return tf.maximum(scale / self.growth_factor, self.min_scale)
+
+
+def values_to_check(gradients: Any) -> Iterator[Any]:
+    """Yields the tensors to look at in a nested structure of gradients; of sparse ones the sums of equal rows.
+
+    >>> [t.numpy().tolist() for t in values_to_check([None, tf.constant(1.0)])]
+    [1.0]
+
+    Args:
+        gradients: tensors, numbers, arrays, IndexedSlices or None, nested; across replicas, per-replica values.
+
+    Yields:
+        Tensors.
+    """
+    for gradient in tf.nest.flatten(gradients):
+        if gradient is None:
+            continue
+        for local in _on_each_replica(gradient):
+            if isinstance(local, tf.IndexedSlices):
+                rows, positions = tf.unique(tf.reshape(local.indices, [-1]))
+                yield tf.math.unsorted_segment_sum(local.values, positions, tf.size(rows))
+            else:
+                yield tf.convert_to_tensor(local)
+
+
+def _on_each_replica(gradient: Any) -> tuple[Any, ...]:
+    if isinstance(gradient, tf.distribute.DistributedValues):
+        return tf.distribute.get_strategy().experimental_local_results(gradient)
+    return (gradient,)
