@@ -15,7 +15,7 @@ PACKAGE = pathlib.Path(tf_lossscale.__file__).parent
 # Each room may import from those before it, and from itself.
 ORDER = [
     ("errors",),
-    ("core.rules", "core.finite", "core.scaling"),
+    ("core.rules", "core.finite", "core.scaling", "core.strategies"),
     ("core.state",),
     ("core.replicas",),
     ("contract", "hyperparameters", "registry", "optional"),

@@ -26,30 +26,42 @@ class Contract:
 
     def __init__(self) -> None:
         self._scaled_in: dict[int, Any] = {}
+        self._scaled_by: dict[int, tf.Tensor] = {}
+        self._unscaled_in: dict[int, Any] = {}
         self._called: set[str] = set()
         self._warned: set[str] = set()
 
     def loss_scaled(self, method: str) -> None:
         """Notes that `get_scaled_loss` or `scale_loss` was called."""
         self._called.add(method)
+        self._unscaled_in.pop(threading.get_ident(), None)
         if method == "scale_loss":
             self._scaled_in[threading.get_ident()] = _graph()
         else:
             self._scaled_in.pop(threading.get_ident(), None)
 
+    def loss_scaled_by(self, factor: tf.Tensor) -> None:
+        """Notes what the loss was multiplied by."""
+        self._scaled_by[threading.get_ident()] = factor
+
+    def factor_of_loss(self) -> tf.Tensor | None:
+        """What the loss was multiplied by, if that was in the function that is being traced, or in eager mode."""
+        factor = self._scaled_by.get(threading.get_ident())
+        return factor if factor is not None and getattr(factor, "graph", None) is _graph() else None
+
     def gradients_unscaled(self) -> None:
         """Notes that `get_unscaled_gradients` was called: whatever comes next is unscaled."""
         self._called.add("get_unscaled_gradients")
         self._scaled_in.pop(threading.get_ident(), None)
+        self._unscaled_in[threading.get_ident()] = _graph()
 
     def takes_scaled_gradients(self) -> bool:
         """Whether the gradients that `apply_gradients` got are scaled ones."""
-        thread = threading.get_ident()
-        if thread not in self._scaled_in:
-            return False
-        if self._scaled_in[thread] in _graph_and_parents():
-            del self._scaled_in[thread]
-        return True
+        return _taken(self._scaled_in)
+
+    def takes_unscaled_gradients(self) -> bool:
+        """Whether `get_unscaled_gradients` came right before: Sonnet's `apply` then takes them as they are."""
+        return _taken(self._unscaled_in)
 
     def warn_before_apply_gradients(self) -> None:
         """Warns, once, if the loss or the gradients were never given to us."""
@@ -96,6 +108,16 @@ class Contract:
         if message not in self._warned:
             self._warned.add(message)
             logging.warning("%s", message)
+
+
+def _taken(noted_in: dict[int, Any]) -> bool:
+    """Whether something is noted for this thread; forgets it, unless a traced function will do it again."""
+    thread = threading.get_ident()
+    if thread not in noted_in:
+        return False
+    if noted_in[thread] in _graph_and_parents():
+        del noted_in[thread]
+    return True
 
 
 def _graph() -> Any:

@@ -14,7 +14,7 @@ from absl import logging
 
 from tf_lossscale import errors, registry
 from tf_lossscale.contract import Contract
-from tf_lossscale.core import replicas, scaling
+from tf_lossscale.core import replicas, scaling, strategies
 from tf_lossscale.core.rules import Rules
 from tf_lossscale.core.state import DynamicLossScale, FixedLossScale, LossScale
 
@@ -137,20 +137,11 @@ class LossScaleOptimizer:
                 "Call tf_lossscale.LossScaleOptimizer, which finds the right one."
             )
         errors.boolean("dynamic", dynamic, "For a scale that stays the same pass dynamic=False, initial_scale=1024.")
-        loss_scale = _new_loss_scale(
-            dynamic,
-            initial_scale,
-            Rules(
-                _DEFAULT_GROWTH_STEPS if dynamic_growth_steps is None else dynamic_growth_steps,
-                growth_factor,
-                backoff_factor,
-                hysteresis,
-                min_scale,
-                max_scale,
-            ).checked(),
-            dynamic_growth_steps,
-        )
-        if loss_scale_manager is not None:
+        growth_steps = _DEFAULT_GROWTH_STEPS if dynamic_growth_steps is None else dynamic_growth_steps
+        rules = Rules(growth_steps, growth_factor, backoff_factor, hysteresis, min_scale, max_scale).checked()
+        if loss_scale_manager is None:
+            loss_scale = _new_loss_scale(dynamic, initial_scale, rules, dynamic_growth_steps)
+        else:
             loss_scale = _from_manager(loss_scale_manager, not dynamic or initial_scale or dynamic_growth_steps)
         options = self._checked_options(inner_optimizer, kwargs)
         # Past this line nothing raises: a failed construction leaves the inner optimizer as it was.
@@ -214,7 +205,7 @@ class LossScaleOptimizer:
         """
         self._contract.loss_scaled("get_scaled_loss")
         _warn_if_loss_cannot_hold(loss, self._factor)
-        return scaling.scale_loss(loss, self._factor)
+        return scaling.scale_loss(loss, self._factor_of_loss)
 
     @_as_written
     def scale_loss(self, loss: Any) -> Any:
@@ -254,7 +245,15 @@ class LossScaleOptimizer:
             TypeError: a gradient is not of a floating dtype.
         """
         self._contract.gradients_unscaled()
-        return scaling.unscale(grads, self._factor())
+        factor = self._contract.factor_of_loss() if strategies.workers_step_alone() else None
+        return self._divided(list(grads), self._factor() if factor is None else factor)
+
+    def _factor_of_loss(self) -> tf.Tensor:
+        factor = self._factor()
+        if strategies.workers_step_alone():
+            # Another worker may move the scale before this one's gradients are unscaled.
+            self._contract.loss_scaled_by(factor)
+        return factor
 
     def _factor(self) -> tf.Tensor:
         """What the loss is multiplied by, a float32 scalar."""
@@ -329,9 +328,13 @@ class LossScaleOptimizer:
         grads = list(grads)
         variables = self._known_variables() if trainable_variables is None else list(trainable_variables)
         _require_pairs(grads, variables)
+        self._step(grads, variables, scaled=self._apply_takes_scaled(), aggregate=True, count_skipped=False)
+
+    def _apply_takes_scaled(self) -> bool:
+        """Whether the gradients that `apply` got are scaled ones; asked once in each call."""
         self._contract.warn_before_apply()
         self._contract.takes_scaled_gradients()
-        self._step(grads, variables, scaled=True, aggregate=True, count_skipped=False)
+        return True
 
     @_as_written
     def compute_gradients(
@@ -476,6 +479,9 @@ class LossScaleOptimizer:
 
     def _unscale(self, gradients: list[Any], variables: list[Any], factor: tf.Tensor) -> list[Any]:
         del variables
+        return self._divided(gradients, factor)
+
+    def _divided(self, gradients: list[Any], factor: tf.Tensor) -> list[Any]:
         return scaling.unscale(gradients, factor)
 
     def _require_keywords(self, kwargs: dict[str, Any]) -> None:
@@ -791,8 +797,14 @@ def _adapter_of(inner_optimizer: Any) -> Any:
 
 @functools.cache
 def _joined(cls: Any, adapter: Any) -> Any:
-    metaclass = type(adapter)
-    return metaclass(cls.__name__, (cls, adapter), {"__module__": cls.__module__, "__qualname__": cls.__qualname__})
+    namespace = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    return _common_metaclass(type(cls), type(adapter))(cls.__name__, (cls, adapter), namespace)
+
+
+def _common_metaclass(one: Any, other: Any) -> Any:
+    if issubclass(one, other) or issubclass(other, one):
+        return one if issubclass(one, other) else other
+    return type(one.__name__, (one, other), {})
 
 
 def _require_unwrapped(inner_optimizer: Any) -> None:
@@ -807,6 +819,17 @@ def _require_unwrapped(inner_optimizer: Any) -> None:
             '"inner_optimizer" is already wrapped by a LossScaleOptimizer. An optimizer can only be wrapped by a '
             "single LossScaleOptimizer. Make a new inner optimizer, or go on with the first wrapper."
         )
+
+
+def release(inner_optimizer: Any) -> None:
+    """Lets an optimizer be wrapped again, whose wrapper is gone.
+
+    >>> release(tf.keras.optimizers.SGD())
+
+    Args:
+        inner_optimizer: an optimizer that may have been wrapped.
+    """
+    _wrapped.discard(inner_optimizer)
 
 
 def _new_loss_scale(dynamic: bool, initial_scale: Any, rules: Rules, dynamic_growth_steps: Any) -> LossScale:

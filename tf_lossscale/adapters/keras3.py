@@ -11,7 +11,7 @@ import tensorflow as tf
 from absl import logging
 
 from tf_lossscale import hyperparameters, optimizer
-from tf_lossscale.core import replicas, scaling
+from tf_lossscale.core import replicas, scaling, strategies
 
 
 @keras.saving.register_keras_serializable("tf_lossscale")
@@ -78,7 +78,7 @@ class LossScaleOptimizer(
 
     def _build_inner(self, variables: list[Any]) -> None:
         if not self._optimizer.built:
-            replicas.once(lambda: self._build_in_this_context(variables))
+            strategies.once(lambda: self._build_in_this_context(variables))
 
     def _build_in_this_context(self, variables: list[Any]) -> None:
         with tf.init_scope(), keras.name_scope(self.name):
@@ -95,14 +95,18 @@ class LossScaleOptimizer(
         return [g if _overwrites(v) else u for g, u, v in zip(gradients, unscaled, variables)]
 
     def _apply_reduced(self, grads_and_vars: list[tuple[Any, Any]], **kwargs: Any) -> None:
-        with _gradients_taken_as_they_are(self._optimizer):
+        with _gradients_taken_as_they_are(self._optimizer), self._own_copies():
             self._optimizer.apply([g for g, _ in grads_and_vars], [v for _, v in grads_and_vars], **kwargs)
 
     def _advance_iterations(self) -> Any:
         # With gradient accumulation the count tells which micro-steps are in the accumulators.
         if self._optimizer.gradient_accumulation_steps:
             return None
-        return self._optimizer.iterations.assign_add(1)
+        with self._own_copies():
+            return self._optimizer.iterations.assign_add(1)
+
+    def _own_copies(self) -> contextlib.AbstractContextManager[None]:
+        return strategies.own_copies((variable, "_value") for variable in self._optimizer.variables)
 
     def _step_result(self, operation: Any) -> Any:
         return self._optimizer.iterations if tf.executing_eagerly() else super()._step_result(operation)

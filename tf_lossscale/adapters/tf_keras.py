@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import tensorflow as tf
 import tf_keras
 
 from tf_lossscale import hyperparameters, optimizer
+from tf_lossscale.core import scaling, strategies
 
 
 @tf_keras.saving.register_keras_serializable("tf_lossscale")
@@ -54,16 +56,39 @@ class LossScaleOptimizer(
     def _adopt(self, options: dict[str, Any]) -> None:
         super()._adopt(options)
         self.__dict__.update(_trackable=self._optimizer)
+        if self._optimizer._mesh:
+            self._loss_scale.move_to_mesh(self._optimizer._mesh)
+
+    def _divided(self, gradients: list[Any], factor: tf.Tensor) -> list[Any]:
+        return scaling.unscale(gradients, factor, walled=not self._optimizer._mesh)
 
     def _build_inner(self, variables: list[Any]) -> None:
+        inner = self._optimizer
+        if tf.distribute.has_strategy():
+            # tf_keras notes the strategy when the optimizer is constructed, which may be outside its scope.
+            inner._distribution_strategy = tf.distribute.get_strategy()
+        strategies.give_copies(inner, ("_iterations", "_learning_rate", "_current_learning_rate"), inner._variables)
         with tf.init_scope():
-            self._optimizer.build(variables)
+            inner.build(variables)
+
+    def _reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+        usual = tf_keras.optimizers.Optimizer.aggregate_gradients
+        if type(self._optimizer).aggregate_gradients is usual:
+            return super()._reduce(gradients, variables)
+        present = [(g, v) for g, v in zip(gradients, variables) if g is not None]
+        reduced = iter(self._optimizer.aggregate_gradients(present))
+        return [None if g is None else next(reduced)[0] for g in gradients]
 
     def _apply_reduced(self, grads_and_vars: list[tuple[Any, Any]], **kwargs: Any) -> Any:
-        return self._optimizer.apply_gradients(grads_and_vars, skip_gradients_aggregation=True, **kwargs)
+        with self._own_copies():
+            return self._optimizer.apply_gradients(grads_and_vars, skip_gradients_aggregation=True, **kwargs)
 
     def _advance_iterations(self) -> Any:
-        return self._optimizer.iterations.assign_add(1)
+        with self._own_copies():
+            return self._optimizer.iterations.assign_add(1)
+
+    def _own_copies(self) -> contextlib.AbstractContextManager[None]:
+        return strategies.own_copies([(self._optimizer, "_iterations")])
 
     def _step_result(self, operation: Any) -> Any:
         return self._optimizer.iterations if tf.executing_eagerly() else super()._step_result(operation)

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import tensorflow as tf
 import tf_keras
 
 from tf_lossscale import optimizer
+from tf_lossscale.core import strategies
+
+_Optimizer = tf_keras.optimizers.legacy.Optimizer
+_USUAL_AGGREGATOR = tf_keras.optimizers.legacy.SGD().gradient_aggregator
+# Strategies under which these optimizers refuse to be told that the gradients are summed already.
+_ALWAYS_AGGREGATING = (
+    tf.distribute.experimental.CentralStorageStrategy,
+    tf.distribute.experimental.ParameterServerStrategy,
+)
 
 
 @tf_keras.saving.register_keras_serializable("tf_lossscale.legacy")
@@ -41,14 +51,43 @@ class LossScaleOptimizer(
         self.__dict__.update(_trackable=self._optimizer)
 
     def _build_inner(self, variables: list[Any]) -> None:
+        strategies.give_copies(self._optimizer, ("_iterations",), self._optimizer._weights)
         with tf.init_scope():
             self._optimizer._create_all_weights(variables)
 
+    def _reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+        if not self._aggregates_itself():
+            return super()._reduce(gradients, variables)
+        present = [(g, v) for g, v in zip(gradients, variables) if g is not None]
+        reduced = iter(self._aggregate_gradients(present))
+        return [None if g is None else next(reduced)[0] for g in gradients]
+
+    def _aggregates_itself(self) -> bool:
+        """Whether the inner optimizer, or a class derived from this one, sums over workers that no strategy knows."""
+        return (
+            type(self)._aggregate_gradients is not LossScaleOptimizer._aggregate_gradients
+            or type(self._optimizer)._aggregate_gradients is not _Optimizer._aggregate_gradients
+            or self._optimizer.gradient_aggregator is not _USUAL_AGGREGATOR
+        )
+
     def _apply_reduced(self, grads_and_vars: list[tuple[Any, Any]], **kwargs: Any) -> Any:
-        return self._optimizer.apply_gradients(grads_and_vars, experimental_aggregate_gradients=False, **kwargs)
+        inner = self._optimizer
+        with self._own_copies():
+            if not isinstance(tf.distribute.get_strategy(), _ALWAYS_AGGREGATING):
+                return inner.apply_gradients(grads_and_vars, experimental_aggregate_gradients=False, **kwargs)
+            aggregator = inner.gradient_aggregator
+            try:
+                inner.gradient_aggregator = list
+                return inner.apply_gradients(grads_and_vars, **kwargs)
+            finally:
+                inner.gradient_aggregator = aggregator
 
     def _advance_iterations(self) -> Any:
-        return self._optimizer.iterations.assign_add(1)
+        with self._own_copies():
+            return self._optimizer.iterations.assign_add(1)
+
+    def _own_copies(self) -> contextlib.AbstractContextManager[None]:
+        return strategies.own_copies([(self._optimizer, "_iterations")])
 
     def _hyperparameter_names(self) -> tuple[str, ...]:
         return tuple(name for name in self._optimizer._hyper if name != "learning_rate")

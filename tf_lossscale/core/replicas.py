@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_lossscale.core import finite as finite_lib
+from tf_lossscale.core import strategies
 from tf_lossscale.core.state import LossScale
 
 Gradients = list[Any]
@@ -65,15 +66,18 @@ def step(
         gradients = reduce(gradients)
     if not loss_scale.may_skip:
         return apply(gradients)
-    agreed = None if aggregate or not _several_replicas() else _agree(finite_lib.all_finite(gradients))
+    agreed = None if aggregate or not strategies.several_replicas() else _agree(finite_lib.all_finite(gradients))
 
     def decide(local_gradients: Gradients, apply_everywhere: Callable[[], Any]) -> Any:
-        applied = loss_scale.check(local_gradients) if agreed is None else agreed
+        if agreed is not None:
+            # As a gradient, what all replicas agree on: a loss scale may look at gradients in a way of its own.
+            local_gradients = [tf.where(agreed, 0.0, float("nan"))]
+        applied = loss_scale.check(local_gradients)
         done = _either(applied, apply_everywhere, skip)
         with tf.control_dependencies(done):
             return _group(loss_scale.record(applied))
 
-    if not tf.distribute.has_strategy() or tf.__internal__.distribute.strategy_supports_no_merge_call():
+    if not strategies.meet():
         return decide(gradients, lambda: apply(gradients))
 
     def across_replicas(strategy: tf.distribute.Strategy, per_replica: Gradients, agreed_flag: Any) -> Any:
@@ -106,32 +110,6 @@ def sum_over_replicas(gradients: Gradients) -> Gradients:
     context = tf.distribute.get_replica_context()
     reduced = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, present))
     return [None if g is None else next(reduced) for g in gradients]
-
-
-def once(function: Callable[[], Any]) -> None:
-    """Calls a function once for all replicas, not once on each: variables are made so.
-
-    >>> calls = []
-    >>> once(lambda: calls.append(1))
-    >>> calls
-    [1]
-
-    Args:
-        function: takes nothing; runs in a cross-replica context where there is one.
-    """
-    if _several_replicas() and not tf.__internal__.distribute.strategy_supports_no_merge_call():
-
-        def across_replicas(strategy: tf.distribute.Strategy) -> None:
-            del strategy
-            function()
-
-        tf.distribute.get_replica_context().merge_call(across_replicas)
-    else:
-        function()
-
-
-def _several_replicas() -> bool:
-    return tf.distribute.has_strategy() and tf.distribute.get_strategy().num_replicas_in_sync > 1
 
 
 def _agree(finite: tf.Tensor) -> tf.Tensor:

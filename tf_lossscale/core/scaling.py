@@ -31,7 +31,7 @@ def scale_loss(loss: Any, scale: Callable[[], tf.Tensor]) -> Any:
     return tf.nest.map_structure(lambda part: _scaled(part, factor), loss)
 
 
-def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
+def unscale(gradients: Iterable[Any], scale: tf.Tensor, walled: bool = True) -> list[Any]:
     """Returns each gradient divided by the scale: multiplied by its reciprocal, as TensorFlow always did.
 
     >>> [g.numpy().tolist() for g in unscale([tf.constant([8.0, 16.0])], tf.constant(8.0))]
@@ -40,6 +40,7 @@ def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
     Args:
         gradients: floating tensors, IndexedSlices (kept sparse) or None (kept).
         scale: float32 scalar.
+        walled: False where the wall of `opaque` is not known, and not needed: on a DTensor mesh.
 
     Returns:
         A list as long as `gradients`.
@@ -48,7 +49,7 @@ def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
         TypeError: a gradient is not of a floating dtype.
     """
     reciprocal = 1.0 / scale
-    return [None if g is None else _times(g, reciprocal) for g in gradients]
+    return [None if g is None else _times(g, reciprocal, walled) for g in gradients]
 
 
 def _scaled(loss: Any, factor: tf.Tensor) -> tf.Tensor:
@@ -61,9 +62,9 @@ def _scaled(loss: Any, factor: tf.Tensor) -> tf.Tensor:
     return loss * tf.cast(factor, loss.dtype)
 
 
-def _times(gradient: Any, reciprocal: tf.Tensor) -> Any:
+def _times(gradient: Any, reciprocal: tf.Tensor, walled: bool) -> Any:
     if isinstance(gradient, tf.IndexedSlices):
-        values = _times(gradient.values, reciprocal)
+        values = _times(gradient.values, reciprocal, walled)
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
     gradient = tf.convert_to_tensor(gradient)
     if not gradient.dtype.is_floating:
@@ -71,7 +72,7 @@ def _times(gradient: Any, reciprocal: tf.Tensor) -> Any:
             f"A gradient must be a floating tensor, but got dtype {gradient.dtype.name}. "
             "Take gradients of floating variables only."
         )
-    return opaque(gradient) * tf.cast(reciprocal, gradient.dtype)
+    return (opaque(gradient) if walled else gradient) * tf.cast(reciprocal, gradient.dtype)
 
 
 def opaque(tensor: tf.Tensor) -> tf.Tensor:

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tf_lossscale import errors
 from tf_lossscale.core import finite as finite_lib
+from tf_lossscale.core import strategies
 from tf_lossscale.core.rules import Counts, Rules
 
 
@@ -28,7 +29,7 @@ class LossScale(tf.Module):
     may_skip = False
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(name="loss_scale")
         # (graph, name) -> variable: a legacy graph has variables of its own. Not an attribute that is tracked.
         self.__dict__["_weights"] = {}
         self.__dict__["_tracked_names"] = []
@@ -46,15 +47,30 @@ class LossScale(tf.Module):
             A scalar variable that is not trained.
         """
         key = _graph_in_use(), name
-        if key not in self._weights:
+        made = self._weights.get(key)
+        if made is None or strategies.is_missing_copies(made):
             with tf.init_scope():
-                variable = self._weights[key] = _scalar(name, initial_value, dtype)
+                variable = _scalar(name, initial_value if made is None else made.numpy(), dtype, saved=tracked)
+            self._weights[key] = variable
             if tracked:
                 self._track_trackable(variable, name, overwrite=True)
                 self._handle_deferred_dependencies(name=name, trackable=variable)
                 if name not in self._tracked_names:
                     self._tracked_names.append(name)
         return self._weights[key]
+
+    def move_to_mesh(self, mesh: Any) -> None:
+        """Has the variables on every device of a DTensor mesh, with their values.
+
+        Args:
+            mesh: a `tf.experimental.dtensor.Mesh`.
+        """
+        dtensor = tf.experimental.dtensor
+        for (graph, name), variable in list(self._weights.items()):
+            value = dtensor.copy_to_mesh(variable.read_value(), dtensor.Layout.replicated(mesh, rank=0))
+            self._weights[graph, name] = dtensor.DVariable(value, trainable=False, name=name)
+            if name in self._tracked_names:
+                self._track_trackable(self._weights[graph, name], name, overwrite=True)
 
     @property
     def variables(self) -> tuple[tf.Variable, ...]:
@@ -172,13 +188,20 @@ class DynamicLossScale(LossScale):
         skipped = tf.logical_not(applied)
         done = [
             self.current_loss_scale.assign(after.scale),
-            self.good_steps.assign(after.good),
+            self.good_steps.assign(tf.cast(after.good, self.good_steps.dtype)),
             self.last_step_skipped.assign(skipped),
-            self.skipped_steps.assign(self.skipped_steps + tf.cast(skipped, tf.int64)),
+            self.skipped_steps.assign(_value_or_zero(self.skipped_steps) + tf.cast(skipped, tf.int64)),
         ]
         if bad_steps is not None:
-            done.append(bad_steps.assign(after.bad))
+            done.append(bad_steps.assign(tf.cast(after.bad, bad_steps.dtype)))
         return done
+
+
+def _value_or_zero(variable: tf.Variable) -> tf.Tensor:
+    """The value; 0 in a legacy graph where only the global variables were initialized."""
+    if tf.compat.v1.executing_eagerly_outside_functions():
+        return tf.convert_to_tensor(variable)
+    return tf.cond(variable.is_initialized(), variable.read_value, lambda: tf.zeros([], variable.dtype))
 
 
 def _graph_in_use() -> Any:
@@ -191,7 +214,13 @@ def _graph_in_use() -> Any:
     return graph
 
 
-def _scalar(name: str, value: Any, dtype: tf.DType) -> tf.Variable:
+def _scalar(name: str, value: Any, dtype: tf.DType, saved: bool) -> tf.Variable:
+    if not saved and not tf.executing_eagerly():
+        # A local variable of the legacy graph: a Saver, which goes by the global ones, fills every part as well.
+        local = [tf.compat.v1.GraphKeys.LOCAL_VARIABLES]
+        return tf.compat.v1.Variable(
+            tf.constant(value, dtype), trainable=False, name=name, collections=local, use_resource=True
+        )
     return tf.Variable(
         tf.constant(value, dtype),
         trainable=False,
