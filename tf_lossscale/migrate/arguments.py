@@ -146,7 +146,8 @@ def scale_arguments(
     if bound is None or (kind == "FixedLossScale" and not bound) or has_comment(expression):
         return None
     values = {name: expression.args[index].value for name, index in bound.items()}
-    if any(number(v) is not None and number(v) <= 0 for v in values.values()):  # type: ignore[operator]
+    written_out = [number(value) for value in values.values()]
+    if any(value is not None and value <= 0 for value in written_out):
         return None
     if kind == "FixedLossScale":
         return [("dynamic", "False"), ("initial_scale", values["loss_scale_value"])], [expression.func]
@@ -283,7 +284,7 @@ _COMMA = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
 def _with_comments(argument: cst.Arg, lost: list[cst.Comment]) -> cst.Arg:
     """Puts comments behind an argument, before those that are there already."""
     ends_with_comma = isinstance(argument.comma, cst.Comma)
-    gap = argument.comma.whitespace_after if ends_with_comma else argument.whitespace_after_arg  # type: ignore[union-attr]
+    gap = argument.comma.whitespace_after if ends_with_comma else argument.whitespace_after_arg
     if not isinstance(gap, cst.ParenthesizedWhitespace):
         gap = cst.ParenthesizedWhitespace(last_line=cst.SimpleWhitespace(""))
     own = [gap.first_line.comment] if gap.first_line.comment else []

@@ -92,9 +92,8 @@ class Calls:
             second = _argument(call, 1, "dynamic")
             if roles == {names.STABLE} and second is not None and number(second) is not None:
                 raise Unprovable(
-                    "a number as the second argument meant a fixed scale until TensorFlow 2.3, is a TypeError in 2.4 "
-                    "to 2.15 and means initial_scale in Keras 3. Write dynamic=False, initial_scale=N or "
-                    "initial_scale=N"
+                    "a number as the second argument is a fixed scale in TensorFlow 2.3 and initial_scale in Keras 3: "
+                    "write dynamic=False, initial_scale=... or initial_scale=..."
                 )
             return self._experimental(call)
         return _unchanged(call, names.WRAPPER)
@@ -167,9 +166,9 @@ class Calls:
                 given = made[0].args[bound["loss_scale"]].value if "loss_scale" in bound else None
                 if given is None or text(given) == "auto":
                     if text(made[0].args[bound["name"]].value) == "mixed_float16":
-                        return [], []
+                        return [], [value]
                 elif (converted := scale_arguments(given, lambda _: None)) is not None:
-                    return converted
+                    return converted[0], [value]
         raise Unprovable("policies have no loss_scale any more; give the scale to LossScaleOptimizer")
 
     def _contrib(self, call: cst.Call) -> Written:
@@ -241,8 +240,10 @@ class Calls:
 
     def _kinds_of_call(self, call: cst.Call) -> set[str]:
         meaning = self._resolver.meaning(call.func)
+        if self.is_global_policy(call):
+            return {POLICY}
         if meaning.old and meaning.sure:
-            if meaning.roles <= {names.POLICY} or self.is_global_policy(call):
+            if meaning.roles <= {names.POLICY}:
                 return {POLICY}
             if meaning.roles <= {*names.WRAPPERS, names.GRAPH_REWRITE}:
                 try:
@@ -276,9 +277,9 @@ class Calls:
             return None
         inner: cst.CSTNode = expression
         for node in self._resolver.ancestors(expression, stop=(cst.FunctionDef, cst.Lambda)):
-            if isinstance(node, (cst.If, cst.IfExp)) and inner is node.body:
-                if any(self._tests(test, name) for test in _conditions(node.test)):
-                    return WRAPPER
+            under = isinstance(node, (cst.If, cst.IfExp)) and inner is node.body
+            if under and any(self._tests(test, name) for test in _conditions(node.test)):
+                return WRAPPER
             inner = node
         return None
 

@@ -16,10 +16,14 @@ from tf_lossscale.migrate.objects import ObjectPlanner
 from tf_lossscale.migrate.plan import Planner
 from tf_lossscale.migrate.policies import PolicyPlanner
 from tf_lossscale.migrate.project import Known
-from tf_lossscale.migrate.report import TODO, Finding
+from tf_lossscale.migrate.refusals import RefusalPlanner
+from tf_lossscale.migrate.report import REWRITTEN, TODO, Finding
 from tf_lossscale.migrate.resolve import Resolver
 from tf_lossscale.migrate.rewrite import Rewriter
 from tf_lossscale.migrate.unseen import UnseenPlanner
+
+
+_PASSES = 4
 
 
 class Outcome(NamedTuple):
@@ -32,11 +36,10 @@ class Outcome(NamedTuple):
 def migrate(source: bytes, known: Known | None = None, requested: Collection[str] = ()) -> Outcome:
     """Rewrites the uses of old names in one file.
 
-    >>> old = b"import tensorflow as tf\\nopt = tf.keras.mixed_precision.LossScaleOptimizer(tf.keras.optimizers.SGD())\\n"
+    >>> old = b"from tensorflow.keras.mixed_precision import LossScaleOptimizer\\nopt = LossScaleOptimizer(inner)\\n"
     >>> print(migrate(old).source.decode(), end="")
-    import tensorflow as tf
-    import tf_lossscale
-    opt = tf_lossscale.LossScaleOptimizer(tf.keras.optimizers.SGD())
+    from tf_lossscale import LossScaleOptimizer
+    opt = LossScaleOptimizer(inner)
 
     Args:
         source: the file's bytes, in any encoding that Python reads.
@@ -50,6 +53,21 @@ def migrate(source: bytes, known: Known | None = None, requested: Collection[str
     Raises:
         ValueError: the file does not parse, or cannot be written back as it was.
     """
+    outcome = one_pass(source, known, requested)
+    findings = list(outcome.findings)
+    # One pass settles what people write. What the old libraries did not have (`experimental.experimental`) may turn
+    # into an old name only when it is rewritten; twice must be once for that as well.
+    for _ in range(_PASSES):
+        again = one_pass(outcome.source, known, requested) if outcome.source != source else outcome
+        if again.source == outcome.source:
+            return Outcome(outcome.source, tuple(findings))
+        findings += [finding for finding in again.findings if finding.kind == REWRITTEN]
+        outcome = again
+    raise ValueError("changes again each time it is rewritten, which is our fault")
+
+
+def one_pass(source: bytes, known: Known | None = None, requested: Collection[str] = ()) -> Outcome:
+    """Does what `migrate` does, once; see there."""
     try:
         module = cst.parse_module(source)
         unchanged = module.bytes == source
@@ -63,15 +81,15 @@ def migrate(source: bytes, known: Known | None = None, requested: Collection[str
     calls, edits = Calls(resolver), Edits(resolver)
     tree = wrapper.module
     for planner in (
+        RefusalPlanner(resolver, calls, edits),
+        PolicyPlanner(resolver, calls, edits),
         Planner(resolver, calls, edits),
         ObjectPlanner(resolver, calls, edits),
-        PolicyPlanner(resolver, calls, edits),
         UnseenPlanner(resolver, edits),
         ImportPlanner(resolver, edits, set(requested)),
     ):
         tree.visit(planner)
-    new = tree.visit(Rewriter(edits))
-    result = new.bytes
+    result = tree.visit(Rewriter(edits)).bytes if edits.any() else source
     if result != source:
         try:
             cst.parse_module(result)
@@ -87,7 +105,7 @@ def _left_by_an_earlier_run(resolver: Resolver, edits: Edits) -> list[Finding]:
     for comment in m.findall(resolver.module, m.Comment()):
         if isinstance(comment, cst.Comment) and comment.value.startswith(MARK):
             reason = comment.value[len(MARK) :].strip()
-            if reason not in found:
+            if not any(known and known.startswith(reason) for known in found):
                 start = resolver.positions[comment].start
                 findings.append(Finding(start.line, start.column, TODO, comment.value, reason=reason))
     return sorted(findings)

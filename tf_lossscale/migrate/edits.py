@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import libcst as cst
 
-from tf_lossscale.migrate import report
+from tf_lossscale.migrate import names, report
 from tf_lossscale.migrate.arguments import code
 from tf_lossscale.migrate.resolve import Resolver
 
@@ -43,7 +43,14 @@ class Edits:
         self.lines: dict[cst.CSTNode, list[str]] = {}
         #: Import alias or star -> what to import in its place; nothing to remove it.
         self.imports: dict[cst.CSTNode, list[Import]] = {}
+        #: Nodes that stay as they are, and names whose bindings stay because such a node goes through them.
+        self.frozen: set[cst.CSTNode] = set()
+        self.pinned: set[str] = set()
         self.findings: list[report.Finding] = []
+
+    def any(self) -> bool:
+        """Whether there is anything to do."""
+        return bool(self.expressions or self.todos or self.lines or self.imports)
 
     def replace(self, node: cst.CSTNode, make: Callable[[cst.CSTNode, Now], cst.CSTNode], new: str) -> None:
         """Has a node replaced, and reports it."""
@@ -54,6 +61,26 @@ class Edits:
         """Has a name replaced by a dotted one."""
         self.expressions[node] = lambda updated, now: with_parentheses_of(updated, cst.parse_expression(dotted))
         self.gone.add(node)
+
+    def refuse(self, node: cst.Call, reason: str) -> None:
+        """Leaves a call as it is, together with all that the name of its function needs."""
+        self.todo(node, reason)
+        self._freeze(node.func)
+
+    def _freeze(self, function: cst.BaseExpression) -> None:
+        node = function
+        self.frozen.add(node)
+        while isinstance(node, cst.Attribute):
+            node = node.value
+            self.frozen.add(node)
+        if not isinstance(node, cst.Name) or node.value in self.pinned:
+            return
+        canonical = {names.canonical(dotted) for dotted in self._resolver.dotted(node)}
+        if canonical & {*names.OLD, *names.EMPTIED}:
+            self.pinned.add(node.value)
+            for value in self._resolver.values(node):
+                if isinstance(value, (cst.Name, cst.Attribute)):
+                    self._freeze(value)
 
     def todo(self, node: cst.CSTNode, reason: str) -> None:
         """Leaves a node as it is, with a comment that says why."""

@@ -111,7 +111,7 @@ class _Pool:
         if self._executor:
             self._executor.shutdown(cancel_futures=True)
 
-    def map(self, function, items):  # type: ignore[no-untyped-def]
+    def map(self, function, items):
         """`map`, in order."""
         if self._executor is None:
             return map(function, items)

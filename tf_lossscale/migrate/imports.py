@@ -50,8 +50,16 @@ class ImportPlanner(cst.CSTVisitor):
 
     def _decide(self, node: cst.CSTNode, alias: cst.ImportAlias, dotted: str, bound: str, renamed: bool) -> None:
         name = names.canonical(dotted)
+        if name.rsplit(".", 1)[0] in names.PRIVATE and name not in names.OLD:
+            self._edits.todo(node, f"{dotted} is private and has no counterpart.")
+            return
         new = self._new(dotted, name, bound)
         if (new is None and name not in names.EMPTIED) or not self._may_change(dotted, name):
+            return
+        if bound in self._edits.pinned:
+            if new is None:
+                return
+            self._edits.todo(node, f"{bound} stays because not every use of it could be rewritten.")
             return
         uses, remain = self._uses(node, bound)
         if uses and not remain and not self._is_exported(node, bound):
@@ -98,13 +106,16 @@ class ImportPlanner(cst.CSTVisitor):
         """How often the binding is used in this file, and how many of these uses will be left."""
         uses = remain = 0
         for node in self._resolver.scopes:
-            if isinstance(node, cst.Name) and node.value == bound and self._resolver.is_read(node):
-                assignments = self._resolver.assignments(node)
-                if any(isinstance(a, ImportAssignment) and a.node is statement for a in assignments):
-                    uses += 1
-                    gone = self._edits.gone
-                    remain += node not in gone and not any(a in gone for a in self._resolver.ancestors(node))
-        return uses, remain
+            if not isinstance(node, cst.Name) or node.value != bound:
+                continue
+            if not self._resolver.is_read(node) and not self._resolver.is_deleted(node):
+                continue
+            assignments = self._resolver.assignments(node)
+            if any(isinstance(a, ImportAssignment) and a.node is statement for a in assignments):
+                uses += 1
+                gone = self._edits.gone
+                remain += node not in gone and not any(a in gone for a in self._resolver.ancestors(node))
+        return uses, remain + (bound in self._resolver.annotated)
 
     def _is_exported(self, statement: cst.CSTNode, bound: str) -> bool:
         is_global = isinstance(self._resolver.scopes.get(statement), GlobalScope)

@@ -118,6 +118,9 @@ EMPTIED = (
     *MODULES,
 )
 
+# Private modules: what else was in them has no counterpart.
+PRIVATE = {name for name in EMPTIED if name != _KERAS and name not in MODULES}
+
 # Attributes of a wrapper's loss scale object -> public properties of the wrapper.
 STATE = {
     "current_loss_scale": "loss_scale",

@@ -50,7 +50,7 @@ class ObjectPlanner(cst.CSTVisitor):
                 node,
                 lambda updated, now: with_parentheses_of(
                     updated,
-                    updated.func.with_changes(attr=cst.Name("loss_scale")),  # type: ignore[attr-defined]
+                    updated.func.with_changes(attr=cst.Name("loss_scale")),
                 ),
                 f"{code(func.value)}.loss_scale",
             )
@@ -68,12 +68,11 @@ class ObjectPlanner(cst.CSTVisitor):
 
     def _call_of_kept_loss_scale(self, node: cst.Call, func: cst.Name) -> None:
         for value in self._resolver.values(func):
-            if isinstance(value, cst.Attribute) and value.attr.value in ("loss_scale", "_loss_scale"):
-                if self._calls.kinds(value.value) == {kinds.WRAPPER}:
-                    shown = f"{code(value.value)}.loss_scale"
-                    self._edits.todo(
-                        node, f"{func.value} is a tensor now, of the moment it was read. Read {shown} here."
-                    )
+            if not isinstance(value, cst.Attribute) or value.attr.value not in ("loss_scale", "_loss_scale"):
+                continue
+            if self._calls.kinds(value.value) == {kinds.WRAPPER}:
+                shown = f"{code(value.value)}.loss_scale"
+                self._edits.todo(node, f"{func.value} is a tensor now, of the moment it was read. Read {shown} here.")
 
     def _is_own_method(self, func: cst.Attribute) -> bool:
         owner = self._resolver.enclosing(func, cst.ClassDef)
@@ -113,7 +112,7 @@ class ObjectPlanner(cst.CSTVisitor):
             self._handled.add(node)
             self._edits.replace(
                 outer,
-                lambda updated, now: updated.with_changes(value=updated.value.value, attr=cst.Name(new)),  # type: ignore[attr-defined]
+                lambda updated, now: updated.with_changes(value=updated.value.value, attr=cst.Name(new)),
                 f"{code(node.value)}.{new}",
             )
         elif node.attr.value == "_loss_scale" or name in ("update", "multiplier", "get_config"):

@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import libcst as cst
+from libcst.metadata import ClassScope
 
 from tf_lossscale.migrate import names
-from tf_lossscale.migrate.arguments import Unprovable, Written, code, rewritten, text
+from tf_lossscale.migrate.arguments import Written, code, rewritten, text
 from tf_lossscale.migrate.calls import Calls
 from tf_lossscale.migrate.edits import Edits
 from tf_lossscale.migrate.project import UNKNOWN
 from tf_lossscale.migrate.resolve import Meaning, Resolver
+
+# What can stand between a class and the test, annotation or assignment that it is in.
+_TRANSPARENT = (
+    cst.Arg,
+    cst.BinaryOperation,
+    cst.ComparisonTarget,
+    cst.Element,
+    cst.IfExp,
+    cst.Index,
+    cst.List,
+    cst.Subscript,
+    cst.SubscriptElement,
+    cst.Tuple,
+)
 
 
 class Planner(cst.CSTVisitor):
@@ -27,9 +42,6 @@ class Planner(cst.CSTVisitor):
         self._edits = edits
         self._handled: set[cst.CSTNode] = set()
         self.calls = calls
-        self.policy_calls: list[cst.Call] = []
-        self.compile_calls: list[cst.Call] = []
-        self.wrapper_calls: list[cst.Call] = []
 
     # Calls. -----------------------------------------------------------------------------------------------------
 
@@ -38,33 +50,21 @@ class Planner(cst.CSTVisitor):
             self._probe(node)
         elif self._resolver.is_builtin(node.func, "getattr"):
             self._getattr(node)
-        elif isinstance(node.func, cst.Attribute) and node.func.attr.value == "compile" and _gives_optimizer(node):
-            self.compile_calls.append(node)
+        elif self._resolver.is_builtin(node.func, "isinstance") and len(node.args) == 2:
+            self._isinstance(node)
         meaning = self._resolver.meaning(node.func)
         if meaning.old:
             self._call_of_old_name(node, meaning)
 
     def _call_of_old_name(self, node: cst.Call, meaning: Meaning) -> None:
         roles = meaning.roles
-        if roles <= {names.POLICY}:
-            self.policy_calls.append(node)
-            return
-        if not roles & {*names.WRAPPERS, names.GRAPH_REWRITE}:
+        if node.func in self._edits.frozen or not roles & {*names.WRAPPERS, names.GRAPH_REWRITE}:
             return  # a name that is only renamed: the visit of the name does it
         self._handled.add(node.func)
-        if roles & set(names.WRAPPERS):
-            self.wrapper_calls.append(node)
         if roles == {names.GRAPH_REWRITE}:
             self._graph_rewrite(node, meaning)
             return
-        try:
-            written = self.calls.written(node, meaning)
-        except Unprovable as refusal:
-            self._edits.todo(node, f"{refusal}.")
-            return
-        if not meaning.sure and not self._is_unchanged(node, written):
-            self._edits.todo(node, f"{code(node.func)} may be something else here as well, with other arguments.")
-            return
+        written = self.calls.written(node, meaning)
         self._write(node, written)
 
     def _write(self, node: cst.Call, written: Written) -> None:
@@ -90,11 +90,7 @@ class Planner(cst.CSTVisitor):
         )
 
     def _graph_rewrite(self, node: cst.Call, meaning: Meaning) -> None:
-        try:
-            written = self.calls.written(node, meaning)
-        except Unprovable as refusal:
-            self._edits.todo(node, f"{refusal}.")
-            return
+        written = self.calls.written(node, meaning)
         statement = self._resolver.statement(node)
         option = self._option_line(node)
         alone = isinstance(statement, cst.SimpleStatementLine) and len(statement.body) == 1
@@ -147,7 +143,7 @@ class Planner(cst.CSTVisitor):
         quote = node.args[1].value.quote if isinstance(node.args[1].value, cst.SimpleString) else '"'
 
         def make(updated: cst.CSTNode, now: object) -> cst.CSTNode:
-            first, second = updated.args  # type: ignore[attr-defined]
+            first, second = updated.args
             return updated.with_changes(
                 args=[
                     first.with_changes(value=cst.parse_expression(module)),
@@ -156,6 +152,13 @@ class Planner(cst.CSTVisitor):
             )
 
         self._edits.replace(node, make, f"hasattr({module}, {quote}{short}{quote})")
+
+    def _isinstance(self, node: cst.Call) -> None:
+        tested, classes = (argument.value for argument in node.args)
+        if isinstance(tested, cst.Attribute) and code(tested) == "self.optimizer":
+            old = self._resolver.meaning(classes)
+            if old.roles & {names.STABLE, names.EXPERIMENTAL}:
+                self._edits.notice(node, "compile() under mixed_float16 wraps in Keras's class: give it one of ours.")
 
     def _getattr(self, node: cst.Call) -> None:
         if len(node.args) == 2 and self._resolver.meaning(node).old:
@@ -168,6 +171,8 @@ class Planner(cst.CSTVisitor):
     # Names and attributes. --------------------------------------------------------------------------------------
 
     def visit_Attribute(self, node: cst.Attribute) -> bool:
+        if node in self._edits.frozen:
+            return False
         if node in self._handled:
             return True
         meaning = self._resolver.meaning(node)
@@ -177,10 +182,12 @@ class Planner(cst.CSTVisitor):
         dotted = {names.canonical(d) for d in self._resolver.dotted(node) if d != UNKNOWN}
         if dotted & names.MODULES.keys():
             return self._module(node, dotted)
+        if any(d.rsplit(".", 1)[0] in names.PRIVATE for d in dotted):
+            self._edits.todo(node, f"{code(node)} is private and has no counterpart.")
         return True
 
     def visit_Name(self, node: cst.Name) -> None:
-        if node in self._handled or not self._resolver.is_read(node):
+        if node in self._handled or node in self._edits.frozen or not self._resolver.is_read(node):
             return
         if self._is_expression(node) and self._resolver.meaning(node).old:
             self._reference(node)
@@ -218,26 +225,25 @@ class Planner(cst.CSTVisitor):
         """ "type" where a class is only named or compared, "value" where it can be called or derived from."""
         inner: cst.CSTNode = node
         for outer in self._resolver.ancestors(node):
-            if isinstance(outer, (cst.Annotation, cst.Comparison)):
-                return "type"
-            if isinstance(outer, cst.Attribute):
+            if isinstance(outer, (cst.Annotation, cst.Comparison, cst.Attribute)):
                 return "type"
             if isinstance(outer, cst.Call):
                 is_test = any(self._resolver.is_builtin(outer.func, f) for f in ("isinstance", "issubclass"))
                 return "type" if is_test else "value"
-            if isinstance(outer, (cst.Assign, cst.AnnAssign)):
-                targets = outer.targets if isinstance(outer, cst.Assign) else (outer,)
-                return (
-                    "type" if outer.value is inner and all(isinstance(t.target, cst.Name) for t in targets) else "value"
-                )
-            if not isinstance(outer, (cst.Tuple, cst.List, cst.Element, cst.Arg, cst.Index, cst.SubscriptElement)):
-                if not isinstance(outer, (cst.Subscript, cst.ComparisonTarget, cst.IfExp, cst.BinaryOperation)):
-                    return "value"
+            if isinstance(outer, cst.Assign) and outer.value is inner:
+                # In a class body it can be called through an instance, which is not followed.
+                in_class = isinstance(self._resolver.scopes.get(outer), ClassScope)
+                is_alias = not in_class and all(isinstance(target.target, cst.Name) for target in outer.targets)
+                return "type" if is_alias else "value"
+            if not isinstance(outer, _TRANSPARENT):
+                return "value"
             inner = outer
         return "value"
 
     def _keeps_name(self, node: cst.BaseExpression, target: str) -> bool:
         """Whether the name is bound by a statement that is rewritten to bind it to the target."""
+        if isinstance(node, cst.Name) and node.value in self._edits.pinned:
+            return False
         meaning = self._resolver.meaning(node)
         if meaning.roles <= {names.OURS}:
             return target == names.WRAPPER
@@ -252,7 +258,7 @@ class Planner(cst.CSTVisitor):
         """`x.experimental.set_policy` -> `x.set_global_policy`; the module in front is renamed by its own rule."""
         new = {old.new.rsplit(".", 1)[1] for _, old in meaning.old}
         old_module = any(not d.endswith(o.new) for d, o in meaning.old)
-        if len(new) != 1 or not old_module:
+        if len(new) != 1 or not old_module or self._is_pinned(node):
             return
         (short,) = new
         if isinstance(node, cst.Attribute) and not self._resolver.through_project(node):
@@ -260,6 +266,11 @@ class Planner(cst.CSTVisitor):
             self._edits.replace(node, lambda u, now: u.with_changes(attr=cst.Name(short)), shown)
         elif isinstance(node, cst.Name) and not self._resolver.assignments(node) and short != node.value:
             self._edits.replace(node, lambda u, now: u.with_changes(value=short), short)
+
+    def _is_pinned(self, node: cst.BaseExpression) -> bool:
+        while isinstance(node, cst.Attribute):
+            node = node.value
+        return isinstance(node, cst.Name) and node.value in self._edits.pinned
 
     def _module(self, node: cst.Attribute, dotted: set[str]) -> bool:
         """A module that is gone, as a value or in front of a name that the table does not have."""
@@ -274,7 +285,7 @@ class Planner(cst.CSTVisitor):
         new = {names.MODULES.get(name, name) for name in dotted}
         if len(new) == 1 and "keras.mixed_precision" in new:
             if node.attr.value == "experimental":
-                self._edits.expressions[node] = lambda updated, now: updated.value  # type: ignore[attr-defined]
+                self._edits.expressions[node] = lambda updated, now: updated.value
                 if not isinstance(parent, cst.Attribute):
                     self._edits.replace(node, self._edits.expressions[node], code(node.value))
             return True
@@ -284,7 +295,3 @@ class Planner(cst.CSTVisitor):
             self._edits.replace(node, self._edits.expressions[node], module)
             return False
         return True
-
-
-def _gives_optimizer(node: cst.Call) -> bool:
-    return any(a.keyword is not None and a.keyword.value in ("optimizer", "loss") for a in node.args)

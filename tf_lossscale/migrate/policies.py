@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import libcst as cst
 
 from tf_lossscale.migrate import calls as kinds
@@ -16,7 +18,7 @@ _WRAP = f"{_GONE}: give compile() the optimizer in a tf_lossscale.LossScaleOptim
 
 
 class PolicyPlanner(cst.CSTVisitor):
-    """Fills the edits of one module with those of policies; the calls of wrappers must have been planned.
+    """Fills the edits of one module with those of policies.
 
     Args:
         resolver: of the module.
@@ -33,6 +35,7 @@ class PolicyPlanner(cst.CSTVisitor):
         self._compiled: list[tuple[cst.Call, cst.BaseExpression]] = []  # with the optimizer
         self._wraps = False
         self._reads: list[cst.Attribute] = []
+        self._consumed: set[cst.CSTNode] = set()  # of these the value is in a wrapper's arguments already
 
     def visit_Call(self, node: cst.Call) -> None:
         meaning = self._resolver.meaning(node.func)
@@ -42,6 +45,8 @@ class PolicyPlanner(cst.CSTVisitor):
                 self._policies.append((node, bound["loss_scale"]))
         elif meaning.roles & set(names.WRAPPERS):
             self._wraps = True
+            with contextlib.suppress(Unprovable):
+                self._consumed.update(self._calls.written(node, meaning).consumed)
         elif isinstance(node.func, cst.Attribute) and node.func.attr.value == "compile":
             for index, argument in enumerate(node.args):
                 is_first = index == 0 and argument.keyword is None and len(node.args) > 1
@@ -53,7 +58,7 @@ class PolicyPlanner(cst.CSTVisitor):
             self._reads.append(node)
 
     def leave_Module(self, original_node: cst.Module) -> None:
-        left = [read for read in self._reads if read not in self._edits.gone]
+        left = [read for read in self._reads if read not in self._consumed]
         for read in left:
             self._edits.todo(read, f"{_GONE}; give the scale to LossScaleOptimizer.")
         for policy, index in self._policies:
@@ -62,15 +67,11 @@ class PolicyPlanner(cst.CSTVisitor):
                     raise Unprovable(f"{_GONE}, and this one is read elsewhere")
                 self._settle(policy, policy.args[index].value)
             except Unprovable as refusal:
-                self._edits.todo(policy, f"{refusal}.")
+                self._edits.refuse(policy, f"{refusal}.")
                 continue
             kept = [(a.keyword.value if a.keyword else None, i) for i, a in enumerate(policy.args) if i != index]
             written = Written("", kept)
-            self._edits.replace(
-                policy,
-                lambda updated, now, written=written: rewritten(updated, written, None, now),
-                code(rewritten(policy, written, None, lambda old: old)),
-            )
+            self._rewrite(policy, written)
 
     def _settle(self, policy: cst.Call, scale: cst.BaseExpression) -> None:
         """Does elsewhere what the policy's loss_scale did, or raises Unprovable."""
@@ -110,7 +111,7 @@ class PolicyPlanner(cst.CSTVisitor):
             written = Written(names.WRAPPER, [(None, 0), *arguments])
 
             def make(updated: cst.CSTNode, now: Now, written: Written = written) -> cst.CSTNode:
-                call = cst.Call(cst.parse_expression(names.WRAPPER), [cst.Arg(updated)])  # type: ignore[arg-type]
+                call = cst.Call(cst.parse_expression(names.WRAPPER), [cst.Arg(updated)])
                 return rewritten(call, written, None, now)
 
             self._edits.replace(optimizer, make, code(rewritten(inner, written, None, lambda old: old)))
@@ -126,8 +127,11 @@ class PolicyPlanner(cst.CSTVisitor):
                 continue
             kept: list[Argument] = [(a.keyword.value if a.keyword else None, i) for i, a in enumerate(call.args)]
             written = Written("", [*kept, ("auto_scale_loss", "False")])
-            self._edits.replace(
-                call,
-                lambda updated, now, written=written: rewritten(updated, written, None, now),
-                code(rewritten(call, written, None, lambda old: old)),
-            )
+            self._rewrite(call, written)
+
+    def _rewrite(self, call: cst.Call, written: Written) -> None:
+        self._edits.replace(
+            call,
+            lambda updated, now: rewritten(updated, written, None, now),
+            code(rewritten(call, written, None, lambda old: old)),
+        )

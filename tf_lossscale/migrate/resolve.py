@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import libcst as cst
+import libcst.matchers as m
 from libcst.helpers import get_full_name_for_node
 from libcst.metadata import (
     Assignment,
@@ -53,6 +55,8 @@ class Resolver:
         self._known = known or {}
         self._open: set[cst.CSTNode] = set()
         self._attributes: dict[tuple[cst.CSTNode | None, str], list[cst.BaseExpression]] = {}
+        #: Words in annotations that are strings: they may be names that are used nowhere else.
+        self.annotated: set[str] = set()
         self._dotted: dict[cst.CSTNode, set[str]] = {}
         self.stars: list[str] = []
         #: Whether this file is about TensorFlow: elsewhere `keras` may run on another backend.
@@ -84,6 +88,10 @@ class Resolver:
         """Whether a name or attribute is read here, not assigned or deleted."""
         return self._contexts.get(node) is ExpressionContext.LOAD
 
+    def is_deleted(self, node: cst.CSTNode) -> bool:
+        """Whether a name is deleted here."""
+        return self._contexts.get(node) is ExpressionContext.DEL
+
     def dotted(self, expression: cst.BaseExpression) -> set[str]:
         """The qualified names that an expression may stand for; UNKNOWN is among them if it may be anything."""
         if expression not in self._dotted:
@@ -97,7 +105,7 @@ class Resolver:
         if isinstance(expression, cst.Attribute):
             through = {f"{base}.{expression.attr.value}" for base in self.dotted(expression.value) if base != UNKNOWN}
             if through:
-                return {m for name in through for m in self._expanded(name)} | (
+                return {d for name in through for d in self._expanded(name)} | (
                     {UNKNOWN} if UNKNOWN in self.dotted(expression.value) else set()
                 )
             return self._of_values(self._attribute_values(expression))
@@ -105,12 +113,15 @@ class Resolver:
             return self._of_name(expression)
         if isinstance(expression, cst.IfExp):
             return self.dotted(expression.body) | self.dotted(expression.orelse)
-        if isinstance(expression, cst.Call) and self.is_builtin(expression.func, "getattr"):
-            if len(expression.args) == 2 and isinstance(expression.args[1].value, cst.SimpleString):
-                attribute = expression.args[1].value.evaluated_value
-                return {f"{base}.{attribute}" for base in self.dotted(expression.args[0].value) if base != UNKNOWN} or {
-                    UNKNOWN
-                }
+        if (
+            isinstance(expression, cst.Call)
+            and self.is_builtin(expression.func, "getattr")
+            and len(expression.args) == 2
+            and isinstance(expression.args[1].value, cst.SimpleString)
+        ):
+            attribute = expression.args[1].value.evaluated_value
+            bases = self.dotted(expression.args[0].value) - {UNKNOWN}
+            return {f"{base}.{attribute}" for base in bases} or {UNKNOWN}
         return {UNKNOWN}
 
     def through_project(self, expression: cst.BaseExpression) -> bool:
@@ -135,7 +146,12 @@ class Resolver:
         found: set[str] = set()
         assignments = [a for a in self._in_scope(name) if not isinstance(a, BuiltinAssignment)]
         if not assignments:
-            starred = {m for star in self.stars for m in self._expanded(join(star, name.value)) if leads_to_old(m)}
+            starred = {
+                dotted
+                for star in self.stars
+                for dotted in self._expanded(join(star, name.value))
+                if leads_to_old(dotted)
+            }
             return starred or {UNKNOWN}
         for assignment in self._reaching(name, assignments):
             if isinstance(assignment, ImportAssignment):
@@ -180,7 +196,7 @@ class Resolver:
             exported = self._known.get(module, {})
             if parts[split] in exported:
                 rest = "".join(f".{part}" for part in parts[split + 1 :])
-                return {m if m == UNKNOWN else m + rest for m in exported[parts[split]]}
+                return {d if d == UNKNOWN else d + rest for d in exported[parts[split]]}
             starred = {join(star, ".".join(parts[split:])) for star in exported.get("*", ())}
             starred = {name for name in starred if leads_to_old(name)}
             if starred:
@@ -309,6 +325,10 @@ class _Collector(cst.CSTVisitor):
     def __init__(self, resolver: Resolver):
         super().__init__()
         self._resolver = resolver
+
+    def visit_Annotation(self, node: cst.Annotation) -> None:
+        for string in m.findall(node, m.SimpleString()):
+            self._resolver.annotated.update(re.findall(r"\w+", cst.ensure_type(string, cst.SimpleString).value))
 
     def visit_Import(self, node: cst.Import) -> None:
         self._note(alias.evaluated_name for alias in node.names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +25,13 @@ class Rewriter(cst.CSTTransformer):
         super().__init__()
         self._edits = edits
         self._now: dict[cst.CSTNode, cst.CSTNode] = {}
+        self._header: Sequence[cst.EmptyLine] = ()
+        self._first: cst.CSTNode | None = None
+
+    def visit_Module(self, node: cst.Module) -> None:
+        # What stands above the first statement of a file belongs to the module.
+        self._header = node.header
+        self._first = node.body[0] if node.body else None
 
     def on_leave(self, original_node: cst.CSTNode, updated_node: cst.CSTNode) -> cst.CSTNode:
         updated = super().on_leave(original_node, updated_node)
@@ -37,13 +45,13 @@ class Rewriter(cst.CSTTransformer):
         return updated
 
     def _current(self, original: cst.BaseExpression) -> cst.BaseExpression:
-        return self._now.get(original, original)  # type: ignore[return-value]
+        return self._now.get(original, original)
 
     # Statements. ------------------------------------------------------------------------------------------------
 
     def _with_lines(self, original: cst.CSTNode, updated: cst.CSTNode) -> cst.CSTNode:
         """Puts comments and lines above a statement."""
-        comments = [f"{MARK} {reason}" for reason in self._edits.todos.get(original, ())]
+        comments = [_wrapped(reason) for reason in self._edits.todos.get(original, ())]
         lines = self._edits.lines.get(original, ())
         if not comments and not lines:
             return updated
@@ -52,9 +60,12 @@ class Rewriter(cst.CSTTransformer):
             return cst.FlattenSentinel([self._with_lines(original, first), *others])
         if not isinstance(updated, _LINES):
             return updated
-        leading = list(updated.leading_lines)  # type: ignore[attr-defined]
-        present = {line.comment.value for line in leading if line.comment}
-        leading += [cst.EmptyLine(comment=cst.Comment(c)) for c in comments if c not in present]
+        leading = list(updated.leading_lines)
+        above = [*self._header, *leading] if original is self._first else leading
+        present = {line.comment.value for line in above if line.comment}
+        leading += [
+            cst.EmptyLine(comment=cst.Comment(text)) for texts in comments if texts[0] not in present for text in texts
+        ]
         if not lines:
             return updated.with_changes(leading_lines=leading)
         first, *others = [_line(line) for line in lines]
@@ -69,7 +80,7 @@ class Rewriter(cst.CSTTransformer):
         if not changed:
             return updated_node
         if not body:
-            return updated_node.with_changes(body=[])  # the block around it takes this out, and keeps its comments
+            return updated_node.with_changes(body=[_REMOVED])  # the block around it keeps the comments
         if len(original_node.body) > 1:
             return updated_node.with_changes(body=_joined(body))
         lines = [cst.SimpleStatementLine([_alone(small)]) for small in body]
@@ -157,8 +168,15 @@ class Rewriter(cst.CSTTransformer):
         return updated_node.with_changes(body=[*updated_node.body[:at], line, *updated_node.body[at:]])
 
 
+_REMOVED = cst.Pass()
+
+
+def _wrapped(reason: str) -> list[str]:
+    return textwrap.wrap(f"{MARK} {reason}", 100, subsequent_indent="#   ", break_long_words=False)
+
+
 def _line(code: str) -> cst.SimpleStatementLine:
-    return cst.SimpleStatementLine([cst.parse_statement(code).body[0]])  # type: ignore[list-item]
+    return cst.SimpleStatementLine([cst.parse_statement(code).body[0]])
 
 
 def _statement(new: Import) -> cst.BaseSmallStatement:
@@ -185,7 +203,7 @@ def _without_removed(block: Any) -> Any:
     body: list[Any] = []
     held: list[cst.EmptyLine] = []
     for line in block.body:
-        if isinstance(line, cst.SimpleStatementLine) and not line.body:
+        if isinstance(line, cst.SimpleStatementLine) and line.body[0] is _REMOVED:
             held += line.leading_lines
             if line.trailing_whitespace.comment:
                 held.append(cst.EmptyLine(comment=line.trailing_whitespace.comment))
@@ -201,9 +219,25 @@ def _without_removed(block: Any) -> Any:
     return block.with_changes(body=body, footer=footer)
 
 
+class _Mentions(cst.CSTVisitor):
+    """Whether `tf_lossscale.something` stands in a module, outside of imports."""
+
+    found = False
+
+    def visit_Import(self, node: cst.Import) -> bool:
+        return False
+
+    def visit_ImportFrom(self, node: cst.ImportFrom) -> bool:
+        return False
+
+    def visit_Attribute(self, node: cst.Attribute) -> None:
+        self.found = self.found or m.matches(node.value, m.Name("tf_lossscale"))
+
+
 def _mentions_package(module: cst.Module) -> bool:
-    dotted = m.Attribute(value=m.Name("tf_lossscale"))
-    return bool(m.findall(module, dotted))
+    mentions = _Mentions()
+    module.visit(mentions)
+    return mentions.found
 
 
 def _imports_package(module: cst.Module) -> bool:

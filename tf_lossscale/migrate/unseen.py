@@ -15,7 +15,10 @@ from tf_lossscale.migrate.resolve import Resolver
 
 # What the libraries are called by custom: such a name with an unknown meaning is likely to be one of them.
 _ROOTS = {"tf": "tensorflow", "tensorflow": "tensorflow", "keras": "keras", "tf_keras": "keras"}
-_IN_A_STRING = re.compile(r"[\w.]*mixed_precision\.(experimental\.)?(LossScaleOptimizer|set_policy)")
+_IN_A_STRING = re.compile(
+    r"[\w.]*mixed_precision\.(experimental|(experimental\.)?(LossScaleOptimizer|set_policy))"
+    r"|tensorflow\.contrib\.mixed_precision[\w.]*"
+)
 _UNPACKED = "loss_scale is an argument of the old class; where this is unpacked cannot be followed."
 
 
@@ -56,14 +59,10 @@ class UnseenPlanner(cst.CSTVisitor):
         old = names.OLD.get(names.canonical(_ROOTS[root] + name[len(root) :]))
         if old is None or (old.role == names.POLICY and "experimental" not in name):
             return
-        if all(not leads_to_old(d) for d in self._resolver.dotted(node)):
-            if (
-                root == "keras"
-                and not self._resolver.imports_tensorflow
-                and "keras" in self._resolver.dotted(_root(node))
-            ):
-                self._edits.notice(node, "without TensorFlow in this file, keras may run on another backend.")
-                return
+        dotted = self._resolver.dotted(node)
+        if name in dotted and root == "keras" and not self._resolver.imports_tensorflow:
+            self._edits.notice(node, "without TensorFlow in this file, keras may run on another backend.")
+        elif all(not leads_to_old(d) for d in dotted):
             self._edits.todo(
                 node, f"it cannot be seen what {root} is here. If it is TensorFlow's, this name is gone: use {old.new}."
             )
@@ -86,9 +85,3 @@ class UnseenPlanner(cst.CSTVisitor):
             return
         if any(self._resolver.meaning(base.value).roles & set(names.WRAPPERS) for base in owner.bases):
             self._edits.todo(node.name, f"{node.name.value} is private: tf_lossscale never calls it.")
-
-
-def _root(node: cst.BaseExpression) -> cst.BaseExpression:
-    while isinstance(node, cst.Attribute):
-        node = node.value
-    return node
