@@ -28,12 +28,14 @@ def wrapped(recording, case):
 class Replay:
     """Variables, optimizer and step of one recorded case."""
 
+    wrap = staticmethod(wrapped)
+
     def __init__(self, recording, case, initial):
         self.case = case
         self.keras3 = recording == "keras3_lso"
         self.dtype = case.get("var_dtype", "float32")
         self.variables = [tf.Variable(array(initial[name], self.dtype), name=name) for name in ("w0", "w1", "w2")]
-        self.optimizer = wrapped(recording, case)
+        self.optimizer = self.wrap(recording, case)
         self.loss_dtype = case.get("loss_dtype", self.dtype)
         self.how = case["how"]
         self._function = tf.function(self._step)

@@ -189,7 +189,33 @@ class LossScaleOptimizer(
         children = dict(self._optimizer._trackable_children(save_type, **kwargs))
         return {**children, "loss_scale": self._loss_scale} if self.dynamic else children
 
+    def _part_of_keras_wrapper(self, name: str) -> Any:
+        """What a part of Keras's own LossScaleOptimizer is here; its step count and learning rate mean nothing."""
+        parts = {
+            "inner_optimizer": self._optimizer,
+            "dynamic_scale": self._loss_scale.current_loss_scale,
+            "step_counter": self._loss_scale.good_steps,
+        }
+        if name not in parts:
+            dtype = {"_iterations": tf.int64, "_learning_rate": tf.float32}.get(name)
+            with tf.init_scope():
+                parts[name] = (
+                    tf.__internal__.tracking.AutoTrackable()
+                    if dtype is None
+                    else tf.Variable(tf.zeros([], dtype), trainable=False)
+                )
+            # Kept until the next restore: the checkpoint holds it only weakly.
+            self.__dict__.setdefault("_meaningless", {})[name] = parts[name]
+        return parts[name]
+
+    def _checkpoint_adapter(self, path: str) -> None:
+        # TensorFlow asks this before it looks for the parts: the moment to see who wrote the checkpoint.
+        names = [name for name, _ in tf.train.list_variables(path)]
+        self.__dict__["_keras_wrote"] = any("/dynamic_scale/.ATTRIBUTES" in name for name in names)
+
     def _lookup_dependency(self, name: str, *args: Any) -> Any:
+        if vars(self).get("_keras_wrote") and self.dynamic:
+            return self._part_of_keras_wrapper(name)
         if name == "loss_scale" and self.dynamic:
             return self._loss_scale
         return self._optimizer._lookup_dependency(name, *args)

@@ -1,0 +1,129 @@
+"""Checkpoints that the originals wrote are read, and training goes on as it did there."""
+
+import json
+import pathlib
+import tarfile
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from tests.conformance import recordings
+from tf_lossscale import LossScaleOptimizer
+
+ARCHIVE = pathlib.Path(__file__).parent / "data" / "checkpoints.tar.gz"
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoints")
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+def names():
+    with tarfile.open(ARCHIVE) as archive:
+        folders = sorted({member.name.split("/")[1] for member in archive.getmembers() if "/" in member.name[2:]})
+    return [n for n in folders if any(kind in n for kind in ("_lso_", "_plain_")) and not n.startswith("tf1")]
+
+
+def optimizers(name):
+    if name.startswith("keras3"):
+        return tf.keras.optimizers
+    return tf_keras.optimizers if "_new_" in name else tf_keras.optimizers.legacy
+
+
+def make(name, meta):
+    cls, kwargs = meta["optimizer"]
+    config = meta["config"] or {"initial_scale": 256.0, "dynamic_growth_steps": 4}
+    return LossScaleOptimizer(getattr(optimizers(name), cls)(**kwargs), **config)
+
+
+def variables(meta):
+    return [tf.Variable(np.zeros_like(recordings.array(meta["initial"][w], "float32")), name=w) for w in ("w0", "w1")]
+
+
+def step(name, optimizer, weights, event):
+    values = [tf.constant(recordings.array(g, "float32")) for g in event["grads"]]
+    keras3 = name.startswith("keras3")
+    with tf.GradientTape() as tape:
+        loss = tf.add_n([tf.reduce_sum(w * g) for w, g in zip(weights, values)])
+        loss = optimizer.scale_loss(loss) if keras3 else optimizer.get_scaled_loss(loss)
+    gradients = tape.gradient(loss, weights)
+    if keras3:
+        optimizer.apply(gradients, weights)
+    else:
+        optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients(gradients), weights))
+
+
+def check(optimizer, weights, expected, where, scaled):
+    for weight, w in zip(weights, ("w0", "w1")):
+        np.testing.assert_allclose(weight, recordings.array(expected[w]), 1e-5, 1e-6, err_msg=f"{where}: {w}")
+    assert int(optimizer.iterations) == expected["iterations"], where
+    if scaled:
+        assert float(optimizer.loss_scale) == expected["loss_scale"], where
+        if optimizer.dynamic:
+            assert int(optimizer.dynamic_counter) == expected["dynamic_counter"], where
+
+
+@pytest.mark.parametrize("when", ["before the first step", "into a built optimizer"])
+@pytest.mark.parametrize("name", names())
+def test_a_checkpoint_of_the_original_restores_and_training_goes_on(checkpoints, name, when):
+    meta = json.loads((checkpoints / name / "meta.json").read_text())
+    optimizer, weights = make(name, meta), variables(meta)
+    if when == "into a built optimizer":
+        optimizer.build(weights)
+    checkpoint = tf.train.Checkpoint(optimizer=optimizer, w0=weights[0], w1=weights[1])
+    status = checkpoint.read(str(checkpoints / name / "ckpt"))
+    if "_plain_" not in name and when == "into a built optimizer":
+        status.assert_consumed()
+    else:
+        status.assert_existing_objects_matched() if "_plain_" not in name else status.expect_partial()
+    scaled = "_plain_" not in name
+    if when == "into a built optimizer":
+        check(optimizer, weights, meta["at_save"], "after the restore", scaled)
+    for i, event in enumerate(meta["steps_after"]):
+        if not scaled and event["event"] != "finite":
+            break  # the plain optimizer applied it
+        step(name, optimizer, weights, event)
+        check(optimizer, weights, meta["trace_after"][i], f"step {i}", scaled)
+
+
+@pytest.mark.parametrize("name", [n for n in names() if "_lso_adam" in n])
+def test_a_plain_optimizer_reads_what_the_wrapper_saves_and_the_other_way_round(checkpoints, tmp_path, name):
+    meta = json.loads((checkpoints / name / "meta.json").read_text())
+    optimizer, weights = make(name, meta), variables(meta)
+    for event in meta["steps_before"]:
+        step(name, optimizer, weights, event)
+    path = tf.train.Checkpoint(optimizer=optimizer, w0=weights[0], w1=weights[1]).write(str(tmp_path / "ours"))
+
+    cls, kwargs = meta["optimizer"]
+    plain, twins = getattr(optimizers(name), cls)(**kwargs), variables(meta)
+    plain.build(twins) if hasattr(plain, "build") else plain._create_all_weights(twins)
+    tf.train.Checkpoint(optimizer=plain, w0=twins[0], w1=twins[1]).read(path).expect_partial()
+    for a, b in zip(optimizer.weights, plain.variables() if callable(plain.variables) else plain.variables):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+    again, triplets = make(name, meta), variables(meta)
+    again.build(triplets)
+    tf.train.Checkpoint(optimizer=again, w0=triplets[0], w1=triplets[1]).read(path).assert_consumed()
+    assert float(again.loss_scale) == float(optimizer.loss_scale)
+    assert int(again.dynamic_counter) == int(optimizer.dynamic_counter)
+
+
+@pytest.mark.parametrize("name", ["tfkeras2.21_legacy_lso_adam", "tfkeras2.21_new_lso_adam"])
+def test_the_originals_read_what_the_wrapper_saves(checkpoints, tmp_path, name):
+    meta = json.loads((checkpoints / name / "meta.json").read_text())
+    optimizer, weights = make(name, meta), variables(meta)
+    for event in meta["steps_before"]:
+        step(name, optimizer, weights, event)
+    path = tf.train.Checkpoint(optimizer=optimizer, w0=weights[0], w1=weights[1]).write(str(tmp_path / "ours"))
+    cls, kwargs = meta["optimizer"]
+    original = tf_keras.mixed_precision.LossScaleOptimizer(getattr(optimizers(name), cls)(**kwargs), **meta["config"])
+    twins = variables(meta)
+    original.build(twins) if hasattr(original, "build") else original._create_all_weights(twins)
+    tf.train.Checkpoint(optimizer=original, w0=twins[0], w1=twins[1]).read(path).assert_consumed()
+    assert float(original.loss_scale) == float(optimizer.loss_scale)
+    assert int(original.dynamic_counter) == int(optimizer.dynamic_counter)
