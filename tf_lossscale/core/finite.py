@@ -18,16 +18,30 @@ def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
 
     Args:
         gradients: tensors or IndexedSlices of any floating dtype and shape; None is skipped.
-            Of IndexedSlices the values are looked at, as they are, duplicates included.
+            Of IndexedSlices, rows with the same index count as their sum: that is what will be applied.
 
     Returns:
         A bool scalar tensor; True if there is no gradient at all.
     """
-    flags = [tf.reduce_all(tf.math.is_finite(_values(g))) for g in gradients if g is not None]
+    flags = [_is_finite(g) for g in gradients if g is not None]
     if not flags:
         return tf.constant(True)
     return flags[0] if len(flags) == 1 else tf.reduce_all(tf.stack(flags))
 
 
-def _values(gradient: Any) -> tf.Tensor:
-    return gradient.values if isinstance(gradient, tf.IndexedSlices) else tf.convert_to_tensor(gradient)
+def _is_finite(gradient: Any) -> tf.Tensor:
+    if isinstance(gradient, tf.IndexedSlices):
+        return _rows_are_finite(gradient.values, gradient.indices)
+    return tf.reduce_all(tf.math.is_finite(gradient))
+
+
+def _rows_are_finite(values: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
+    def sums_are_finite() -> tf.Tensor:
+        _, positions = tf.unique(tf.reshape(indices, [-1]))
+        sums = tf.math.unsorted_segment_sum(values, positions, tf.shape(values)[0])
+        return tf.reduce_all(tf.math.is_finite(sums))
+
+    # If all sizes together fit, every sum of rows does: one read, and no search for equal rows.
+    wide = values.dtype if values.dtype == tf.float64 else tf.float32
+    sizes = tf.reduce_sum(tf.cast(tf.abs(values), wide))
+    return tf.cond(sizes <= tf.cast(values.dtype.max, wide), lambda: tf.constant(True), sums_are_finite)
