@@ -11,11 +11,13 @@ _FAMILIES = (
     ("keras", "", "BaseOptimizer", "keras3"),
     ("tf_keras", "", "OptimizerV2", "tf_keras_legacy"),
     ("tf_keras", "", "_BaseOptimizer", "tf_keras"),
+    ("tensorflow", "tensorflow.python.training.optimizer", "Optimizer", "tf1"),
+    ("sonnet", "", "Optimizer", "sonnet"),
 )
 
 ACCEPTED = (
-    "an optimizer of tf.keras.optimizers (Keras 3), of tf_keras.optimizers or of tf_keras.optimizers.legacy, "
-    "or a subclass of one"
+    "an optimizer of tf.keras.optimizers (Keras 3), tf_keras.optimizers, tf_keras.optimizers.legacy, "
+    "tf.compat.v1.train or Sonnet 2, or a subclass of one"
 )
 
 
@@ -54,6 +56,21 @@ def load(adapter: str) -> type:
     return importlib.import_module(f"tf_lossscale.adapters.{adapter}").LossScaleOptimizer
 
 
+def load_all(package: str) -> list[type]:
+    """Returns the wrapper classes for all families of a library.
+
+    >>> len(load_all("tf_keras"))
+    2
+
+    Args:
+        package: the library's name, as it is imported.
+
+    Returns:
+        Subclasses of `tf_lossscale.LossScaleOptimizer`.
+    """
+    return [load(adapter) for family_package, _, _, adapter in _FAMILIES if family_package == package]
+
+
 def of_config(config: dict[str, Any]) -> type:
     """Returns the wrapper class for an optimizer's config, told by the keys that only one family writes.
 
@@ -66,15 +83,23 @@ def of_config(config: dict[str, Any]) -> type:
     Returns:
         A subclass of `tf_lossscale.LossScaleOptimizer`.
     """
-    import tensorflow as tf
-
     keys = config.get("config", {})
     if "is_legacy_optimizer" in keys:
         return load("tf_keras")
     if str(config.get("module")).endswith(".legacy") or ("decay" in keys and "weight_decay" not in keys):
         return load("tf_keras_legacy")
-    of_tf = tf.keras.optimizers.Optimizer.__module__.split(".", maxsplit=1)[0]
-    return load("tf_keras" if of_tf == "tf_keras" else "keras3")
+    return load("tf_keras" if keras_of_tensorflow() == "tf_keras" else "keras3")
+
+
+def keras_of_tensorflow() -> str:
+    """Returns the name of the library that `tf.keras` is: "keras" (Keras 3) or "tf_keras".
+
+    >>> keras_of_tensorflow()
+    'keras'
+    """
+    import tensorflow as tf
+
+    return tf.keras.optimizers.Optimizer.__module__.split(".", maxsplit=1)[0]
 
 
 # Package of a Keras layer -> the adapter's module.
@@ -100,8 +125,23 @@ def layers_of(layer: Any) -> Any:
     for base in type(layer).__mro__:
         package = base.__module__.split(".", maxsplit=1)[0]
         if base.__name__ == "Layer" and package in _LAYERS:
-            return importlib.import_module(f"tf_lossscale.adapters.{_LAYERS[package]}")
+            return layers_in(package)
     raise TypeError(f"`layer` must be a layer of Keras 3 or tf_keras, but got: {layer!r}.")
+
+
+def layers_in(library: str) -> Any:
+    """Returns the adapter module for the layers and dtype policies of a Keras library.
+
+    >>> layers_in("tf_keras").library.__name__
+    'tf_keras'
+
+    Args:
+        library: "keras" or "tf_keras".
+
+    Returns:
+        A module of `adapters/`.
+    """
+    return importlib.import_module(f"tf_lossscale.adapters.{_LAYERS[library]}")
 
 
 def library_of(layer: Any) -> Any:

@@ -120,8 +120,8 @@ class Rules:
         """
         scale = tf.convert_to_tensor(before.scale, tf.float32)
         zero = tf.constant(0, tf.int64)
-        good = tf.where(finite, tf.convert_to_tensor(before.good, tf.int64) + 1, zero)
-        bad = tf.convert_to_tensor(before.bad, tf.int64)
+        good = tf.where(finite, tf.cast(before.good, tf.int64) + 1, zero)
+        bad = tf.cast(before.bad, tf.int64)
         bad = tf.where(finite, zero if self.forgiving else bad, bad + 1)
         grows = tf.logical_and(finite, good >= self.growth_steps)
         backs_off = tf.logical_and(tf.logical_not(finite), bad >= self.hysteresis)
