@@ -15,17 +15,25 @@ __version__ = "0.1.0"
 # Public name -> the module it is in. Loaded on first use: importing this package costs next to nothing.
 _HOMES = {
     "LossScaleOptimizer": "tf_lossscale.optimizer",
+    "install": "tf_lossscale.legacy.install",
+    "uninstall": "tf_lossscale.legacy.install",
 }
 
-__all__ = ["LossScaleOptimizer", "__version__"]
+# Subpackages that `import tf_lossscale` is enough for.
+_ROOMS = ("amp", "legacy")
+
+__all__ = ["LossScaleOptimizer", "__version__", "install", "uninstall"]
 
 if TYPE_CHECKING:
+    from tf_lossscale.legacy.install import install, uninstall
     from tf_lossscale.optimizer import LossScaleOptimizer
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _ROOMS:
+        return importlib.import_module(f"tf_lossscale.{name}")
     raise AttributeError(f"module 'tf_lossscale' has no attribute '{name}'")
 
 

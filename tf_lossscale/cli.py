@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 # Subcommand -> (module with `add_arguments(parser)` and `run(arguments)`, what it does). Loaded when called.
 _COMMANDS = {
+    "migrate": ("tf_lossscale.migrate.command", "rewrite code of TensorFlow 1.13 to 2.15 to this package's API"),
+    "run": ("tf_lossscale.legacy.run", "run a script or module written for TensorFlow 1.13 to 2.15, unchanged"),
     "train": ("tf_lossscale.train", "train LeNet-5 on handwritten digits in float16, with and without loss scaling"),
 }
 

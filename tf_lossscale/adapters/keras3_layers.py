@@ -8,6 +8,11 @@ import keras
 
 library = keras
 
+# The names of the dtype policies.
+Policy = keras.DTypePolicy
+global_policy = keras.config.dtype_policy
+set_global_policy = keras.config.set_dtype_policy
+
 
 def set_compute_dtype(layer: Any, dtype: str) -> None:
     """Has a layer, built or not, compute in a dtype; its variables stay float32.

@@ -10,6 +10,11 @@ from tf_keras.src.mixed_precision import autocast_variable
 
 library = tf_keras
 
+# The names of the dtype policies.
+Policy = tf_keras.mixed_precision.Policy
+global_policy = tf_keras.mixed_precision.global_policy
+set_global_policy = tf_keras.mixed_precision.set_global_policy
+
 
 def set_compute_dtype(layer: Any, dtype: str) -> None:
     """Has a layer, built or not, compute in a dtype; its variables stay float32.

@@ -1,0 +1,150 @@
+"""The face of `tf.keras.mixed_precision.experimental`, TensorFlow 2.0 to 2.8; 1.15 had it too.
+
+`Policy`, `global_policy`, `set_policy` and `get_layer_policy` are those of `tf.keras`, whichever library that is.
+
+>>> import tensorflow as tf
+>>> set_policy("mixed_float16")
+>>> tf.keras.layers.Dense(1).compute_dtype, global_policy().loss_scale.increment_period
+('float16', 2000)
+>>> set_policy("float32")
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from tf_lossscale import registry
+from tf_lossscale.legacy import loss_scale as loss_scale_lib
+from tf_lossscale.legacy.faces import Given, OldLossScaleOptimizer, inner_of
+from tf_lossscale.legacy.policy import config_of, policies_of
+
+__all__ = ["LossScaleOptimizer", "Policy", "get_layer_policy", "global_policy", "set_policy"]  # noqa: F822
+
+
+class LossScaleOptimizer(OldLossScaleOptimizer):
+    """Wraps an optimizer; how the loss is scaled is said by one argument.
+
+    >>> import tensorflow as tf
+    >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.1), "dynamic")
+    >>> optimizer.loss_scale().numpy().item()
+    32768.0
+
+    Up to TensorFlow 2.3 `loss_scale` was an object to call, from 2.4 on a tensor; here it is both:
+
+    >>> f"{optimizer.loss_scale:.0f}", (optimizer.loss_scale / 2).numpy().item()
+    ('32768', 16384.0)
+
+    Args:
+        optimizer: the optimizer that does the update; `opt` and `inner_optimizer` are other names for it.
+        loss_scale: "dynamic"; a number of at least 1 for a scale that stays the same; a
+            `tf_lossscale.legacy.LossScale`, one of your own class too; or a config of one.
+
+    Raises:
+        TypeError: an argument is missing or unknown; `optimizer` is of no known family.
+        ValueError: `loss_scale` is none of these, or `optimizer` is wrapped already.
+
+    Source: `tf.keras.mixed_precision.experimental.LossScaleOptimizer`,
+    https://www.tensorflow.org/versions/r2.3/api_docs/python/tf/keras/mixed_precision/experimental/LossScaleOptimizer
+    """
+
+    is_face = True
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        optimizer, args, kwargs = inner_of(args, kwargs)
+        super().__init__(optimizer, loss_scale_manager=Given(_scale_of(*args, **kwargs)))
+
+    @property
+    def loss_scale(self) -> Any:
+        """The LossScale: call it for the current scale, or use it as a tensor."""
+        return self._loss_scale
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns what `from_config` needs."""
+        return {"optimizer": self._serialized_inner(), "loss_scale": config_of(self._loss_scale)}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
+        """Makes an optimizer from its config; those of newer versions are read as well.
+
+        Args:
+            config: what `get_config` returned; it is not changed.
+            custom_objects: classes of your own, of the inner optimizer and the loss scale, by name.
+
+        Returns:
+            A new LossScaleOptimizer with a new inner optimizer.
+        """
+        if "optimizer" not in config:
+            return super().from_config(config, custom_objects)
+        config = copy.deepcopy(config)
+        inner = config.pop("optimizer")
+        family: Any = cls if cls._is_adapter else registry.of_config(inner)
+        optimizer = family._deserialized_inner(inner, custom_objects)
+        return cls(optimizer, _scale_from(config.pop("loss_scale"), custom_objects), **config)
+
+
+def _scale_of(loss_scale: Any) -> Any:
+    scale = loss_scale_lib.get(loss_scale)
+    if scale is None:
+        raise ValueError("`loss_scale` cannot be None. Pass 'dynamic' or a number, or use the optimizer unwrapped.")
+    return scale
+
+
+def _scale_from(config: Any, custom_objects: dict[str, Any] | None) -> Any:
+    own = (custom_objects or {}).get(config["class_name"]) if isinstance(config, dict) else None
+    return config if own is None else own.from_config(config["config"])
+
+
+def global_policy() -> Any:
+    """Returns the global dtype policy of `tf.keras`, with its loss scale.
+
+    >>> global_policy().name, global_policy().loss_scale
+    ('float32', None)
+
+    Source: `tf.keras.mixed_precision.experimental.global_policy`.
+    """
+    return _policies().global_policy()
+
+
+def set_policy(policy: Any) -> None:
+    """Sets the global dtype policy of `tf.keras`.
+
+    >>> set_policy("mixed_bfloat16")
+    >>> global_policy().compute_dtype
+    'bfloat16'
+    >>> set_policy("float32")
+
+    Args:
+        policy: a Policy, a name such as "mixed_float16", or None for float32.
+
+    Source: `tf.keras.mixed_precision.experimental.set_policy`.
+    """
+    _policies().set_policy(policy)
+
+
+def get_layer_policy(layer: Any) -> Any:
+    """Returns the dtype policy of a layer, with its loss scale.
+
+    >>> import tensorflow as tf
+    >>> get_layer_policy(tf.keras.layers.Dense(1, dtype="float16")).variable_dtype
+    'float16'
+
+    Args:
+        layer: a layer of `tf.keras`.
+
+    Raises:
+        ValueError: it is not one.
+
+    Source: `tf.keras.mixed_precision.experimental.get_layer_policy`.
+    """
+    return _policies().get_layer_policy(layer)
+
+
+def _policies() -> Any:
+    return policies_of(registry.keras_of_tensorflow())
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Policy":  # a class of the library that `tf.keras` is
+        return _policies().Policy
+    raise AttributeError(f"module 'tf_lossscale.legacy.experimental' has no attribute '{name}'")

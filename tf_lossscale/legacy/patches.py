@@ -1,0 +1,112 @@
+"""Names put into other people's modules, and taken out again."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tf_lossscale import import_hooks
+
+_MISSING = object()
+
+Put = Callable[["Patches", types.ModuleType], None]
+
+
+class Patches:
+    """What was changed, and how to undo it.
+
+    >>> import math
+    >>> patches = Patches()
+    >>> patches.put(math, {"tau2": 12.56})
+    >>> math.tau2
+    12.56
+    >>> patches.undo()
+    >>> hasattr(math, "tau2")
+    False
+    """
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], None]] = []
+
+    def when_imported(self, name: str, put: Put) -> None:
+        """Calls `put(self, module)` as soon as a module is imported."""
+        self._undo.append(import_hooks.when_imported(name, lambda module: put(self, module)))
+
+    def put(self, module: types.ModuleType, names: Mapping[str, Any]) -> None:
+        """Sets names in a module. Namespaces among them can be imported from then on.
+
+        Args:
+            module: a module of another library.
+            names: the values, by name.
+        """
+        for name, value in names.items():
+            before = getattr(module, name, _MISSING)
+            setattr(module, name, value)
+            self._undo.append(functools.partial(_restore, module, name, value, before))
+            if isinstance(value, Namespace):
+                self._make_importable(f"{module.__name__}.{name}", value)
+
+    def replace(self, module: types.ModuleType, names: Mapping[str, Any]) -> None:
+        """Has importers of a module get a copy of it with other names; its own functions go on with the old ones.
+
+        Args:
+            module: a private module of another library.
+            names: the values, by name.
+        """
+        parent, _, leaf = module.__name__.rpartition(".")
+        copy = types.ModuleType(module.__name__, module.__doc__)
+        copy.__dict__.update({**vars(module), **names})
+        self._enter(module.__name__, copy)
+        self.put(sys.modules[parent], {leaf: copy})
+
+    def _make_importable(self, name: str, module: Namespace) -> None:
+        self._enter(name, module)
+        for attribute, value in vars(module).items():
+            if isinstance(value, Namespace):
+                self._make_importable(f"{name}.{attribute}", value)
+
+    def _enter(self, name: str, module: types.ModuleType) -> None:
+        before = sys.modules.get(name)
+        sys.modules[name] = module
+        self._undo.append(functools.partial(_restore_entry, name, module, before))
+
+    def undo(self) -> None:
+        """Takes everything back, the last change first."""
+        while self._undo:
+            self._undo.pop()()
+
+
+class Namespace(types.ModuleType):
+    """A module that is in no file.
+
+    >>> Namespace("contrib", {"answer": 42}).answer
+    42
+
+    Args:
+        name: its name.
+        names: what is in it.
+    """
+
+    def __init__(self, name: str, names: Mapping[str, Any]):
+        super().__init__(name, f"{name}, put back by tf_lossscale.install().")
+        self.__dict__.update(names, __path__=[])
+
+
+def _restore(module: types.ModuleType, name: str, ours: Any, before: Any) -> None:
+    if vars(module).get(name) is not ours:
+        return  # somebody else has set it since
+    if before is _MISSING:
+        delattr(module, name)
+    else:
+        setattr(module, name, before)
+
+
+def _restore_entry(name: str, ours: types.ModuleType, before: types.ModuleType | None) -> None:
+    if sys.modules.get(name) is ours:
+        if before is None:
+            del sys.modules[name]
+        else:
+            sys.modules[name] = before

@@ -1,0 +1,182 @@
+"""Dtype policies that carry a loss scale, as `tf.keras.mixed_precision.experimental` had them up to TensorFlow 2.3."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from tf_lossscale import registry
+from tf_lossscale.legacy import loss_scale as loss_scale_lib
+
+
+class Policies:
+    """The names of the experimental module for one Keras library; `policies_of` makes it.
+
+    The library itself is given a policy of its own class, so that models are saved as they always are. What the
+    loss scale of the global policy is, is remembered here.
+
+    >>> policies_of("keras").Policy("mixed_float16").loss_scale.multiplier
+    2.0
+
+    Args:
+        library: the adapter module of the library.
+    """
+
+    def __init__(self, library: Any):
+        self._library = library
+        self._last_set: tuple[Any, Any] = (None, None)
+        self.Policy = _policy_class(library)
+        self.StablePolicy = _stable_policy_class(library, self.Policy)
+
+    def global_policy(self) -> Any:
+        """Returns the global policy, with its loss scale."""
+        return self._with_loss_scale(self._library.global_policy())
+
+    def set_policy(self, policy: Any) -> None:
+        """Sets the global policy.
+
+        Args:
+            policy: a Policy, a name such as "mixed_float16", or None for float32.
+        """
+        if isinstance(policy, str):
+            policy = self.Policy(policy)
+        if isinstance(policy, self.Policy):
+            plain = self._library.Policy(policy.name)
+            self._library.set_global_policy(plain)
+            self._last_set = plain, policy
+        else:
+            self._library.set_global_policy("float32" if policy is None else policy)
+
+    def get_layer_policy(self, layer: Any) -> Any:
+        """Returns a layer's policy, with its loss scale.
+
+        Args:
+            layer: a layer of this library.
+
+        Raises:
+            ValueError: it is not one.
+        """
+        policy = getattr(layer, "dtype_policy", None)
+        if not isinstance(policy, self._library.Policy):
+            raise ValueError(f"get_layer_policy() can only be called on a layer, but got: {layer!r}.")
+        return self._with_loss_scale(policy)
+
+    def loss_scale_of_models(self) -> Any:
+        """Returns what `compile` wraps optimizers with: "dynamic", a LossScale, or None for no wrapper.
+
+        Under a policy that was not set by an old name it is "dynamic".
+        """
+        policy = self._library.global_policy()
+        if policy is self._last_set[0]:
+            policy = self._last_set[1]
+        if not isinstance(policy, self.Policy) or policy.has_default_loss_scale:
+            return "dynamic"
+        return policy.loss_scale
+
+    def is_set_by_an_old_name(self) -> bool:
+        """Whether the global policy was set with `set_policy`, or is a Policy with a loss scale."""
+        policy = self._library.global_policy()
+        return policy is self._last_set[0] or isinstance(policy, self.Policy)
+
+    def _with_loss_scale(self, policy: Any) -> Any:
+        if policy is self._last_set[0]:
+            return self._last_set[1]
+        return self.Policy(policy.name) if type(policy) is self._library.Policy else policy
+
+
+@functools.cache
+def policies_of(library: str) -> Policies:
+    """Returns the policies of a Keras library.
+
+    >>> policies_of("keras").Policy("mixed_float16", loss_scale=8).loss_scale
+    FixedLossScale(8.0)
+
+    Args:
+        library: "keras" or "tf_keras".
+
+    Returns:
+        The same object on every call.
+    """
+    return Policies(registry.layers_in(library))
+
+
+def _policy_class(library: Any) -> Any:
+    @library.library.saving.register_keras_serializable("tf_lossscale.legacy")
+    class Policy(library.Policy):
+        """A dtype policy and a loss scale; `compile` wraps the optimizer with it.
+
+        Args:
+            name: "mixed_float16", "mixed_bfloat16" or the name of a dtype.
+            loss_scale: "dynamic", a number, a LossScale, a config, or None for none; "auto" is "dynamic" for
+                "mixed_float16" and None otherwise.
+
+        Source: `tf.keras.mixed_precision.experimental.Policy`,
+        https://www.tensorflow.org/versions/r2.3/api_docs/python/tf/keras/mixed_precision/experimental/Policy
+        """
+
+        def __init__(self, name: str, loss_scale: Any = "auto"):
+            super().__init__(name)
+            self.has_default_loss_scale = isinstance(loss_scale, str) and loss_scale == "auto"
+            if self.has_default_loss_scale:
+                loss_scale = "dynamic" if name == "mixed_float16" else None
+            # "dynamic" has variables: made when somebody asks for them.
+            self._loss_scale = loss_scale if self.has_default_loss_scale else loss_scale_lib.get(loss_scale)
+
+        @property
+        def loss_scale(self) -> Any:
+            """The LossScale, or None."""
+            self._loss_scale = loss_scale_lib.get(self._loss_scale)
+            return self._loss_scale
+
+        @property
+        def should_cast_variables(self) -> bool:
+            """Whether layers cast their variables to the compute dtype."""
+            return self.variable_dtype != self.compute_dtype
+
+        def get_config(self) -> dict[str, Any]:
+            if self.has_default_loss_scale:
+                return {"name": self.name}
+            scale = self.loss_scale
+            return {"name": self.name, "loss_scale": None if scale is None else config_of(scale)}
+
+        @classmethod
+        def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
+            del custom_objects
+            return cls(**config)
+
+        def __repr__(self) -> str:
+            return f'<Policy "{self.name}", loss_scale={self.loss_scale!r}>'
+
+    Policy.__qualname__ = "Policy"
+    return Policy
+
+
+def _stable_policy_class(library: Any, with_loss_scale: Any) -> Any:
+    plain: Any = library.Policy
+
+    class Policies(type):
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, plain) if cls is Policy else super().__instancecheck__(instance)
+
+    class Policy(plain, metaclass=Policies):
+        """The library's dtype policy; with an argument `loss_scale`, which it does not know, that of `experimental`."""
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            if cls is not Policy:
+                return super().__new__(cls)
+            has_loss_scale = "loss_scale" in kwargs or len(args) > 1
+            return (with_loss_scale if has_loss_scale else plain)(*args, **kwargs)
+
+    return Policy
+
+
+def config_of(loss_scale: Any) -> dict[str, Any]:
+    """Returns a loss scale as a config that `get` reads.
+
+    >>> config_of(loss_scale_lib.FixedLossScale(8))
+    {'class_name': 'FixedLossScale', 'config': {'loss_scale_value': 8.0}}
+
+    Args:
+        loss_scale: a LossScale.
+    """
+    return {"class_name": type(loss_scale).__name__, "config": loss_scale.get_config()}

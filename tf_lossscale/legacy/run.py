@@ -1,0 +1,115 @@
+"""The subcommand `run`: a script or module runs as it is, with the old names in place."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import io
+import os
+import runpy
+import sys
+import types
+import zipfile
+from collections.abc import Callable
+from typing import Any
+
+from tf_lossscale.legacy.install import install
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `tf-lossscale run`.
+
+    >>> parser = argparse.ArgumentParser()
+    >>> add_arguments(parser)
+    >>> parser.parse_args(["train.py", "--epochs", "3"]).script
+    ['train.py', '--epochs', '3']
+
+    Args:
+        parser: of the subcommand.
+    """
+    parser.usage = "%(prog)s [-h] SCRIPT [ARG ...]\n       %(prog)s [-h] -m MODULE [ARG ...]"
+    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="a module to run, and its arguments")
+    parser.add_argument("script", nargs=argparse.REMAINDER, help="a script to run, and its arguments")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs a script or module as `python` would: its own `sys.argv`, `__main__`, exit code and traceback.
+
+    Args:
+        arguments: with `script`, a path and the script's arguments, or `module`, a name and the module's arguments.
+
+    Returns:
+        The exit code: 1 after an exception that nobody caught, which is printed; 130 after Ctrl-C.
+
+    Raises:
+        SystemExit: the script raised it.
+    """
+    install()
+    words = arguments.module or arguments.script
+    if not words:
+        return _fail("run: nothing to run. Call tf-lossscale run SCRIPT [ARG ...] or run -m MODULE [ARG ...].", 2)
+    if arguments.module:
+        return _run_module(words[0], words[1:])
+    return _run_script(words[0], words[1:])
+
+
+def _run_script(path: str, arguments: list[str]) -> int:
+    sys.argv = [path, *arguments]
+    if os.path.isdir(path) or zipfile.is_zipfile(path):
+        _look_first_in(path)
+        return _as_python(lambda: runpy.run_path(path, run_name="__main__"), skip=_is_of_runpy)
+    _look_first_in(os.path.dirname(os.path.realpath(path)))
+    try:
+        with io.open_code(os.path.abspath(path)) as file:
+            source = file.read()
+    except OSError as error:
+        return _fail(f"can't open file {os.path.abspath(path)!r}: [Errno {error.errno}] {error.strerror}", 2)
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__file__=path, __builtins__=__builtins__, __cached__=None, __annotations__={})
+    sys.modules["__main__"] = main
+
+    def execute() -> None:
+        exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
+
+    return _as_python(execute, skip=lambda frame: frame.f_code is execute.__code__)
+
+
+def _run_module(name: str, arguments: list[str]) -> int:
+    _look_first_in(os.getcwd())
+    sys.argv = ["-m", *arguments]
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError) as error:
+        return _fail(f"Error while finding module specification for {name!r} ({type(error).__name__}: {error})", 1)
+    if spec is None:
+        return _fail(f"No module named {name}", 1)
+    return _as_python(lambda: runpy.run_module(name, run_name="__main__", alter_sys=True), skip=_is_of_runpy)
+
+
+def _look_first_in(folder: str) -> None:
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = folder
+
+
+def _as_python(execute: Callable[[], Any], skip: Callable[[types.FrameType], bool]) -> int:
+    """Calls the program; an exception is shown without our own frames in its traceback."""
+    try:
+        execute()
+    except SystemExit:
+        raise
+    except BaseException as error:
+        trace = error.__traceback__
+        while trace is not None and (trace.tb_frame.f_code is _as_python.__code__ or skip(trace.tb_frame)):
+            trace = trace.tb_next
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
+    return 0
+
+
+def _is_of_runpy(frame: types.FrameType) -> bool:
+    return frame.f_globals.get("__name__") in ("runpy", __name__)
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"tf-lossscale: {message}", file=sys.stderr)
+    return code

@@ -1,0 +1,97 @@
+"""The face of `tf.keras.mixed_precision`, TensorFlow 2.4 and newer, while `install()` is in force."""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any
+
+from tf_lossscale import registry
+from tf_lossscale.legacy import loss_scale as loss_scale_lib
+from tf_lossscale.legacy.faces import Given, OldLossScaleOptimizer, inner_of
+
+
+class LossScaleOptimizer(OldLossScaleOptimizer):
+    """Takes every call that old code makes by this name, and does what the call did.
+
+    | call | scale | from |
+    |---|---|---|
+    | `(opt)` | dynamic | 2.4 and newer |
+    | `(opt, True, 1024, 500)`, `dynamic=True, initial_scale=1024, ...` | dynamic | 2.4 and newer |
+    | `(opt, False, 1024)`, `dynamic=False, initial_scale=1024` | fixed | 2.4 and newer |
+    | `(opt, "dynamic")`, `loss_scale="dynamic"` | dynamic | 2.0 to 2.3 |
+    | `(opt, 1024)`, `loss_scale=1024` | fixed | 2.0 to 2.3 |
+    | `(opt, loss_scale)` with a LossScale or a config | what it says | 2.0 to 2.3 |
+    | `(opt, 1024, 500)` | dynamic: starts at 1024, grows after 500 steps | Keras 3 |
+
+    >>> import tensorflow as tf
+    >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), False, 1024)
+    >>> optimizer.dynamic, optimizer.loss_scale.numpy().item()
+    (False, 1024.0)
+
+    Args:
+        inner_optimizer: the optimizer that does the update; `opt` and `optimizer` are other names for it.
+        *args: as in the table.
+        **kwargs: as in the table, and all keywords of `tf_lossscale.LossScaleOptimizer`.
+
+    Raises:
+        TypeError: the call is none of these.
+        ValueError: a value is out of range, or the optimizer is wrapped already.
+    """
+
+    is_face = True
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        inner, rest, keywords = inner_of(args, kwargs)
+        original = _original_for(inner)
+        if original is not None:
+            return original(inner, *rest, **keywords)
+        return super().__new__(cls, *args, **kwargs)
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        inner, args, kwargs = inner_of(args, kwargs)
+        super().__init__(inner, **_arguments(args, kwargs))
+
+
+def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The keyword arguments of the main class for a call of any generation."""
+    if args and not isinstance(args[0], bool):
+        if len(args) == 2 and _is_number(args[0]) and _is_number(args[1]):
+            names: tuple[str, ...] = ("initial_scale", "dynamic_growth_steps")
+        else:
+            names = ("loss_scale",)
+    else:
+        names = ("dynamic", "initial_scale", "dynamic_growth_steps")
+    given = dict(zip(names, args))
+    if len(args) > len(names) or given.keys() & kwargs.keys():
+        raise TypeError(f"LossScaleOptimizer() cannot take {args!r} with {sorted(kwargs)} after the optimizer.")
+    given.update(kwargs)
+    if "loss_scale" not in given:
+        return given
+    loss_scale = given.pop("loss_scale")
+    if given.keys() & {"dynamic", "initial_scale", "dynamic_growth_steps"}:
+        raise TypeError(
+            f"`loss_scale={loss_scale!r}` says how the loss is scaled: leave out `dynamic`, `initial_scale` and "
+            "`dynamic_growth_steps`."
+        )
+    if isinstance(loss_scale, str) and loss_scale == "dynamic":
+        return given
+    if _is_number(loss_scale):
+        return {"dynamic": False, "initial_scale": loss_scale, **given}
+    scale = loss_scale_lib.get(loss_scale)
+    if scale is None:
+        raise ValueError("`loss_scale` cannot be None. Pass 'dynamic' or a number, or use the optimizer unwrapped.")
+    return {"loss_scale_manager": Given(scale), **given}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _original_for(inner: Any) -> Any:
+    """TensorFlow's private class, for the optimizers that only it can wrap."""
+    if registry.adapter_for(inner) is not None or not type(inner).__module__.startswith("tensorflow.python.keras."):
+        return None
+    from tensorflow.python.keras.mixed_precision import loss_scale_optimizer
+
+    # The name may be ours at the moment; the subclass is always TensorFlow's.
+    return loss_scale_optimizer.LossScaleOptimizerV1.__bases__[0]

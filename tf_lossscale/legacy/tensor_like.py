@@ -1,0 +1,84 @@
+"""What can be used as the tensor that calling it returns."""
+
+from __future__ import annotations
+
+import numbers
+import operator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+
+class TensorLike:
+    """Makes a callable object usable as the tensor it returns.
+
+    `optimizer.loss_scale` was an object to call up to TensorFlow 2.3, and a tensor from 2.4 on: old code of either
+    kind meets one object here.
+
+    >>> class Seven(TensorLike):
+    ...     def __call__(self):
+    ...         return tf.constant(7.0)
+    >>> seven = Seven()
+    >>> (2 * seven).numpy().item(), float(seven), f"{seven:.1f}", tf.sqrt(seven).dtype.name
+    (14.0, 7.0, '7.0', 'float32')
+    """
+
+    def __call__(self) -> Any:
+        """Returns the value, a scalar tensor."""
+        raise NotImplementedError
+
+    def __getattr__(self, name: str) -> Any:
+        # What is not found otherwise: `numpy`, `dtype`, `shape`, `eval` and the like.
+        if not name.startswith("_") and (name == "numpy" or hasattr(tf.Tensor, name)):
+            return getattr(tf.convert_to_tensor(self()), name)
+        raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+
+    def _as_graph_element(self) -> tf.Tensor:
+        """What `Session.run` fetches."""
+        return tf.convert_to_tensor(self())
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return tf.convert_to_tensor(self()).numpy().__array__(*args, **kwargs)
+
+    def __float__(self) -> float:
+        return float(self())
+
+    def __int__(self) -> int:
+        return int(self())
+
+    def __eq__(self, other: Any) -> Any:
+        if isinstance(other, (numbers.Real, np.ndarray, tf.Tensor, tf.Variable)):
+            return tf.convert_to_tensor(self()) == other
+        return NotImplemented
+
+    __hash__ = object.__hash__
+
+    def __format__(self, spec: str) -> str:
+        return format(self().numpy(), spec) if tf.executing_eagerly() else format(str(self), spec)
+
+
+def _binary(name: str) -> Any:
+    function = getattr(operator, name.strip("_"))
+    return lambda self, other: function(tf.convert_to_tensor(self()), other)
+
+
+def _reflected(name: str) -> Any:
+    function = getattr(operator, name.strip("_"))
+    return lambda self, other: function(other, tf.convert_to_tensor(self()))
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
+    setattr(TensorLike, f"__{_name}__", _binary(_name))
+    setattr(TensorLike, f"__r{_name}__", _reflected(_name))
+for _name in ("lt", "le", "gt", "ge", "neg", "abs"):
+    _function = getattr(operator, _name)
+    setattr(TensorLike, f"__{_name}__", lambda self, *other, _f=_function: _f(tf.convert_to_tensor(self()), *other))
+
+
+def _converted(value: TensorLike, dtype: Any = None, name: Any = None, as_ref: bool = False) -> Any:
+    del as_ref
+    return tf.convert_to_tensor(value(), dtype, name=name)
+
+
+tf.register_tensor_conversion_function(TensorLike, _converted)
