@@ -75,7 +75,7 @@ STATEMENTS = (
     "other._loss_scale = {call}",
     "if isinstance(optimizer, {cls}):\n    optimizer.loss_scale()",
     "if hasattr(tf.keras.mixed_precision, 'experimental'): optimizer = {call}",
-    "if hasattr(mp, 'set_policy'):\n    mp.set_policy('mixed_float16')\nelse:\n    mp.set_global_policy('mixed_float16')",
+    "if hasattr(mp, 'set_policy'):\n    mp.set_policy('mixed_float16')\nelse:\n    mp.set_global_policy('float32')",
     "mp.set_policy(mp.Policy('mixed_float16', loss_scale={scale}))",
     "policy = tf.keras.mixed_precision.experimental.Policy('mixed_float16')",
     "model.compile(optimizer=optimizer, loss='mse')",

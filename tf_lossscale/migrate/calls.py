@@ -93,7 +93,7 @@ class Calls:
             if roles == {names.STABLE} and second is not None and number(second) is not None:
                 raise Unprovable(
                     "a number as the second argument is a fixed scale in TensorFlow 2.3 and initial_scale in Keras 3: "
-                    "write dynamic=False, initial_scale=... or initial_scale=..."
+                    "write dynamic=False, initial_scale=N or initial_scale=N"
                 )
             return self._experimental(call)
         return _unchanged(call, names.WRAPPER)

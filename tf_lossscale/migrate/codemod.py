@@ -22,7 +22,6 @@ from tf_lossscale.migrate.resolve import Resolver
 from tf_lossscale.migrate.rewrite import Rewriter
 from tf_lossscale.migrate.unseen import UnseenPlanner
 
-
 _PASSES = 4
 
 

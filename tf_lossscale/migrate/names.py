@@ -70,7 +70,7 @@ for _module in (f"{_KERAS}.experimental", f"{_KERAS}.experimental.policy", f"{_K
     OLD[f"{_module}.set_policy"] = Old(KERAS_FUNCTION, f"{_KERAS}.set_global_policy")
     OLD[f"{_module}.set_global_policy"] = Old(KERAS_FUNCTION, f"{_KERAS}.set_global_policy")
     OLD[f"{_module}.global_policy"] = Old(KERAS_FUNCTION, f"{_KERAS}.global_policy")
-    OLD[f"{_module}.get_layer_policy"] = Old(LEGACY, f"{LEGACY_MODULE}.get_layer_policy")
+    OLD[f"{_module}.get_layer_policy"] = Old(LEGACY, f"{LEGACY_MODULE}.experimental.get_layer_policy")
 
 _TRAINING = "tensorflow.python.training.experimental"
 for _module in (
