@@ -30,6 +30,8 @@ __all__ = sorted(_HOMES)
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(f"tf_lossscale.legacy.{_HOMES[name]}"), name)
+    if name in ("contrib", "experimental"):
+        return importlib.import_module(f"tf_lossscale.legacy.{name}")
     raise AttributeError(f"module 'tf_lossscale.legacy' has no attribute '{name}'")
 
 
