@@ -91,7 +91,7 @@ class LossScaleOptimizer(
         return [g if keep else r for g, r, keep in zip(gradients, reduced, kept)]
 
     def _unscale(self, gradients: list[Any], variables: list[Any], factor: tf.Tensor) -> list[Any]:
-        unscaled = scaling.unscale([None if _overwrites(v) else g for g, v in zip(gradients, variables)], factor)
+        unscaled = scaling.divide([None if _overwrites(v) else g for g, v in zip(gradients, variables)], factor)
         return [g if _overwrites(v) else u for g, u, v in zip(gradients, unscaled, variables)]
 
     def _apply_reduced(self, grads_and_vars: list[tuple[Any, Any]], **kwargs: Any) -> None:
@@ -242,18 +242,10 @@ def _move_under_strategy(inner: Any) -> None:
             continue
         each._distribution_strategy = strategy
         for name in ("_iterations", "_learning_rate"):
-            old = vars(each).get(name)
-            if not isinstance(old, keras.Variable):
-                continue
-            new = keras.Variable(
-                keras.ops.convert_to_numpy(old),
-                dtype=old.dtype,
-                trainable=False,
-                aggregation="only_first_replica",
-                name=old.name,
-            )
-            each._tracker.replace_tracked_value("variables", old, new)
-            setattr(each, name, new)
+            variable = vars(each).get(name)
+            if isinstance(variable, keras.Variable):
+                # The same Keras variable, which may be held elsewhere, with a new one of TensorFlow in it.
+                variable._initialize(keras.ops.convert_to_numpy(variable))
 
 
 def _with_parts(inner: Any) -> list[Any]:

@@ -54,7 +54,7 @@ def write_apart() -> bool:
 
 
 def is_missing_copies(variable: tf.Variable) -> bool:
-    """Whether replicas write apart, but the variable was made outside the strategy's scope and has one copy for all.
+    """Whether replicas do not meet, but the variable was made outside the strategy's scope and has one copy for all.
 
     >>> is_missing_copies(tf.Variable(1.0))
     False
@@ -62,7 +62,9 @@ def is_missing_copies(variable: tf.Variable) -> bool:
     Args:
         variable: of the loss scale or of an optimizer.
     """
-    return write_apart() and not tf.distribute.get_strategy().extended.variable_created_in_scope(variable)
+    if not tf.distribute.has_strategy() or meet():
+        return False
+    return not tf.distribute.get_strategy().extended.variable_created_in_scope(variable)
 
 
 def give_copies(holder: Any, names: Iterable[str], listed: list[Any]) -> None:
