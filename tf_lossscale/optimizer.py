@@ -159,6 +159,11 @@ class LossScaleOptimizer:
         del variables
         return replicas.sum_over_replicas(gradients)
 
+    @property
+    def _walled(self) -> bool:
+        """Whether the graph optimizer is kept from merging scaling and unscaling: not where its wall is unknown."""
+        return True
+
     def _build_inner(self, variables: list[Any]) -> None:
         """Creates the inner optimizer's variables, so that a first step that is skipped leaves it complete."""
         raise NotImplementedError
@@ -246,7 +251,7 @@ class LossScaleOptimizer:
         """
         self._contract.gradients_unscaled()
         factor = self._contract.factor_of_loss() if strategies.workers_step_alone() else None
-        return self._divided(list(grads), self._factor() if factor is None else factor)
+        return scaling.unscale(grads, self._factor() if factor is None else factor, self._walled)
 
     def _factor_of_loss(self) -> tf.Tensor:
         factor = self._factor()
@@ -479,10 +484,7 @@ class LossScaleOptimizer:
 
     def _unscale(self, gradients: list[Any], variables: list[Any], factor: tf.Tensor) -> list[Any]:
         del variables
-        return self._divided(gradients, factor)
-
-    def _divided(self, gradients: list[Any], factor: tf.Tensor) -> list[Any]:
-        return scaling.unscale(gradients, factor)
+        return scaling.divide(gradients, factor, self._walled)
 
     def _require_keywords(self, kwargs: dict[str, Any]) -> None:
         """Raises if the inner optimizer does not take these keywords, before anything has changed."""

@@ -9,7 +9,7 @@ import tensorflow as tf
 import tf_keras
 
 from tf_lossscale import hyperparameters, optimizer
-from tf_lossscale.core import scaling, strategies
+from tf_lossscale.core import strategies
 
 
 @tf_keras.saving.register_keras_serializable("tf_lossscale")
@@ -59,8 +59,9 @@ class LossScaleOptimizer(
         if self._optimizer._mesh:
             self._loss_scale.move_to_mesh(self._optimizer._mesh)
 
-    def _divided(self, gradients: list[Any], factor: tf.Tensor) -> list[Any]:
-        return scaling.unscale(gradients, factor, walled=not self._optimizer._mesh)
+    @property
+    def _walled(self) -> bool:
+        return not self._optimizer._mesh
 
     def _build_inner(self, variables: list[Any]) -> None:
         inner = self._optimizer

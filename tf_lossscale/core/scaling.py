@@ -49,7 +49,37 @@ def unscale(gradients: Iterable[Any], scale: tf.Tensor, walled: bool = True) -> 
         TypeError: a gradient is not of a floating dtype.
     """
     reciprocal = 1.0 / scale
-    return [None if g is None else _times(g, reciprocal, walled) for g in gradients]
+
+    def times(values: tf.Tensor) -> tf.Tensor:
+        return (opaque(values) if walled else values) * tf.cast(reciprocal, values.dtype)
+
+    return _of_each(gradients, times)
+
+
+def divide(gradients: Iterable[Any], scale: tf.Tensor, walled: bool = True) -> list[Any]:
+    """Returns each gradient divided by the scale, as Keras 3 does: the reciprocal of 2**127 would be zero.
+
+    >>> [g.numpy().tolist() for g in divide([tf.constant([8.0, 16.0])], tf.constant(8.0))]
+    [[1.0, 2.0]]
+
+    Args:
+        gradients: floating tensors, IndexedSlices (kept sparse) or None (kept).
+        scale: float32 scalar.
+        walled: as in `unscale`.
+
+    Returns:
+        A list as long as `gradients`, of the same dtypes.
+
+    Raises:
+        TypeError: a gradient is not of a floating dtype.
+    """
+
+    def divided(values: tf.Tensor) -> tf.Tensor:
+        wide = tf.float64 if values.dtype == tf.float64 else tf.float32  # float16 does not hold a scale of 2**16
+        widened = tf.cast(values, wide)
+        return tf.cast((opaque(widened) if walled else widened) / tf.cast(scale, wide), values.dtype)
+
+    return _of_each(gradients, divided)
 
 
 def _scaled(loss: Any, factor: tf.Tensor) -> tf.Tensor:
@@ -62,17 +92,20 @@ def _scaled(loss: Any, factor: tf.Tensor) -> tf.Tensor:
     return loss * tf.cast(factor, loss.dtype)
 
 
-def _times(gradient: Any, reciprocal: tf.Tensor, walled: bool) -> Any:
+def _of_each(gradients: Iterable[Any], function: Callable[[tf.Tensor], tf.Tensor]) -> list[Any]:
+    return [None if g is None else _of_values(g, function) for g in gradients]
+
+
+def _of_values(gradient: Any, function: Callable[[tf.Tensor], tf.Tensor]) -> Any:
     if isinstance(gradient, tf.IndexedSlices):
-        values = _times(gradient.values, reciprocal, walled)
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+        return tf.IndexedSlices(_of_values(gradient.values, function), gradient.indices, gradient.dense_shape)
     gradient = tf.convert_to_tensor(gradient)
     if not gradient.dtype.is_floating:
         raise TypeError(
             f"A gradient must be a floating tensor, but got dtype {gradient.dtype.name}. "
             "Take gradients of floating variables only."
         )
-    return (opaque(gradient) if walled else gradient) * tf.cast(reciprocal, gradient.dtype)
+    return function(gradient)
 
 
 def opaque(tensor: tf.Tensor) -> tf.Tensor:
