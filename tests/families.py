@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import sonnet
 import tensorflow as tf
 import tf_keras
 
@@ -16,6 +17,7 @@ class Family:
     optimizers: Any
     keras: Any
     variable: Callable[..., Any] = tf.Variable
+    counts: bool = True  # whether the optimizers count their steps, in `iterations`
 
     def adam(self, **kwargs):
         """An Adam with the usual arguments."""
@@ -25,6 +27,27 @@ class Family:
         """An SGD with a learning rate of 0.5."""
         return self.optimizers.SGD(0.5, **kwargs)
 
+    def apply(self, inner, gradients, variables):
+        """Has a bare optimizer take a step."""
+        inner.apply_gradients(zip(gradients, variables))
+
+
+class TensorFlow1(Family):
+    """Optimizers whose methods take TensorFlow 1's arguments."""
+
+    def adam(self):
+        return self.optimizers.AdamOptimizer(0.1)
+
+    def sgd(self):
+        return self.optimizers.GradientDescentOptimizer(0.5)
+
+
+class Sonnet(Family):
+    """Optimizers that have `apply` only, and leave it to the caller to reduce the gradients over the replicas."""
+
+    def apply(self, inner, gradients, variables):
+        inner.apply(gradients, variables)
+
 
 FAMILIES = (
     Family("keras3", tf.keras.optimizers, tf.keras),
@@ -32,3 +55,11 @@ FAMILIES = (
     Family("tf_keras_legacy", tf_keras.optimizers.legacy, tf_keras),
 )
 IDS = [family.name for family in FAMILIES]
+
+# Without the Keras families' attributes, configs and fit: for what a step promises.
+ALL_FAMILIES = (
+    *FAMILIES,
+    TensorFlow1("tf1", tf.compat.v1.train, None, counts=False),
+    Sonnet("sonnet", sonnet.optimizers, None, counts=False),
+)
+ALL_IDS = [family.name for family in ALL_FAMILIES]

@@ -5,10 +5,10 @@ import pytest
 import tensorflow as tf
 from absl import logging
 
-from tests.families import FAMILIES, IDS
+from tests.families import ALL_FAMILIES, ALL_IDS
 from tf_lossscale import LossScaleOptimizer
 
-families = pytest.mark.parametrize("family", FAMILIES, ids=IDS)
+families = pytest.mark.parametrize("family", ALL_FAMILIES, ids=ALL_IDS)
 compiled = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
 
 
@@ -31,7 +31,7 @@ def bare(family, steps=3):
     for _ in range(steps):
         with tf.GradientTape() as tape:
             loss = 0.25 * weight**2
-        inner.apply_gradients([(tape.gradient(loss, weight), weight)])
+        family.apply(inner, [tape.gradient(loss, weight)], [weight])
     return weight.numpy()
 
 
@@ -79,6 +79,8 @@ def test_the_keras_3_contract_equals_the_bare_optimizer(family, compiled, method
 @compiled
 @pytest.mark.parametrize("how", ["callable", "tensor", "one variable", "callable variables", "keyword"])
 def test_minimize_equals_the_bare_optimizer(family, compiled, how, warnings):
+    if family.name == "tf1" and how in ("one variable", "callable variables"):
+        pytest.skip("the second argument of TensorFlow 1's minimize is global_step")
     weight, optimizer = setup(family)
 
     def step():
@@ -196,6 +198,8 @@ def test_apply_without_scale_loss_warns_once_that_training_stalls(family, warnin
 
 @families
 def test_apply_after_get_unscaled_gradients_warns_that_it_divides_twice(family, warnings):
+    if family.name == "sonnet":
+        pytest.skip("Sonnet's apply takes what get_unscaled_gradients returned as it is")
     weight, optimizer = setup(family)
     optimizer.get_scaled_loss(tf.constant(1.0))
     gradients = optimizer.get_unscaled_gradients([tf.constant(1024.0)])
@@ -210,12 +214,12 @@ def test_a_skipped_step_counts_in_the_tensorflow_2_contract_and_not_in_keras_3s(
     optimizer.get_scaled_loss(0.0)
     optimizer.get_unscaled_gradients([])
     optimizer.apply_gradients([(tf.constant(np.inf), weight)])
-    assert int(optimizer.iterations) == 1
+    assert not family.counts or int(optimizer.iterations) == 1
     optimizer.scale_loss(0.0)
     optimizer.apply([tf.constant(np.inf)], [weight])
     optimizer.scale_loss(0.0)
     optimizer.apply_gradients([(tf.constant(np.inf), weight)])
-    assert int(optimizer.iterations) == 1
+    assert not family.counts or int(optimizer.iterations) == 1
     assert float(optimizer.loss_scale) == 128.0
     assert int(optimizer.skipped_steps) == 3
 
@@ -258,7 +262,7 @@ def test_losses_of_every_kind_are_scaled_in_their_own_dtype(family):
 def test_a_float16_loss_that_cannot_hold_the_scale_warns(monkeypatch):
     seen = []
     monkeypatch.setattr(logging, "log_first_n", lambda level, message, n, *values: seen.append(message % values))
-    optimizer = LossScaleOptimizer(FAMILIES[0].sgd(), initial_scale=2.0**17)
+    optimizer = LossScaleOptimizer(ALL_FAMILIES[0].sgd(), initial_scale=2.0**17)
     assert np.isinf(optimizer.get_scaled_loss(tf.constant(1e-3, tf.float16)))
     assert "Cast the loss first" in seen[0]
     assert float(optimizer.get_scaled_loss(tf.constant(1e-3))) == pytest.approx(131.072)

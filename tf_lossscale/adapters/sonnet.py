@@ -60,8 +60,7 @@ class _Wrapper(optimizer.LossScaleOptimizer):
             )
 
     def _advance_iterations(self) -> Any:
-        step = getattr(self._optimizer, "step", None)
-        return tf.no_op() if step is None else step.assign_add(1)
+        return tf.no_op()  # `step` is part of the moments' state: a skipped step leaves all of it as it was
 
     def _hyperparameter_names(self) -> tuple[str, ...]:
         arguments = inspect.signature(type(self._optimizer).__init__).parameters

@@ -28,7 +28,7 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
 
         Args:
             loss: a tensor, or in eager mode a function that returns one.
-            var_list: the variables; None for those of the graph.
+            var_list: a variable, a list of them or a function that returns one of these; None for those of the graph.
             *args: as in `tf.compat.v1.train.Optimizer.compute_gradients`.
             **kwargs: as there; `tape` gives the tape that recorded a tensor in eager mode.
 
@@ -38,6 +38,8 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
         tape = kwargs.pop("tape", None)
         if tape is not None:
             return super().compute_gradients(loss, var_list, kwargs.get("grad_loss"), tape)
+        if var_list is not None:
+            var_list = tf.nest.flatten(var_list() if callable(var_list) else var_list)
         pairs = self._optimizer.compute_gradients(self.get_scaled_loss(loss), var_list, *args, **kwargs)
         gradients = self.get_unscaled_gradients([g for g, _ in pairs])
         return list(zip(gradients, [v for _, v in pairs]))
@@ -122,13 +124,10 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
     def _hyperparameter_names(self) -> tuple[str, ...]:
         return ()
 
-    @property  # type: ignore[misc]
-    def iterations(self) -> Any:
-        """Not counted by these optimizers: pass `global_step`."""
-        raise AttributeError(
-            f"{type(self._optimizer).__name__} of tf.compat.v1.train does not count its steps. "
-            "Pass global_step to apply_gradients."
-        )
+    def __getattr__(self, name: str) -> Any:
+        if name == "iterations":
+            raise AttributeError("Optimizers of tf.compat.v1.train do not count their steps: pass them a global_step.")
+        return super().__getattr__(name)
 
     @property
     def learning_rate(self) -> Any:
