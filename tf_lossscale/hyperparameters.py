@@ -1,6 +1,11 @@
-"""Which attributes of an optimizer are its hyperparameters, for families that do not say so themselves."""
+"""Hyperparameters of the inner optimizer, read and set on the wrapper; and their names."""
 
 from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
 
 # What each optimizer's original (TensorFlow 2.4 to 2.8) passed to `_set_hyper`, so that `wrapper.beta_1` means what
 # it meant. Optimizers that are younger than that follow their nearest relative.
@@ -42,3 +47,82 @@ def names(optimizer: object) -> tuple[str, ...]:
         if base.__name__ in _NAMES:
             return _NAMES[base.__name__]
     return ()
+
+
+class Delegating:
+    """Reads, sets and lists the inner optimizer's hyperparameters on the wrapper, and nothing else of it."""
+
+    #: Attributes of the inner optimizer that are read and set through the wrapper, beside its hyperparameters.
+    _delegated: tuple[str, ...] = ("clipnorm", "clipvalue", "global_clipnorm")
+    _optimizer: Any
+    _traced: bool
+
+    def _hyperparameter_names(self) -> tuple[str, ...]:
+        """Names of the inner optimizer's hyperparameters, without those that have a property here."""
+        raise NotImplementedError
+
+    @property
+    def learning_rate(self) -> Any:
+        """The inner optimizer's learning rate."""
+        return self._optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        self._optimizer.learning_rate = value
+
+    @property
+    def lr(self) -> Any:
+        """The inner optimizer's learning rate, by its old name."""
+        return self.learning_rate
+
+    @lr.setter
+    def lr(self, value: Any) -> None:
+        self.learning_rate = value
+
+    def __getattr__(self, name: str) -> Any:
+        # Only called for what is not found otherwise.
+        if "_optimizer" in vars(self) and not name.startswith("__"):
+            if self._is_delegated(name):
+                return getattr(self._optimizer, name)
+            raise AttributeError(
+                f"'LossScaleOptimizer' object has no attribute '{name}'; "
+                f"for one of the inner {type(self._optimizer).__name__} use inner_optimizer.{name}"
+            )
+        raise AttributeError(f"'LossScaleOptimizer' object has no attribute '{name}'")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(getattr(type(self), name, None), property) or "_optimizer" not in vars(self):
+            object.__setattr__(self, name, value)
+        elif self._is_delegated(name):
+            self._warn_if_traced(name)
+            setattr(self._optimizer, name, value)
+        else:
+            object.__setattr__(self, name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*object.__dir__(self), *self._delegated, *self._hyperparameter_names()})
+
+    def _is_delegated(self, name: str) -> bool:
+        return name in self._delegated or name in self._hyperparameter_names()
+
+    def _warn_if_traced(self, name: str) -> None:
+        if self._traced and not isinstance(getattr(self._optimizer, name, None), tf.Variable):
+            logging.warning(
+                "LossScaleOptimizer.%s was set after a tf.function with this optimizer was traced: the traced function "
+                "keeps the old value. Make the tf.function again, or set the value before its first call.",
+                name,
+            )
+
+    # The names by which code for the legacy optimizers gets at the same things.
+
+    def _decayed_lr(self, var_dtype: Any) -> Any:
+        """The learning rate of the coming step, also under a schedule."""
+        return tf.cast(self._optimizer.learning_rate, var_dtype)
+
+    def _get_hyper(self, name: str, dtype: Any = None) -> Any:
+        value = getattr(self._optimizer, name)
+        return value if dtype is None else tf.cast(value, dtype)
+
+    def _set_hyper(self, name: str, value: Any) -> None:
+        self._warn_if_traced(name)
+        setattr(self._optimizer, name, value)

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import copy
-import functools
 import inspect
-import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
 from absl import logging
 
-from tf_lossscale import errors, registry
+from tf_lossscale import errors, options, wrapping
+from tf_lossscale.configs import Configurable
 from tf_lossscale.contract import Contract
 from tf_lossscale.core import replicas, scaling, strategies
 from tf_lossscale.core.rules import Rules
 from tf_lossscale.core.state import DynamicLossScale, FixedLossScale, LossScale
+from tf_lossscale.grads_and_vars import as_list, require_fitting, tensors_of, unzip
+from tf_lossscale.hyperparameters import Delegating
 
 # AutoGraph leaves our code as it is, in a user's tf.function too: it is graph code already, and tracing is faster.
 _as_written = tf.autograph.experimental.do_not_convert
 
 _DEFAULT_INITIAL_SCALE = 2.0**15
 _DEFAULT_GROWTH_STEPS = 2000
-
-# Optimizers that a wrapper already holds: checkpoints would mix up two wrappers of one optimizer.
-_wrapped: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class CallableList(list):
@@ -39,7 +36,7 @@ class CallableList(list):
         return self
 
 
-class LossScaleOptimizer:
+class LossScaleOptimizer(Delegating, Configurable):
     """Wraps an optimizer so that float16 gradients do not vanish: scales the loss, unscales the gradients.
 
     The step is skipped on every replica when any gradient on any replica overflowed, and the scale follows::
@@ -107,14 +104,15 @@ class LossScaleOptimizer:
 
     #: Keyword arguments of the constructor that the family's optimizers have, and that are set on them.
     _inner_options: tuple[str, ...] = ("clipnorm", "clipvalue", "global_clipnorm")
-    #: Attributes of the inner optimizer that are read and set through the wrapper, beside its hyperparameters.
-    _delegated: tuple[str, ...] = ("clipnorm", "clipvalue", "global_clipnorm")
+    #: Whether a step without any variable is a finite step, as it always was for the legacy optimizers, or an error.
+    _takes_empty_steps = False
     #: Whether instances have this very class: True in an adapter and in what is derived from one.
     _is_adapter = False
 
     def __new__(cls, inner_optimizer: Any = None, *args: Any, **kwargs: Any) -> LossScaleOptimizer:
         del args, kwargs
-        return object.__new__(cls if cls._is_adapter else _concrete(cls, inner_optimizer))
+        this: Any = cls
+        return object.__new__(cls if cls._is_adapter else wrapping.joined(this, wrapping.adapter_of(inner_optimizer)))
 
     def __init__(
         self,
@@ -131,7 +129,7 @@ class LossScaleOptimizer:
         loss_scale_manager: Any = None,
         **kwargs: Any,
     ):
-        if not isinstance(self, _adapter_of(inner_optimizer)):
+        if not isinstance(self, wrapping.adapter_of(inner_optimizer)):
             raise TypeError(
                 f"This LossScaleOptimizer wraps optimizers of {type(self).__module__}, but got: {inner_optimizer!r}. "
                 "Call tf_lossscale.LossScaleOptimizer, which finds the right one."
@@ -143,11 +141,15 @@ class LossScaleOptimizer:
             loss_scale = _new_loss_scale(dynamic, initial_scale, rules, dynamic_growth_steps)
         else:
             loss_scale = _from_manager(loss_scale_manager, not dynamic or initial_scale or dynamic_growth_steps)
-        options = self._checked_options(inner_optimizer, kwargs)
+        chosen = self._checked_options(inner_optimizer, kwargs)
         # Past this line nothing raises: a failed construction leaves the inner optimizer as it was.
-        self.__dict__.update(_optimizer=inner_optimizer, _loss_scale=loss_scale, _contract=Contract(), _traced=False)
-        self._adopt(options)
-        _wrapped.add(inner_optimizer)
+        self.__dict__.update(_optimizer=inner_optimizer, _scale=loss_scale, _contract=Contract(), _traced=False)
+        self._adopt(chosen)
+        wrapping.mark(inner_optimizer)
+
+    def _checked_options(self, inner: Any, given: dict[str, Any]) -> dict[str, Any]:
+        """The constructor's extra keywords that have to be set on the inner optimizer, or raises."""
+        return options.checked(inner, given, self._inner_options)
 
     def _adopt(self, options: dict[str, Any]) -> None:
         """Sets the constructor's options on the inner optimizer, and whatever the base class needs on the wrapper."""
@@ -174,19 +176,6 @@ class LossScaleOptimizer:
 
     def _advance_iterations(self) -> Any:
         """Counts a step that was skipped."""
-        raise NotImplementedError
-
-    def _hyperparameter_names(self) -> tuple[str, ...]:
-        """Names of the inner optimizer's hyperparameters, without those that have a property here."""
-        raise NotImplementedError
-
-    def _serialized_inner(self) -> Any:
-        """The inner optimizer as a config."""
-        raise NotImplementedError
-
-    @classmethod
-    def _deserialized_inner(cls, config: Any, custom_objects: dict[str, Any] | None) -> Any:
-        """An optimizer from what `_serialized_inner` returned."""
         raise NotImplementedError
 
     # The loss and the gradients. --------------------------------------------------------------------------------
@@ -304,7 +293,11 @@ class LossScaleOptimizer:
         """
         del name
         replicas.require_replica_context("apply_gradients")
-        gradients, variables = _unzipped(grads_and_vars)
+        gradients, variables = unzip(grads_and_vars)
+        if gradients or not self._takes_empty_steps:
+            require_fitting(gradients, variables)
+        self._require_keywords(kwargs)
+        # Past this line the contract moves: a call with bad arguments has not happened.
         scaled = self._contract.takes_scaled_gradients()
         self._contract.warn_before_apply_gradients()
         aggregate = experimental_aggregate_gradients and not skip_gradients_aggregation
@@ -332,7 +325,7 @@ class LossScaleOptimizer:
         replicas.require_replica_context("apply")
         grads = list(grads)
         variables = self._known_variables() if trainable_variables is None else list(trainable_variables)
-        _require_pairs(grads, variables)
+        require_fitting(grads, variables)
         self._step(grads, variables, scaled=self._apply_takes_scaled(), aggregate=True, count_skipped=False)
 
     def _apply_takes_scaled(self) -> bool:
@@ -433,15 +426,15 @@ class LossScaleOptimizer:
         if callable(loss):
             with tape:
                 if not callable(var_list):
-                    tape.watch(_tensors_of(var_list))
+                    tape.watch(tensors_of(as_list(var_list)))
                 loss = loss()
-                variables = _as_list(var_list() if callable(var_list) else var_list)
+                variables = as_list(var_list() if callable(var_list) else var_list)
                 scaled = self.get_scaled_loss(loss)
         else:
-            variables = _as_list(var_list() if callable(var_list) else var_list)
+            variables = as_list(var_list() if callable(var_list) else var_list)
             with tape:
                 scaled = self.get_scaled_loss(loss)
-        return tape.gradient(scaled, _tensors_of(variables), grad_loss), variables
+        return tape.gradient(scaled, tensors_of(variables), grad_loss), variables
 
     def _step(
         self,
@@ -453,8 +446,6 @@ class LossScaleOptimizer:
         count_skipped: bool,
         **kwargs: Any,
     ) -> Any:
-        _require_a_gradient(gradients, variables)
-        self._require_keywords(kwargs)
         if not tf.executing_eagerly():
             self.__dict__["_traced"] = True
         self._build_inner(variables)
@@ -513,6 +504,22 @@ class LossScaleOptimizer:
         return isinstance(self._loss_scale, DynamicLossScale)
 
     @property
+    def _loss_scale(self) -> Any:
+        return vars(self)["_scale"]
+
+    @_loss_scale.setter
+    def _loss_scale(self, value: Any) -> None:
+        self._replace_loss_scale(value)
+
+    def _replace_loss_scale(self, value: Any) -> None:
+        if not isinstance(value, LossScale):
+            raise TypeError(
+                f"`_loss_scale` must be a tf_lossscale LossScale, but got: {value!r}. "
+                "Make a new LossScaleOptimizer with the arguments you need."
+            )
+        self.__dict__["_scale"] = value
+
+    @property
     def loss_scale(self) -> tf.Tensor:
         """The current loss scale, a float32 scalar tensor."""
         return tf.convert_to_tensor(self._loss_scale())
@@ -550,24 +557,6 @@ class LossScaleOptimizer:
     @iterations.setter
     def iterations(self, value: Any) -> None:
         self._optimizer.iterations = value
-
-    @property
-    def learning_rate(self) -> Any:
-        """The inner optimizer's learning rate."""
-        return self._optimizer.learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, value: Any) -> None:
-        self._optimizer.learning_rate = value
-
-    @property
-    def lr(self) -> Any:
-        """The inner optimizer's learning rate, by its old name."""
-        return self.learning_rate
-
-    @lr.setter
-    def lr(self, value: Any) -> None:
-        self.learning_rate = value
 
     @property
     def variables(self) -> CallableList:
@@ -626,212 +615,11 @@ class LossScaleOptimizer:
             "Call build(trainable_variables) first, or pass trainable_variables."
         )
 
-    # Hyperparameters. -------------------------------------------------------------------------------------------
-
-    def __getattr__(self, name: str) -> Any:
-        # Only called for what is not found otherwise.
-        if "_optimizer" in vars(self) and not name.startswith("__"):
-            if name in self._delegated or name in self._hyperparameter_names():
-                return getattr(self._optimizer, name)
-            raise AttributeError(
-                f"'LossScaleOptimizer' object has no attribute '{name}'; "
-                f"for one of the inner {type(self._optimizer).__name__} use inner_optimizer.{name}"
-            )
-        raise AttributeError(f"'LossScaleOptimizer' object has no attribute '{name}'")
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if isinstance(getattr(type(self), name, None), property):
-            object.__setattr__(self, name, value)
-        elif "_optimizer" in vars(self) and (name in self._delegated or name in self._hyperparameter_names()):
-            self._warn_if_traced(name)
-            setattr(self._optimizer, name, value)
-        elif name == "_loss_scale":
-            self._replace_loss_scale(value)
-        else:
-            object.__setattr__(self, name, value)
-
-    def __dir__(self) -> list[str]:
-        return sorted({*object.__dir__(self), *self._delegated, *self._hyperparameter_names()})
-
-    def _warn_if_traced(self, name: str) -> None:
-        if self._traced and not isinstance(getattr(self._optimizer, name, None), tf.Variable):
-            logging.warning(
-                "LossScaleOptimizer.%s was set after a tf.function with this optimizer was traced: the traced function "
-                "keeps the old value. Make the tf.function again, or set the value before its first call.",
-                name,
-            )
-
-    def _replace_loss_scale(self, value: Any) -> None:
-        if not isinstance(value, LossScale):
-            raise TypeError(
-                f"`_loss_scale` must be a tf_lossscale LossScale, but got: {value!r}. "
-                "Make a new LossScaleOptimizer with the arguments you need."
-            )
-        self.__dict__["_loss_scale"] = value
-
-    # Configs and copies. ----------------------------------------------------------------------------------------
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns what `from_config` needs: plain values.
-
-        >>> config = LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8).get_config()
-        >>> config["initial_scale"], config["dynamic_growth_steps"]
-        (8.0, 2000)
-
-        Returns:
-            A dict. Arguments that the original did not have are in it only if they are not at their defaults.
-        """
-        config = {
-            "inner_optimizer": self._serialized_inner(),
-            "dynamic": self.dynamic,
-            "initial_scale": self.initial_scale,
-            "dynamic_growth_steps": self.dynamic_growth_steps,
-        }
-        if not self.dynamic and self._loss_scale.may_skip:
-            config["skip_overflow"] = True
-        if self.dynamic:
-            usual, rules = Rules(), self._loss_scale.rules
-            for name in ("growth_factor", "backoff_factor", "hysteresis", "min_scale", "max_scale"):
-                if getattr(rules, name) != getattr(usual, name):
-                    config[name] = getattr(rules, name)
-        return config
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> LossScaleOptimizer:
-        """Makes an optimizer from its config; configs written by TensorFlow 2.3 and older are read as well.
-
-        >>> config = LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8).get_config()
-        >>> LossScaleOptimizer.from_config(config).initial_scale
-        8.0
-
-        Args:
-            config: what `get_config` returned; it is not changed.
-            custom_objects: classes of your own that the inner optimizer needs, by name.
-
-        Returns:
-            A new LossScaleOptimizer with a new inner optimizer.
-        """
-        if not cls._is_adapter:
-            family: Any = registry.of_config(config.get("inner_optimizer") or config.get("optimizer") or {})
-            this: Any = cls
-            joined = family if this is LossScaleOptimizer else _joined(this, family)
-            return joined.from_config(config, custom_objects)
-        config = copy.deepcopy(config)
-        if "loss_scale" in config:
-            config.update(_from_tf23(config.pop("loss_scale")))
-        inner = config.pop("inner_optimizer", None) or config.pop("optimizer")
-        skip_overflow = config.pop("skip_overflow", False)
-        inner = cls._deserialized_inner(inner, custom_objects)
-        # tf_keras reads an old config as a legacy optimizer, whichever class is asked.
-        family = _adapter_of(inner)
-        new = (cls if issubclass(cls, family) else family)(inner, **config)
-        if skip_overflow:
-            new._loss_scale = FixedLossScale(new.initial_scale, skip_overflow=True)
-        return new
-
-    def __copy__(self) -> LossScaleOptimizer:
-        new = object.__new__(type(self))
-        new.__dict__.update(self.__dict__)
-        return new
-
     def __repr__(self) -> str:
         scale = self.loss_scale
         shown = f"{scale.numpy().item():g}" if tf.executing_eagerly() else f"{self.initial_scale:g} at the start"
         kind = f"dynamic_growth_steps={self.dynamic_growth_steps}" if self.dynamic else "fixed"
         return f"<LossScaleOptimizer loss_scale={shown}, {kind}, inner_optimizer={type(self._optimizer).__name__}>"
-
-    def _checked_options(self, inner: Any, options: dict[str, Any]) -> dict[str, Any]:
-        """The constructor's extra keywords that have to be set on the inner optimizer, or raises."""
-        for name in options:
-            if name not in KERAS_OPTIONS:
-                raise TypeError(f"LossScaleOptimizer.__init__() got an unexpected keyword argument '{name}'")
-        wanted = {name: value for name, value in options.items() if value != KERAS_OPTIONS[name]}
-        for name, value in wanted.items():
-            if name not in self._inner_options:
-                raise ValueError(
-                    f"`{name}` is not supported for {type(inner).__name__}: optimizers of {type(inner).__module__} "
-                    f"have no {name}. Leave it out, or use the optimizer of tf.keras.optimizers (Keras 3)."
-                )
-            has = getattr(inner, name, None)
-            if has != KERAS_OPTIONS[name] and has != value:
-                raise ValueError(
-                    f"`{name}={value!r}` contradicts the inner {type(inner).__name__}, which has {name}={has!r}. "
-                    "Set it in one place."
-                )
-        clips = {n: wanted.get(n, getattr(inner, n, None)) for n in ("clipnorm", "clipvalue", "global_clipnorm")}
-        given = {name: value for name, value in clips.items() if value is not None}
-        if wanted.keys() & given.keys() and len(given) > 1:
-            raise ValueError(f"Only one of `clipnorm`, `clipvalue` and `global_clipnorm` can be set, but got: {given}.")
-        return wanted
-
-
-# Keras 3's arguments of an optimizer, with the values that mean "not set".
-KERAS_OPTIONS = {
-    "name": None,
-    "weight_decay": None,
-    "clipnorm": None,
-    "clipvalue": None,
-    "global_clipnorm": None,
-    "use_ema": False,
-    "ema_momentum": 0.99,
-    "ema_overwrite_frequency": None,
-    "loss_scale_factor": None,
-    "gradient_accumulation_steps": None,
-}
-
-
-def _concrete(cls: type, inner_optimizer: Any) -> type:
-    """The class of a new wrapper: the inner optimizer's adapter, joined with the user's subclass if there is one."""
-    adapter = _adapter_of(inner_optimizer)
-    return adapter if cls is LossScaleOptimizer else _joined(cls, adapter)
-
-
-def _adapter_of(inner_optimizer: Any) -> Any:
-    _require_unwrapped(inner_optimizer)
-    adapter = registry.adapter_for(inner_optimizer)
-    if adapter is None:
-        raise TypeError(
-            f'"inner_optimizer" must be an instance of an optimizer class, but got: {inner_optimizer!r}. '
-            f"Accepted is {registry.ACCEPTED}."
-        )
-    return adapter
-
-
-@functools.cache
-def _joined(cls: Any, adapter: Any) -> Any:
-    namespace = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
-    return _common_metaclass(type(cls), type(adapter))(cls.__name__, (cls, adapter), namespace)
-
-
-def _common_metaclass(one: Any, other: Any) -> Any:
-    if issubclass(one, other) or issubclass(other, one):
-        return one if issubclass(one, other) else other
-    return type(one.__name__, (one, other), {})
-
-
-def _require_unwrapped(inner_optimizer: Any) -> None:
-    if isinstance(inner_optimizer, LossScaleOptimizer):
-        raise TypeError(f"LossScaleOptimizer cannot wrap another LossScaleOptimizer, but got: {inner_optimizer!r}")
-    try:
-        wrapped = inner_optimizer in _wrapped
-    except TypeError:
-        wrapped = False
-    if wrapped:
-        raise ValueError(
-            '"inner_optimizer" is already wrapped by a LossScaleOptimizer. An optimizer can only be wrapped by a '
-            "single LossScaleOptimizer. Make a new inner optimizer, or go on with the first wrapper."
-        )
-
-
-def release(inner_optimizer: Any) -> None:
-    """Lets an optimizer be wrapped again, whose wrapper is gone.
-
-    >>> release(tf.keras.optimizers.SGD())
-
-    Args:
-        inner_optimizer: an optimizer that may have been wrapped.
-    """
-    _wrapped.discard(inner_optimizer)
 
 
 def _new_loss_scale(dynamic: bool, initial_scale: Any, rules: Rules, dynamic_growth_steps: Any) -> LossScale:
@@ -861,66 +649,6 @@ def _from_manager(manager: Any, has_other_arguments: Any) -> LossScale:
     return manager.as_loss_scale()
 
 
-def _from_tf23(loss_scale: Any) -> dict[str, Any]:
-    """Our arguments for the `loss_scale` of a config that TensorFlow 2.3 or older wrote."""
-    if loss_scale == "dynamic":
-        return {}
-    if not isinstance(loss_scale, dict):
-        return {"dynamic": False, "initial_scale": loss_scale}
-    kind, values = loss_scale["class_name"], loss_scale["config"]
-    if kind == "FixedLossScale":
-        return {"dynamic": False, "initial_scale": values["loss_scale_value"]}
-    if kind == "DynamicLossScale":
-        arguments = {
-            "initial_scale": values["initial_loss_scale"],
-            "dynamic_growth_steps": values["increment_period"],
-        }
-        if values["multiplier"] != 2:
-            arguments.update(growth_factor=values["multiplier"], backoff_factor=1 / values["multiplier"])
-        return arguments
-    raise ValueError(
-        f"Cannot make a LossScaleOptimizer from a config with a loss scale of class {kind!r}. "
-        "Known are FixedLossScale and DynamicLossScale."
-    )
-
-
-def _unzipped(grads_and_vars: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
-    pairs = [tuple(pair) for pair in grads_and_vars]
-    for pair in pairs:
-        if len(pair) != 2:
-            raise ValueError(f"`grads_and_vars` must be (gradient, variable) pairs, but got: {pair}.")
-    gradients = [_as_gradient(g) for g, _ in pairs]
-    return gradients, [v for _, v in pairs]
-
-
-def _as_gradient(gradient: Any) -> Any:
-    if gradient is None or isinstance(gradient, (tf.Tensor, tf.IndexedSlices)):
-        return gradient
-    return tf.convert_to_tensor(gradient)
-
-
-def _require_pairs(gradients: list[Any], variables: list[Any]) -> None:
-    if len(gradients) != len(variables):
-        raise ValueError(
-            f"There must be one gradient for each variable, but got {len(gradients)} gradients and {len(variables)} "
-            "variables. Pass None where a variable has no gradient."
-        )
-
-
-def _require_a_gradient(gradients: list[Any], variables: list[Any]) -> None:
-    if all(g is None for g in gradients):
-        names = ([v.name for v in variables],)
-        raise ValueError(
-            f"No gradients provided for any variable: {names}. "
-            f"Provided `grads_and_vars` is {tuple(zip(gradients, variables))}."
-        )
-    for gradient, variable in zip(gradients, variables):
-        if gradient is not None and not gradient.dtype.is_floating:
-            raise TypeError(
-                f"The gradient of {variable.name} must be a floating tensor, but got dtype {gradient.dtype.name}."
-            )
-
-
 def _warn_if_loss_cannot_hold(loss: Any, factor: Callable[[], tf.Tensor]) -> None:
     if not isinstance(loss, tf.Tensor) or loss.dtype != tf.float16 or not tf.executing_eagerly():
         return
@@ -940,14 +668,3 @@ def _at_least_float32(loss: Any) -> Any:
         return lambda: tf.nest.map_structure(_at_least_float32, loss())
     loss = tf.convert_to_tensor(loss)
     return tf.cast(loss, tf.float32) if loss.dtype in (tf.float16, tf.bfloat16) else loss
-
-
-def _as_list(var_list: Any) -> list[Any]:
-    if isinstance(var_list, (list, tuple)) or (hasattr(var_list, "__iter__") and not hasattr(var_list, "dtype")):
-        return list(var_list)
-    return [var_list]
-
-
-def _tensors_of(var_list: Any) -> list[Any]:
-    """The `tf.Variable`s behind a list in which there may be `keras.Variable`s, for the tape."""
-    return [v if isinstance(v, tf.Variable) or tf.is_tensor(v) else getattr(v, "value", v) for v in _as_list(var_list)]

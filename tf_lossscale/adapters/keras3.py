@@ -11,6 +11,7 @@ import tensorflow as tf
 from absl import logging
 
 from tf_lossscale import hyperparameters, optimizer
+from tf_lossscale import options as options_lib
 from tf_lossscale.core import replicas, scaling, strategies
 
 
@@ -27,7 +28,7 @@ class LossScaleOptimizer(
     """
 
     _is_adapter = True
-    _inner_options = tuple(optimizer.KERAS_OPTIONS)
+    _inner_options = tuple(options_lib.DEFAULTS)
     _delegated = (
         "clipnorm",
         "clipvalue",

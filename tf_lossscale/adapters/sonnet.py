@@ -66,8 +66,8 @@ class _Wrapper(optimizer.LossScaleOptimizer):
         arguments = inspect.signature(type(self._optimizer).__init__).parameters
         return tuple(name for name in arguments if name in vars(self._optimizer) and name != "learning_rate")
 
-    @property
-    def iterations(self) -> Any:  # type: ignore[override]
+    @property  # type: ignore[misc]
+    def iterations(self) -> Any:
         """The inner optimizer's `step`, where it counts its steps."""
         return self._optimizer.step
 

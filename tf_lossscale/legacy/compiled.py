@@ -7,6 +7,7 @@ import weakref
 from typing import Any
 
 from tf_lossscale import optimizer as optimizer_lib
+from tf_lossscale import wrapping
 from tf_lossscale.legacy import experimental
 from tf_lossscale.legacy.faces import Face
 from tf_lossscale.legacy.policy import policies_of
@@ -51,7 +52,7 @@ def _wrapped(inner_optimizer: Any, library: str) -> Any:
         before = _made[inner_optimizer]()
         if before is not None:
             return before
-        optimizer_lib.release(inner_optimizer)
+        wrapping.release(inner_optimizer)
     if policies.is_set_by_an_old_name():
         wrapper: Any = experimental.LossScaleOptimizer(inner_optimizer, loss_scale)
     else:

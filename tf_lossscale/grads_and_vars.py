@@ -1,0 +1,118 @@
+"""Gradients and the variables they belong to, as callers pass them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+
+def unzip(grads_and_vars: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
+    """Returns the gradients and the variables of (gradient, variable) pairs.
+
+    >>> unzip([(None, "weight"), (None, "bias")])
+    ([None, None], ['weight', 'bias'])
+
+    Args:
+        grads_and_vars: any iterable of pairs; what is no tensor, IndexedSlices or None becomes a tensor.
+
+    Returns:
+        Two lists of the same length.
+
+    Raises:
+        ValueError: something in it is no pair.
+    """
+    pairs = [tuple(pair) for pair in grads_and_vars]
+    for pair in pairs:
+        if len(pair) != 2:
+            raise ValueError(f"`grads_and_vars` must be (gradient, variable) pairs, but got: {pair}.")
+    return [_as_gradient(g) for g, _ in pairs], [v for _, v in pairs]
+
+
+def require_fitting(gradients: list[Any], variables: list[Any]) -> None:
+    """Raises if these gradients cannot be applied to these variables, before anything has changed.
+
+    >>> require_fitting([tf.constant([1.0]), None], [tf.Variable([2.0]), tf.Variable(3.0)])
+
+    Args:
+        gradients: tensors, IndexedSlices or None.
+        variables: one for each gradient.
+
+    Raises:
+        ValueError: the lengths differ, all gradients are None, or a shape does not fit.
+        TypeError: a gradient is not of a floating dtype.
+    """
+    if len(gradients) != len(variables):
+        raise ValueError(
+            f"There must be one gradient for each variable, but got {len(gradients)} gradients and {len(variables)} "
+            "variables. Pass None where a variable has no gradient."
+        )
+    if all(g is None for g in gradients):
+        names = ([v.name for v in variables],)
+        raise ValueError(
+            f"No gradients provided for any variable: {names}. "
+            f"Provided `grads_and_vars` is {tuple(zip(gradients, variables))}."
+        )
+    for gradient, variable in zip(gradients, variables):
+        if gradient is None:
+            continue
+        if not gradient.dtype.is_floating:
+            raise TypeError(
+                f"The gradient of {variable.name} must be a floating tensor, but got dtype {gradient.dtype.name}."
+            )
+        if isinstance(gradient, tf.Tensor) and not _fits(gradient.shape, tf.TensorShape(variable.shape)):
+            raise ValueError(
+                f"The gradient of {variable.name} has shape {gradient.shape}, but the variable has shape "
+                f"{variable.shape}. Check the order of the gradients and the variables."
+            )
+
+
+def as_list(var_list: Any) -> list[Any]:
+    """Returns one variable, or an iterable of them, as a list.
+
+    >>> as_list("weight"), as_list(("weight", "bias"))
+    (['weight'], ['weight', 'bias'])
+
+    Args:
+        var_list: one variable, or any iterable of variables.
+
+    Returns:
+        A new list.
+    """
+    if isinstance(var_list, (list, tuple)) or (hasattr(var_list, "__iter__") and not _is_one(var_list)):
+        return list(var_list)
+    return [var_list]
+
+
+def tensors_of(variables: list[Any]) -> list[Any]:
+    """Returns the `tf.Variable`s behind a list in which there may be `keras.Variable`s, for the tape.
+
+    >>> tensors_of([tf.keras.Variable(1.0)])[0].numpy().item()
+    1.0
+
+    Args:
+        variables: of TensorFlow or Keras 3.
+
+    Returns:
+        A list of the same length.
+    """
+    return [v if isinstance(v, tf.Variable) or tf.is_tensor(v) else getattr(v, "value", v) for v in variables]
+
+
+def _as_gradient(gradient: Any) -> Any:
+    if gradient is None or isinstance(gradient, (tf.Tensor, tf.IndexedSlices)):
+        return gradient
+    return tf.convert_to_tensor(gradient)
+
+
+def _fits(gradient: tf.TensorShape, variable: tf.TensorShape) -> bool:
+    """Whether the gradient can be broadcast to the variable, as most optimizers do."""
+    try:
+        return tf.broadcast_static_shape(gradient, variable).is_compatible_with(variable)
+    except ValueError:
+        return False
+
+
+def _is_one(var_list: Any) -> bool:
+    return hasattr(var_list, "dtype") or isinstance(var_list, str)

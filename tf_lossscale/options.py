@@ -1,0 +1,62 @@
+"""Keras's arguments of an optimizer that the wrapper takes as well, and sets on the inner optimizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# Keras 3's, with the values that mean "not set".
+DEFAULTS = {
+    "name": None,
+    "weight_decay": None,
+    "clipnorm": None,
+    "clipvalue": None,
+    "global_clipnorm": None,
+    "use_ema": False,
+    "ema_momentum": 0.99,
+    "ema_overwrite_frequency": None,
+    "loss_scale_factor": None,
+    "gradient_accumulation_steps": None,
+}
+_CLIPS = ("clipnorm", "clipvalue", "global_clipnorm")
+
+
+def checked(inner: Any, given: dict[str, Any], supported: tuple[str, ...]) -> dict[str, Any]:
+    """Returns the options that have to be set on an optimizer.
+
+    >>> import tensorflow as tf
+    >>> checked(tf.keras.optimizers.SGD(), {"clipnorm": 1.0, "use_ema": False}, ("clipnorm", "use_ema"))
+    {'clipnorm': 1.0}
+
+    Args:
+        inner: the optimizer.
+        given: keyword arguments that the caller passed.
+        supported: names of the options that the optimizer's family has.
+
+    Returns:
+        Those that are not at their defaults.
+
+    Raises:
+        TypeError: a name is none of Keras's options.
+        ValueError: the family does not have it, or it contradicts what the optimizer has.
+    """
+    for name in given:
+        if name not in DEFAULTS:
+            raise TypeError(f"LossScaleOptimizer.__init__() got an unexpected keyword argument '{name}'")
+    wanted = {name: value for name, value in given.items() if value != DEFAULTS[name]}
+    for name, value in wanted.items():
+        if name not in supported:
+            raise ValueError(
+                f"`{name}` is not supported for {type(inner).__name__}: optimizers of {type(inner).__module__} "
+                f"have no {name}. Leave it out, or use the optimizer of tf.keras.optimizers (Keras 3)."
+            )
+        has = getattr(inner, name, None)
+        if has != DEFAULTS[name] and has != value:
+            raise ValueError(
+                f"`{name}={value!r}` contradicts the inner {type(inner).__name__}, which has {name}={has!r}. "
+                "Set it in one place."
+            )
+    clips = {name: wanted.get(name, getattr(inner, name, None)) for name in _CLIPS}
+    set_clips = {name: value for name, value in clips.items() if value is not None}
+    if wanted.keys() & set_clips.keys() and len(set_clips) > 1:
+        raise ValueError(f"Only one of `clipnorm`, `clipvalue` and `global_clipnorm` can be set, but got: {set_clips}.")
+    return wanted
