@@ -91,9 +91,6 @@ class LossScaleOptimizer(
     def _own_copies(self) -> contextlib.AbstractContextManager[None]:
         return strategies.own_copies([(self._optimizer, "_iterations")])
 
-    def _step_result(self, operation: Any) -> Any:
-        return self._optimizer.iterations if tf.executing_eagerly() else super()._step_result(operation)
-
     def _hyperparameter_names(self) -> tuple[str, ...]:
         return hyperparameters.names(self._optimizer)
 

@@ -30,6 +30,7 @@ class LossScaleOptimizer(
     """The wrapper around an optimizer of `tf_keras.optimizers.legacy`."""
 
     _is_adapter = True
+    _takes_empty_steps = True
     _HAS_AGGREGATE_GRAD = True
     _delegated = (
         "clipnorm",
@@ -122,6 +123,11 @@ class LossScaleOptimizer(
 
     def get_weights(self) -> list[Any]:
         return self._optimizer.get_weights()
+
+    @property
+    def variables(self) -> optimizer.CallableList:
+        """The inner optimizer's variables, as `weights`. `variables()` works as well."""
+        return optimizer.CallableList(self._optimizer.weights)
 
     @property
     def weights(self) -> list[Any]:
