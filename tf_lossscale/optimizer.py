@@ -610,6 +610,10 @@ class LossScaleOptimizer(Delegating, Configurable):
         self._build_inner(list(var_list))
 
     def _known_variables(self) -> list[Any]:
+    def _create_all_weights(self, var_list: list[Any]) -> None:
+        """What `build` was called once."""
+        self.build(var_list)
+
         raise ValueError(
             "apply(grads) without variables needs an optimizer that was built. "
             "Call build(trainable_variables) first, or pass trainable_variables."

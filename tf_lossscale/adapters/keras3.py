@@ -162,6 +162,16 @@ class LossScaleOptimizer(
     def _deserialized_inner(cls, config: Any, custom_objects: dict[str, Any] | None) -> Any:
         return keras.optimizers.deserialize(config, custom_objects=custom_objects)
 
+    def _copied_inner(self, memo: dict[int, Any]) -> Any:
+        # Keras's own copy of an optimizer that is built has no state.
+        inner = self._optimizer
+        copied = type(inner).from_config(inner.get_config())
+        if inner.built:
+            copied.build(inner._trainable_variables)
+            for old, new in zip(inner.variables, copied.variables):
+                new.assign(old)
+        return copied
+
     # `.keras` files: the order of Keras's own LossScaleOptimizer, so that each reads the other's.
 
     def save_own_variables(self, store: Any) -> None:
@@ -173,11 +183,16 @@ class LossScaleOptimizer(
     def load_own_variables(self, store: Any) -> None:
         values = [store[str(i)] for i in range(len(store.keys()))]
         inner = self.weights
-        if len(values) == len(inner) + 4:
+        if len(values) == len(inner) + 4 or (not self.built and _are_of_a_wrapper(values)):
             if self.dynamic:
                 self._loss_scale.good_steps.assign(int(values[2][()]))
                 self._loss_scale.current_loss_scale.assign(float(values[3][()]))
             values = values[4:]
+        if len(values) > len(inner) and not self.built:
+            logging.warning(
+                "The slots of the saved optimizer are not loaded: %s is not built.", type(self._optimizer).__name__
+            )
+            values = values[: len(inner)]
         if len(values) != len(inner):
             raise ValueError(
                 f"The saved optimizer has {len(values)} variables, but {type(self._optimizer).__name__} has "
@@ -220,6 +235,11 @@ class LossScaleOptimizer(
         if name == "loss_scale" and self.dynamic:
             return self._loss_scale
         return self._optimizer._lookup_dependency(name, *args)
+
+
+def _are_of_a_wrapper(values: list[Any]) -> bool:
+    """Whether saved values begin with those of a wrapper: its own learning rate is zero."""
+    return len(values) >= 4 and all(value.shape == () for value in values[:4]) and values[1][()] == 0
 
 
 def _overwrites(variable: Any) -> bool:

@@ -22,6 +22,7 @@ class LossScaleOptimizer(
     """The wrapper around an optimizer of `tf_keras.optimizers`."""
 
     _is_adapter = True
+    _is_wrapped_by_loss_scale_optimizer = True  # tf_keras asks this before its own wrapper wraps another optimizer
     _inner_options = (
         "weight_decay",
         "clipnorm",
@@ -115,6 +116,12 @@ class LossScaleOptimizer(
         known = {name: getattr(tf_keras.optimizers, name) for name in ("Adafactor", "Lion")}
         known.update(custom_objects or {})
         return tf_keras.optimizers.deserialize(config, custom_objects=known)
+
+    def _copied_inner(self, memo: dict[int, Any]) -> Any:
+        # tf_keras's optimizers cannot be copied as they are: they hold the strategy, of which there is one.
+        strategy = self._optimizer._distribution_strategy
+        memo[id(strategy)] = strategy
+        return super()._copied_inner(memo)
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
         children = dict(self._optimizer._trackable_children(save_type, **kwargs))

@@ -30,6 +30,7 @@ class LossScaleOptimizer(
     """The wrapper around an optimizer of `tf_keras.optimizers.legacy`."""
 
     _is_adapter = True
+    _is_wrapped_by_loss_scale_optimizer = True  # tf_keras asks this before its own wrapper wraps another optimizer
     _takes_empty_steps = True
     _HAS_AGGREGATE_GRAD = True
     _delegated = (
