@@ -120,10 +120,11 @@ def test_variables_are_a_list_that_can_be_called(family):
     optimizer = LossScaleOptimizer(family.adam())
     optimizer.build([weight])
     assert list(optimizer.variables()) == list(optimizer.variables)
-    assert len(optimizer.variables) == len(optimizer.weights) + 2
-    names = [v.name for v in optimizer.variables[-2:]]
-    assert "current_loss_scale" in names[0]
-    assert "good_steps" in names[1]
+    of_the_scale = [v.name.split(":")[0] for v in optimizer.variables[len(optimizer.weights) :]]
+    if family.name == "tf_keras_legacy":
+        assert of_the_scale == [], "as the originals had it"
+    else:
+        assert of_the_scale == ["current_loss_scale", "good_steps"]
 
 
 @families
@@ -237,8 +238,6 @@ def test_copies_are_independent(family):
     weight = tf.Variable([1.0])
     optimizer = LossScaleOptimizer(family.sgd(), initial_scale=8.0)
     assert copy.copy(optimizer).inner_optimizer is optimizer.inner_optimizer
-    if family.name == "tf_keras":
-        pytest.skip("tf_keras's own new-style optimizers cannot be deep-copied")
     deep = copy.deepcopy(optimizer)
     deep.apply_gradients([(tf.constant([np.inf]), weight)])
     assert float(deep.loss_scale) == 4.0
