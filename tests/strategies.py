@@ -1,5 +1,10 @@
-"""Strategies over virtual CPUs, one of each per process: TensorFlow's collectives do not survive a second one."""
+"""Strategies over virtual CPUs, one of each per process.
 
+Every strategy of TensorFlow numbers its collectives anew, so that those of two strategies in one process get in each
+other's way: only one of these uses collectives.
+"""
+
+import contextlib
 import functools
 
 import tensorflow as tf
@@ -18,4 +23,41 @@ def get(name):
         return tf.distribute.MirroredStrategy(
             [f"cpu:{i}" for i in range(4)], cross_device_ops=tf.distribute.ReductionToOneDevice()
         )
+    if name == "central_storage":
+        return tf.distribute.experimental.CentralStorageStrategy(["cpu:0", "cpu:1"], "cpu:2")
+    if name == "tpu":
+        return FakeTPUStrategy()
     raise ValueError(name)
+
+
+@contextlib.contextmanager
+def apart(strategy):
+    """Has the replicas of a strategy unable to meet, as in a function that XLA compiles for several GPUs."""
+    strategy.extended._use_merge_call = lambda: False
+    try:
+        yield
+    finally:
+        del strategy.extended._use_merge_call
+
+
+class FakeTPUStrategy(tf.distribute.TPUStrategy):
+    """A TPUStrategy by its type: one replica, on the CPU, which may not be entered twice, as a TPU's program."""
+
+    def __init__(self):
+        tf.distribute.Strategy.__init__(self, _EnteredOnce(self, "cpu:0"))
+
+    def run(self, fn, args=(), kwargs=None, options=None):
+        return tf.distribute.Strategy.run(self, fn, args, kwargs)
+
+
+class _EnteredOnce(type(tf.distribute.OneDeviceStrategy("cpu:0").extended)):
+    _entered = False
+
+    def _call_for_each_replica(self, fn, args, kwargs):
+        if self._entered:
+            raise RuntimeError("A TPU's replicas cannot start replicas.")
+        self._entered = True
+        try:
+            return super()._call_for_each_replica(fn, args, kwargs)
+        finally:
+            self._entered = False

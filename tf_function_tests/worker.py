@@ -1,6 +1,6 @@
 """One worker of MultiWorkerMirroredStrategy, a process: trains, writes checkpoints, may die; prints what it saw.
 
-    python worker.py '{"family": "keras3", "index": 0, "ports": [1234, 1235], "directory": "/tmp/x", "steps": 12}'
+python worker.py '{"family": "keras3", "index": 0, "ports": [1234, 1235], "directory": "/tmp/x", "steps": 12}'
 """
 
 import contextlib

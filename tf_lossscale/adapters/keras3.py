@@ -203,7 +203,7 @@ class LossScaleOptimizer(
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
         children = dict(self._optimizer._trackable_children(save_type, **kwargs))
-        return {**children, "loss_scale": self._loss_scale} if self.dynamic else children
+        return {**children, "loss_scale": self._loss_scale} if self._loss_scale.variables else children
 
     def _part_of_keras_wrapper(self, name: str) -> Any:
         """What a part of Keras's own LossScaleOptimizer is here; its step count and learning rate mean nothing."""
@@ -232,7 +232,7 @@ class LossScaleOptimizer(
     def _lookup_dependency(self, name: str, *args: Any) -> Any:
         if vars(self).get("_keras_wrote") and self.dynamic:
             return self._part_of_keras_wrapper(name)
-        if name == "loss_scale" and self.dynamic:
+        if name == "loss_scale" and self._loss_scale.variables:
             return self._loss_scale
         return self._optimizer._lookup_dependency(name, *args)
 
@@ -277,17 +277,7 @@ def _with_parts(inner: Any) -> list[Any]:
 @contextlib.contextmanager
 def _gradients_taken_as_they_are(inner: Any) -> Iterator[None]:
     """Has Keras neither reduce nor unscale the gradients given to `apply`: both are done."""
-    optimizers = _with_parts(inner)
-    before = [dict(each.__dict__) for each in optimizers]
-    try:
-        for each in optimizers:
-            each.__dict__["_all_reduce_sum_gradients"] = list
-            each.__dict__["loss_scale_factor"] = None
+    with contextlib.ExitStack() as stack:
+        for each in _with_parts(inner):
+            stack.enter_context(strategies.overriding(each, _all_reduce_sum_gradients=list, loss_scale_factor=None))
         yield
-    finally:
-        for each, attributes in zip(optimizers, before):
-            for name in ("_all_reduce_sum_gradients", "loss_scale_factor"):
-                if name in attributes:
-                    each.__dict__[name] = attributes[name]
-                else:
-                    each.__dict__.pop(name, None)

@@ -53,6 +53,7 @@ class LossScaleOptimizer(
         self.__dict__.update(_trackable=self._optimizer)
 
     def _build_inner(self, variables: list[Any]) -> None:
+        _require_no_clipping_in_central_storage(self._optimizer)
         strategies.give_copies(self._optimizer, ("_iterations",), self._optimizer._weights)
         with tf.init_scope():
             self._optimizer._create_all_weights(variables)
@@ -77,12 +78,8 @@ class LossScaleOptimizer(
         with self._own_copies():
             if not isinstance(tf.distribute.get_strategy(), _ALWAYS_AGGREGATING):
                 return inner.apply_gradients(grads_and_vars, experimental_aggregate_gradients=False, **kwargs)
-            aggregator = inner.gradient_aggregator
-            try:
-                inner.gradient_aggregator = list
+            with strategies.overriding(inner, gradient_aggregator=list):
                 return inner.apply_gradients(grads_and_vars, **kwargs)
-            finally:
-                inner.gradient_aggregator = aggregator
 
     def _advance_iterations(self) -> Any:
         with self._own_copies():
@@ -177,9 +174,22 @@ class LossScaleOptimizer(
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
         children = dict(self._optimizer._trackable_children(save_type, **kwargs))
-        return {**children, "loss_scale": self._loss_scale} if self.dynamic else children
+        return {**children, "loss_scale": self._loss_scale} if self._loss_scale.variables else children
 
     def _lookup_dependency(self, name: str, *args: Any) -> Any:
-        if name == "loss_scale" and self.dynamic:
+        if name == "loss_scale" and self._loss_scale.variables:
             return self._loss_scale
         return self._optimizer._lookup_dependency(name, *args)
+
+
+def _require_no_clipping_in_central_storage(inner: Any) -> None:
+    if not isinstance(tf.distribute.get_strategy(), tf.distribute.experimental.CentralStorageStrategy):
+        return
+    for name in ("clipnorm", "clipvalue", "global_clipnorm"):
+        value = getattr(inner, name)
+        if value is not None:
+            raise ValueError(
+                f"`{name}={value!r}` of the inner {type(inner).__name__} does not work under CentralStorageStrategy: "
+                "tf_keras's legacy optimizers cannot clip there. Use the optimizer of the same name of "
+                "tf.keras.optimizers or tf_keras.optimizers, or another strategy."
+            )

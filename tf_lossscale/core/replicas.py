@@ -32,6 +32,7 @@ def require_replica_context(method: str) -> None:
         )
 
 
+@strategies.explains_where_replicas_cannot_meet
 def step(
     loss_scale: LossScale,
     gradients: Gradients,

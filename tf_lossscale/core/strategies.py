@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def several_replicas() -> bool:
@@ -91,6 +94,46 @@ def give_copies(holder: Any, names: Iterable[str], listed: list[Any]) -> None:
             listed[:] = [new if each is old else each for each in listed]
 
 
+def explains_where_replicas_cannot_meet(function: Function) -> Function:
+    """Has a function that calls `merge_call` say, where TensorFlow refuses that, what to write instead.
+
+    >>> @explains_where_replicas_cannot_meet
+    ... def one():
+    ...     return 1
+    >>> one()
+    1
+
+    Args:
+        function: to be called in a replica context.
+
+    Returns:
+        The function, with another text in its RuntimeError.
+    """
+
+    @functools.wraps(function)
+    def explained(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except RuntimeError as error:
+            if "`merge_call` called while defining" not in str(error):
+                raise
+            strategy = type(tf.distribute.get_strategy()).__name__
+            if write_apart():
+                raise RuntimeError(
+                    f"The replicas of {strategy} cannot meet in a function that XLA compiles for several GPUs, but the "
+                    "inner optimizer has them meet when it applies gradients. Use an optimizer of tf.keras.optimizers "
+                    "or tf_keras.optimizers, or leave out jit_compile."
+                ) from error
+            raise RuntimeError(
+                "A step with LossScaleOptimizer cannot be taken inside a tf.while_loop, tf.cond or tf.function that is "
+                f"inside the function given to strategy.run: the replicas of {strategy} cannot meet there. Put the "
+                "loop, the condition or the tf.function around strategy.run."
+            ) from error
+
+    return explained  # type: ignore[return-value]
+
+
+@explains_where_replicas_cannot_meet
 def once(function: Callable[[], Any]) -> None:
     """Calls a function once for all replicas, not once on each: variables are made so.
 
@@ -145,3 +188,42 @@ def _own_copy(variable: Any) -> Any:
     copies = tf.distribute.get_strategy().experimental_local_results(variable)
     replica = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
     return copies[int(replica) % len(copies)]
+
+
+@contextlib.contextmanager
+def overriding(holder: Any, **attributes: Any) -> Iterator[None]:
+    """Has an object's attributes at other values for a while.
+
+    The replicas of a strategy, whose threads take turns, may be inside at the same time: what the first one found is
+    what the last one leaves.
+
+    >>> class Count:
+    ...     steps = 1
+    >>> count = Count()
+    >>> with overriding(count, steps=2):
+    ...     count.steps
+    2
+    >>> count.steps
+    1
+
+    Args:
+        holder: an object; its `__dict__` is set, not its `__setattr__` called.
+        **attributes: the values.
+    """
+    held = holder.__dict__
+    depth, before = held.get(_OVERRIDDEN, (0, {name: held[name] for name in attributes if name in held}))
+    held.update(attributes)
+    held[_OVERRIDDEN] = (depth + 1, before)
+    try:
+        yield
+    finally:
+        depth, before = held.pop(_OVERRIDDEN)
+        if depth > 1:
+            held[_OVERRIDDEN] = (depth - 1, before)
+        else:
+            for name in attributes:
+                del held[name]
+            held.update(before)
+
+
+_OVERRIDDEN = "_overridden_by_tf_lossscale"

@@ -1,0 +1,110 @@
+"""One cell of the table of promises: a family under a strategy, called in one way."""
+
+import contextlib
+
+import pytest
+import tensorflow as tf
+
+from tests import strategies
+from tf_lossscale import LossScaleOptimizer
+
+
+def why_not(family, name, call):
+    """Why the libraries themselves cannot do this, or None."""
+    if name.startswith("mirrored") or name == "central_storage":
+        if family.name == "sonnet":
+            return "Sonnet's optimizers run under its own Replicator only: tests/legacy/test_sonnet.py"
+        if call == "compiled":
+            return "XLA on the CPU cannot reach the variables of another virtual CPU; on GPUs and TPUs it can"
+    if name == "mirrored_2_apart" and call == "eager":
+        return "replicas write apart in compiled functions only"
+    if name == "mirrored_2_apart" and family.name == "tf1":
+        return "TensorFlow 1's optimizers have replicas meet: test_errors.py"
+    if name == "tpu" and family.name == "sonnet":
+        return "Sonnet refuses TPUStrategy; it has a TpuReplicator of its own"
+    return None
+
+
+class Cell:
+    """A weight, an optimizer and a step under one strategy; gradients are given per replica."""
+
+    def __init__(self, family, name, call, where="inside", inner=None, **config):
+        reason = why_not(family, name, call)
+        if reason:
+            pytest.skip(reason)
+        self.apart = name.endswith("_apart")
+        strategy = strategies.get(name.removesuffix("_apart"))
+        self.family = family
+        self.steps = 0
+        self.strategy = strategy
+        self.replicas = 1 if strategy is None else strategy.num_replicas_in_sync
+        config = {"initial_scale": 16.0, "dynamic_growth_steps": 3, **config}
+        make_inner = inner or family.adam
+        self.optimizer = LossScaleOptimizer(make_inner(), **config) if where == "outside" else None
+        with tf.distribute.get_strategy().scope() if strategy is None else strategy.scope():
+            self.weight = tf.Variable([1.0, -2.0])
+            self.bias = tf.Variable(0.5)
+            self.optimizer = self.optimizer or LossScaleOptimizer(make_inner(), **config)
+        self._step = {
+            "eager": self._one,
+            "function": tf.function(self._one),
+            "compiled": tf.function(self._one, jit_compile=True),
+            "dataset_loop": tf.function(self._dataset_loop),
+            "while_loop": tf.function(self._while_loop),
+        }[call]
+
+    def step(self, *gradients):
+        """Takes a step in which replica i sees gradients[i] for each value of the weight."""
+        assert len(gradients) == self.replicas
+        self.steps += 1
+        with strategies.apart(self.strategy) if self.apart else contextlib.nullcontext():
+            self._step(tf.constant(gradients, tf.float32))
+
+    def _replica(self, gradients):
+        index = 0 if self.strategy is None else tf.distribute.get_replica_context().replica_id_in_sync_group
+        gradient = tf.gather(gradients, index)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(self.weight) * gradient + self.bias * 0.25
+            scaled = self.optimizer.get_scaled_loss(loss)
+        variables = [self.weight, self.bias]
+        unscaled = self.optimizer.get_unscaled_gradients(tape.gradient(scaled, variables))
+        self.optimizer.apply_gradients(zip(unscaled, variables))
+
+    def _one(self, gradients):
+        if self.strategy is None:
+            self._replica(gradients)
+        else:
+            self.strategy.run(self._replica, args=(gradients,))
+
+    def _dataset_loop(self, gradients):
+        for row in tf.data.Dataset.from_tensors(gradients):
+            self._one(row)
+
+    def _while_loop(self, gradients):
+        tf.while_loop(lambda i: i < 1, lambda i: [self._once_more(i, gradients)], [tf.constant(0)])
+
+    def _once_more(self, i, gradients):
+        self._one(gradients)
+        return i + 1
+
+    def copies(self, variable):
+        """The values of a variable on all replicas."""
+        if not isinstance(variable, (tf.Variable, tf.distribute.DistributedValues)):
+            variable = variable.value
+        if self.strategy is None:
+            return [variable.numpy()]
+        return [copy.numpy() for copy in self.strategy.experimental_local_results(variable)]
+
+    def state(self):
+        """Every variable, on every replica."""
+        variables = [self.weight, self.bias, *self.optimizer.weights]
+        return [self.copies(v) for v in variables]
+
+    def scale(self):
+        """(scale, counter, iterations or, where the family does not count, steps), equal on all replicas."""
+        loss_scale = self.optimizer._loss_scale
+        iterations = self.optimizer.iterations if self.family.counts else tf.Variable(self.steps)
+        parts = (loss_scale.current_loss_scale, loss_scale.good_steps, iterations)
+        values = [{float(x) for x in self.copies(part)} for part in parts]
+        assert all(len(v) == 1 for v in values), values
+        return tuple(v.pop() for v in values)
