@@ -83,17 +83,23 @@ class Configurable:
 
         Returns:
             A new LossScaleOptimizer with a new inner optimizer.
+
+        Raises:
+            KeyError: there is no inner optimizer in the config.
+            TypeError: the config is no dict, or has a key that the constructor does not take.
+            ValueError: the config's loss scale is of an unknown class.
         """
         this: Any = cls
+        inner = _inner_of(config)
         if not cls._is_adapter:
-            family = registry.of_config(config.get("inner_optimizer") or config.get("optimizer") or {})
+            family = registry.of_config(inner) if isinstance(inner, dict) else wrapping.adapter_of(inner)
             return wrapping.joined(this, family).from_config(config, custom_objects)
-        config = copy.deepcopy(config)
+        config = {name: value for name, value in config.items() if name not in ("inner_optimizer", "optimizer")}
         if "loss_scale" in config:
             config.update(_from_tf23(config.pop("loss_scale"), custom_objects or {}))
-        inner = config.pop("inner_optimizer", None) or config.pop("optimizer")
         skip_overflow = config.pop("skip_overflow", False)
-        inner = cls._deserialized_inner(inner, custom_objects)
+        if isinstance(inner, dict):
+            inner = cls._deserialized_inner(copy.deepcopy(inner), custom_objects)
         # tf_keras reads an old config as a legacy optimizer, whichever class is asked.
         family = wrapping.adapter_of(inner)
         new = (this if issubclass(this, family) else family)(inner_optimizer=inner, **config)
@@ -114,6 +120,16 @@ class Configurable:
         new.__dict__.update({name: copy.deepcopy(value, memo) for name, value in vars(self).items()})
         wrapping.mark(inner)
         return new
+
+
+def _inner_of(config: Any) -> Any:
+    """The inner optimizer in a config: its own config, or the object itself."""
+    if not isinstance(config, dict):
+        raise TypeError(f"`config` must be a dict, as get_config() returns it, but got: {config!r}.")
+    inner = config.get("inner_optimizer") or config.get("optimizer")
+    if not inner:
+        raise KeyError("`config` has no 'inner_optimizer'. Pass what get_config() of a LossScaleOptimizer returned.")
+    return inner
 
 
 def _from_tf23(loss_scale: Any, custom_objects: dict[str, Any]) -> dict[str, Any]:
