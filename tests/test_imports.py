@@ -17,14 +17,14 @@ ORDER = [
     ("errors",),
     ("core.rules", "core.finite", "core.scaling", "core.strategies"),
     ("core.state",),
-    ("core.replicas",),
-    ("contract", "grads_and_vars", "hyperparameters", "options", "registry", "optional"),
+    ("core.replicas", "core.foreign"),
+    ("contract", "grads_and_vars", "hyperparameters", "options", "import_hooks", "registry", "optional"),
     ("wrapping",),
     ("configs",),
     ("optimizer",),
     ("adapters",),
     ("amp", "train", "legacy", "optimizers"),
-    ("migrate",),
+    ("migrate", "serialization"),
     ("cli",),
 ]
 HEAVY = (

@@ -39,3 +39,8 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+from tf_lossscale.serialization import register_when_imported as _register_when_imported  # noqa: E402
+
+_register_when_imported()

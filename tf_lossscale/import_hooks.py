@@ -30,43 +30,31 @@ def when_imported(module: str, action: Action) -> Callable[[], None]:
         action: is called once, with the module. What it raises comes out of the import statement.
 
     Returns:
-        A function that cancels the action; nothing is left in `sys.meta_path` once all are cancelled.
+        A function that cancels the action. Nothing is left in `sys.meta_path` once all are done or cancelled.
     """
-    waiting = _Waiting(action)
-    _finder.watch(module, waiting)
     if module in sys.modules:
-        waiting.run(sys.modules[module])
-    return lambda: _finder.forget(module, waiting)
-
-
-class _Waiting:
-    """An action that waits for its module, and runs once."""
-
-    def __init__(self, action: Action):
-        self._action: Action | None = action
-
-    def run(self, module: types.ModuleType) -> None:
-        action, self._action = self._action, None
-        if action is not None:
-            action(module)
+        action(sys.modules[module])
+        return lambda: None
+    _finder.watch(module, action)
+    return lambda: _finder.forget(module, action)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
     """Has the loaders of watched modules say when they are done; the finding itself is left to the others."""
 
     def __init__(self) -> None:
-        self._watched: dict[str, list[_Waiting]] = {}
+        self._watched: dict[str, list[Action]] = {}
         self._depth = threading.local()
 
-    def watch(self, name: str, waiting: _Waiting) -> None:
+    def watch(self, name: str, action: Action) -> None:
         if not self._watched:
             sys.meta_path.insert(0, self)
         self._watched.setdefault(name.partition(".")[0], [])
-        self._watched.setdefault(name, []).append(waiting)
+        self._watched.setdefault(name, []).append(action)
 
-    def forget(self, name: str, waiting: _Waiting) -> None:
-        if waiting in self._watched.get(name, []):
-            self._watched[name].remove(waiting)
+    def forget(self, name: str, action: Action) -> None:
+        if action in self._watched.get(name, []):
+            self._watched[name].remove(action)
         if not any(self._watched.values()):
             self._watched.clear()
             if self in sys.meta_path:
@@ -105,9 +93,9 @@ class _Finder(importlib.abc.MetaPathFinder):
 
     def _run_all(self) -> None:
         for name, actions in list(self._watched.items()):
-            for waiting in list(actions):
-                if name in sys.modules:
-                    waiting.run(sys.modules[name])
+            for action in list(actions) if name in sys.modules else ():
+                self.forget(name, action)
+                action(sys.modules[name])
 
 
 _finder = _Finder()

@@ -12,7 +12,7 @@ from absl import logging
 from tf_lossscale import errors, options, wrapping
 from tf_lossscale.configs import Configurable
 from tf_lossscale.contract import Contract
-from tf_lossscale.core import replicas, scaling, strategies
+from tf_lossscale.core import foreign, replicas, scaling, strategies
 from tf_lossscale.core.rules import Rules
 from tf_lossscale.core.state import DynamicLossScale, FixedLossScale, LossScale
 from tf_lossscale.grads_and_vars import as_list, require_fitting, tensors_of, unzip
@@ -512,12 +512,13 @@ class LossScaleOptimizer(Delegating, Configurable):
         self._replace_loss_scale(value)
 
     def _replace_loss_scale(self, value: Any) -> None:
-        if not isinstance(value, LossScale):
+        scale = foreign.adopted(value)
+        if scale is None:
             raise TypeError(
-                f"`_loss_scale` must be a tf_lossscale LossScale, but got: {value!r}. "
-                "Make a new LossScaleOptimizer with the arguments you need."
+                "`_loss_scale` must be a tf_lossscale LossScale, or have the methods __call__() and update(grads) of "
+                f"one, but got: {value!r}. Make a new LossScaleOptimizer with the arguments you need."
             )
-        self.__dict__["_scale"] = value
+        self.__dict__["_scale"] = scale
 
     @property
     def loss_scale(self) -> tf.Tensor:
@@ -609,11 +610,11 @@ class LossScaleOptimizer(Delegating, Configurable):
         """
         self._build_inner(list(var_list))
 
-    def _known_variables(self) -> list[Any]:
     def _create_all_weights(self, var_list: list[Any]) -> None:
         """What `build` was called once."""
         self.build(var_list)
 
+    def _known_variables(self) -> list[Any]:
         raise ValueError(
             "apply(grads) without variables needs an optimizer that was built. "
             "Call build(trainable_variables) first, or pass trainable_variables."

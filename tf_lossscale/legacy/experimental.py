@@ -14,9 +14,9 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from tf_lossscale import registry
+from tf_lossscale import registry, wrapping
 from tf_lossscale.legacy import loss_scale as loss_scale_lib
-from tf_lossscale.legacy.faces import Given, OldLossScaleOptimizer, inner_of
+from tf_lossscale.legacy.faces import OldLossScaleOptimizer, inner_of
 from tf_lossscale.legacy.policy import config_of, policies_of
 
 __all__ = ["LossScaleOptimizer", "Policy", "get_layer_policy", "global_policy", "set_policy"]  # noqa: F822
@@ -52,7 +52,7 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
 
     def __init__(self, *args: Any, **kwargs: Any):
         optimizer, args, kwargs = inner_of(args, kwargs)
-        super().__init__(optimizer, loss_scale_manager=Given(_scale_of(*args, **kwargs)))
+        super().__init__(optimizer, loss_scale_manager=_scale_of(*args, **kwargs))
 
     @property
     def loss_scale(self) -> Any:
@@ -74,13 +74,33 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
         Returns:
             A new LossScaleOptimizer with a new inner optimizer.
         """
-        if "optimizer" not in config:
-            return super().from_config(config, custom_objects)
         config = copy.deepcopy(config)
-        inner = config.pop("optimizer")
-        family: Any = cls if cls._is_adapter else registry.of_config(inner)
-        optimizer = family._deserialized_inner(inner, custom_objects)
-        return cls(optimizer, _scale_from(config.pop("loss_scale"), custom_objects), **config)
+        inner = config.pop("optimizer", None) or config.pop("inner_optimizer")
+        of_inner: Any = cls if cls._is_adapter else registry.of_config(inner)
+        optimizer = of_inner._deserialized_inner(inner, custom_objects)
+        if "loss_scale" in config:
+            loss_scale = _scale_from(config.pop("loss_scale"), custom_objects)
+        else:
+            loss_scale = _scale_from_newer(**config)
+            config = {}
+        # The class of a config may be that of another family: an old config does not say which it is of.
+        fits = not cls._is_adapter or issubclass(cls, wrapping.adapter_of(optimizer))
+        return (cls if fits else LossScaleOptimizer)(optimizer=optimizer, loss_scale=loss_scale, **config)
+
+
+def register(library: str) -> None:
+    """Makes the classes around a library's optimizers known to its serialization.
+
+    >>> register("keras")
+
+    Args:
+        library: "keras" or "tf_keras".
+    """
+    policies_of(library)  # has its class registered
+    saving = registry.layers_in(library).library.saving
+    for adapter in registry.load_all(library):
+        package = saving.get_registered_name(adapter).partition(">")[0]
+        saving.register_keras_serializable(f"{package}.experimental")(wrapping.joined(LossScaleOptimizer, adapter))
 
 
 def _scale_of(loss_scale: Any) -> Any:
@@ -142,6 +162,16 @@ def get_layer_policy(layer: Any) -> Any:
 
 def _policies() -> Any:
     return policies_of(registry.keras_of_tensorflow())
+
+
+def _scale_from_newer(
+    dynamic: bool, initial_scale: Any, dynamic_growth_steps: Any = None, name: Any = None
+) -> loss_scale_lib.LossScale:
+    """The loss scale that a config of TensorFlow 2.4 or newer describes."""
+    del name
+    if dynamic:
+        return loss_scale_lib.DynamicLossScale(initial_scale, dynamic_growth_steps)
+    return loss_scale_lib.FixedLossScale(initial_scale)
 
 
 def __getattr__(name: str) -> Any:

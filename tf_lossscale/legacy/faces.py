@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from tf_lossscale import optimizer as optimizer_lib
-from tf_lossscale.core.state import LossScale
-from tf_lossscale.legacy import loss_scale as loss_scale_lib
 
 
 class Face(type):
@@ -16,6 +14,9 @@ class Face(type):
     about was made by another name, by `compile`, or by Keras itself. All of them are instances of every such name.
     Classes derived from one behave as classes do.
     """
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        return type.__call__(cls, *args, **kwargs)  # tf_keras's own has the first argument always positional
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return super().__instancecheck__(instance) or ("is_face" in vars(cls) and _scales_losses(type(instance)))
@@ -44,11 +45,6 @@ class OldLossScaleOptimizer(optimizer_lib.LossScaleOptimizer, metaclass=Face):
         inner, _, _ = inner_of(args, kwargs)
         return super().__new__(cls, inner)
 
-    def _replace_loss_scale(self, value: Any) -> None:
-        if not isinstance(value, LossScale) and callable(value) and hasattr(value, "update"):
-            value = _Foreign(value)
-        super()._replace_loss_scale(value)
-
     def _raise_if_strategy_unsupported(self) -> None:
         """Subclasses call or override it: every strategy is supported."""
 
@@ -75,35 +71,3 @@ def inner_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[
         if name in kwargs:
             return kwargs[name], (), {key: value for key, value in kwargs.items() if key != name}
     raise TypeError("LossScaleOptimizer() needs the optimizer to wrap, for example LossScaleOptimizer(SGD(0.1)).")
-
-
-class Given:
-    """An argument `loss_scale_manager` that is a loss scale.
-
-    >>> Given("a loss scale").as_loss_scale()
-    'a loss scale'
-    """
-
-    def __init__(self, loss_scale: Any):
-        self._loss_scale = loss_scale
-
-    def as_loss_scale(self) -> Any:
-        """Returns the loss scale."""
-        return self._loss_scale
-
-
-class _Foreign(loss_scale_lib.LossScale):
-    """A loss scale of a class that is not ours, but has the methods of one: `__call__` and `update`."""
-
-    def __init__(self, loss_scale: Any):
-        super().__init__()
-        self.loss_scale = loss_scale
-
-    def __call__(self) -> Any:
-        return self.loss_scale()
-
-    def update(self, grads: Any) -> tuple[Any, Any]:
-        return self.loss_scale.update(grads)
-
-    def get_config(self) -> dict[str, Any]:
-        return self.loss_scale.get_config()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numbers
 from typing import Any
 
+from tf_lossscale import optimizer as optimizer_lib
 from tf_lossscale import registry
 from tf_lossscale.legacy import loss_scale as loss_scale_lib
-from tf_lossscale.legacy.faces import Given, OldLossScaleOptimizer, inner_of
+from tf_lossscale.legacy.faces import OldLossScaleOptimizer, inner_of
 
 
 class LossScaleOptimizer(OldLossScaleOptimizer):
-    """Takes every call that old code makes by this name, and does what the call did.
+    """Takes every call that old code makes by this name, and returns the `tf_lossscale.LossScaleOptimizer` it means.
 
     | call | scale | from |
     |---|---|---|
@@ -45,6 +46,8 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
         original = _original_for(inner)
         if original is not None:
             return original(inner, *rest, **keywords)
+        if cls is LossScaleOptimizer:
+            return optimizer_lib.LossScaleOptimizer(inner, **_arguments(rest, keywords))
         return super().__new__(cls, *args, **kwargs)
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -80,7 +83,7 @@ def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     scale = loss_scale_lib.get(loss_scale)
     if scale is None:
         raise ValueError("`loss_scale` cannot be None. Pass 'dynamic' or a number, or use the optimizer unwrapped.")
-    return {"loss_scale_manager": Given(scale), **given}
+    return {"loss_scale_manager": scale, **given}
 
 
 def _is_number(value: Any) -> bool:

@@ -38,8 +38,9 @@ class TensorLike:
         """What `Session.run` fetches."""
         return tf.convert_to_tensor(self())
 
-    def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        return tf.convert_to_tensor(self()).numpy().__array__(*args, **kwargs)
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        del copy  # the value is always a new one
+        return np.asarray(self().numpy(), dtype)
 
     def __float__(self) -> float:
         return float(self())

@@ -1,0 +1,439 @@
+"""The face of tf.keras.mixed_precision.experimental, around every family that had it."""
+
+import logging
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import tf_lossscale
+from tests.families import FAMILIES, IDS
+from tf_lossscale import legacy
+from tf_lossscale.legacy import experimental
+from tf_lossscale.legacy.policy import policies_of
+
+families = pytest.mark.parametrize("family", FAMILIES, ids=IDS)
+libraries = pytest.mark.parametrize("library", ["keras", "tf_keras"])
+
+
+@pytest.fixture(autouse=True)
+def float32():
+    yield
+    for library in ("keras", "tf_keras"):
+        policies_of(library).set_policy("float32")
+
+
+def step(optimizer, variable, gradient):
+    with tf.GradientTape() as tape:
+        loss = optimizer.get_scaled_loss(variable * gradient)
+    grads = optimizer.get_unscaled_gradients(tape.gradient(loss, [variable]))
+    optimizer.apply_gradients(zip(grads, [variable]))
+
+
+# The constructor. -----------------------------------------------------------------------------------------------------
+
+
+@families
+@pytest.mark.parametrize(
+    ("loss_scale", "start", "after_overflow"),
+    [
+        ("dynamic", 2.0**15, 2.0**14),
+        (1024, 1024, 1024),
+        (1, 1, 1),
+        (128.0, 128, 128),
+        (lambda: legacy.FixedLossScale(64), 64, 64),
+        (lambda: legacy.DynamicLossScale(initial_loss_scale=8, increment_period=1000), 8, 4),
+        (lambda: legacy.DynamicLossScale(27, 1000, multiplier=3.0), 27, 9),
+        ({"class_name": "FixedLossScale", "config": {"loss_scale_value": 4.0}}, 4, 4),
+    ],
+)
+def test_every_kind_of_loss_scale_is_taken(family, loss_scale, start, after_overflow):
+    if callable(loss_scale):
+        loss_scale = loss_scale()
+    optimizer = experimental.LossScaleOptimizer(family.sgd(), loss_scale)
+    assert float(optimizer.loss_scale()) == start
+    step(optimizer, family.variable(1.0), np.float32("nan"))
+    assert float(optimizer.loss_scale()) == after_overflow
+
+
+@families
+def test_the_optimizer_may_be_named(family):
+    for name in ("optimizer", "opt", "inner_optimizer"):
+        inner = family.sgd()
+        assert experimental.LossScaleOptimizer(**{name: inner}, loss_scale="dynamic").inner_optimizer is inner
+
+
+@families
+def test_what_was_refused_is_refused_and_leaves_the_optimizer_free(family):
+    inner = family.sgd()
+    make = experimental.LossScaleOptimizer
+    for arguments, error in [
+        ((inner,), TypeError),
+        ((inner, None), ValueError),
+        ((inner, "static"), ValueError),
+        ((inner, 0), ValueError),
+        ((inner, -1), ValueError),
+        ((inner, "dynamic", 3), TypeError),
+        ((3, "dynamic"), TypeError),
+        ((), TypeError),
+    ]:
+        with pytest.raises(error):
+            make(*arguments)
+    with pytest.raises(TypeError):
+        make(inner, "dynamic", dynamic=True)
+    assert make(inner, "dynamic").inner_optimizer is inner
+    with pytest.raises(ValueError, match="already wrapped"):
+        make(inner, "dynamic")
+
+
+@families
+def test_every_generation_finds_the_attributes_it_knows(family):
+    inner = family.adam()
+    optimizer = experimental.LossScaleOptimizer(inner, "dynamic")
+    assert optimizer._optimizer is inner
+    assert optimizer.inner_optimizer is inner
+    assert float(optimizer.lr) == pytest.approx(0.1)
+    optimizer.learning_rate = 0.5
+    assert float(inner.learning_rate) == pytest.approx(0.5)
+    assert optimizer._loss_scale is optimizer.loss_scale
+    step(optimizer, tf.Variable(1.0), 1.0)
+    assert len(optimizer.variables()) == len(optimizer.variables) >= 3
+    assert type(optimizer).__name__ == "LossScaleOptimizer"
+    assert hasattr(optimizer, "get_scaled_loss")
+
+
+# The scale: an object, and a tensor. ----------------------------------------------------------------------------------
+
+
+def scale(value=1024.0):
+    return legacy.DynamicLossScale(value)
+
+
+def test_a_loss_scale_can_be_called_in_a_function_and_bound_before_the_step():
+    optimizer = experimental.LossScaleOptimizer(tf.keras.optimizers.SGD(), "dynamic")
+    bound = optimizer.loss_scale
+
+    @tf.function
+    def run(gradient):
+        step(optimizer, variable, gradient)
+        return optimizer.loss_scale(), optimizer.loss_scale * 2, bound
+
+    variable = tf.Variable(1.0)
+    now, doubled, late = run(tf.constant(float("inf")))
+    assert (float(now), float(doubled), float(late)) == (2.0**14, 2.0**15, 2.0**14)
+    assert "{}".format(bound) == "16384.0"  # noqa: UP032
+
+
+def test_a_loss_scale_is_used_as_the_tensor_that_it_became_in_2_4():
+    value = scale()
+    loss = tf.constant(2.0)
+    assert float(loss * value) == float(value * loss) == float(value * 2) == 2048
+    assert float(value / 2) == 512
+    assert float(2048 / value) == 2
+    assert float(value - 24) == 1000
+    assert float(1 + value) == 1025
+    assert float(-value) == -1024
+    assert value.numpy() == 1024
+    assert value.dtype == tf.float32
+    assert value.shape == ()
+    assert float(tf.cast(value, tf.float16)) == float(tf.convert_to_tensor(value)) == int(value) == 1024
+    assert tf.math.log(value).dtype == tf.float32
+    assert bool(value > 1000) and bool(value <= 1024) and bool(value == 1024)
+    assert value != "dynamic" and value != scale() and value == value
+    assert f"{value:.2f} %d" % value == "1024.00 1024"
+    assert np.asarray(value) == 1024
+    assert (np.ones(2, "float32") * value).shape == (2,)
+    assert len({value, scale()}) == 2
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = value.nonsense
+
+
+def test_a_loss_scale_is_fetched_in_a_session():
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        value = scale()
+        session.run(tf.compat.v1.global_variables_initializer())
+        assert session.run(value) == session.run(value()) == 1024
+        assert session.run({"twice": 2.0 * value}) == {"twice": 2048}
+        assert value.eval(session=session) == 1024
+
+
+def test_summaries_take_a_loss_scale(tmp_path):
+    with tf.summary.create_file_writer(str(tmp_path)).as_default(step=1):
+        assert tf.summary.scalar("loss_scale", scale())
+
+
+# The state object of one's own. ---------------------------------------------------------------------------------------
+
+
+class Revised(legacy.DynamicLossScale):
+    """Falls by four, with an update of its own."""
+
+    def update(self, grads):
+        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in tf.nest.flatten(grads)])
+        lowered = tf.where(finite, self._current_loss_scale, self._current_loss_scale / 4)
+        return self._current_loss_scale.assign(lowered), finite
+
+
+class NotOurs:
+    """A state class of another library: it has the two methods, and nothing of ours."""
+
+    def __init__(self):
+        self.scale = tf.Variable(64.0, trainable=False)
+
+    def __call__(self):
+        return tf.convert_to_tensor(self.scale)
+
+    def update(self, grads):
+        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in tf.nest.flatten(grads)])
+        self.scale.assign(tf.where(finite, self.scale, self.scale / 4))
+        return tf.no_op(), finite
+
+
+@families
+@pytest.mark.parametrize("kind", [lambda: Revised(64), NotOurs])
+@pytest.mark.parametrize("in_function", [False, True])
+def test_replacing_the_state_object_is_honoured(family, kind, in_function):
+    optimizer = experimental.LossScaleOptimizer(family.sgd(), "dynamic")
+    optimizer._loss_scale = kind()
+    assert float(optimizer.loss_scale()) == 64
+    variable = tf.Variable(1.0)
+
+    def run(gradient):
+        step(optimizer, variable, gradient)
+
+    run = tf.function(run) if in_function else run
+    run(tf.constant(float("nan")))
+    assert (float(variable), float(optimizer.loss_scale())) == (1.0, 16.0)
+    run(tf.constant(1.0))
+    assert (float(variable), float(optimizer.loss_scale())) == (0.5, 16.0)
+
+
+def test_replacing_the_state_by_nonsense_is_an_error():
+    optimizer = experimental.LossScaleOptimizer(tf.keras.optimizers.SGD(), "dynamic")
+    with pytest.raises(TypeError, match="_loss_scale"):
+        optimizer._loss_scale = 1024
+    assert float(optimizer.loss_scale()) == 2**15
+
+
+# Subclasses, and classes made at run time. ----------------------------------------------------------------------------
+
+
+class Named(experimental.LossScaleOptimizer):
+    def __init__(self, optimizer, loss_scale, steps=1):
+        super().__init__(optimizer=optimizer, loss_scale=loss_scale)
+        self.steps = steps
+
+    def apply_gradients(self, grads_and_vars, name=None, experimental_aggregate_gradients=True):
+        self._raise_if_strategy_unsupported()
+        assert self._optimizer is self.inner_optimizer
+        for _ in range(self.steps):
+            result = super().apply_gradients(
+                grads_and_vars, name, experimental_aggregate_gradients=experimental_aggregate_gradients
+            )
+        return result
+
+
+@families
+def test_a_subclass_passes_its_arguments_on(family):
+    optimizer = Named(family.sgd(), loss_scale=8, steps=3)
+    assert isinstance(optimizer, Named)
+    assert isinstance(optimizer, experimental.LossScaleOptimizer)
+    assert isinstance(optimizer, tf_lossscale.LossScaleOptimizer)
+    assert not isinstance(experimental.LossScaleOptimizer(family.sgd(), 8), Named)
+    variable = tf.Variable(1.0)
+    optimizer.apply_gradients([(tf.constant(1.0), variable)])
+    assert float(variable) == 1.0 - 3 * 0.5
+
+
+@families
+@pytest.mark.parametrize("base", ["experimental", "main"])
+def test_a_class_derived_from_that_of_an_instance_is_made_from_its_config(family, base):
+    """As Horovod does: the class of the instance, a constructor that takes what the config holds."""
+    make = experimental.LossScaleOptimizer if base == "experimental" else tf_lossscale.LossScaleOptimizer
+    if base == "main" and family.name.startswith("tf_keras"):
+        pytest.skip("tf_keras's metaclass gives constructors a positional argument, its own classes' too")
+
+    class Distributed:
+        _HAS_AGGREGATE_GRAD = True
+
+        def __init__(self, **kwargs):
+            self._name = "Distributed"
+            super(self.__class__, self).__init__(**kwargs)
+            self.unscaled = 0
+
+        def get_unscaled_gradients(self, grads):
+            self.unscaled += 1
+            return super(self.__class__, self).get_unscaled_gradients(grads)
+
+    optimizer = make(family.sgd(), "dynamic") if base == "experimental" else make(family.sgd())
+    members = {key: value for key, value in vars(Distributed).items() if key not in ("__dict__", "__weakref__")}
+    cls = type(optimizer.__class__)(optimizer.__class__.__name__, (optimizer.__class__,), members)
+    made = cls.from_config(optimizer.get_config())
+    assert type(made) is cls
+    assert cls.__name__ == "LossScaleOptimizer"
+    variable = tf.Variable(1.0)
+    step(made, variable, 1.0)
+    assert (made.unscaled, float(variable)) == (1, 0.5)
+
+
+# Configs and files. ---------------------------------------------------------------------------------------------------
+
+
+@families
+def test_configs_with_a_loss_scale_of_ones_own_need_custom_objects(family):
+    optimizer = experimental.LossScaleOptimizer(family.sgd(), Revised(64))
+    config = optimizer.get_config()
+    assert config["loss_scale"]["class_name"] == "Revised"
+    with pytest.raises(ValueError, match="Revised"):
+        type(optimizer).from_config(config)
+    again = type(optimizer).from_config(config, custom_objects={"Revised": Revised})
+    assert type(again.loss_scale) is Revised
+    with pytest.raises(TypeError, match="bogus"):
+        type(optimizer).from_config({**config, "loss_scale": "dynamic", "bogus": 1})
+
+
+@families
+def test_configs_of_newer_versions_are_read(family):
+    wrapper = type(experimental.LossScaleOptimizer(family.sgd(), 8))
+    for arguments in ({"initial_scale": 8, "dynamic_growth_steps": 3}, {"dynamic": False, "initial_scale": 8}):
+        made = wrapper.from_config(tf_lossscale.LossScaleOptimizer(family.sgd(), **arguments).get_config())
+        assert isinstance(made.loss_scale, legacy.LossScale)
+        assert (made.loss_scale() == 8, float(made.learning_rate)) == (True, 0.5)
+        assert made.dynamic_growth_steps == arguments.get("dynamic_growth_steps")
+
+
+@pytest.mark.parametrize(("library", "suffix"), [("keras", "keras"), ("tf_keras", "keras"), ("tf_keras", "h5")])
+def test_saved_models_come_back_with_scale_and_counter(library, suffix, tmp_path):
+    keras = {"keras": tf.keras, "tf_keras": tf_keras}[library]
+    inputs = keras.Input((2,))
+    model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
+    optimizer = experimental.LossScaleOptimizer(keras.optimizers.Adam(), legacy.DynamicLossScale(64, 3))
+    model.compile(optimizer, keras.losses.MeanSquaredError())
+    model.fit(np.ones((8, 2)), np.ones((8, 1)), batch_size=2, verbose=0)
+    assert (float(optimizer.loss_scale()), int(optimizer.dynamic_counter)) == (128, 1)
+    model.save(tmp_path / f"model.{suffix}")
+    loaded = keras.models.load_model(tmp_path / f"model.{suffix}")
+    assert isinstance(loaded.optimizer, experimental.LossScaleOptimizer)
+    assert (float(loaded.optimizer.loss_scale()), int(loaded.optimizer.dynamic_counter)) == (128, 1)
+    loaded.fit(np.ones((4, 2)), np.ones((4, 1)), batch_size=2, verbose=0)
+
+
+@families
+def test_checkpoints_hold_scale_and_counter_by_their_old_names(family, tmp_path):
+    optimizer = experimental.LossScaleOptimizer(family.adam(), legacy.DynamicLossScale(64, 100))
+    variable = tf.Variable(1.0)
+    for gradient in (1.0, float("nan"), 1.0):
+        step(optimizer, variable, gradient)
+    path = tf.train.Checkpoint(optimizer=optimizer, v=variable).write(str(tmp_path / "ckpt"))
+    names = [name for name, _ in tf.train.list_variables(path)]
+    assert any("loss_scale/current_loss_scale" in name for name in names)
+    assert any("loss_scale/good_steps" in name for name in names)
+    fresh = experimental.LossScaleOptimizer(family.adam(), legacy.DynamicLossScale(64, 100))
+    tf.train.Checkpoint(optimizer=fresh, v=variable).read(path)
+    step(fresh, variable, 1.0)
+    assert (float(fresh.loss_scale()), int(fresh.dynamic_counter)) == (32, 2)
+
+
+# Legacy graphs. -------------------------------------------------------------------------------------------------------
+
+
+def test_a_session_initialises_the_scale_with_the_global_variables():
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        variable = tf.compat.v1.get_variable("v", initializer=1.0, use_resource=True)
+        optimizer = experimental.LossScaleOptimizer(tf_keras.optimizers.legacy.SGD(0.5), "dynamic")
+        train = optimizer.minimize(lambda: variable * 1.0, [variable])
+        names = {v.op.name.split("/")[-1] for v in tf.compat.v1.global_variables()}
+        assert {"current_loss_scale", "good_steps"} <= names
+        session.run(tf.compat.v1.global_variables_initializer())
+        session.run(train)
+        assert session.run([variable, optimizer.loss_scale(), optimizer.iterations]) == [0.5, 2**15, 1]
+
+
+# Policies. ------------------------------------------------------------------------------------------------------------
+
+
+@libraries
+def test_a_policy_carries_the_loss_scale_it_is_given(library):
+    policy = policies_of(library).Policy
+    auto = policy("mixed_float16")
+    assert (auto.name, auto.compute_dtype, auto.variable_dtype) == ("mixed_float16", "float16", "float32")
+    assert isinstance(auto.loss_scale, legacy.DynamicLossScale)
+    assert auto.loss_scale is auto.loss_scale
+    assert auto.should_cast_variables
+    assert policy("mixed_bfloat16").loss_scale is policy("float32").loss_scale is None
+    assert policy("mixed_float16", loss_scale=None).loss_scale is None
+    assert policy("mixed_float16", 1024).loss_scale() == 1024
+    assert policy("mixed_float16", loss_scale="dynamic").loss_scale.increment_period == 2000
+    given = legacy.DynamicLossScale(8, 5)
+    assert policy("mixed_float16", loss_scale=given).loss_scale is given
+    assert policy("mixed_float16", loss_scale=policy("mixed_float16", 8).loss_scale).loss_scale() == 8
+    with pytest.raises(ValueError, match="static"):
+        policy("mixed_float16", loss_scale="static")
+    with pytest.raises(ValueError, match="mixed"):
+        policy("mixed_float17")
+
+
+@libraries
+def test_a_policy_survives_its_config(library):
+    policy = policies_of(library).Policy
+    assert policy("mixed_float16").get_config() == {"name": "mixed_float16"}
+    for loss_scale in (None, 8, "dynamic"):
+        config = policy("mixed_float16", loss_scale).get_config()
+        assert policy.from_config(config).get_config() == config
+
+
+@libraries
+def test_the_global_policy_is_set_for_layers_and_keeps_its_loss_scale(library):
+    policies = policies_of(library)
+    layers = {"keras": tf.keras.layers, "tf_keras": tf_keras.layers}[library]
+    given = policies.Policy("mixed_float16", loss_scale=256)
+    policies.set_policy(given)
+    layer = layers.Dense(1)
+    assert layer.compute_dtype == "float16"
+    assert policies.global_policy() is given
+    assert policies.get_layer_policy(layer) is given
+    assert policies.get_layer_policy(layers.Dense(1, dtype="float32")).loss_scale is None
+    policies.set_policy(None)
+    assert layers.Dense(1).compute_dtype == policies.global_policy().name == "float32"
+    with pytest.raises(ValueError, match="layer"):
+        policies.get_layer_policy(3)
+
+
+@libraries
+def test_a_policy_set_by_the_new_name_is_seen_by_the_old(library):
+    policies = policies_of(library)
+    keras = {"keras": tf.keras, "tf_keras": tf_keras}[library]
+    policies.set_policy(policies.Policy("mixed_float16", loss_scale=256))
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    assert isinstance(policies.global_policy().loss_scale, legacy.DynamicLossScale)
+
+
+@libraries
+def test_a_layer_with_a_policy_of_its_own_is_saved_and_loaded(library, tmp_path):
+    keras = {"keras": tf.keras, "tf_keras": tf_keras}[library]
+    policy = policies_of(library).Policy("mixed_float16", loss_scale=8)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, dtype=policy)])
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert loaded.layers[-1].compute_dtype == "float16"
+    if library == "tf_keras":  # Keras 3 makes layers from the names of their policies
+        assert policies_of(library).get_layer_policy(loaded.layers[-1]).loss_scale() == 8
+
+
+def test_the_module_s_policies_are_those_of_tf_keras():
+    experimental.set_policy(experimental.Policy("mixed_float16", loss_scale=2))
+    assert tf.keras.layers.Dense(1).compute_dtype == "float16"
+    assert experimental.global_policy().loss_scale() == 2
+    assert experimental.get_layer_policy(tf.keras.layers.Dense(1)).loss_scale() == 2
+
+
+def test_compiling_an_optimizer_that_is_wrapped_wraps_no_second_time_and_warns_of_nothing(caplog):
+    experimental.set_policy("mixed_float16")
+    optimizer = experimental.LossScaleOptimizer(tf.keras.optimizers.SGD(), 1024)
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+    with caplog.at_level(logging.WARNING):
+        model.compile(optimizer, "mse")
+        model.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0)
+    assert model.optimizer is optimizer
+    assert not [record for record in caplog.records if "LossScale" in record.message or "loss_scale" in record.message]

@@ -1,0 +1,592 @@
+"""install() puts every old name back where old code looks for it, and uninstall() takes it away again."""
+
+import contextlib
+import importlib
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+import tf_keras
+
+import tf_lossscale
+from tests.families import FAMILIES, IDS
+from tf_lossscale import legacy
+from tf_lossscale.legacy import experimental, places
+from tf_lossscale.legacy.policy import policies_of
+
+families = pytest.mark.parametrize("family", FAMILIES, ids=IDS)
+
+
+@pytest.fixture
+def installed():
+    with tf_lossscale.install():
+        yield
+        for library in ("keras", "tf_keras"):
+            policies_of(library).set_policy("float32")
+
+
+def fresh(code, **environment):
+    """Runs code in a process of its own; returns what it prints as JSON."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **environment},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+# Where the names are. -------------------------------------------------------------------------------------------------
+
+SCALES = ["LossScale", "FixedLossScale", "DynamicLossScale"]
+REWRITE = [
+    "MixedPrecisionLossScaleOptimizer",
+    "enable_mixed_precision_graph_rewrite",
+    "disable_mixed_precision_graph_rewrite",
+]
+MANAGERS = ["LossScaleManager", "FixedLossScaleManager", "ExponentialUpdateLossScaleManager", "LossScaleOptimizer"]
+FACE = ["LossScaleOptimizer", "Policy", "global_policy", "set_policy", "get_layer_policy"]
+
+ATTRIBUTES = {
+    "tf.train.experimental": SCALES + REWRITE,
+    "tf.compat.v1.train.experimental": SCALES + REWRITE,
+    "tf.compat.v2.train.experimental": SCALES + REWRITE,
+    "tf1.train.experimental": SCALES + REWRITE,
+    "tf1.mixed_precision": SCALES + REWRITE,
+    "tf.compat.v1.mixed_precision": SCALES + REWRITE,
+    "tf.compat.v1.mixed_precision.experimental": SCALES,
+    "tf.mixed_precision.experimental": SCALES,
+    "tf.compat.v2.mixed_precision.experimental": SCALES,
+    "tf.contrib.mixed_precision": MANAGERS,
+    "tf1.contrib.mixed_precision": MANAGERS,
+    "tf.keras.mixed_precision": ["LossScaleOptimizer", "Policy", "global_policy", "set_global_policy"],
+    "tf.keras.mixed_precision.experimental": FACE,
+    "tf1.keras.mixed_precision.experimental": FACE,
+    "tf_keras.mixed_precision.experimental": FACE,
+}
+IMPORTS = {
+    "tensorflow.keras.mixed_precision": ["LossScaleOptimizer", "experimental"],
+    "tensorflow.keras.mixed_precision.experimental": FACE,
+    "keras.mixed_precision.experimental": FACE,
+    "tf_keras.mixed_precision.experimental": FACE,
+    "tf_keras.api._v2.keras.mixed_precision.experimental": FACE,
+    "tensorflow.contrib.mixed_precision": MANAGERS,
+    "tensorflow.contrib.mixed_precision.python.loss_scale_manager": MANAGERS[:3],
+    "tensorflow.contrib.mixed_precision.python.loss_scale_optimizer": MANAGERS[3:],
+    "tensorflow.mixed_precision.experimental": SCALES,
+    "tensorflow.train.experimental": SCALES + REWRITE,
+    "tensorflow.compat.v1.train.experimental": SCALES + REWRITE,
+    "tensorflow.compat.v1.mixed_precision": SCALES + REWRITE,
+    "tensorflow.python.keras.mixed_precision.loss_scale_optimizer": ["LossScaleOptimizer", "_DynamicLossScaleState"],
+    "tensorflow.python.keras.mixed_precision.experimental.loss_scale_optimizer": ["LossScaleOptimizer"],
+    "tensorflow.python.keras.mixed_precision.experimental.policy": ["Policy", "set_policy", "global_policy"],
+    "tensorflow.python.training.experimental.loss_scale": [*SCALES, "get"],
+    "tensorflow.python.training.experimental.loss_scale_optimizer": ["MixedPrecisionLossScaleOptimizer"],
+    "tensorflow.python.training.experimental.mixed_precision": REWRITE[1:],
+}
+
+
+def is_ours(value):
+    return not isinstance(value, type) or value.__module__.startswith("tf_lossscale.")
+
+
+@pytest.mark.parametrize("path", ATTRIBUTES)
+def test_attributes_lead_to_the_names(installed, path):
+    place = eval(path)
+    for name in ATTRIBUTES[path]:
+        assert is_ours(getattr(place, name)), name
+
+
+@pytest.mark.parametrize("path", IMPORTS)
+def test_imports_lead_to_the_names(installed, path):
+    module = importlib.import_module(path)
+    for name in IMPORTS[path]:
+        assert is_ours(getattr(module, name)) or name.startswith("_"), name
+    scope = {}
+    exec(f"import {path} as module\nfrom {path} import {IMPORTS[path][0]} as name", scope)
+    assert scope["module"] is module
+    assert scope["name"] is getattr(module, IMPORTS[path][0])
+
+
+def test_an_attribute_and_an_import_are_the_same(installed):
+    from tensorflow.keras import mixed_precision
+    from tensorflow.keras.mixed_precision import LossScaleOptimizer
+    from tensorflow.keras.mixed_precision import experimental as imported
+
+    assert imported.LossScaleOptimizer is tf.keras.mixed_precision.experimental.LossScaleOptimizer
+    assert imported.LossScaleOptimizer is tf_keras.mixed_precision.experimental.LossScaleOptimizer
+    assert mixed_precision.LossScaleOptimizer is LossScaleOptimizer is tf.keras.mixed_precision.LossScaleOptimizer
+    assert LossScaleOptimizer is not imported.LossScaleOptimizer, "two generations, two meanings of the arguments"
+
+
+def test_each_library_has_its_own_policies(installed):
+    tf_keras.mixed_precision.experimental.set_policy("mixed_float16")
+    assert tf.keras.layers.Dense(1).compute_dtype == "float32"
+    assert tf_keras.layers.Dense(1).compute_dtype == "float16"
+
+
+def state_of_the_modules():
+    """What is in every module that install() knows, and the list of all modules."""
+    modules = {name: sys.modules[name] for name in places.PLACES if name in sys.modules}
+    content = {name: {key: id(value) for key, value in vars(module).items()} for name, module in modules.items()}
+    return content, {name: id(module) for name, module in sys.modules.items()}, list(sys.meta_path)
+
+
+def test_uninstall_leaves_everything_as_it_was():
+    importlib.import_module("tensorflow.keras.mixed_precision")
+    importlib.import_module("tensorflow.python.keras.mixed_precision.loss_scale_optimizer")
+    for path in ATTRIBUTES:  # lazy modules are loaded by looking
+        for name in ATTRIBUTES[path]:
+            with contextlib.suppress(AttributeError):
+                getattr(eval(path), name)
+    before = state_of_the_modules()
+    for _ in range(2):
+        tf_lossscale.install()
+        assert state_of_the_modules()[0] != before[0]
+        tf_lossscale.uninstall()
+        content, modules, finders = state_of_the_modules()
+        for name in before[0]:
+            ignored = {"_tfmw_deprecated_checked", "_tfmw_warning_count"}
+            changed = {k for k in {*content[name], *before[0][name]} if content[name].get(k) != before[0][name].get(k)}
+            assert changed <= ignored, (name, changed)
+        assert modules == before[1]
+        assert finders == before[2]
+    for path in ("tf.contrib", "tf.mixed_precision", "tf.keras.mixed_precision.experimental"):
+        with pytest.raises(AttributeError):
+            eval(path)
+    with pytest.raises(ImportError):
+        importlib.import_module("tensorflow.contrib.mixed_precision")
+    assert "DynamicLossScale" not in dir(tf.train.experimental)
+    assert "contrib" not in dir(tf1)
+
+
+def test_installing_twice_is_installing_once():
+    before = tf.keras.mixed_precision.LossScaleOptimizer
+    tf_lossscale.install()
+    names = vars(tf.keras.mixed_precision).copy()
+    tf_lossscale.install()
+    assert vars(tf.keras.mixed_precision) == names
+    with tf_lossscale.install():
+        pass
+    assert hasattr(tf.keras.mixed_precision, "experimental"), "a block inside an installation took it away"
+    tf_lossscale.uninstall()
+    tf_lossscale.uninstall()
+    assert tf.keras.mixed_precision.LossScaleOptimizer is before
+
+
+def test_a_block_takes_the_names_away_at_its_end_and_after_an_error():
+    with pytest.raises(RuntimeError), tf_lossscale.install():
+        assert hasattr(tf, "contrib")
+        raise RuntimeError
+    assert not hasattr(tf, "contrib")
+
+
+def test_what_somebody_else_set_meanwhile_stays():
+    with tf_lossscale.install():
+        tf.mixed_precision = "mine"
+    assert tf.mixed_precision == "mine"
+    del tf.mixed_precision
+
+
+def test_objects_made_meanwhile_stay_usable():
+    with tf_lossscale.install():
+        optimizer = tf.keras.mixed_precision.experimental.LossScaleOptimizer(tf.keras.optimizers.SGD(1.0), 8)
+    variable = tf.Variable(1.0)
+    optimizer.minimize(lambda: variable * 1.0, [variable])
+    assert float(variable) == 0.0
+
+
+# Before TensorFlow is imported, and with the other Keras. -------------------------------------------------------------
+
+BEFORE = """
+    import json, sys
+    import tf_lossscale
+    tf_lossscale.install()
+    facts = {"early": sorted({"tensorflow", "keras", "tf_keras"} & set(sys.modules))}
+    from tensorflow.keras.mixed_precision import experimental as mixed_precision
+    import tensorflow as tf
+    from tensorflow.contrib.mixed_precision import FixedLossScaleManager
+    mixed_precision.set_policy("mixed_float16")
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1, dtype="float32")])
+    model.compile("sgd", "mse")
+    model.fit(tf.ones((4, 2)), tf.ones((4, 1)), verbose=0)
+    facts["library"] = type(model.optimizer.inner_optimizer).__module__.split(".")[0]
+    facts["compiled"] = isinstance(model.optimizer, tf_lossscale.LossScaleOptimizer)
+    facts["isinstance"] = isinstance(model.optimizer, tf.keras.mixed_precision.LossScaleOptimizer)
+    facts["same"] = mixed_precision.LossScaleOptimizer is tf.keras.mixed_precision.experimental.LossScaleOptimizer
+    facts["v1"] = tf.compat.v1.train.experimental.DynamicLossScale().__class__.__module__
+    facts["scale"] = int(model.optimizer.loss_scale())
+    tf_lossscale.uninstall()
+    facts["left"] = hasattr(tf.keras.mixed_precision, "experimental")
+    print(json.dumps(facts))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("first", "legacy_keras"),
+    [("", ""), ("", "1"), ("import tensorflow", ""), ("import keras", ""), ("import keras", "1")],
+)
+def test_installing_before_tensorflow_is_the_same_as_after_it(first, legacy_keras):
+    facts = fresh(f"    {first}\n{BEFORE}", TF_USE_LEGACY_KERAS=legacy_keras)
+    if not first:
+        assert facts["early"] == [], "install() imported TensorFlow"
+    del facts["early"]
+    assert facts == {
+        "library": "tf_keras" if legacy_keras else "keras",
+        "compiled": True,
+        "isinstance": True,
+        "same": True,
+        "v1": "tf_lossscale.legacy.loss_scale",
+        "scale": 2**15,
+        "left": False,
+    }
+
+
+@pytest.mark.slow
+def test_a_saved_model_loads_in_a_process_that_only_imports_the_package(installed, tmp_path):
+    for name, make in {
+        "experimental": tf.keras.mixed_precision.experimental.LossScaleOptimizer,
+        "stable": tf.keras.mixed_precision.LossScaleOptimizer,
+    }.items():
+        model = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
+        model.compile(make(tf.keras.optimizers.SGD(), "dynamic"), "mse")
+        model.save(tmp_path / f"{name}.keras")
+    facts = fresh(
+        f"""
+        import json
+        import tf_lossscale
+        import tensorflow as tf
+        load = tf.keras.models.load_model
+        optimizers = [load(f"{tmp_path}/{{name}}.keras").optimizer for name in ("experimental", "stable")]
+        print(json.dumps([isinstance(o, tf_lossscale.LossScaleOptimizer) for o in optimizers]))
+        """
+    )
+    assert facts == [True, True]
+
+
+# The calls. -----------------------------------------------------------------------------------------------------------
+
+CALLS = [
+    (lambda LSO, opt: LSO(opt), True, 2**15, 2000),
+    (lambda LSO, opt: LSO(opt, True), True, 2**15, 2000),
+    (lambda LSO, opt: LSO(opt, True, 1024), True, 1024, 2000),
+    (lambda LSO, opt: LSO(opt, True, 1024, 500), True, 1024, 500),
+    (lambda LSO, opt: LSO(opt, False, 1024), False, 1024, None),
+    (lambda LSO, opt: LSO(opt, False, 1024, None), False, 1024, None),
+    (lambda LSO, opt: LSO(opt, dynamic=False, initial_scale=0.5), False, 0.5, None),
+    (lambda LSO, opt: LSO(opt, dynamic=True, initial_scale=1024), True, 1024, 2000),
+    (lambda LSO, opt: LSO(opt, initial_scale=8, dynamic_growth_steps=3), True, 8, 3),
+    (lambda LSO, opt: LSO(inner_optimizer=opt, dynamic_growth_steps=None), True, 2**15, 2000),
+    (lambda LSO, opt: LSO(opt, "dynamic"), True, 2**15, 2000),
+    (lambda LSO, opt: LSO(opt, loss_scale="dynamic"), True, 2**15, 2000),
+    (lambda LSO, opt: LSO(optimizer=opt, loss_scale="dynamic"), True, 2**15, 2000),
+    (lambda LSO, opt: LSO(opt, 1024), False, 1024, None),
+    (lambda LSO, opt: LSO(opt, 1.0), False, 1, None),
+    (lambda LSO, opt: LSO(opt, loss_scale=128), False, 128, None),
+    (lambda LSO, opt: LSO(opt, 1024, 500), True, 1024, 500),
+    (lambda LSO, opt: LSO(opt, tf.mixed_precision.experimental.DynamicLossScale(8, 1000)), True, 8, 1000),
+    (lambda LSO, opt: LSO(opt, loss_scale=tf.mixed_precision.experimental.FixedLossScale(4)), False, 4, None),
+]
+
+
+@families
+@pytest.mark.parametrize(("call", "dynamic", "scale", "growth"), CALLS)
+def test_every_call_of_the_stable_name_means_what_it_meant(installed, family, call, dynamic, scale, growth):
+    optimizer = call(family.keras.mixed_precision.LossScaleOptimizer, family.sgd())
+    assert (optimizer.dynamic, float(optimizer.loss_scale), optimizer.dynamic_growth_steps) == (dynamic, scale, growth)
+    assert tf.is_tensor(optimizer.loss_scale)
+    variable = tf.Variable(1.0)
+    optimizer.minimize(lambda: 1.0 * variable, [variable])
+    assert float(variable) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keywords"),
+    [
+        (("static",), {}),
+        ((None,), {}),
+        ((False,), {}),
+        ((0,), {}),
+        ((8, 4, 2), {}),
+        (("dynamic", 8), {}),
+        ((8,), {"loss_scale": 8}),
+        ((), {"loss_scale": "dynamic", "initial_scale": 8}),
+        ((True,), {"dynamic": True}),
+        ((), {"bogus": 1}),
+    ],
+)
+def test_calls_that_mean_nothing_are_errors_and_leave_the_optimizer_free(installed, arguments, keywords):
+    inner = tf.keras.optimizers.SGD()
+    with pytest.raises((TypeError, ValueError)):
+        tf.keras.mixed_precision.LossScaleOptimizer(inner, *arguments, **keywords)
+    assert tf.keras.mixed_precision.LossScaleOptimizer(inner).inner_optimizer is inner
+
+
+def test_the_stable_name_makes_what_the_package_makes(installed):
+    made = tf.keras.mixed_precision.LossScaleOptimizer(tf.keras.optimizers.SGD(), "dynamic")
+    assert type(made) is type(tf_lossscale.LossScaleOptimizer(tf.keras.optimizers.SGD()))
+
+
+def test_a_class_found_by_a_string_or_kept_in_a_variable_works(installed):
+    place = tf
+    for part in ["keras", "mixed_precision", "LossScaleOptimizer"]:
+        place = getattr(place, part)
+    keywords = {"loss_scale": "dynamic"}
+    wrapper_class: type = tf.keras.mixed_precision.experimental.LossScaleOptimizer
+    assert float(wrapper_class(tf.keras.optimizers.SGD(), **keywords).loss_scale) == 2**15
+    assert float(place(tf.keras.optimizers.SGD(), **keywords).loss_scale) == 2**15
+
+
+def test_private_optimizers_of_tensorflow_keep_their_private_wrapper(installed):
+    from tensorflow.python.keras.mixed_precision.loss_scale_optimizer import LossScaleOptimizer
+    from tensorflow.python.keras.optimizer_v2 import gradient_descent
+
+    private = LossScaleOptimizer(gradient_descent.SGD(0.5), initial_scale=8)
+    assert type(private).__module__ == "tensorflow.python.keras.mixed_precision.loss_scale_optimizer"
+    assert isinstance(private, LossScaleOptimizer)
+    variable = tf.Variable(1.0)
+    private.minimize(lambda: variable * 1.0, [variable])
+    assert (float(variable), float(private.loss_scale)) == (0.5, 8)
+    assert isinstance(LossScaleOptimizer(tf.keras.optimizers.SGD()), tf_lossscale.LossScaleOptimizer)
+
+
+# isinstance. ----------------------------------------------------------------------------------------------------------
+
+
+def every_name():
+    from tensorflow.python.keras.mixed_precision.experimental.loss_scale_optimizer import LossScaleOptimizer as private
+    from tensorflow.python.keras.mixed_precision.loss_scale_optimizer import LossScaleOptimizer as private_stable
+
+    return {
+        "tf.keras": tf.keras.mixed_precision.LossScaleOptimizer,
+        "tf_keras": tf_keras.mixed_precision.LossScaleOptimizer,
+        "tf.keras experimental": tf.keras.mixed_precision.experimental.LossScaleOptimizer,
+        "tf_keras experimental": tf_keras.mixed_precision.experimental.LossScaleOptimizer,
+        "private": private,
+        "private stable": private_stable,
+        "ours": tf_lossscale.LossScaleOptimizer,
+    }
+
+
+@families
+def test_a_wrapper_made_by_any_name_is_an_instance_of_every_name(installed, family):
+    names = every_name()
+    makers = [lambda inner, LSO=LSO: LSO(inner) for name, LSO in names.items() if name in ("tf.keras", "ours")]
+    makers += [lambda inner: names["tf.keras experimental"](inner, "dynamic")]
+    for make in makers:
+        made = make(family.sgd())
+        for name, LSO in names.items():
+            assert isinstance(made, LSO), name
+            assert issubclass(type(made), LSO), name
+            assert not isinstance(family.sgd(), LSO), name
+            assert not isinstance(None, LSO), name
+        assert isinstance(made, family.keras.optimizers.Optimizer) or family.name == "tf_keras_legacy"
+        assert type(made).__name__ in ("LossScaleOptimizer", "LossScaleOptimizerV1")
+
+
+def test_keras_s_own_wrapper_is_an_instance_of_every_old_name(installed):
+    own = tf.keras.optimizers.LossScaleOptimizer(tf.keras.optimizers.SGD())
+    assert type(own).__module__.startswith("keras.")
+    assert isinstance(own, tf.keras.mixed_precision.LossScaleOptimizer)
+    assert isinstance(own, tf.keras.mixed_precision.experimental.LossScaleOptimizer)
+
+
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+@pytest.mark.parametrize("set_by", ["set_global_policy", "set_policy"])
+def test_what_compile_makes_is_ours(installed, library, set_by):
+    keras = {"keras": tf.keras, "tf_keras": tf_keras}[library]
+    if set_by == "set_policy":
+        keras.mixed_precision.experimental.set_policy("mixed_float16")
+    else:
+        keras.mixed_precision.set_global_policy("mixed_float16")
+    model = keras.Sequential([keras.layers.Dense(1, dtype="float32")])
+    inner = keras.optimizers.SGD(0.125)
+    model.compile(inner, "mse")
+    for name, LSO in every_name().items():
+        assert isinstance(model.optimizer, LSO), name
+    assert float(model.optimizer.loss_scale if set_by == "set_global_policy" else model.optimizer.loss_scale()) == 2**15
+    losses = model.fit(np.ones((8, 2)), np.ones((8, 1)), epochs=3, verbose=0).history["loss"]
+    assert losses[-1] < losses[0]
+    first = model.optimizer
+    model.compile(inner, "mse")
+    assert model.optimizer is first, "the same optimizer, compiled again, was wrapped again"
+    del first
+    model.compile("sgd", "mse")
+    model.compile(inner, "mse")
+    assert isinstance(model.optimizer, tf_lossscale.LossScaleOptimizer)
+
+
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+def test_compile_honours_the_loss_scale_of_the_policy(installed, library):
+    keras = {"keras": tf.keras, "tf_keras": tf_keras}[library]
+    mixed_precision = keras.mixed_precision.experimental
+
+    def compiled(policy, optimizer="sgd"):
+        mixed_precision.set_policy(policy)
+        model = keras.Sequential([keras.layers.Dense(1)])
+        model.compile(optimizer, "mse")
+        return model.optimizer
+
+    assert compiled(mixed_precision.Policy("mixed_float16", loss_scale=1024)).loss_scale() == 1024
+    assert not isinstance(
+        compiled(mixed_precision.Policy("mixed_float16", loss_scale=None)), tf_lossscale.LossScaleOptimizer
+    )
+    dynamic = legacy.DynamicLossScale(64)
+    assert compiled(mixed_precision.Policy("mixed_float16", loss_scale=dynamic)).loss_scale is dynamic
+    explicit = mixed_precision.LossScaleOptimizer(keras.optimizers.SGD(), "dynamic")
+    assert compiled(mixed_precision.Policy("mixed_float16", loss_scale=1024), explicit) is explicit
+    assert not isinstance(compiled("mixed_bfloat16"), tf_lossscale.LossScaleOptimizer)
+    assert not isinstance(compiled("float32"), tf_lossscale.LossScaleOptimizer)
+
+
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+def test_the_stable_policy_takes_a_loss_scale_and_is_the_library_s_own_without_one(installed, library):
+    keras = {"keras": tf.keras, "tf_keras": tf_keras}[library]
+    Policy = keras.mixed_precision.Policy
+    assert Policy("mixed_float16", loss_scale=8).loss_scale() == 8
+    plain = Policy("mixed_float16")
+    assert not type(plain).__module__.startswith("tf_lossscale")
+    assert isinstance(plain, Policy)
+    assert isinstance(keras.layers.Dense(1).dtype_policy, Policy)
+    keras.mixed_precision.set_global_policy(Policy("mixed_float16", loss_scale=8))
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    assert float(model.optimizer.loss_scale) == 8
+
+    class Mine(Policy):
+        pass
+
+    assert isinstance(Mine("float32"), Mine)
+    assert not isinstance(plain, Mine)
+
+
+# What else old code does around the names. ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("enable", ["tf.train.experimental", "tf.compat.v1.train.experimental", "tf1.mixed_precision"])
+def test_a_graph_rewrite_called_for_its_side_effect_has_it(installed, enable):
+    for optimizer in (
+        tf.keras.optimizers.SGD(0.0),
+        tf_keras.optimizers.Adam(),
+        tf1.train.GradientDescentOptimizer(0.0),
+    ):
+        dummy_op = eval(enable).enable_mixed_precision_graph_rewrite(optimizer, tf.train.experimental.FixedLossScale(1))
+        assert tf.config.optimizer.get_experimental_options()["auto_mixed_precision"] is True
+        assert isinstance(dummy_op, tf_lossscale.LossScaleOptimizer)
+        assert float(dummy_op.get_scaled_loss(tf.constant(2.0))) == 2
+        eval(enable).disable_mixed_precision_graph_rewrite()
+        assert tf.config.optimizer.get_experimental_options()["auto_mixed_precision"] is False
+
+
+def test_the_result_of_a_graph_rewrite_is_not_wrapped_again_by_compile(installed):
+    optimizer = tf.train.experimental.enable_mixed_precision_graph_rewrite(tf.keras.optimizers.SGD(0.5))
+    tf.train.experimental.disable_mixed_precision_graph_rewrite()
+    optimizer.lr = 0.25
+    assert float(optimizer.inner_optimizer.learning_rate) == 0.25
+    tf.keras.mixed_precision.experimental.set_policy("mixed_float16")
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+    model.compile(optimizer, "mse")
+    assert model.optimizer is optimizer
+
+
+def test_contrib_s_names_wrap_an_optimizer_of_tensorflow_1(installed):
+    manager = tf.contrib.mixed_precision.ExponentialUpdateLossScaleManager(1024, 2, decr_every_n_nan_or_inf=1)
+    optimizer = tf.contrib.mixed_precision.LossScaleOptimizer(tf1.train.GradientDescentOptimizer(0.5), manager)
+    variable = tf.Variable(1.0)
+    optimizer.apply_gradients([(tf.constant(float("inf")), variable)])
+    assert (float(variable), float(manager.get_loss_scale())) == (1.0, pytest.approx(1024 * 0.8))
+    assert [name for name in dir(tf.contrib) if not name.startswith("_")] == ["mixed_precision"]
+
+
+def test_a_state_class_of_a_private_module_is_honoured(installed):
+    from tensorflow.python.keras.mixed_precision.loss_scale_optimizer import _DynamicLossScaleState
+
+    class Revised(_DynamicLossScaleState):
+        updates = 0
+
+        def update(self, grads):
+            Revised.updates += 1
+            return super().update(grads)
+
+    optimizer = tf.keras.mixed_precision.LossScaleOptimizer(tf.keras.optimizers.SGD(0.5))
+    optimizer._loss_scale = Revised(64.0, 1, 4.0)
+    variable = tf.Variable(1.0)
+    for gradient, value, scale in ((float("nan"), 1.0, 16.0), (1.0, 0.5, 64.0)):
+        optimizer.scale_loss(0.0)
+        optimizer.apply_gradients([(tf.constant(gradient) * optimizer.loss_scale, variable)])
+        assert (float(variable), float(optimizer.loss_scale)) == (value, scale)
+    assert Revised.updates == 2
+
+
+def test_a_subclass_that_divides_elsewhere_keeps_its_own_ways(installed):
+    class Transformed(tf.keras.mixed_precision.LossScaleOptimizer):
+        """Divides in a transformer of the inner optimizer, not in get_unscaled_gradients."""
+
+        def __init__(self, optimizer, initial_scale):
+            super().__init__(optimizer, dynamic=False, initial_scale=initial_scale, dynamic_growth_steps=None)
+            optimizer.gradient_transformers = [self.divide]
+
+        def get_unscaled_gradients(self, grads):
+            return grads
+
+        def divide(self, grads_and_vars):
+            return [(g / self.loss_scale, v) for g, v in grads_and_vars]
+
+        def _raise_if_strategy_unsupported(self):
+            raise AssertionError("nobody asks")
+
+    optimizer = Transformed(tf_keras.optimizers.legacy.SGD(0.5), 128)
+    variable = tf.Variable(1.0)
+    optimizer.minimize(lambda: variable * 1.0, [variable])
+    assert float(variable) == 0.5
+    assert isinstance(optimizer, Transformed)
+
+
+def test_a_subclass_made_from_a_library_given_as_a_parameter_works(installed):
+    def create(keras, name):
+        class _Distributed(keras.mixed_precision.experimental.LossScaleOptimizer):
+            _HAS_AGGREGATE_GRAD = True
+
+            def __init__(self, **kwargs):
+                self._name = name
+                super().__init__(**kwargs)
+
+        return _Distributed
+
+    for keras in (tf.keras, tf_keras):
+        made = create(keras, "mine")(optimizer=keras.optimizers.SGD(0.5), loss_scale="dynamic")
+        again = type(made).from_config(made.get_config())
+        assert float(again.loss_scale()) == 2**15
+        assert isinstance(again, tf_lossscale.LossScaleOptimizer)
+
+
+def test_selecting_a_module_by_version_finds_both(installed):
+    for new_enough in (True, False):
+        mixed_precision = tf.keras.mixed_precision if new_enough else tf.keras.mixed_precision.experimental
+        optimizer = mixed_precision.LossScaleOptimizer(tf.keras.optimizers.SGD(), "dynamic")
+        set_policy = getattr(mixed_precision, "set_policy", None) or mixed_precision.set_global_policy
+        set_policy("mixed_float16")
+        assert mixed_precision.global_policy().compute_dtype == "float16"
+        assert optimizer._optimizer is optimizer.inner_optimizer
+
+
+def test_fit_under_the_installation_warns_of_no_name_that_the_user_did_not_write(installed, recwarn, caplog):
+    tf.keras.mixed_precision.experimental.set_policy("mixed_float16")
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0)
+    said = [str(w.message) for w in recwarn] + [record.getMessage() for record in caplog.records]
+    assert not [line for line in said if "LossScale" in line or "deprecated" in line.lower()]
+
+
+def test_the_experimental_module_of_the_package_is_the_one_that_is_installed(installed):
+    assert tf.keras.mixed_precision.experimental.LossScaleOptimizer is experimental.LossScaleOptimizer

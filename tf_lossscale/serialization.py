@@ -1,0 +1,31 @@
+"""Our classes, made known to the Keras libraries: files with a wrapped optimizer load after `import tf_lossscale`."""
+
+from __future__ import annotations
+
+import types
+
+from tf_lossscale import import_hooks
+
+
+def register_when_imported() -> None:
+    """Registers our classes with Keras 3 and tf_keras once these are imported; loads nothing before.
+
+    >>> register_when_imported()
+    """
+    for library in ("keras", "tf_keras"):
+        import_hooks.when_imported(library, _when_tensorflow_is_there)
+
+
+def _when_tensorflow_is_there(library: types.ModuleType) -> None:
+    import_hooks.when_imported("tensorflow", lambda tensorflow: _register(library.__name__))
+
+
+def _register(library: str) -> None:
+    from absl import logging
+
+    try:
+        from tf_lossscale.legacy import experimental
+
+        experimental.register(library)
+    except (AttributeError, ImportError, TypeError) as error:  # or the user's `import keras` would fail
+        logging.warning("Optimizers of %s cannot be wrapped by tf_lossscale: %s", library, error)
