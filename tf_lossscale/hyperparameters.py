@@ -91,9 +91,8 @@ class Delegating:
         raise AttributeError(f"'LossScaleOptimizer' object has no attribute '{name}'")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if isinstance(getattr(type(self), name, None), property) or "_optimizer" not in vars(self):
-            object.__setattr__(self, name, value)
-        elif self._is_delegated(name):
+        # Before the properties: the library's base class has some of the same names, for attributes of its own.
+        if "_optimizer" in vars(self) and self._is_delegated(name):
             self._warn_if_traced(name)
             setattr(self._optimizer, name, value)
         else:
