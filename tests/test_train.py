@@ -8,20 +8,30 @@ import time
 
 import pytest
 
-from tf_lossscale import cli
+from tests.test_cli import exit_code
 
 TRAIN = [sys.executable, "-m", "tf_lossscale.cli", "train"]
 
 
+def state_of(folder):
+    return json.loads((folder / "state.json").read_text())
+
+
 def test_it_compares_the_three_runs_and_plots(tmp_path, capsys):
-    assert cli.main(["train", "--steps", "60", "--out", str(tmp_path)]) == 0
+    assert exit_code(["train", "--steps", "60", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
-    for text in ("test accuracy", "skipped steps", "float32", "float16 without", "float16 with"):
-        assert text in printed
-    accuracy = [float(part.split("%")[0].split()[-1]) for part in printed.splitlines() if part.count("%") == 2]
-    float32, unscaled, scaled = accuracy
-    assert unscaled < 30 < 60 < scaled
-    assert abs(scaled - float32) < 10
+    rows = {}
+    for line in printed.splitlines():
+        name, *cells = [cell.strip() for cell in line.strip("│").split("│")]
+        if len(cells) == 3:
+            rows[name] = [float(cell.rstrip("%")) for cell in cells]
+    accuracy, skipped, zeros = zip(*(rows[n] for n in ("float32", "float16 without scaling", "float16 with scaling")))
+    assert accuracy[1] < 30 < 60 < accuracy[2]
+    assert abs(accuracy[2] - accuracy[0]) < 10
+    assert skipped[0] == skipped[1] == 0
+    assert skipped[2] == sum(record[2] for record in state_of(tmp_path)["history"])
+    assert zeros[1] > 80
+    assert abs(zeros[2] - zeros[0]) < 5
     assert (tmp_path / "training.png").read_bytes().startswith(b"\x89PNG")
     assert not list(tmp_path.glob("*.tmp*"))
 
@@ -29,9 +39,17 @@ def test_it_compares_the_three_runs_and_plots(tmp_path, capsys):
 @pytest.mark.parametrize("optimizer", ["sgd", "rmsprop"])
 def test_other_optimizers_learn_too(tmp_path, optimizer):
     arguments = ["train", "--optimizer", optimizer, "--steps", "60", "--out", str(tmp_path), "--no-compare"]
-    assert cli.main(arguments) == 0
-    history = json.loads((tmp_path / "state.json").read_text())["history"]
+    assert exit_code(arguments) == 0
+    history = state_of(tmp_path)["history"]
     assert history[-1][0] < 0.7 * history[0][0]
+
+
+def test_a_scale_that_overflows_is_lowered_and_no_number_of_a_run_without_a_step_is_made_up(tmp_path, capsys):
+    arguments = ["train", "--steps", "2", "--initial-scale", "1e30", "--no-compare", "--out", str(tmp_path)]
+    assert exit_code(arguments) == 0
+    assert "no step taken" in capsys.readouterr().out
+    assert [record[2] for record in state_of(tmp_path)["history"]] == [True, True]
+    assert state_of(tmp_path)["loss_scale"] == pytest.approx(2.5e29)
 
 
 @pytest.mark.slow
@@ -48,31 +66,48 @@ def test_ctrl_c_leaves_a_checkpoint_and_resume_goes_on_as_if_nothing_had_happene
     running.send_signal(signal.SIGINT)
     out, _ = running.communicate(timeout=120)
     assert running.returncode == 130, out
-    stopped = json.loads((cut / "state.json").read_text())
+    stopped = state_of(cut)
     assert 0 < len(stopped["history"]) < 150
     assert b"--resume" in out
 
     resumed = subprocess.run([*TRAIN, "--resume", "--no-compare", "--out", cut], check=True, capture_output=True)
     assert f"loss scale {stopped['loss_scale']:g} and counter {stopped['counter']}" in resumed.stdout.decode()
-    a, b = (json.loads((folder / "state.json").read_text()) for folder in (whole, cut))
-    assert a["history"] == b["history"]
-    assert (a["loss_scale"], a["counter"]) == (b["loss_scale"], b["counter"])
+    assert state_of(cut)["history"] == state_of(whole)["history"]
+    for name in ("loss_scale", "counter"):
+        assert state_of(cut)[name] == state_of(whole)[name]
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--steps", "0"], "--steps"),
-        (["--optimizer", "none"], "--optimizer"),
+        (["--steps", "0"], "--steps: must be a whole number of at least 1, but got: 0"),
+        (["--steps", "1.5"], "--steps: must be a whole number of at least 1, but got: 1.5"),
+        (["--seed", "-1"], "--seed: must be a whole number of at least 0, but got: -1"),
+        (["--loss-weight", "0"], "--loss-weight: must be a number above 0, but got: 0"),
+        (["--initial-scale", "nan"], "--initial-scale: must be a number above 0, but got: nan"),
+        (["--initial-scale", "1e39"], "initial_scale"),
+        (["--optimizer", "none"], "--optimizer: invalid choice: 'none'"),
         (["--resume"], "nothing to resume"),
-        (["--initial-scale", "-1"], "initial_scale"),
+        (["--resume", "--steps", "3", "--growth-steps", "3"], "Leave out: --steps, --growth-steps."),
     ],
 )
-def test_bad_options_exit_with_2_and_say_why(tmp_path, capsys, arguments, text):
-    try:
-        code = cli.main(["train", *arguments, "--out", str(tmp_path / "out")])
-    except SystemExit as stop:
-        code = stop.code
-    assert code == 2
+def test_bad_options_exit_with_2_and_say_why_and_write_nothing(tmp_path, capsys, arguments, text):
+    assert exit_code(["train", *arguments, "--out", str(tmp_path / "out")]) == 2
     assert text in capsys.readouterr().err
-    assert not (tmp_path / "out" / "state.json").exists()
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("state", ["", "[]", "{}", '{"settings": {"lr": 1}, "history": []}'])
+def test_a_damaged_state_is_said_and_left_as_it_is(tmp_path, capsys, state):
+    (tmp_path / "state.json").write_text(state)
+    assert exit_code(["train", "--resume", "--out", str(tmp_path)]) == 2
+    assert "is not what a stopped run leaves" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["state.json"]
+
+
+def test_a_missing_checkpoint_is_said(tmp_path, capsys):
+    assert exit_code(["train", "--steps", "1", "--no-compare", "--out", str(tmp_path)]) == 0
+    for path in (tmp_path / "checkpoint").iterdir():
+        path.unlink()
+    assert exit_code(["train", "--resume", "--out", str(tmp_path)]) == 2
+    assert "cannot be read" in capsys.readouterr().err

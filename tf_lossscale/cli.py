@@ -7,19 +7,25 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from tf_lossscale import __version__
+
 # Subcommand -> (module with `add_arguments(parser)` and `run(arguments)`, what it does). Loaded when called.
 _COMMANDS = {
     "migrate": ("tf_lossscale.migrate.command", "rewrite code of TensorFlow 1.13 to 2.15 to this package's API"),
     "run": ("tf_lossscale.legacy.run", "run a script or module written for TensorFlow 1.13 to 2.15, unchanged"),
-    "train": ("tf_lossscale.train", "train LeNet-5 on handwritten digits in float16, with and without loss scaling"),
+    "train": (
+        "tf_lossscale.training.command",
+        "train LeNet-5 on handwritten digits in float16, with and without loss scaling",
+    ),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line.
+    """Runs the command line; what goes wrong is said on stderr.
 
-    >>> main(["train", "--help-short"]) if False else 0
-    0
+    >>> import tempfile
+    >>> main(["train", "--resume", "--out", tempfile.mkdtemp()])
+    2
 
     Args:
         argv: the arguments without the program's name; None for those of the process.
@@ -28,16 +34,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0 if all went well, 2 for bad arguments or files, 130 after Ctrl-C.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(
-        prog="tf-lossscale", description="Loss scaling for float16 training in TensorFlow."
-    )
+    parser = argparse.ArgumentParser("tf-lossscale", description="Loss scaling for float16 training in TensorFlow.")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (module, purpose) in _COMMANDS.items():
         command = commands.add_parser(name, help=purpose, description=purpose[0].upper() + purpose[1:] + ".")
         if name in argv[:1]:
             importlib.import_module(module).add_arguments(command)
     arguments = parser.parse_args(argv)
-    return importlib.import_module(_COMMANDS[arguments.command][0]).run(arguments)
+    try:
+        return importlib.import_module(_COMMANDS[arguments.command][0]).run(arguments)
+    except KeyboardInterrupt:
+        return 130
 
 
 if __name__ == "__main__":

@@ -1,0 +1,180 @@
+"""LeNet-5 on real handwritten digits in float16, in a custom loop, with and without loss scaling."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tf_lossscale import optional
+from tf_lossscale.optimizer import LossScaleOptimizer
+
+OPTIMIZERS = ("adam", "rmsprop", "sgd")
+_BATCH = 64
+_TEST_IMAGES = 360
+
+
+@dataclasses.dataclass
+class Settings:
+    """What a run is made of; saved beside its checkpoint, so that `--resume` needs no other option.
+
+    >>> Settings().optimizer
+    'adam'
+    """
+
+    optimizer: str = "adam"
+    steps: int = 300
+    seed: int = 0
+    loss_weight: float = 1e-5
+    growth_steps: int = 50
+    initial_scale: float = 2.0**30
+
+
+class Setup(NamedTuple):
+    """One of the three ways that are compared.
+
+    >>> SETUPS[0]
+    Setup(name='float32', policy='float32', scaled=False)
+    """
+
+    name: str
+    policy: str
+    scaled: bool
+
+
+SETUPS = (
+    Setup("float32", "float32", scaled=False),
+    Setup("float16 without scaling", "mixed_float16", scaled=False),
+    Setup("float16 with scaling", "mixed_float16", scaled=True),
+)
+
+
+class Record(NamedTuple):
+    """What one step did.
+
+    >>> Record(loss=2.5, scale=1024.0, skipped=True, zeros=0.25).skipped
+    True
+    """
+
+    loss: float
+    scale: float
+    skipped: bool
+    zeros: float
+
+
+class Digits:
+    """scikit-learn's 1797 handwritten digits, scaled up to 32 x 32, in batches whose order the seed decides.
+
+    Args:
+        seed: of the order; which digits are for the test is the same for all.
+    """
+
+    def __init__(self, seed: int):
+        images, labels = optional.load("sklearn.datasets", "train").load_digits(return_X_y=True)
+        images = np.kron(images.reshape(-1, 8, 8) / 16.0, np.ones((4, 4)))[..., np.newaxis].astype("float32")
+        labels = labels.astype("int64")
+        order = np.random.default_rng(0).permutation(len(labels))
+        test, self._train = order[:_TEST_IMAGES], order[_TEST_IMAGES:]
+        self._images, self._labels, self._seed = images, labels, seed
+        self.test = tf.constant(images[test]), tf.constant(labels[test])
+
+    def batches(self, first: int, last: int) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
+        """Yields the batches of steps `first` to `last` (not included), wherever it starts the same ones."""
+        per_epoch = len(self._train) // _BATCH
+        for step in range(first, last):
+            epoch, within = divmod(step, per_epoch)
+            order = np.random.default_rng((self._seed, epoch)).permutation(self._train)
+            chosen = order[within * _BATCH : (within + 1) * _BATCH]
+            yield tf.constant(self._images[chosen]), tf.constant(self._labels[chosen])
+
+
+def lenet5(policy: str) -> Any:
+    """Returns LeNet-5 for 32 x 32 images, computing as the policy says.
+
+    Args:
+        policy: a Keras dtype policy; the logits are float32 in each.
+
+    Returns:
+        A Keras model.
+    """
+    layers = tf.keras.layers
+    return tf.keras.Sequential(
+        [
+            tf.keras.Input((32, 32, 1)),
+            layers.Conv2D(6, 5, activation="relu", dtype=policy),
+            layers.AveragePooling2D(2, dtype=policy),
+            layers.Conv2D(16, 5, activation="relu", dtype=policy),
+            layers.AveragePooling2D(2, dtype=policy),
+            layers.Flatten(dtype=policy),
+            layers.Dense(120, activation="relu", dtype=policy),
+            layers.Dense(84, activation="relu", dtype=policy),
+            layers.Dense(10, dtype=policy),
+            layers.Activation("linear", dtype="float32"),
+        ]
+    )
+
+
+class Run:
+    """One training run: model, optimizer, the compiled step and what it recorded.
+
+    Args:
+        setup: which of the three ways.
+        settings: the run's settings.
+    """
+
+    def __init__(self, setup: Setup, settings: Settings):
+        tf.keras.utils.set_random_seed(settings.seed)
+        self.setup = setup
+        self.model = lenet5(setup.policy)
+        # A fixed scale of 1 is no loss scaling: every step is the inner optimizer's, of the same gradients.
+        scale: dict[str, Any] = {"dynamic": False, "initial_scale": 1}
+        if setup.scaled:
+            scale = {"initial_scale": settings.initial_scale, "dynamic_growth_steps": settings.growth_steps}
+        self.optimizer: Any = LossScaleOptimizer(_inner_optimizer(settings), **scale)
+        self.optimizer.build(self.model.trainable_variables)
+        self.history: list[Record] = []
+        self._weight = settings.loss_weight
+        self._size = sum(int(np.prod(v.shape)) for v in self.model.trainable_variables)
+        self._step = tf.function(self._one_step)
+
+    def _one_step(self, images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        variables = self.model.trainable_variables
+        with tf.GradientTape() as tape:
+            logits = self.model(images, training=True)
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+            scaled_loss = self.optimizer.get_scaled_loss(loss * self._weight)
+        scaled_gradients = tape.gradient(scaled_loss, variables)
+        zeros = tf.add_n([tf.math.count_nonzero(tf.equal(g, 0)) for g in scaled_gradients])
+        gradients = self.optimizer.get_unscaled_gradients(scaled_gradients)
+        self.optimizer.apply_gradients(zip(gradients, variables))
+        return loss, zeros
+
+    def step(self, images: tf.Tensor, labels: tf.Tensor) -> Record:
+        """Takes one step, records it, and returns the record: with the scale that the step was taken with."""
+        scale = float(self.optimizer.loss_scale)
+        loss, zeros = self._step(images, labels)
+        skipped = bool(self.optimizer.last_step_skipped)
+        self.history.append(Record(float(loss), scale, skipped, float(zeros) / self._size))
+        return self.history[-1]
+
+    @property
+    def skipped(self) -> int:
+        """The number of skipped steps."""
+        return sum(record.skipped for record in self.history)
+
+    def accuracy(self, test: tuple[tf.Tensor, tf.Tensor]) -> float:
+        """Returns the share of test digits that are read right."""
+        images, labels = test
+        return float(np.mean(np.argmax(self.model(images, training=False), axis=-1) == labels.numpy()))
+
+
+def _inner_optimizer(settings: Settings) -> Any:
+    optimizers = tf.keras.optimizers
+    if settings.optimizer == "sgd":
+        # SGD's step is as large as the gradient: the weight of the loss is taken out again.
+        return optimizers.SGD(0.02 / settings.loss_weight, momentum=0.9)
+    # The others divide by the gradient's size; epsilon has to stay below it.
+    return {"adam": optimizers.Adam, "rmsprop": optimizers.RMSprop}[settings.optimizer](1e-3, epsilon=1e-16)

@@ -1,0 +1,71 @@
+"""What the main job shows at its end: a table of the runs, and a plot."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tf_lossscale import optional
+from tf_lossscale.training.lenet import Record, Run, Settings
+
+
+def print_table(runs: Sequence[Run], test: Any, settings: Settings) -> None:
+    """Prints a row for each run: test accuracy, skipped steps, share of the gradients' values that are zero.
+
+    The share is the mean over the steps that were not skipped.
+
+    Args:
+        runs: the runs, at their end.
+        test: images and labels.
+        settings: of all of them.
+    """
+    table = optional.load("rich.table", "train").Table(
+        title=f"LeNet-5, {settings.optimizer}, {settings.steps} steps, seed {settings.seed}, "
+        f"loss x {settings.loss_weight:g}"
+    )
+    for name in ("", "test accuracy", "skipped steps", "zero gradients"):
+        table.add_column(name, justify="right" if name else "left")
+    for run in runs:
+        taken = [record.zeros for record in run.history if not record.skipped]
+        zeros = f"{np.mean(taken):.1%}" if taken else "no step taken"
+        table.add_row(run.setup.name, f"{run.accuracy(test):.1%}", str(run.skipped), zeros)
+    optional.load("rich.console", "train").Console().print(table)
+
+
+def plot(history: Sequence[Record], path: pathlib.Path) -> None:
+    """Draws loss and loss scale over the steps, with the skipped steps marked.
+
+    >>> import tempfile
+    >>> history = [Record(2.5, 1024.0, True, 0.0), Record(2.0, 512.0, False, 0.0)]
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     plot(history, pathlib.Path(folder) / "training.png")
+    ...     os.listdir(folder)
+    ['training.png']
+
+    Args:
+        history: a record for each step.
+        path: the PNG to write.
+    """
+    figure = optional.load("matplotlib.figure", "train").Figure(figsize=(9, 5), layout="constrained")
+    steps = np.arange(len(history))
+    loss = np.array([record.loss for record in history])
+    scale = np.array([record.scale for record in history])
+    skipped = steps[[record.skipped for record in history]]
+    above, below = figure.subplots(2, sharex=True)
+    above.plot(steps, loss, color="tab:blue", linewidth=1)
+    above.set_ylabel("loss")
+    below.step(steps, scale, where="post", color="tab:orange")
+    below.set_yscale("log", base=2)
+    below.set_ylabel("loss scale")
+    below.set_xlabel("step")
+    for axes, values in ((above, loss), (below, scale)):
+        axes.plot(skipped, values[skipped], "x", color="tab:red", label=f"{len(skipped)} skipped steps")
+        axes.grid(alpha=0.3)
+        axes.legend(loc="upper right")
+    temporary = path.with_suffix(".tmp.png")
+    figure.savefig(temporary, dpi=120)
+    os.replace(temporary, path)
