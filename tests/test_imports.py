@@ -1,6 +1,7 @@
 """Imports run one way, and importing the package costs next to nothing."""
 
 import ast
+import graphlib
 import importlib
 import pathlib
 import subprocess
@@ -23,7 +24,7 @@ ORDER = [
     ("configs",),
     ("optimizer",),
     ("adapters",),
-    ("amp", "train", "legacy", "optimizers"),
+    ("amp", "legacy", "optimizers", "training"),
     ("migrate", "serialization"),
     ("cli",),
 ]
@@ -48,8 +49,8 @@ def floor(module):
     return None
 
 
-def imported(path):
-    for node in ast.walk(ast.parse(path.read_text())):
+def imported(path, nodes=ast.walk):
+    for node in nodes(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -63,7 +64,15 @@ def modules():
         yield pytest.param(path, name, id=name)
 
 
-@pytest.mark.parametrize(("path", "name"), modules())
+MODULES = list(modules())
+
+
+@pytest.mark.parametrize("name", [parameters.values[1] for parameters in MODULES])
+def test_every_module_has_a_place_in_the_order(name):
+    assert name in ("tf_lossscale", "tf_lossscale.core") or floor(name) is not None
+
+
+@pytest.mark.parametrize(("path", "name"), MODULES)
 def test_imports_run_one_way(path, name):
     own = floor(name)
     for target in imported(path):
@@ -74,7 +83,15 @@ def test_imports_run_one_way(path, name):
                 assert target.startswith(name) or both != {"adapters"}, "an adapter knows no other adapter"
 
 
-@pytest.mark.parametrize(("path", "name"), modules())
+def test_no_modules_import_each_other_in_a_circle():
+    names = {parameters.values[1] for parameters in MODULES}
+    graph = {name: set(imported(path, ast.iter_child_nodes)) & names for path, name in (p.values for p in MODULES)}
+    for name, targets in graph.items():
+        targets -= {name, *(name.rsplit(".", i)[0] for i in range(1, name.count(".") + 1))}  # packages it is in
+    assert list(graphlib.TopologicalSorter(graph).static_order())
+
+
+@pytest.mark.parametrize(("path", "name"), MODULES)
 def test_the_core_and_the_optimizer_know_no_keras(path, name):
     if floor(name) is not None and floor(name) < floor("tf_lossscale.adapters"):
         assert not {t.split(".")[0] for t in imported(path)} & {"keras", "tf_keras", "sonnet", "tensorflow_probability"}
