@@ -31,6 +31,10 @@ class Bench:
         return optimizer
 
 
+def library(bench):
+    return tf.keras if bench.optimizers is tf.keras.optimizers else tf_keras
+
+
 def apply(optimizer, grads_and_vars, **kwargs):
     """Applies unscaled gradients, the two other calls not forgotten."""
     optimizer.get_scaled_loss(tf.constant(0.0))
@@ -201,8 +205,7 @@ def set_attribute(optimizer, name, value):
 
 
 def scheduled(bench):
-    library = tf.keras if bench.optimizers is tf.keras.optimizers else tf_keras
-    schedule = library.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
+    schedule = library(bench).optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
     return bench.wrap(kwargs={"learning_rate": schedule})
 
 
@@ -334,7 +337,7 @@ def step_with_a_missing_gradient(bench):
 
 
 def fit_with_a_step_that_forgets(bench):
-    keras = tf.keras if bench.optimizers is tf.keras.optimizers else tf_keras
+    keras = library(bench)
 
     class Forgetful(keras.Model):
         def __init__(self):
@@ -367,4 +370,80 @@ WARNINGS = {
     "one None gradient": step_with_a_missing_gradient,
     "construction": lambda b: type(b.wrap()).__name__,
     "model.fit with a custom train_step that forgets both": fit_with_a_step_that_forgets,
+}
+
+
+def after_the_scale_moved(bench):
+    optimizer = bench.wrap(dynamic_growth_steps=1)
+    for _ in range(4):
+        apply(optimizer, [(bench.ones, bench.v)])
+    config = optimizer.get_config()
+    return {
+        "scale_now": float(optimizer.loss_scale),
+        "config": config,
+        "scale_of_from_config": float(type(optimizer).from_config(config).loss_scale),
+    }
+
+
+def serialized(bench):
+    return library(bench).optimizers.serialize(
+        bench.wrap("Adam", {"learning_rate": 0.01}, initial_scale=256.0, dynamic_growth_steps=7)
+    )
+
+
+def round_trip(bench):
+    optimizers, optimizer = library(bench).optimizers, bench.wrap("Adam")
+    again = optimizers.deserialize(optimizers.serialize(optimizer))
+    return {"type": type(again).__name__, "equal": again.get_config() == optimizer.get_config()}
+
+
+def itself(bench):
+    optimizer = bench.wrap()
+    return library(bench).optimizers.get(optimizer) is optimizer
+
+
+SGD_OF_2_3 = {"class_name": "SGD", "config": {"name": "SGD", "learning_rate": 0.25, "momentum": 0.0, "nesterov": False}}
+
+
+def from_2_3(bench, class_name, **values):
+    config = {"optimizer": SGD_OF_2_3, "loss_scale": {"class_name": class_name, "config": values}}
+    before = copy.deepcopy(config)
+    made = type(bench.wrap()).from_config(config)
+    return {"config": made.get_config(), "argument_kept": config == before}
+
+
+def dynamic_of_2_3(bench, multiplier):
+    return from_2_3(bench, "DynamicLossScale", initial_loss_scale=64.0, increment_period=5, multiplier=multiplier)
+
+
+def from_changed_config(bench, **changes):
+    optimizer = bench.wrap()
+    return type(optimizer).from_config({**optimizer.get_config(), **changes}).get_config()
+
+
+def custom_inner(bench, known):
+    class MyOpt(bench.optimizers.SGD):
+        pass
+
+    config = tf_lossscale.LossScaleOptimizer(MyOpt()).get_config()
+    made = type(bench.wrap()).from_config(config, {"MyOpt": MyOpt} if known else None)
+    return type(made.inner_optimizer).__name__
+
+
+CONFIGS = {
+    "get_config after the scale moved": after_the_scale_moved,
+    "optimizers.serialize(wrapper)": serialized,
+    "serialize/deserialize": round_trip,
+    'optimizers.get("LossScaleOptimizer")': lambda b: library(b).optimizers.get("LossScaleOptimizer"),
+    "optimizers.get(wrapper) is wrapper": itself,
+    "from_config of a TF <= 2.3 config, Dynamic": lambda b: dynamic_of_2_3(b, 2.0),
+    "from_config of a TF <= 2.3 config, Dynamic multiplier 3": lambda b: dynamic_of_2_3(b, 3.0),
+    "from_config of a TF <= 2.3 config, Fixed": lambda b: from_2_3(b, "FixedLossScale", loss_scale_value=8.0),
+    "from_config of a TF <= 2.3 config, unknown class": lambda b: from_2_3(b, "Mine"),
+    "from_config({})": lambda b: type(b.wrap()).from_config({}),
+    "from_config(None)": lambda b: type(b.wrap()).from_config(None),
+    "from_config unknown key": lambda b: from_changed_config(b, bogus=1),
+    "from_config inner given as object": lambda b: from_changed_config(b, inner_optimizer=b.optimizers.SGD(0.1)),
+    "custom inner class without custom_objects": lambda b: custom_inner(b, False),
+    "custom inner class with custom_objects": lambda b: custom_inner(b, True),
 }

@@ -12,12 +12,18 @@ import tf_lossscale
 from tests.conformance import recordings, replay
 
 FILES = ["lso_tf24", "lso_tf28", "lso_tfkeras221_legacy", "lso_tfkeras221_new"]
+FAMILIES = [*FILES, "keras3_lso"]
 ERRORS = {"TypeError": TypeError, "ValueError": ValueError, "OverflowError": ValueError, "KeyError": KeyError}
 
 
 def wrap(recording, name="SGD", kwargs=None, **config):
     inner = getattr(replay.OPTIMIZERS[recording], name)(**(kwargs or {}))
     return tf_lossscale.LossScaleOptimizer(inner, **config)
+
+
+def recorded_for(family):
+    """What a family is compared with: Keras 3's optimizers, in the calls that Keras 3 has not, with TensorFlow 2.8."""
+    return recordings.load("lso_tf28" if family == "keras3_lso" else family)
 
 
 # Constructor calls that the originals took and that ruin training, or that they refused and we honour.
@@ -43,13 +49,13 @@ CONSTRUCTOR_DIFFERENCES = {
 
 
 def constructor_probes(recording):
-    for probe, recorded in recordings.load(recording)["errors"].items():
+    for probe, recorded in recorded_for(recording)["errors"].items():
         call = re.fullmatch(r"LSO\(SGD, (\w+=.*)\)", probe)
         if call and "(positional)" not in probe and "twice" not in probe:
             yield probe, call.group(1), recorded
 
 
-@pytest.mark.parametrize("recording", FILES)
+@pytest.mark.parametrize("recording", FAMILIES)
 def test_constructor_takes_and_refuses_what_the_original_did(recording):
     for probe, arguments, recorded in constructor_probes(recording):
         if any(fnmatch.fnmatchcase(probe, pattern) for pattern in CONSTRUCTOR_DIFFERENCES):
@@ -67,7 +73,7 @@ def test_constructor_takes_and_refuses_what_the_original_did(recording):
                 assert ours[key] == value, (probe, key)
 
 
-@pytest.mark.parametrize("recording", FILES)
+@pytest.mark.parametrize("recording", FAMILIES)
 def test_arguments_that_ruin_training_are_refused(recording):
     refused = 0
     for _, arguments, _ in constructor_probes(recording):
@@ -78,7 +84,7 @@ def test_arguments_that_ruin_training_are_refused(recording):
     assert refused >= 8
 
 
-@pytest.mark.parametrize("recording", FILES)
+@pytest.mark.parametrize("recording", FAMILIES)
 def test_wrapping_anything_but_an_optimizer_is_a_type_error_that_says_what_is_accepted(recording):
     for bad in (None, 3, replay.OPTIMIZERS[recording].SGD):
         with pytest.raises(TypeError, match=r"Accepted is an optimizer of tf\.keras\.optimizers"):
@@ -93,10 +99,49 @@ def test_wrapping_anything_but_an_optimizer_is_a_type_error_that_says_what_is_ac
         wrap(recording, dynamic="dynamic")
 
 
-HYPERS = [(recording, name) for recording in FILES for name in recordings.load(recording)["hyperparameters"]]
+HYPERS = [
+    (recording, name) for recording in [*FILES, "keras3_lso"] for name in recordings.load(recording)["hyperparameters"]
+]
+# The two families that the original's rules are carried over to: they have no `_set_hyper`.
+NEWER = ("lso_tfkeras221_new", "keras3_lso")
 
-# Names that the wrapper has beyond the original's, whatever the inner optimizer.
-OUR_OWN = {"weights", "lr", "clipnorm", "clipvalue", "global_clipnorm", "variables", "iterations"}
+# Names that the new families' wrappers read and set on the inner optimizer, beside its hyperparameters.
+DELEGATED = {
+    "lso_tfkeras221_new": {"clipnorm", "clipvalue", "global_clipnorm", "jit_compile"},
+    "keras3_lso": {
+        "clipnorm",
+        "clipvalue",
+        "ema_momentum",
+        "global_clipnorm",
+        "gradient_accumulation_steps",
+        "loss_scale_factor",
+        "use_ema",
+        "weight_decay",
+    },
+}
+
+# Names that the wrappers have and the recorded one had not, or had not alike, with the reason.
+OUR_OWN = {
+    "weights": "for every family; the recorded lists depend on what was read before",
+    "ema_overwrite_frequency": "Keras 3's options are delegated",
+    "lr": "for Keras 3 too",
+    "loss_scale": "for Keras 3 too",
+    "dynamic": "for Keras 3 too",
+    "dynamic_counter": "for Keras 3 too",
+    "dynamic_scale": "for Keras 3 before it is built, too",
+    "step_counter": "the same",
+    "iterations": "can be set for Keras 3 too",
+    "name": "numbered by Keras 3",
+    "_name": "Keras 3's has none",
+}
+
+
+# test_properties_without_a_setter_cannot_be_set
+READ_ONLY = {
+    "initial_scale": "setting it would do nothing: Keras 3 takes it",
+    "dynamic_growth_steps": "the same",
+    "inner_optimizer": "the same",
+}
 
 
 def original_names(recording, optimizer):
@@ -105,56 +150,70 @@ def original_names(recording, optimizer):
     if known["inner_hyper_names"] is not None:
         return set(known["inner_hyper_names"])
     name = known["optimizer"][0]
-    if name in ("AdamW", "Lion"):
+    if name in ("AdamW", "Lion", "Lamb", "Muon", "ScheduleFreeAdamW"):
         name = "Adam"  # younger than TensorFlow 2.8; they follow their nearest relative
     same_class = [h for h in recordings.load("lso_tf28")["hyperparameters"].values() if h["optimizer"][0] == name]
-    return set(same_class[0]["inner_hyper_names"])
+    names = set(same_class[0]["inner_hyper_names"]) if same_class else set()
+    return names - {"decay", "learning_rate"}
+
+
+def number(value):
+    """A hyperparameter's value, however it is held."""
+    return float(value) if tf.is_tensor(value) or hasattr(value, "numpy") else value
+
+
+def same(got, expected):
+    got = number(got)
+    return got == (pytest.approx(expected) if isinstance(expected, float) else expected)
+
+
+def reaches_inner(recording, optimizer, hyper):
+    """Whether a name is one that our wrapper takes to the inner optimizer where the recorded one did not."""
+    return recording in NEWER and hyper in original_names(recording, optimizer) | DELEGATED[recording]
 
 
 @pytest.mark.parametrize(("recording", "optimizer"), HYPERS, ids=["-".join(h) for h in HYPERS])
-def test_hyperparameters_are_read_set_and_listed_as_in_the_original(recording, optimizer):
+def test_hyperparameters_are_read_and_listed_as_in_the_original(recording, optimizer):
     recorded = recordings.load(recording)["hyperparameters"][optimizer]
     name, kwargs = recorded["optimizer"]
-    names = original_names(recording, optimizer)
-    legacy = recording != "lso_tfkeras221_new"
     for hyper, probe in recorded["read"].items():
-        wrapper = wrap(recording, name, kwargs)
-        if hyper in OUR_OWN or hyper in ("name", "_name", "built", "dynamic_scale", "step_counter", "jit_compile"):
+        if hyper in OUR_OWN:
             continue
-        should_exist = "ok" in probe["wrapper"] or (not legacy and hyper in names - {"decay"})
-        assert hasattr(wrapper, hyper) == should_exist, hyper
-        if should_exist and isinstance(probe["wrapper"].get("ok", {}).get("value"), (int, float)):
-            assert float(getattr(wrapper, hyper)) == pytest.approx(float(probe["wrapper"]["ok"]["value"])), hyper
-    for hyper in names:
-        if legacy or hyper != "decay":
-            assert hyper in dir(wrap(recording, name, kwargs)), hyper
-
-
-SETTABLE = ("learning_rate", "lr", "decay", "momentum", "beta_1", "beta_2", "epsilon", "rho", "amsgrad", "centered")
+        wrapper = wrap(recording, name, kwargs)
+        if reaches_inner(recording, optimizer, hyper):
+            assert getattr(wrapper, hyper) == getattr(wrapper.inner_optimizer, hyper), hyper
+        elif "error" in probe["wrapper"]:
+            with pytest.raises(AttributeError, match=hyper):
+                getattr(wrapper, hyper)
+        elif "__object__" not in str(probe["wrapper"]["ok"].get("value")):
+            assert same(getattr(wrapper, hyper), probe["wrapper"]["ok"]["value"]), hyper
+    wrapper = wrap(recording, name, kwargs)
+    listed = {*recorded["dir_beyond_class_and_instance"], *original_names(recording, optimizer)}
+    assert listed <= set(dir(wrapper))
 
 
 @pytest.mark.parametrize(("recording", "optimizer"), HYPERS, ids=["-".join(h) for h in HYPERS])
 def test_setting_a_hyperparameter_reaches_the_inner_optimizer_where_the_original_did(recording, optimizer):
     recorded = recordings.load(recording)["hyperparameters"][optimizer]
     name, kwargs = recorded["optimizer"]
-    names = original_names(recording, optimizer)
-    legacy = recording != "lso_tfkeras221_new"
-    for hyper in SETTABLE:
-        probe = recorded["set"][hyper]
+    for hyper, probe in recorded["set"].items():
+        if recording in NEWER and hyper in {**OUR_OWN, **READ_ONLY}:
+            continue
         wrapper = wrap(recording, name, kwargs)
-        before = getattr(wrapper.inner_optimizer, hyper, None)
-        before = None if before is None else float(before)
-        setattr(wrapper, hyper, probe["value"])
-        after = getattr(wrapper.inner_optimizer, hyper, None)
-        reaches = hyper in ("learning_rate", "lr") or (hyper in names and (legacy or hyper != "decay"))
-        if reaches:
-            assert float(after) == pytest.approx(float(probe["value"])), hyper
-        else:
-            assert (None if after is None else float(after)) == before, hyper
-        assert float(getattr(wrapper, hyper)) == pytest.approx(float(probe["value"])), hyper
+        inner, value, result = wrapper.inner_optimizer, probe["value"], probe["result"]
+        if "error" in result:
+            with pytest.raises(AttributeError):
+                setattr(wrapper, hyper, value)
+            continue
+        in_wrapper = result["ok"]["stored_in_wrapper___dict__"] and not reaches_inner(recording, optimizer, hyper)
+        before = number(getattr(inner, hyper, None)) if in_wrapper else None
+        setattr(wrapper, hyper, value)
+        assert same(getattr(wrapper, hyper), value), hyper
+        assert (hyper in vars(wrapper)) == in_wrapper, hyper
+        assert same(getattr(inner, hyper, None), before if in_wrapper else value), hyper
 
 
-@pytest.mark.parametrize("recording", FILES)
+@pytest.mark.parametrize("recording", FAMILIES)
 def test_properties_without_a_setter_cannot_be_set(recording):
     wrapper = wrap(recording)
     for name in (
@@ -170,13 +229,13 @@ def test_properties_without_a_setter_cannot_be_set(recording):
 
 
 def scalings(recording):
-    return [p for p in recordings.load(recording)["scaling"] if p.startswith("scale ")]
+    return [p for p in recorded_for(recording)["scaling"] if p.startswith("scale ")]
 
 
-@pytest.mark.parametrize("recording", FILES)
+@pytest.mark.parametrize("recording", FAMILIES)
 def test_loss_and_gradients_are_scaled_to_the_recorded_numbers(recording):
     for probe in scalings(recording):
-        recorded = recordings.load(recording)["scaling"][probe]["ok"]
+        recorded = recorded_for(recording)["scaling"][probe]["ok"]
         scale, dtype = re.fullmatch(r"scale (\S+), dtype (\w+)", probe).groups()
         optimizer = wrap(recording, dynamic=False, initial_scale=float(scale))
         values = tf.constant(recordings.array(recorded["input"]), dtype)
@@ -213,15 +272,15 @@ REFUSED_EXTREMES = (
 )
 EXTREMES = [
     (recording, case)
-    for recording in FILES
-    for case in recordings.load(recording)["extremes"]
+    for recording in FAMILIES
+    for case in recorded_for(recording)["extremes"]
     if case not in REFUSED_EXTREMES
 ]
 
 
 @pytest.mark.parametrize(("recording", "case"), EXTREMES, ids=["-".join(e) for e in EXTREMES])
 def test_the_ends_of_float32_are_survived_as_recorded(recording, case):
-    recorded = recordings.load(recording)["extremes"][case]
+    recorded = recorded_for(recording)["extremes"][case]
     name, kwargs = recorded["optimizer"]
     if recorded["config"].get("dynamic_growth_steps", 1) < 1:
         pytest.skip("the argument is a ValueError here")
@@ -243,6 +302,28 @@ def test_the_ends_of_float32_are_survived_as_recorded(recording, case):
         assert int(optimizer.dynamic_counter) == expected["counter"][i], i
         assert int(optimizer.iterations) == expected["iterations"][i], i
         assert float(variable) == pytest.approx(float(expected["v"][i]), rel=1e-6, abs=1e-7), i
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_state_is_read_as_recorded(family):
+    for probe, recorded in recorded_for(family)["api_probes"].items():
+        if not probe.startswith("state attributes, config ") or refused(recorded["ok"]):
+            continue
+        state = {name: result["ok"] for name, result in recorded["ok"].items() if "ok" in result}
+        arguments = {name: state[name]["value"] for name in ("dynamic", "initial_scale", "dynamic_growth_steps")}
+        optimizer = wrap(family, **arguments)
+        for name in ("loss_scale", "dynamic", "initial_scale", "dynamic_growth_steps", "dynamic_counter"):
+            value, expected = getattr(optimizer, name), state[name]
+            assert same(value, expected["value"]), (probe, name)
+            if "dtype" in expected:
+                assert value.dtype.name == expected["dtype"], (probe, name)
+            else:
+                assert type(value).__name__ == expected["type"], (probe, name)
+
+
+def refused(state):
+    growth = state["dynamic_growth_steps"]["ok"]["value"]
+    return growth is not None and growth < 1
 
 
 @pytest.mark.parametrize("recording", FILES)
