@@ -23,9 +23,9 @@ def unzip(grads_and_vars: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[An
     Raises:
         ValueError: something in it is no pair.
     """
-    pairs = [tuple(pair) for pair in grads_and_vars]
+    pairs = list(grads_and_vars)
     for pair in pairs:
-        if len(pair) != 2:
+        if tf.is_tensor(pair) or len(pair) != 2:
             raise ValueError(f"`grads_and_vars` must be (gradient, variable) pairs, but got: {pair}.")
     return [_as_gradient(g) for g, _ in pairs], [v for _, v in pairs]
 
@@ -41,13 +41,18 @@ def require_fitting(gradients: list[Any], variables: list[Any]) -> None:
 
     Raises:
         ValueError: the lengths differ, all gradients are None, or a shape does not fit.
-        TypeError: a gradient is not of a floating dtype.
+        TypeError: a gradient is not of a floating dtype, or what should be a variable is none.
     """
     if len(gradients) != len(variables):
         raise ValueError(
             f"There must be one gradient for each variable, but got {len(gradients)} gradients and {len(variables)} "
             "variables. Pass None where a variable has no gradient."
         )
+    for variable in variables:
+        if not hasattr(variable, "assign"):
+            raise TypeError(
+                f"There must be pairs of a gradient and a variable, but in place of a variable is {variable!r}."
+            )
     if all(g is None for g in gradients):
         names = ([v.name for v in variables],)
         raise ValueError(
@@ -97,7 +102,8 @@ def tensors_of(variables: list[Any]) -> list[Any]:
     Returns:
         A list of the same length.
     """
-    return [v if isinstance(v, tf.Variable) or tf.is_tensor(v) else getattr(v, "value", v) for v in variables]
+    # `value` is a method of TensorFlow's variables, and what is inside Keras's.
+    return [v if callable(getattr(v, "value", None)) else getattr(v, "value", v) for v in variables]
 
 
 def _as_gradient(gradient: Any) -> Any:

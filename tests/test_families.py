@@ -1,0 +1,307 @@
+"""Every optimizer class of every family, wrapped; and what is refused."""
+
+import inspect
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import sonnet
+import tensorflow as tf
+import tf_keras
+
+import tf_lossscale
+from tests.families import ALL_FAMILIES, ALL_IDS, FAMILIES, IDS
+from tf_lossscale import LossScaleOptimizer
+
+families = pytest.mark.parametrize("family", FAMILIES, ids=IDS)
+
+# Public classes of the libraries that are no optimizer with a step of its own, with the reason.
+NOT_IN_THE_TABLE = {
+    "Optimizer": "the abstract base class",
+    "LossScaleOptimizer": "a wrapper: refused, see test_bad_input",
+    "MultiOptimizer": "needs other optimizers, see test_options",
+    "SyncReplicasOptimizer": "needs TensorFlow 1's parameter servers and queues",
+}
+TABLE = {
+    "keras3": {
+        *("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Ftrl", "Lamb", "Lion", "Muon", "Nadam"),
+        *("RMSprop", "SGD", "ScheduleFreeAdamW"),
+    },
+    "tf_keras": {
+        *("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Ftrl", "Lion", "Nadam", "RMSprop", "SGD"),
+    },
+    "tf_keras_legacy": {"Adadelta", "Adagrad", "Adam", "Adamax", "Ftrl", "Nadam", "RMSprop", "SGD"},
+    "tf1": {
+        *("AdadeltaOptimizer", "AdagradDAOptimizer", "AdagradOptimizer", "AdamOptimizer", "FtrlOptimizer"),
+        *("GradientDescentOptimizer", "MomentumOptimizer", "ProximalAdagradOptimizer"),
+        *("ProximalGradientDescentOptimizer", "RMSPropOptimizer"),
+    },
+    "sonnet": {"Adam", "Momentum", "RMSProp", "SGD"},
+}
+# The libraries whose classes have no default arguments, and what those classes need.
+RATE = {"learning_rate": 0.1}
+ARGUMENTS = {
+    "tf1": {name: RATE for name in TABLE["tf1"]} | {"MomentumOptimizer": {**RATE, "momentum": 0.9}},
+    "sonnet": {name: RATE for name in TABLE["sonnet"]} | {"Momentum": {**RATE, "momentum": 0.9}},
+}
+
+
+def public_classes(family):
+    """Names of the optimizer classes that the family's library shows its users."""
+    base = {"sonnet": sonnet.Optimizer}.get(family.name) or family.optimizers.Optimizer
+    values = {name: getattr(family.optimizers, name) for name in dir(family.optimizers) if not name.startswith("_")}
+    return {name for name, value in values.items() if inspect.isclass(value) and issubclass(value, base)}
+
+
+ROWS = [pytest.param(f, name, id=f"{f.name}-{name}") for f in ALL_FAMILIES for name in sorted(TABLE[f.name])]
+
+
+@pytest.mark.parametrize("family", ALL_FAMILIES, ids=ALL_IDS)
+def test_no_public_optimizer_class_is_missing_from_the_table(family):
+    public = public_classes(family)
+    missing = public - TABLE[family.name] - set(NOT_IN_THE_TABLE)
+    assert not missing, f"add to the table: {sorted(missing)}"
+    assert len(public & TABLE[family.name]) >= 4
+
+
+def make(family, name):
+    if not hasattr(family.optimizers, name):
+        pytest.skip(f"this version of {family.name} has no {name}")
+    arguments = dict(ARGUMENTS.get(family.name, {}).get(name, {}))
+    if name == "AdagradDAOptimizer":
+        arguments["global_step"] = tf.Variable(0, dtype=tf.int64)
+    return getattr(family.optimizers, name)(**arguments)
+
+
+def loss_of(x, weight, bias):
+    return tf.reduce_mean((tf.tanh(x @ weight + bias) - 0.5) ** 2)
+
+
+def train(family, optimizer, step, steps=5):
+    rng = np.random.default_rng(0)
+    variable = tf.keras.Variable if family.name == "keras3" else tf.Variable
+    variables = [variable(rng.normal(size=size).astype("float32")) for size in ((4, 3), (3,))]
+    tensors = [v.value if isinstance(v, tf.keras.Variable) else v for v in variables]
+    # In 25 steps Muon and Adafactor would be far from where they began; five show a difference in any of them.
+    for _ in range(steps):
+        step(family, optimizer, tf.constant(rng.normal(size=(5, 4)).astype("float32")), variables, tensors)
+    return [tensor.numpy() for tensor in tensors]
+
+
+def bare_step(family, optimizer, x, variables, tensors):
+    with tf.GradientTape() as tape:
+        loss = loss_of(x, *tensors)
+    family.apply(optimizer, tape.gradient(loss, tensors), variables)
+
+
+def wrapped_step(family, optimizer, x, variables, tensors):
+    del family
+    with tf.GradientTape() as tape:
+        loss = optimizer.get_scaled_loss(loss_of(x, *tensors))
+    gradients = optimizer.get_unscaled_gradients(tape.gradient(loss, tensors))
+    optimizer.apply_gradients(zip(gradients, variables))
+
+
+@pytest.mark.parametrize(("family", "name"), ROWS)
+def test_every_optimizer_takes_bit_for_bit_the_same_steps_with_a_power_of_two_scale_as_without(family, name):
+    without = train(family, make(family, name), bare_step)
+    with_scale = train(family, LossScaleOptimizer(make(family, name), initial_scale=1024.0), wrapped_step)
+    start = train(family, make(family, name), bare_step, steps=0)
+    for before, a, b in zip(start, without, with_scale):
+        np.testing.assert_array_equal(a, b)
+        assert not np.array_equal(before, a)
+
+
+@pytest.mark.parametrize(("family", "name"), ROWS)
+def test_every_optimizer_is_left_as_it_was_by_skipped_first_steps(family, name):
+    def overflow_first(family, optimizer, x, variables, tensors):
+        if not seen:
+            for _ in range(3):
+                optimizer.scale_loss(0.0)
+                optimizer.apply([t * np.inf for t in tensors], variables)
+            seen.append(float(optimizer.loss_scale))
+        wrapped_step(family, optimizer, x, variables, tensors)
+
+    seen = []
+    without = train(family, make(family, name), bare_step)
+    with_scale = train(family, LossScaleOptimizer(make(family, name), initial_scale=1024.0), overflow_first)
+    assert seen == [128.0]
+    for a, b in zip(without, with_scale):
+        np.testing.assert_array_equal(a, b)
+
+
+@families
+def test_it_is_an_optimizer_of_both_kinds_and_has_the_class_name_that_code_looks_for(family):
+    optimizer = LossScaleOptimizer(family.adam())
+    assert isinstance(optimizer, tf_lossscale.LossScaleOptimizer)
+    assert isinstance(optimizer, family.optimizers.Optimizer)
+    native = tf.keras.optimizers if family.name == "keras3" else tf_keras.mixed_precision
+    assert isinstance(optimizer, native.LossScaleOptimizer)
+    assert type(optimizer).__name__ == "LossScaleOptimizer"
+    assert "LossScaleOptimizer loss_scale=32768" in repr(optimizer)
+    assert "Adam" in repr(optimizer)
+
+
+@families
+def test_a_custom_subclass_trains_as_without_the_wrapper(family):
+    class Half(family.optimizers.SGD):
+        """Halves every gradient, by whichever way its family's classes are derived from."""
+
+        def update_step(self, gradient, variable, *args):
+            return super().update_step(gradient * 0.5, variable, *args)
+
+        def _resource_apply_dense(self, grad, var, apply_state=None):
+            return super()._resource_apply_dense(grad * 0.5, var, apply_state)
+
+    without = train(family, Half(0.5), bare_step)
+    plain = train(family, family.sgd(), bare_step)
+    optimizer = LossScaleOptimizer(Half(0.5), initial_scale=1024.0)
+    for a, b, c in zip(without, train(family, optimizer, wrapped_step), plain):
+        np.testing.assert_array_equal(a, b)
+        assert not np.array_equal(a, c), "the subclass does nothing of its own"
+
+
+class Lookahead(tf_keras.optimizers.legacy.Optimizer):
+    """An optimizer around an optimizer, whose slow weights begin as the weights are when the slots are made."""
+
+    def __init__(self, fast):
+        super().__init__("Lookahead")
+        self._fast = fast
+
+    def _create_slots(self, var_list):
+        self._fast._create_slots(var_list)
+        for variable in var_list:
+            self.add_slot(variable, "slow", initializer=variable)
+
+    def _create_hypers(self):
+        self._fast._create_hypers()
+
+    def _prepare(self, var_list):
+        return self._fast._prepare(var_list)
+
+    def _resource_apply_dense(self, grad, var, apply_state=None):
+        slow = self.get_slot(var, "slow")
+        with tf.control_dependencies([self._fast._resource_apply_dense(grad, var, apply_state)]):
+            synced = slow + 0.5 * (var.read_value() - slow)
+            with tf.control_dependencies([slow.assign(synced)]):
+                return var.assign(synced)
+
+    @property
+    def learning_rate(self):
+        return self._fast.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value):
+        self._fast.learning_rate = value
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+def test_slow_weights_of_a_lookahead_are_the_weights_after_seven_skipped_first_steps(compiled):
+    weight = tf.Variable([8.0, -8.0])
+    optimizer = LossScaleOptimizer(Lookahead(tf_keras.optimizers.legacy.SGD(0.5)))
+
+    def step(gradient):
+        optimizer.apply_gradients([(gradient, weight)])
+
+    function = tf.function(step) if compiled else step
+    for _ in range(7):
+        function(tf.constant([np.inf, 1.0]))
+    np.testing.assert_array_equal(optimizer.get_slot(weight, "slow"), [8.0, -8.0])
+    function(tf.constant([2.0, 2.0]))
+    np.testing.assert_array_equal(weight, [7.5, -8.5])
+    assert int(optimizer.iterations) == 8
+
+
+def test_a_learning_rate_is_set_through_nested_optimizers():
+    optimizer = LossScaleOptimizer(Lookahead(tf_keras.optimizers.legacy.SGD(0.5)))
+    model = tf_keras.Sequential([tf_keras.layers.Dense(1)])
+    model.compile(optimizer, "mse")
+    reduce = tf_keras.callbacks.ReduceLROnPlateau(monitor="loss", patience=0, min_delta=1e9, factor=0.5)
+    model.fit(np.ones((4, 2)), np.ones((4, 1)), epochs=3, verbose=0, callbacks=[reduce])
+    assert float(optimizer.lr) == float(optimizer.inner_optimizer._fast.learning_rate) == 0.125
+
+
+@families
+def test_an_inner_optimizer_is_complete_after_a_skipped_first_step_and_not_entered(family):
+    entered = []
+
+    class Slow(family.optimizers.SGD):
+        def apply_gradients(self, *args, **kwargs):
+            entered.append(1)
+            return super().apply_gradients(*args, **kwargs)
+
+        def apply(self, *args, **kwargs):
+            entered.append(1)
+            return super().apply(*args, **kwargs)
+
+    weight = tf.Variable(1.0)
+    optimizer = LossScaleOptimizer(Slow(0.5, momentum=0.5))
+    for _ in range(7):
+        optimizer.apply_gradients([(tf.constant(np.inf), weight)])
+    assert not entered
+    assert len(optimizer.weights) >= 2, "the momentum is there"
+    optimizer.apply_gradients([(tf.constant(1.0), weight)])
+    assert entered
+    assert weight.numpy() == 0.5
+
+
+def run_with_legacy_keras(code):
+    environment = {"TF_USE_LEGACY_KERAS": "1", "PATH": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.split()
+
+
+def test_with_the_legacy_environment_variable_every_optimizer_of_tf_keras_is_wrapped():
+    code = """
+import numpy as np, tensorflow as tf, tf_lossscale
+for optimizers in (tf.keras.optimizers, tf.keras.optimizers.legacy):
+    for name in dir(optimizers):
+        cls = getattr(optimizers, name)
+        if not isinstance(cls, type) or not issubclass(cls, optimizers.Optimizer) or cls is optimizers.Optimizer:
+            continue
+        weights = []
+        for wrap in (lambda inner: inner, tf_lossscale.LossScaleOptimizer):
+            optimizer, weight = wrap(cls(0.1)), tf.Variable([1.0, -2.0])
+            for _ in range(3):
+                optimizer.minimize(lambda: tf.reduce_sum(weight ** 2), [weight])
+            weights.append(weight.numpy())
+        assert isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer), name
+        np.testing.assert_array_equal(*weights)
+        print(name)
+"""
+    assert len(run_with_legacy_keras(code)) >= 17
+
+
+def test_variational_sgd_of_tensorflow_probability_takes_the_same_steps_as_without_and_skips():
+    tfp = pytest.importorskip("tensorflow_probability")
+    weights = []
+    for wrap in (lambda inner: inner, LossScaleOptimizer):
+        weight = tf.Variable([1.0, 2.0])
+        optimizer = wrap(tfp.optimizer.VariationalSGD(batch_size=1, total_num_examples=100))
+        for _ in range(4):
+            optimizer.minimize(lambda weight=weight: tf.reduce_sum(weight**2), [weight])
+        weights.append(weight.numpy())
+    np.testing.assert_array_equal(*weights)
+    assert not np.array_equal(weights[0], [1.0, 2.0])
+    optimizer.apply_gradients([(tf.constant([np.inf, 1.0]), weight)])
+    np.testing.assert_array_equal(weight, weights[1])
+    assert float(optimizer.loss_scale) == 2.0**14
+
+
+def test_langevin_dynamics_of_tensorflow_probability_are_wrapped():
+    tfp = pytest.importorskip("tensorflow_probability")
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:  # it refuses eager mode
+        weight = tf.Variable([1.0, 2.0])
+        factor = tf.compat.v1.placeholder(tf.float32, [])
+        inner = tfp.optimizer.StochasticGradientLangevinDynamics(learning_rate=0.01)
+        optimizer = LossScaleOptimizer(inner, initial_scale=8.0)
+        step = optimizer.minimize(lambda: factor * tf.reduce_sum(weight**2), [weight])
+        session.run(tf.compat.v1.global_variables_initializer())
+        session.run(step, {factor: 1.0})
+        before = session.run(weight)
+        assert not np.array_equal(before, [1.0, 2.0])
+        session.run(step, {factor: np.inf})
+        np.testing.assert_array_equal(before, session.run(weight))
+        assert session.run(optimizer.loss_scale) == 4.0
