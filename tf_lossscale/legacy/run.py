@@ -59,11 +59,12 @@ def _run_script(path: str, arguments: list[str]) -> int:
         _look_first_in(path)
         return _as_python(lambda: runpy.run_path(path, run_name="__main__"), skip=_is_of_runpy)
     _look_first_in(os.path.dirname(os.path.realpath(path)))
+    path = os.path.abspath(path)
     try:
-        with io.open_code(os.path.abspath(path)) as file:
+        with io.open_code(path) as file:
             source = file.read()
     except OSError as error:
-        return _fail(f"can't open file {os.path.abspath(path)!r}: [Errno {error.errno}] {error.strerror}", 2)
+        return _fail(f"can't open file {path!r}: [Errno {error.errno}] {error.strerror}", 2)
     main = types.ModuleType("__main__")
     main.__dict__.update(__file__=path, __builtins__=__builtins__, __cached__=None, __annotations__={})
     sys.modules["__main__"] = main

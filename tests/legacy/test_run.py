@@ -1,0 +1,215 @@
+"""tf-lossscale run: a program runs as python runs it, with the old names in place."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+OLD_SCRIPTS = pathlib.Path(__file__).parent.parent / "old_scripts"
+PYTHON = [sys.executable]
+RUN = [sys.executable, "-m", "tf_lossscale.cli", "run"]
+
+
+def call(command, cwd=None, **environment):
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **environment}
+    return subprocess.run(
+        [str(word) for word in command], cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+# Old programs. --------------------------------------------------------------------------------------------------------
+
+SCRIPTS = {
+    "graph_session_tf115.py": (["60", "CHECKPOINT"], ["steps 59 scale 2048.0 learned True saved True"]),
+    "contrib_managers_tf114.py": (
+        [],
+        ["grew 6553.60009765625 fell 0.800000011920929 skipped True", "learned True"],
+    ),
+    "experimental_keras_tf22.py": (
+        [],
+        [
+            "Compute dtype: float16 Variable dtype: float32",
+            "Loss scale period: 2000",
+            "fit: LossScaleOptimizer scale 32768",
+            "fit learned True",
+            "loop learned True iterations 16",
+            "Current loss scale: 32768.0",
+        ],
+    ),
+    "custom_loop_tf24.py": (
+        ["CHECKPOINT"],
+        ["learned True scale 8192.0 counter 5", "iterations 41 lr 0.01 inner adam", "restored True"],
+    ),
+    "gan_two_optimizers_tf23.py": ([], ["finite True", "d_scale 32768 g_scale 1024", "steps 8 8"]),
+    "gradient_accumulation_tf24.py": (
+        ["--accumulate", "4"],
+        ["updates 10 scale 128.0 learned True", "last loss 0.288"],
+    ),
+}
+
+
+def test_every_old_script_is_in_the_table():
+    assert {path.name for path in OLD_SCRIPTS.glob("*.py")} == set(SCRIPTS)
+
+
+def run_old(name, tmp_path, **environment):
+    arguments, expected = SCRIPTS[name]
+    arguments = [tmp_path / "saved" if word == "CHECKPOINT" else word for word in arguments]
+    done = call([*RUN, OLD_SCRIPTS / name, *arguments], **environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines() == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_an_old_script_runs_unchanged(name, tmp_path):
+    run_old(name, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["experimental_keras_tf22.py", "custom_loop_tf24.py"])
+def test_an_old_script_runs_unchanged_with_keras_2(name, tmp_path):
+    run_old(name, tmp_path, TF_USE_LEGACY_KERAS="1")
+
+
+@pytest.mark.slow
+def test_none_of_the_old_scripts_runs_without_us(tmp_path):
+    code = """
+        import runpy, sys
+        for script in sys.argv[2:]:
+            sys.argv = [script, "1", sys.argv[1]] if "graph" in script else [script]
+            try:
+                runpy.run_path(script, run_name="__main__")
+            except (AttributeError, ImportError, ValueError) as error:
+                print(type(error).__name__)
+            else:
+                print("ran:", script)
+    """
+    # The graph scripts change TensorFlow for good: not together with the others. 1.15's names are still in compat.v1.
+    scripts = [name for name in SCRIPTS if "graph" not in name and "contrib" not in name]
+    done = call([*PYTHON, "-c", textwrap.dedent(code), tmp_path, *(OLD_SCRIPTS / name for name in scripts)])
+    failed = [line for line in done.stdout.splitlines() if line.endswith("Error")]
+    assert len(failed) == len(scripts), done.stdout + done.stderr[-2000:]
+
+
+# As python does it. ---------------------------------------------------------------------------------------------------
+
+PROGRAM = """
+    import os, sys
+    import neighbour
+
+    def fail():
+        raise ValueError("böse")
+
+    print(__name__, __file__, __spec__ is None, sys.argv, sys.path[0] == neighbour.where, neighbour.__name__)
+    print(sys.modules["__main__"].fail is fail, __doc__, sorted(k for k in globals() if not k.startswith("__")))
+    what = sys.argv[1] if len(sys.argv) > 1 else ""
+    if what == "code":
+        sys.exit(7)
+    if what == "text":
+        sys.exit("so long")
+    if what == "none":
+        sys.exit()
+    if what == "raise":
+        try:
+            fail()
+        except ValueError as error:
+            raise KeyError("x") from error
+    if what == "hook":
+        sys.excepthook = lambda kind, value, trace: print("hooked", kind.__name__, trace.tb_lineno)
+        fail()
+    if what == "interrupt":
+        raise KeyboardInterrupt
+"""
+
+
+@pytest.fixture
+def program(tmp_path):
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    (folder / "program.py").write_text(textwrap.dedent(PROGRAM), encoding="utf-8")
+    (folder / "neighbour.py").write_text("import os\nwhere = os.path.dirname(os.path.abspath(__file__))\n")
+    (folder / "wrong.py").write_text("x = = 1\n")
+    (folder / "latin.py").write_bytes(b"# -*- coding: latin-1 -*-\nprint('\xe9')\n")
+    package = folder / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "__main__.py").write_text("import sys\nprint(__name__, __package__, __spec__.name, sys.argv[1:])\n")
+    (package / "fails.py").write_text("from . import nothing\n")
+    return folder
+
+
+ARGUMENTS = [[], ["code"], ["text"], ["none"], ["raise"], ["hook"], ["--help", "-m", "x", "--", "-1", "a b"]]
+
+
+@pytest.mark.parametrize("arguments", ARGUMENTS, ids=lambda words: words[0] if words else "nothing")
+@pytest.mark.parametrize("how", ["absolute", "relative"])
+def test_a_script_sees_and_says_what_it_does_under_python(program, arguments, how):
+    script = program / "program.py" if how == "absolute" else "program.py"
+    plain, ours = (call([*command, script, *arguments], cwd=program) for command in (PYTHON, RUN))
+    assert (ours.returncode, ours.stdout, ours.stderr) == (plain.returncode, plain.stdout, plain.stderr)
+    assert plain.stdout.startswith("__main__")
+
+
+@pytest.mark.parametrize("name", ["wrong.py", "latin.py", "package"])
+def test_files_of_every_kind_run_and_fail_as_under_python(program, name):
+    plain, ours = (call([*command, program / name, "x"], cwd=program) for command in (PYTHON, RUN))
+    assert (ours.returncode, ours.stdout) == (plain.returncode, plain.stdout)
+    assert ours.stderr == plain.stderr
+
+
+@pytest.mark.parametrize("arguments", [["-m", "program", "raise"], ["-m", "package", "--flag", "x"], ["-m", "program"]])
+def test_a_module_runs_as_under_python(program, arguments):
+    plain, ours = (call([*command, *arguments], cwd=program) for command in (PYTHON, RUN))
+    frames = [line for line in plain.stderr.splitlines() if "frozen runpy" not in line]
+    assert (ours.returncode, ours.stdout, ours.stderr.splitlines()) == (plain.returncode, plain.stdout, frames)
+
+
+def test_an_import_that_fails_inside_a_module_is_the_module_s_own_traceback(program):
+    ours = call([*RUN, "-m", "package.fails"], cwd=program)
+    assert ours.returncode == 1
+    assert "fails.py" in ours.stderr
+    assert "ImportError: cannot import name 'nothing'" in ours.stderr
+    assert "tf_lossscale" not in ours.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["missing.py"], 2, "can't open file"),
+        (["-m", "no_such_module"], 1, "No module named no_such_module"),
+        (["-m", "no_such_package.part"], 1, "No module named 'no_such_package'"),
+        ([], 2, "nothing to run"),
+        (["-m"], 2, "nothing to run"),
+    ],
+)
+def test_what_is_not_there_is_said_in_one_line(program, arguments, code, message):
+    ours = call([*RUN, *arguments], cwd=program)
+    assert ours.returncode == code
+    assert message in ours.stderr
+    assert len(ours.stderr.splitlines()) == 1
+
+
+def test_ctrl_c_ends_a_script_with_130_and_its_traceback(program):
+    (program / "waits.py").write_text("import time\nprint('ready', flush=True)\ntime.sleep(60)\n")
+    environment = {**os.environ}
+    with subprocess.Popen(
+        [*RUN, program / "waits.py"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert stderr.splitlines()[-1] == "KeyboardInterrupt"
+    assert "tf_lossscale" not in stderr
+
+
+def test_a_script_without_tensorflow_loads_none_of_it(program):
+    (program / "light.py").write_text("import sys\nprint({'tensorflow', 'keras', 'tf_keras'} & set(sys.modules))\n")
+    assert call([*RUN, program / "light.py"]).stdout == "set()\n"
