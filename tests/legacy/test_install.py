@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -127,6 +128,13 @@ def test_an_attribute_and_an_import_are_the_same(installed):
     assert LossScaleOptimizer is not imported.LossScaleOptimizer, "two generations, two meanings of the arguments"
 
 
+def test_a_module_that_is_in_no_file_says_its_name_and_can_be_looked_for(installed):
+    assert tf.contrib.mixed_precision.__name__ == "tensorflow.contrib.mixed_precision"
+    assert importlib.util.find_spec("tensorflow.contrib").name == "tensorflow.contrib"
+    with pytest.raises(ImportError, match="layers"):
+        importlib.import_module("tensorflow.contrib.layers")
+
+
 def test_each_library_has_its_own_policies(installed):
     tf_keras.mixed_precision.experimental.set_policy("mixed_float16")
     assert tf.keras.layers.Dense(1).compute_dtype == "float32"
@@ -223,6 +231,7 @@ BEFORE = """
     facts["isinstance"] = isinstance(model.optimizer, tf.keras.mixed_precision.LossScaleOptimizer)
     facts["same"] = mixed_precision.LossScaleOptimizer is tf.keras.mixed_precision.experimental.LossScaleOptimizer
     facts["v1"] = tf.compat.v1.train.experimental.DynamicLossScale().__class__.__module__
+    facts["v1 keras"] = hasattr(tf.compat.v1.keras.mixed_precision, "experimental")
     facts["scale"] = int(model.optimizer.loss_scale())
     tf_lossscale.uninstall()
     facts["left"] = hasattr(tf.keras.mixed_precision, "experimental")
@@ -246,6 +255,7 @@ def test_installing_before_tensorflow_is_the_same_as_after_it(first, legacy_kera
         "isinstance": True,
         "same": True,
         "v1": "tf_lossscale.legacy.loss_scale",
+        "v1 keras": True,
         "scale": 2**15,
         "left": False,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.machinery
 import sys
 import types
 from collections.abc import Callable, Mapping
@@ -63,6 +64,8 @@ class Patches:
         self.put(sys.modules[parent], {leaf: copy})
 
     def _make_importable(self, name: str, module: Namespace) -> None:
+        module.__name__ = name
+        module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
         self._enter(name, module)
         for attribute, value in vars(module).items():
             if isinstance(value, Namespace):
