@@ -19,7 +19,7 @@ from tf_lossscale.migrate.project import Known
 from tf_lossscale.migrate.refusals import RefusalPlanner
 from tf_lossscale.migrate.report import REWRITTEN, TODO, Finding
 from tf_lossscale.migrate.resolve import Resolver
-from tf_lossscale.migrate.rewrite import Rewriter
+from tf_lossscale.migrate.rewrite import Rewriter, loses_comments
 from tf_lossscale.migrate.unseen import UnseenPlanner
 
 _PASSES = 4
@@ -88,8 +88,11 @@ def one_pass(source: bytes, known: Known | None = None, requested: Collection[st
         ImportPlanner(resolver, edits, set(requested)),
     ):
         tree.visit(planner)
-    result = tree.visit(Rewriter(edits)).bytes if edits.any() else source
+    new = tree.visit(Rewriter(edits)) if edits.any() else module
+    result = new.bytes
     if result != source:
+        if loses_comments(tree, new):
+            raise ValueError("would lose a comment, which is our fault")
         try:
             cst.parse_module(result)
         except cst.ParserSyntaxError as error:

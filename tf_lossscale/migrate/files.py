@@ -126,7 +126,7 @@ def _read(path: str) -> tuple[project.Bindings, bool]:
     except OSError:
         return project.read(""), True  # the second pass reports it
     # With a zero byte it may be UTF-16, in which no token would be seen; parsing will say what is wrong.
-    return project.read(source), any(token in source for token in (*names.TOKENS, b"\0"))
+    return project.read(source), bool(names.TOKENS.search(source)) or b"\0" in source
 
 
 def _passes_old_names_on(known: project.Known) -> bool:

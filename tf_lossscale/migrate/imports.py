@@ -51,7 +51,7 @@ class ImportPlanner(cst.CSTVisitor):
     def _decide(self, node: cst.CSTNode, alias: cst.ImportAlias, dotted: str, bound: str, renamed: bool) -> None:
         name = names.canonical(dotted)
         if name.rsplit(".", 1)[0] in names.PRIVATE and name not in names.OLD:
-            self._edits.todo(node, f"{dotted} is private and has no counterpart.")
+            self._edits.todo(node, f"{dotted.rsplit('.', 1)[1]} is private and has no counterpart.")
             return
         new = self._new(dotted, name, bound)
         if (new is None and name not in names.EMPTIED) or not self._may_change(dotted, name):

@@ -5,6 +5,7 @@ A name is looked up in its canonical form: see `canonical`. Every other module o
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 
@@ -154,7 +155,10 @@ V1_OPTIMIZERS = ("tensorflow.train.",)
 LEADING = {".".join(name.split(".")[:n]) for name in (*OLD, *MODULES) for n in range(1, name.count(".") + 2)}
 
 # What a file must contain, as bytes, to be worth parsing.
-TOKENS = (b"mixed_precision", b"LossScale", b"loss_scale", b"TODO(tf-lossscale)")
+TOKENS = re.compile(
+    rb"\bmixed_precision\b|mixed_precision_graph_rewrite|LossScale|\.experimental\s+import|TODO\(tf-lossscale\)"
+    rb"|loss_scale['\"]?\s*[:=]\s*['\"]dynamic"
+)
 
 
 def canonical(dotted: str) -> str:

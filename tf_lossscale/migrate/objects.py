@@ -98,11 +98,11 @@ class ObjectPlanner(cst.CSTVisitor):
             if attribute == "_loss_scale":
                 self._edits.todo(
                     node,
-                    "a loss scale object cannot be put in. Give its numbers to LossScaleOptimizer when it is made.",
+                    "only a tf_lossscale.legacy.LossScale can be put in. Better: give LossScaleOptimizer its numbers.",
                 )
         elif isinstance(parent, cst.Attribute) and parent.value is node:
             self._state(parent, node, found)
-        elif attribute == "_loss_scale" and found == {kinds.WRAPPER}:
+        elif attribute == "_loss_scale" and found == {kinds.WRAPPER} and not self._resolver.assigns("_loss_scale"):
             self._rename(node, "loss_scale")
 
     def _state(self, outer: cst.Attribute, node: cst.Attribute, found: set[str]) -> None:

@@ -207,8 +207,9 @@ class Planner(cst.CSTVisitor):
             return
         target = self._target(node, roles)
         if target is None:
-            self._edits.todo(node, f"{code(node)} can be one of several classes here.")
-        elif not self._keeps_name(node, target):
+            self._edits.todo(node, f"{code(node)} was one of two classes here, with different arguments.")
+            target = names.WRAPPER
+        if not self._keeps_name(node, target):
             self._edits.replace_name(node, target)
             self._edits.replace(node, self._edits.expressions[node], target)
 

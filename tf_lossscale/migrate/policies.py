@@ -77,12 +77,15 @@ class PolicyPlanner(cst.CSTVisitor):
         """Does elsewhere what the policy's loss_scale did, or raises Unprovable."""
         if len(self._policies) > 1 and len({code(p.args[i].value) for p, i in self._policies}) > 1:
             raise Unprovable(f"{_WRAP} (there are several policies in this file)")
-        if text(scale) == "auto" or (not self._compiled and self._wraps):
-            return  # compile() wraps by itself; or the loop has its own wrapper
+        if text(scale) == "auto":
+            return  # compile() wraps by itself
         if isinstance(scale, cst.Name) and scale.value == "None":
             self._never_wrap(policy)
             return
         converted = self._calls.scale(scale)
+        if not self._compiled and self._wraps and converted is not None:
+            self._edits.notice(policy, "the wrapper in this file decides; a compile() in another one needs its own.")
+            return
         if not self._compiled:
             if text(scale) == "dynamic" and text(policy.args[0].value) == "mixed_float16":
                 self._edits.notice(policy, "compile() wraps by itself: in Keras's class, unless given ours.")

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import libcst as cst
 import libcst.matchers as m
 from libcst.helpers import get_full_name_for_node
-from libcst.metadata import (
-    Assignment,
-    BuiltinAssignment,
-    ExpressionContext,
-    ExpressionContextProvider,
-    ImportAssignment,
-    MetadataWrapper,
-    ParentNodeProvider,
-    PositionProvider,
-    ScopeProvider,
-)
+from libcst.metadata import ImportAssignment, MetadataWrapper
 
 from tf_lossscale.migrate import names
 from tf_lossscale.migrate.project import UNKNOWN, Known, join, leads_to_old
+from tf_lossscale.migrate.tree import Tree
 
 
 class Meaning(NamedTuple):
@@ -38,7 +29,7 @@ class Meaning(NamedTuple):
         return {old.role for _, old in self.old}
 
 
-class Resolver:
+class Resolver(Tree):
     """Answers what expressions of one module mean.
 
     Args:
@@ -47,11 +38,7 @@ class Resolver:
     """
 
     def __init__(self, wrapper: MetadataWrapper, known: Known | None = None):
-        self.module = wrapper.module
-        self.scopes = wrapper.resolve(ScopeProvider)
-        self._contexts = wrapper.resolve(ExpressionContextProvider)
-        self.parents = wrapper.resolve(ParentNodeProvider)
-        self.positions = wrapper.resolve(PositionProvider)
+        super().__init__(wrapper)
         self._known = known or {}
         self._open: set[cst.CSTNode] = set()
         self._attributes: dict[tuple[cst.CSTNode | None, str], list[cst.BaseExpression]] = {}
@@ -81,16 +68,9 @@ class Resolver:
         return any(
             self.meaning(node).roles & {names.STABLE, names.EXPERIMENTAL, names.CONTRIB, names.GRAPH_REWRITE}
             for node in self.scopes
-            if isinstance(node, (cst.Name, cst.Attribute))
+            # Scopes also know the names within annotations that are strings; those are not in the tree.
+            if isinstance(node, (cst.Name, cst.Attribute)) and node in self.positions
         )
-
-    def is_read(self, node: cst.CSTNode) -> bool:
-        """Whether a name or attribute is read here, not assigned or deleted."""
-        return self._contexts.get(node) is ExpressionContext.LOAD
-
-    def is_deleted(self, node: cst.CSTNode) -> bool:
-        """Whether a name is deleted here."""
-        return self._contexts.get(node) is ExpressionContext.DEL
 
     def dotted(self, expression: cst.BaseExpression) -> set[str]:
         """The qualified names that an expression may stand for; UNKNOWN is among them if it may be anything."""
@@ -140,11 +120,11 @@ class Resolver:
         """Whether an expression is the builtin of this name."""
         if not isinstance(expression, cst.Name) or expression.value != name:
             return False
-        return all(isinstance(a, BuiltinAssignment) for a in self._in_scope(expression))
+        return not self.assignments(expression)
 
     def _of_name(self, name: cst.Name) -> set[str]:
         found: set[str] = set()
-        assignments = [a for a in self._in_scope(name) if not isinstance(a, BuiltinAssignment)]
+        assignments = self.assignments(name)
         if not assignments:
             starred = {
                 dotted
@@ -153,7 +133,7 @@ class Resolver:
                 if leads_to_old(dotted)
             }
             return starred or {UNKNOWN}
-        for assignment in self._reaching(name, assignments):
+        for assignment in self.reaching(name):
             if isinstance(assignment, ImportAssignment):
                 found |= self._of_import(assignment)
             else:
@@ -208,115 +188,51 @@ class Resolver:
     def values(self, expression: cst.BaseExpression) -> list[cst.BaseExpression | None]:
         """The expressions whose value a variable or attribute may hold; None stands for an unknown one."""
         if isinstance(expression, cst.Name):
-            assignments = [a for a in self._in_scope(expression) if not isinstance(a, BuiltinAssignment)]
-            reaching = self._reaching(expression, assignments)
-            return [self.assigned_value(a) for a in reaching] or [None]
+            return [self.assigned_value(a) for a in self.reaching(expression)] or [None]
         if isinstance(expression, cst.Attribute):
             return [*self._attribute_values(expression)] or [None]
         return [expression]
-
-    def assigned_value(self, assignment: object) -> cst.BaseExpression | None:
-        """The right side of the `name = value` that made an assignment; None if it is none."""
-        node = getattr(assignment, "node", None)
-        if not isinstance(assignment, Assignment) or not isinstance(node, cst.Name):
-            return None
-        return self.value_assigned_to(node)
-
-    def value_assigned_to(self, target: cst.BaseExpression) -> cst.BaseExpression | None:
-        """The right side of the statement or walrus of which this is the target."""
-        parent = self.parents.get(target)
-        if isinstance(parent, cst.AssignTarget):
-            statement = self.parents[parent]
-            return statement.value if isinstance(statement, cst.Assign) else None
-        if isinstance(parent, (cst.AnnAssign, cst.NamedExpr)) and parent.target is target:
-            return parent.value
-        return None
-
-    def assignments(self, name: cst.Name) -> list[object]:
-        """Every assignment of the name that this one refers to."""
-        return [a for a in self._in_scope(name) if not isinstance(a, BuiltinAssignment)]
 
     def _attribute_values(self, attribute: cst.Attribute) -> list[cst.BaseExpression]:
         text = get_full_name_for_node(attribute)
         if text is None:
             return []
-        return self._attributes.get((self.enclosing(attribute, cst.ClassDef), text), [])
+        owner = self.enclosing(attribute, cst.ClassDef)
+        if isinstance(owner, cst.ClassDef) and text.startswith("self."):
+            return self._in_family(owner, text)
+        found = self._attributes.get((owner, text), [])
+        if not found and isinstance(attribute.value, cst.Name):
+            made = [cls for value in self.values(attribute.value) for cls in self._class_of(value)]
+            found = [value for cls in made for value in self._in_family(cls, f"self.{attribute.attr.value}")]
+        return found
+
+    def _in_family(self, owner: cst.ClassDef, text: str, depth: int = 8) -> list[cst.BaseExpression]:
+        """What a class, or a base of it in this file, assigns to an attribute of `self`."""
+        found = list(self._attributes.get((owner, text), []))
+        for base in owner.bases if depth else ():
+            for node in self._definitions(base.value):
+                found += self._in_family(node, text, depth - 1)
+        return found
+
+    def _class_of(self, value: cst.BaseExpression | None) -> list[cst.ClassDef]:
+        """The classes of this file of which a call makes an object."""
+        return self._definitions(value.func) if isinstance(value, cst.Call) else []
+
+    def _definitions(self, name: cst.BaseExpression) -> list[cst.ClassDef]:
+        if not isinstance(name, cst.Name):
+            return []
+        nodes = [getattr(a, "node", None) for a in self.assignments(name)]
+        return [node for node in nodes if isinstance(node, cst.ClassDef)]
+
+    def assigns(self, attribute: str) -> bool:
+        """Whether an attribute of this name is assigned anywhere in the module."""
+        return any(text.endswith(f".{attribute}") for _, text in self._attributes)
 
     def note_attribute(self, target: cst.Attribute, value: cst.BaseExpression) -> None:
         """Remembers a `self.x = value`."""
         text = get_full_name_for_node(target)
         if text is not None:
             self._attributes.setdefault((self.enclosing(target, cst.ClassDef), text), []).append(value)
-
-    def _in_scope(self, name: cst.Name) -> list[object]:
-        scope = self.scopes.get(name)
-        return list(scope[name.value]) if scope is not None else []
-
-    # Which assignment reaches a use. ------------------------------------------------------------------------------
-
-    def _reaching(self, name: cst.Name, assignments: list[object]) -> list[object]:
-        """Leaves out what a later assignment on the way to this use, in the same function, has overwritten."""
-        scope = self.scopes.get(name)
-        here = [a for a in assignments if getattr(a, "scope", None) is scope]
-        if len(assignments) < 2 or len(here) != len(assignments):
-            return assignments
-        around = [a for a in self.ancestors(name, stop=_SCOPES) if isinstance(a, (cst.IndentedBlock, cst.Module))]
-        in_loop = any(isinstance(node, (cst.For, cst.While)) for node in self.ancestors(name, stop=_SCOPES))
-        use = self._line(self.statement(name))
-        reaching, last = [], None
-        for assignment in here:
-            node = self._binding_node(assignment)
-            if node is None:  # a parameter, or a definition
-                reaching.append((-1, assignment))
-                continue
-            start = self._line(node)
-            if start >= use and not in_loop:
-                continue
-            reaching.append((start, assignment))
-            block = self.parents.get(node)
-            if block in around and start < use and (last is None or start > last):
-                last = start
-        kept = [assignment for start, assignment in reaching if last is None or start >= last]
-        return kept or assignments
-
-    def _binding_node(self, assignment: object) -> cst.CSTNode | None:
-        node = getattr(assignment, "node", None)
-        simple = isinstance(assignment, ImportAssignment) or (
-            isinstance(node, cst.Name) and self.value_assigned_to(node) is not None
-        )
-        statement = self.enclosing(node, cst.SimpleStatementLine) if simple and node is not None else None
-        if node is not None and statement is None and not isinstance(node, cst.Param):
-            return self.enclosing(node, cst.BaseStatement)
-        return statement
-
-    def _line(self, node: cst.CSTNode) -> int:
-        return self.positions[node].start.line
-
-    # The tree. --------------------------------------------------------------------------------------------------
-
-    def ancestors(self, node: cst.CSTNode, stop: tuple[type, ...] = ()) -> Iterator[cst.CSTNode]:
-        """The nodes above a node, nearest first, up to the first of a type in `stop`."""
-        parent = self.parents.get(node)
-        while parent is not None and not isinstance(parent, stop):
-            yield parent
-            parent = self.parents.get(parent)
-
-    def enclosing(self, node: cst.CSTNode, kind: type) -> cst.CSTNode | None:
-        """The nearest node of a kind above a node."""
-        return next((a for a in self.ancestors(node) if isinstance(a, kind)), None)
-
-    def statement(self, node: cst.CSTNode) -> cst.CSTNode:
-        """The statement with a line of its own that a node is in."""
-        for candidate in (node, *self.ancestors(node)):
-            parent = self.parents.get(candidate)
-            if isinstance(parent, (cst.IndentedBlock, cst.Module)) or (
-                isinstance(candidate, cst.If) and isinstance(parent, cst.If)
-            ):
-                return candidate
-        return node
-
-
-_SCOPES = (cst.FunctionDef, cst.ClassDef, cst.Lambda)
 
 
 class _Collector(cst.CSTVisitor):

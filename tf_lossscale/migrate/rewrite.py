@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import textwrap
 from collections.abc import Sequence
 from typing import Any
@@ -62,9 +63,12 @@ class Rewriter(cst.CSTTransformer):
             return updated
         leading = list(updated.leading_lines)
         above = [*self._header, *leading] if original is self._first else leading
-        present = {line.comment.value for line in above if line.comment}
+        present = "\n".join(line.comment.value for line in above if line.comment)
         leading += [
-            cst.EmptyLine(comment=cst.Comment(text)) for texts in comments if texts[0] not in present for text in texts
+            cst.EmptyLine(comment=cst.Comment(text))
+            for texts in comments
+            if "\n".join(texts) not in present
+            for text in texts
         ]
         if not lines:
             return updated.with_changes(leading_lines=leading)
@@ -79,6 +83,9 @@ class Rewriter(cst.CSTTransformer):
         body, changed = self._body(original_node.body, updated_node.body)
         if not changed:
             return updated_node
+        lost = _comments(*original_node.body) - _comments(*body)
+        above = [*updated_node.leading_lines, *(cst.EmptyLine(comment=cst.Comment(text)) for text in lost.elements())]
+        updated_node = updated_node.with_changes(leading_lines=above)
         if not body:
             return updated_node.with_changes(body=[_REMOVED])  # the block around it keeps the comments
         if len(original_node.body) > 1:
@@ -140,14 +147,14 @@ class Rewriter(cst.CSTTransformer):
         rungs = [block.body[0] for block in blocks if len(block.body) == 1]
         if len(rungs) != len(blocks) or not blocks[1:] or not all(self._is_plain(rung) for rung in rungs):
             return updated_node
-        if m.findall(updated_node, m.Comment()):
+        if _comments(updated_node.with_changes(leading_lines=())):
             return updated_node
         first = rungs[0]
         bare = [rung.with_changes(leading_lines=()) for rung in rungs]
         if not all(bare[0].deep_equals(rung) for rung in bare[1:]):
             return updated_node
         if m.matches(first, m.SimpleStatementLine([m.Pass()])):
-            return cst.RemoveFromParent()
+            return cst.SimpleStatementLine([_REMOVED], leading_lines=updated_node.leading_lines)
         return first.with_changes(leading_lines=updated_node.leading_lines)
 
     def _is_plain(self, rung: cst.BaseStatement) -> bool:
@@ -169,6 +176,16 @@ class Rewriter(cst.CSTTransformer):
 
 
 _REMOVED = cst.Pass()
+
+
+def _comments(*nodes: cst.CSTNode) -> collections.Counter[str]:
+    found = [comment for node in nodes for comment in m.findall(node, m.Comment())]
+    return collections.Counter(cst.ensure_type(comment, cst.Comment).value for comment in found)
+
+
+def loses_comments(old: cst.Module, new: cst.Module) -> bool:
+    """Whether a comment of the old module is not in the new one."""
+    return bool(_comments(old) - _comments(new))
 
 
 def _wrapped(reason: str) -> list[str]:
