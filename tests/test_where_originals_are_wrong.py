@@ -174,7 +174,7 @@ ROWS = [
     ],
     *[
         (with_arguments(arguments_that_ruin_training_are_refused, dynamic_growth_steps=steps), list(ORIGINALS))
-        for steps in (2.5)
+        for steps in (0, 2.5)
     ],
     (a_scale_of_no_number_is_refused, ["keras3"]),
     (nested_wrapping_is_refused, ["keras3"]),

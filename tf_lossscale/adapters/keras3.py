@@ -132,7 +132,9 @@ class LossScaleOptimizer(
 
     @iterations.setter
     def iterations(self, value: Any) -> None:
-        self._optimizer.iterations.assign(int(tf.convert_to_tensor(value)))
+        # With gradient accumulation Keras counts micro-steps inside, and shows steps.
+        micro_steps = self._optimizer.gradient_accumulation_steps or 1
+        self._optimizer._iterations.assign(int(tf.convert_to_tensor(value)) * micro_steps)
 
     @property
     def dynamic_scale(self) -> Any:
