@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: demo test lint unit doctest slow test-slow test-tpu test-gpu bench clean
+.PHONY: demo test lint unit doctest slow test-slow test-tpu test-gpu bench docs-tables clean
 
 ## Install the package and run the main job.
 demo: $(VENV)/.demo
@@ -29,12 +29,20 @@ test-slow: $(VENV)/.test
 	$(BIN)/python -m pytest -q -p no:cacheprovider -m slow tests tf_function_tests
 
 ## The compiled step, taken by the TPU compiler; needs no TPU but the extra tpu-check.
-test-tpu: $(VENV)/.test
+test-tpu: $(VENV)/.tpu
 	$(BIN)/python -m pytest -q -p no:cacheprovider -m tpu tf_function_tests
 
 ## The suite on a real GPU; skipped with a reason where there is none.
 test-gpu: $(VENV)/.test
 	$(BIN)/python -m pytest -q -p no:cacheprovider -m gpu tf_function_tests
+
+## Write the tables of docs/migration.md anew, from the cases that the rewrite is tested with.
+docs-tables: $(VENV)/.test
+	$(BIN)/python -m tests.migrate.docs_table
+
+$(VENV)/.tpu: $(VENV)/.test
+	$(BIN)/python -m pip install -q -e '.[tpu-check]'
+	touch $@
 
 clean:
 	rm -rf $(VENV)

@@ -1,6 +1,6 @@
 """One worker of MultiWorkerMirroredStrategy, a process: trains, writes checkpoints, may die; prints what it saw.
 
-python worker.py '{"family": "keras3", "index": 0, "ports": [1234, 1235], "directory": "/tmp/x", "steps": 12}'
+TF_CONFIG=... python -m tf_function_tests.worker '{"family": "keras3", "directory": "/tmp/x", "steps": 12}'
 """
 
 import contextlib
@@ -9,23 +9,16 @@ import os
 import signal
 import sys
 
-job = json.loads(sys.argv[1])
-os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-os.environ["TF_CONFIG"] = json.dumps(
-    {
-        "cluster": {"worker": [f"localhost:{port}" for port in job["ports"]]},
-        "task": {"type": "worker", "index": job["index"]},
-    }
-)
-
 import numpy as np
 import tensorflow as tf
-
-strategy = tf.distribute.MultiWorkerMirroredStrategy()  # before anything else, as TensorFlow asks
 
 from tests.families import FAMILIES
 from tf_lossscale import LossScaleOptimizer
 
+strategy = tf.distribute.MultiWorkerMirroredStrategy()  # before any operation, as TensorFlow asks
+
+job = json.loads(sys.argv[1])
+index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 FAMILY = next(family for family in FAMILIES if family.name == job["family"])
 # (step, worker) of the gradients that overflow
 OVERFLOWS = {(2, 1), (5, 0), (8, 0), (8, 1)}
@@ -39,7 +32,7 @@ def die_if_planned(step):
 
 def directory():
     # Every worker takes part in saving; only the chief's files are kept, as TensorFlow's guide says.
-    name = job["directory"] if job["index"] == 0 else f"{job['directory']}-of-worker-{job['index']}"
+    name = job["directory"] if index == 0 else f"{job['directory']}-of-worker-{job['index']}"
     os.makedirs(name, exist_ok=True)
     return name
 
@@ -69,8 +62,8 @@ def loop():
     seen = []
     for i in range(resumed_at, job["steps"]):
         die_if_planned(i)
-        gradient = EXAMPLES[2 * i + job["index"]]
-        step(tf.constant(np.full(2, np.inf, "float32") if (i, job["index"]) in OVERFLOWS else gradient))
+        gradient = EXAMPLES[2 * i + index]
+        step(tf.constant(np.full(2, np.inf, "float32") if (i, index) in OVERFLOWS else gradient))
         done.assign_add(1)
         seen.append([float(optimizer.loss_scale), int(optimizer.dynamic_counter.numpy())])
         if i % 3 == 2:

@@ -1,0 +1,79 @@
+"""The compiled step of every family, where there is no such device: the TPU compiler, and JAX as a runtime."""
+
+import functools
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests.families import ALL_IDS
+from tf_function_tests.steps import Step
+
+HERE = pathlib.Path(__file__).parent
+# jax and libtpu may be in another environment than TensorFlow.
+PYTHON = os.environ.get("TF_LOSSSCALE_TPU_PYTHON", sys.executable)
+
+
+@functools.cache
+def why_not(*modules):
+    """Why the modules cannot be used, or None."""
+    imports = f"import {', '.join(modules)}"
+    found = subprocess.run([PYTHON, "-c", imports], capture_output=True, env={**os.environ, "JAX_PLATFORMS": "cpu"})
+    if found.returncode:
+        return f"{PYTHON} has no {' and '.join(modules)}: pip install 'tf-lossscale[tpu-check]' (make test-tpu does)"
+    return None
+
+
+def step_after(family, scale):
+    step = Step(family)
+    before = step.values(scale)
+    after, _ = step(before)
+    names = [name.split(":")[-1] for name, *_ in step.parameters[1:]]
+    return dict(zip(names, before[1:])), dict(zip(names, after))
+
+
+@pytest.mark.parametrize("family", ALL_IDS)
+def test_the_steps_that_are_exported_train_and_skip(family):
+    before, after = step_after(family, 2.0**10)
+    assert not after["last_step_skipped"]
+    assert not np.array_equal(before["weight_0"], after["weight_0"])
+    before, after = step_after(family, 2.0**30)
+    assert after["last_step_skipped"]
+    assert after["current_loss_scale"] == 2.0**29
+    np.testing.assert_array_equal(before["weight_0"], after["weight_0"])
+
+
+@pytest.mark.tpu
+@pytest.mark.parametrize("family", ALL_IDS)
+def test_the_tpu_compiler_takes_the_step(family, tmp_path):
+    if why_not("jax", "libtpu"):
+        pytest.skip(why_not("jax", "libtpu"))
+    program = tmp_path / f"{family}.stablehlo"
+    program.write_text(Step(family).stablehlo())
+    done = subprocess.run([PYTHON, HERE / "tpu_compile.py", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert [line["topology"].split(":")[0] for line in lines] == ["v4", "v5e", "v5p", "v6e"]
+    for line in lines:
+        assert line["conditionals"] == 1, line
+        assert line["host callbacks"] == 0, line
+
+
+@pytest.mark.tpu
+def test_the_exported_steps_run_on_jax_as_in_tensorflow(tmp_path):
+    if why_not("jax"):
+        pytest.skip(why_not("jax"))
+    subprocess.run([sys.executable, "-m", "tf_function_tests.export_steps", tmp_path], check=True, cwd=HERE.parent)
+    done = subprocess.run(
+        [PYTHON, HERE / "run_steps_on_jax.py", tmp_path, "--no-times"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    assert done.stdout.count("1 conditionals, 0 host callbacks, largest difference") == 6, done.stdout
