@@ -145,13 +145,14 @@ def once(function: Callable[[], Any]) -> None:
     Args:
         function: takes nothing; runs in a cross-replica context where there is one.
     """
-    if several_replicas() and meet():
+    context = tf.distribute.get_replica_context()  # None in strategy.scope() itself
+    if context is not None and several_replicas() and meet():
 
         def across_replicas(strategy: tf.distribute.Strategy) -> None:
             del strategy
             function()
 
-        tf.distribute.get_replica_context().merge_call(across_replicas)
+        context.merge_call(across_replicas)
     else:
         function()
 
