@@ -1,5 +1,7 @@
 """Bad input is a ValueError or TypeError that says what to do, and changes nothing."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -36,7 +38,9 @@ BAD_ARGUMENTS = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "name"), BAD_ARGUMENTS, ids=[str(a) for a, _ in BAD_ARGUMENTS])
+@pytest.mark.parametrize(
+    ("arguments", "name"), BAD_ARGUMENTS, ids=[re.sub(r" at 0x\w+", "", str(a)) for a, _ in BAD_ARGUMENTS]
+)
 def test_bad_arguments_name_themselves_and_leave_the_inner_optimizer_free(arguments, name):
     for family in ALL_FAMILIES:
         inner = family.adam()
