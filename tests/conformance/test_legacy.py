@@ -28,26 +28,26 @@ DIFFERENCES = {
 }
 
 
-def structure(spec):
-    """The gradients that a recorded spec describes."""
+def slices(values, indices, shape):
+    return tf.IndexedSlices(values, tf.constant(indices), None if shape is None else tf.constant(shape))
+
+
+def structure(spec, make=tf.constant, make_slices=slices):
+    """The gradients that a recorded spec describes; `make` makes a tensor of an array and a dtype."""
     if spec is None:
         return None
     if isinstance(spec, list):
-        return [structure(s) for s in spec]
+        return [structure(s, make, make_slices) for s in spec]
     if "list" in spec:
-        return [structure(s) for s in spec["list"]]
+        return [structure(s, make, make_slices) for s in spec["list"]]
     if "dict" in spec:
-        return {key: structure(s) for key, s in spec["dict"].items()}
+        return {key: structure(s, make, make_slices) for key, s in spec["dict"].items()}
     if "slices" in spec:
         parts = spec["slices"]
-        shape = parts["dense_shape"]
-        return tf.IndexedSlices(
-            tf.constant(recordings.array(parts["values"]), spec["dtype"]),
-            tf.constant(parts["indices"]),
-            None if shape is None else tf.constant(shape),
-        )
+        values = make(recordings.array(parts["values"]), spec["dtype"])
+        return make_slices(values, parts["indices"], parts["dense_shape"])
     if "dense" in spec:
-        return tf.constant(recordings.array(spec["dense"]), spec["dtype"])
+        return make(recordings.array(spec["dense"]), spec["dtype"])
     if "numpy" in spec:
         return recordings.array(spec["numpy"], "float32")
     if "python_int" in spec:
@@ -80,18 +80,29 @@ class Running:
         self.stack.close()
 
     def update(self, name, spec):
-        """Updates with one event; returns should_apply."""
+        """Updates with one event; returns should_apply. A graph is built once for gradients of the same shapes."""
         if self.mode == "eager":
             return bool(self.scale.update(structure(spec))[1])
-        if name not in self.updates:
-            if self.mode == "function":
-                self.updates[name] = tf.function(lambda: self.scale.update(structure(spec))[1])
-            else:
-                self.updates[name] = self.scale.update(structure(spec))
         if self.mode == "function":
+            if name not in self.updates:
+                self.updates[name] = tf.function(lambda: self.scale.update(structure(spec))[1])
             return bool(self.updates[name]())
-        operation, apply = self.updates[name]
-        return bool(self.session.run([apply, operation])[0])
+        values, feeds = [], []
+
+        def noted(value, dtype):
+            values.append(value)
+            return f"{dtype}{value.shape}"
+
+        def fed(value, dtype):
+            feeds.append(tf.compat.v1.placeholder(dtype, value.shape))
+            return feeds[-1]
+
+        outline = str(structure(spec, noted, lambda *parts: parts))
+        if outline not in self.updates:
+            operation, apply = self.scale.update(structure(spec, fed))
+            self.updates[outline] = [apply, operation], feeds
+        fetched, feeds = self.updates[outline]
+        return bool(self.session.run(fetched, dict(zip(feeds, values)))[0])
 
     def state(self):
         """(scale, counter)."""
@@ -176,26 +187,28 @@ def test_single_updates_are_as_recorded(recording, part, mode):
 def test_per_replica_gradients_are_all_looked_at(recording, context, compiled):
     strategy = strategies.get("mirrored_2")
     values = {"finite": 1.0, "inf": np.inf, "nan": np.nan}
+
+    def updating(scale):
+        def replica(gradients):
+            own = tf.gather(gradients, tf.distribute.get_replica_context().replica_id_in_sync_group)
+            return scale.update([own])[1] if context == "replica" else own
+
+        def update(gradients):
+            result = strategy.run(replica, args=(gradients,))
+            if context == "replica":
+                return strategy.experimental_local_results(result)[0]
+            with strategy.scope():
+                return scale.update([result])[1]
+
+        return tf.function(update) if compiled else update
+
     for name, case in recordings.load(recording)["distributed_cases"].items():
         with strategy.scope():
             scale = legacy.DynamicLossScale(**case["kwargs"])
-
-        def update(gradients, scale=scale):
-            def replica():
-                own = tf.gather(gradients, tf.distribute.get_replica_context().replica_id_in_sync_group)
-                return scale.update([own])[1] if context == "replica" else own
-
-            result = strategy.run(replica)
-            if context == "cross-replica":
-                with strategy.scope():
-                    return scale.update([result])[1]
-            return strategy.experimental_local_results(result)[0]
-
-        run = tf.function(update) if compiled else update
-        trace = case["result"]["ok"]
+        update, trace = updating(scale), case["result"]["ok"]
         for step, events in enumerate(case["sequence"]):
-            apply = bool(run(tf.constant([values[event] for event in events])))
-            state = (float(scale()), int(scale.good_steps), apply)
+            apply = bool(update(tf.constant([values[event] for event in events])))
+            state = (float(scale()), int(scale.good_steps.numpy()), apply)
             assert state == (trace["scale"][step], trace["good_steps"][step], trace["should_apply"][step]), (name, step)
 
 
@@ -264,7 +277,7 @@ def test_exponential_managers_move_as_recorded(name, mode):
             flag = tf.compat.v1.placeholder(tf.bool, [])
             update, scale = manager.update_loss_scale(flag), manager.get_loss_scale()
         elif mode == "function":
-            update = tf.function(manager.update_loss_scale)
+            update = tf.function(lambda finite: [manager.update_loss_scale(finite), 0][1])
         else:
             update = manager.update_loss_scale
         for step, finite in enumerate(recorded["finite_sequences"][case["sequence"]]):

@@ -394,8 +394,10 @@ def test_the_global_policy_is_set_for_layers_and_keeps_its_loss_scale(library):
     assert policies.global_policy() is given
     assert policies.get_layer_policy(layer) is given
     assert policies.get_layer_policy(layers.Dense(1, dtype="float32")).loss_scale is None
-    policies.set_policy(None)
-    assert layers.Dense(1).compute_dtype == policies.global_policy().name == "float32"
+    for default in (None, "infer", policies.Policy("float32")):
+        policies.set_policy("mixed_float16")
+        policies.set_policy(default)
+        assert layers.Dense(1).compute_dtype == policies.global_policy().name == "float32"
     with pytest.raises(ValueError, match="layer"):
         policies.get_layer_policy(3)
 

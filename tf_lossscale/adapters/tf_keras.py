@@ -125,9 +125,9 @@ class LossScaleOptimizer(
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
         children = dict(self._optimizer._trackable_children(save_type, **kwargs))
-        return {**children, "loss_scale": self._loss_scale} if self.dynamic else children
+        return {**children, "loss_scale": self._loss_scale} if self._loss_scale.variables else children
 
     def _lookup_dependency(self, name: str, *args: Any) -> Any:
-        if name == "loss_scale" and self.dynamic:
+        if name == "loss_scale" and self._loss_scale.variables:
             return self._loss_scale
         return self._optimizer._lookup_dependency(name, *args)

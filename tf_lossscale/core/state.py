@@ -29,7 +29,8 @@ class LossScale(tf.Module):
     may_skip = False
 
     def __init__(self) -> None:
-        super().__init__(name="loss_scale")
+        # Not "loss_scale", which is a variable's name in contrib: a module takes its name from the graph's.
+        super().__init__(name="loss_scaling")
         # (graph, name) -> variable: a legacy graph has variables of its own. Not an attribute that is tracked.
         self.__dict__["_weights"] = {}
         self.__dict__["_tracked_names"] = []
@@ -75,8 +76,14 @@ class LossScale(tf.Module):
     @property
     def variables(self) -> tuple[tf.Variable, ...]:
         """What a checkpoint holds, of the graph in use."""
+        return tuple(self._tracked().values())
+
+    def _tracked(self) -> dict[str, tf.Variable]:
         graph = _graph_in_use()
-        return tuple(self._weights[graph, name] for name in self._tracked_names if (graph, name) in self._weights)
+        return {name: self._weights[graph, name] for name in self._tracked_names if (graph, name) in self._weights}
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+        return {**super()._trackable_children(save_type, **kwargs), **self._tracked()}
 
     def __call__(self) -> tf.Tensor:
         """Returns the current scale, a float32 scalar tensor."""

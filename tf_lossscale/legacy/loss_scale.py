@@ -87,7 +87,7 @@ class LossScale(TensorLike, state.LossScale, abc.ABC):
         return []
 
 
-class FixedLossScale(LossScale):
+class FixedLossScale(LossScale, state.FixedLossScale):
     """A scale that stays the same.
 
     >>> scale = FixedLossScale(128)
@@ -108,7 +108,7 @@ class FixedLossScale(LossScale):
     may_skip = False
 
     def __init__(self, loss_scale_value: Any):
-        super().__init__()
+        LossScale.__init__(self)
         if not isinstance(loss_scale_value, (int, float)):
             raise ValueError(f"loss_scale_value must be a Python int or float, but got: {loss_scale_value!r}.")
         if loss_scale_value < 1:

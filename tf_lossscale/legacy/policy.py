@@ -36,8 +36,11 @@ class Policies:
         """Sets the global policy.
 
         Args:
-            policy: a Policy, a name such as "mixed_float16", or None for float32.
+            policy: a Policy, a name such as "mixed_float16", or None for float32; "infer", the default of TensorFlow
+                2.0, is float32 as well.
         """
+        if policy in (None, "infer", "_infer"):
+            policy = "float32"
         if isinstance(policy, str):
             policy = self.Policy(policy)
         if isinstance(policy, self.Policy):
@@ -45,7 +48,7 @@ class Policies:
             self._library.set_global_policy(plain)
             self._last_set = plain, policy
         else:
-            self._library.set_global_policy("float32" if policy is None else policy)
+            self._library.set_global_policy(policy)
 
     def get_layer_policy(self, layer: Any) -> Any:
         """Returns a layer's policy, with its loss scale.

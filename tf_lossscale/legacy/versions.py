@@ -4,7 +4,8 @@
 |---|---|---|---|---|
 | rows of IndexedSlices with the same index | summed | summed | checked as they are | summed |
 | IndexedSlices without a dense shape | ValueError | ValueError | checked | checked |
-| a lower scale | divided (TensorFlow may turn it into a multiplication in graphs) | divided | divided | divided |
+| a lower scale, in eager mode | divided by the multiplier | the same | the same | the same |
+| a lower scale, in a graph or tf.function | times the reciprocal, in float32 | the same | the same | the same |
 | `increment_period` | cut to an int, also from a string | the same | the same | the same |
 | a period of 0 or less | grows on every step | the same | the same | the same |
 | contrib: overflows before a finite step | still count | | | still count |
@@ -23,7 +24,7 @@ from tf_lossscale.core.rules import Rules
 
 
 class DividingRules(Rules):
-    """Rules of a `multiplier`: the scale is divided by it, not multiplied by its reciprocal.
+    """Rules of a `multiplier`: in eager mode the scale is divided by it, not multiplied by its reciprocal.
 
     >>> rules = DividingRules.of(increment_period=3, multiplier=2.0)
     >>> rules.growth_steps
@@ -45,7 +46,10 @@ class DividingRules(Rules):
         return cls(growth_steps=increment_period, growth_factor=multiplier, backoff_factor=backoff)
 
     def _lowered(self, scale: tf.Tensor) -> tf.Tensor:
-        return tf.maximum(scale / self.growth_factor, self.min_scale)
+        multiplier = tf.constant(self.growth_factor, tf.float32)
+        # Graphs always multiplied by the reciprocal, since the graph optimizer rewrote them so: the last bit tells.
+        lower = scale / multiplier if tf.executing_eagerly() else scale * (1.0 / multiplier)
+        return tf.maximum(lower, self.min_scale)
 
 
 def values_to_check(gradients: Any) -> Iterator[Any]:

@@ -1,0 +1,49 @@
+"""contrib's managers: the variables they keep, and an optimizer that asks one of the user's own."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_lossscale import legacy
+from tf_lossscale.legacy import contrib
+
+train = tf.compat.v1.train
+
+
+def test_a_manager_in_a_graph_has_contribs_variables_only_so_its_saver_files_fit(tmp_path):
+    path = str(tmp_path / "saved")
+    for restores in (False, True):
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            weight = tf.Variable(1.0, name="w")
+            manager = legacy.ExponentialUpdateLossScaleManager(64.0, 5, decr_every_n_nan_or_inf=2, decr_ratio=0.5)
+            optimizer = contrib.LossScaleOptimizer(train.GradientDescentOptimizer(0.5), manager)
+            operation = optimizer.minimize(weight * np.inf, var_list=[weight])
+            dtypes = {v.op.name: v.dtype.base_dtype.name for v in tf.compat.v1.global_variables()}
+            assert dtypes == {"w": "float32", "loss_scale": "float32", "good_steps": "int32", "bad_steps": "int32"}
+            session.run(tf.compat.v1.global_variables_initializer())
+            saver = train.Saver()
+            if restores:
+                saver.restore(session, path)
+            session.run(operation)
+            assert session.run(manager.get_loss_scale()) == (32.0 if restores else 64.0)
+            saver.save(session, path)
+
+
+def test_an_overridden_manager_is_asked():
+    class Bold(legacy.ExponentialUpdateLossScaleManager):
+        def get_loss_scale(self):
+            return 2 * super().get_loss_scale()
+
+    optimizer = contrib.LossScaleOptimizer(train.GradientDescentOptimizer(0.5), Bold(64.0, 2))
+    assert float(optimizer.loss_scale) == 128.0
+
+
+def test_a_fixed_manager_skips_an_overflow_and_does_not_move():
+    weight, step = tf.Variable(1.0), tf.Variable(0, dtype=tf.int64)
+    optimizer = contrib.LossScaleOptimizer(train.GradientDescentOptimizer(0.5), legacy.FixedLossScaleManager(8))
+    for gradient, after in ((np.nan, (1.0, 0)), (1.0, (0.5, 1))):
+        optimizer.apply_gradients(iter([(tf.constant(gradient), weight)]), global_step=step)
+        assert (weight.numpy(), step.numpy()) == after
+    assert float(optimizer.loss_scale) == 8.0
+    with pytest.raises(ValueError, match="at least 1"):
+        legacy.FixedLossScaleManager(0.5)

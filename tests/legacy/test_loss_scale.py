@@ -1,0 +1,166 @@
+"""The old loss scales where one object meets several graphs, replicas, savers and a user's own subclass."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from tests import strategies
+from tf_lossscale import LossScaleOptimizer, legacy
+
+train = tf.compat.v1.train
+OPTIMIZERS = [tf.keras.optimizers.SGD, tf_keras.optimizers.SGD, tf_keras.optimizers.legacy.SGD]
+
+
+class Counting(legacy.LossScale):
+    """A user's own: one more after a finite step, half after another."""
+
+    def __init__(self, start=64.0):
+        super().__init__()
+        self._start = start
+        self._scale = self._add_weight("scale", start)
+
+    def __call__(self):
+        return self._scale
+
+    def update(self, grads):
+        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in tf.nest.flatten(grads)])
+        return self._scale.assign(tf.where(finite, self._scale + 1, self._scale / 2)), finite
+
+    def get_config(self):
+        return {"start": self._start}
+
+
+@pytest.mark.parametrize("keyword", [{}, {"skip_gradients_aggregation": True}], ids=["summed here", "summed before"])
+def test_a_users_own_loss_scale_moves_once_for_all_replicas(keyword):
+    strategy = strategies.get("mirrored_2")
+    with strategy.scope():
+        weight = tf.Variable(1.0)
+        optimizer = legacy.from_loss_scale(tf.keras.optimizers.SGD(0.5), Counting())
+
+    @tf.function
+    def step(gradients):
+        def replica():
+            mine = tf.gather(gradients, tf.distribute.get_replica_context().replica_id_in_sync_group)
+            optimizer.apply_gradients([(mine, weight)], **keyword)
+
+        strategy.run(replica)
+
+    step(tf.constant([1.0, 1.0]))
+    after = 0.5 if keyword else 0.0
+    assert (weight.numpy(), float(optimizer.loss_scale)) == (after, 65.0)
+    for bad in ([np.inf, 1.0], [1.0, np.nan]):
+        step(tf.constant(bad))
+    assert (weight.numpy(), float(optimizer.loss_scale)) == (after, 16.25)
+
+
+def test_an_overridden_update_of_a_dynamic_loss_scale_decides():
+    class Stubborn(legacy.DynamicLossScale):
+        def update(self, grads):
+            return super().update(grads)[0], tf.constant(True)
+
+    weight = tf.Variable(1.0)
+    optimizer = legacy.from_loss_scale(tf.keras.optimizers.SGD(0.5), Stubborn(64.0))
+    optimizer.apply_gradients([(tf.constant(np.inf), weight)])
+    assert (weight.numpy(), float(optimizer.loss_scale)) == (-np.inf, 32.0)
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS)
+def test_a_users_own_loss_scale_is_in_checkpoints_and_configs(make, tmp_path):
+    optimizer = legacy.from_loss_scale(make(), Counting(8.0))
+    optimizer.apply_gradients([(tf.constant(1.0), tf.Variable(1.0))])
+    path = tf.train.Checkpoint(optimizer=optimizer).write(str(tmp_path / "ckpt"))
+    again = LossScaleOptimizer.from_config(optimizer.get_config(), {"Counting": Counting})
+    assert float(again.loss_scale) == 8.0
+    tf.train.Checkpoint(optimizer=again).read(path).expect_partial()
+    assert float(again.loss_scale) == 9.0
+    with pytest.raises(ValueError, match="Counting"):
+        LossScaleOptimizer.from_config(optimizer.get_config())
+
+
+@pytest.mark.parametrize("loss_scale", ["dynamic", legacy.DynamicLossScale(64.0)], ids=["dynamic", "object"])
+def test_one_optimizer_serves_two_graphs_and_needs_the_global_initializer_only(loss_scale):
+    optimizer = legacy.MixedPrecisionLossScaleOptimizer(train.MomentumOptimizer(0.5, 0.9), loss_scale)
+    for _ in range(2):
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            weight, factor = tf.Variable(1.0, name="w"), tf.compat.v1.placeholder(tf.float32, [])
+            operation = optimizer.minimize(weight * factor, var_list=[weight])
+            session.run(tf.compat.v1.global_variables_initializer())
+            start = session.run(optimizer.loss_scale)
+            session.run(operation, {factor: np.inf})
+            assert session.run([weight, optimizer.loss_scale]) == [1.0, start / 2]
+            session.run(operation, {factor: 1.0})
+            assert session.run(weight) == 0.5
+            assert session.run(optimizer.skipped_steps) == 1
+            names = [v.name for v in tf.compat.v1.global_variables()]
+            assert sorted(names) == ["current_loss_scale:0", "good_steps:0", "w/Momentum:0", "w:0"]
+
+
+def test_variables_answer_as_a_property_and_as_a_call():
+    optimizer = legacy.MixedPrecisionLossScaleOptimizer(train.MomentumOptimizer(0.5, 0.9), "dynamic")
+    optimizer.apply_gradients([(tf.constant(1.0), tf.Variable(1.0, name="w"))])
+    names = ["w/Momentum:0", "current_loss_scale:0", "good_steps:0"]
+    assert [v.name for v in optimizer.variables] == [v.name for v in optimizer.variables()] == names
+
+
+def test_variables_without_a_gradient_get_no_slots():
+    optimizer = LossScaleOptimizer(train.AdamOptimizer(0.1))
+    used, unused = tf.Variable(1.0, name="used"), tf.Variable(1.0, name="unused")
+    optimizer.apply_gradients([(None, unused), (tf.constant(1.0), used)])
+    assert optimizer.get_slot(used, "m") is not None
+    assert optimizer.get_slot(unused, "m") is None
+
+
+def test_checkpoints_have_the_names_of_tensorflow_1_and_bare_ones_are_read(tmp_path):
+    def trained(optimizer):
+        weight = tf.Variable([1.0, 2.0], name="w")
+        optimizer.apply_gradients([(tf.ones(2), weight)])
+        return tf.train.Checkpoint(optimizer=optimizer, weight=weight)
+
+    names = {n for n, _ in tf.train.list_variables(trained(LossScaleOptimizer(train.AdamOptimizer(0.1))).write(
+        str(tmp_path / "wrapped")))}  # fmt: skip
+    for part in ("base_optimizer/beta1_power", "loss_scale/current_loss_scale", "loss_scale/good_steps"):
+        assert f"optimizer/{part}/.ATTRIBUTES/VARIABLE_VALUE" in names
+    assert "weight/.OPTIMIZER_SLOT/optimizer/base_optimizer/m/.ATTRIBUTES/VARIABLE_VALUE" in names
+
+    bare = train.AdamOptimizer(0.1)
+    path = trained(bare).write(str(tmp_path / "bare"))
+    wrapped = LossScaleOptimizer(train.AdamOptimizer(0.1))
+    checkpoint = trained(wrapped)
+    wrapped.apply_gradients([(tf.ones(2), checkpoint.weight)])
+    checkpoint.read(path).expect_partial()
+    for mine, theirs in zip(wrapped.weights, bare.variables()):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_the_learning_rate_of_a_tensorflow_1_optimizer_is_read_and_set_and_steps_are_not_counted():
+    for inner in (train.AdamOptimizer(0.25), train.GradientDescentOptimizer(0.25)):
+        optimizer = LossScaleOptimizer(inner)
+        assert optimizer.learning_rate == optimizer.lr == 0.25
+        optimizer.lr = 0.5
+        assert optimizer.learning_rate == 0.5
+        with pytest.raises(AttributeError, match="global_step"):
+            _ = optimizer.iterations
+
+
+def test_tensorflow_1_optimizers_sum_dense_and_sparse_gradients_once_over_the_replicas():
+    strategy = strategies.get("mirrored_4")
+    with strategy.scope():
+        dense, sparse = tf.Variable(1.0), tf.Variable([[1.0], [1.0]])
+        optimizer = LossScaleOptimizer(train.GradientDescentOptimizer(0.5), initial_scale=8.0)
+
+    @tf.function
+    def step(gradients):
+        def replica():
+            mine = tf.gather(gradients, tf.distribute.get_replica_context().replica_id_in_sync_group)
+            rows = tf.IndexedSlices(tf.reshape(mine, [1, 1]), tf.constant([1]), tf.constant([2, 1]))
+            optimizer.apply_gradients([(mine, dense), (rows, sparse)])
+
+        strategy.run(replica)
+
+    for gradients, scale in (([1.0, 2.0, 3.0, 4.0], 8.0), ([1.0, 1.0, 1.0, np.inf], 4.0)):
+        step(tf.constant(gradients))
+        assert float(optimizer.loss_scale) == scale
+        assert [float(copy) for copy in strategy.experimental_local_results(dense)] == [-4.0] * 4
+        for copy in strategy.experimental_local_results(sparse):
+            np.testing.assert_array_equal(copy, [[1.0], [-4.0]])
