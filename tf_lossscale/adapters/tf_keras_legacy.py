@@ -163,7 +163,11 @@ class LossScaleOptimizer(
     def _create_or_restore_slot_variable(
         self, slot_variable_position: Any, slot_name: str, variable: Any, **kwargs: Any
     ) -> Any:
-        return self._optimizer._create_or_restore_slot_variable(slot_variable_position, slot_name, variable, **kwargs)
+        # A checkpoint may be restored outside the scope of the strategy, which its slots then have to be made in.
+        with strategies.scope_of(variable):
+            return self._optimizer._create_or_restore_slot_variable(
+                slot_variable_position, slot_name, variable, **kwargs
+            )
 
     def _serialized_inner(self) -> Any:
         return tf_keras.optimizers.serialize(self._optimizer)

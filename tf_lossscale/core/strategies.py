@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator
@@ -68,6 +69,22 @@ def is_missing_copies(variable: tf.Variable) -> bool:
     if not tf.distribute.has_strategy() or meet():
         return False
     return not tf.distribute.get_strategy().extended.variable_created_in_scope(variable)
+
+
+def scope_of(variable: tf.Variable) -> contextlib.AbstractContextManager[Any]:
+    """Returns the scope of the strategy that a variable was made under, for `with`; one of no effect if we are in it.
+
+    >>> with scope_of(tf.Variable(1.0)):
+    ...     tf.distribute.has_strategy()
+    False
+
+    Args:
+        variable: any variable.
+    """
+    strategy = getattr(variable, "distribute_strategy", None) or getattr(variable, "_distribute_strategy", None)
+    if strategy is None or tf.distribute.has_strategy():
+        return contextlib.nullcontext()
+    return strategy.scope()
 
 
 def give_copies(holder: Any, names: Iterable[str], listed: list[Any]) -> None:
@@ -146,7 +163,9 @@ def once(function: Callable[[], Any]) -> None:
         function: takes nothing; runs in a cross-replica context where there is one.
     """
     context = tf.distribute.get_replica_context()  # None in strategy.scope() itself
-    if context is not None and several_replicas() and meet():
+    if context is None or not tf.distribute.has_strategy():
+        function()
+    elif meet():
 
         def across_replicas(strategy: tf.distribute.Strategy) -> None:
             del strategy
@@ -154,7 +173,21 @@ def once(function: Callable[[], Any]) -> None:
 
         context.merge_call(across_replicas)
     else:
-        function()
+        _in_scope(tf.distribute.get_strategy(), function)
+
+
+def _in_scope(strategy: tf.distribute.Strategy, function: Callable[[], Any]) -> None:
+    """Calls a function in a strategy's scope: in a thread of its own, since a replica context cannot be left.
+
+    In a replica context, what a checkpoint has for a new variable would be restored on that replica alone.
+    """
+
+    def call() -> None:
+        with strategy.scope():
+            function()
+
+    with concurrent.futures.ThreadPoolExecutor(max_workers=1) as thread:
+        thread.submit(call).result()
 
 
 @contextlib.contextmanager

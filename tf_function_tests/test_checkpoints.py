@@ -1,0 +1,119 @@
+"""Checkpoints across strategies: another number of replicas, a write cut short, an optimizer that does not fit."""
+
+import contextlib
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.families import ALL_FAMILIES, ALL_IDS, FAMILIES, IDS
+from tf_function_tests.cell import Cell
+
+
+def checkpoint_of(cell):
+    return tf.train.Checkpoint(optimizer=cell.optimizer, weight=cell.weight, bias=cell.bias)
+
+
+def step(cell, total):
+    """A step whose gradients sum to `total` over the replicas."""
+    cell.step(*[total / cell.replicas] * cell.replicas)
+
+
+def restore(cell, path):
+    # TensorFlow 1's optimizers make their slots when restored, without looking at the variable's strategy.
+    inside = cell.family.name == "tf1" and cell.strategy is not None
+    with cell.strategy.scope() if inside else contextlib.nullcontext():
+        checkpoint_of(cell).restore(path)
+
+
+@pytest.mark.parametrize("family", ALL_FAMILIES, ids=ALL_IDS)
+@pytest.mark.parametrize("where", ["inside", "outside"])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("mirrored_2", "none"),
+        ("none", "mirrored_4"),
+        ("mirrored_4", "mirrored_2"),
+        ("mirrored_2_apart", "mirrored_4"),
+        ("mirrored_2", "mirrored_2_apart"),
+        ("central_storage", "mirrored_2"),
+        ("mirrored_2", "tpu"),
+    ],
+)
+def test_training_goes_on_with_another_number_of_replicas(family, where, before, after, tmp_path):
+    old = Cell(family, before, "function")
+    for total in (1.0, np.inf, -0.5, 2.0):
+        step(old, total)
+    path = checkpoint_of(old).save(str(tmp_path / "ckpt"))
+
+    new = Cell(family, after, "function", where)
+    # Before the first step: what has no variables yet is restored when it gets them.
+    restore(new, path)
+    assert new.scale()[:2] == old.scale()[:2]
+    without = Cell(family, before, "function")
+    restore(without, path)
+    for total in (0.25, 1.0, np.nan):
+        step(new, total)
+        step(without, total)
+    assert new.scale()[:2] == without.scale()[:2]
+    for mine in new.copies(new.weight):
+        np.testing.assert_allclose(mine, without.copies(without.weight)[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=IDS)
+@pytest.mark.parametrize("name", ["none", "mirrored_2"])
+def test_a_write_that_is_cut_short_leaves_the_checkpoint_before_usable(family, name, tmp_path):
+    cell = Cell(family, name, "function")
+    manager = tf.train.CheckpointManager(checkpoint_of(cell), str(tmp_path), max_to_keep=3)
+    step(cell, 1.0)
+    manager.save()
+    step(cell, np.inf)
+    good = manager.save()
+    kept = [cell.state(), cell.scale()]
+
+    # The process dies while it writes the third: its data are there in part, its index is not, and nothing names it.
+    step(cell, 1.0)
+    third = pathlib.Path(checkpoint_of(cell).write(str(tmp_path / "ckpt-3")))
+    data = third.with_name("ckpt-3.data-00000-of-00001")
+    data.write_bytes(data.read_bytes()[: data.stat().st_size // 2])
+    third.with_name("ckpt-3.index").unlink()
+
+    resumed = Cell(family, name, "function")
+    fresh = tf.train.CheckpointManager(checkpoint_of(resumed), str(tmp_path), max_to_keep=3)
+    assert fresh.latest_checkpoint == good
+    with resumed.strategy.scope() if resumed.strategy else contextlib.nullcontext():
+        resumed.optimizer.build([resumed.weight, resumed.bias])
+    fresh.checkpoint.restore(fresh.latest_checkpoint).assert_consumed()
+    np.testing.assert_equal([resumed.state(), resumed.scale()], kept)
+
+    # A file that is damaged later is an error, and the one before still restores.
+    damaged = pathlib.Path(good + ".data-00000-of-00001")
+    damaged.write_bytes(damaged.read_bytes()[:20])
+    with pytest.raises((tf.errors.OpError, IndexError)):
+        fresh.checkpoint.restore(good)
+    fresh.checkpoint.restore(fresh.checkpoints[0])
+    assert resumed.scale() == (16.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=IDS)
+def test_restoring_into_another_optimizer_names_the_part_that_does_not_fit(family, tmp_path):
+    cell = Cell(family, "none", "function")
+    step(cell, 1.0)
+    path = checkpoint_of(cell).save(str(tmp_path / "ckpt"))
+
+    other = Cell(family, "none", "function", inner=family.sgd)
+    step(other, 1.0)
+    status = checkpoint_of(other).restore(path)
+    named = {
+        "keras3": r"optimizer\._variables\.2.*momentum",
+        "tf_keras": r"optimizer\._variables\.2.*Adam",
+        "tf_keras_legacy": "momentum",
+    }
+    with pytest.raises(AssertionError, match=f"(?s){named[family.name]}"):
+        status.assert_consumed()
+
+    wider = Cell(family, "none", "function")
+    wider.weight = tf.Variable([1.0, 2.0, 3.0])
+    with pytest.raises(ValueError, match=r"(?s)Variable.*\(2,\)|\(2,\).*Variable"):
+        checkpoint_of(wider).restore(path)

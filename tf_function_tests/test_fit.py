@@ -1,0 +1,135 @@
+"""`fit` under strategies: compile, mixed_float16, jit_compile, an overflow on one replica."""
+
+import contextlib
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import strategies
+from tests.families import FAMILIES, IDS
+from tf_lossscale import LossScaleOptimizer
+
+STRATEGIES = ["none", "one_device", "mirrored_2", "mirrored_2_apart", "mirrored_4", "central_storage", "tpu"]
+BATCH = 8
+
+
+def why_not(family, name):
+    """Why the libraries themselves cannot fit here, or None."""
+    if name == "tpu":
+        return "a TPUStrategy without a TPU has no dataset of its own"
+    return None
+
+
+@contextlib.contextmanager
+def policy(family, name):
+    """The dtype policy, for a while."""
+    mixed = family.keras.mixed_precision
+    before = mixed.global_policy() if hasattr(mixed, "global_policy") else mixed.dtype_policy()
+    set_policy = getattr(mixed, "set_global_policy", None) or mixed.set_dtype_policy
+    set_policy(name)
+    try:
+        yield
+    finally:
+        set_policy(before)
+
+
+def fitted(family, name, x, y, dtype="mixed_float16", epochs=1, optimizer=None, **compile_options):
+    """A model after `fit`, with its weights on every replica."""
+    apart = name.endswith("_apart")
+    strategy = strategies.get(name.removesuffix("_apart"))
+    layers = family.keras.layers
+    with policy(family, dtype), strategies.apart(strategy) if apart else contextlib.nullcontext():
+        with contextlib.nullcontext() if strategy is None else strategy.scope():
+            model = family.keras.Sequential(
+                [
+                    layers.Input((4,)),
+                    layers.Dense(8, kernel_initializer="ones"),
+                    layers.Dense(1, kernel_initializer="ones", dtype="float32"),
+                ]
+            )
+            wrapped = LossScaleOptimizer(family.adam(), initial_scale=64.0, dynamic_growth_steps=3)
+            optimizer = optimizer() if optimizer else wrapped
+            model.compile(optimizer, "mse", **compile_options)
+        model.fit(x, y, batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0)
+    assert model.optimizer is optimizer, "not wrapped again"
+    return model
+
+
+def data(batches):
+    x = np.random.default_rng(0).normal(size=(BATCH * batches, 4)).astype("float32")
+    return x, x.sum(1, keepdims=True)
+
+
+def count(optimizer):
+    return int(np.asarray(optimizer.iterations))
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=IDS)
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_fit_skips_the_step_of_a_batch_that_overflows_on_the_last_replica(family, name):
+    if why_not(family, name):
+        pytest.skip(why_not(family, name))
+    x, y = data(4)
+    x[2 * BATCH - 1] = 1e38  # the last row of the second batch
+    # tf_keras refuses mixed precision in central storage.
+    dtype = "float32" if name == "central_storage" else "mixed_float16"
+    model = fitted(family, name, x, y, dtype, jit_compile=False)
+    optimizer = model.optimizer
+    assert all(np.isfinite(w).all() for w in model.get_weights())
+    assert float(optimizer.loss_scale) == 32.0
+    assert int(np.asarray(optimizer.dynamic_counter.numpy())) == 2
+    # A skipped step counts by TensorFlow 2's contract, and does not by Keras 3's.
+    assert count(optimizer) == (3 if family.name == "keras3" else 4)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=IDS)
+@pytest.mark.parametrize("name", STRATEGIES[1:])
+def test_fit_learns_under_a_strategy_what_it_learns_without(family, name):
+    if why_not(family, name):
+        pytest.skip(why_not(family, name))
+    x, y = data(4)
+    mine = fitted(family, name, x, y, dtype="float32", epochs=2, jit_compile=False)
+    theirs = fitted(family, "none", x, y, dtype="float32", epochs=2, jit_compile=False)
+    for a, b in zip(mine.get_weights(), theirs.get_weights()):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-5)
+    assert float(mine.optimizer.loss_scale) == float(theirs.optimizer.loss_scale)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=IDS)
+@pytest.mark.parametrize("name", ["none", "one_device"])
+def test_compiled_fit_in_float16_is_fit(family, name):
+    x, y = data(4)
+    x[0] = 1e38
+    mine = fitted(family, name, x, y, jit_compile=True)
+    theirs = fitted(family, name, x, y, jit_compile=False)
+    for a, b in zip(mine.get_weights(), theirs.get_weights()):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
+    assert float(mine.optimizer.loss_scale) == float(theirs.optimizer.loss_scale) == 64.0
+
+
+class TestCompiledFitOverSeveralReplicas:
+    """compile(jit_compile=True) and fit in mixed_float16 under MirroredStrategy: keras-team/keras issue 21366.
+
+    On GPUs, replicas cannot meet in a function that XLA compiles, and Keras's own wrapper has them meet inside its
+    tf.cond. On CPUs TensorFlow compiles no function whose variables are on a second virtual CPU, so what can be shown
+    is two things: that such a function is traced up to there, and that it trains right where it is not compiled.
+    """
+
+    def test_it_crashes_with_the_wrapper_of_keras(self):
+        family = FAMILIES[0]
+        with pytest.raises(RuntimeError, match="merge_call"):
+            fitted(
+                family,
+                "mirrored_2_apart",
+                *data(1),
+                optimizer=lambda: keras.optimizers.LossScaleOptimizer(family.adam()),
+                jit_compile=True,
+            )
+
+    @pytest.mark.parametrize("family", FAMILIES, ids=IDS)
+    def test_it_is_traced(self, family):
+        x, y = data(1)
+        with pytest.raises(tf.errors.InvalidArgumentError, match="tfvariable_on_a_different_device"):
+            fitted(family, "mirrored_2_apart", x, y, jit_compile=True)
