@@ -269,17 +269,43 @@ def test_a_float16_loss_that_cannot_hold_the_scale_warns(monkeypatch):
 
 
 @families
-def test_an_overflow_that_only_the_scaling_causes_is_seen_in_a_tf_function(family):
+@pytest.mark.parametrize("options", [{}, {"jit_compile": True}], ids=["function", "xla"])
+@pytest.mark.parametrize("contract", ["tf2", "keras3"])
+def test_an_overflow_that_only_the_scaling_causes_is_seen_when_compiled(family, options, contract):
     weight = tf.Variable([1.0, 1.0])
     optimizer = LossScaleOptimizer(family.sgd(), initial_scale=2.0**15)
 
-    @tf.function
+    @tf.function(**options)
     def step(gradient):
-        optimizer.minimize(lambda: tf.reduce_sum(weight * gradient), [weight])
+        if contract == "tf2":
+            optimizer.minimize(lambda: tf.reduce_sum(weight * gradient), var_list=[weight])
+            return
+        with tf.GradientTape() as tape:
+            loss = optimizer.scale_loss(tf.reduce_sum(weight * gradient))
+        optimizer.apply([tape.gradient(loss, weight)], [weight])
 
     step(tf.constant([1e36, 1.0]))
     np.testing.assert_array_equal(weight, [1.0, 1.0])
     assert float(optimizer.loss_scale) == 2.0**14
+
+
+@families
+@compiled
+def test_variables_without_a_gradient_are_left_alone(family, compiled):
+    first, unused, last = tf.Variable(1.0), tf.Variable(1.0), tf.Variable(1.0)
+    optimizer = LossScaleOptimizer(family.sgd(), initial_scale=8.0)
+
+    def step(factor):
+        with tf.GradientTape() as tape:
+            loss = optimizer.get_scaled_loss(factor * first + last)
+        gradients = optimizer.get_unscaled_gradients(tape.gradient(loss, [first, unused, last]))
+        optimizer.apply_gradients(zip(gradients, [first, unused, last]))
+
+    function = tf.function(step) if compiled else step
+    for factor in (1.0, np.nan):
+        function(tf.constant(factor))
+        assert [float(v) for v in (first, unused, last)] == [0.5, 1.0, 0.5]
+    assert float(optimizer.loss_scale) == 4.0
 
 
 @families

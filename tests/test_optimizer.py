@@ -307,6 +307,19 @@ def test_a_trainer_that_asks_for_the_class_and_runs_under_a_strategy(family, nam
 
 
 @families
+def test_it_is_built_in_the_scope_of_a_strategy(family):
+    strategy = strategies.get("mirrored_2")
+    with strategy.scope():
+        weight = family.variable(2.0)
+        optimizer = LossScaleOptimizer(family.adam())
+        optimizer.build([weight])
+    built = len(optimizer.variables)
+    strategy.run(lambda: optimizer.apply_gradients([(tf.constant(1.0), weight)]))
+    assert weight.numpy() == pytest.approx(1.9)
+    assert len(optimizer.variables) == built > 2
+
+
+@families
 def test_two_optimizers_of_one_program_keep_their_scales_apart(family):
     weights = [tf.Variable(1.0), tf.Variable(1.0)]
     generator, discriminator = (LossScaleOptimizer(family.sgd(), initial_scale=8.0) for _ in range(2))

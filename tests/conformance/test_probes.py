@@ -211,7 +211,7 @@ ELSEWHERE = {
     "LSO(keras 3 optimizer)": "all families are accepted",
     "LSO(experimental new optimizer)": "all families are accepted",
     "LSO(tensorflow.python.keras optimizer)": "a private module that TensorFlow no longer has",
-    "compile(*": "tests/test_keras.py: compile and fit",
+    "compile(*": "tests/test_fit.py: compile and fit",
     "mro": "an implementation detail",
     "repr(wrapper)": "ours says what the wrapper is",
     "get_config of *": "test_api.py: the configs",

@@ -1,0 +1,98 @@
+"""Whether gradients are finite, against NumPy."""
+
+import hypothesis
+import hypothesis.extra.numpy as hnp
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_lossscale.core.finite import all_finite
+
+SETTINGS = hypothesis.settings(max_examples=150, deadline=None, derandomize=True)
+DTYPES = ["float16", "bfloat16", "float32", "float64"]
+INF, NAN = float("inf"), float("nan")
+
+arrays = hnp.arrays(
+    st.sampled_from([np.float16, np.float32, np.float64]),
+    hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5),
+    elements={"allow_nan": True, "allow_infinity": True},
+)
+
+
+@SETTINGS
+@hypothesis.given(st.lists(st.one_of(st.none(), arrays), max_size=4))
+def test_it_says_what_numpy_says(gradients):
+    expected = all(np.all(np.isfinite(g)) for g in gradients if g is not None)
+    assert bool(all_finite([None if g is None else tf.constant(g) for g in gradients])) == expected
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("value", [INF, -INF, NAN])
+@pytest.mark.parametrize("compiled", [None, False, True], ids=["eager", "function", "xla"])
+def test_one_bad_value_anywhere_is_found(dtype, value, compiled):
+    check = all_finite if compiled is None else tf.function(all_finite, jit_compile=compiled)
+    for place in (0, 500, 999):
+        gradient = np.ones(1000)
+        gradient[place] = value
+        bad, fine = tf.cast(gradient, dtype), tf.ones([3, 3], dtype)
+        assert not check([fine, bad, fine])
+        assert check([fine, fine])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_largest_values_are_finite_though_their_squares_and_sums_are_not(dtype):
+    largest = tf.cast(tf.constant(np.float64(tf.as_dtype(dtype).max)), dtype)
+    assert all_finite([tf.fill([4096], largest)])
+    assert all_finite([tf.stack([largest, -largest, tf.zeros([], dtype)])])
+
+
+def test_no_gradients_at_all_are_finite():
+    assert all_finite([])
+    assert all_finite([None, None])
+    assert all_finite([tf.zeros([0])])
+
+
+def slices(values, indices, dtype="float32"):
+    return tf.IndexedSlices(tf.constant(values, dtype), tf.constant(indices), tf.constant([8, 2]))
+
+
+@pytest.mark.parametrize("compiled", [None, False, True], ids=["eager", "function", "xla"])
+@pytest.mark.parametrize(
+    ("values", "indices", "finite"),
+    [
+        ([[1.0, 2.0], [3.0, 4.0]], [0, 1], True),
+        ([[1.0, NAN], [3.0, 4.0]], [0, 0], False),
+        ([[3.0, 4.0], [INF, 4.0]], [0, 1], False),
+        ([[INF, 0.0], [-INF, 0.0]], [5, 5], False),
+        # Rows with the same index are summed before they are applied.
+        ([[3e38, 0.0], [3e38, 0.0]], [5, 5], False),
+        ([[3e38, 0.0], [3e38, 0.0]], [5, 6], True),
+        ([[3e38, 0.0], [-3e38, 0.0]], [5, 5], True),
+    ],
+)
+def test_sparse_rows(values, indices, finite, compiled):
+    check = all_finite if compiled is None else tf.function(all_finite, jit_compile=compiled)
+    assert bool(check([slices(values, indices)])) == finite
+
+
+def test_sparse_gradients_without_a_shape_or_without_rows():
+    assert all_finite([tf.IndexedSlices(tf.ones([2, 2]), tf.constant([0, 1]))])
+    assert not all_finite([tf.IndexedSlices(tf.constant([[NAN]]), tf.constant([0]))])
+    assert all_finite([tf.IndexedSlices(tf.zeros([0, 2]), tf.zeros([0], tf.int64), tf.constant([8, 2]))])
+
+
+@SETTINGS
+@hypothesis.given(
+    hnp.arrays(np.float16, (6, 2), elements={"allow_nan": True, "allow_infinity": True}),
+    st.lists(st.integers(0, 3), min_size=6, max_size=6),
+)
+def test_random_sparse_rows_count_as_their_sum(values, indices):
+    with np.errstate(all="ignore"):
+        sums, sizes = np.zeros((4, 2), np.float32), np.zeros((4, 2), np.float32)
+        np.add.at(sums, indices, values.astype(np.float32))
+        np.add.at(sizes, indices, np.abs(values).astype(np.float32))
+    # Where sizes go beyond float16 and their sum does not, the order in which rows are summed decides.
+    hypothesis.assume(not ((sizes > 65000) & (np.abs(sums) < 66000)).any())
+    expected = bool(np.all(np.isfinite(sums)) and np.all(np.abs(sums) <= 65504))
+    assert bool(all_finite([slices(values, indices, "float16")])) == expected

@@ -1,0 +1,160 @@
+"""The state machine against a plain NumPy model of it."""
+
+import math
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_lossscale.core.rules import Counts, Rules
+from tf_lossscale.core.state import DynamicLossScale
+
+SETTINGS = hypothesis.settings(max_examples=150, deadline=None, derandomize=True)
+
+
+@st.composite
+def rules(draw):
+    min_scale = draw(st.sampled_from([2.0**-20, 0.5, 1.0, 8.0]))
+    max_scale = draw(st.sampled_from([None, 8.0, 2.0**16, 2.0**127]))
+    return Rules(
+        growth_steps=draw(st.integers(1, 4)),
+        growth_factor=draw(st.sampled_from([1.001, 1.5, 2.0, 4.0, 1e30])),
+        backoff_factor=draw(st.sampled_from([1e-30, 0.25, 0.5, 0.999])),
+        hysteresis=draw(st.integers(1, 3)),
+        min_scale=min_scale,
+        max_scale=max_scale,
+        forgiving=draw(st.booleans()),
+    )
+
+
+class Model:
+    """What the class docstring says, in plain Python and NumPy's float32."""
+
+    def __init__(self, rules, scale):
+        self.rules, self.scale, self.good, self.bad = rules, np.float32(scale), 0, 0
+
+    def step(self, finite):
+        rules = self.rules
+        with np.errstate(over="ignore", under="ignore"):
+            if finite:
+                self.good += 1
+                if rules.forgiving:
+                    self.bad = 0
+                if self.good >= rules.growth_steps:
+                    bigger = self.scale * np.float32(rules.growth_factor)
+                    if rules.max_scale is not None:
+                        self.scale = min(bigger, np.float32(rules.max_scale))
+                    elif np.isfinite(bigger):
+                        self.scale = bigger
+                    self.good = self.bad = 0
+            else:
+                self.good = 0
+                self.bad += 1
+                if self.bad >= rules.hysteresis:
+                    smaller = self.scale * np.float32(rules.backoff_factor)
+                    self.scale = max(smaller, np.float32(rules.min_scale))
+                    self.bad = 0
+        return self.scale, self.good, self.bad
+
+
+def is_same(scale, expected):
+    # The last bit of a product with a factor that is no power of two may be rounded otherwise.
+    return scale == expected or abs(scale - expected) <= 2e-7 * expected
+
+
+@SETTINGS
+@hypothesis.given(rules(), st.sampled_from([1.0, 8.0, 2.0**15, 2.0**126]), st.lists(st.booleans(), max_size=12))
+def test_random_outcomes_follow_the_plain_model(rules, scale, outcomes):
+    model, state = Model(rules, scale), Counts(tf.constant(scale), tf.constant(0, tf.int64), tf.constant(0, tf.int64))
+    for finite in outcomes:
+        state = rules.next(tf.constant(finite), state)
+        expected = model.step(finite)
+        assert is_same(float(state.scale), float(expected[0]))
+        assert (int(state.good), int(state.bad)) == expected[1:]
+        model.scale = np.float32(state.scale)
+
+
+@SETTINGS
+@hypothesis.given(rules(), st.lists(st.booleans(), max_size=40))
+def test_the_scale_stays_finite_positive_and_between_its_bounds(rules, outcomes):
+    low, high = rules.min_scale, rules.max_scale or math.inf
+    hypothesis.assume(low <= high)
+    state = Counts(tf.constant(low), tf.constant(0, tf.int64), tf.constant(0, tf.int64))
+    for finite in outcomes:
+        state = rules.next(tf.constant(finite), state)
+        assert low <= float(state.scale) <= high
+        assert math.isfinite(float(state.scale))
+        assert 0 <= int(state.good) < rules.growth_steps
+        assert 0 <= int(state.bad) < rules.hysteresis
+
+
+def sequence(rules, scale, outcomes):
+    state = Counts(scale, 0, 0)
+    for finite in outcomes:
+        state = rules.next(finite, state)
+    return float(state.scale), int(state.good), int(state.bad)
+
+
+@pytest.mark.parametrize(
+    ("rules", "scale", "outcomes", "expected"),
+    [
+        (Rules(growth_steps=2), 8.0, "g", (8.0, 1, 0)),
+        (Rules(growth_steps=2), 8.0, "gg", (16.0, 0, 0)),
+        (Rules(growth_steps=2), 8.0, "gb", (4.0, 0, 0)),
+        (Rules(), 1.5, "b", (1.0, 0, 0)),
+        # A scale below the floor rises to it, as it did in every version of TensorFlow.
+        (Rules(), 0.25, "b", (1.0, 0, 0)),
+        (Rules(growth_steps=1), 0.25, "g", (0.5, 0, 0)),
+        (Rules(growth_steps=1), 2.0**127, "g", (2.0**127, 0, 0)),
+        (Rules(growth_steps=1, max_scale=12.0), 8.0, "g", (12.0, 0, 0)),
+        # A scale above the ceiling, from a checkpoint, comes down to it.
+        (Rules(growth_steps=1, max_scale=12.0), 64.0, "g", (12.0, 0, 0)),
+        (Rules(hysteresis=2), 8.0, "b", (8.0, 0, 1)),
+        (Rules(hysteresis=2), 8.0, "bb", (4.0, 0, 0)),
+        (Rules(hysteresis=2), 8.0, "bgb", (8.0, 0, 1)),
+        (Rules(hysteresis=2, forgiving=False), 8.0, "bgb", (4.0, 0, 0)),
+        (Rules(min_scale=2.0**-3), 1.0, "bbbbb", (0.125, 0, 0)),
+    ],
+)
+def test_a_table_of_sequences(rules, scale, outcomes, expected):
+    assert sequence(rules, scale, [outcome == "g" for outcome in outcomes]) == expected
+
+
+def test_a_tf_function_and_xla_do_as_eager_mode_does():
+    rules = Rules(growth_steps=2, growth_factor=3.0, backoff_factor=0.3, hysteresis=2)
+    for options in ({}, {"jit_compile": True}):
+        step = tf.function(lambda finite, *counts: rules.next(finite, Counts(*counts)), **options)
+        eager = compiled = Counts(tf.constant(8.0), tf.constant(0, tf.int64), tf.constant(0, tf.int64))
+        for finite in (True, True, False, True, False, False, True, True, False):
+            eager = rules.next(tf.constant(finite), eager)
+            compiled = step(tf.constant(finite), *compiled)
+            assert [x.numpy() for x in eager] == [x.numpy() for x in compiled]
+
+
+def test_the_step_is_a_few_scalar_operations_without_a_branch():
+    counts = Counts(*(tf.TensorSpec([], dtype) for dtype in (tf.float32, tf.int64, tf.int64)))
+    step = tf.function(lambda finite, *counts: Rules().next(finite, Counts(*counts)))
+    operations = step.get_concrete_function(tf.TensorSpec([], tf.bool), *counts).graph.get_operations()
+    assert not {"If", "StatelessIf", "While", "Switch"} & {o.type for o in operations}
+    assert all(output.shape.rank == 0 for o in operations for output in o.outputs)
+
+
+def test_counts_in_variables_move_as_counts_in_tensors():
+    rules = Rules(growth_steps=2, hysteresis=2)
+    scale = DynamicLossScale(8.0, rules)
+    model = Model(rules, 8.0)
+    for finite in (True, True, False, True, False, False, True, True, False):
+        scale.record(tf.constant(finite))
+        expected = model.step(finite)
+        assert (scale().numpy(), scale.good_steps.numpy(), scale.bad_steps.numpy()) == expected
+        assert bool(scale.last_step_skipped) is not finite
+    assert int(scale.skipped_steps) == 4
+
+
+def test_checked_rules_are_plain_numbers():
+    numbers = Rules(np.int64(3), tf.constant(2.0), np.float32(0.5), 2.0, np.float64(1), tf.constant(8.0)).checked()
+    assert numbers == Rules(3, 2.0, 0.5, 2, 1.0, 8.0)
+    types = [type(getattr(numbers, n)) for n in ("growth_steps", "growth_factor", "hysteresis", "max_scale")]
+    assert types == [int, float, int, float]

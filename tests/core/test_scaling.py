@@ -1,0 +1,118 @@
+"""Scaling a loss and unscaling gradients, against NumPy."""
+
+import hypothesis
+import hypothesis.extra.numpy as hnp
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_lossscale.core import scaling
+
+SETTINGS = hypothesis.settings(max_examples=100, deadline=None, derandomize=True)
+DTYPES = ["float16", "bfloat16", "float32", "float64"]
+values = hnp.arrays(np.float32, hnp.array_shapes(min_dims=0, max_dims=2), elements=st.floats(-1000, 1000, width=16))
+exponents = st.integers(-8, 20)
+
+
+@SETTINGS
+@hypothesis.given(values, exponents)
+def test_unscaling_what_was_scaled_by_a_power_of_two_gives_back_every_bit(array, exponent):
+    scale = tf.constant(2.0**exponent)
+    scaled = scaling.scale_loss(tf.constant(array), lambda: scale)
+    np.testing.assert_array_equal(scaled, array * np.float32(2.0**exponent))
+    for undo in (scaling.unscale, scaling.divide):
+        (back,) = undo([scaled], scale)
+        np.testing.assert_array_equal(back, array)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype_is_kept(dtype):
+    scale = tf.constant(8.0)
+    loss = tf.constant([2.0, 0.5], dtype)
+    scaled = scaling.scale_loss(loss, lambda: scale)
+    assert scaled.dtype == dtype
+    np.testing.assert_array_equal(tf.cast(scaled, tf.float32), [16.0, 4.0])
+    for undo in (scaling.unscale, scaling.divide):
+        (back,) = undo([scaled], scale)
+        assert back.dtype == dtype
+        np.testing.assert_array_equal(back, loss)
+
+
+def test_structures_functions_and_python_numbers():
+    scale = tf.constant(8.0)
+    nested = scaling.scale_loss({"a": 1.0, "b": (tf.constant([2.0]), [tf.constant(3.0)])}, lambda: scale)
+    assert float(nested["a"]) == 8.0
+    assert float(nested["b"][1][0]) == 24.0
+    calls = []
+
+    def loss():
+        calls.append(1)
+        return tf.constant(2.0), tf.constant(4.0)
+
+    function = scaling.scale_loss(loss, lambda: scale)
+    assert not calls, "a function is scaled when it is called"
+    assert [float(part) for part in function()] == [16.0, 32.0]
+
+
+def test_the_scale_is_read_when_a_function_is_called():
+    scale = tf.Variable(8.0)
+    function = scaling.scale_loss(lambda: tf.constant(1.0), lambda: tf.convert_to_tensor(scale))
+    scale.assign(16.0)
+    assert float(function()) == 16.0
+
+
+@pytest.mark.parametrize("undo", [scaling.unscale, scaling.divide], ids=["unscale", "divide"])
+def test_none_and_indexed_slices_are_kept(undo):
+    slices = tf.IndexedSlices(tf.constant([[8.0]]), tf.constant([3]), tf.constant([5, 1]))
+    none, sparse, dense = undo(iter([None, slices, np.float32(16.0)]), tf.constant(8.0))
+    assert none is None
+    assert isinstance(sparse, tf.IndexedSlices)
+    assert (sparse.values.numpy(), sparse.indices.numpy(), dense.numpy()) == ([[1.0]], [3], 2.0)
+    assert sparse.dense_shape is slices.dense_shape
+
+
+def test_divide_goes_where_a_reciprocal_is_zero_and_where_float16_ends():
+    (back,) = scaling.divide([tf.constant([2.0**127])], tf.constant(2.0**127))
+    assert back.numpy() == 1.0
+    (back,) = scaling.divide([tf.constant([2.0**15], tf.float16)], tf.constant(2.0**20))
+    assert back.numpy() == 2.0**-5
+
+
+@pytest.mark.parametrize("wrong", [3, tf.constant([1, 2]), True, "loss", tf.constant(1j)], ids=repr)
+def test_what_does_not_float_is_a_type_error_that_says_so(wrong):
+    with pytest.raises(TypeError, match="must be a floating tensor, but got dtype"):
+        scaling.scale_loss(wrong, lambda: tf.constant(8.0))
+    for undo in (scaling.unscale, scaling.divide):
+        with pytest.raises(TypeError, match="must be a floating tensor, but got dtype"):
+            undo([wrong], tf.constant(8.0))
+
+
+@pytest.mark.parametrize("undo", [scaling.unscale, scaling.divide], ids=["unscale", "divide"])
+@pytest.mark.parametrize("options", [{}, {"jit_compile": True}], ids=["function", "xla"])
+def test_an_overflow_between_scaling_and_unscaling_stays_an_overflow(undo, options):
+    variable = tf.Variable(2.0**15)
+
+    @tf.function(**options)
+    def there_and_back(values):
+        scale = variable.read_value()
+        return undo([scaling.scale_loss(values, lambda: scale)], scale)[0]
+
+    np.testing.assert_array_equal(there_and_back(tf.constant([1e36, 1.0])), [np.inf, 1.0])
+
+
+def test_the_wall_is_nothing_in_eager_mode_and_lets_gradients_of_gradients_through():
+    tensor = tf.constant(1.0)
+    assert scaling.opaque(tensor) is tensor
+
+    @tf.function
+    def second_derivative(x):
+        with tf.GradientTape() as outer:
+            outer.watch(x)
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                scaled = x**3 * 8.0
+            (unscaled,) = scaling.unscale([inner.gradient(scaled, x)], tf.constant(8.0))
+        return outer.gradient(unscaled, x)
+
+    assert float(second_derivative(tf.constant(2.0))) == 12.0

@@ -1,0 +1,109 @@
+"""The variables of a loss scale: what they are called, who saves them, and when they move."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_lossscale.core.rules import Rules
+from tf_lossscale.core.state import DynamicLossScale, FixedLossScale, LossScale
+
+
+def saved_names(trackable, path):
+    path = tf.train.Checkpoint(scale=trackable).write(str(path / "checkpoint"))
+    return {name.split("/.ATTRIBUTES")[0] for name, _ in tf.train.list_variables(path) if "ATTRIBUTES" in name}
+
+
+def test_a_checkpoint_holds_what_every_tensorflow_version_wrote_and_no_more(tmp_path):
+    assert saved_names(DynamicLossScale(), tmp_path) == {"scale/current_loss_scale", "scale/good_steps"}
+    with_hysteresis = saved_names(DynamicLossScale(rules=Rules(hysteresis=2)), tmp_path)
+    assert with_hysteresis == {"scale/current_loss_scale", "scale/good_steps", "scale/bad_steps"}
+    assert saved_names(FixedLossScale(8.0), tmp_path) == set()
+
+
+def test_the_variables_are_scalars_that_are_not_trained():
+    scale = DynamicLossScale(8.0, Rules(hysteresis=2))
+    assert [(v.name, v.dtype, v.shape.rank) for v in scale.variables] == [
+        ("current_loss_scale:0", tf.float32, 0),
+        ("good_steps:0", tf.int64, 0),
+        ("bad_steps:0", tf.int64, 0),
+    ]
+    assert not any(v.trainable for v in scale.variables)
+    assert scale.trainable_variables == ()
+    assert all(v.aggregation == tf.VariableAggregation.NONE for v in scale.variables)
+    assert DynamicLossScale().bad_steps is None
+    assert FixedLossScale(8.0).variables == ()
+
+
+def test_a_restored_scale_goes_on_where_it_was(tmp_path):
+    first = DynamicLossScale(8.0, Rules(growth_steps=3, hysteresis=2))
+    for finite in (True, True, False):
+        first.record(tf.constant(finite))
+    path = tf.train.Checkpoint(scale=first).write(str(tmp_path / "checkpoint"))
+    second = DynamicLossScale(2.0, Rules(growth_steps=3, hysteresis=2))
+    tf.train.Checkpoint(scale=second).read(path).assert_consumed()
+    for scale in (first, second):
+        scale.record(tf.constant(False))
+        assert (float(scale()), int(scale.good_steps), int(scale.bad_steps)) == (4.0, 0, 0)
+
+
+def test_a_fixed_scale_moves_for_nothing_and_asks_nothing():
+    scale = FixedLossScale(8.0)
+    assert not scale.may_skip
+    assert scale.record(tf.constant(False)) == []
+    assert float(scale()) == 8.0
+    asking = FixedLossScale(8.0, skip_overflow=True)
+    assert asking.may_skip
+    assert not asking.check([tf.constant(np.inf)])
+
+
+def test_a_scale_of_ones_own_says_what_it_is():
+    class Constant(LossScale):
+        def __call__(self):
+            return tf.constant(4.0)
+
+    assert float(Constant()()) == 4.0
+    assert not Constant().may_skip
+    with pytest.raises(NotImplementedError):
+        LossScale()()
+
+
+def test_it_moves_inside_a_tf_function_and_is_made_outside_of_it():
+    made = []
+
+    @tf.function
+    def step(gradient):
+        if not made:
+            made.append(DynamicLossScale(8.0))
+        scale = made[0]
+        scale.record(scale.check([gradient]))
+        return scale()
+
+    assert [float(step(tf.constant(g))) for g in (1.0, np.inf, 1.0, np.nan)] == [8.0, 4.0, 4.0, 2.0]
+
+
+def test_each_legacy_graph_has_variables_of_its_own_among_the_global_ones():
+    scale = DynamicLossScale(8.0)
+    for _ in range(2):
+        with tf.Graph().as_default() as graph, tf.compat.v1.Session() as session:
+            gradient = tf.compat.v1.placeholder(tf.float32, [])
+            with tf.control_dependencies(scale.record(scale.check([gradient]))):
+                after = scale.current_loss_scale.read_value()
+            names = {v.op.name for v in graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)}
+            assert names == {"current_loss_scale", "good_steps"}
+            session.run(tf.compat.v1.global_variables_initializer())
+            assert [session.run(after, {gradient: g}) for g in (1.0, np.inf, np.nan)] == [8.0, 4.0, 2.0]
+    assert float(scale()) == 8.0, "eager mode has its own as well"
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf"), 1e39])
+def test_scales_that_ruin_training_are_refused(scale):
+    for make in (DynamicLossScale, FixedLossScale):
+        with pytest.raises(ValueError, match="`initial_scale` must be a finite float32 number above 0"):
+            make(scale)
+    with pytest.raises(TypeError, match="`initial_scale` must be a number"):
+        DynamicLossScale("dynamic")
+
+
+def test_a_start_above_the_ceiling_is_refused():
+    with pytest.raises(ValueError, match="`initial_scale` must not be above `max_scale`"):
+        DynamicLossScale(16.0, Rules(max_scale=8.0))
