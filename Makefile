@@ -1,10 +1,10 @@
-# Everything runs in .venv, which is made anew when setup.cfg changes.
+# Everything runs in .venv, which is made when it is missing and installed into again when setup.cfg changes.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: demo test lint unit doctest slow test-slow test-tpu test-gpu bench docs-tables clean
+.PHONY: demo test lint doctest unit test-slow test-tpu bench docs-tables clean
 
 ## Install the package and run the main job.
 demo: $(VENV)/.demo
@@ -26,15 +26,15 @@ unit: $(VENV)/.test
 
 ## Tests that start processes of their own.
 test-slow: $(VENV)/.test
-	$(BIN)/python -m pytest -q -p no:cacheprovider -m slow tests tf_function_tests
+	$(BIN)/python -m pytest -q -p no:cacheprovider -n 2 -m slow tests tf_function_tests
 
 ## The compiled step, taken by the TPU compiler; needs no TPU but the extra tpu-check.
 test-tpu: $(VENV)/.tpu
 	$(BIN)/python -m pytest -q -p no:cacheprovider -m tpu tf_function_tests
 
-## The suite on a real GPU; skipped with a reason where there is none.
-test-gpu: $(VENV)/.test
-	$(BIN)/python -m pytest -q -p no:cacheprovider -m gpu tf_function_tests
+## What a step costs, next to the bare optimizer and to the libraries' own wrappers.
+bench: $(VENV)/.test
+	$(BIN)/python benchmarks/steps.py
 
 ## Write the tables of docs/migration.md anew, from the cases that the rewrite is tested with.
 docs-tables: $(VENV)/.test
