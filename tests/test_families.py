@@ -305,3 +305,20 @@ def test_langevin_dynamics_of_tensorflow_probability_are_wrapped():
         session.run(step, {factor: np.inf})
         np.testing.assert_array_equal(before, session.run(weight))
         assert session.run(optimizer.loss_scale) == 4.0
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.parametrize("family", ALL_FAMILIES, ids=ALL_IDS)
+def test_in_a_function_apply_gradients_returns_a_tensor_to_wait_for_and_to_return(family, dynamic):
+    optimizer = LossScaleOptimizer(family.sgd(), dynamic=dynamic, initial_scale=8.0)
+    weight = tf.Variable(1.0)
+
+    @tf.function
+    def step():
+        done = optimizer.apply_gradients([(tf.constant(1.0), weight)])
+        with tf.control_dependencies([done]):
+            return done, tf.identity(weight)
+
+    done, after = step()
+    assert tf.is_tensor(done)
+    assert after.numpy() == 0.5

@@ -20,7 +20,7 @@ _HOMES = {
 }
 
 # Subpackages that `import tf_lossscale` is enough for.
-_ROOMS = ("amp", "legacy")
+_ROOMS = ("amp", "legacy", "probability")
 
 __all__ = ["LossScaleOptimizer", "__version__", "install", "uninstall"]
 

@@ -285,7 +285,8 @@ class LossScaleOptimizer(Delegating, Configurable):
             **kwargs: passed to the inner optimizer.
 
         Returns:
-            What the family returns: None, `iterations`, or in a legacy graph the operation to run.
+            What the family returns: None, `iterations`, in a `tf.function` a tensor to wait for, or in a legacy graph
+            the operation to run.
 
         Raises:
             ValueError: all gradients are None, or the call is in a cross-replica context.
@@ -470,8 +471,13 @@ class LossScaleOptimizer(Delegating, Configurable):
         return self._step_result(result)
 
     def _step_result(self, operation: Any) -> Any:
-        """What `apply_gradients` returns: in a legacy graph the operation to run."""
-        return None if tf.compat.v1.executing_eagerly_outside_functions() else operation
+        """What `apply_gradients` returns: in a graph something to wait for."""
+        if tf.executing_eagerly():
+            return None
+        if not tf.compat.v1.executing_eagerly_outside_functions():
+            return operation
+        with tf.control_dependencies(replicas.operations(operation)):
+            return tf.constant(True)  # a tf.function can return a tensor, but no operation
 
     def _unscale(self, gradients: list[Any], variables: list[Any], factor: tf.Tensor) -> list[Any]:
         del variables

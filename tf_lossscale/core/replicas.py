@@ -127,7 +127,7 @@ def _either(applied: tf.Tensor, apply: Callable[[], Any], skip: Callable[[], Any
 
     def waited_for(branch: Callable[[], Any]) -> Callable[[], tf.Tensor]:
         def run() -> tf.Tensor:
-            with tf.control_dependencies(_operations(branch())):
+            with tf.control_dependencies(operations(branch())):
                 return tf.constant(True)
 
         return run
@@ -135,11 +135,21 @@ def _either(applied: tf.Tensor, apply: Callable[[], Any], skip: Callable[[], Any
     return [tf.cond(applied, waited_for(apply), waited_for(skip))]
 
 
-def _operations(result: Any) -> list[Any]:
-    """The operations in what a branch returned: legacy graphs have no automatic control dependencies."""
-    operations = [getattr(leaf, "op", leaf) for leaf in tf.nest.flatten(result)]
-    return [operation for operation in operations if isinstance(operation, tf.Operation)]
+def operations(result: Any) -> list[Any]:
+    """Returns the operations in what a step or a branch returned, in a graph.
+
+    >>> operations(None)
+    []
+
+    Args:
+        result: operations, tensors and anything else, in any structure.
+
+    Returns:
+        A list of `tf.Operation`.
+    """
+    found = [getattr(leaf, "op", leaf) for leaf in tf.nest.flatten(result)]
+    return [operation for operation in found if isinstance(operation, tf.Operation)]
 
 
 def _group(result: Any) -> Any:
-    return None if tf.executing_eagerly() else tf.group(*_operations(result))
+    return None if tf.executing_eagerly() else tf.group(*operations(result))

@@ -1,0 +1,203 @@
+"""TensorFlow Probability's loops, with the loss scaled inside.
+
+>>> from tf_lossscale import probability
+>>> probability.minimize.__name__
+'minimize'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tf_lossscale import optional
+from tf_lossscale.optimizer import LossScaleOptimizer
+
+__all__ = ["fit_surrogate_posterior", "minimize"]
+
+
+def _loss_of(traceable_quantities: Any) -> Any:
+    return traceable_quantities.loss
+
+
+def minimize(
+    loss_fn: Callable[..., Any],
+    num_steps: int,
+    optimizer: Any,
+    convergence_criterion: Any = None,
+    batch_convergence_reduce_fn: Callable[[Any], Any] = tf.reduce_all,
+    trainable_variables: Any = None,
+    trace_fn: Callable[[Any], Any] = _loss_of,
+    return_full_length_trace: bool = True,
+    jit_compile: bool = False,
+    seed: Any = None,
+    name: str = "minimize",
+) -> Any:
+    """`tfp.math.minimize`, with gradients that do not vanish in float16.
+
+    The loss is scaled where the gradients are computed and nowhere else: `trace_fn`, `convergence_criterion` and the
+    trace see the loss and the gradients as they are without a scale. A step with a gradient that is not finite is
+    skipped, and its loss and gradients are traced.
+
+    >>> import tensorflow as tf
+    >>> import tf_lossscale
+    >>> x = tf.Variable(0.0)
+    >>> optimizer = tf_lossscale.LossScaleOptimizer(tf.keras.optimizers.SGD(0.25))
+    >>> losses = tf_lossscale.probability.minimize(lambda: (x - 4.0) ** 2, num_steps=3, optimizer=optimizer)
+    >>> losses.numpy().tolist(), x.numpy().item()
+    ([16.0, 4.0, 1.0], 3.5)
+
+    Args:
+        loss_fn: returns the loss, a floating tensor of any shape; may take a `seed`. A float16 loss is fine: the scaled
+            loss itself is never computed, only its gradients.
+        num_steps: the number of steps to take, or the most, with a convergence criterion.
+        optimizer: a `tf_lossscale.LossScaleOptimizer`, around an optimizer of any family.
+        convergence_criterion: one of `tfp.optimizer.convergence_criteria`; it sees unscaled numbers.
+        batch_convergence_reduce_fn: whether to stop, from one bool for each value of the loss.
+        trainable_variables: what to train; None for every variable that the loss uses.
+        trace_fn: takes a `tfp.math.MinimizeTraceableQuantities` of unscaled numbers; what it returns is traced.
+        return_full_length_trace: whether the trace has `num_steps` entries even if the criterion stopped before.
+        jit_compile: whether XLA compiles the loop.
+        seed: handed to `loss_fn`, a new one in each step, as `tfp.random.sanitize_seed` takes it.
+        name: a name for the operations.
+
+    Returns:
+        What `trace_fn` returned on each step, stacked; by default the losses, of the loss's own dtype.
+
+    Raises:
+        TypeError: `optimizer` is not a LossScaleOptimizer, or the loss is not of a floating dtype.
+        ImportError: TensorFlow Probability is not installed.
+
+    Source: https://www.tensorflow.org/probability/api_docs/python/tfp/math/minimize
+    """
+    _require_loss_scale_optimizer(optimizer)
+    return _probability().math.minimize(
+        _with_scaled_gradients(loss_fn, optimizer),
+        num_steps,
+        optimizer,
+        convergence_criterion=convergence_criterion,
+        batch_convergence_reduce_fn=batch_convergence_reduce_fn,
+        trainable_variables=trainable_variables,
+        trace_fn=trace_fn,
+        return_full_length_trace=return_full_length_trace,
+        jit_compile=jit_compile,
+        seed=seed,
+        name=name,
+    )
+
+
+def fit_surrogate_posterior(
+    target_log_prob_fn: Callable[..., Any],
+    surrogate_posterior: Any,
+    optimizer: Any,
+    num_steps: int,
+    convergence_criterion: Any = None,
+    trace_fn: Callable[[Any], Any] = _loss_of,
+    discrepancy_fn: Callable[[Any], Any] | None = None,
+    sample_size: int = 1,
+    importance_sample_size: int = 1,
+    trainable_variables: Any = None,
+    jit_compile: bool | None = None,
+    seed: Any = None,
+    name: str = "fit_surrogate_posterior",
+) -> Any:
+    """`tfp.vi.fit_surrogate_posterior`, with gradients that do not vanish in float16.
+
+    >>> import tensorflow as tf
+    >>> import tensorflow_probability as tfp
+    >>> import tf_lossscale
+    >>> posterior = tfp.distributions.Normal(tf.Variable(0.0), 1.0)
+    >>> losses = tf_lossscale.probability.fit_surrogate_posterior(
+    ...     tfp.distributions.Normal(1.0, 1.0).log_prob,
+    ...     posterior,
+    ...     tf_lossscale.LossScaleOptimizer(tf.keras.optimizers.Adam(0.1)),
+    ...     num_steps=50,
+    ...     seed=1,
+    ... )
+    >>> len(losses), bool(abs(posterior.mean() - 1.0) < 0.1)
+    (50, True)
+
+    Args:
+        target_log_prob_fn: takes a sample of the posterior, returns its log density, of shape `[sample_size]`.
+        surrogate_posterior: a distribution of TensorFlow Probability with trainable variables.
+        optimizer: a `tf_lossscale.LossScaleOptimizer`, around an optimizer of any family.
+        num_steps: the number of steps to take, or the most, with a convergence criterion.
+        convergence_criterion: one of `tfp.optimizer.convergence_criteria`; it sees unscaled numbers.
+        trace_fn: takes a `tfp.math.MinimizeTraceableQuantities` of unscaled numbers; what it returns is traced.
+        discrepancy_fn: an f-divergence; None for `tfp.vi.kl_reverse`.
+        sample_size: the number of samples of the posterior in each step.
+        importance_sample_size: the number of terms of an importance-weighted divergence.
+        trainable_variables: what to train; None for every variable that the loss uses.
+        jit_compile: whether XLA compiles the loop.
+        seed: as `tfp.random.sanitize_seed` takes it.
+        name: a name for the operations.
+
+    Returns:
+        What `trace_fn` returned on each step, stacked; by default the losses.
+
+    Raises:
+        TypeError: `optimizer` is not a LossScaleOptimizer, or the loss is not of a floating dtype.
+        ImportError: TensorFlow Probability is not installed.
+
+    Source: https://www.tensorflow.org/probability/api_docs/python/tfp/vi/fit_surrogate_posterior
+    """
+    _require_loss_scale_optimizer(optimizer)
+    vi = _probability().vi
+
+    def loss_fn(seed: Any = None) -> Any:
+        return vi.monte_carlo_variational_loss(
+            target_log_prob_fn,
+            surrogate_posterior,
+            sample_size=sample_size,
+            importance_sample_size=importance_sample_size,
+            discrepancy_fn=vi.kl_reverse if discrepancy_fn is None else discrepancy_fn,
+            gradient_estimator=vi.GradientEstimators.REPARAMETERIZATION,
+            seed=seed,
+        )
+
+    return minimize(
+        loss_fn,
+        num_steps,
+        optimizer,
+        convergence_criterion=convergence_criterion,
+        trainable_variables=trainable_variables,
+        trace_fn=trace_fn,
+        jit_compile=bool(jit_compile),
+        seed=seed,
+        name=name,
+    )
+
+
+def _probability() -> Any:
+    return optional.load("tensorflow_probability", "probability")
+
+
+def _require_loss_scale_optimizer(optimizer: Any) -> None:
+    if not isinstance(optimizer, LossScaleOptimizer):
+        raise TypeError(
+            f"`optimizer` must be a tf_lossscale.LossScaleOptimizer, but got: {optimizer!r}. "
+            "Wrap it once: optimizer = tf_lossscale.LossScaleOptimizer(optimizer)."
+        )
+
+
+def _with_scaled_gradients(loss_fn: Callable[..., Any], optimizer: Any) -> Callable[..., Any]:
+    """The same loss, whose gradients are those of the scaled loss, unscaled again."""
+
+    def same_loss(**kwargs: Any) -> Any:  # TensorFlow Probability passes `seed` first, and nothing if that fails
+        @tf.custom_gradient
+        def loss_and_gradients() -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.convert_to_tensor(loss_fn(**kwargs))
+
+            def gradients(upstream: Any, variables: Any = ()) -> Any:
+                upstream = optimizer.get_scaled_loss(upstream)
+                scaled = tape.gradient(loss, variables, output_gradients=upstream)
+                return [], optimizer.get_unscaled_gradients(scaled)
+
+            return loss, gradients
+
+        return loss_and_gradients()
+
+    return same_loss
