@@ -107,7 +107,11 @@ def test_a_learning_rate_that_is_set_reaches_a_traced_function_and_others_warn(f
     weight = tf.Variable([1.0])
     optimizer = LossScaleOptimizer(family.adam())
     optimizer.beta_1 = 0.8
-    function = tf.function(lambda: optimizer.minimize(lambda: 1.0 * weight, [weight]) and None)
+
+    @tf.function
+    def function():
+        optimizer.minimize(lambda: 1.0 * weight, [weight])
+
     function()
     assert not seen
     optimizer.learning_rate = 0.0

@@ -104,14 +104,13 @@ def test_restoring_into_another_optimizer_names_the_part_that_does_not_fit(famil
 
     other = Cell(family, "none", "function", inner=family.sgd)
     step(other, 1.0)
-    status = checkpoint_of(other).restore(path)
-    named = {
-        "keras3": r"optimizer\._variables\.2.*momentum",
-        "tf_keras": r"optimizer\._variables\.2.*Adam",
-        "tf_keras_legacy": "momentum",
-    }
-    with pytest.raises(AssertionError, match=f"(?s){named[family.name]}"):
-        status.assert_consumed()
+    if family.name == "tf_keras":  # by position: Adam's second slot of the weight would become the momentum of the bias
+        with pytest.raises(ValueError, match=r"(?s)\(2,\).*\(\).*m/Variable"):
+            checkpoint_of(other).restore(path)
+    else:
+        named = {"keras3": r"optimizer\._variables\.2.*momentum", "tf_keras_legacy": "momentum"}
+        with pytest.raises(AssertionError, match=f"(?s){named[family.name]}"):
+            checkpoint_of(other).restore(path).assert_consumed()
 
     wider = Cell(family, "none", "function")
     wider.weight = tf.Variable([1.0, 2.0, 3.0])
