@@ -132,9 +132,7 @@ class LossScaleOptimizer(
 
     @iterations.setter
     def iterations(self, value: Any) -> None:
-        # With gradient accumulation Keras counts micro-steps inside, and shows steps.
-        micro_steps = self._optimizer.gradient_accumulation_steps or 1
-        self._optimizer._iterations.assign(int(tf.convert_to_tensor(value)) * micro_steps)
+        self._set_iterations(self._optimizer, int(tf.convert_to_tensor(value)))
 
     @property
     def dynamic_scale(self) -> Any:
@@ -202,6 +200,26 @@ class LossScaleOptimizer(
             )
         for variable, value in zip(inner, values):
             variable.assign(value)
+
+    # What `migrate.restore` asks of an optimizer, wrapped or bare.
+
+    _slots_are_lists = True
+
+    @staticmethod
+    def _prepare(optimizer: Any, variables: list[Any]) -> None:
+        if not optimizer.built:
+            optimizer.build(variables)
+
+    @staticmethod
+    def _slot_of(inner: Any, variable: Any, slot: str, attribute: str) -> Any:
+        del slot
+        slots = getattr(inner, attribute, None)
+        return slots[inner._get_variable_index(variable)] if slots else None
+
+    @staticmethod
+    def _set_iterations(inner: Any, value: int) -> None:
+        # With gradient accumulation Keras counts micro-steps inside, and shows steps.
+        inner._iterations.assign(value * (inner.gradient_accumulation_steps or 1))
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
         children = dict(self._optimizer._trackable_children(save_type, **kwargs))

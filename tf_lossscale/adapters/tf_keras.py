@@ -123,6 +123,25 @@ class LossScaleOptimizer(
         memo[id(strategy)] = strategy
         return super()._copied_inner(memo)
 
+    # What `migrate.restore` asks of an optimizer, wrapped or bare.
+
+    _slots_are_lists = True
+
+    @staticmethod
+    def _prepare(optimizer: Any, variables: list[Any]) -> None:
+        if not getattr(getattr(optimizer, "inner_optimizer", optimizer), "_built", False):
+            optimizer.build(variables)
+
+    @staticmethod
+    def _slot_of(inner: Any, variable: Any, slot: str, attribute: str) -> Any:
+        del slot
+        slots = getattr(inner, attribute, None)
+        return slots[inner._index_dict[inner._var_key(variable)]] if slots else None
+
+    @staticmethod
+    def _set_iterations(inner: Any, value: int) -> None:
+        inner._iterations.assign(value)
+
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
         children = dict(self._optimizer._trackable_children(save_type, **kwargs))
         return {**children, "loss_scale": self._loss_scale} if self._loss_scale.variables else children

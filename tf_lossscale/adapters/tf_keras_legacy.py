@@ -176,6 +176,23 @@ class LossScaleOptimizer(
     def _deserialized_inner(cls, config: Any, custom_objects: dict[str, Any] | None) -> Any:
         return tf_keras.optimizers.deserialize(config, custom_objects=custom_objects, use_legacy_optimizer=True)
 
+    # What `migrate.restore` asks of an optimizer, wrapped or bare.
+
+    _slots_are_lists = False
+
+    @staticmethod
+    def _prepare(optimizer: Any, variables: list[Any]) -> None:
+        optimizer._create_all_weights(variables)
+
+    @staticmethod
+    def _slot_of(inner: Any, variable: Any, slot: str, attribute: str) -> Any:
+        del attribute
+        return inner.get_slot(variable, slot) if slot in inner.get_slot_names() else None
+
+    @staticmethod
+    def _set_iterations(inner: Any, value: int) -> None:
+        inner.iterations.assign(value)
+
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
         children = dict(self._optimizer._trackable_children(save_type, **kwargs))
         return {**children, "loss_scale": self._loss_scale} if self._loss_scale.variables else children

@@ -1,0 +1,325 @@
+"""`migrate.restore`: tf_keras legacy's optimizers go on in Keras 3 and tf_keras; what does not fit is an error."""
+
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from tf_lossscale import LossScaleOptimizer, migrate
+
+LEGACY = tf_keras.optimizers.legacy
+NEW = {"keras3": tf.keras.optimizers, "tf_keras": tf_keras.optimizers}
+SHAPES = {"kernel": (3, 2), "bias": (2,), "scalar": ()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """An optimizer of old, and how near today's stays to it over ten steps."""
+
+    name: str
+    kwargs: dict
+    # Relative; what is computed alike differs by float32's rounding alone.
+    rtol: float = 1e-5
+    atol: float = 1e-6
+    # Where today's takes epsilon elsewhere: the arguments that it gets in place of these.
+    today: dict = dataclasses.field(default_factory=dict)
+    # Why the numbers are not the same; the notes say so too.
+    differs: str = ""
+
+    def __str__(self):
+        return "-".join([self.name, *(name for name in self.kwargs if name != "learning_rate")])
+
+
+RATE = {"learning_rate": 0.05}
+INSIDE_THE_ROOT = "epsilon is added inside the root today"
+CASES = [
+    Case("SGD", RATE),
+    Case("SGD", RATE | {"momentum": 0.9}),
+    Case("SGD", RATE | {"momentum": 0.9, "nesterov": True}),
+    Case("Adam", RATE),
+    Case("Adam", RATE | {"amsgrad": True, "epsilon": 1e-3}),
+    Case("Adamax", RATE | {"epsilon": 1e-3}),
+    Case("Adadelta", RATE | {"rho": 0.9}),
+    Case("Ftrl", RATE | {"l1_regularization_strength": 0.01, "beta": 0.1}),
+    Case("RMSprop", RATE | {"momentum": 0.9}),
+    Case("RMSprop", RATE | {"momentum": 0.9, "centered": True}),
+    Case("RMSprop", RATE, today={"epsilon": 1e-14}, differs=INSIDE_THE_ROOT),
+    Case("RMSprop", RATE | {"centered": True}, today={"epsilon": 1e-14}, differs=INSIDE_THE_ROOT),
+    Case("Adagrad", RATE, today={"epsilon": 1e-14}, differs=INSIDE_THE_ROOT),
+    # Less than one learning rate away after ten steps.
+    Case("Nadam", RATE, atol=0.035, differs="the schedule of the momentum is another one today"),
+]
+
+
+def variables(seed=0):
+    rng = np.random.default_rng(seed)
+    return [tf.Variable(rng.normal(size=shape).astype("float32"), name=name) for name, shape in SHAPES.items()]
+
+
+def gradients(steps, seed=1):
+    rng = np.random.default_rng(seed)
+    for i in range(steps):
+        each = [rng.normal(size=shape).astype("float32") for shape in SHAPES.values()]
+        yield [tf.constant(g if i % 5 != 3 else g + np.inf) for g in each]
+
+
+def train(optimizer, weights, given):
+    for each in given:
+        with tf.GradientTape() as tape:
+            loss = optimizer.get_scaled_loss(tf.add_n([tf.reduce_sum(w * g) for w, g in zip(weights, each)]))
+        scaled = tape.gradient(loss, weights)
+        optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients(scaled), weights))
+
+
+def checkpoint(tmp_path, optimizer, weights, **more):
+    named = dict(zip(SHAPES, weights))
+    return tf.train.Checkpoint(optimizer=optimizer, **named, **more).write(str(tmp_path / "old"))
+
+
+@pytest.mark.parametrize("library", NEW)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_legacy_optimizer_goes_on_in_todays_of_the_same_name(case, library, tmp_path):
+    old = tf_keras.mixed_precision.LossScaleOptimizer(
+        getattr(LEGACY, case.name)(**case.kwargs), initial_scale=1024.0, dynamic_growth_steps=4
+    )
+    theirs, mine = variables(), variables(seed=2)
+    train(old, theirs, gradients(7))
+    path = checkpoint(tmp_path, old, theirs)
+
+    new = LossScaleOptimizer(getattr(NEW[library], case.name)(**case.kwargs | case.today), dynamic_growth_steps=4)
+    restored = migrate.restore(path, new, mine)
+    assert (restored.iterations, restored.loss_scale, restored.dynamic_counter) == (7, 512.0, 3)
+    assert (int(new.iterations), float(new.loss_scale), int(new.dynamic_counter)) == (7, 512.0, 3)
+    assert bool(case.differs) == any("epsilon" in note or "schedule" in note for note in restored.notes), restored.notes
+    for a, b in zip(mine, theirs):
+        np.testing.assert_array_equal(a, b)
+
+    for i, each in enumerate(gradients(10, seed=3)):
+        train(old, theirs, [each])
+        train(new, mine, [each])
+        for a, b in zip(mine, theirs):
+            np.testing.assert_allclose(a, b, case.rtol, case.atol, err_msg=f"step {i}")
+        assert int(new.iterations) == int(old.iterations)
+        assert float(new.loss_scale) == float(old.loss_scale)
+
+
+def pair(made, kind):
+    """An optimizer by who wrapped it: nobody, tf_keras, Keras 3 or this package."""
+    if kind == "plain":
+        return made
+    if kind == "classic":
+        return tf_keras.mixed_precision.LossScaleOptimizer(made, initial_scale=64.0)
+    if kind == "keras 3":
+        return tf.keras.optimizers.LossScaleOptimizer(made, initial_scale=64.0)
+    return LossScaleOptimizer(made, initial_scale=64.0)
+
+
+FOUR = {
+    "plain": tf.keras.optimizers,
+    "classic": LEGACY,
+    "keras 3": tf.keras.optimizers,
+    "ours": tf_keras.optimizers,
+}
+
+
+@pytest.fixture(scope="module", params=FOUR)
+def written(request, tmp_path_factory):
+    """A checkpoint of each of the four, after three steps, with the slots that it has."""
+    kind = request.param
+    optimizer, weights = pair(FOUR[kind].Adam(0.05), kind), variables()
+    for each in gradients(3):
+        if kind in ("plain", "keras 3"):
+            optimizer.apply_gradients(list(zip([g * (64.0 if kind == "keras 3" else 1.0) for g in each], weights)))
+        else:
+            train(optimizer, weights, [each])
+    return kind, checkpoint(tmp_path_factory.mktemp("four"), optimizer, weights), weights
+
+
+@pytest.mark.parametrize("library", ["keras3", "tf_keras", "tf_keras_legacy"])
+@pytest.mark.parametrize("kind", FOUR)
+def test_each_of_the_four_restores_into_each(written, kind, library, tmp_path):
+    by, path, weights = written
+    if (kind, library) in (("classic", "keras3"), ("keras 3", "tf_keras"), ("keras 3", "tf_keras_legacy")):
+        library = {"classic": "tf_keras_legacy", "keras 3": "keras3"}[kind]  # what these wrap
+    new, mine = pair({**NEW, "tf_keras_legacy": LEGACY}[library].Adam(0.5), kind), variables(seed=2)
+    if kind in ("ours", "classic"):
+        initial = float(new.loss_scale)
+    restored = migrate.restore(path, new, mine)
+    scaled = by != "plain" and kind != "plain"
+    assert restored.iterations == 3
+    assert (restored.loss_scale, restored.dynamic_counter) == ((64.0, 3) if scaled else (None, None))
+    assert not restored.notes
+    for a, b in zip(mine, weights):
+        np.testing.assert_array_equal(a, b)
+    if scaled:
+        scale = new.dynamic_scale if kind == "keras 3" else new.loss_scale
+        assert float(scale) == 64.0
+    elif kind in ("ours", "classic"):
+        assert float(new.loss_scale) == initial
+    # The same numbers as a plain Keras 3 optimizer that never stopped, the learning rate too.
+    expected = variables()
+    unbroken = tf.keras.optimizers.Adam(0.05)
+    for each in gradients(3):
+        unbroken.apply_gradients(list(zip(each, expected)))
+    inner = new if kind == "plain" else new.inner_optimizer
+    for each in gradients(2, seed=3):
+        unbroken.apply_gradients(list(zip(each, expected)))
+        inner.apply_gradients(list(zip(each, mine)))
+    for a, b in zip(mine, expected):
+        np.testing.assert_allclose(a, b, 1e-5, 1e-6)
+    assert float(inner.learning_rate) == pytest.approx(0.05)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A checkpoint of a legacy Adam, and its variables."""
+    optimizer, weights = LossScaleOptimizer(LEGACY.Adam(0.05, beta_1=0.8, decay=0.1), initial_scale=64.0), variables()
+    train(optimizer, weights, gradients(3))
+    folder = tmp_path_factory.mktemp("saved")
+    return checkpoint(folder, optimizer, weights, step=tf.Variable(1, dtype=tf.int64)), weights
+
+
+def test_variables_go_by_name_by_the_files_names_or_by_order_and_shape(saved):
+    path, weights = saved
+    by_name = variables(2)[::-1]
+    migrate.restore(path, tf.keras.optimizers.Adam(), by_name)
+    named = dict(zip(SHAPES, variables(2)))
+    migrate.restore(path, tf.keras.optimizers.Adam(), {name: named[name] for name in ("bias", "kernel")})
+    in_order = sorted(SHAPES)  # as tf.train.Checkpoint puts its keywords
+    by_order = {name: tf.keras.Variable(np.zeros(SHAPES[name], "float32"), name="any") for name in in_order}
+    optimizer = tf.keras.optimizers.Adam()
+    notes = migrate.restore(path, optimizer, list(by_order.values())).notes
+    assert not any("order" in note for note in notes), "the shapes tell"
+    for i, weight in enumerate(weights):
+        np.testing.assert_array_equal(by_name[::-1][i], weight)
+        np.testing.assert_array_equal(by_order[weight.name[:-2]].numpy(), weight)
+    np.testing.assert_array_equal(named["bias"], weights[1])
+    assert np.abs(optimizer._momentums[0].numpy()).max() > 0
+
+
+def test_variables_of_one_shape_that_nothing_but_the_order_tells_are_noted(tmp_path):
+    one, two = (tf.Variable([value], name=name) for name, value in (("one", 1.0), ("two", 2.0)))
+    old = LEGACY.SGD()
+    old.apply_gradients([(tf.zeros([1]), one)])
+    path = tf.train.Checkpoint(opt=old, one=one, two=two).write(str(tmp_path / "alike"))
+    given = [tf.Variable([0.0], name="a"), tf.Variable([0.0], name="b")]
+    (note,) = migrate.restore(path, tf.keras.optimizers.SGD(), given).notes
+    assert re.search(r"taken by its order: one \(1,\), two \(1,\)", note)
+    assert [float(v[0]) for v in given] == [1.0, 2.0]
+
+
+def test_what_is_not_the_same_today_is_noted(saved):
+    optimizer = tf.keras.optimizers.Adam(0.5, beta_1=0.9)
+    decays, differs = migrate.restore(saved[0], optimizer, variables(2)).notes
+    assert "InverseTimeDecay(0.05, 1, 0.1)" in decays
+    assert "beta_1=0.8, but the optimizer has 0.9, and keeps it" in differs
+    assert optimizer.beta_1 == 0.9
+
+
+def test_averages_of_the_variables_start_at_the_restored_ones(saved):
+    path, weights = saved
+    for library in NEW.values():
+        optimizer, mine = library.Adam(0.05, use_ema=True, ema_momentum=0.5), variables(2)
+        migrate.restore(path, optimizer, mine)
+        optimizer.apply_gradients([(tf.zeros_like(w), w) for w in mine])
+        optimizer.finalize_variable_values(mine)
+        for a, b in zip(mine, weights):
+            np.testing.assert_allclose(a, b, atol=0.06)  # a step of Adam, halved
+
+
+def test_a_schedule_stays_and_accumulated_micro_steps_count_as_keras_counts_them(saved):
+    schedule = tf.keras.optimizers.schedules.InverseTimeDecay(0.05, 1, 0.1)
+    optimizer = LossScaleOptimizer(tf.keras.optimizers.Adam(schedule, gradient_accumulation_steps=2))
+    migrate.restore(saved[0], optimizer, variables(2))
+    assert int(optimizer.iterations) == 3
+    assert int(optimizer.inner_optimizer._iterations) == 6
+    assert float(optimizer.learning_rate) == pytest.approx(0.05 / 1.6), "Keras counts micro-steps here"
+
+
+def test_of_several_optimizers_one_has_to_be_named(tmp_path):
+    one, two = (
+        LossScaleOptimizer(LEGACY.SGD(rate, momentum=0.9), initial_scale=s) for rate, s in ((0.5, 2), (0.25, 4))
+    )
+    weights = variables()
+    for optimizer in (one, two):
+        train(optimizer, weights, gradients(1))
+    named = dict(zip(SHAPES, weights))
+    path = tf.train.Checkpoint(discriminator=one, generator=two, **named).write(str(tmp_path / "gan"))
+    new = LossScaleOptimizer(tf.keras.optimizers.SGD(0.1, momentum=0.9))
+    with pytest.raises(ValueError, match=r"its optimizers are discriminator, generator\. Pass the one"):
+        migrate.restore(path, new, weights)
+    assert migrate.restore(path, new, weights, name="generator").loss_scale == 4.0
+    assert float(new.learning_rate) == 0.25
+
+
+def test_adamw_goes_from_tf_keras_to_keras_3(tmp_path):
+    old = LossScaleOptimizer(tf_keras.optimizers.AdamW(0.05, weight_decay=0.1), initial_scale=64.0)
+    theirs, mine = variables(), variables(2)
+    train(old, theirs, gradients(3))
+    path = checkpoint(tmp_path, old, theirs)
+    new = LossScaleOptimizer(tf.keras.optimizers.AdamW(0.05, weight_decay=0.1))
+    migrate.restore(path, new, mine)
+    for optimizer, weights in ((old, theirs), (new, mine)):
+        train(optimizer, weights, gradients(10, seed=3))
+    for a, b in zip(mine, theirs):
+        np.testing.assert_allclose(a, b, 1e-5, 1e-6)
+
+
+MISTAKES = {
+    "another class": (lambda: tf.keras.optimizers.RMSprop(), variables, "is of class Adam, but .* is RMSprop"),
+    "no such class": (lambda: tf.keras.optimizers.Lion(), variables, "can be restored into SGD, .*but not into Lion"),
+    "another shape": (
+        lambda: tf.keras.optimizers.Adam(),
+        lambda _: {"kernel": tf.Variable(np.zeros((2, 3), "float32"))},
+        r"'kernel' has shape \(3, 2\), but yours has \(2, 3\)",
+    ),
+    "another variable": (
+        lambda: tf.keras.optimizers.Adam(),
+        lambda _: {"weight": tf.Variable(0.0)},
+        r"no variable 'weight' in it. It has: .*kernel \(3, 2\)",
+    ),
+    "another model": (
+        lambda: tf.keras.optimizers.Adam(),
+        lambda _: [tf.Variable(0.0, name="a")],
+        r"neither by name nor by order and shape. The file has: .*Given: a \(\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_what_does_not_fit_is_an_error_that_names_it_and_changes_nothing(saved, mistake):
+    inner, given, message = MISTAKES[mistake]
+    optimizer, weights = LossScaleOptimizer(inner()), given(2)
+    each = list(weights.values()) if isinstance(weights, dict) else weights
+    before = [weight.numpy() for weight in each]
+    with pytest.raises(ValueError, match=f"(?s)old: .*{message}"):
+        migrate.restore(saved[0], optimizer, weights)
+    for weight, value in zip(each, before):
+        np.testing.assert_array_equal(weight, value)
+    assert (int(optimizer.iterations), float(optimizer.loss_scale)) == (0, 2.0**15)
+
+
+def test_an_optimizer_that_was_built_for_other_variables_is_an_error_and_nothing_changes(saved):
+    optimizer, weights = tf.keras.optimizers.Adam(), variables(2)
+    optimizer.build(variables(3))
+    before = [weight.numpy() for weight in weights]
+    with pytest.raises(ValueError, match="was built for other variables"):
+        migrate.restore(saved[0], optimizer, weights)
+    for weight, value in zip(weights, before):
+        np.testing.assert_array_equal(weight, value)
+
+
+def test_optimizers_of_other_libraries_are_refused_with_what_to_do(saved):
+    with pytest.raises(TypeError, match="saver_names"):
+        migrate.restore(saved[0], tf.compat.v1.train.AdamOptimizer(), variables())
+
+
+def test_a_slot_without_a_place_is_noted(tmp_path):
+    old, weights = LEGACY.SGD(0.5, momentum=0.9), variables()
+    old.apply_gradients(list(zip(next(gradients(1)), weights)))
+    path = checkpoint(tmp_path, old, weights)
+    (_, place) = migrate.restore(path, tf.keras.optimizers.SGD(0.5), weights).notes
+    assert "SGD has no place for the file's momentum" in place

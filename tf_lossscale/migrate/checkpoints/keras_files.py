@@ -1,0 +1,187 @@
+"""Keras's own files: `.keras` archives, `.h5` models, `.weights.h5`."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from typing import Any
+
+from tf_lossscale import optional
+from tf_lossscale.migrate.checkpoints import slots as slot_names
+from tf_lossscale.migrate.checkpoints.saved import File, Optimizer, Slots, Tensor, damage_is_said
+
+
+def read_archive(path: str) -> File:
+    """Reads a `.keras` file.
+
+    Args:
+        path: the file.
+
+    Returns:
+        What it holds.
+
+    Raises:
+        ValueError: the file is damaged, or an archive of something else.
+    """
+    parts = {member: _member(path, member) for member in ("metadata.json", "config.json", "model.weights.h5")}
+    with damage_is_said(path, "metadata.json"):
+        version = json.loads(parts["metadata.json"])["keras_version"]
+    with damage_is_said(path, "config.json"):
+        config = (json.loads(parts["config.json"]).get("compile_config") or {}).get("optimizer")
+        optimizers = [] if not isinstance(config, dict) else [_of_config(config, version)]
+    with damage_is_said(path, "model.weights.h5"):
+        variables, stored = _weights(path, _h5(io.BytesIO(parts["model.weights.h5"])))
+    for optimizer in optimizers:
+        _fill_from_list(optimizer, stored, variables)
+    return File(path, ".keras", _writer(version), variables, optimizers)
+
+
+def read_h5(path: str) -> File:
+    """Reads an `.h5` model, or `.weights.h5`.
+
+    Args:
+        path: the file.
+
+    Returns:
+        What it holds.
+
+    Raises:
+        ValueError: the file is damaged, or of something else.
+    """
+    with damage_is_said(path, "the HDF5 file"):
+        file = _h5(path)
+        version = _text(file.attrs.get("keras_version", ""))
+        if "model_weights" not in file and "layers" not in file and "layer_names" not in file.attrs:
+            raise ValueError(f"{path}: it is an HDF5 file, but no model of Keras.")
+    if "model_weights" not in file:
+        with damage_is_said(path, "the weights"):
+            variables, _ = _weights(path, file)
+        return File(path, ".weights.h5", _writer(version) if version else "Keras", variables, [])
+    with damage_is_said(path, "training_config"):
+        config = json.loads(_text(file.attrs.get("training_config", "{}"))).get("optimizer_config")
+        optimizers = [] if not isinstance(config, dict) else [_of_config(config, version)]
+    with damage_is_said(path, "model_weights"):
+        variables = []
+        for layer in file["model_weights"].attrs["layer_names"]:
+            group = file["model_weights"][_text(layer)]
+            variables += [_tensor(path, group, _text(name)) for name in group.attrs["weight_names"]]
+    with damage_is_said(path, "optimizer_weights"):
+        if optimizers and "optimizer_weights" in file:
+            group = file["optimizer_weights"]
+            _fill_from_list(
+                optimizers[0], [_tensor(path, group, _text(n)) for n in group.attrs["weight_names"]], variables
+            )
+    return File(path, ".h5", _writer(version), variables, optimizers)
+
+
+def _member(path: str, member: str) -> bytes:
+    with damage_is_said(path, "the archive"), zipfile.ZipFile(path) as archive:
+        if member in archive.namelist():
+            with damage_is_said(path, member):
+                return archive.read(member)
+    raise ValueError(f"{path}: it is an archive, but has no {member}: it is no model of Keras.")
+
+
+def _h5(file: Any) -> Any:
+    return optional.load("h5py", "convert").File(file, "r")
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8") if isinstance(value, bytes) else str(value)
+
+
+def _writer(version: str) -> str:
+    if version.startswith("3."):
+        return f"Keras {version}"
+    return f"TensorFlow or tf_keras, Keras {version}"
+
+
+def _tensor(path: str, group: Any, name: str) -> Tensor:
+    dataset = group[name]
+
+    def value() -> Any:
+        with damage_is_said(path, f"the variable {name}"):
+            return dataset[()]
+
+    plain = name.removesuffix(":0")
+    return Tensor(plain, plain, tuple(dataset.shape), str(dataset.dtype), value)
+
+
+def _weights(path: str, file: Any) -> tuple[list[Tensor], list[Tensor]]:
+    """The variables of the layers, and those of the optimizer, in a `model.weights.h5`."""
+    optional.load("h5py", "convert")
+    variables: list[Tensor] = []
+
+    def visit(name: str, item: Any) -> None:
+        if hasattr(item, "shape") and not name.startswith(("optimizer/", "metrics/")):
+            layer = _text(item.parent.attrs.get("name", "")) or name.removesuffix(f"/vars/{name.rpartition('/')[2]}")
+            number = name.rpartition("/")[2]
+            variables.append(_named(_tensor(path, file, name), f"{layer}/{number}"))
+
+    file.visititems(visit)
+    stored: list[Tensor] = []
+    if "optimizer/vars" in file:
+        group = file["optimizer/vars"]
+        stored = [_tensor(path, group, name) for name in sorted(group, key=int)]
+    return variables, stored
+
+
+def _named(tensor: Tensor, name: str) -> Tensor:
+    return Tensor(tensor.path, name, tensor.shape, tensor.dtype, tensor.read)
+
+
+def _of_config(config: dict[str, Any], version: str) -> Optimizer:
+    wrapper, inner, values = None, config, config.get("config", {})
+    for name in ("inner_optimizer", "optimizer"):
+        if isinstance(values.get(name), dict):
+            wrapper, inner = config["class_name"], values[name]
+    settings = inner["config"]
+    keys = settings.keys()
+    if version.startswith("3."):
+        family = "keras3"
+    else:
+        family = "tf_keras" if "is_legacy_optimizer" in keys or "jit_compile" in keys else "tf_keras_legacy"
+    numbers = {name: value for name, value in settings.items() if isinstance(value, (int, float))}
+    rate = numbers.pop("learning_rate", None)
+    fixed = values["initial_scale"] if wrapper and values.get("dynamic") is False else None
+    name = inner["class_name"].rpartition(">")[2]
+    return Optimizer("optimizer", family, name, wrapper, scale=fixed, learning_rate=rate, hyperparameters=numbers)
+
+
+def _fill_from_list(optimizer: Optimizer, stored: list[Tensor], variables: list[Tensor]) -> None:
+    """Tells what a list of an optimizer's variables is: these files hold nothing but their order."""
+    stored = list(stored)
+    if optimizer.wrapper and optimizer.family == "keras3" and len(stored) >= 4:
+        # Keras 3's wrapper: its own count of steps and learning rate, which mean nothing, counter and scale.
+        optimizer.counter, optimizer.scale = int(stored[2].value()), float(stored[3].value())
+        stored = stored[4:]
+    elif optimizer.wrapper and len(stored) >= 2 and not stored[-1].shape and not stored[-2].shape:
+        # tf_lossscale around an optimizer of tf_keras: scale and counter come last.
+        optimizer.scale, optimizer.counter = float(stored[-2].value()), int(stored[-1].value())
+        stored = stored[:-2]
+    if stored and not stored[0].shape:
+        optimizer.iterations = int(stored[0].value())
+        stored = stored[1:]
+    if stored and not stored[0].shape and optimizer.family == "keras3":
+        stored = stored[1:]  # the learning rate, which is in the config as well
+    stored = [tensor for tensor in stored if tensor.shape or any(not v.shape for v in variables)]
+    groups = slot_names.order_in_lists(optimizer.name, optimizer.family, optimizer.hyperparameters)
+    count = len(stored) // (sum(map(len, groups)) or 1)
+    if not stored:
+        return
+    if not groups or len(stored) != count * sum(map(len, groups)):
+        optimizer.slots = {"variables": Slots(stored, [None] * len(stored), [""] * len(stored))} if stored else {}
+        return
+    for group in groups:
+        part, stored = stored[: count * len(group)], stored[count * len(group) :]
+        for i, slot in enumerate(group):
+            tensors = part[i :: len(group)]
+            of = _owners(tensors, variables)
+            optimizer.slots[slot] = Slots(tensors, of, [v.name if v else "" for v in of])
+
+
+def _owners(tensors: list[Tensor], variables: list[Tensor]) -> list[Tensor | None]:
+    """The variables that slots are of: both are in the same order, with variables between that are not trained."""
+    left = iter(variables)
+    return [next((variable for variable in left if variable.shape == tensor.shape), None) for tensor in tensors]

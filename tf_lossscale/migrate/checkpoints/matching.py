@@ -1,0 +1,114 @@
+"""Which variable of a file is which of the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tf_lossscale.migrate.checkpoints.saved import File, Slots, Tensor
+
+
+def pairs(file: File, variables: Any) -> list[tuple[Tensor, Any]]:
+    """Returns for each of the user's variables the one in the file.
+
+    By their names, where each name is in the file once; else by their order, where the shapes agree.
+
+    >>> class Variable:
+    ...     name, shape = "dense/kernel:0", (2,)
+    >>> file = File("ckpt", "", "", [Tensor("w", "dense/kernel", (2,), "float32", list)], [])
+    >>> [(tensor.path, type(variable).__name__) for tensor, variable in pairs(file, [Variable()])]
+    [('w', 'Variable')]
+
+    Args:
+        file: what was read.
+        variables: a list of variables; or a dict, by the file's names for them.
+
+    Returns:
+        Pairs in the order of `variables`.
+
+    Raises:
+        ValueError: a variable is not in the file, or its shape is another one.
+    """
+    if isinstance(variables, Mapping):
+        return [(_named(file, name, variable), variable) for name, variable in variables.items()]
+    variables = list(variables)
+    by_name = _by_names(file.variables, variables)
+    found = by_name or _by_order(file.variables, variables)
+    if found is None:
+        raise ValueError(
+            f"{file.path}: its variables are not those given, neither by name nor by order and shape. The file has: "
+            f"{_listed([(t.path, t.shape) for t in file.variables])}. Given: "
+            f"{_listed([(name_of(v), tuple(v.shape)) for v in variables])}. Pass a dict {{name in the file: variable}}."
+        )
+    return list(zip(found, variables))
+
+
+def notes(matched: list[tuple[Tensor, Any]]) -> list[str]:
+    """Returns a note if some were matched by nothing but their order, and the order could be another one."""
+    unnamed = [tensor for tensor, variable in matched if not _same_name(tensor, name_of(variable))]
+    shapes = [tensor.shape for tensor, _ in matched]
+    if not any(shapes.count(tensor.shape) > 1 for tensor in unnamed):
+        return []
+    order = _listed([(tensor.path, tensor.shape) for tensor, _ in matched])
+    return [f"The names of the variables are other ones in the file, so they were taken by its order: {order}."]
+
+
+def owner_of(slots: Slots, i: int, known: Sequence[Tensor]) -> Tensor | None:
+    """Returns which of the known variables of a file the i-th tensor of a slot belongs to."""
+    if slots.of[i] is not None:
+        return slots.of[i]
+    name = slots.names[i]
+    fitting = [
+        v for v in known if v.shape == slots.tensors[i].shape and (name == v.name or name.endswith(f"/{v.name}"))
+    ]
+    if fitting:
+        return max(fitting, key=lambda v: len(v.name))
+    # Nothing but the order is known.
+    return known[i] if len(known) == len(slots.tensors) and known[i].shape == slots.tensors[i].shape else None
+
+
+def name_of(variable: Any) -> str:
+    """Returns a variable's name, with its scopes, as checkpoints have it."""
+    return getattr(variable, "path", None) or variable.name.partition(":")[0]
+
+
+def _named(file: File, name: str, variable: Any) -> Tensor:
+    found = [tensor for tensor in file.variables if name in (tensor.path, tensor.name)]
+    if not found:
+        names = _listed([(tensor.path, tensor.shape) for tensor in file.variables])
+        raise ValueError(f"{file.path}: there is no variable {name!r} in it. It has: {names}.")
+    if found[0].shape != tuple(variable.shape):
+        raise ValueError(
+            f"{file.path}: the variable {name!r} has shape {found[0].shape}, but yours has {tuple(variable.shape)}."
+        )
+    return found[0]
+
+
+def _by_names(tensors: list[Tensor], variables: list[Any]) -> list[Tensor] | None:
+    found: list[Tensor] = []
+    for variable in variables:
+        name = name_of(variable)
+        same = [tensor for tensor in tensors if name in (tensor.name, tensor.path)]
+        same = same or [tensor for tensor in tensors if _same_name(tensor, name)]
+        if len(same) != 1 or same[0].shape != tuple(variable.shape) or same[0] in found:
+            return None
+        found += same
+    return found
+
+
+def _same_name(tensor: Tensor, name: str) -> bool:
+    # Keras 3 puts the model's name in front.
+    return name == tensor.path or f"/{name}".endswith(f"/{tensor.name}") or tensor.name.endswith(f"/{name}")
+
+
+def _by_order(tensors: list[Tensor], variables: list[Any]) -> list[Tensor] | None:
+    counters = [tensor for tensor in tensors if not (tensor.dtype.startswith("int") and not tensor.shape)]
+    for candidates in (tensors, counters):
+        if [tensor.shape for tensor in candidates] == [tuple(variable.shape) for variable in variables]:
+            return list(candidates)
+    return None
+
+
+def _listed(named: list[tuple[str, tuple[int, ...]]]) -> str:
+    shown = ", ".join(f"{name} {shape}" for name, shape in named[:12])
+    return f"{shown}, and {len(named) - 12} more" if len(named) > 12 else shown or "none"

@@ -1,0 +1,261 @@
+"""`tf.train.Checkpoint`, and the variables of a SavedModel: read by the graph of objects that they hold."""
+
+from __future__ import annotations
+
+import collections
+import re
+from typing import Any
+
+from tf_lossscale.migrate.checkpoints import slots as slot_names
+from tf_lossscale.migrate.checkpoints.saved import File, Optimizer, Slots, Tensor, damage_is_said
+
+KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
+_TOLD_BY_SLOTS = {"velocity": "rmsprop", "v": "adam"}
+_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
+
+
+def read(path: str, reader: Any, tensor: Any) -> File:
+    """Reads a checkpoint that holds a graph of objects.
+
+    Args:
+        path: the checkpoint's prefix, for messages.
+        reader: a `tf.train.load_checkpoint`.
+        tensor: makes a `Tensor` of (key, path, name).
+
+    Returns:
+        What it holds.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    with damage_is_said(path, "the graph of its objects"):
+        graph = _Graph(parse(reader.get_tensor(KEY)), tensor)
+        optimizers = [graph.optimizer(node) for node in graph.optimizers()]
+        variables = graph.variables()
+    return File(path, "tf.train.Checkpoint", _writer(optimizers), variables, optimizers)
+
+
+def parse(serialized: bytes) -> Any:
+    """Returns the graph of objects in a checkpoint; the one place that knows its protocol buffer."""
+    from tensorflow.core.protobuf import trackable_object_graph_pb2 as trackable
+
+    return trackable.TrackableObjectGraph.FromString(serialized)
+
+
+def _writer(optimizers: list[Optimizer]) -> str:
+    families = {optimizer.family for optimizer in optimizers}
+    wrappers = {optimizer.wrapper for optimizer in optimizers}
+    if "tf1" in families:
+        return "TensorFlow 1.13 to 2 (tf.compat.v1.train optimizer)"
+    if "tf_keras_legacy" in families:
+        old = "TensorFlow 1.14 to 2.1 (tf.keras)"
+        return old if "LossScaleOptimizer of 1.14 to 2.1" in wrappers else "TensorFlow 2.0 to 2.15, or tf_keras legacy"
+    if "tf_keras" in families:
+        return "TensorFlow 2.11 to 2.15, or tf_keras"
+    if "keras3" in families:
+        return "Keras 3"
+    return "TensorFlow"
+
+
+class _Graph:
+    def __init__(self, graph: Any, tensor: Any):
+        self._nodes = graph.nodes
+        self._tensor = tensor
+        self._children = [{child.local_name: child.node_id for child in node.children} for node in graph.nodes]
+        self._paths = self._shortest_paths()
+        self._of_optimizers: set[int] = set()
+
+    def _shortest_paths(self) -> dict[int, str]:
+        paths = {0: ""}
+        waiting = collections.deque([0])
+        while waiting:
+            node = waiting.popleft()
+            for name, child in self._children[node].items():
+                if child not in paths:
+                    paths[child] = f"{paths[node]}/{name}".lstrip("/")
+                    waiting.append(child)
+        return paths
+
+    def _attribute(self, node: int) -> Any:
+        return next((a for a in self._nodes[node].attributes if a.name == "VARIABLE_VALUE"), None)
+
+    def tensor(self, node: int) -> Tensor | None:
+        attribute = self._attribute(node)
+        if attribute is None:
+            return None
+        key = attribute.checkpoint_key
+        path = key.removesuffix(_SUFFIX)
+        if "_variables/" in path and node in self._paths:
+            path = self._paths[node]
+        return self._tensor(key, path, attribute.full_name or path)
+
+    def _number(self, node: int, name: str) -> Any:
+        child = self._children[node].get(name)
+        tensor = None if child is None else self.tensor(child)
+        return None if tensor is None or tensor.shape else tensor.value().item()
+
+    def optimizers(self) -> list[int]:
+        """The nodes of optimizers; of a wrapper and its inner optimizer the wrapper."""
+        found = [node for node in sorted(self._paths) if self._is_optimizer(node)]
+        inner = {self._inner(node) for node in found if self._inner(node) != node}
+        return [node for node in found if node not in inner]
+
+    def _is_optimizer(self, node: int) -> bool:
+        children = self._children[node]
+        return (
+            {"_iterations", "_learning_rate"} <= children.keys()
+            or {"_iterations", "_variables"} <= children.keys()
+            or {"base_optimizer", "loss_scale"} <= children.keys()
+            or ("iter" in children and bool({"learning_rate", "decay", "beta_1", "rho"} & children.keys()))
+            or bool(self._nodes[node].slot_variables)
+        )
+
+    def _inner(self, node: int) -> int:
+        children = self._children[node]
+        for name in ("inner_optimizer", "base_optimizer"):
+            # TensorFlow 2.2 to 2.15 keep a base_optimizer without anything in it: all is on the wrapper.
+            if name in children and (self._children[children[name]] or self._nodes[children[name]].slot_variables):
+                return children[name]
+        if "iter" not in children and "_iterations" not in children:
+            return children.get("base_optimizer", node)
+        return node
+
+    def optimizer(self, node: int) -> Optimizer:
+        inner = self._inner(node)
+        children = self._children[inner]
+        if "_iterations" in children:
+            family = "keras3" if "_trainable_variables" in children else "tf_keras"
+            made = self._with_lists(inner, family)
+        else:
+            made = self._with_slot_variables(inner, "tf_keras_legacy" if "iter" in children else "tf1")
+        made.path = self._paths[node]
+        self._loss_scale(node, inner, made)
+        return made
+
+    def _loss_scale(self, node: int, inner: int, made: Optimizer) -> None:
+        children = self._children[node]
+        if "dynamic_scale" in children:
+            made.wrapper = "Keras 3's LossScaleOptimizer"
+            made.scale, made.counter = self._number(node, "dynamic_scale"), self._number(node, "step_counter")
+        elif "loss_scale" in children:
+            scale = children["loss_scale"]
+            contrib = "loss_scale" in self._children[scale]
+            made.scale = self._number(scale, "loss_scale" if contrib else "current_loss_scale")
+            made.counter = self._number(scale, "good_steps")
+            made.wrapper = {
+                "keras3": "tf_lossscale",
+                "tf1": "MixedPrecisionLossScaleOptimizer, or tf_lossscale",
+                "tf_keras_legacy": "LossScaleOptimizer" if inner == node else "LossScaleOptimizer of 1.14 to 2.1",
+            }.get(made.family, "LossScaleOptimizer")
+        elif "base_optimizer" in children:
+            made.wrapper = "LossScaleOptimizer with a fixed scale"
+        self._of_optimizers |= self._descendants(node)
+
+    def _descendants(self, node: int) -> set[int]:
+        seen, waiting = set(), [node]
+        while waiting:
+            each = waiting.pop()
+            if each not in seen:
+                seen.add(each)
+                waiting += self._children[each].values()
+                waiting += [slot.slot_variable_node_id for slot in self._nodes[each].slot_variables]
+        return seen
+
+    def _with_slot_variables(self, node: int, family: str) -> Optimizer:
+        """Optimizers of TensorFlow 1 and 2 up to 2.10, and tf_keras legacy."""
+        slots: dict[str, Slots] = {}
+        for slot in self._nodes[node].slot_variables:
+            tensor = self.tensor(slot.slot_variable_node_id)
+            owner = self.tensor(slot.original_variable_node_id)
+            if tensor is not None:
+                each = slots.setdefault(slot.slot_name, Slots([], [], []))
+                each.tensors.append(tensor)
+                each.of.append(owner)
+                each.names.append(owner.name if owner else "")
+        names = [self._attribute(child).full_name for child in self._children[node].values() if self._attribute(child)]
+        hyper = {name: self._number(node, name) for name in self._children[node]}
+        numbers: dict[str, Any] = {name: value for name, value in hyper.items() if isinstance(value, (int, float))}
+        powers = {name: numbers.pop(name) for name in list(numbers) if name.endswith("_power")}
+        rate = numbers.pop("learning_rate", None)
+        iterations = numbers.pop("iter", None)
+        cache = {"momentum_cache": numbers.pop("momentum_cache")} if "momentum_cache" in numbers else {}
+        of_tf1 = family == "tf1"
+        if of_tf1:
+            slots = slot_names.of_tf1(slots)
+            iterations = slot_names.steps_of_powers(powers) if powers else self._global_step()
+        name = slot_names.class_of(set(slots), {*numbers, *cache}, names or [t.name for t in _all(slots)], of_tf1)
+        return Optimizer(
+            path="",
+            family=family,
+            name=name,
+            wrapper=None,
+            iterations=iterations,
+            learning_rate=rate,
+            hyperparameters=numbers,
+            slots=slots,
+            extra={**cache, **powers},
+        )
+
+    def _global_step(self) -> int | None:
+        return self._number(0, "global_step")
+
+    def _with_lists(self, node: int, family: str) -> Optimizer:
+        """Optimizers of Keras 3, and of tf_keras: a list of variables per slot."""
+        children = self._children[node]
+        order = self._children[children["_trainable_variables"]] if family == "keras3" else {}
+        lists: dict[str, Slots] = {}
+        for attribute, child in children.items():
+            if attribute in ("_variables", "_trainable_variables"):
+                continue
+            entries = self._children[child]
+            if not entries or not all(i.isdigit() for i in entries):
+                continue
+            made = Slots([], [], [])
+            for i in sorted(entries, key=int):
+                tensor = self.tensor(entries[i])
+                if tensor is not None:
+                    made.tensors.append(tensor)
+                    made.of.append(self.tensor(order[i]) if i in order else None)
+                    made.names.append(tensor.name)
+            if made.tensors:
+                lists[attribute] = made
+        names = [self._attribute(children["_iterations"]).full_name.rpartition("/")[0]]
+        if "_velocities" in lists:  # tf_keras names the slot, not the optimizer
+            slot = lists["_velocities"].tensors[0].name
+            names += [slot, *(each for part, each in _TOLD_BY_SLOTS.items() if part in slot.split("/"))]
+        known = {"momentum_cache"} if "_u_product" in children else set()
+        name = slot_names.class_of_lists(set(lists), known, names)
+        product = self._number(node, "_u_product")
+        return Optimizer(
+            path="",
+            family=family,
+            name=name,
+            wrapper=None,
+            iterations=self._number(node, "_iterations"),
+            learning_rate=self._number(node, "_learning_rate"),
+            slots=lists,
+            extra={} if product is None else {"momentum_cache": product},
+        )
+
+    def variables(self) -> list[Tensor]:
+        """The variables that are of no optimizer, in the order of the graph; call it after `optimizer`."""
+        trained = {
+            node
+            for owner in self._of_optimizers
+            for name, lists in self._children[owner].items()
+            if name == "_trainable_variables"
+            for node in self._children[lists].values()
+        }
+        trained |= {slot.original_variable_node_id for node in self._nodes for slot in node.slot_variables}
+        found = []
+        for node in range(len(self._nodes)):
+            tensor = self.tensor(node)
+            if tensor is None or (node in self._of_optimizers and node not in trained):
+                continue
+            if not re.search(r"(^|/)(save_counter$|keras_api/)", tensor.path):
+                found.append(tensor)
+        return found
+
+
+def _all(slots: dict[str, Slots]) -> list[Tensor]:
+    return [tensor for each in slots.values() for tensor in each.tensors]

@@ -1,0 +1,132 @@
+"""Reads any checkpoint or model: finds out which kind of file it is, and has it read."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import zipfile
+from typing import Any
+
+from tf_lossscale.migrate.checkpoints import keras_files, object_graphs, savers
+from tf_lossscale.migrate.checkpoints.saved import File, Tensor, damage_is_said
+
+
+def read(path: str | os.PathLike[str]) -> File:
+    """Returns what a checkpoint or a saved model holds.
+
+    >>> import tempfile, tensorflow as tf
+    >>> from tf_lossscale import LossScaleOptimizer
+    >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8)
+    >>> prefix = tf.train.Checkpoint(optimizer=optimizer).write(tempfile.mkdtemp() + "/ckpt")
+    >>> read(prefix).optimizers[0].scale
+    8.0
+
+    Args:
+        path: a checkpoint's prefix (`ckpt-1`, or a file of it, `ckpt-1.index`), a folder with checkpoints, of which
+            the latest is taken, a SavedModel's folder, a `.keras`, `.h5` or `.weights.h5` file.
+
+    Returns:
+        Its optimizers and variables.
+
+    Raises:
+        FileNotFoundError: there is no such file, or no checkpoint in the folder.
+        ValueError: the file is damaged, or is of no known kind; the message names the file and the part.
+    """
+    given = os.fspath(path)
+    found = pathlib.Path(given)
+    if found.is_dir():
+        if (found / "saved_model.pb").exists():
+            return _saved_model(found)
+        return _checkpoint(_only_checkpoint_in(found))
+    if found.is_file() and found.suffix not in (".index",) and ".data-" not in found.name:
+        with damage_is_said(given, "its beginning"), found.open("rb") as file:
+            begin = file.read(8)
+        if begin[:4] == b"PK\x03\x04" or zipfile.is_zipfile(found):
+            return keras_files.read_archive(given)
+        if begin == b"\x89HDF\r\n\x1a\n":
+            return keras_files.read_h5(given)
+        if not pathlib.Path(f"{given}.index").exists():
+            raise ValueError(
+                f"{given}: its beginning is that of no checkpoint or model: neither a .keras nor an .h5 file. If it "
+                "should be one, it is damaged; of a tf.train.Checkpoint pass the prefix, without .index or .data."
+            )
+    return _checkpoint(given.removesuffix(".index").partition(".data-")[0])
+
+
+def _only_checkpoint_in(folder: pathlib.Path) -> str:
+    import tensorflow as tf
+
+    with damage_is_said(str(folder), "the file `checkpoint`"):
+        latest = tf.train.latest_checkpoint(str(folder))
+    if latest is not None:
+        return latest
+    prefixes = sorted(str(file.with_suffix("")) for file in folder.glob("*.index"))
+    if not prefixes:
+        raise FileNotFoundError(f"{folder}: there is no checkpoint in this folder, and it is no SavedModel.")
+    if len(prefixes) > 1:
+        raise ValueError(
+            f"{folder}: nothing says which of its {len(prefixes)} checkpoints is meant. Pass one, {prefixes[-1]}."
+        )
+    return prefixes[0]
+
+
+def _checkpoint(prefix: str) -> File:
+    import tensorflow as tf
+
+    if not pathlib.Path(f"{prefix}.index").exists():
+        if list(pathlib.Path(prefix).parent.glob(f"{pathlib.Path(prefix).name}.data-*")):
+            raise FileNotFoundError(
+                f"{prefix}.index: this part of the checkpoint is missing. Its data alone are of no use."
+            )
+        raise FileNotFoundError(f"{prefix}: there is no such file, folder or checkpoint.")
+    with damage_is_said(f"{prefix}.index", "the list of variables"):
+        reader = tf.train.load_checkpoint(prefix)
+        shapes = reader.get_variable_to_shape_map()
+        dtypes = reader.get_variable_to_dtype_map()
+    _require_complete(prefix, shapes, dtypes)
+
+    def tensor(key: str, path: str, name: str) -> Tensor:
+        def value() -> Any:
+            with damage_is_said(prefix, f"the variable {path}"):
+                return reader.get_tensor(key)
+
+        return Tensor(path, name, tuple(shapes[key]), dtypes[key].name, value)
+
+    if object_graphs.KEY in shapes:
+        return object_graphs.read(prefix, reader, tensor)
+    return savers.read(prefix, list(shapes), tensor)
+
+
+def _require_complete(prefix: str, shapes: dict[str, list[int]], dtypes: dict[str, Any]) -> None:
+    """Raises if the data are fewer bytes than the variables have: cheaper than reading them all."""
+    shards = sorted(pathlib.Path(prefix).parent.glob(f"{pathlib.Path(prefix).name}.data-*"))
+    if not shards:
+        raise FileNotFoundError(f"{prefix}.data-00000-of-00001: this part of the checkpoint is missing.")
+    count = int(shards[0].name.rpartition("-")[2])
+    if len(shards) != count:
+        raise FileNotFoundError(f"{prefix}: {count - len(shards)} of its {count} data files are missing.")
+    needed = 0
+    for key, shape in shapes.items():
+        size = dtypes[key].size if dtypes[key].is_numpy_compatible and dtypes[key] != "string" else 0
+        for length in shape:
+            size *= length
+        needed += size
+    there = sum(shard.stat().st_size for shard in shards)
+    if there < needed:
+        raise ValueError(
+            f"{shards[-1]}: the variables have {needed} bytes, but the data {there}: the file is cut short. Restore "
+            "another copy of it."
+        )
+
+
+def _saved_model(folder: pathlib.Path) -> File:
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    file = folder / "saved_model.pb"
+    with damage_is_said(str(file), "the model"):
+        model = saved_model_pb2.SavedModel.FromString(file.read_bytes())
+        version = model.meta_graphs[0].meta_info_def.tensorflow_version
+    found = _checkpoint(str(folder / "variables" / "variables"))
+    found.path, found.kind = str(folder), "SavedModel"
+    found.writer = f"TensorFlow {version}" + (f" ({found.writer})" if found.optimizers else "")
+    return found

@@ -1,0 +1,261 @@
+"""An optimizer's state, of whichever library, into the optimizer of today."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+import numpy as np
+
+from tf_lossscale import registry
+from tf_lossscale.migrate.checkpoints import matching
+from tf_lossscale.migrate.checkpoints import slots as slot_names
+from tf_lossscale.migrate.checkpoints.read import read
+from tf_lossscale.migrate.checkpoints.saved import File, Optimizer
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """What was restored."""
+
+    iterations: int | None
+    loss_scale: float | None  # None if the file, or the optimizer, has none
+    dynamic_counter: int | None
+    notes: tuple[str, ...]  # where training cannot go on with the same numbers, and why
+
+
+def restore(
+    checkpoint_path: str | os.PathLike[str],
+    optimizer: Any,
+    variables: Any,
+    *,
+    name: str | None = None,
+) -> Restored:
+    """Restores variables, and the state of their optimizer, from a checkpoint of another library or version.
+
+    The slots of a TensorFlow 1, TensorFlow 2, tf_keras or Keras 3 optimizer go into the Keras 3 or tf_keras optimizer
+    of the same name, the loss scale and its counter into the wrapper, if both sides have one. Nothing is changed unless
+    all of it fits.
+
+    >>> import tempfile, tensorflow as tf, tf_keras
+    >>> import tf_lossscale
+    >>> from tf_lossscale import migrate
+    >>> weight = tf.Variable(1.0, name="weight")
+    >>> old = tf_lossscale.LossScaleOptimizer(tf_keras.optimizers.legacy.Adam(0.1), initial_scale=64)
+    >>> _ = old.minimize(lambda: weight**2, [weight])
+    >>> path = tf.train.Checkpoint(optimizer=old, weight=weight).write(tempfile.mkdtemp() + "/ckpt")
+    >>> new = tf_lossscale.LossScaleOptimizer(tf.keras.optimizers.Adam(0.1))
+    >>> restored = migrate.restore(path, new, [weight])
+    >>> restored.iterations, restored.loss_scale, restored.dynamic_counter
+    (1, 64.0, 1)
+
+    Args:
+        checkpoint_path: what `tf-lossscale inspect` takes: the prefix of a `tf.train.Checkpoint` or a
+            `tf.compat.v1.train.Saver`, a folder of them, a SavedModel, a `.keras` or `.h5` file.
+        optimizer: an optimizer of Keras 3, tf_keras or tf_keras.legacy, bare or in a LossScaleOptimizer. If it has no
+            slots yet it gets them for those of `variables` that are trainable.
+        variables: the variables to restore, for example `model.variables`: a list, matched by name, else by order and
+            shape; or a dict, by the names that `tf-lossscale inspect` shows.
+        name: which optimizer of the file is meant, if it has several.
+
+    Returns:
+        What was restored, and notes where training cannot go on with the same numbers.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is damaged, or what it holds does not fit; the message names the part.
+        TypeError: the optimizer is of none of these libraries.
+    """
+    file = read(checkpoint_path)
+    saved = _chosen(file, name)
+    inner = optimizer
+    while hasattr(inner, "inner_optimizer"):
+        inner = inner.inner_optimizer
+    family: Any = registry.adapter_for(inner)
+    if family is None or not hasattr(family, "_slot_of"):
+        raise TypeError(
+            f"`optimizer` must be one of Keras 3, tf_keras or tf_keras.legacy, but got: {optimizer!r}. Into an "
+            "optimizer of tf.compat.v1.train the state goes with "
+            "tf.compat.v1.train.Saver(tf_lossscale.migrate.saver_names(path))."
+        )
+    kind = _class_of(file, saved, inner)
+    pairs = matching.pairs(file, variables)
+    iterations = _iterations(file, saved, inner)
+    notes = [*matching.notes(pairs), *_notes(saved, kind, inner, family)]
+    values = [(variable, tensor.value()) for tensor, variable in pairs]
+    planned = _planned_slots(file, saved, kind, pairs, inner)
+    family._prepare(optimizer, [variable for variable, _ in values if getattr(variable, "trainable", True)])
+    values += _places(file, family, inner, kind, planned, values, notes)
+
+    # Past this line nothing raises.
+    for variable, value in values:
+        variable.assign(value)
+    if iterations is not None:
+        family._set_iterations(inner, iterations)
+    if kind == "Nadam" and iterations is not None:
+        legacy = not hasattr(inner, "_u_product")
+        product = slot_names.nadam_product(float(_number(inner, "beta_1")), iterations, 0.004 if legacy else 1.0)
+        (inner._m_cache if legacy else inner._u_product).assign(product)
+    if saved.learning_rate is not None:
+        _set_learning_rate(inner, saved.learning_rate)
+    scaled = _set_loss_scale(optimizer, saved)
+    return Restored(iterations, saved.scale if scaled else None, saved.counter if scaled else None, tuple(notes))
+
+
+def _chosen(file: File, name: str | None) -> Optimizer:
+    found = [each for each in file.optimizers if name is None or each.path == name]
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(each.path or "(the root)" for each in file.optimizers) or "none"
+    if not file.optimizers:
+        raise ValueError(f"{file.path}: there is no optimizer in it, only {len(file.variables)} variables.")
+    raise ValueError(f"{file.path}: its optimizers are {names}. Pass the one that is meant as `name`.")
+
+
+def _class_of(file: File, saved: Optimizer, inner: Any) -> str:
+    kind = next((c.__name__ for c in type(inner).__mro__ if c.__name__ in slot_names.ATTRIBUTES), None)
+    if kind is None:
+        known = ", ".join(slot_names.ATTRIBUTES)
+        raise ValueError(f"{file.path}: state can be restored into {known}, but not into {type(inner).__name__}.")
+    if not slot_names.fits(saved.name, kind):
+        raise ValueError(
+            f"{file.path}: {saved.path or 'the optimizer'} is of class {saved.name}, but the optimizer given is "
+            f"{type(inner).__name__}. Make one of the same class."
+        )
+    there = set(slot_names.canonical(kind, saved.slots))
+    lacking = slot_names.required(kind) - there
+    if lacking and there:
+        raise ValueError(
+            f"{file.path}: {saved.path or 'the optimizer'} has the slots {', '.join(sorted(there))}, but "
+            f"{type(inner).__name__} needs {', '.join(sorted(lacking))} as well. Make one of the same class."
+        )
+    return kind
+
+
+def _planned_slots(file: File, saved: Optimizer, kind: str, pairs: list[Any], inner: Any) -> list[tuple[str, Any, Any]]:
+    """(slot, the user's variable, value) for all slots that the file has of these variables."""
+    variable_of = {tensor.path: variable for tensor, variable in pairs}
+    known = [tensor for tensor, variable in pairs if getattr(variable, "trainable", True)]
+    planned = []
+    for slot, each in slot_names.canonical(kind, saved.slots).items():
+        if slot not in slot_names.ATTRIBUTES[kind]:
+            continue
+        for i, tensor in enumerate(each.tensors):
+            owner = matching.owner_of(each, i, known)
+            if owner is None:
+                raise ValueError(
+                    f"{file.path}: it cannot be told which variable the slot {tensor.path} {tensor.shape} belongs to. "
+                    "Pass all variables that the optimizer trained, in its order."
+                )
+            if owner.path not in variable_of:
+                continue
+            variable = variable_of[owner.path]
+            if tensor.shape != tuple(variable.shape):
+                raise ValueError(
+                    f"{file.path}: the slot {tensor.path} has shape {tensor.shape}, but "
+                    f"{matching.name_of(variable)} has {tuple(variable.shape)}."
+                )
+            value = tensor.value()
+            if saved.family == "tf1" and kind == "SGD":
+                # TensorFlow 1 multiplies the sum of gradients by the learning rate, Keras sums the products.
+                value = np.float32(-_learning_rate_now(inner)) * value
+            planned.append((slot, variable, value))
+    return planned
+
+
+def _places(
+    file: File, family: Any, inner: Any, kind: str, planned: list[Any], values: list[Any], notes: list[str]
+) -> list[tuple[Any, Any]]:
+    """(the optimizer's variable, value) for the slots; where it keeps averages of the variables, for these too."""
+    places, missing = [], set()
+    try:
+        for slot, variable, value in planned:
+            place = family._slot_of(inner, variable, slot, slot_names.ATTRIBUTES[kind][slot])
+            missing |= {slot} if place is None else set()
+            places += [] if place is None else [(place, value)]
+        if getattr(inner, "use_ema", False):
+            for variable, value in values:
+                if getattr(variable, "trainable", True):
+                    places.append((family._slot_of(inner, variable, "", "_model_variables_moving_average"), value))
+    except KeyError as error:
+        raise ValueError(
+            f"{file.path}: the {type(inner).__name__} given was built for other variables than those given. Restore "
+            "into a new one, or pass the variables it was built for."
+        ) from error
+    if missing:
+        notes.append(
+            f"{type(inner).__name__} has no place for the file's {', '.join(sorted(missing))}: make it with the "
+            "arguments it had (momentum, centered, amsgrad)."
+        )
+    return places
+
+
+def _iterations(file: File, saved: Optimizer, inner: Any) -> int | None:
+    if "beta1_power" in saved.extra:
+        betas = (float(_number(inner, "beta_1")), float(_number(inner, "beta_2")))
+        found = slot_names.steps_of_powers(saved.extra, betas)
+        return saved.iterations if found is None else found
+    if saved.family == "tf1" and saved.name == "Adam" and saved.iterations is None:
+        raise ValueError(
+            f"{file.path}: it holds the counts of several Adam optimizers (beta1_power), and nothing tells which is "
+            "whose. Save each optimizer's variables in a file of its own."
+        )
+    return saved.iterations
+
+
+def _notes(saved: Optimizer, kind: str, inner: Any, family: Any) -> list[str]:
+    notes = []
+    old, new = saved.family in ("tf_keras_legacy", "tf1"), family._slots_are_lists
+    other = saved.family != "tf1" and (saved.family == "tf_keras_legacy") == new
+    same = kind == "RMSprop" and "momentum" in slot_names.canonical(kind, saved.slots)
+    if other and not same and kind in slot_names.DIFFERENCES:
+        notes.append(slot_names.DIFFERENCES[kind])
+    if old and new and saved.hyperparameters.get("decay"):
+        notes.append(
+            f"The file's learning rate decays, by decay={saved.hyperparameters['decay']:g}: give the optimizer the "
+            f"schedule InverseTimeDecay({saved.learning_rate:g}, 1, {saved.hyperparameters['decay']:g})."
+        )
+    for name, value in saved.hyperparameters.items():
+        here = _number(inner, name)
+        if (
+            isinstance(here, (int, float))
+            and name not in ("decay", "ema_momentum")
+            and not np.isclose(here, value, 1e-6)
+        ):
+            notes.append(f"The file was written with {name}={value:g}, but the optimizer has {here:g}, and keeps it.")
+    return notes
+
+
+def _number(inner: Any, name: str) -> Any:
+    value = getattr(inner, name, None)
+    return value if value is None or not hasattr(value, "numpy") else value.numpy().item()
+
+
+def _learning_rate_now(inner: Any) -> float:
+    rate = inner.learning_rate
+    return float(rate(inner.iterations) if callable(rate) and not hasattr(rate, "numpy") else rate)
+
+
+def _set_learning_rate(inner: Any, value: float) -> None:
+    rate = getattr(inner, "_learning_rate", None)
+    if rate is None:
+        rate = inner._hyper["learning_rate"]
+    if not callable(rate) or hasattr(rate, "assign"):
+        inner.learning_rate = value
+
+
+def _set_loss_scale(optimizer: Any, saved: Optimizer) -> bool:
+    if saved.scale is None:
+        return False
+    for scale, counter in (("current_loss_scale", "good_steps"), ("current_loss_scale", "counter")):
+        state = getattr(optimizer, "_loss_scale", None)
+        if hasattr(state, scale) and hasattr(state, counter):
+            getattr(state, scale).assign(saved.scale)
+            getattr(state, counter).assign(saved.counter or 0)
+            return True
+    if hasattr(optimizer, "dynamic_scale"):
+        optimizer.dynamic_scale.assign(saved.scale)
+        optimizer.step_counter.assign(saved.counter or 0)
+        return True
+    return False

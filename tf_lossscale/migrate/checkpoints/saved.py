@@ -1,0 +1,121 @@
+"""What a file holds, whatever its format."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+    """A variable in a file; its value is read when asked for.
+
+    >>> Tensor("w0", "w0", (2,), "float32", lambda: np.zeros(2)).value().shape
+    (2,)
+    """
+
+    path: str  # where it is in the file, as the user knows it: "w0", "model/layer_with_weights-0/kernel"
+    name: str  # the variable's own name when it was saved: "dense/kernel"
+    shape: tuple[int, ...]
+    dtype: str
+    read: Callable[[], Any] = dataclasses.field(repr=False, compare=False)
+
+    def value(self) -> np.ndarray:
+        """Returns the value.
+
+        Raises:
+            ValueError: the file is damaged.
+        """
+        return np.asarray(self.read())
+
+
+@dataclasses.dataclass
+class Slots:
+    """One slot of all variables: the momenta, say."""
+
+    tensors: list[Tensor]
+    #: For each tensor the variable that it belongs to; None if the file does not tell.
+    of: list[Tensor | None]
+    #: For each tensor the name of that variable, as far as the slot's own name tells.
+    names: list[str]
+
+
+@dataclasses.dataclass
+class Optimizer:
+    """An optimizer in a file, with its loss scale if it was wrapped."""
+
+    path: str  # "optimizer"
+    family: str  # the library: "tf_keras_legacy" (TensorFlow 2's too), "tf_keras", "keras3" or "tf1"
+    name: str | None  # the class, "Adam"; None if the file does not tell
+    wrapper: str | None  # who wrapped it; None for nobody
+    iterations: int | None = None
+    scale: float | None = None
+    counter: int | None = None
+    learning_rate: float | None = None
+    hyperparameters: dict[str, float] = dataclasses.field(default_factory=dict)
+    slots: dict[str, Slots] = dataclasses.field(default_factory=dict)
+    #: Values that are of no variable: Nadam's product of momenta.
+    extra: dict[str, float] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass
+class File:
+    """A checkpoint or model that was read."""
+
+    path: str
+    kind: str
+    writer: str
+    variables: list[Tensor]
+    optimizers: list[Optimizer]
+
+
+@contextlib.contextmanager
+def damage_is_said(path: str, part: str) -> Iterator[None]:
+    """Turns what the libraries raise for damaged files into one clear error.
+
+    >>> with damage_is_said("model.keras", "config.json"):  # doctest: +ELLIPSIS
+    ...     json.loads("{")
+    Traceback (most recent call last):
+    ValueError: model.keras: config.json cannot be read, the file is cut short or damaged (...). Restore...
+
+    Args:
+        path: the file.
+        part: what of it was read.
+
+    Raises:
+        ValueError: names the file and the part.
+    """
+    import tensorflow as tf
+    from google.protobuf.message import DecodeError
+
+    said = (
+        tf.errors.OpError,
+        DecodeError,
+        zipfile.BadZipFile,
+        zlib.error,
+        json.JSONDecodeError,
+        UnicodeDecodeError,
+        OSError,
+        EOFError,
+        RuntimeError,
+        LookupError,
+        TypeError,
+        OverflowError,
+        MemoryError,
+    )
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except said as error:
+        why = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ValueError(
+            f"{path}: {part} cannot be read, the file is cut short or damaged ({why}). Restore another copy of it."
+        ) from error

@@ -1,0 +1,64 @@
+"""The names in TensorFlow 1's files, for a `tf.compat.v1.train.Saver` of today."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from tf_lossscale.migrate.checkpoints.read import read
+from tf_lossscale.migrate.checkpoints.savers import last_part
+
+
+def saver_names(checkpoint_path: str | os.PathLike[str], variables: list[Any] | None = None) -> dict[str, Any]:
+    """Maps the names in a TensorFlow 1 file to the variables of the graph, for `tf.compat.v1.train.Saver`.
+
+    TensorFlow 1.15 made Adam's `beta1_power` inside a conditional, as `cond/beta1_power` or `cond_1/beta1_power`; how
+    many conditionals a graph has is not the same today.
+
+    >>> import tempfile, tensorflow as tf
+    >>> with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+    ...     power = tf.compat.v1.get_variable("cond_1/beta1_power", initializer=0.5)
+    ...     session.run(power.initializer)
+    ...     path = tf.compat.v1.train.Saver([power]).save(session, tempfile.mkdtemp() + "/ckpt")
+    >>> with tf.Graph().as_default():
+    ...     power = tf.compat.v1.get_variable("beta1_power", initializer=0.0)
+    ...     names = saver_names(path)
+    >>> [(name, variable.op.name) for name, variable in names.items()]
+    [('cond_1/beta1_power', 'beta1_power')]
+
+    Args:
+        checkpoint_path: the file's prefix.
+        variables: those to restore; None for the global variables of the graph.
+
+    Returns:
+        A dict to pass as the Saver's `var_list`.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is damaged, or lacks a variable.
+    """
+    import tensorflow as tf
+
+    names = set(_names(checkpoint_path))
+    found: dict[str, Any] = {}
+    for variable in tf.compat.v1.global_variables() if variables is None else variables:
+        name = variable.name.partition(":")[0]
+        powers = sorted(n for n in names if last_part(n) == last_part(name) and last_part(n).endswith("_power"))
+        if name in names:
+            found[name] = variable
+        elif len(powers) == 1:
+            found[powers[0]] = variable
+        else:
+            raise ValueError(
+                f"{os.fspath(checkpoint_path)}: there is no variable {name!r} in it"
+                + (f", and it has several of that kind: {', '.join(powers)}. " if powers else ". ")
+                + "Pass the `variables` that are in the file."
+            )
+    return found
+
+
+def _names(path: str | os.PathLike[str]) -> list[str]:
+    import tensorflow as tf
+
+    read(path)  # says what is wrong with the file
+    return [name for name, _ in tf.train.list_variables(os.fspath(path))]

@@ -1,0 +1,105 @@
+"""Files of `tf.compat.v1.train.Saver`: variables by name, and nothing else."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from tf_lossscale.migrate.checkpoints import slots as slot_names
+from tf_lossscale.migrate.checkpoints.saved import File, Optimizer, Slots, Tensor
+
+_SCALES = ("current_loss_scale", "loss_scale")
+_STATE = (*_SCALES, "good_steps", "bad_steps", "beta1_power", "beta2_power")
+
+
+def read(path: str, names: list[str], tensor: Any) -> File:
+    """Reads a checkpoint that goes by the names of variables.
+
+    Args:
+        path: the checkpoint's prefix, for messages.
+        names: of all variables in it.
+        tensor: makes a `Tensor` of (key, path, name).
+
+    Returns:
+        What it holds.
+    """
+    tensors = {name: tensor(name, name, name) for name in sorted(names)}
+    state = {name: each for name, each in tensors.items() if last_part(name) in _STATE and not each.shape}
+    owners: dict[str, dict[str, list[tuple[str, str]]]] = {}  # optimizer -> variable -> (number, slot's name)
+    for name in tensors:
+        of = _slot_of(name, tensors)
+        if of is not None and name not in state:
+            variable, optimizer, number = of
+            owners.setdefault(optimizer, {}).setdefault(variable, []).append((number, name))
+    optimizers = [_optimizer(*each, tensors) for each in owners.items()] or _without_slots(state)
+    for each in optimizers:
+        _state(each, state, tensors)
+    slots = {tensor.name for each in optimizers for slot in each.slots.values() for tensor in slot.tensors}
+    variables = [each for name, each in tensors.items() if name not in slots and name not in state]
+    wrapper = any(last_part(name) in _SCALES for name in state)
+    writer = "TensorFlow 1.x (tf.train.Saver)" if wrapper or optimizers else "tf.train.Saver"
+    return File(path, "tf.compat.v1.train.Saver", writer, variables, optimizers)
+
+
+def last_part(name: str) -> str:
+    """Returns a variable's name without the scope it was made in, and without its number.
+
+    >>> last_part("cond_1/beta1_power")
+    'beta1_power'
+    """
+    return re.sub(r"_\d+$", "", name.rpartition("/")[2])
+
+
+def _slot_of(name: str, tensors: dict[str, Tensor]) -> tuple[str, str, str] | None:
+    """The variable, the optimizer and the number in the name of a slot: `w0/Adam_1`, in whatever scope it is."""
+    front, _, last = name.rpartition("/")
+    match = re.fullmatch(r"(.+?)(?:_(\d+))?", last)
+    while front and match:
+        if front in tensors and tensors[front].shape == tensors[name].shape:
+            return front, match[1], match[2] or "0"
+        front = front.partition("/")[2]
+    return None
+
+
+def _optimizer(name: str, of: dict[str, list[tuple[str, str]]], tensors: dict[str, Tensor]) -> Optimizer:
+    numbers = sorted({number for slots in of.values() for number, _ in slots}, key=int)
+    known = slot_names.SAVER_SUFFIXES.get(name, ())
+    fitting = next((each for each in known if len(each) == len(numbers)), None)
+    called = dict(zip(numbers, fitting)) if fitting else {number: f"{name}_{number}" for number in numbers}
+    slots: dict[str, Slots] = {}
+    for variable, parts in of.items():
+        for number, key in parts:
+            slot = slots.setdefault(called[number], Slots([], [], []))
+            slot.tensors.append(tensors[key])
+            slot.of.append(tensors[variable])
+            slot.names.append(variable)
+    today = slot_names.today(name) if fitting else None
+    return Optimizer(path=name, family="tf1", name=today, wrapper=None, slots=slots)
+
+
+def _without_slots(state: dict[str, Tensor]) -> list[Optimizer]:
+    """An optimizer without slots is in the file only by its loss scale."""
+    scaled = any(last_part(name) in _SCALES for name in state)
+    return [Optimizer(path="", family="tf1", name="SGD", wrapper=None)] if scaled else []
+
+
+def _state(optimizer: Optimizer, state: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
+    values: dict[str, set[float]] = {}
+    for name, tensor in state.items():
+        values.setdefault(last_part(name), set()).add(tensor.value().item())
+    # Of two optimizers' powers nothing tells which is whose: see `restore`.
+    one = {name: next(iter(each)) for name, each in values.items() if len(each) == 1}
+    powers: dict[str, float] = {name: value for name, value in one.items() if name.endswith("_power")}
+    optimizer.extra.update(powers)
+    step = tensors.get("global_step")
+    optimizer.iterations = slot_names.steps_of_powers(powers)
+    if optimizer.iterations is None and step is not None and "beta1_power" not in values:
+        optimizer.iterations = int(step.value())
+    for name in _SCALES:
+        if name in one:
+            optimizer.scale = one[name]
+            contrib = name == "loss_scale"
+            optimizer.wrapper = (
+                "contrib's LossScaleOptimizer" if contrib else "MixedPrecisionLossScaleOptimizer, or tf_lossscale"
+            )
+            optimizer.counter = int(one["good_steps"]) if "good_steps" in one else None
