@@ -112,7 +112,9 @@ print(loaded, ours / theirs)
     assert float(ratio) < 0.05
 
 
-@pytest.mark.parametrize("name", ["tf_lossscale", "tf_lossscale.amp", "tf_lossscale.probability"])
+@pytest.mark.parametrize(
+    "name", ["tf_lossscale", "tf_lossscale.amp", "tf_lossscale.optimizers", "tf_lossscale.probability"]
+)
 def test_every_public_name_exists_and_has_a_docstring_with_an_example(name):
     module = importlib.import_module(name)
     assert set(module.__all__) <= set(dir(module))

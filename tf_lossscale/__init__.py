@@ -20,7 +20,7 @@ _HOMES = {
 }
 
 # Subpackages that `import tf_lossscale` is enough for.
-_ROOMS = ("amp", "legacy", "probability")
+_ROOMS = ("amp", "legacy", "optimizers", "probability")
 
 __all__ = ["LossScaleOptimizer", "__version__", "install", "uninstall"]
 

@@ -1,0 +1,67 @@
+"""PyTorch's recorded Adafactor: its cases, and how to run them here."""
+
+import numpy as np
+import tensorflow as tf
+
+from tests.conformance import recordings
+from tf_lossscale.optimizers import keras3, tf_keras
+
+RECORDED = recordings.load("torch_adafactor")
+LIBRARIES = {"keras3": keras3.Adafactor, "tf_keras": tf_keras.Adafactor}
+array = recordings.array
+
+
+def initial(name, shape):
+    """Returns the recorded initial value of a parameter, a float32 array."""
+    return array(RECORDED["initial_params"][name][shape], "float32")
+
+
+def gradients(sequence, shape, dtype="float32"):
+    """Returns a parameter's gradient of every step; None where it had none."""
+    steps = RECORDED["gradient_sequences"][sequence]
+    return [None if step[shape] is None else tf.cast(array(step[shape]), dtype) for step in steps]
+
+
+def kwargs_of(trajectory):
+    """Returns the constructor's arguments of a recorded case."""
+    kwargs = dict(trajectory["kwargs"])
+    return {**kwargs, "eps": tuple(kwargs["eps"])} if "eps" in kwargs else kwargs
+
+
+def optimizer_step(optimizer):
+    """Takes a step as PyTorch does, by the variables' gradients."""
+    optimizer.step()
+
+
+def run(make, trajectory, step=optimizer_step, shapes=tuple(RECORDED["shapes"]), dtype="float32", steps=None, **kwargs):
+    """Runs a recorded case for some shapes; returns {shape: values after every step} and {when: states by shape}."""
+    variables = [tf.Variable(tf.cast(initial(trajectory["initial"], shape), dtype)) for shape in shapes]
+    optimizer = make(variables, **kwargs_of(trajectory), **kwargs)
+    per_shape = [gradients(trajectory["gradients"], shape, dtype) for shape in shapes]
+    values, states = {shape: [] for shape in shapes}, {}
+    for i, grads in enumerate(list(zip(*per_shape))[:steps], 1):
+        for variable, gradient in zip(variables, grads):
+            variable.grad = gradient
+        step(optimizer)
+        for shape, variable in zip(shapes, variables):
+            values[shape].append(variable.numpy())
+        states[f"after_{i}"] = named_state(optimizer, shapes)
+    states["final"] = states[f"after_{i}"]
+    return values, states
+
+
+def named_state(optimizer, shapes):
+    """Returns the state by shape, as it was recorded; empty of a parameter that had no gradient yet."""
+    state = optimizer.state_dict()["state"]
+    return {shape: state.get(number, {}) for number, shape in enumerate(shapes)}
+
+
+def difference(actual, expected):
+    """Returns the largest difference, relative to the largest finite number among the expected; inf if NaNs differ."""
+    actual, expected = np.asarray(actual, "float64"), np.asarray(expected, "float64")
+    if actual.shape != expected.shape or not (np.isfinite(actual) == np.isfinite(expected)).all():
+        return np.inf
+    finite = np.isfinite(expected)
+    if not finite.any():
+        return 0.0
+    return np.abs(actual - expected)[finite].max() / max(np.abs(expected[finite]).max(), np.finfo("float32").tiny)

@@ -1,0 +1,134 @@
+"""Adafactor takes the steps that PyTorch's was recorded to take."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.optimizers import recorded
+
+# Relative to the largest number of a tensor.
+FLOAT32, FLOAT64 = 2e-6, 1e-12
+# Both round to float16 after a step that is computed wider: at most one spacing apart, after 25 steps too.
+FLOAT16 = 2.0**-10
+FLOAT16_STATE = 2.0**-9
+
+libraries = pytest.mark.parametrize("library", recorded.LIBRARIES)
+stacking = pytest.mark.parametrize("foreach", [False, True], ids=["one_by_one", "foreach"])
+
+
+def compiled_step(optimizer):
+    """Takes a step in one compiled function per optimizer and choice of variables."""
+    updated = [v for v in optimizer.param_groups[0]["params"] if v.grad is not None]
+    key = tuple(id(variable) for variable in updated)
+    functions = optimizer.__dict__.setdefault("_functions_of_the_test", {})
+    if key not in functions:
+        functions[key] = tf.function(lambda grads: optimizer.apply_gradients(zip(grads, updated)), jit_compile=True)
+    optimizer.build(optimizer.param_groups[0]["params"])
+    functions[key]([variable.grad for variable in updated])
+
+
+def assert_follows(values, states, expected_values, expected_states, tolerance, state_tolerance):
+    for shape, expected in expected_values.items():
+        differences = [recorded.difference(*each) for each in zip(values[shape], map(recorded.array, expected))]
+        wrong = [step for step, difference in enumerate(differences, 1) if not difference <= tolerance]
+        assert not wrong, f"{shape}: first different at step {wrong[0]}, by {differences[wrong[0] - 1]}"
+        assert len(expected) == len(values[shape]) >= 25
+    for when, expected in expected_states.items():
+        assert list(states[when]) == list(expected), when
+        for shape, entry in expected.items():
+            assert list(states[when][shape]) == list(entry), (when, shape)
+            for name, value in entry.items():
+                assert recorded.difference(states[when][shape][name], recorded.array(value)) <= state_tolerance, name
+
+
+@libraries
+@stacking
+@pytest.mark.parametrize("name", recorded.RECORDED["trajectories"])
+def test_every_recorded_trajectory_is_followed_in_float32(library, foreach, name):
+    trajectory = recorded.RECORDED["trajectories"][name]
+    values, states = recorded.run(recorded.LIBRARIES[library], trajectory, foreach=foreach)
+    expected = trajectory["foreach_false"]
+    assert_follows(values, states, expected["params"], expected["state"], FLOAT32, FLOAT32)
+
+
+@libraries
+@pytest.mark.parametrize("name", ["wd", "some_none", "nonfinite", "huge_grads"])
+def test_recorded_trajectories_are_followed_compiled(library, name):
+    trajectory = recorded.RECORDED["trajectories"][name]
+    shapes = ("vector", "matrix", "tensor3")
+    values, states = recorded.run(recorded.LIBRARIES[library], trajectory, compiled_step, shapes)
+    expected = {shape: trajectory["foreach_false"]["params"][shape] for shape in shapes}
+    state = {
+        when: {s: e for s, e in each.items() if s in shapes}
+        for when, each in trajectory["foreach_false"]["state"].items()
+    }
+    assert_follows(values, states, expected, state, FLOAT32, FLOAT32)
+
+
+@libraries
+@stacking
+@pytest.mark.parametrize(
+    ("dtype", "tolerance", "state_tolerance"),
+    [("float64", FLOAT64, FLOAT64), ("float16", FLOAT16, FLOAT16_STATE)],
+    ids=["float64", "float16"],
+)
+def test_recorded_trajectories_are_followed_in_other_dtypes(library, foreach, dtype, tolerance, state_tolerance):
+    expected = recorded.RECORDED["dtypes"][dtype]["ok"]
+    trajectory = {"kwargs": {"lr": 0.05}, "initial": "a", "gradients": "A"}
+    values, states = recorded.run(
+        recorded.LIBRARIES[library],
+        trajectory,
+        shapes=tuple(expected["params"]),
+        dtype=dtype,
+        steps=25,
+        foreach=foreach,
+    )
+    assert_follows(values, states, expected["params"], expected["state"], tolerance, state_tolerance)
+
+
+@libraries
+@pytest.mark.parametrize(("dtype", "bound"), [("float16", 2.0**-9), ("bfloat16", 2.0**-6)])
+def test_half_types_stay_within_two_spacings_of_the_float32_trajectory_for_ten_steps(library, dtype, bound):
+    trajectory = {"kwargs": {"lr": 0.05, "eps": [1e-3, 1e-3]}, "initial": "a", "gradients": "A"}
+    make = recorded.LIBRARIES[library]
+    half, states = recorded.run(make, trajectory, dtype=dtype, steps=10)
+    wide, _ = recorded.run(make, trajectory, steps=10)
+    for shape in wide:
+        for a, b in zip(half[shape], wide[shape]):
+            assert recorded.difference(a, b) <= bound, shape
+    assert states["final"]["matrix"]["row_var"].dtype == tf.as_dtype(dtype).as_numpy_dtype
+
+
+@libraries
+def test_parameters_of_different_dtypes_in_a_group_go_as_each_would_alone(library):
+    # PyTorch takes the eps1 of the first dtype of a group for all: the order of the parameters changes the result.
+    make = recorded.LIBRARIES[library]
+    small = [1e-4 * np.float32(g) for g in recorded.gradients("A", "vector")]
+
+    def run(dtypes, **kwargs):
+        variables = [tf.Variable(tf.cast(recorded.initial("a", "vector"), dtype)) for dtype in dtypes]
+        optimizer = make(variables, **kwargs)
+        for gradient in small:
+            for variable in variables:
+                variable.grad = tf.cast(gradient, variable.dtype)
+            optimizer.step()
+        return {dtype: variable.numpy() for dtype, variable in zip(dtypes, variables)}
+
+    alone = {dtype: run([dtype])[dtype] for dtype in ("float16", "float32")}
+    for order in (["float16", "float32"], ["float32", "float16"]):
+        for foreach in (False, True):
+            together = run(order, foreach=foreach)
+            for dtype, values in alone.items():
+                assert np.isfinite(values).all()
+                np.testing.assert_array_equal(together[dtype], values)
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0)], ids=str)
+@libraries
+def test_a_parameter_without_elements_is_left_in_peace(library, shape):
+    # PyTorch divides by its size.
+    variables = [tf.Variable(tf.zeros(shape)), tf.Variable([4.0])]
+    optimizer = recorded.LIBRARIES[library](variables, lr=0.25)
+    optimizer.apply_gradients([(tf.zeros(shape), variables[0]), (tf.constant([1.0]), variables[1])])
+    assert variables[0].shape == shape
+    assert variables[1].numpy() == 3.0

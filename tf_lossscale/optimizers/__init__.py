@@ -1,0 +1,40 @@
+"""Optimizers of our own, which take part in everything that LossScaleOptimizer does.
+
+`Adafactor` is the one for the Keras that `tf.keras` is: Keras 3, or tf_keras where `TF_USE_LEGACY_KERAS=1`. By name:
+`tf_lossscale.optimizers.keras3.Adafactor` and `tf_lossscale.optimizers.tf_keras.Adafactor`.
+
+>>> import tf_lossscale
+>>> tf_lossscale.optimizers.Adafactor.__module__
+'tf_lossscale.optimizers.keras3'
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+_ROOMS = ("keras3", "tf_keras")
+_HOOKS = ("register_optimizer_step_post_hook", "register_optimizer_step_pre_hook")
+
+__all__ = ["Adafactor", "register_optimizer_step_post_hook", "register_optimizer_step_pre_hook"]
+
+if TYPE_CHECKING:
+    from tf_lossscale.optimizers.hooks import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+    from tf_lossscale.optimizers.keras3 import Adafactor
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Adafactor":
+        from tf_lossscale import registry
+
+        room = "tf_keras" if registry.keras_of_tensorflow() == "tf_keras" else "keras3"
+        return importlib.import_module(f"tf_lossscale.optimizers.{room}").Adafactor
+    if name in _ROOMS:
+        return importlib.import_module(f"tf_lossscale.optimizers.{name}")
+    if name in _HOOKS:
+        return getattr(importlib.import_module("tf_lossscale.optimizers.hooks"), name)
+    raise AttributeError(f"module 'tf_lossscale.optimizers' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *_ROOMS])

@@ -1,0 +1,278 @@
+"""Adafactor with PyTorch's semantics, for whichever Keras: arguments, groups, and the update of variables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from tf_lossscale.optimizers import adafactor_rule, arguments, hooks, parameter_groups
+from tf_lossscale.optimizers.group_configs import GroupConfigs
+from tf_lossscale.optimizers.parameter_groups import ParameterGroup
+from tf_lossscale.optimizers.rates import FirstRate, Rate
+from tf_lossscale.optimizers.torch_surface import TorchSurface
+
+
+def _option(name: str) -> property:
+    def read(self: Any) -> Any:
+        # The base class's constructor reads and writes before there are groups.
+        return self._groups[0][name] if self._groups else self._defaults[name]
+
+    def write(self: Any, value: Any) -> None:
+        if self._groups:
+            # The first: Keras's way of saying that there is none. The second: Keras makes a list of its own of it.
+            value = {"weight_decay": 0.0 if value is None else value, "eps": value and tuple(value)}.get(name, value)
+            self._set_for_all(name, value)
+
+    return property(read, write, doc=f"`{name}` of the first group; setting it sets all groups without their own.")
+
+
+class AdafactorBase(GroupConfigs, TorchSurface):
+    """What Adafactor is in every Keras; what it does is said in `keras3.Adafactor`."""
+
+    hyperparameter_names = ("beta2_decay", "eps", "d", "weight_decay", "foreach", "maximize")
+
+    beta2_decay = _option("beta2_decay")
+    eps = _option("eps")
+    d = _option("d")
+    weight_decay = _option("weight_decay")
+    foreach = _option("foreach")
+    maximize = _option("maximize")
+
+    # What a Keras's class provides. -----------------------------------------------------------------------------
+
+    name: str
+    _learning_rate: Any
+    _iterations: Any
+    _is_built: bool
+    build: Callable[..., Any]
+    add_variable: Callable[..., Any]
+    _use_weight_decay: Callable[[Any], bool]
+
+    def _key(self, variable: Any) -> Any:
+        """What tells a variable from others."""
+        raise NotImplementedError
+
+    def _new_rate_variable(self, value: float) -> Any:
+        """A variable for a learning rate: float64, or float64 parameters would not get the number that was given."""
+        raise NotImplementedError
+
+    def _new_moment(self, variable: Any, name: str, shape: Sequence[int], dtype: tf.DType) -> Any:
+        """A variable of zeros, beside the parameter."""
+        raise NotImplementedError
+
+    def _join(self, variables: list[Any]) -> None:
+        """Adds variables to a built optimizer, all but their state."""
+        raise NotImplementedError
+
+    def _is_schedule(self, source: Any) -> bool:
+        raise NotImplementedError
+
+    # What there is of every instance, beside TorchSurface's.
+    _places: dict[Any, tuple[ParameterGroup, int]]  # the group of a variable, and its number in it
+    _moments: dict[Any, dict[str, Any]]
+    _takes_more: bool  # variables that are in no group yet
+    _said: bool  # what `foreach` costs
+
+    # Construction. ----------------------------------------------------------------------------------------------
+
+    def _prepare(self, params: Any, options: dict[str, Any]) -> list[dict[str, Any]]:
+        """Checks the arguments, before anything is made; returns the groups to start with."""
+        arguments.check(options)
+        given = [{"params": []}] if params is None else parameter_groups.groups_of(params)
+        # Not by assignment: the Keras libraries would put tracked copies in the place of lists and dicts.
+        self.__dict__.update(
+            _groups=[],
+            _defaults=options,
+            _hooks=hooks.all_moments(),
+            _places={},
+            _moments={},
+            _takes_more=params is None,
+            _positions=None,
+            _said=False,
+        )
+        return given
+
+    def _add_group(self, given: dict[str, Any]) -> None:
+        for variable in given["params"]:
+            if self._key(variable) in self._places:
+                raise ValueError(
+                    f"{variable.name} is in more than one parameter group: some parameters appear twice. Leave it in "
+                    "one of them."
+                )
+        with_names = [group for group in self._groups if group["params"]]
+        if with_names and given["params"] and ("param_names" in given) != ("param_names" in with_names[0]):
+            raise ValueError(
+                "All parameter groups must have names for their parameters, or none. Pass (name, variable) pairs for "
+                "each group or for none."
+            )
+        entries = {**given, **{name: value for name, value in self._defaults.items() if name not in given}}
+        arguments.check(entries)
+        if self._is_built:
+            self._join(given["params"])
+        rate = (Rate if self._groups else FirstRate)(self, entries["lr"])
+        group = ParameterGroup(entries, rate, given)
+        self._groups.append(group)
+        self._file(group)
+        if self._is_built:
+            self._make_state(group)
+
+    def _file(self, group: ParameterGroup) -> None:
+        self._places.update({self._key(variable): (group, i) for i, variable in enumerate(group["params"])})
+
+    def _take(self, variables: Iterable[Any]) -> list[Any]:
+        """Sorts the variables to build for into the groups; returns them with those of the groups that are missing."""
+        variables = list(variables)
+        self._place_by_config(variables)
+        others = [variable for variable in variables if self._key(variable) not in self._places]
+        if others and not self._takes_more:
+            raise ValueError(
+                f"{others[0].name} is in no parameter group of this optimizer. Add it with "
+                "add_param_group({'params': [variable]}), or pass params=None to update whatever it is built for."
+            )
+        self._groups[0]["params"] = [*self._groups[0]["params"], *others]
+        self._file(self._groups[0])
+        known = {self._key(variable) for variable in variables}
+        return [*variables, *(variable for variable in self._parameters() if self._key(variable) not in known)]
+
+    def _make_state(self, group: ParameterGroup) -> None:
+        if group["params"]:
+            group.steps = self.add_variable((len(group["params"]),), dtype="float32", name="steps")
+        for variable in group["params"]:
+            dtype = tf.as_dtype(getattr(variable, "true_dtype", variable.dtype))
+            self._moments[self._key(variable)] = {
+                name: self._new_moment(variable, name, shape, dtype)
+                for name, shape in adafactor_rule.moment_shapes(variable.shape).items()
+            }
+
+    def _all_built(self) -> bool:
+        parameters = self._parameters()
+        if not self._is_built and parameters:
+            with tf.init_scope():
+                self.build(parameters)
+        return self._is_built
+
+    def _moments_of(self, variable: Any) -> dict[str, Any]:
+        return self._moments[self._key(variable)]
+
+    # The options of all groups. ---------------------------------------------------------------------------------
+
+    def _set_for_all(self, name: str, value: Any) -> None:
+        arguments.check({name: value})
+        for i, group in enumerate(self._groups):
+            if i == 0 or name not in group.own:
+                group[name] = value
+        self._defaults[name] = value
+
+    @property
+    def learning_rate(self) -> Any:
+        """The first group's learning rate; setting it sets all groups that were given none of their own."""
+        return super().learning_rate  # type: ignore[misc]
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        self._set_for_all("lr", value)
+
+    lr = property(
+        lambda self: self.learning_rate,
+        lambda self, value: setattr(self, "learning_rate", value),
+        doc="The first group's learning rate, by PyTorch's name.",
+    )
+
+    # The update. ------------------------------------------------------------------------------------------------
+
+    def _update_all(self, grads_and_vars: Iterable[tuple[Any, Any]], call: Callable[..., Any]) -> None:
+        """Updates variables; `call(variable, function, arguments)` has the function called beside the variable."""
+        groups: dict[int, tuple[ParameterGroup, list[tuple[int, Any, Any]]]] = {}
+        for gradient, variable in grads_and_vars:
+            if self._key(variable) not in self._places:
+                raise ValueError(f"{variable.name} is none of the variables that this {self.name} was built for.")
+            group, index = self._places[self._key(variable)]
+            groups.setdefault(id(group), (group, []))[1].append((index, gradient, variable))
+        for group, members in groups.values():
+            self._update_group(group, members, call)
+
+    def _update_group(
+        self, group: ParameterGroup, members: list[tuple[int, Any, Any]], call: Callable[..., Any]
+    ) -> None:
+        steps = self._advance(group, [index for index, _, _ in members])
+        rate = group.rate.now()
+        sizes: dict[tf.DType, Any] = {}
+        for batch in self._batches(group, members):
+            variables = [members[i][2] for i in batch]
+            wide = adafactor_rule.compute_dtype(tf.as_dtype(variables[0].dtype))
+            if wide not in sizes:
+                now = adafactor_rule.step_sizes(tf.cast(steps, wide), tf.cast(rate, wide), group["beta2_decay"])
+                sizes[wide] = [tf.unstack(each) for each in now]
+            weights, rates = ([each[i] for i in batch] for each in sizes[wide])
+            decays = group["weight_decay"] and self._use_weight_decay(variables[0])
+            shrink = tf.cast(rate, wide) * group["weight_decay"] if decays else None
+
+            def update(first: Any, others: Any, gradients: Any, *sizes: Any, group: ParameterGroup = group) -> None:
+                self._update(group, [first, *others], gradients, *sizes)
+
+            call(variables[0], update, (variables[1:], [members[i][1] for i in batch], weights, rates, shrink))
+
+    def _advance(self, group: ParameterGroup, indices: list[int]) -> tf.Tensor:
+        """Counts a step of the group's variables at these indices; returns their counts."""
+        steps = self._tensor_variable(group.steps)
+        if indices == list(range(len(group["params"]))):
+            steps.assign_add(tf.ones(steps.shape), read_value=False)
+            return steps.read_value()
+        ones = tf.scatter_nd([[index] for index in indices], tf.ones([len(indices)]), steps.shape)
+        steps.assign_add(ones, read_value=False)
+        return tf.gather(steps.read_value(), indices)
+
+    def _batches(self, group: ParameterGroup, members: list[tuple[int, Any, Any]]) -> list[list[int]]:
+        """Returns which of the members are updated as one: with `foreach`, all of the same shape."""
+        if not group["foreach"]:
+            return [[i] for i in range(len(members))]
+        batches: dict[Any, list[int]] = {}
+        for i, (_, _, variable) in enumerate(members):
+            key = (tuple(variable.shape), str(variable.dtype), self._use_weight_decay(variable))
+            batches.setdefault(key, []).append(i)
+        if not self._said:
+            self._said = True
+            _say_what_foreach_costs([[members[i][2] for i in batch] for batch in batches.values()])
+        return list(batches.values())
+
+    def _update(
+        self, group: ParameterGroup, variables: Any, gradients: Any, weights: Any, rates: Any, shrink: Any
+    ) -> None:
+        """Updates variables of one group, and of one shape if there are several."""
+        variables = [self._tensor_variable(variable) for variable in variables]
+        gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]  # sums what IndexedSlices repeat
+        moments = [[self._tensor_variable(m) for m in self._moments_of(variable).values()] for variable in variables]
+        options = {name: group[name] for name in ("eps", "d", "maximize")}
+        options.update(shrink=shrink, stacked=len(variables) > 1)
+        if not options["stacked"]:
+            change, new = adafactor_rule.update(
+                variables[0].read_value(), gradients[0], moments[0], weights[0], rates[0], **options
+            )
+            changes, news = [change], [new]
+        else:
+            stacked = [tf.stack(each) for each in zip(*moments)]
+            change, new = adafactor_rule.update(
+                tf.stack(variables), tf.stack(gradients), stacked, tf.stack(weights), tf.stack(rates), **options
+            )
+            changes, news = tf.unstack(change), [list(each) for each in zip(*map(tf.unstack, new))]
+        for variable, change, kept, new in zip(variables, changes, moments, news):
+            variable.assign_sub(change, read_value=False)
+            for target, value in zip(kept, new):
+                target.assign(value, read_value=False)
+
+
+def _say_what_foreach_costs(batches: list[list[Any]]) -> None:
+    def most(shapes: list[tuple[int, ...]]) -> float:
+        return max(adafactor_rule.update_bytes(s, tf.as_dtype(b[0].dtype)) for s, b in zip(shapes, batches)) / 2**20
+
+    logging.info(
+        "Adafactor(foreach=True) updates %d parameters in %d stacked updates. The largest holds %.1f MiB while it "
+        "runs; one parameter at a time, the largest would hold %.1f MiB.",
+        sum(map(len, batches)),
+        len(batches),
+        most([(len(batch), *batch[0].shape) for batch in batches]),
+        most([tuple(batch[0].shape) for batch in batches]),
+    )

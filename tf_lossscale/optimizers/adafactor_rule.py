@@ -1,0 +1,174 @@
+"""Adafactor's update of one parameter, as pure functions of tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+# Names of the second moments, as PyTorch's state_dict has them.
+FACTORED = ("row_var", "col_var")
+WHOLE = ("variance",)
+
+# The distance from 1 to the next number.
+_SPACING = {tf.float16: 2.0**-10, tf.bfloat16: 2.0**-7, tf.float32: 2.0**-23, tf.float64: 2.0**-52}
+
+
+def moment_shapes(shape: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    """Returns the names and shapes of a parameter's second moments: n + m numbers for an (n, m) matrix.
+
+    >>> moment_shapes((1000, 500))
+    {'row_var': (1000, 1), 'col_var': (1, 500)}
+    >>> moment_shapes((500,))
+    {'variance': (500,)}
+
+    Args:
+        shape: the parameter's.
+
+    Returns:
+        For two or more dimensions `row_var` and `col_var`, over the last two; `variance` otherwise.
+    """
+    shape = tuple(shape)
+    if len(shape) < 2:
+        return {WHOLE[0]: shape}
+    return {FACTORED[0]: (*shape[:-1], 1), FACTORED[1]: (*shape[:-2], 1, shape[-1])}
+
+
+def compute_dtype(dtype: tf.DType) -> tf.DType:
+    """Returns the dtype that a parameter's update is computed in: float32, or float64 for float64.
+
+    >>> compute_dtype(tf.float16)
+    tf.float32
+
+    Args:
+        dtype: the parameter's.
+    """
+    return tf.float64 if dtype == tf.float64 else tf.float32
+
+
+def step_sizes(steps: tf.Tensor, lr: tf.Tensor, beta2_decay: float) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the weight of the newest gradient, and the relative step size, of parameters at their steps.
+
+    The weight w is given as w below 1/2, and as w - 1 from there on.
+
+    >>> weight, rate = step_sizes(tf.constant([1.0, 16.0]), tf.constant(0.5), -0.5)
+    >>> weight.numpy().tolist(), rate.numpy().tolist()
+    ([0.0, 0.25], [0.5, 0.25])
+
+    Args:
+        steps: numbers of the steps, from 1; a floating tensor.
+        lr: a scalar of the same dtype.
+        beta2_decay: at most 0.
+
+    Returns:
+        Two tensors like `steps`.
+    """
+    weight = steps**beta2_decay
+    return tf.where(weight < 0.5, weight, weight - 1), tf.minimum(lr, tf.math.rsqrt(steps))
+
+
+def update(
+    parameter: tf.Tensor,
+    gradient: tf.Tensor,
+    moments: Sequence[tf.Tensor],
+    weight: tf.Tensor,
+    rate: tf.Tensor,
+    *,
+    shrink: Any = None,
+    eps: Sequence[Any] = (None, 1e-3),
+    d: float = 1.0,
+    maximize: Any = False,
+    stacked: bool = False,
+) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    """Returns what one step of Adafactor subtracts from a parameter, and its new second moments.
+
+    The equations are in `tf_lossscale.optimizers.Adafactor`.
+
+    >>> weight, rate = step_sizes(tf.constant(1.0), tf.constant(0.25), -0.8)
+    >>> moments = [tf.zeros([2, 1]), tf.zeros([1, 3])]
+    >>> change, moments = update(tf.ones([2, 3]), tf.ones([2, 3]), moments, weight, rate)
+    >>> change.numpy()[0, 0].item(), [moment.shape.num_elements() for moment in moments]
+    (0.25, [2, 3])
+
+    Args:
+        parameter: a floating tensor X.
+        gradient: a tensor G of the same shape and dtype.
+        moments: as in `moment_shapes`, of the parameter's dtype.
+        weight: from `step_sizes`, a scalar of the `compute_dtype`.
+        rate: the same.
+        shrink: what part of X the weight decay takes away, a scalar like `rate`; None for no weight decay.
+        eps: eps1, or None for the dtype's spacing at 1; and eps2.
+        d: clipping threshold, at least 1.
+        maximize: whether to go up the gradient.
+        stacked: whether the first axis of every tensor, also of `weight` and `rate`, counts parameters that are
+            updated as one.
+
+    Returns:
+        The change and the new moments, each of its old shape and dtype.
+    """
+    dtype, wide = parameter.dtype, compute_dtype(parameter.dtype)
+    rank, size = parameter.shape.rank, parameter.shape.num_elements()
+    if not size:
+        return tf.zeros_like(parameter), list(moments)
+    if stacked:
+        size //= parameter.shape[0]
+        weight, rate = (tf.reshape(each, [-1] + [1] * (rank - 1)) for each in (weight, rate))
+    axes = list(range(1, rank)) if stacked else None
+    eps1 = _SPACING[dtype] if eps[0] is None else eps[0]
+    x, g = tf.cast(parameter, wide), tf.cast(gradient, wide)
+
+    squared = tf.square(g)
+    if rank - stacked >= 2:
+        means = [tf.reduce_mean(squared, -1, keepdims=True), tf.reduce_mean(squared, -2, keepdims=True)]
+        row, column = new = [_toward(tf.cast(old, wide), mean, weight) for old, mean in zip(moments, means)]
+        # In PyTorch's order: where the product overflows, the parameter stays.
+        estimate = row * column / tf.maximum(tf.reduce_mean(row, -2, keepdims=True), eps1)
+    else:
+        new = [_toward(tf.cast(moments[0], wide), squared, weight)]
+        estimate = new[0]
+    direction = g * tf.math.rsqrt(tf.maximum(estimate, eps1 * eps1))
+    length = _larger(_half_sum_of_squares(x, axes) * (2 / size), eps[1] ** 2)
+    length /= _larger(_half_sum_of_squares(direction, axes) * (2 / size / d**2), 1.0)
+    length = rate * tf.sqrt(length)
+    change = (-length if maximize else length) * direction
+    if shrink is not None:
+        change += shrink * x
+    return tf.cast(change, dtype), [_narrowed(each, dtype) for each in new]
+
+
+def _half_sum_of_squares(values: tf.Tensor, axes: list[int] | None) -> tf.Tensor:
+    # One parameter's is read once, and nothing as large is written.
+    return tf.nn.l2_loss(values) if axes is None else tf.reduce_sum(tf.square(values), axes, keepdims=True) / 2
+
+
+def _larger(value: tf.Tensor, least: float) -> tf.Tensor:
+    # Where the value is NaN, as PyTorch has it: `least`. The NaN itself stays in the elements that have it.
+    return tf.where(value > least, value, least)
+
+
+def _toward(old: tf.Tensor, new: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+    # From the nearer end: a weight of 1 gives exactly `new`, however large `old` is.
+    return tf.where(weight > 0, old, new) + weight * (new - old)
+
+
+def _narrowed(moment: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    # The square of a float16 above 255 is none; infinity would make NaN of the parameter a step later.
+    return moment if moment.dtype == dtype else tf.cast(tf.minimum(moment, float(dtype.max)), dtype)
+
+
+def update_bytes(shape: Sequence[int], dtype: tf.DType) -> int:
+    """Returns about how many bytes the update of a parameter, or of a stack of them, holds while it runs.
+
+    The parameter and the gradient, the squared gradient, the estimate of the second moment and the change: five
+    times as many numbers as there are in the parameter.
+
+    >>> update_bytes((10, 1000), tf.float32)
+    200000
+
+    Args:
+        shape: the parameter's.
+        dtype: the parameter's.
+    """
+    return 5 * math.prod(shape) * compute_dtype(dtype).size

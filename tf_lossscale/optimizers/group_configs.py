@@ -1,0 +1,105 @@
+"""Adafactor's config: its options, and its parameter groups by the positions of their variables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tf_lossscale.optimizers.parameter_groups import ParameterGroup
+
+
+class GroupConfigs:
+    """`from_config` and our part of `get_config`."""
+
+    # What the optimizer's class provides. -----------------------------------------------------------------------
+
+    hyperparameter_names: tuple[str, ...]
+    _groups: list[ParameterGroup]
+
+    def _key(self, variable: Any) -> Any:
+        raise NotImplementedError
+
+    def _add_group(self, given: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def _file(self, group: ParameterGroup) -> None:
+        raise NotImplementedError
+
+    def _built_for(self) -> list[Any]:
+        """The variables in the order in which the optimizer was built for them, or would be."""
+        raise NotImplementedError
+
+    @classmethod
+    def _serialized_schedule(cls, schedule: Any) -> dict[str, Any]:
+        raise NotImplementedError
+
+    @classmethod
+    def _deserialized_schedule(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None) -> Any:
+        raise NotImplementedError
+
+    # Of each group's variables among those to be built for, if from a config.
+    _positions: list[list[int]] | None
+
+    # ------------------------------------------------------------------------------------------------------------
+
+    def _own_config(self) -> dict[str, Any]:
+        first = self._groups[0]
+        config = {name: first[name] for name in self.hyperparameter_names}
+        config.update(eps=list(first["eps"]), learning_rate=self._serialized_rate(first))
+        if len(self._groups) > 1:
+            config["param_groups"] = [{**self._group_config(group), "params": p} for group, p in self._placed()]
+        return config
+
+    def _placed(self) -> list[tuple[ParameterGroup, list[int]]]:
+        """Every group, and the positions of its variables among those that the optimizer is built for."""
+        positions = self._positions
+        if positions is None:
+            order = {self._key(variable): i for i, variable in enumerate(self._built_for())}
+            positions = [[order[self._key(variable)] for variable in group["params"]] for group in self._groups]
+        return list(zip(self._groups, positions))
+
+    def _group_config(self, group: ParameterGroup) -> dict[str, Any]:
+        config = {name: value for name, value in group.items() if name not in ("lr", "params")}
+        return {**config, "eps": list(config["eps"]), "lr": self._serialized_rate(group), "own": sorted(group.own)}
+
+    def _serialized_rate(self, group: ParameterGroup) -> Any:
+        rate = group["lr"]
+        if not callable(rate):
+            value = group.rate.number()
+            return value if isinstance(value, float) else value.item()
+        return self._serialized_schedule(rate)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
+        """Makes an optimizer from what `get_config` returned; its groups get their variables when it is built.
+
+        Args:
+            config: a dict.
+            custom_objects: name -> class or function, for a schedule of one's own.
+        """
+
+        def ready(options: dict[str, Any], rate: str) -> dict[str, Any]:
+            value = options[rate]
+            value = cls._deserialized_schedule(value, custom_objects) if isinstance(value, dict) else value
+            return {**options, "eps": tuple(options["eps"]), rate: value}
+
+        config = dict(config)
+        groups = [ready(group, "lr") for group in config.pop("param_groups", [])]
+        optimizer: Any = cls(**ready(config, "learning_rate"))
+        for i, group in enumerate(groups):
+            options = {name: value for name, value in group.items() if name not in ("params", "own")}
+            if i:
+                optimizer._add_group({"params": [], **options})
+            else:
+                optimizer._groups[0].update(options)
+            optimizer._groups[i].own = frozenset(group["own"])
+        if groups:
+            optimizer._positions = [group["params"] for group in groups]
+        return optimizer
+
+    def _place_by_config(self, variables: list[Any]) -> None:
+        """Gives the groups of a config their variables."""
+        if self._positions is not None:
+            for group, positions in zip(self._groups, self._positions):
+                group["params"] = [variables[i] for i in positions]
+                self._file(group)
+            self._positions = None

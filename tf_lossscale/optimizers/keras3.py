@@ -1,0 +1,216 @@
+"""Adafactor for Keras 3."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_lossscale.optimizers.adafactor import AdafactorBase
+
+_OPTIONS = (
+    "name",
+    "clipnorm",
+    "clipvalue",
+    "global_clipnorm",
+    "use_ema",
+    "ema_momentum",
+    "ema_overwrite_frequency",
+    "loss_scale_factor",
+    "gradient_accumulation_steps",
+)
+
+
+@keras.saving.register_keras_serializable(package="tf_lossscale")
+class Adafactor(AdafactorBase, keras.optimizers.Optimizer):
+    r"""Adafactor by the algorithm and with the surface of `torch.optim.Adafactor`, as an optimizer of Keras 3.
+
+    For a parameter X with gradient G (-G with `maximize`), at its t-th step::
+
+        w     = t ** beta2_decay                            1 - beta2_t of the paper
+        alpha = max(eps2, RMS(X)) * min(lr, 1 / sqrt(t))
+        X     = X * (1 - lr * weight_decay)
+        two or more dimensions, over the last two:
+            R = R + w * (mean of G**2 over each row - R)    row_var, shape (..., n, 1)
+            C = C + w * (mean of G**2 over each column - C) col_var, shape (..., 1, m)
+            V = R C / max(mean(R), eps1)
+        otherwise:
+            V = V + w * (G**2 - V)                          variance
+        U     = G / sqrt(max(V, eps1**2))
+        X     = X - alpha * U / max(1, RMS(U) / d)
+
+    An (n, m) matrix has n + m numbers of state, and one for t. eps1 is the spacing of the parameter's dtype at 1
+    unless given.
+
+    In a loop of Keras's kind, or in `compile` and `fit`:
+
+    >>> import tensorflow as tf
+    >>> from tf_lossscale.optimizers import Adafactor
+    >>> optimizer = Adafactor(lr=0.25)
+    >>> weight = tf.Variable([4.0])
+    >>> _ = optimizer.apply_gradients([(tf.constant([1.0]), weight)])
+    >>> weight.numpy().item()
+    3.0
+
+    In a loop of PyTorch's kind, with parameter groups:
+
+    >>> kernel, bias = tf.Variable(tf.ones([2, 3])), tf.Variable(tf.zeros([3]))
+    >>> optimizer = Adafactor([{"params": [kernel], "weight_decay": 0.1}, {"params": [bias]}], lr=0.25)
+    >>> loss = optimizer.step(lambda: tf.reduce_sum((tf.ones([1, 2]) @ kernel + bias) ** 2))
+    >>> loss.numpy().item(), sorted(optimizer.state_dict())
+    (12.0, ['param_groups', 'state'])
+
+    The update of a half-precision parameter is computed in float32. Adafactor differs from the paper in that the
+    learning rate is relative to the parameter's size but not to the step alone, eps1 bounds V from below instead of
+    being added to G**2, R and C are means instead of sums, and the weight decay acts on X itself.
+
+    Args:
+        params: the variables to update, as an iterable of variables, of (name, variable) pairs, or of dicts with
+            "params" and options of their own (parameter groups). None for the variables that the optimizer is built
+            for, as always in Keras.
+        lr: the learning rate, at least 0: a number, a variable (read on every step), a `LearningRateSchedule` or a
+            function without arguments. Also as `learning_rate`.
+        beta2_decay: the exponent of w, at most 0.
+        eps: (eps1, eps2), each at least 0; eps1 may be None.
+        d: the largest RMS of an update before it is scaled down, at least 1.
+        weight_decay: at least 0.
+        foreach: whether parameters of the same shape and dtype are updated as one stack: fewer operations, which helps
+            with many small ones, for the memory of the stacks. What that is, is logged on the first step.
+        maximize: whether to go up the gradient.
+        **kwargs: Keras's `name, clipnorm, clipvalue, global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency,
+            loss_scale_factor, gradient_accumulation_steps`.
+
+    Raises:
+        TypeError: an argument is of a wrong type or unknown.
+        ValueError: a value is out of range, `params` is empty, or one of them is no variable.
+        KeyError: a parameter group has no "params".
+
+    Source: `torch.optim.Adafactor`, https://docs.pytorch.org/docs/stable/generated/torch.optim.Adafactor.html;
+    Shazeer and Stern, Adafactor: Adaptive Learning Rates with Sublinear Memory Cost, 2018,
+    https://arxiv.org/abs/1804.04235
+    """
+
+    def __init__(
+        self,
+        params: Any = None,
+        lr: Any = 1e-2,
+        beta2_decay: float = -0.8,
+        eps: tuple[float | None, float] = (None, 1e-3),
+        d: float = 1.0,
+        weight_decay: float = 0.0,
+        *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        **kwargs: Any,
+    ):
+        lr = kwargs.pop("learning_rate", lr)
+        for name in kwargs:
+            if name not in _OPTIONS:
+                raise TypeError(f"Adafactor.__init__() got an unexpected keyword argument '{name}'")
+        options = {
+            "lr": lr,
+            "beta2_decay": beta2_decay,
+            "eps": eps,
+            "d": d,
+            "weight_decay": weight_decay,
+            "foreach": foreach,
+            "maximize": maximize,
+        }
+        given = self._prepare(params, options)
+        super().__init__(learning_rate=float, weight_decay=weight_decay, **kwargs)  # a number would become float32
+        for group in given:
+            self._add_group(group)
+
+    # What AdafactorBase asks. -----------------------------------------------------------------------------------
+
+    @property
+    def _is_built(self) -> bool:  # type: ignore[override]
+        return self.built
+
+    def _key(self, variable: Any) -> Any:
+        return self._var_key(variable)
+
+    def _tensor_variable(self, variable: Any) -> Any:
+        return variable.value if isinstance(variable, keras.Variable) else variable
+
+    def _new_rate_variable(self, value: float) -> Any:
+        variable = self.add_variable((), dtype="float64", aggregation="only_first_replica", name="learning_rate")
+        variable.assign(value)
+        return variable
+
+    def _new_moment(self, variable: Any, name: str, shape: Sequence[int], dtype: tf.DType) -> Any:
+        path = str(getattr(variable, "path", variable.name)).replace("/", "_").replace(":", "_")
+        with self._distribution_strategy.extended.colocate_vars_with(self._tensor_variable(variable)):
+            return self.add_variable(shape, dtype=dtype.name, name=f"{path}_{name}")
+
+    def _is_schedule(self, source: Any) -> bool:
+        return isinstance(source, keras.optimizers.schedules.LearningRateSchedule)
+
+    def _set_iterations(self, steps: int) -> None:
+        self._iterations.assign(steps * (self.gradient_accumulation_steps or 1))
+
+    def _built_for(self) -> list[Any]:
+        return self._trainable_variables if self.built else super()._built_for()
+
+    # What Keras asks. -------------------------------------------------------------------------------------------
+
+    def build(self, variables: Iterable[Any]) -> None:
+        """Creates the state for the variables, and for those of the parameter groups.
+
+        Args:
+            variables: an iterable of `tf.Variable` or `keras.Variable`.
+
+        Raises:
+            ValueError: one is in none of the groups that were given to the constructor.
+        """
+        if self.built:
+            return
+        super().build(self._take(variables))
+        for group in self._groups:
+            self._make_state(group)
+
+    def _join(self, variables: list[Any]) -> None:
+        if self.use_ema or self.gradient_accumulation_steps:
+            raise ValueError(
+                "add_param_group() must be called before the optimizer is built if `use_ema` or "
+                "`gradient_accumulation_steps` is set."
+            )
+        for variable in variables:
+            self._trainable_variables_indices[self._key(variable)] = len(self._trainable_variables)
+            self._trainable_variables.append(variable)
+
+    def _apply_weight_decay(self, variables: list[Any]) -> None:
+        pass  # part of the update
+
+    def _distributed_tf_update_step(
+        self, distribution: Any, grads_and_vars: Iterable[tuple[Any, Any]], learning_rate: Any
+    ) -> None:
+        del learning_rate  # the groups have their own
+
+        def beside(variable: Any, function: Any, arguments: Any) -> None:
+            distribution.extended.update(variable, function, args=arguments, group=False)
+
+        self._update_all(grads_and_vars, beside)
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any = None) -> None:
+        """Updates one variable.
+
+        Args:
+            gradient: a tensor or IndexedSlices.
+            variable: one that the optimizer is built for.
+            learning_rate: not used: the variable's group has one.
+        """
+        self._update_all([(gradient, variable)], lambda _, function, arguments: function(variable, *arguments))
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), **self._own_config()}
+
+    @classmethod
+    def _serialized_schedule(cls, schedule: Any) -> dict[str, Any]:
+        return keras.saving.serialize_keras_object(schedule)
+
+    @classmethod
+    def _deserialized_schedule(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None) -> Any:
+        return keras.saving.deserialize_keras_object(config, custom_objects=custom_objects)

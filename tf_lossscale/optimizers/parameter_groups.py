@@ -1,0 +1,159 @@
+"""Parameter groups: which variables an optimizer updates, and with which options."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from typing import Any
+
+import tensorflow as tf
+
+from tf_lossscale.optimizers import arguments
+from tf_lossscale.optimizers.rates import Rate
+
+
+class ParameterGroup(MutableMapping[str, Any]):
+    """Variables and their options, by name, as in PyTorch's `param_groups`.
+
+    Reading "lr" reads the learning rate's variable and writing it assigns, so that it is heard in a traced tf.function.
+
+    >>> from tf_lossscale.optimizers import Adafactor
+    >>> group = Adafactor([tf.Variable(1.0)]).param_groups[0]
+    >>> group["lr"] /= 2
+    >>> group["lr"]
+    0.005
+
+    Args:
+        entries: "params" and the options, in order; "lr" among them, its value not looked at.
+        rate: the learning rate.
+        own: names of the options that were given for this group, and are not changed when the optimizer's are.
+
+    `steps` is a float32 variable with the number of steps that each of the variables has taken; None before the
+    optimizer is built.
+    """
+
+    def __init__(self, entries: dict[str, Any], rate: Rate, own: Iterable[str]):
+        self._entries = entries
+        self.rate = rate
+        self.own = frozenset(own)
+        self.steps: Any = None
+
+    def __getitem__(self, name: str) -> Any:
+        return self.rate.read() if name == "lr" else self._entries[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        arguments.check({name: value})
+        if name == "lr":
+            self.rate.write(value)
+            value = None
+        self._entries[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        if name in arguments.DEFAULTS or name == "params":
+            raise KeyError(f"{name!r} of a parameter group cannot be deleted; assign another value.")
+        del self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+    def reorder(self, names: Iterable[str]) -> None:
+        """Has the names come in this order; those that are left out come last."""
+        self._entries = {name: self._entries[name] for name in dict.fromkeys([*names, *self._entries])}
+
+
+def groups_of(params: Any) -> list[dict[str, Any]]:
+    """Returns the `params` argument as a list of group dicts, each with a list of variables in "params".
+
+    Named pairs become variables, with their names in "param_names".
+
+    >>> variable = tf.Variable(1.0)
+    >>> [sorted(group) for group in groups_of([("weight", variable)])]
+    [['param_names', 'params']]
+
+    Args:
+        params: an iterable of variables, of (name, variable) pairs or of dicts.
+
+    Returns:
+        New dicts; the caller's are left as they are.
+
+    Raises:
+        TypeError: `params` is no such iterable.
+        ValueError: it is empty, or holds something that cannot be updated.
+        KeyError: a dict has no "params".
+    """
+    if _is_tensor(params) or isinstance(params, (Mapping, str, bytes)) or not isinstance(params, Iterable):
+        hint = " The learning rate is the keyword lr." if isinstance(params, (int, float)) else ""
+        raise TypeError(
+            "`params` must be an iterable of variables, (name, variable) pairs or dicts, but got: "
+            f"{params!r}. Pass [variable] for a single one.{hint}"
+        )
+    listed = list(params)
+    if not listed:
+        raise ValueError(
+            "`params` is an empty list. Pass the variables to optimize, or None for those that apply_gradients gets."
+        )
+    if not isinstance(listed[0], Mapping):
+        listed = [{"params": listed}]
+    return [one_group(group) for group in listed]
+
+
+def one_group(group: Any) -> dict[str, Any]:
+    """Returns a group dict with its variables listed and checked, "params" first.
+
+    >>> one_group({"lr": 0.1, "params": tf.Variable(1.0)})["params"][0].numpy().item()
+    1.0
+
+    Args:
+        group: a dict with "params": a variable, or an iterable of variables or (name, variable) pairs.
+
+    Returns:
+        A new dict.
+
+    Raises:
+        TypeError: the group is no dict, or its variables are in a set or are no variables.
+        ValueError: a tensor is no variable, or some variables have names and others have not.
+        KeyError: it has no "params".
+    """
+    if not isinstance(group, Mapping):
+        raise TypeError(f"A parameter group must be a dict, but got: {group!r}. Pass {{'params': variables}}.")
+    if "params" not in group:
+        raise KeyError(f"params: a parameter group must have 'params', its variables, but has only: {sorted(group)}.")
+    params = group["params"]
+    if isinstance(params, (set, frozenset)):
+        raise TypeError("A parameter group's 'params' must be in an order, but are in a set. Pass a list.")
+    listed = [params] if _is_tensor(params) else list(params)
+    named = [isinstance(each, tuple) and len(each) == 2 and isinstance(each[0], str) for each in listed]
+    if any(named) and not all(named):
+        raise ValueError("All of a group's parameters must have names, or none. Pass (name, variable) for each.")
+    names = [name for name, _ in listed] if any(named) else None
+    variables = [variable for _, variable in listed] if any(named) else listed
+    for variable in variables:
+        _require_variable(variable)
+    once = list({id(variable): variable for variable in variables}.values())
+    if len(once) < len(variables):
+        if names is not None:
+            raise ValueError(f"A parameter group holds a parameter under two names: {names}. Name it once.")
+        warnings.warn("A parameter group holds a parameter twice; it is updated once.", stacklevel=4)
+    entries = {**group, "params": once}
+    return entries if names is None else {**entries, "param_names": names}
+
+
+def _is_tensor(value: Any) -> bool:
+    return (
+        isinstance(value, tf.Variable) or tf.is_tensor(value) or (hasattr(value, "assign") and hasattr(value, "dtype"))
+    )
+
+
+def _require_variable(variable: Any) -> None:
+    if not _is_tensor(variable):
+        raise TypeError(f"An optimizer updates variables, but one of the parameters is: {variable!r}.")
+    if not hasattr(variable, "assign"):
+        raise ValueError(f"A tensor that is not a variable cannot be updated: {variable!r}. Pass a tf.Variable.")
+    if not tf.as_dtype(variable.dtype).is_floating:
+        raise ValueError(f"A parameter must be of a floating dtype, but {variable.name} is of {variable.dtype!r}.")

@@ -1,0 +1,86 @@
+"""Learning rates of parameter groups: a number that can be changed, or something to read it from."""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+
+class Rate:
+    """The learning rate of one parameter group.
+
+    A number is kept in a variable of the optimizer, so that a change is heard in a traced tf.function. There is one in
+    any case: what an optimizer saves must not depend on how its learning rates were given.
+
+    Args:
+        optimizer: an `AdafactorBase`.
+        value: a number, a variable, a `LearningRateSchedule` or a function without arguments.
+    """
+
+    source: Any  #: What the number is read from.
+
+    def __init__(self, optimizer: Any, value: Any):
+        self._optimizer = optimizer
+        value = _number_or_source(value)
+        self._variable = optimizer._new_rate_variable(value if isinstance(value, float) else 0.0)
+        self.source = self._variable if isinstance(value, float) else value
+
+    def read(self) -> Any:
+        """A number, or the variable, schedule or function that was given for one."""
+        if self.source is not self._variable:
+            return self.source
+        variable = self._optimizer._tensor_variable(self._variable)
+        return float(variable.numpy()) if tf.executing_eagerly() else tf.convert_to_tensor(variable)
+
+    def write(self, value: Any) -> None:
+        """Takes a new one of any kind."""
+        value = _number_or_source(value)
+        if isinstance(value, float) or _is_symbolic(value):
+            self._optimizer._tensor_variable(self._variable).assign(value)
+            value = self._variable
+        self.source = value
+
+    def now(self) -> tf.Tensor:
+        """The learning rate of the coming step, a scalar."""
+        source = self.source
+        if self._optimizer._is_schedule(source):
+            source = source(self._optimizer._iterations)
+        elif callable(source):
+            source = source()
+        return tf.reshape(tf.convert_to_tensor(source), [])
+
+    def number(self) -> Any:
+        """The learning rate as a number; as an array where it is a variable of the user's."""
+        value = self.read()
+        if callable(value):
+            return float(self.now().numpy())
+        return np.array(value.numpy()) if hasattr(value, "numpy") else value
+
+
+class FirstRate(Rate):
+    """The learning rate of the first group, which is where Keras keeps an optimizer's."""
+
+    @property
+    def source(self) -> Any:
+        """What the number is read from."""
+        return getattr(self._optimizer, "_learning_rate", None)
+
+    @source.setter
+    def source(self, value: Any) -> None:
+        if value is not self.source:  # both Keras libraries would have their own setter's say
+            self._optimizer._learning_rate = value
+
+
+def _number_or_source(value: Any) -> Any:
+    if isinstance(value, numbers.Real):
+        return float(value)
+    if hasattr(value, "assign") or callable(value) or _is_symbolic(value):
+        return value
+    return float(np.asarray(value).item())
+
+
+def _is_symbolic(value: Any) -> bool:
+    return tf.is_tensor(value) and not hasattr(value, "numpy")

@@ -1,0 +1,87 @@
+"""State dicts of PyTorch, checked before anything is taken from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tf_lossscale.optimizers import arguments
+from tf_lossscale.optimizers.adafactor_rule import moment_shapes
+
+
+def checked(state_dict: Mapping[str, Any], parameters: Sequence[Any], sizes: Sequence[int]) -> list[dict[str, Any]]:
+    """Returns the state of every parameter in a state dict, as arrays of the right shapes.
+
+    >>> import tensorflow as tf
+    >>> saved = {"state": {0: {"step": 3, "variance": [0.5]}}, "param_groups": [{"params": [0, 1]}]}
+    >>> checked(saved, [tf.Variable([1.0]), tf.Variable([2.0])], [2])[0]["variance"].shape
+    (1,)
+
+    Args:
+        state_dict: with "state" and "param_groups".
+        parameters: the optimizer's, in order.
+        sizes: how many of them are in each group.
+
+    Returns:
+        A dict for every parameter, with "step" and its second moments; empty where nothing was saved.
+
+    Raises:
+        ValueError: the groups, their options, or the shapes do not fit.
+        AssertionError: a second moment is missing.
+        KeyError: "state", "param_groups", or a parameter's "step" is missing.
+    """
+    groups = state_dict["param_groups"]
+    if len(groups) != len(sizes):
+        raise ValueError(
+            f"The loaded state dict has {len(groups)} parameter groups, but the optimizer has {len(sizes)}: a "
+            "different number of parameter groups. Add the same groups first."
+        )
+    for i, (group, size) in enumerate(zip(groups, sizes)):
+        if len(group["params"]) != size:
+            raise ValueError(
+                f"The loaded state dict has {len(group['params'])} parameters in group {i}, which doesn't match the "
+                f"size of the optimizer's group: {size}. Pass the same variables, or build the optimizer for them, "
+                "first."
+            )
+        arguments.check(group)
+    states = {_as_number(number): state for number, state in state_dict["state"].items()}
+    numbers = [number for group in groups for number in group["params"]]
+    return [_checked_state(p, number, states.get(number) or {}) for p, number in zip(parameters, numbers)]
+
+
+def _as_number(key: Any) -> Any:
+    # JSON has made a string of it.
+    return int(key) if isinstance(key, str) and key.isdigit() else key
+
+
+def _checked_state(variable: Any, number: Any, entry: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """One parameter's saved state as arrays of the right shapes, or raises; empty if there is none."""
+    if not entry:
+        return {}
+    shapes = moment_shapes(variable.shape)
+    for name in shapes:
+        if entry.get(name) is None:
+            raise AssertionError(
+                f"The loaded state of parameter {number}, of shape {tuple(variable.shape)}, must have "
+                f"{' and '.join(shapes)}, but has only: {sorted(entry)}. Load a state dict of Adafactor."
+            )
+    if "step" not in entry:
+        raise KeyError(f"step: the loaded state of parameter {number} has only: {sorted(entry)}.")
+    arrays = {name: _as_array(entry[name]) for name in ("step", *shapes)}
+    for name, shape in {"step": (), **shapes}.items():
+        if arrays[name].size == 1 and not shape:
+            arrays[name] = arrays[name].reshape(())
+        if arrays[name].shape != shape:
+            raise ValueError(
+                f"The loaded {name} of parameter {number} has shape {arrays[name].shape}, but a parameter of shape "
+                f"{tuple(variable.shape)} needs {shape}. Pass the variables in the order in which they were saved."
+            )
+    return arrays
+
+
+def _as_array(value: Any) -> np.ndarray:
+    if hasattr(value, "detach"):  # a tensor of PyTorch; NumPy has no bfloat16 of it
+        value = value.detach().cpu().float() if "bfloat16" in str(value.dtype) else value.detach().cpu()
+    return np.asarray(value)

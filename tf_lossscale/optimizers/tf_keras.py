@@ -1,0 +1,180 @@
+"""Adafactor for tf_keras."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_lossscale import optional
+from tf_lossscale.optimizers.adafactor import AdafactorBase
+
+tf_keras: Any = optional.load("tf_keras", "tf-keras")
+
+_OPTIONS = (
+    "name",
+    "clipnorm",
+    "clipvalue",
+    "global_clipnorm",
+    "use_ema",
+    "ema_momentum",
+    "ema_overwrite_frequency",
+    "jit_compile",
+    "mesh",
+    "is_legacy_optimizer",
+)
+
+
+@tf_keras.saving.register_keras_serializable(package="tf_lossscale")
+class Adafactor(AdafactorBase, tf_keras.optimizers.Optimizer):
+    """Adafactor with the semantics of `torch.optim.Adafactor`, as an optimizer of tf_keras.
+
+    All but the base class is as in `tf_lossscale.optimizers.keras3.Adafactor`, where the algorithm is.
+
+    >>> optimizer = Adafactor(lr=0.25)
+    >>> weight = tf.Variable([4.0])
+    >>> _ = optimizer.apply_gradients([(tf.constant([1.0]), weight)])
+    >>> weight.numpy().item()
+    3.0
+
+    Args:
+        params: as there.
+        lr: as there; no function.
+        beta2_decay: as there.
+        eps: as there.
+        d: as there.
+        weight_decay: as there.
+        foreach: as there. It takes effect without `use_ema`, `jit_compile` and DTensor.
+        maximize: as there.
+        **kwargs: tf_keras's `name, clipnorm, clipvalue, global_clipnorm, use_ema, ema_momentum,
+            ema_overwrite_frequency, jit_compile, mesh`; `jit_compile` is False unless given.
+
+    Raises:
+        TypeError: as there.
+        ValueError: as there.
+        KeyError: as there.
+    """
+
+    def __init__(
+        self,
+        params: Any = None,
+        lr: Any = 1e-2,
+        beta2_decay: float = -0.8,
+        eps: tuple[float | None, float] = (None, 1e-3),
+        d: float = 1.0,
+        weight_decay: float = 0.0,
+        *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        **kwargs: Any,
+    ):
+        lr = kwargs.pop("learning_rate", lr)
+        for name in kwargs:
+            if name not in _OPTIONS:
+                raise TypeError(f"Adafactor.__init__() got an unexpected keyword argument '{name}'")
+        options = {
+            "lr": lr,
+            "beta2_decay": beta2_decay,
+            "eps": eps,
+            "d": d,
+            "weight_decay": weight_decay,
+            "foreach": foreach,
+            "maximize": maximize,
+        }
+        given = self._prepare(params, options)
+        kwargs = {"name": "Adafactor", "jit_compile": False, **kwargs}
+        super().__init__(weight_decay=weight_decay, **kwargs)
+        for group in given:
+            self._add_group(group)
+
+    # What AdafactorBase asks. -----------------------------------------------------------------------------------
+
+    @property
+    def _is_built(self) -> bool:  # type: ignore[override]
+        return getattr(self, "_built", False)
+
+    def _key(self, variable: Any) -> Any:
+        return self._var_key(variable)
+
+    def _tensor_variable(self, variable: Any) -> Any:
+        return variable
+
+    def _new_rate_variable(self, value: float) -> Any:
+        if self._mesh:
+            return self._build_learning_rate(value)
+        with tf.init_scope():
+            return tf.Variable(value, name="learning_rate", dtype=tf.float64, trainable=False)
+
+    def _new_moment(self, variable: Any, name: str, shape: Sequence[int], dtype: tf.DType) -> Any:
+        return self.add_variable_from_reference(variable, name, shape=shape)
+
+    def _is_schedule(self, source: Any) -> bool:
+        return isinstance(source, tf_keras.optimizers.schedules.LearningRateSchedule)
+
+    def _set_iterations(self, steps: int) -> None:
+        self._iterations.assign(steps)
+
+    @classmethod
+    def _serialized_schedule(cls, schedule: Any) -> dict[str, Any]:
+        return tf_keras.optimizers.schedules.serialize(schedule)
+
+    @classmethod
+    def _deserialized_schedule(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None) -> Any:
+        return tf_keras.optimizers.schedules.deserialize(config, custom_objects=custom_objects)
+
+    # What tf_keras asks. ----------------------------------------------------------------------------------------
+
+    def build(self, var_list: Iterable[Any]) -> None:
+        """Creates the state for the variables, and for those of the parameter groups.
+
+        Args:
+            var_list: an iterable of `tf.Variable`.
+
+        Raises:
+            ValueError: one is in none of the groups that were given to the constructor.
+        """
+        if self._is_built:
+            return
+        super().build(self._take(var_list))
+        for group in self._groups:
+            self._make_state(group)
+        self._built = True
+
+    def _built_for(self) -> list[Any]:
+        if not self._is_built:
+            return super()._built_for()
+        return sorted(self._parameters(), key=lambda variable: self._index_dict[self._key(variable)])
+
+    def _join(self, variables: list[Any]) -> None:
+        if self.use_ema:
+            raise ValueError("add_param_group() must be called before the optimizer is built if `use_ema` is set.")
+        for variable in variables:
+            self._index_dict[self._key(variable)] = len(self._index_dict)
+
+    def _apply_weight_decay(self, variables: Any) -> None:
+        pass  # part of the update
+
+    def _distributed_apply_gradients_fn(
+        self, distribution: Any, grads_and_vars: Sequence[tuple[Any, Any]], **kwargs: Any
+    ) -> Any:
+        if self.use_ema or self.jit_compile or self._mesh:
+            return super()._distributed_apply_gradients_fn(distribution, grads_and_vars, **kwargs)
+
+        def beside(variable: Any, function: Any, arguments: Any) -> None:
+            distribution.extended.update(variable, function, args=arguments, group=False)
+
+        self._update_all(grads_and_vars, beside)
+        return self.iterations.assign_add(1)
+
+    def update_step(self, gradient: Any, variable: Any) -> None:
+        """Updates one variable.
+
+        Args:
+            gradient: a tensor or IndexedSlices.
+            variable: one that the optimizer is built for.
+        """
+        self._update_all([(gradient, variable)], lambda _, function, arguments: function(variable, *arguments))
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), **self._own_config()}

@@ -1,0 +1,233 @@
+"""PyTorch's surface of an optimizer, over TensorFlow variables: groups, `step`, `state_dict` and hooks."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_lossscale.optimizers import hooks, parameter_groups, state_dicts
+from tf_lossscale.optimizers.parameter_groups import ParameterGroup
+
+
+class TorchSurface(hooks.Hooked):
+    """The methods of PyTorch's optimizers. A variable's gradient is its attribute `grad`, as there."""
+
+    # What the optimizer's class provides. -----------------------------------------------------------------------
+
+    _groups: list[ParameterGroup]
+    _defaults: dict[str, Any]
+    apply_gradients: Callable[..., Any]
+
+    def _all_built(self) -> bool:
+        """Builds the optimizer for the variables of all groups, unless it is built; False if there are none."""
+        raise NotImplementedError
+
+    def _add_group(self, given: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def _moments_of(self, variable: Any) -> dict[str, Any]:
+        """Name -> variable, as in `adafactor_rule.moment_shapes`."""
+        raise NotImplementedError
+
+    def _tensor_variable(self, variable: Any) -> Any:
+        """The tf.Variable of a variable of the optimizer's library."""
+        raise NotImplementedError
+
+    def _set_iterations(self, steps: int) -> None:
+        raise NotImplementedError
+
+    # Groups. ----------------------------------------------------------------------------------------------------
+
+    @property
+    def param_groups(self) -> list[ParameterGroup]:
+        """The parameter groups; their options can be read and set, by name."""
+        return self._groups
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The options of groups that do not name their own."""
+        return dict(self._defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds variables to update, with options of their own.
+
+        >>> from tf_lossscale.optimizers import Adafactor
+        >>> optimizer = Adafactor([tf.Variable(1.0)])
+        >>> optimizer.add_param_group({"params": [tf.Variable(2.0)], "lr": 0.5})
+        >>> [group["lr"] for group in optimizer.param_groups]
+        [0.01, 0.5]
+
+        Args:
+            param_group: a dict with "params" and any of the options; what is missing is as in `defaults`.
+
+        Raises:
+            TypeError: it is no dict, or holds something other than variables.
+            ValueError: a variable is in another group, or only some of the groups have names for their parameters.
+            KeyError: it has no "params".
+        """
+        self._add_group(parameter_groups.one_group(param_group))
+
+    def _parameters(self) -> list[Any]:
+        return [variable for group in self._groups for variable in group["params"]]
+
+    # The step. --------------------------------------------------------------------------------------------------
+
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        """Updates the parameters by their gradients, and calls the hooks.
+
+        The gradients are the variables' attributes `grad`. If after the closure none has one, they are those of the
+        loss that the closure returns.
+
+        >>> from tf_lossscale.optimizers import Adafactor
+        >>> weight = tf.Variable([4.0])
+        >>> optimizer = Adafactor([weight], lr=0.25)
+        >>> optimizer.step(lambda: weight[0] ** 2).numpy().item(), weight.numpy().item()
+        (16.0, 3.0)
+        >>> weight.grad = tf.constant([0.0])
+        >>> optimizer.step()
+        >>> weight.numpy().item()
+        3.0
+
+        Args:
+            *args: `closure`, if there is one: a function without arguments that returns the loss.
+            **kwargs: `closure`, if it is not in `args`.
+
+        Returns:
+            What the closure returned; None without one.
+
+        Raises:
+            RuntimeError: a hook returned something other than None or (new args, new kwargs).
+        """
+        args = (self, *args)
+        for hook in (*hooks.before_every_step, *self._hooks["step_pre"]):
+            result = hook(self, args, kwargs)
+            if result is None:
+                continue
+            if not isinstance(result, tuple) or len(result) != 2:
+                raise RuntimeError(
+                    f"A step pre-hook must return None or a tuple (new_args, new_kwargs), but returned: {result!r}."
+                )
+            args, kwargs = result
+        loss = type(self)._step(*args, **kwargs)
+        for hook in (*self._hooks["step_post"], *hooks.after_every_step):
+            hook(self, args, kwargs)
+        return loss
+
+    def _step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss, tape = None, tf.GradientTape()
+        if closure is not None:
+            with tape:
+                loss = closure()
+        parameters = self._parameters()
+        gradients = [getattr(variable, "grad", None) for variable in parameters]
+        if tf.is_tensor(loss) and all(gradient is None for gradient in gradients):
+            gradients = tape.gradient(loss, parameters)
+        pairs = [(g, v) for g, v in zip(gradients, parameters) if g is not None]
+        if pairs and self._all_built():
+            self.apply_gradients(pairs)
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forgets the variables' gradients.
+
+        Args:
+            set_to_none: whether `grad` becomes None; otherwise a gradient that there is becomes zeros.
+        """
+        for variable in self._parameters():
+            before = getattr(variable, "grad", None)
+            if before is not None:
+                variable.grad = None if set_to_none else tf.zeros_like(before)
+
+    # The state. -------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state and the groups, as PyTorch lays them out, with NumPy arrays for tensors.
+
+        >>> from tf_lossscale.optimizers import Adafactor
+        >>> weight = tf.Variable(tf.ones([2, 3]))
+        >>> optimizer = Adafactor([weight])
+        >>> _ = optimizer.step(lambda: tf.reduce_sum(weight))
+        >>> {name: value.shape for name, value in optimizer.state_dict()["state"][0].items()}
+        {'step': (), 'row_var': (2, 1), 'col_var': (1, 3)}
+
+        Returns:
+            A dict: "state", for every parameter that was updated, by its number over all groups; and "param_groups",
+            with these numbers for "params". Whatever the last hook returned instead.
+        """
+        for hook in self._hooks["state_dict_pre"]:
+            hook(self)
+        state: dict[int, dict[str, np.ndarray]] = {}
+        packed = []
+        first = 0
+        for group in self._groups:
+            for number, (variable, step) in enumerate(zip(group["params"], self._steps_of(group)), first):
+                if step > 0:
+                    moments = self._moments_of(variable)
+                    state[number] = {"step": step, **{name: self._numpy(each) for name, each in moments.items()}}
+            packed.append(_packed(group, first))
+            first += len(group["params"])
+        result: Any = {"state": state, "param_groups": packed}
+        for hook in self._hooks["state_dict_post"]:
+            returned = hook(self, result)
+            result = result if returned is None else returned
+        return result
+
+    def _steps_of(self, group: ParameterGroup) -> list[np.ndarray]:
+        return [] if group.steps is None else [np.array(step) for step in self._numpy(group.steps)]
+
+    def _numpy(self, variable: Any) -> np.ndarray:
+        return np.array(self._tensor_variable(variable).numpy())
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes over a state: of this class's `state_dict`, or of PyTorch's, its tensors turned to NumPy or not.
+
+        A PyTorch run goes on here. `iterations`, which schedules follow, becomes the largest "step".
+
+        Args:
+            state_dict: a dict as `state_dict` returns it. It is not changed, neither here nor by a hook.
+
+        Raises:
+            AttributeError: it is no dict.
+            ValueError: its groups, or the shapes of its state, do not fit this optimizer's.
+            AssertionError: the state of a parameter lacks a second moment.
+            KeyError: it lacks "state", "param_groups" or a parameter's "step".
+        """
+        if not isinstance(state_dict, Mapping):
+            raise AttributeError(f"`state_dict` must be a dict, as state_dict() returns it, but got: {state_dict!r}.")
+        pre_hooks = list(self._hooks["load_state_dict_pre"])
+        loaded: Any = copy.deepcopy(dict(state_dict)) if pre_hooks else state_dict
+        for hook in pre_hooks:
+            returned = hook(self, loaded)
+            loaded = loaded if returned is None else returned
+        saved_groups = loaded["param_groups"]
+        sizes = [len(group["params"]) for group in self._groups]
+        entries = state_dicts.checked(loaded, self._parameters(), sizes)
+        # Past this line nothing raises: a state that does not fit has changed nothing.
+        steps = [entry["step"] if entry else 0.0 for entry in entries]
+        if any(entries):
+            self._all_built()
+            self._set_iterations(int(max(steps)))
+        for group, size, saved in zip(self._groups, sizes, saved_groups):
+            if group.steps is not None:
+                self._tensor_variable(group.steps).assign(np.array(steps[:size], "float32"))
+                for variable, entry in zip(group["params"], entries):
+                    for name, each in self._moments_of(variable).items():
+                        target = self._tensor_variable(each)
+                        target.assign(tf.cast(entry[name], target.dtype) if entry else tf.zeros_like(target))
+            steps, entries = steps[size:], entries[size:]
+            for name, value in saved.items():
+                if name != "params":
+                    group[name] = value
+            group.reorder([*(name for name in saved if name != "params"), "params"])
+        for hook in self._hooks["load_state_dict_post"]:
+            hook(self)
+
+
+def _packed(group: ParameterGroup, first: int) -> dict[str, Any]:
+    packed = {name: copy.deepcopy(value) for name, value in group.items() if name not in ("params", "lr")}
+    packed.update(lr=group.rate.number(), params=list(range(first, first + len(group["params"]))))
+    return {name: packed[name] for name in [*(name for name in group if name != "params"), "params"]}
