@@ -11,6 +11,10 @@ from tf_lossscale import __version__
 
 # Subcommand -> (module with `add_arguments(parser)` and `run(arguments)`, what it does). Loaded when called.
 _COMMANDS = {
+    "inspect": (
+        "tf_lossscale.migrate.checkpoints.inspect_command",
+        "show what a checkpoint or model holds",
+    ),
     "migrate": ("tf_lossscale.migrate.command", "rewrite code of TensorFlow 1.13 to 2.15 to this package's API"),
     "run": ("tf_lossscale.legacy.run", "run a script or module written for TensorFlow 1.13 to 2.15, unchanged"),
     "train": (

@@ -7,9 +7,8 @@ import json
 import zipfile
 from typing import Any
 
-from tf_lossscale import optional
 from tf_lossscale.migrate.checkpoints import slots as slot_names
-from tf_lossscale.migrate.checkpoints.saved import File, Optimizer, Slots, Tensor, damage_is_said
+from tf_lossscale.migrate.checkpoints.saved import File, Optimizer, Slots, Tensor, UnreadableError, damage_is_said
 
 
 def read_archive(path: str) -> File:
@@ -53,7 +52,7 @@ def read_h5(path: str) -> File:
         file = _h5(path)
         version = _text(file.attrs.get("keras_version", ""))
         if "model_weights" not in file and "layers" not in file and "layer_names" not in file.attrs:
-            raise ValueError(f"{path}: it is an HDF5 file, but no model of Keras.")
+            raise UnreadableError(f"{path}: it is an HDF5 file, but no model of Keras.")
     if "model_weights" not in file:
         with damage_is_said(path, "the weights"):
             variables, _ = _weights(path, file)
@@ -80,11 +79,13 @@ def _member(path: str, member: str) -> bytes:
         if member in archive.namelist():
             with damage_is_said(path, member):
                 return archive.read(member)
-    raise ValueError(f"{path}: it is an archive, but has no {member}: it is no model of Keras.")
+    raise UnreadableError(f"{path}: it is an archive, but has no {member}: it is no model of Keras.")
 
 
 def _h5(file: Any) -> Any:
-    return optional.load("h5py", "convert").File(file, "r")
+    import h5py  # comes with Keras
+
+    return h5py.File(file, "r")
 
 
 def _text(value: Any) -> str:
@@ -110,7 +111,6 @@ def _tensor(path: str, group: Any, name: str) -> Tensor:
 
 def _weights(path: str, file: Any) -> tuple[list[Tensor], list[Tensor]]:
     """The variables of the layers, and those of the optimizer, in a `model.weights.h5`."""
-    optional.load("h5py", "convert")
     variables: list[Tensor] = []
 
     def visit(name: str, item: Any) -> None:

@@ -8,7 +8,7 @@ import zipfile
 from typing import Any
 
 from tf_lossscale.migrate.checkpoints import keras_files, object_graphs, savers
-from tf_lossscale.migrate.checkpoints.saved import File, Tensor, damage_is_said
+from tf_lossscale.migrate.checkpoints.saved import File, Tensor, UnreadableError, damage_is_said
 
 
 def read(path: str | os.PathLike[str]) -> File:
@@ -33,6 +33,11 @@ def read(path: str | os.PathLike[str]) -> File:
         ValueError: the file is damaged, or is of no known kind; the message names the file and the part.
     """
     given = os.fspath(path)
+    with damage_is_said(given, "what it holds"):
+        return _read(given)
+
+
+def _read(given: str) -> File:
     found = pathlib.Path(given)
     if found.is_dir():
         if (found / "saved_model.pb").exists():
@@ -46,7 +51,7 @@ def read(path: str | os.PathLike[str]) -> File:
         if begin == b"\x89HDF\r\n\x1a\n":
             return keras_files.read_h5(given)
         if not pathlib.Path(f"{given}.index").exists():
-            raise ValueError(
+            raise UnreadableError(
                 f"{given}: its beginning is that of no checkpoint or model: neither a .keras nor an .h5 file. If it "
                 "should be one, it is damaged; of a tf.train.Checkpoint pass the prefix, without .index or .data."
             )
@@ -64,7 +69,7 @@ def _only_checkpoint_in(folder: pathlib.Path) -> str:
     if not prefixes:
         raise FileNotFoundError(f"{folder}: there is no checkpoint in this folder, and it is no SavedModel.")
     if len(prefixes) > 1:
-        raise ValueError(
+        raise UnreadableError(
             f"{folder}: nothing says which of its {len(prefixes)} checkpoints is meant. Pass one, {prefixes[-1]}."
         )
     return prefixes[0]
@@ -113,7 +118,7 @@ def _require_complete(prefix: str, shapes: dict[str, list[int]], dtypes: dict[st
         needed += size
     there = sum(shard.stat().st_size for shard in shards)
     if there < needed:
-        raise ValueError(
+        raise UnreadableError(
             f"{shards[-1]}: the variables have {needed} bytes, but the data {there}: the file is cut short. Restore "
             "another copy of it."
         )

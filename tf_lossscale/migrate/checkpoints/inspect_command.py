@@ -1,0 +1,185 @@
+"""The subcommand `inspect`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from typing import Any
+
+from tf_lossscale import optional
+from tf_lossscale.migrate.checkpoints import slots as slot_names
+from tf_lossscale.migrate.checkpoints.matching import owner_of
+from tf_lossscale.migrate.checkpoints.saved import File, Optimizer, Slots, Tensor
+
+_EXIT_CODES = """\
+exit code:
+  0  all went well
+  2  bad arguments, or the file is missing, damaged, or of no known kind
+"""
+_LIBRARIES = {
+    "keras3": "Keras 3",
+    "tf_keras": "tf_keras",
+    "tf_keras_legacy": "TensorFlow 2, or tf_keras.optimizers.legacy",
+    "tf1": "TensorFlow 1",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `inspect`.
+
+    Args:
+        parser: the parser of the subcommand.
+    """
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _EXIT_CODES
+    parser.add_argument(
+        "path",
+        metavar="PATH",
+        help="a checkpoint's prefix, a folder of checkpoints, a SavedModel, a .keras, .h5 or .weights.h5 file",
+    )
+    parser.add_argument("--json", action="store_true", help="print a document for programs in place of the tables")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs `inspect`.
+
+    Args:
+        arguments: as `add_arguments` described them.
+
+    Returns:
+        The exit code.
+    """
+    from tf_lossscale.migrate.checkpoints.read import read
+
+    try:
+        file = read(arguments.path)
+        if arguments.json:
+            print(json.dumps(describe(file), indent=1, allow_nan=False))
+        else:
+            _print_tables(file)
+    except (ImportError, OSError, ValueError) as error:
+        print(f"tf-lossscale inspect: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def describe(file: File) -> dict[str, Any]:
+    """Returns what a file holds as a dict that JSON can hold.
+
+    >>> from tf_lossscale.migrate.checkpoints.saved import File
+    >>> describe(File("ckpt", "tf.train.Checkpoint", "Keras 3", [], []))["written_by"]
+    'Keras 3'
+
+    Args:
+        file: what was read.
+
+    Returns:
+        The document; a number that is infinite or NaN is a string in it.
+    """
+    return {
+        "version": 1,
+        "path": file.path,
+        "kind": file.kind,
+        "written_by": file.writer,
+        "optimizers": [_optimizer(each, file) for each in file.optimizers],
+        "variables": [_tensor(each) for each in file.variables],
+    }
+
+
+def _optimizer(optimizer: Optimizer, file: File) -> dict[str, Any]:
+    return {
+        "path": optimizer.path,
+        "library": optimizer.family,
+        "class": optimizer.name,
+        "wrapper": optimizer.wrapper,
+        "loss_scale": _number(optimizer.scale),
+        "counter": optimizer.counter,
+        "iterations": optimizer.iterations,
+        "learning_rate": _number(optimizer.learning_rate),
+        "hyperparameters": {name: _number(value) for name, value in optimizer.hyperparameters.items()},
+        "slots": {
+            slot: [{"variable": _owner(each, i, file), **_tensor(each.tensors[i])} for i in range(len(each.tensors))]
+            for slot, each in slot_names.canonical(optimizer.name, optimizer.slots).items()
+        },
+    }
+
+
+def _tensor(tensor: Tensor) -> dict[str, Any]:
+    return {"path": tensor.path, "name": tensor.name, "shape": list(tensor.shape), "dtype": tensor.dtype}
+
+
+def _owner(slots: Slots, i: int, file: File) -> str | None:
+    owner = owner_of(slots, i, file.variables)
+    return owner.path if owner else None
+
+
+def _number(value: float | None) -> float | str | None:
+    return value if value is None or math.isfinite(value) else str(value)
+
+
+def _print_tables(file: File) -> None:
+    # Where nobody looks nothing is cut off: a pipe has no width.
+    width = None if sys.stdout.isatty() else 10_000
+    console = optional.load("rich.console", "migrate").Console(highlight=False, markup=False, width=width)
+    console.print(_two_columns([("file", file.path), ("kind", file.kind), ("written by", file.writer)]))
+    for optimizer in file.optimizers:
+        console.print()
+        console.print(_two_columns(_rows(optimizer)))
+    if not file.optimizers:
+        console.print("\nno optimizer in it")
+    console.print()
+    console.print(_variables(file))
+
+
+def _rows(optimizer: Optimizer) -> list[tuple[str, str]]:
+    name = f"{optimizer.name or 'of a class that cannot be told'} of {_LIBRARIES[optimizer.family]}"
+    there = [
+        ("optimizer", f"{optimizer.path}: {name}" if optimizer.path else name),
+        ("wrapped in", optimizer.wrapper or "nothing"),
+        ("loss scale", _or_missing(optimizer.scale)),
+        ("counter", _or_missing(optimizer.counter)),
+        ("iterations", _or_missing(optimizer.iterations)),
+        ("learning rate", _or_missing(optimizer.learning_rate)),
+    ]
+    there += [(name, _or_missing(value)) for name, value in optimizer.hyperparameters.items()]
+    slots = slot_names.canonical(optimizer.name, optimizer.slots)
+    there += [("slots", ", ".join(f"{slot} ({len(each.tensors)})" for slot, each in slots.items()) or "none")]
+    return there if optimizer.wrapper else [row for row in there if row[0] not in ("loss scale", "counter")]
+
+
+def _or_missing(value: float | None) -> str:
+    return "not in the file" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _two_columns(rows: list[tuple[str, str]]) -> Any:
+    table = optional.load("rich.table", "migrate").Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _variables(file: File) -> Any:
+    """A row per variable, with the slots that it has; then the slots of which the file does not tell whose they are."""
+    table = optional.load("rich.table", "migrate").Table(box=None, pad_edge=False, header_style="")
+    for column in ("variable", "shape", "dtype", "slots"):
+        table.add_column(column, overflow="fold")
+    slots_of: dict[str, list[str]] = {}
+    of_nobody = []
+    for optimizer in file.optimizers:
+        for slot, each in slot_names.canonical(optimizer.name, optimizer.slots).items():
+            for i, tensor in enumerate(each.tensors):
+                owner = _owner(each, i, file)
+                if owner is None:
+                    of_nobody.append((each.names[i] or tensor.path, str(tensor.shape), tensor.dtype, slot))
+                else:
+                    slots_of.setdefault(owner, []).append(slot)
+    for variable in file.variables:
+        slots = ", ".join(slots_of.get(variable.path, []))
+        table.add_row(variable.path, str(variable.shape), variable.dtype, slots)
+    for row in of_nobody:
+        table.add_row(*row)
+    return table
