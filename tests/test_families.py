@@ -162,6 +162,16 @@ def test_a_custom_subclass_trains_as_without_the_wrapper(family):
         assert not np.array_equal(a, c), "the subclass does nothing of its own"
 
 
+@pytest.mark.parametrize(("family", "name"), [row for row in ROWS if row.values[0] in FAMILIES])
+def test_every_optimizer_goes_round_through_the_serialize_of_its_library(family, name):
+    optimizer = LossScaleOptimizer(make(family, name), initial_scale=8.0)
+    library = family.keras.optimizers
+    again = library.deserialize(library.serialize(optimizer))
+    assert type(again) is type(optimizer)
+    assert type(again.inner_optimizer) is type(optimizer.inner_optimizer)
+    assert again.get_config() == optimizer.get_config()
+
+
 class Lookahead(tf_keras.optimizers.legacy.Optimizer):
     """An optimizer around an optimizer, whose slow weights begin as the weights are when the slots are made."""
 

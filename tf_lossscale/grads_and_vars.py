@@ -27,7 +27,7 @@ def unzip(grads_and_vars: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[An
     for pair in pairs:
         if tf.is_tensor(pair) or len(pair) != 2:
             raise ValueError(f"`grads_and_vars` must be (gradient, variable) pairs, but got: {pair}.")
-    return [_as_gradient(g) for g, _ in pairs], [v for _, v in pairs]
+    return [_as_gradient(g, v) for g, v in pairs], [v for _, v in pairs]
 
 
 def require_fitting(gradients: list[Any], variables: list[Any]) -> None:
@@ -106,10 +106,12 @@ def tensors_of(variables: list[Any]) -> list[Any]:
     return [v if callable(getattr(v, "value", None)) else getattr(v, "value", v) for v in variables]
 
 
-def _as_gradient(gradient: Any) -> Any:
+def _as_gradient(gradient: Any, variable: Any) -> Any:
     if gradient is None or isinstance(gradient, (tf.Tensor, tf.IndexedSlices)):
         return gradient
-    return tf.convert_to_tensor(gradient)
+    # Python's numbers have no dtype of their own.
+    has_dtype = hasattr(gradient, "dtype") or not hasattr(variable, "dtype")
+    return tf.convert_to_tensor(gradient, dtype_hint=None if has_dtype else tf.as_dtype(variable.dtype))
 
 
 def _fits(gradient: tf.TensorShape, variable: tf.TensorShape) -> bool:

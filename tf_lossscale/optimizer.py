@@ -106,6 +106,8 @@ class LossScaleOptimizer(Delegating, Configurable):
     _inner_options: tuple[str, ...] = ("clipnorm", "clipvalue", "global_clipnorm")
     #: Whether a step without any variable is a finite step, as it always was for the legacy optimizers, or an error.
     _takes_empty_steps = False
+    #: Whether a variable without a gradient gets no slots: old checkpoints have none for it.
+    _slots_need_gradients = False
     #: Whether instances have this very class: True in an adapter and in what is derived from one.
     _is_adapter = False
 
@@ -359,8 +361,8 @@ class LossScaleOptimizer(Delegating, Configurable):
         Raises:
             ValueError: a tensor was given without its tape.
         """
-        gradients, variables = self._scaled_gradients(loss, var_list, grad_loss, tape)
-        return list(zip(self.get_unscaled_gradients(gradients), variables))
+        pairs = self._scaled_gradients(loss, var_list, grad_loss, tape)
+        return list(zip(self.get_unscaled_gradients([g for g, _ in pairs]), [v for _, v in pairs]))
 
     @_as_written
     def minimize(
@@ -417,7 +419,7 @@ class LossScaleOptimizer(Delegating, Configurable):
 
     def _scaled_gradients(
         self, loss: Any, var_list: Any, grad_loss: Any, tape: tf.GradientTape | None
-    ) -> tuple[list[Any], list[Any]]:
+    ) -> list[tuple[Any, Any]]:
         if not callable(loss) and tape is None and tf.executing_eagerly():
             raise ValueError(
                 "`tape` is required when `loss` is a tensor. Pass the GradientTape that recorded it, or pass a "
@@ -435,7 +437,13 @@ class LossScaleOptimizer(Delegating, Configurable):
             variables = as_list(var_list() if callable(var_list) else var_list)
             with tape:
                 scaled = self.get_scaled_loss(loss)
-        return tape.gradient(scaled, tensors_of(variables), grad_loss), variables
+        return self._gradients(scaled, variables, grad_loss, tape)
+
+    def _gradients(
+        self, loss: tf.Tensor, variables: list[Any], grad_loss: Any, tape: tf.GradientTape
+    ) -> list[tuple[Any, Any]]:
+        """The (gradient, variable) pairs of a scaled loss, by the inner optimizer's own method if it has one."""
+        return list(zip(tape.gradient(loss, tensors_of(variables), grad_loss), variables))
 
     def _step(
         self,
@@ -449,7 +457,8 @@ class LossScaleOptimizer(Delegating, Configurable):
     ) -> Any:
         if not tf.executing_eagerly():
             self.__dict__["_traced"] = True
-        self._build_inner(variables)
+        all_variables = not self._slots_need_gradients
+        self._build_inner([v for g, v in zip(gradients, variables) if all_variables or g is not None])
         factor = self._factor() if scaled else None
 
         def apply(reduced: list[Any]) -> Any:
@@ -563,7 +572,10 @@ class LossScaleOptimizer(Delegating, Configurable):
 
     @iterations.setter
     def iterations(self, value: Any) -> None:
-        self._optimizer.iterations = value
+        if isinstance(value, tf.Variable):
+            self._optimizer.iterations = value
+        else:
+            self._optimizer.iterations.assign(value)
 
     @property
     def variables(self) -> CallableList:

@@ -55,7 +55,7 @@ DIFFERENCES = {
         [1, [0.05, -0.05], [0.00025, 0.00025], 8.0, 1],
         "h5 files hold the optimizer's `variables`: the scale survives in them",
     ),
-    ("lso_tfkeras221_legacy", 'learning_rate = "x"'): (None, "the inner optimizer takes it until its first step"),
+    ("lso_tf24", 'learning_rate = "x"'): (ValueError, "refused, as in 2.21: the next step would stumble over it"),
     ("*", "copy.deepcopy(wrapper)"): ("LossScaleOptimizer", "deepcopy works for every family"),
     ("lso_tfkeras221_new", "wrapper.beta_1 = 0.0 after first step (Adam)"): (
         {"after": [0.97735, 1.99735], "inner_beta_1": 0.0, "wrapper_beta_1": 0.0},

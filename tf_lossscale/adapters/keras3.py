@@ -160,6 +160,9 @@ class LossScaleOptimizer(
 
     @classmethod
     def _deserialized_inner(cls, config: Any, custom_objects: dict[str, Any] | None) -> Any:
+        # Keras 3's `optimizers.deserialize` does not find its own Lamb, and its `saving` no old config.
+        if "module" in config:
+            return keras.saving.deserialize_keras_object(config, custom_objects=custom_objects)
         return keras.optimizers.deserialize(config, custom_objects=custom_objects)
 
     def _copied_inner(self, memo: dict[int, Any]) -> Any:

@@ -17,6 +17,7 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
 
     _is_adapter = True
     _inner_options = ()
+    _slots_need_gradients = True
     _delegated = ("_lr", "_learning_rate")
 
     def _adopt(self, options: dict[str, Any]) -> None:
@@ -98,11 +99,6 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
             **({} if tape is None else {"tape": tape}),
         )
         return self.apply_gradients(pairs, global_step=global_step, name=name)
-
-    def _step(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> Any:
-        # A variable without a gradient gets no slots, as in the inner optimizer: old checkpoints have none for it.
-        pairs = [(g, v) for g, v in zip(gradients, variables) if g is not None] or list(zip(gradients, variables))
-        return super()._step([g for g, _ in pairs], [v for _, v in pairs], **kwargs)
 
     def _build_inner(self, variables: list[Any]) -> None:
         strategies.once(lambda: self._create_slots_of(variables))
@@ -186,7 +182,9 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
 
 
 def _only_if(condition: tf.Tensor, gradient: Any) -> Any:
-    """The gradient, or zeros in its place."""
+    """The gradient, or zeros in its place; None stays None."""
+    if gradient is None:
+        return None
     if isinstance(gradient, tf.IndexedSlices):
         values = _only_if(condition, gradient.values)
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)

@@ -73,6 +73,13 @@ class LossScaleOptimizer(
         with tf.init_scope():
             inner.build(variables)
 
+    def _gradients(
+        self, loss: tf.Tensor, variables: list[Any], grad_loss: Any, tape: tf.GradientTape
+    ) -> list[tuple[Any, Any]]:
+        if grad_loss is not None:  # the inner optimizer's method has no such argument
+            return super()._gradients(loss, variables, grad_loss, tape)
+        return self._optimizer.compute_gradients(loss, variables, tape)
+
     def _reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
         usual = tf_keras.optimizers.Optimizer.aggregate_gradients
         if type(self._optimizer).aggregate_gradients is usual:

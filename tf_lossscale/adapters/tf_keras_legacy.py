@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import numbers
 from typing import Any
 
 import tensorflow as tf
@@ -32,6 +33,7 @@ class LossScaleOptimizer(
     _is_adapter = True
     _is_wrapped_by_loss_scale_optimizer = True  # tf_keras asks this before its own wrapper wraps another optimizer
     _takes_empty_steps = True
+    _slots_need_gradients = True
     _HAS_AGGREGATE_GRAD = True
     _delegated = (
         "clipnorm",
@@ -58,7 +60,18 @@ class LossScaleOptimizer(
         with tf.init_scope():
             self._optimizer._create_all_weights(variables)
 
+    def _gradients(
+        self, loss: tf.Tensor, variables: list[Any], grad_loss: Any, tape: tf.GradientTape
+    ) -> list[tuple[Any, Any]]:
+        return self._optimizer._compute_gradients(loss, variables, grad_loss, tape)
+
+    def get_gradients(self, loss: tf.Tensor, params: list[Any]) -> list[Any]:
+        return self.get_unscaled_gradients(self._optimizer.get_gradients(self.get_scaled_loss(loss), params))
+
     def _reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+        present = [(g, v) for g, v in zip(gradients, variables) if g is not None]
+        changed = iter(self._optimizer._transform_unaggregated_gradients(present))
+        gradients = [None if g is None else next(changed)[0] for g in gradients]
         if not self._aggregates_itself():
             return super()._reduce(gradients, variables)
         present = [(g, v) for g, v in zip(gradients, variables) if g is not None]
@@ -93,6 +106,11 @@ class LossScaleOptimizer(
 
     def __getattribute__(self, name: str) -> Any:
         return object.__getattribute__(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("lr", "learning_rate") or ("_optimizer" in vars(self) and name in self._optimizer._hyper):
+            _require_number(name, value)
+        super().__setattr__(name, value)
 
     # The names that old code calls on an optimizer, and so on the wrapper.
 
@@ -201,6 +219,14 @@ class LossScaleOptimizer(
         if name == "loss_scale" and self._loss_scale.variables:
             return self._loss_scale
         return self._optimizer._lookup_dependency(name, *args)
+
+
+def _require_number(name: str, value: Any) -> None:
+    """Raises for what the inner optimizer would take, and stumble over in its next step."""
+    if not (callable(value) or isinstance(value, numbers.Real) or hasattr(value, "dtype")):
+        raise ValueError(
+            f"`{name}` must be a number, a scalar tensor, a learning rate schedule or a function, but got: {value!r}."
+        )
 
 
 def _require_no_clipping_in_central_storage(inner: Any) -> None:
