@@ -6,8 +6,21 @@ other's way: only one of these uses collectives.
 
 import contextlib
 import functools
+import json
+import os
 
 import tensorflow as tf
+from tensorflow.python.distribute.one_device_strategy import OneDeviceExtended
+
+# What this process is where several train together, as those of tf_function_tests/test_processes.py: "worker" of
+# MultiWorkerMirroredStrategy, "chief" of ParameterServerStrategy; None where it is alone.
+ROLE = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {}).get("type")
+OVER_PROCESSES = {"worker": ["workers_2"], "chief": ["parameter_server"]}
+
+
+def here(*names):
+    """The names of strategies to test in this process: in one of several, those over the processes alone."""
+    return OVER_PROCESSES.get(ROLE, list(names))
 
 
 @functools.cache
@@ -27,7 +40,17 @@ def get(name):
         return tf.distribute.experimental.CentralStorageStrategy(["cpu:0", "cpu:1"], "cpu:2")
     if name == "tpu":
         return FakeTPUStrategy()
+    if name == "workers_2":
+        return tf.distribute.MultiWorkerMirroredStrategy()
+    if name == "parameter_server":
+        return tf.distribute.ParameterServerStrategy(tf.distribute.cluster_resolver.TFConfigClusterResolver())
     raise ValueError(name)
+
+
+@functools.cache
+def coordinator():
+    """What sends steps to the workers of the parameter server."""
+    return tf.distribute.coordinator.ClusterCoordinator(get("parameter_server"))
 
 
 @contextlib.contextmanager
@@ -50,7 +73,7 @@ class FakeTPUStrategy(tf.distribute.TPUStrategy):
         return tf.distribute.Strategy.run(self, fn, args, kwargs)
 
 
-class _EnteredOnce(type(tf.distribute.OneDeviceStrategy("cpu:0").extended)):
+class _EnteredOnce(OneDeviceExtended):
     _entered = False
 
     def _call_for_each_replica(self, fn, args, kwargs):

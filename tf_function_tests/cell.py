@@ -2,6 +2,7 @@
 
 import contextlib
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -11,18 +12,33 @@ from tf_lossscale import LossScaleOptimizer
 
 def why_not(family, name, call):
     """Why the libraries themselves cannot do this, or None."""
-    if name.startswith("mirrored") or name == "central_storage":
+    if name.startswith(("mirrored", "workers")) or name == "central_storage":
         if family.name == "sonnet":
             return "Sonnet's optimizers run under its own Replicator only: tests/legacy/test_sonnet.py"
         if call == "compiled":
             return "XLA on the CPU cannot reach the variables of another virtual CPU; on GPUs and TPUs it can"
-    if name == "mirrored_2_apart" and call == "eager":
+    if name.endswith("_apart") and call == "eager":
         return "replicas write apart in compiled functions only"
-    if name == "mirrored_2_apart" and family.name == "tf1":
+    if name.endswith("_apart") and family.name == "tf1":
         return "TensorFlow 1's optimizers have replicas meet: test_errors.py"
+    if name == "parameter_server":
+        if call in ("eager", "compiled"):
+            return "a coordinator sends its workers functions of TensorFlow's own runtime"
+        if family.name == "sonnet":
+            return "Sonnet's optimizers refuse ParameterServerStrategy"
     if name == "tpu" and family.name == "sonnet":
         return "Sonnet refuses TPUStrategy; it has a TpuReplicator of its own"
     return None
+
+
+@tf.function
+def of_all_workers(value):
+    """Every worker's value, in a new first dimension."""
+
+    def gathered():
+        return tf.distribute.get_replica_context().all_gather(value[tf.newaxis], axis=0)
+
+    return strategies.get("workers_2").run(gathered)
 
 
 class Cell:
@@ -45,13 +61,15 @@ class Cell:
             self.weight = tf.Variable([1.0, -2.0])
             self.bias = tf.Variable(0.5)
             self.optimizer = self.optimizer or LossScaleOptimizer(make_inner(), **config)
-        self._step = {
+        self._step = step = {
             "eager": self._one,
             "function": tf.function(self._one),
             "compiled": tf.function(self._one, jit_compile=True),
             "dataset_loop": tf.function(self._dataset_loop),
             "while_loop": tf.function(self._while_loop),
         }[call]
+        if name == "parameter_server":
+            self._step, self._on_a_worker = self._scheduled, step
 
     def step(self, *gradients):
         """Takes a step in which replica i sees gradients[i] for each value of the weight."""
@@ -59,6 +77,10 @@ class Cell:
         self.steps += 1
         with strategies.apart(self.strategy) if self.apart else contextlib.nullcontext():
             self._step(tf.constant(gradients, tf.float32))
+
+    def _scheduled(self, gradients):
+        strategies.coordinator().schedule(self._on_a_worker, args=(gradients,))
+        strategies.coordinator().join()
 
     def _replica(self, gradients):
         index = 0 if self.strategy is None else tf.distribute.get_replica_context().replica_id_in_sync_group
@@ -89,6 +111,10 @@ class Cell:
 
     def copies(self, variable):
         """The values of a variable on all replicas."""
+        copies = self._local_copies(variable)
+        return list(of_all_workers(copies[0]).numpy()) if strategies.ROLE == "worker" else copies
+
+    def _local_copies(self, variable):
         if not isinstance(variable, (tf.Variable, tf.distribute.DistributedValues)):
             variable = variable.value
         if self.strategy is None:
@@ -103,8 +129,12 @@ class Cell:
     def scale(self):
         """(scale, counter, iterations or, where the family does not count, steps), equal on all replicas."""
         loss_scale = self.optimizer._loss_scale
-        iterations = self.optimizer.iterations if self.family.counts else tf.Variable(self.steps)
-        parts = (loss_scale.current_loss_scale, loss_scale.good_steps, iterations)
-        values = [{float(x) for x in self.copies(part)} for part in parts]
-        assert all(len(v) == 1 for v in values), values
-        return tuple(v.pop() for v in values)
+        parts = [loss_scale.current_loss_scale, loss_scale.good_steps]
+        if self.family.counts:
+            parts.append(self.optimizer.iterations)
+        values = [self._local_copies(part) for part in parts]
+        if strategies.ROLE == "worker":
+            values = of_all_workers(np.array([copies[0] for copies in values], "float64")).numpy().T
+        assert all(len(set(map(float, copies))) == 1 for copies in values), values
+        scale = tuple(float(copies[0]) for copies in values)
+        return scale if self.family.counts else (*scale, float(self.steps))

@@ -11,7 +11,9 @@ from tests import strategies
 from tests.families import FAMILIES, IDS
 from tf_lossscale import LossScaleOptimizer
 
-STRATEGIES = ["none", "one_device", "mirrored_2", "mirrored_2_apart", "mirrored_4", "central_storage", "tpu"]
+STRATEGIES = strategies.here(
+    "none", "one_device", "mirrored_2", "mirrored_2_apart", "mirrored_4", "central_storage", "tpu"
+)
 BATCH = 8
 
 
@@ -19,6 +21,8 @@ def why_not(family, name):
     """Why the libraries themselves cannot fit here, or None."""
     if name == "tpu":
         return "a TPUStrategy without a TPU has no dataset of its own"
+    if name.startswith("workers") and family.name == "keras3":
+        return "Keras 3's fit fails in several processes, with any optimizer: the last test of this file"
     return None
 
 
@@ -85,7 +89,7 @@ def test_fit_skips_the_step_of_a_batch_that_overflows_on_the_last_replica(family
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=IDS)
-@pytest.mark.parametrize("name", STRATEGIES[1:])
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "none"])
 def test_fit_learns_under_a_strategy_what_it_learns_without(family, name):
     if why_not(family, name):
         pytest.skip(why_not(family, name))
@@ -133,3 +137,9 @@ class TestCompiledFitOverSeveralReplicas:
         x, y = data(1)
         with pytest.raises(tf.errors.InvalidArgumentError, match="tfvariable_on_a_different_device"):
             fitted(family, "mirrored_2_apart", x, y, jit_compile=True)
+
+
+@pytest.mark.skipif(strategies.ROLE != "worker", reason="test_processes.py runs it, in workers")
+def test_keras_3_cannot_fit_over_workers_with_any_optimizer():
+    with pytest.raises(ValueError, match=r"(?s)PerReplica.*unsupported type"):
+        fitted(FAMILIES[0], "workers_2", *data(1), dtype="float32", optimizer=FAMILIES[0].adam, jit_compile=False)
