@@ -1,6 +1,7 @@
 """The main job, as a user runs it."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -95,6 +96,29 @@ def test_bad_options_exit_with_2_and_say_why_and_write_nothing(tmp_path, capsys,
     assert exit_code(["train", *arguments, "--out", str(tmp_path / "out")]) == 2
     assert text in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs a folder in which not even root can write")
+def test_a_folder_that_cannot_be_written_is_said_before_the_training(capsys):
+    assert exit_code(["train", "--steps", "1", "--no-compare", "--out", "/proc/self"]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("tf-lossscale train: ")
+    assert "/proc/self" in captured.err
+    assert "step/s" not in captured.err
+
+
+def test_a_stopped_run_is_not_replaced_without_a_word(tmp_path, capsys):
+    arguments = ["train", "--steps", "1", "--no-compare", "--out", str(tmp_path)]
+    assert exit_code(arguments) == 0
+    assert exit_code(arguments) == 0
+    assert "holds a run" not in capsys.readouterr().out
+    assert state_of(tmp_path)["checkpoint"] == "ckpt-2"
+    stopped = state_of(tmp_path)
+    stopped["settings"]["steps"] = 3
+    (tmp_path / "state.json").write_text(json.dumps(stopped))
+    assert exit_code(arguments) == 0
+    assert "holds a run that was stopped after 1 of 3 steps" in capsys.readouterr().out
+    assert state_of(tmp_path)["settings"]["steps"] == 1
 
 
 @pytest.mark.parametrize("state", ["", "[]", "{}", '{"settings": {"lr": 1}, "history": []}'])

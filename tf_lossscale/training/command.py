@@ -80,7 +80,7 @@ def _train(settings: Settings, state: dict[str, Any] | None, out: pathlib.Path, 
     scaled = Run(SETUPS[-1], settings)
     if state is not None:
         _restore(scaled, state, out)
-    out.mkdir(parents=True, exist_ok=True)
+    _make_ready(out, resuming=state is not None)
 
     with _ctrl_c() as asked_to_stop:
         first = len(scaled.history)
@@ -112,11 +112,31 @@ def _train(settings: Settings, state: dict[str, Any] | None, out: pathlib.Path, 
     return 0
 
 
+def _make_ready(out: pathlib.Path, *, resuming: bool) -> None:
+    """Makes the folder; raises before the training, not after it, if nothing can be written there."""
+    out.mkdir(parents=True, exist_ok=True)
+    trial = out / "state.tmp"
+    trial.write_text("")
+    trial.unlink()
+    if resuming or not (out / "state.json").exists():
+        return
+    with contextlib.suppress(ValueError):
+        settings, state = _saved(out)
+        if len(state["history"]) < settings.steps:
+            print(
+                f"{out} holds a run that was stopped after {len(state['history'])} of {settings.steps} steps, which "
+                "--resume would go on with. This run will replace it."
+            )
+
+
 def _save(run: Run, settings: Settings, out: pathlib.Path) -> None:
     """Writes a checkpoint, and then the file that names it: stopped in between, the one before is still whole."""
+    manager = _manager(run, out)
+    last = manager.latest_checkpoint  # of this run, or of one before it in the same folder
+    number = int(last.rpartition("-")[2]) + 1 if last else 1
     state = {
         "settings": dataclasses.asdict(settings),
-        "checkpoint": pathlib.Path(_manager(run, out).save()).name,
+        "checkpoint": pathlib.Path(manager.save(checkpoint_number=number)).name,
         "loss_scale": float(run.optimizer.loss_scale),
         "counter": int(run.optimizer.dynamic_counter),
         "history": run.history,

@@ -65,7 +65,7 @@ def plot(history: Sequence[Record], path: pathlib.Path) -> None:
     for axes, values in ((above, loss), (below, scale)):
         axes.plot(skipped, values[skipped], "x", color="tab:red", label=f"{len(skipped)} skipped steps")
         axes.grid(alpha=0.3)
-        axes.legend(loc="upper right")
+    above.legend(loc="upper right")  # the scale may be anywhere in its half
     temporary = path.with_suffix(".tmp.png")
     figure.savefig(temporary, dpi=120)
     os.replace(temporary, path)
