@@ -20,6 +20,10 @@ _STATEMENTS = (cst.BaseSmallStatement, cst.BaseCompoundStatement)
 _SCOPES = (cst.FunctionDef, cst.ClassDef, cst.Lambda)
 
 
+# Context managers of TensorFlow. They swallow no error: what follows such a block happens after all of it.
+_CONTEXTS = ("scope", "as_default", "device", "init_scope", "name_scope", "variable_scope", "GradientTape", "Session")
+
+
 class Tree:
     """Answers where things stand in one module.
 
@@ -89,24 +93,39 @@ class Tree:
         return [assignment for assignment in found if not isinstance(assignment, BuiltinAssignment)]
 
     def reaching(self, name: cst.Name) -> list[object]:
-        """The assignments but those that a later one, on the way to this use in the same function, has overwritten."""
+        """The assignments but those that a later one, on the way to this use, has overwritten.
+
+        A use in a function that is defined after them happens after them; what follows the function may come first.
+        """
         assignments = self.assignments(name)
-        scope = self.scopes.get(name)
-        if len(assignments) < 2 or any(getattr(a, "scope", None) is not scope for a in assignments):
+        scopes = {getattr(a, "scope", None) for a in assignments}
+        if len(assignments) < 2 or len(scopes) > 1:
             return assignments
-        above = list(self.ancestors(name, stop=_SCOPES))
-        in_loop = any(isinstance(node, (cst.For, cst.While)) for node in above)
-        use = self._start(next((node for node in above if isinstance(node, _STATEMENTS)), name))
-        reaching, last = [], (0, 0)
+        used: cst.CSTNode | None = name
+        if self.scopes.get(name) not in scopes:
+            used = next((a for a in self.ancestors(name) if self.scopes.get(a) in scopes), None)
+            if used is None:
+                return assignments
+        above = [used, *self.ancestors(used, stop=_SCOPES)]
+        later_too = used is not name or any(isinstance(node, (cst.For, cst.While)) for node in above)
+        home = self._function_of(used)
+        use = self._start(next((node for node in above if isinstance(node, _STATEMENTS)), used))
+        reaching: list[tuple[tuple[float, int], object]] = []
+        last = (0, 0)
         for assignment in assignments:
             node = self._binding(assignment)
             start = (0, 0) if node is None else self._start(node)
-            if start >= use and not in_loop:
+            if start >= use and not later_too:
                 continue
-            reaching.append((start, assignment))
+            # Another function, which declares the name global or nonlocal, may run at any time.
+            elsewhere = node is not None and self._function_of(node) is not home
+            reaching.append(((float("inf"), 0) if elsewhere else start, assignment))
             if node is not None and start < use and self._always_runs_before(node, above):
                 last = max(last, start)
         return [assignment for start, assignment in reaching if start >= last] or assignments
+
+    def _function_of(self, node: cst.CSTNode) -> cst.CSTNode | None:
+        return next((a for a in self.ancestors(node) if isinstance(a, _SCOPES)), None)
 
     def _binding(self, assignment: object) -> cst.CSTNode | None:
         """The statement that makes an assignment; None for a parameter."""
@@ -121,8 +140,19 @@ class Tree:
             return False
         block = self.parents.get(statement)
         block = self.parents.get(block) if isinstance(block, cst.SimpleStatementLine) else block
-        return block in above
+        while block is not None and block not in above:
+            owner = self.parents.get(block)
+            if not isinstance(owner, cst.With) or not all(_only_sets_a_context(item.item) for item in owner.items):
+                return False
+            block = self.parents.get(owner)
+        return block is not None
 
     def _start(self, node: cst.CSTNode) -> tuple[int, int]:
         start = self.positions[node].start
         return start.line, start.column
+
+
+def _only_sets_a_context(expression: cst.BaseExpression) -> bool:
+    name = expression.func if isinstance(expression, cst.Call) else None
+    name = name.attr if isinstance(name, cst.Attribute) else name
+    return isinstance(name, cst.Name) and name.value in _CONTEXTS

@@ -19,6 +19,7 @@ _IN_A_STRING = re.compile(
     r"[\w.]*mixed_precision\.(experimental|(experimental\.)?(LossScaleOptimizer|set_policy))"
     r"|tensorflow\.contrib\.mixed_precision[\w.]*"
 )
+_IMPORTED = re.compile(r"(tensorflow|tf_keras|keras)(\.[\w.]+)?\.mixed_precision")
 _UNPACKED = "loss_scale is an argument of the old class; where this is unpacked cannot be followed."
 
 
@@ -70,10 +71,17 @@ class UnseenPlanner(cst.CSTVisitor):
     def visit_SimpleString(self, node: cst.SimpleString) -> None:
         parent = self._resolver.parents.get(node)
         value = text(node)
-        if not isinstance(parent, cst.Expr) and value is not None and _IN_A_STRING.fullmatch(value):
+        if isinstance(parent, cst.Expr) or value is None:
+            return
+        if _IN_A_STRING.fullmatch(value) or (_IMPORTED.fullmatch(value) and self._is_imported(parent)):
             self._edits.notice(
                 node, "an old name in a string: strings are not changed. tf_lossscale.install() serves it."
             )
+
+    def _is_imported(self, argument: cst.CSTNode | None) -> bool:
+        call = self._resolver.parents.get(argument) if isinstance(argument, cst.Arg) else None
+        name = get_full_name_for_node(call.func) if isinstance(call, cst.Call) else None
+        return (name or "").rsplit(".", 1)[-1] in ("import_module", "__import__")
 
     def visit_DictElement(self, node: cst.DictElement) -> None:
         if text(node.key) == "loss_scale" and text(node.value) == "dynamic":
