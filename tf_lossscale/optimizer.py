@@ -146,6 +146,7 @@ class LossScaleOptimizer(Delegating, Configurable):
         chosen = self._checked_options(inner_optimizer, kwargs)
         # Past this line nothing raises: a failed construction leaves the inner optimizer as it was.
         self.__dict__.update(_optimizer=inner_optimizer, _scale=loss_scale, _contract=Contract(), _traced=False)
+        loss_scale.prepare()
         self._adopt(chosen)
         wrapping.mark(inner_optimizer)
 
@@ -533,6 +534,7 @@ class LossScaleOptimizer(Delegating, Configurable):
                 "`_loss_scale` must be a tf_lossscale LossScale, or have the methods __call__() and update(grads) of "
                 f"one, but got: {value!r}. Make a new LossScaleOptimizer with the arguments you need."
             )
+        scale.prepare()
         self.__dict__["_scale"] = scale
 
     @property
@@ -557,13 +559,16 @@ class LossScaleOptimizer(Delegating, Configurable):
 
     @property
     def last_step_skipped(self) -> Any:
-        """Whether the last step was skipped, a bool variable that can be read without waiting; False if fixed."""
-        return self._loss_scale.last_step_skipped if self.dynamic else False
+        """Whether the last step was skipped, a bool variable that can be read without waiting.
+
+        False if no step is ever skipped: with a fixed scale, unless its manager drops overflows.
+        """
+        return self._loss_scale.last_step_skipped if self._loss_scale.may_skip else False
 
     @property
     def skipped_steps(self) -> Any:
-        """The number of steps skipped by this object, an int64 variable; 0 if the scale is fixed."""
-        return self._loss_scale.skipped_steps if self.dynamic else 0
+        """The number of steps skipped by this object, an int64 variable; 0 if no step is ever skipped."""
+        return self._loss_scale.skipped_steps if self._loss_scale.may_skip else 0
 
     @property
     def iterations(self) -> Any:

@@ -26,7 +26,7 @@ def adapter_of(inner_optimizer: Any) -> Any:
         TypeError: it is of no known family, or scales losses itself.
         ValueError: it is wrapped already.
     """
-    if any("LossScaleOptimizer" in base.__name__ for base in type(inner_optimizer).__mro__):
+    if scales_losses(inner_optimizer):
         raise TypeError(
             f"LossScaleOptimizer cannot wrap another LossScaleOptimizer, but got: {inner_optimizer!r}. "
             "Wrap the optimizer that is inside it."
@@ -43,6 +43,19 @@ def adapter_of(inner_optimizer: Any) -> Any:
             f"Accepted is {registry.ACCEPTED}."
         )
     return adapter
+
+
+def scales_losses(optimizer: Any) -> bool:
+    """Returns whether an optimizer is a LossScaleOptimizer, ours or another library's.
+
+    >>> import tensorflow as tf
+    >>> scales_losses(tf.keras.optimizers.SGD())
+    False
+
+    Args:
+        optimizer: any object.
+    """
+    return any("LossScaleOptimizer" in base.__name__ for base in type(optimizer).__mro__)
 
 
 @functools.cache
@@ -100,7 +113,8 @@ def release(inner_optimizer: Any) -> None:
     Args:
         inner_optimizer: an optimizer that may have been wrapped.
     """
-    _wrapped.discard(inner_optimizer)
+    if is_wrapped(inner_optimizer):
+        _wrapped.discard(inner_optimizer)
 
 
 def _common_metaclass(one: Any, other: Any) -> Any:

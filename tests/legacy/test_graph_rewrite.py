@@ -32,6 +32,7 @@ def test_sessions_rewrite_their_graphs_while_it_is_enabled(enable, config):
 def test_the_wrapped_keras_optimizer_keeps_its_learning_rate_for_callbacks(enable, keras):
     optimizer = enable(keras.optimizers.SGD(0.5))
     assert isinstance(optimizer, LossScaleOptimizer)
+    assert float(optimizer.loss_scale()) == float(optimizer.loss_scale) == 2.0**15
     assert float(optimizer.lr) == 0.5
     optimizer.lr = 0.25
     assert float(optimizer.inner_optimizer.learning_rate) == 0.25

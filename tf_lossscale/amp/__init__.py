@@ -17,6 +17,7 @@ _HOMES = {
     "FixedLossScaleManager": "managers",
     "FixedLossScaleUpdateCell": "managers",
     "LossMonitor": "monitors",
+    "LossScaleManager": "own_manager",
     "Model": "model",
     "OverflowMonitor": "monitors",
     "StaticLossScaler": "scalers",

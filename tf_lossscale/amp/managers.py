@@ -8,11 +8,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_lossscale.amp.own_manager import LossScaleManager
 from tf_lossscale.core.rules import Counts, Rules
 from tf_lossscale.core.state import DynamicLossScale, FixedLossScale, LossScale
 
 
-class FixedLossScaleManager:
+class FixedLossScaleManager(LossScaleManager):
     """A scale that stays the same.
 
     >>> manager = FixedLossScaleManager(1024.0)
@@ -56,10 +57,12 @@ class FixedLossScaleManager:
 
     def as_loss_scale(self) -> LossScale:
         """Returns the loss scale that `LossScaleOptimizer` drives."""
+        if not self._is_all_of(FixedLossScaleManager):
+            return super().as_loss_scale()
         return FixedLossScale(self._loss_scale, skip_overflow=bool(self._drop_overflow_update))
 
 
-class DynamicLossScaleManager:
+class DynamicLossScaleManager(LossScaleManager):
     """A scale that is divided by a factor after an overflow, and multiplied by it after a window of good steps.
 
     >>> manager = DynamicLossScaleManager(init_loss_scale=64, scale_factor=2, scale_window=2)
@@ -135,6 +138,8 @@ class DynamicLossScaleManager:
 
     def as_loss_scale(self) -> LossScale:
         """Returns the loss scale that `LossScaleOptimizer` drives, starting with the current scale."""
+        if not self._is_all_of(DynamicLossScaleManager):
+            return super().as_loss_scale()
         return DynamicLossScale(self.loss_scale, _rules(self.scale_factor, self.scale_window))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_lossscale.core.replicas import operations
 from tf_lossscale.core.state import LossScale
 
 
@@ -45,6 +46,5 @@ class _Adopted(LossScale):
 
     def check(self, gradients: Iterable[Any]) -> tf.Tensor:
         update, apply = self.loss_scale.update(list(gradients))
-        waited = [] if update is None or tf.executing_eagerly() else [getattr(update, "op", update)]
-        with tf.control_dependencies(waited):
+        with tf.control_dependencies([] if tf.executing_eagerly() else operations(update)):
             return tf.identity(tf.convert_to_tensor(apply))

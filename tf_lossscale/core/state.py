@@ -28,12 +28,16 @@ class LossScale(tf.Module):
     #: False if every step is applied, whatever its gradients: then nothing is checked and no cond is built.
     may_skip = False
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        del args, kwargs
+        this = super().__new__(cls)  # here, so that a subclass need not call our __init__
+        # (graph, name) -> variable: a legacy graph has variables of its own. Not an attribute that is tracked.
+        this.__dict__.update(_weights={}, _tracked_names=[])
+        return this
+
     def __init__(self) -> None:
         # Not "loss_scale", which is a variable's name in contrib: a module takes its name from the graph's.
         super().__init__(name="loss_scaling")
-        # (graph, name) -> variable: a legacy graph has variables of its own. Not an attribute that is tracked.
-        self.__dict__["_weights"] = {}
-        self.__dict__["_tracked_names"] = []
 
     def _weight(self, name: str, initial_value: Any, dtype: tf.DType, tracked: bool = True) -> tf.Variable:
         """Returns the variable of this name in the graph in use; makes it on the first call.
@@ -59,6 +63,16 @@ class LossScale(tf.Module):
                 if name not in self._tracked_names:
                     self._tracked_names.append(name)
         return self._weights[key]
+
+    def as_loss_scale(self) -> LossScale:
+        """Returns itself: what `LossScaleOptimizer` drives."""
+        return self
+
+    def prepare(self) -> None:
+        """Makes the variables that note what became of a step: no step has to make any."""
+        if self.may_skip:
+            for variable in ("skipped_steps", "last_step_skipped"):
+                getattr(self, variable)
 
     def move_to_mesh(self, mesh: Any) -> None:
         """Has the variables on every device of a DTensor mesh, with their values.
@@ -94,7 +108,7 @@ class LossScale(tf.Module):
         return finite_lib.all_finite(gradients)
 
     def record(self, applied: tf.Tensor) -> list[Any]:
-        """Moves the scale after a step.
+        """Moves the scale after a step; here it only notes whether the step was skipped.
 
         Args:
             applied: bool scalar, what `check` returned (in agreement with all replicas).
@@ -102,8 +116,25 @@ class LossScale(tf.Module):
         Returns:
             The operations that do it, for legacy graphs to run.
         """
-        del applied
-        return []
+        if not self.may_skip:
+            return []
+        skipped = tf.logical_not(applied)
+        return [
+            self.last_step_skipped.assign(skipped),
+            self.skipped_steps.assign(_value_or_zero(self.skipped_steps) + tf.cast(skipped, tf.int64)),
+        ]
+
+    # Not in checkpoints: an original's checkpoint, which has no such thing, must be able to fill every part.
+
+    @property
+    def skipped_steps(self) -> tf.Variable:
+        """The number of skipped steps, an int64 scalar variable."""
+        return self._weight("skipped_steps", 0, tf.int64, tracked=False)
+
+    @property
+    def last_step_skipped(self) -> tf.Variable:
+        """Whether the last step was skipped, a bool scalar variable."""
+        return self._weight("last_step_skipped", False, tf.bool, tracked=False)
 
 
 class FixedLossScale(LossScale):
@@ -153,7 +184,7 @@ class DynamicLossScale(LossScale):
         self._make_weights()
 
     def _make_weights(self) -> None:
-        for variable in ("current_loss_scale", "good_steps", "bad_steps", "skipped_steps", "last_step_skipped"):
+        for variable in ("current_loss_scale", "good_steps", "bad_steps"):
             getattr(self, variable)
 
     # The names of the first two are those of every TensorFlow version, so that checkpoints fit.
@@ -173,31 +204,20 @@ class DynamicLossScale(LossScale):
         """The number of overflows since the scale last moved, an int64 scalar variable; None without a hysteresis."""
         return self._weight("bad_steps", 0, tf.int64) if self.rules.hysteresis > 1 else None
 
-    # Not in checkpoints: an original's checkpoint, which has no such thing, must be able to fill every part.
-
-    @property
-    def skipped_steps(self) -> tf.Variable:
-        """The number of skipped steps, an int64 scalar variable."""
-        return self._weight("skipped_steps", 0, tf.int64, tracked=False)
-
-    @property
-    def last_step_skipped(self) -> tf.Variable:
-        """Whether the last step was skipped, a bool scalar variable."""
-        return self._weight("last_step_skipped", False, tf.bool, tracked=False)
-
     def __call__(self) -> tf.Tensor:
         return tf.convert_to_tensor(self.current_loss_scale)
 
     def record(self, applied: tf.Tensor) -> list[Any]:
+        return [*self.move(applied), *super().record(applied)]
+
+    def move(self, applied: tf.Tensor) -> list[Any]:
+        """Moves the scale and its counters after a step; see `record`."""
         bad_steps = self.bad_steps
         bad = 0 if bad_steps is None else bad_steps
         after = self.rules.next(applied, Counts(self.current_loss_scale, self.good_steps, bad))
-        skipped = tf.logical_not(applied)
         done = [
             self.current_loss_scale.assign(after.scale),
             self.good_steps.assign(tf.cast(after.good, self.good_steps.dtype)),
-            self.last_step_skipped.assign(skipped),
-            self.skipped_steps.assign(_value_or_zero(self.skipped_steps) + tf.cast(skipped, tf.int64)),
         ]
         if bad_steps is not None:
             done.append(bad_steps.assign(tf.cast(after.bad, bad_steps.dtype)))

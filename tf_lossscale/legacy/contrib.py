@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_lossscale import wrapping
 from tf_lossscale.adapters import tf1
 from tf_lossscale.core import state
 from tf_lossscale.core.rules import Rules
@@ -40,6 +41,10 @@ class LossScaleManager(abc.ABC):
         Returns:
             The operation that does it.
         """
+
+    def as_loss_scale(self) -> state.LossScale:
+        """Returns the loss scale that any `LossScaleOptimizer` drives."""
+        return _Managed(self)
 
 
 class FixedLossScaleManager(LossScaleManager):
@@ -101,11 +106,11 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
         decr_ratio: Any = 0.8,
     ):
         self._state = _ExponentialScale(
-            init_loss_scale,
+            _number("init_loss_scale", init_loss_scale),
             Rules(
                 growth_steps=incr_every_n_steps,
-                growth_factor=float(incr_ratio),
-                backoff_factor=float(decr_ratio),
+                growth_factor=_number("incr_ratio", incr_ratio),
+                backoff_factor=_number("decr_ratio", decr_ratio),
                 hysteresis=decr_every_n_nan_or_inf,
                 forgiving=False,
             ),
@@ -127,6 +132,10 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
         """
         done = self._state.record(tf.cast(finite_grads, tf.bool))
         return None if tf.executing_eagerly() else tf.group(*[each.op for each in done])
+
+    def as_loss_scale(self) -> state.LossScale:
+        """Returns the loss scale that any `LossScaleOptimizer` drives: of this very class the manager's own."""
+        return self._state if type(self) is ExponentialUpdateLossScaleManager else super().as_loss_scale()
 
 
 class LossScaleOptimizer(tf1.LossScaleOptimizer):
@@ -156,7 +165,10 @@ class LossScaleOptimizer(tf1.LossScaleOptimizer):
                     f"`loss_scale_manager` must have a method {method}(), but got: {loss_scale_manager!r}. "
                     "Derive it from tf_lossscale.legacy.LossScaleManager."
                 )
-        super().__init__(opt, loss_scale_manager=_Managed(loss_scale_manager))
+        if not hasattr(loss_scale_manager, "as_loss_scale"):
+            loss_scale_manager = _Managed(loss_scale_manager)
+        wrapping.release(opt)  # as TensorFlow 1 had it: each graph that a program builds may wrap it anew
+        super().__init__(opt, loss_scale_manager=loss_scale_manager)
 
 
 class _ExponentialScale(state.DynamicLossScale):
@@ -191,14 +203,18 @@ class _Managed(state.LossScale):
         super().__init__()
         self._manager = manager
 
-    def as_loss_scale(self) -> state.LossScale:
-        """Returns the loss scale that `LossScaleOptimizer` drives: itself, or the manager's own if that says all."""
-        exponential = type(self._manager) is ExponentialUpdateLossScaleManager
-        return self._manager._state if exponential else self
-
     def __call__(self) -> tf.Tensor:
         return tf.convert_to_tensor(self._manager.get_loss_scale())
 
     def record(self, applied: tf.Tensor) -> list[Any]:
         done = self._manager.update_loss_scale(applied)
-        return [] if done is None else [done]
+        return [*([] if done is None else [done]), *super().record(applied)]
+
+
+def _number(name: str, value: Any) -> float:
+    """The argument as a number; the errors are of the classes that TensorFlow 1 raised."""
+    if value is None:
+        raise ValueError(f"`{name}` must be a number, but got: None.")
+    if isinstance(value, str):
+        raise TypeError(f"`{name}` must be a number, but got: {value!r}.")
+    return float(value)

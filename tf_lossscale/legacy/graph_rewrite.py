@@ -7,11 +7,10 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from tf_lossscale import registry
+from tf_lossscale import registry, wrapping
 from tf_lossscale.adapters import tf1
+from tf_lossscale.legacy import experimental
 from tf_lossscale.legacy import loss_scale as loss_scale_lib
-from tf_lossscale.legacy.wrap import from_loss_scale
-from tf_lossscale.optimizer import LossScaleOptimizer
 
 
 class MixedPrecisionLossScaleOptimizer(tf1.LossScaleOptimizer):
@@ -40,7 +39,9 @@ class MixedPrecisionLossScaleOptimizer(tf1.LossScaleOptimizer):
                 f'"opt" must be an instance of tf.compat.v1.train.Optimizer, but got: {opt!r}. '
                 "Wrap a Keras optimizer with tf_lossscale.LossScaleOptimizer."
             )
-        super().__init__(opt, loss_scale_manager=_scale(loss_scale))
+        scale = _scale(loss_scale)
+        wrapping.release(opt)  # as TensorFlow 1 had it: each graph that a program builds may wrap it anew
+        super().__init__(opt, loss_scale_manager=scale)
 
 
 def enable_mixed_precision_graph_rewrite(opt: Any, loss_scale: Any = "dynamic") -> Any:
@@ -56,7 +57,7 @@ def enable_mixed_precision_graph_rewrite(opt: Any, loss_scale: Any = "dynamic") 
         loss_scale: "dynamic", a number, a LossScale or a config.
 
     Returns:
-        The wrapped optimizer.
+        A `MixedPrecisionLossScaleOptimizer`, or around other optimizers an `experimental.LossScaleOptimizer`.
 
     Raises:
         TypeError: `loss_scale` is None.
@@ -64,7 +65,7 @@ def enable_mixed_precision_graph_rewrite(opt: Any, loss_scale: Any = "dynamic") 
 
     Source: `tf.train.experimental.enable_mixed_precision_graph_rewrite`.
     """
-    if isinstance(opt, LossScaleOptimizer):
+    if wrapping.scales_losses(opt):
         raise ValueError(
             f'"opt" must not already be an instance of a LossScaleOptimizer, but got: {opt!r}. '
             "Pass the optimizer that it wraps."
@@ -73,7 +74,7 @@ def enable_mixed_precision_graph_rewrite(opt: Any, loss_scale: Any = "dynamic") 
     if isinstance(opt, tf.compat.v1.train.Optimizer):
         wrapped: Any = MixedPrecisionLossScaleOptimizer(opt, scale)
     elif registry.adapter_for(opt) is not None:
-        wrapped = from_loss_scale(opt, scale)
+        wrapped = experimental.LossScaleOptimizer(opt, scale)
     else:
         raise ValueError(
             f'"opt" must be an instance of a tf.train.Optimizer or a tf.keras.optimizers.Optimizer, but got: {opt!r}.'

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_lossscale.core import finite as finite_lib
-from tf_lossscale.core import state, strategies
+from tf_lossscale.core import replicas, state, strategies
 from tf_lossscale.legacy import versions
 from tf_lossscale.legacy.tensor_like import TensorLike
 
@@ -70,21 +70,15 @@ class LossScale(TensorLike, state.LossScale, abc.ABC):
     #: The scale at the start; not known of a loss scale of one's own.
     initial_scale = float("nan")
 
-    def as_loss_scale(self) -> LossScale:
-        """Returns itself: what `LossScaleOptimizer` drives."""
-        return self
-
     # The contract of the core, by the old one: `update` checks and records at once.
 
     def check(self, gradients: Any) -> tf.Tensor:
         update, apply = self.update(list(gradients))
-        waited = [] if update is None or tf.executing_eagerly() else [getattr(update, "op", update)]
-        with tf.control_dependencies(waited):
+        with tf.control_dependencies([] if tf.executing_eagerly() else replicas.operations(update)):
             return tf.identity(tf.convert_to_tensor(apply))
 
     def record(self, applied: tf.Tensor) -> list[Any]:
-        del applied
-        return []
+        return state.LossScale.record(self, applied)
 
 
 class FixedLossScale(LossScale, state.FixedLossScale):
@@ -106,6 +100,10 @@ class FixedLossScale(LossScale, state.FixedLossScale):
     """
 
     may_skip = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.may_skip = cls.update is not FixedLossScale.update  # an `update` of one's own is asked
 
     def __init__(self, loss_scale_value: Any):
         LossScale.__init__(self)
@@ -194,7 +192,7 @@ class DynamicLossScale(LossScale, state.DynamicLossScale):
             context = tf.distribute.get_replica_context()
             return context.merge_call(lambda _, per_replica: self.update(per_replica), args=(grads,))
         apply = finite_lib.all_finite(versions.values_to_check(grads))
-        done = state.DynamicLossScale.record(self, apply)
+        done = self.move(apply)
         return (None if tf.executing_eagerly() else tf.group(*[d.op for d in done])), apply
 
     def get_config(self) -> dict[str, Any]:
@@ -222,7 +220,8 @@ def get(identifier: Any) -> LossScale | None:
     2000
 
     Args:
-        identifier: "dynamic", a number, a LossScale, a config {"class_name", "config"}, or None.
+        identifier: "dynamic", a number, a LossScale, a manager of `tf_lossscale.amp` or contrib, a config
+            {"class_name", "config"}, or None.
 
     Returns:
         A LossScale; None for None.
@@ -234,9 +233,11 @@ def get(identifier: Any) -> LossScale | None:
     """
     if identifier is None or isinstance(identifier, state.LossScale):
         return identifier
+    if hasattr(identifier, "as_loss_scale"):
+        return identifier.as_loss_scale()
     if isinstance(identifier, numbers.Real):
         return FixedLossScale(float(identifier) if not isinstance(identifier, int) else identifier)
-    if identifier == "dynamic":
+    if isinstance(identifier, str) and identifier == "dynamic":
         return DynamicLossScale()
     if isinstance(identifier, dict) and set(identifier) == {"class_name", "config"}:
         known = {cls.__name__: cls for cls in (FixedLossScale, DynamicLossScale)}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numbers
 import operator
+import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -38,6 +40,11 @@ class TensorLike:
         """What `Session.run` fetches."""
         return tf.convert_to_tensor(self())
 
+    def __tf_tracing_type__(self, context: Any) -> TheObject:
+        """What a tf.function takes it for: the object that it is, not the array it can be made."""
+        del context
+        return TheObject(self)
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         del copy  # the value is always a new one
         return np.asarray(self().numpy(), dtype)
@@ -57,6 +64,46 @@ class TensorLike:
 
     def __format__(self, spec: str) -> str:
         return format(self().numpy(), spec) if tf.executing_eagerly() else format(str(self), spec)
+
+
+class TheObject(tf.types.experimental.TraceType):
+    """The type of an argument of a tf.function that is one Python object: another object is traced anew.
+
+    >>> class Seven(TensorLike):
+    ...     def __call__(self):
+    ...         return tf.constant(7.0)
+    >>> seven = Seven()
+    >>> TheObject(seven) == TheObject(seven), TheObject(seven) == TheObject(Seven())
+    (True, False)
+
+    Args:
+        value: the object; a reference that does not keep it alive.
+    """
+
+    def __init__(self, value: Any):
+        self._value = weakref.ref(value)
+        self._hash = id(value)
+
+    def is_subtype_of(self, other: Any) -> bool:
+        return bool(self == other)
+
+    def most_specific_common_supertype(self, others: Sequence[Any]) -> TheObject | None:
+        return self if all(self == other for other in others) else None
+
+    def placeholder_value(self, placeholder_context: Any) -> Any:
+        del placeholder_context
+        return self._value()
+
+    def cast(self, value: Any, cast_context: Any) -> Any:
+        del cast_context
+        return value
+
+    def __eq__(self, other: Any) -> bool:
+        value = self._value()
+        return isinstance(other, TheObject) and value is not None and value is other._value()
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 def _binary(name: str) -> Any:

@@ -1,0 +1,99 @@
+"""Managers of the user's own: by numbers, by a cell, in eager mode and in functions."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from tf_lossscale import LossScaleOptimizer, amp
+
+
+class Thirds(amp.LossScaleManager):
+    """By numbers alone."""
+
+    def __init__(self):
+        self.scale = 81.0
+
+    def get_loss_scale(self):
+        return self.scale
+
+    def update_loss_scale(self, overflow):
+        self.scale = self.scale / 3 if overflow else self.scale + 1
+
+
+class ThirdsInAGraph(Thirds):
+    """By a cell as well; the numbers are not asked."""
+
+    def update_loss_scale(self, overflow):
+        raise AssertionError("the cell is there")
+
+    def get_update_cell(self):
+        return lambda scale, overflow: scale.assign(tf.where(overflow, scale / 3, scale + 1))
+
+
+class Cautious(amp.DynamicLossScaleManager):
+    """Ours, with a rule of its own on top."""
+
+    def update_loss_scale(self, overflow):
+        super().update_loss_scale(overflow)
+        self.loss_scale = min(self.loss_scale, 100)
+
+
+class Applying(amp.FixedLossScaleManager):
+    """Ours, with another answer."""
+
+    def get_drop_overflow_update(self):
+        return False
+
+
+class Named(amp.DynamicLossScaleManager):
+    """Ours, with nothing changed."""
+
+    name = "named"
+
+
+MANAGERS = {
+    "numbers": (Thirds, [82.0, 82 / 3, 82 / 3 + 1], [False, True, False]),
+    "cell": (ThirdsInAGraph, [82.0, 82 / 3, 82 / 3 + 1], [False, True, False]),
+    "derived": (lambda: Cautious(64, 2, 1), [100, 50, 100], [False, True, False]),
+    "answer": (lambda: Applying(8), [8, 8, 8], [False, False, False]),
+    "unchanged": (lambda: Named(64, 2, 1), [128, 64, 128], [False, True, False]),
+}
+
+
+@pytest.mark.parametrize("name", MANAGERS)
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize("make", [tf.keras.optimizers.SGD, tf_keras.optimizers.legacy.SGD])
+def test_a_manager_of_ones_own_moves_the_scale(make, compiled, name):
+    manager, scales, skips = MANAGERS[name]
+    optimizer = LossScaleOptimizer(make(0.5), loss_scale_manager=manager())
+    weight = tf.Variable(1.0)
+
+    def step(factor):
+        optimizer.minimize(lambda: weight * factor, [weight])
+
+    take = tf.function(step) if compiled else step
+    for factor, scale, skipped in zip([0.0, np.inf, 0.0], scales, skips):
+        take(tf.constant(factor))
+        assert float(optimizer.loss_scale) == pytest.approx(scale)
+        assert bool(optimizer.last_step_skipped) == skipped
+
+
+def test_a_manager_is_no_manager_without_its_two_methods():
+    with pytest.raises(TypeError, match="abstract"):
+        amp.LossScaleManager()
+
+
+def test_a_model_trains_with_a_manager_of_ones_own_and_its_monitor_sees_a_fixed_scale_overflow(capsys):
+    x = np.ones((8, 2), "float32")
+    x[4:] = np.inf
+    data = tf.data.Dataset.from_tensor_slices((x, np.ones((8, 1), "float32"))).batch(4)
+    for manager, said in (
+        (Thirds(), ["82, overflow: False", "27.3333, overflow: True"]),
+        (amp.FixedLossScaleManager(8), ["8, overflow: False", "8, overflow: True"]),
+    ):
+        network = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+        model = amp.Model(network, "mse", tf.keras.optimizers.SGD(0.01), loss_scale_manager=manager)
+        model.train(1, data, callbacks=amp.OverflowMonitor(), verbose=0)
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.split("loss scale is ")[1] for line in lines] == said

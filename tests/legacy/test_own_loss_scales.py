@@ -1,0 +1,203 @@
+"""Loss scales and managers of the user's own, and ours, wherever one is taken: what is asked, noted and traced."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import families, strategies
+from tf_lossscale import LossScaleOptimizer, amp, legacy
+from tf_lossscale.legacy import contrib, experimental
+
+train = tf.compat.v1.train
+
+
+class Careful(legacy.LossScale):
+    """Applies gradients below 10. It does not call our constructor, as little old code did."""
+
+    def __init__(self):
+        self.moved = []
+
+    def __call__(self):
+        return tf.constant(4.0)
+
+    def update(self, grads):
+        return self.moved, tf.reduce_max(tf.stack([tf.reduce_max(g) for g in grads])) < 10
+
+    def get_config(self):
+        return {}
+
+
+class Never(legacy.FixedLossScale):
+    """A fixed scale whose steps are all skipped."""
+
+    def update(self, grads):
+        return tf.no_op(), False
+
+
+class Constant(legacy.LossScaleManager):
+    """A manager of contrib's kind."""
+
+    def get_loss_scale(self):
+        return tf.constant(4.0)
+
+    def update_loss_scale(self, finite_grads):
+        return tf.no_op()
+
+
+def outcomes(optimizer, gradients, compiled, weight=None):
+    """(weight, last_step_skipped, skipped_steps) after each step."""
+    weight = tf.Variable(1.0) if weight is None else weight
+
+    def step(gradient):
+        if hasattr(optimizer.inner_optimizer, "apply"):
+            optimizer.get_unscaled_gradients([])
+        optimizer.apply_gradients([(gradient, weight)])
+
+    take = tf.function(step) if compiled else step
+    states = []
+    for gradient in gradients:
+        take(tf.constant(gradient))
+        states.append((float(weight), bool(optimizer.last_step_skipped), int(optimizer.skipped_steps)))
+    return states
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize("family", families.ALL_FAMILIES, ids=families.ALL_IDS)
+def test_a_skip_is_noted_whoever_decides_it(family, compiled):
+    skipping = [(0.5, False, 0), (0.5, True, 1), (0.5, True, 2), (0.0, False, 2)]
+    for manager in (
+        Careful(),
+        Constant(),
+        legacy.FixedLossScaleManager(4),
+        legacy.ExponentialUpdateLossScaleManager(4, 10, 2),
+        amp.FixedLossScaleManager(4),
+        amp.DynamicLossScaleManager(4),
+        legacy.DynamicLossScale(4, 10),
+    ):
+        optimizer = LossScaleOptimizer(family.sgd(), loss_scale_manager=manager)
+        assert outcomes(optimizer, [1.0, np.inf, np.inf, 1.0], compiled) == skipping, manager
+    optimizer = LossScaleOptimizer(family.sgd(), loss_scale_manager=Never(4))
+    assert outcomes(optimizer, [1.0], compiled) == [(1.0, True, 1)]
+    for manager in (legacy.FixedLossScale(4), amp.FixedLossScaleManager(4, drop_overflow_update=False)):
+        optimizer = LossScaleOptimizer(family.sgd(), loss_scale_manager=manager)
+        assert outcomes(optimizer, [1.0, np.inf], compiled) == [(0.5, False, 0), (-np.inf, False, 0)]
+
+
+@pytest.mark.parametrize("make", [Careful, lambda: legacy.FixedLossScaleManager(4)], ids=["loss scale", "manager"])
+def test_a_skip_is_noted_once_for_all_replicas(make):
+    strategy = strategies.get("mirrored_2")
+    with strategy.scope():
+        weight = tf.Variable(1.0)
+        optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), loss_scale_manager=make())
+
+    @tf.function
+    def run(gradients):
+        def replica():
+            own = tf.gather(gradients, tf.distribute.get_replica_context().replica_id_in_sync_group)
+            optimizer.get_scaled_loss(0.0)
+            optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients([own * optimizer.loss_scale]), [weight]))
+
+        strategy.run(replica)
+
+    states = []
+    for gradients in ([0.5, 0.5], [0.5, np.inf]):
+        run(tf.constant(gradients))
+        noted = optimizer.last_step_skipped, optimizer.skipped_steps
+        states.append((weight.numpy(), *(variable.numpy() for variable in noted)))
+    assert states == [(0.5, False, 0), (0.5, True, 1)]
+
+
+def test_a_skip_is_noted_in_a_legacy_graph_without_another_initializer():
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        weight, gradient = tf.Variable(1.0), tf.compat.v1.placeholder(tf.float32, [])
+        optimizer = contrib.LossScaleOptimizer(train.GradientDescentOptimizer(0.5), Constant())
+        operation = optimizer.apply_gradients([(gradient, weight)])
+        session.run(tf.compat.v1.global_variables_initializer())
+        for value, after in ((1.0, (0.5, False, 0)), (np.nan, (0.5, True, 1))):
+            session.run(operation, {gradient: value})
+            assert tuple(session.run([weight, optimizer.last_step_skipped, optimizer.skipped_steps])) == after
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+def test_an_update_may_return_any_structure_of_operations(compiled):
+    class Counting(Careful):
+        def __init__(self):
+            self.steps = tf.Variable(0), tf.Variable(0)
+
+        def update(self, grads):
+            return [v.assign_add(1) for v in self.steps], True
+
+    scale = Counting()
+    outcomes(experimental.LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), scale), [1.0, 20.0], compiled)
+    assert [int(v) for v in scale.steps] == [2, 2]
+
+
+def test_a_function_takes_a_loss_scale_for_the_object_it_is():
+    traces = []
+
+    @tf.function
+    def update(scale, gradient):
+        traces.append(scale)
+        return scale.update([gradient])[1], scale()
+
+    one, other = legacy.DynamicLossScale(8.0, 1), legacy.DynamicLossScale(4.0, 1)
+    for scale, after in ((one, 16.0), (one, 32.0), (other, 8.0)):
+        applied, now = update(scale, tf.constant(1.0))
+        assert (bool(applied), float(now)) == (True, after)
+    assert len(traces) == 2 and traces[0] is one and traces[1] is other
+    default = tf.function(lambda scale=one: scale() * 2)
+    assert (float(default()), float(default(legacy.FixedLossScale(3)))) == (64.0, 6.0)
+    concrete = update.get_concrete_function(one, tf.TensorSpec([], tf.float32))
+    assert float(concrete(gradient=tf.constant(1.0))[1]) == 64.0
+
+
+@pytest.mark.parametrize("optimizer_of", [contrib.LossScaleOptimizer, legacy.MixedPrecisionLossScaleOptimizer])
+def test_the_wrappers_of_tensorflow_1_take_amp_managers(optimizer_of):
+    weight = tf.Variable(1.0)
+    optimizer = optimizer_of(train.GradientDescentOptimizer(0.5), amp.DynamicLossScaleManager(64, 2, 2))
+    for gradient, after in ((np.inf, (1.0, 32.0)), (1.0, (0.5, 32.0)), (1.0, (0.0, 64.0))):
+        optimizer.apply_gradients([(tf.constant(gradient), weight)])
+        assert (weight.numpy(), float(optimizer.loss_scale)) == after
+
+
+def test_an_optimizer_of_tensorflow_1_may_be_wrapped_in_every_graph_that_is_built():
+    inner = train.MomentumOptimizer(0.5, 0.9)
+    for wrap in (
+        lambda: contrib.LossScaleOptimizer(inner, legacy.FixedLossScaleManager(4)),
+        lambda: legacy.MixedPrecisionLossScaleOptimizer(inner, "dynamic"),
+        lambda: legacy.MixedPrecisionLossScaleOptimizer(inner, 8),
+    ):
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            weight = tf.Variable(1.0)
+            operation = wrap().minimize(weight, var_list=[weight])
+            session.run(tf.compat.v1.global_variables_initializer())
+            session.run(operation)
+            assert session.run(weight) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"init_loss_scale": None}, ValueError),
+        ({"init_loss_scale": "x"}, TypeError),
+        ({"incr_ratio": None}, ValueError),
+        ({"decr_ratio": "0.5"}, TypeError),
+    ],
+)
+def test_contribs_manager_raises_what_it_raised_and_names_the_argument(arguments, error):
+    with pytest.raises(error, match=next(iter(arguments))):
+        legacy.ExponentialUpdateLossScaleManager(**{"init_loss_scale": 8, "incr_every_n_steps": 2, **arguments})
+
+
+def test_what_is_no_loss_scale_is_said_to_be_none():
+    for value in (tf.constant(8.0), np.array([1, 2]), b"dynamic", object):
+        with pytest.raises(ValueError, match="Could not interpret"):
+            legacy.get(value)
+
+
+def test_the_graph_rewrite_refuses_kerass_own_wrapper_and_switches_nothing():
+    with pytest.raises(ValueError, match="must not already be"):
+        legacy.enable_mixed_precision_graph_rewrite(
+            tf.keras.mixed_precision.LossScaleOptimizer(tf.keras.optimizers.SGD())
+        )
+    assert not tf.config.optimizer.get_experimental_options().get("auto_mixed_precision")

@@ -1,0 +1,105 @@
+"""Loss scale managers of the user's own: any rule, in Python's numbers or as a cell for a graph."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_lossscale.core.state import LossScale
+
+_METHODS = ("get_loss_scale", "update_loss_scale", "get_update_cell", "get_drop_overflow_update")
+
+
+class LossScaleManager(abc.ABC):
+    """What a loss scale manager answers. Derive from it, or from one of the two managers, for one of your own.
+
+    >>> class Quartering(LossScaleManager):
+    ...     scale = 64.0
+    ...     def get_loss_scale(self):
+    ...         return self.scale
+    ...     def update_loss_scale(self, overflow):
+    ...         self.scale = self.scale / 4 if overflow else self.scale
+    >>> from tf_lossscale import LossScaleOptimizer
+    >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), loss_scale_manager=Quartering())
+    >>> weight = tf.Variable(1.0)
+    >>> _ = optimizer.minimize(lambda: weight * float("inf"), [weight])
+    >>> weight.numpy().item(), optimizer.loss_scale.numpy().item()
+    (1.0, 16.0)
+
+    Source: MindSpore, `mindspore.amp.LossScaleManager`.
+    """
+
+    @abc.abstractmethod
+    def get_loss_scale(self) -> Any:
+        """Returns the current scale, a number."""
+
+    @abc.abstractmethod
+    def update_loss_scale(self, overflow: Any) -> None:
+        """Moves the scale after a step.
+
+        Args:
+            overflow: whether the step overflowed.
+        """
+
+    def get_drop_overflow_update(self) -> bool:
+        """Returns whether a step that overflows is skipped. If not, nothing is checked, and the scale stays."""
+        return True
+
+    def get_update_cell(self) -> Any:
+        """Returns what a graph calls with (scale variable, overflow) to move the scale.
+
+        None: the graph calls `update_loss_scale`, in Python. XLA cannot compile that.
+        """
+        return None
+
+    def as_loss_scale(self) -> LossScale:
+        """Returns the loss scale that `LossScaleOptimizer` drives."""
+        return _ManagedScale(self)
+
+    def _is_all_of(self, cls: type) -> bool:
+        """Whether no subclass has taken a method of `cls` into its own hands."""
+        return all(getattr(type(self), name) is getattr(cls, name) for name in _METHODS)
+
+
+class _ManagedScale(LossScale):
+    def __init__(self, manager: LossScaleManager):
+        super().__init__()
+        self._manager = manager
+        self.initial_scale = float(manager.get_loss_scale())
+        self.may_skip = bool(manager.get_drop_overflow_update())
+        self._cell = manager.get_update_cell() if _cell_is_newest(type(manager)) else None
+        self.prepare()
+
+    def prepare(self) -> None:
+        super().prepare()
+        self._scale()
+
+    def _scale(self) -> tf.Variable:
+        return self._weight("current_loss_scale", self.initial_scale, tf.float32)
+
+    def __call__(self) -> tf.Tensor:
+        return tf.convert_to_tensor(self._scale())
+
+    def record(self, applied: tf.Tensor) -> list[Any]:
+        overflow = tf.logical_not(applied)
+        if self._cell is None:
+            moved: Any = self._scale().assign(tf.numpy_function(self._move, [overflow], tf.float32))
+        else:
+            moved = self._cell(self._scale(), overflow)
+        return [moved, *super().record(applied)]
+
+    def _move(self, overflow: Any) -> Any:
+        self._manager.update_loss_scale(bool(overflow))
+        return np.float32(self._manager.get_loss_scale())
+
+
+def _cell_is_newest(cls: type) -> bool:
+    """Whether the cell is at least as new as what is done with the numbers; an older one knows nothing of it."""
+
+    def age(name: str) -> int:
+        return next(i for i, base in enumerate(cls.__mro__) if name in vars(base))
+
+    return age("get_update_cell") <= min(age("update_loss_scale"), age("get_loss_scale"))
