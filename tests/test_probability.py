@@ -29,9 +29,9 @@ def trained(minimize, optimizer, **kwargs):
     return [leaf.numpy() for leaf in tf.nest.flatten(trace)] + [x.numpy()]
 
 
-def assert_same(one, other):
+def assert_same(one, other, rtol=0):
     for a, b in zip(one, other, strict=True):
-        np.testing.assert_array_equal(a, b)
+        np.testing.assert_allclose(a, b, rtol=rtol)
 
 
 def test_the_signatures_are_those_of_tensorflow_probability():
@@ -64,8 +64,10 @@ def test_the_wrapper_can_be_given_to_tensorflow_probability_itself(name):
 def test_compiled_the_numbers_are_the_same(name):
     make = OPTIMIZERS[name]
     expected = trained(tfp.math.minimize, make(), jit_compile=True)
+    # XLA of TensorFlow 2.16 rounds the two programs differently, by 1.3e-6 in six steps; equal from 2.18 on.
+    rtol = 3e-6 if tf.__version__.startswith("2.16.") else 0
     for minimize in (tfp.math.minimize, probability.minimize):
-        assert_same(trained(minimize, tf_lossscale.LossScaleOptimizer(make()), jit_compile=True), expected)
+        assert_same(trained(minimize, tf_lossscale.LossScaleOptimizer(make()), jit_compile=True), expected, rtol)
 
 
 def test_optimizers_of_sonnet_which_tensorflow_probability_does_not_know():

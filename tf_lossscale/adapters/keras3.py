@@ -255,6 +255,12 @@ class LossScaleOptimizer(
     def _lookup_dependency(self, name: str, *args: Any) -> Any:
         if vars(self).get("_keras_wrote") and self.dynamic:
             return self._part_of_keras_wrapper(name)
+        if name == "inner_optimizer" and "_keras_wrote" not in vars(self):
+            raise ValueError(
+                f"TensorFlow {tf.__version__} does not tell who wrote a checkpoint before it looks for its parts, and "
+                "this one is of keras.optimizers.LossScaleOptimizer. Restore it with TensorFlow 2.17 or newer, or save "
+                "the model as .keras, which is read here too. Nothing was restored."
+            )
         if name == "loss_scale" and self._loss_scale.variables:
             return self._loss_scale
         return self._optimizer._lookup_dependency(name, *args)

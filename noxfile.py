@@ -1,0 +1,67 @@
+"""Old and new TensorFlow, by hand: `nox` runs every cell, `nox --list` names them.
+
+One cell: `nox -s "tests(2.16-3.11-all)"`. What follows `--` goes to pytest in place of the tests chosen here:
+`nox -s ... -- tests/test_fit.py`. A cell whose Python is not installed is skipped.
+"""
+
+import nox
+
+nox.options.default_venv_backend = "uv|virtualenv"
+nox.options.reuse_venv = "yes"
+nox.options.error_on_missing_interpreters = False
+nox.options.download_python = "never"
+
+# TensorFlow -> the release of TensorFlow Probability that knows it, and the Pythons without and with all optional
+# libraries. tf_keras 2.16 and 2.18 hand a float to `random.randint`, which Python 3.12 refuses: its seeded models fail.
+RELEASES = {
+    "2.16": ("0.24", {"none": ("3.10", "3.11", "3.12"), "all": ("3.10", "3.11")}),
+    "2.18": ("0.25", {"none": ("3.10", "3.11", "3.12"), "all": ("3.10", "3.11")}),
+    "2.21": ("0.25", {"none": ("3.10", "3.11", "3.12", "3.13"), "all": ("3.10", "3.11", "3.12", "3.13")}),
+}
+
+# None: a few of the tests that need TensorFlow alone. All: what every family promises, and what is read from files.
+TESTS = {
+    "none": ("tests/core", "tests/test_examples.py", "-k", "not variational"),
+    "all": (
+        "tests/core",
+        "tests/test_contract.py",
+        "tests/test_optimizer.py",
+        "tests/test_families.py",
+        "tests/test_fit.py",
+        "tests/test_probability.py",
+        "tests/conformance/test_checkpoints.py",
+        "tf_function_tests/test_compiled_steps.py",
+    ),
+}
+ALONE = ("hypothesis", "pytest")
+ALL = (".[train,migrate,plot,tf-keras,sonnet,probability]", "h5py", "tensorboard", *ALONE)
+
+CELLS = [
+    nox.param(python, tensorflow, libraries, id=f"{tensorflow}-{python}-{libraries}")
+    for tensorflow, (_, choices) in RELEASES.items()
+    for libraries, pythons in choices.items()
+    for python in pythons
+]
+
+
+@nox.session
+@nox.parametrize("python,tensorflow,libraries", CELLS)
+def tests(session, tensorflow, libraries):
+    """One release of TensorFlow on one Python, with none or all of the optional libraries."""
+    needed = [f"tensorflow=={tensorflow}.*"]
+    if libraries == "all":
+        probability = RELEASES[tensorflow][0]
+        needed += [f"tf-keras=={tensorflow}.*", f"tensorflow-probability=={probability}.*", *ALL]
+    else:
+        needed += [".", *ALONE]
+    session.install(*needed)
+    session.run(
+        "python",
+        "-m",
+        "pytest",
+        "-q",
+        "-m",
+        "not slow",
+        *(session.posargs or TESTS[libraries]),
+        env={"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": "."},
+    )
