@@ -11,6 +11,10 @@ from tf_lossscale import __version__
 
 # Subcommand -> (module with `add_arguments(parser)` and `run(arguments)`, what it does). Loaded when called.
 _COMMANDS = {
+    "convert": (
+        "tf_lossscale.migrate.checkpoints.convert_command",
+        "write a checkpoint of any version anew, for an optimizer of Keras 3 or tf_keras",
+    ),
     "inspect": (
         "tf_lossscale.migrate.checkpoints.inspect_command",
         "show what a checkpoint or model holds",

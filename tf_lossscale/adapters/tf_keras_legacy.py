@@ -57,7 +57,8 @@ class LossScaleOptimizer(
     def _build_inner(self, variables: list[Any]) -> None:
         _require_no_clipping_in_central_storage(self._optimizer)
         strategies.give_copies(self._optimizer, ("_iterations",), self._optimizer._weights)
-        with tf.init_scope():
+        # Under the optimizer's name, as the original has it: nothing else in a checkpoint tells Adam from Adamax.
+        with tf.name_scope(self._optimizer._name), tf.init_scope():
             self._optimizer._create_all_weights(variables)
 
     def _gradients(

@@ -11,19 +11,13 @@ from typing import Any
 from tf_lossscale import optional
 from tf_lossscale.migrate.checkpoints import slots as slot_names
 from tf_lossscale.migrate.checkpoints.matching import owner_of
-from tf_lossscale.migrate.checkpoints.saved import File, Optimizer, Slots, Tensor
+from tf_lossscale.migrate.checkpoints.saved import LIBRARIES, File, Optimizer, Slots, Tensor
 
 _EXIT_CODES = """\
 exit code:
   0  all went well
   2  bad arguments, or the file is missing, damaged, or of no known kind
 """
-_LIBRARIES = {
-    "keras3": "Keras 3",
-    "tf_keras": "tf_keras",
-    "tf_keras_legacy": "TensorFlow 2, or tf_keras.optimizers.legacy",
-    "tf1": "TensorFlow 1",
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -134,7 +128,7 @@ def _print_tables(file: File) -> None:
 
 
 def _rows(optimizer: Optimizer) -> list[tuple[str, str]]:
-    name = f"{optimizer.name or 'of a class that cannot be told'} of {_LIBRARIES[optimizer.family]}"
+    name = f"{optimizer.name or 'of a class that cannot be told'} of {LIBRARIES[optimizer.family]}"
     there = [
         ("optimizer", f"{optimizer.path}: {name}" if optimizer.path else name),
         ("wrapped in", optimizer.wrapper or "nothing"),

@@ -12,6 +12,7 @@ from tf_lossscale.migrate.checkpoints.saved import File, Optimizer, Slots, Tenso
 KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _TOLD_BY_SLOTS = {"velocity": "rmsprop", "v": "adam"}
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
+_OF_NOBODY = re.compile(r"(^|/)(save_counter$|keras_api/)")
 
 
 def read(path: str, reader: Any, tensor: Any) -> File:
@@ -31,8 +32,11 @@ def read(path: str, reader: Any, tensor: Any) -> File:
     with damage_is_said(path, "the graph of its objects"):
         graph = _Graph(parse(reader.get_tensor(KEY)), tensor)
         optimizers = [graph.optimizer(node) for node in graph.optimizers()]
-        variables = graph.variables()
-    return File(path, "tf.train.Checkpoint", _writer(optimizers), variables, optimizers)
+        found = graph.variables()
+        others = [each for each in found if _OF_NOBODY.search(each.path)]
+        variables = [each for each in found if each not in others]
+        objects = graph.objects({each.path for each in found} | {each.path for each in optimizers})
+    return File(path, "tf.train.Checkpoint", _writer(optimizers), variables, optimizers, others, objects)
 
 
 def parse(serialized: bytes) -> Any:
@@ -84,9 +88,7 @@ class _Graph:
         if attribute is None:
             return None
         key = attribute.checkpoint_key
-        path = key.removesuffix(_SUFFIX)
-        if "_variables/" in path and node in self._paths:
-            path = self._paths[node]
+        path = self._paths.get(node, key.removesuffix(_SUFFIX))
         return self._tensor(key, path, attribute.full_name or path)
 
     def _number(self, node: int, name: str) -> Any:
@@ -220,11 +222,11 @@ class _Graph:
             if made.tensors:
                 lists[attribute] = made
         names = [self._attribute(children["_iterations"]).full_name.rpartition("/")[0]]
-        if "_velocities" in lists:  # tf_keras names the slot, not the optimizer
-            slot = lists["_velocities"].tensors[0].name
-            names += [slot, *(each for part, each in _TOLD_BY_SLOTS.items() if part in slot.split("/"))]
+        names += [lists["_velocities"].names[0]] if "_velocities" in lists else []
+        # tf_keras may name the slot, and not the optimizer.
+        more = [each for part, each in _TOLD_BY_SLOTS.items() if part in names[-1].split("/")]
         known = {"momentum_cache"} if "_u_product" in children else set()
-        name = slot_names.class_of_lists(set(lists), known, names)
+        name = slot_names.class_of_lists(set(lists), known, names) or slot_names.class_of_lists(set(lists), known, more)
         product = self._number(node, "_u_product")
         return Optimizer(
             path="",
@@ -238,7 +240,7 @@ class _Graph:
         )
 
     def variables(self) -> list[Tensor]:
-        """The variables that are of no optimizer, in the order of the graph; call it after `optimizer`."""
+        """The variables that are of no optimizer, in the order that Keras has them; call it after `optimizer`."""
         trained = {
             node
             for owner in self._of_optimizers
@@ -248,12 +250,48 @@ class _Graph:
         }
         trained |= {slot.original_variable_node_id for node in self._nodes for slot in node.slot_variables}
         found = []
-        for node in range(len(self._nodes)):
+        for node in self._in_keras_order():
             tensor = self.tensor(node)
-            if tensor is None or (node in self._of_optimizers and node not in trained):
-                continue
-            if not re.search(r"(^|/)(save_counter$|keras_api/)", tensor.path):
+            if tensor is not None and (node not in self._of_optimizers or node in trained):
                 found.append(tensor)
+        return found
+
+    def _in_keras_order(self) -> list[int]:
+        """All nodes, a layer's own variables before those of the layers in it."""
+        order: dict[int, None] = {}
+        waiting = [0]
+        while waiting:
+            node = waiting.pop()
+            if node not in order:
+                order[node] = None
+                parts = list(self._children[node].values())
+                parts.sort(key=lambda part: (part in self._of_optimizers, self._attribute(part) is None))
+                waiting += reversed(parts)
+        return [*order, *(node for node in range(len(self._nodes)) if node not in order)]
+
+    def objects(self, wanted: set[str]) -> dict[str, dict[str, str]]:
+        """The objects that lead to those wanted, by their paths, without what is inside of optimizers."""
+        found: dict[str, dict[str, str]] = {}
+        others: set[int] = set()
+
+        def leads_there(node: int, above: tuple[int, ...]) -> bool:
+            path = self._paths[node]
+            if path in wanted or path in found:
+                return True
+            if node in others or node in above or node in self._of_optimizers:
+                return False
+            parts = {
+                name: self._paths[part]
+                for name, part in self._children[node].items()
+                if leads_there(part, (*above, node))
+            }
+            if not parts:
+                others.add(node)
+                return False
+            found[path] = parts
+            return True
+
+        leads_there(0, ())
         return found
 
 

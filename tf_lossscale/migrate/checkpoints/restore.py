@@ -68,7 +68,25 @@ def restore(
         TypeError: the optimizer is of none of these libraries.
     """
     file = read(checkpoint_path)
-    saved = _chosen(file, name)
+    return restore_from(file, _chosen(file, name), optimizer, variables)
+
+
+def restore_from(file: File, saved: Optimizer, optimizer: Any, variables: Any) -> Restored:
+    """Does what `restore` does, from a file that was read.
+
+    Args:
+        file: what `read` returned.
+        saved: one of its optimizers.
+        optimizer: as in `restore`.
+        variables: as in `restore`.
+
+    Returns:
+        As `restore`.
+
+    Raises:
+        ValueError: as `restore`.
+        TypeError: as `restore`.
+    """
     inner = optimizer
     while hasattr(inner, "inner_optimizer"):
         inner = inner.inner_optimizer

@@ -9,6 +9,14 @@ from typing import Any
 
 import numpy as np
 
+# What an `Optimizer.family` is called.
+LIBRARIES = {
+    "keras3": "Keras 3",
+    "tf_keras": "tf_keras",
+    "tf_keras_legacy": "TensorFlow 2, or tf_keras.optimizers.legacy",
+    "tf1": "TensorFlow 1",
+}
+
 
 class UnreadableError(ValueError):
     """A file is damaged, or of another kind; the message names it and the part."""
@@ -75,6 +83,10 @@ class File:
     writer: str
     variables: list[Tensor]
     optimizers: list[Optimizer]
+    #: What is of no model and of no optimizer: a manager's `save_counter`.
+    others: list[Tensor] = dataclasses.field(default_factory=list)
+    #: Path of an object -> name of a part -> path of that part, down to variables; empty if the file tells no objects.
+    objects: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
 
 
 @contextlib.contextmanager

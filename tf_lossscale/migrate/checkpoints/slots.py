@@ -125,13 +125,11 @@ def class_of_lists(attributes: set[str], others: set[str], names: Iterable[str])
 
 def _told_by_names(fitting: list[str], names: Iterable[str]) -> str | None:
     parts = {part.lower() for name in names for part in re.split(r"[/:]", name)}
-    parts |= {re.sub(r"_\d+$", "", part) for part in parts}
+    parts |= {re.sub(r"_\d+$", "", part).replace("_", "") for part in parts}
     told = [name for name in fitting if name.lower() in parts]
-    # Adam is what has the slots of Adam, and a name that says nothing.
-    usual = [name for name in fitting if name not in ("AdamW", "Adamax")]
     if len(told) == 1:
         return told[0]
-    return usual[0] if len(usual) == 1 else None
+    return fitting[0] if len(fitting) == 1 else None
 
 
 def required(name: str) -> set[str]:

@@ -1,0 +1,188 @@
+"""A checkpoint of any version, written anew as an optimizer of today has it."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+import pathlib
+import secrets
+import shutil
+from typing import Any
+
+from tf_lossscale import LossScaleOptimizer, optional
+from tf_lossscale.migrate.checkpoints import matching, model_parts, slots
+from tf_lossscale.migrate.checkpoints.read import read
+from tf_lossscale.migrate.checkpoints.restore import Restored, restore_from
+from tf_lossscale.migrate.checkpoints.saved import File, Optimizer
+
+# Library -> (module with its optimizers, the extra that installs it, what it is called in code).
+TARGETS = {
+    "keras3": ("keras.optimizers", "", "tf.keras.optimizers"),
+    "tf_keras": ("tf_keras.optimizers", "tf-keras", "tf_keras.optimizers"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Converted:
+    """An optimizer that was converted."""
+
+    path: str  # where it is in the new checkpoint
+    construct: str  # code that constructs it
+    variables: tuple[str, ...]  # those that it trains, in the order of its slots
+    restored: Restored
+
+
+def convert(
+    path: str | os.PathLike[str], to: str, out: str | os.PathLike[str], learning_rate: float | None = None
+) -> list[Converted]:
+    """Writes a `tf.train.Checkpoint` with the variables of a file, and the state of its optimizers as of today.
+
+    >>> import tempfile, tensorflow as tf, tf_keras
+    >>> weight = tf.Variable([1.0], name="weight")
+    >>> old = LossScaleOptimizer(tf_keras.optimizers.legacy.Adam(0.1), initial_scale=64)
+    >>> _ = old.minimize(lambda: tf.reduce_sum(weight**2), [weight])
+    >>> folder = tempfile.mkdtemp()
+    >>> prefix = tf.train.Checkpoint(optimizer=old, weight=weight).write(folder + "/old")
+    >>> (converted,) = convert(prefix, "keras3", folder + "/new")
+    >>> new = LossScaleOptimizer(tf.keras.optimizers.Adam(0.1))
+    >>> checkpoint = tf.train.Checkpoint(optimizer=new, weight=weight)
+    >>> new.build([weight])
+    >>> _ = checkpoint.read(tf.train.latest_checkpoint(folder + "/new")).assert_consumed()
+    >>> int(new.iterations), float(new.loss_scale)
+    (1, 64.0)
+
+    Args:
+        path: what `read` takes.
+        to: `"keras3"` or `"tf_keras"`.
+        out: the folder to write, which must not be there, or be empty.
+        learning_rate: for files of TensorFlow 1's optimizers, which do not hold it; None for what the file has.
+
+    Returns:
+        What was converted, one entry per optimizer.
+
+    Raises:
+        FileExistsError: there is something in the folder.
+        FileNotFoundError: there is no such file.
+        ValueError: the file is damaged, its optimizer is of no class of today, or its learning rate has to be given.
+    """
+    folder = pathlib.Path(out)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FileExistsError(f"{folder}: it is there already, and not empty. Pass a folder that is to be made.")
+    file = read(path)
+    if not file.optimizers:
+        raise ValueError(f"{file.path}: there is no optimizer in it, only {len(file.variables)} variables.")
+    parts, converted = _parts(file, to, learning_rate)
+    _write(folder, _tree(file, parts, to))
+    return converted
+
+
+def _parts(file: File, to: str, learning_rate: float | None) -> tuple[dict[str, Any], list[Converted]]:
+    """The variables and optimizers of today, by their paths, and what was done."""
+    import tensorflow as tf
+
+    parts: dict[str, Any] = {}
+    for tensor in [*file.variables, *file.others]:
+        parts[tensor.path] = tf.Variable(tensor.value(), trainable=False, name=tensor.name)
+    converted = []
+    for saved in file.optimizers:
+        if learning_rate is not None:
+            saved.learning_rate = learning_rate
+        inner, construct = _optimizer(file, saved, to)
+        optimizer = inner if saved.counter is None else LossScaleOptimizer(inner)
+        trained = {
+            name: tf.Variable(parts[name], name=parts[name].name.partition(":")[0]) for name in _trained(file, saved)
+        }
+        restored = restore_from(file, saved, optimizer, trained)
+        parts.update(trained)
+        path = _path(file, saved)
+        parts[path] = optimizer
+        converted.append(Converted(path, construct, tuple(trained), restored))
+    return parts, converted
+
+
+def _path(file: File, saved: Optimizer) -> str:
+    known = saved.path if file.objects or len(file.optimizers) > 1 else ""
+    return known or "optimizer"
+
+
+def _optimizer(file: File, saved: Optimizer, to: str) -> tuple[Any, str]:
+    """An optimizer of today with the options that the file tells of, and the code that constructs it."""
+    module, extra, shown = TARGETS[to]
+    library = optional.load(module, extra)
+    cls = getattr(library, saved.name or "", None)
+    if cls is None:
+        raise ValueError(
+            f"{file.path}: it cannot be told of which class {saved.path or 'its optimizer'} is. Construct the "
+            "optimizer in code, and call tf_lossscale.migrate.restore."
+        )
+    if saved.learning_rate is None and saved.family == "tf1":
+        raise ValueError(
+            f"{file.path}: it does not hold the learning rate, which checkpoints of today's optimizers do. Pass it "
+            "as --learning-rate."
+        )
+    there = slots.canonical(saved.name, saved.slots)
+    options: dict[str, Any] = {"learning_rate": saved.learning_rate, **saved.hyperparameters}
+    options |= {option: True for slot, option in (("vhat", "amsgrad"), ("mg", "centered")) if slot in there}
+    if "momentum" in there and not options.get("momentum"):
+        options["momentum"] = 0.9
+    taken = inspect.signature(cls).parameters
+    options = {name: value for name, value in options.items() if name in taken}
+    arguments = ", ".join(f"{name}={_shown(value)}" for name, value in options.items())
+    code = f"{shown}.{saved.name}({arguments})"
+    if saved.learning_rate is None:
+        # It had a schedule. With one an optimizer has no variable for the learning rate, and numbers its others anew.
+        options["learning_rate"] = library.schedules.ExponentialDecay(1.0, 1, 1.0)
+    return cls(**options), code if saved.counter is None else f"tf_lossscale.LossScaleOptimizer({code})"
+
+
+def _shown(value: Any) -> str:
+    """The number that a float32 in a file was written as."""
+    return "<its schedule>" if value is None else repr(float(f"{value:.7g}") if isinstance(value, float) else value)
+
+
+def _trained(file: File, saved: Optimizer) -> list[str]:
+    """The paths of the variables that have slots, in the file's order."""
+    owners = set()
+    for each in slots.canonical(saved.name, saved.slots).values():
+        for i in range(len(each.tensors)):
+            owner = matching.owner_of(each, i, file.variables)
+            if owner is None:
+                raise ValueError(
+                    f"{file.path}: it cannot be told which variable the slot {each.tensors[i].path} belongs to. Call "
+                    "tf_lossscale.migrate.restore with the variables in the order of the optimizer."
+                )
+            owners.add(owner.path)
+    return [tensor.path for tensor in file.variables if tensor.path in owners]
+
+
+def _tree(file: File, parts: dict[str, Any], to: str) -> Any:
+    """The root of all parts: the file's own objects; for a file without any, the parts by their names."""
+    import tensorflow as tf
+
+    objects = file.objects or {"": {path: path for path in parts}}
+    objects = model_parts.with_keras3_names(objects) if to == "keras3" and file.objects else objects
+    reached = {path for each in objects.values() for path in each.values()}
+    objects[""] = {**objects.get("", {}), **{path: path for path in parts if path not in reached}}
+    nodes = {path: tf.__internal__.tracking.AutoTrackable() for path in objects}
+    for path, named in objects.items():
+        for name, part in named.items():
+            nodes[path]._track_trackable(parts[part] if part in parts else nodes[part], name)
+    return nodes[""]
+
+
+def _write(folder: pathlib.Path, root: Any) -> None:
+    """Writes under another name, and renames the whole folder: it is there as a whole, or not at all."""
+    import tensorflow as tf
+
+    folder.absolute().parent.mkdir(parents=True, exist_ok=True)
+    unfinished = folder.absolute().parent / f".{folder.name}.{secrets.token_hex(4)}"
+    unfinished.mkdir()
+    try:
+        tf.train.Checkpoint(root).write(str(unfinished / "ckpt"))
+        (unfinished / "checkpoint").write_text('model_checkpoint_path: "ckpt"\nall_model_checkpoint_paths: "ckpt"\n')
+        if folder.exists():
+            folder.rmdir()  # empty, or this is an error
+        unfinished.rename(folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)

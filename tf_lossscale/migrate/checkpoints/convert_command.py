@@ -1,0 +1,64 @@
+"""The subcommand `convert`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+_EXIT_CODES = """\
+exit code:
+  0  all went well
+  2  bad arguments, or a file could not be read, converted or written; the output folder is as it was
+"""
+_TARGETS = ("keras3", "tf_keras")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `convert`.
+
+    Args:
+        parser: the parser of the subcommand.
+    """
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _EXIT_CODES
+    parser.add_argument("path", metavar="CKPT", help="what `tf-lossscale inspect` takes")
+    parser.add_argument("--to", required=True, choices=_TARGETS, help="the library whose optimizer is to go on")
+    parser.add_argument(
+        "--learning-rate",
+        type=float,
+        metavar="RATE",
+        help="needed for files of TensorFlow 1's optimizers, which do not hold it",
+    )
+    parser.add_argument("--out", required=True, metavar="DIR", help="a folder that is to be made")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs `convert`.
+
+    Args:
+        arguments: as `add_arguments` described them.
+
+    Returns:
+        The exit code.
+    """
+    try:
+        from tf_lossscale.migrate.checkpoints.convert import convert
+
+        converted = convert(arguments.path, arguments.to, arguments.out, arguments.learning_rate)
+    except (ImportError, OSError, ValueError) as error:
+        print(f"tf-lossscale convert: {error}", file=sys.stderr)
+        return 2
+    for each in converted:
+        restored = each.restored
+        scaled = (
+            ""
+            if restored.loss_scale is None
+            else (f", loss scale {restored.loss_scale:g}, counter {restored.dynamic_counter}")
+        )
+        print(f"{each.path}: {each.construct}")
+        print(f"  iterations {restored.iterations}{scaled}")
+        print(f"  built for {', '.join(each.variables) or 'any variables'}")
+        for note in restored.notes:
+            print(f"  note: {note}")
+    print(f"written to {arguments.out}")
+    return 0
