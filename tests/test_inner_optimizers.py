@@ -107,6 +107,14 @@ def test_a_legacy_hyperparameter_that_is_no_number_is_refused_at_once(name, valu
     assert (float(optimizer.lr), float(optimizer.momentum), float(optimizer.decay)) == (0.5, 0.25, 0.0)
 
 
+@wrappers
+def test_a_legacy_learning_rate_that_was_set_to_a_whole_number_is_a_float_still(wrap):
+    optimizer = wrap(legacy.SGD(0.5))
+    optimizer.learning_rate = 2
+    optimizer.lr = tf.constant(0.25)
+    assert float(optimizer.lr) == float(optimizer.inner_optimizer.learning_rate) == 0.25
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("family", FAMILIES, ids=IDS)
 def test_gradients_of_python_numbers_are_of_the_variables_dtype(family, dtype):

@@ -109,7 +109,10 @@ class LossScaleOptimizer(
         return object.__getattribute__(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in ("lr", "learning_rate") or ("_optimizer" in vars(self) and name in self._optimizer._hyper):
+        if name in ("lr", "learning_rate"):
+            _require_number(name, value)
+            _ = self._optimizer.learning_rate  # makes it a float32 variable, if it is not: a 2 would make it an int32
+        elif "_optimizer" in vars(self) and name in self._optimizer._hyper:
             _require_number(name, value)
         super().__setattr__(name, value)
 
