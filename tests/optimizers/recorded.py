@@ -8,7 +8,24 @@ from tf_lossscale.optimizers import keras3, tf_keras
 
 RECORDED = recordings.load("torch_adafactor")
 LIBRARIES = {"keras3": keras3.Adafactor, "tf_keras": tf_keras.Adafactor}
+PROBES = RECORDED["api_probes"]
 array = recordings.array
+
+
+def ones():
+    """Returns a parameter, a matrix of ones."""
+    return tf.Variable(tf.ones([2, 3]))
+
+
+def set_gradient(variable):
+    """Gives a parameter a gradient of ones."""
+    variable.grad = tf.ones_like(variable)
+
+
+def plain(options):
+    """Returns a group's options as JSON has them."""
+    numbers = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in options.items()}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in numbers.items()}
 
 
 def initial(name, shape):

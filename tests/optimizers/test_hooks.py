@@ -1,0 +1,126 @@
+"""Hooks: their order, arguments and return values are the recorded ones."""
+
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.optimizers.recorded import PROBES, ones, set_gradient
+from tf_lossscale.optimizers import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+
+def test_hooks_are_called_in_the_recorded_order_with_the_recorded_arguments(make):
+    variable = ones()
+    optimizer = make([variable])
+    calls = []
+
+    def step_hook(name):
+        return lambda opt, args, kwargs: calls.append([name, len(args), sorted(kwargs)])
+
+    def dict_hook(name):
+        return lambda opt, *state: calls.append([name, *(sorted(each) for each in state)])
+
+    def closure():
+        calls.append(["closure"])
+        return tf.reduce_sum(variable)
+
+    handles = [
+        register_optimizer_step_pre_hook(step_hook("global_step_pre")),
+        register_optimizer_step_post_hook(step_hook("global_step_post")),
+        optimizer.register_step_pre_hook(step_hook("step_pre_1")),
+        optimizer.register_step_pre_hook(step_hook("step_pre_2")),
+        optimizer.register_step_post_hook(step_hook("step_post_1")),
+        optimizer.register_step_post_hook(step_hook("step_post_2")),
+    ]
+    for method, name in (("state_dict", "state_dict"), ("load_state_dict", "load")):
+        for when in ("pre", "post"):
+            register = getattr(optimizer, f"register_{method}_{when}_hook")
+            handles.append(register(dict_hook(f"{name}_{when}_1")))
+            handles.append(register(dict_hook(f"{name}_{when}_2_prepended"), prepend=True))
+
+    set_gradient(variable)
+    optimizer.step()
+    calls.append(["--- step(closure) ---"])
+    optimizer.step(closure)
+    calls.append(["--- step(closure=closure) ---"])
+    optimizer.step(closure=closure)
+    calls.append(["--- state_dict ---"])
+    state_dict = optimizer.state_dict()
+    calls.append(["--- load_state_dict ---"])
+    optimizer.load_state_dict(state_dict)
+    assert calls == PROBES["hook order"]["ok"]
+
+    for handle in [*handles, *handles]:
+        handle.remove()
+    calls.clear()
+    optimizer.step()
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert calls == []
+
+
+def test_a_step_pre_hook_may_change_the_arguments(make):
+    optimizer = make([ones()])
+    optimizer.register_step_pre_hook(lambda opt, args, kwargs: ((opt, lambda: 42.0), {}))
+    assert optimizer.step() == PROBES["step_pre_hook returns new (args, kwargs)"]["ok"]
+
+
+@pytest.mark.parametrize("returned", ["(1,)", "'ab'", "(1, 2)"])
+def test_a_step_pre_hook_that_returns_something_else_is_refused_as_recorded(make, returned):
+    variable = ones()
+    optimizer = make([variable])
+    set_gradient(variable)
+    optimizer.register_step_pre_hook(lambda opt, args, kwargs: eval(returned))
+    with pytest.raises(Exception) as caught:
+        optimizer.step()
+    assert type(caught.value).__name__ == PROBES[f"step_pre_hook returns {returned}"]["error"]["type"]
+    np.testing.assert_array_equal(variable, tf.ones([2, 3]))
+
+
+def test_what_a_state_dict_hook_returns_takes_the_dicts_place(make):
+    optimizer = make([ones()])
+    replaced = PROBES["state_dict_post_hook return value replaces the dict"]["ok"]
+    with optimizer.register_state_dict_post_hook(lambda opt, state_dict: replaced):
+        assert optimizer.state_dict() is replaced
+    rate = PROBES["load_state_dict_pre_hook return value is used"]["ok"]
+    mine = optimizer.state_dict()
+    mine["param_groups"][0]["lr"] = rate
+    with optimizer.register_load_state_dict_pre_hook(lambda opt, state_dict: mine):
+        optimizer.load_state_dict(optimizer.state_dict())
+    assert optimizer.lr == rate
+
+
+def test_a_load_hook_that_writes_in_the_dict_is_heard_but_the_callers_dict_stays(make):
+    recorded = PROBES["load_state_dict_pre_hook mutating its argument"]["ok"]
+    assert recorded == {"group_lr": 3.0, "callers_dict_lr": 3.0}
+    optimizer = make([ones()])
+    callers = optimizer.state_dict()
+    optimizer.register_load_state_dict_pre_hook(lambda opt, state_dict: state_dict["param_groups"][0].update(lr=3.0))
+    optimizer.load_state_dict(callers)
+    assert optimizer.param_groups[0]["lr"] == recorded["group_lr"]
+    assert callers["param_groups"][0]["lr"] == 0.01
+
+
+def test_an_exception_in_a_pre_hook_stops_the_step(make):
+    assert PROBES["exception in a pre hook stops the step"]["ok"] == ["raised"]
+
+    def refuse(opt, args, kwargs):
+        raise OSError("no step today")
+
+    variable = ones()
+    optimizer = make([variable])
+    set_gradient(variable)
+    optimizer.register_step_pre_hook(refuse)
+    with pytest.raises(OSError, match="no step today"):
+        optimizer.step()
+    np.testing.assert_array_equal(variable, tf.ones([2, 3]))
+
+
+def test_no_recorded_probe_is_missing_in_these_tests():
+    source = "".join(path.read_text() for path in pathlib.Path(__file__).parent.glob("test_*.py"))
+    missing = []
+    for probe in PROBES:
+        case = probe.removeprefix("load_state_dict ").removeprefix("step_pre_hook returns ")
+        if f'"{probe}"' not in source and f"'{probe}'" not in source and f'"{case}"' not in source:
+            missing.append(probe)
+    assert missing == []
