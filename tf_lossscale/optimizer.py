@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -495,17 +496,17 @@ class LossScaleOptimizer(Delegating, Configurable):
 
     def _require_keywords(self, kwargs: dict[str, Any]) -> None:
         """Raises if the inner optimizer does not take these keywords, before anything has changed."""
-        if not kwargs:
-            return
-        parameters = inspect.signature(self._optimizer.apply_gradients).parameters
-        if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
-            return
-        unknown = [name for name in kwargs if name not in parameters]
+        unknown = [name for name in kwargs if not self._inner_takes(name)]
         if unknown:
             raise TypeError(
                 f"apply_gradients() got an unexpected keyword argument '{unknown[0]}': neither LossScaleOptimizer nor "
                 f"the inner {type(self._optimizer).__name__} takes it."
             )
+
+    def _inner_takes(self, keyword: str) -> bool:
+        """Whether the inner optimizer's `apply_gradients` takes a keyword; a user's may take few."""
+        method = self._optimizer.apply_gradients
+        return _takes(getattr(method, "__func__", method), keyword)
 
     # What can be read. ------------------------------------------------------------------------------------------
 
@@ -648,6 +649,12 @@ class LossScaleOptimizer(Delegating, Configurable):
         shown = f"{scale.numpy().item():g}" if tf.executing_eagerly() else f"{self.initial_scale:g} at the start"
         kind = f"dynamic_growth_steps={self.dynamic_growth_steps}" if self.dynamic else "fixed"
         return f"<LossScaleOptimizer loss_scale={shown}, {kind}, inner_optimizer={type(self._optimizer).__name__}>"
+
+
+@functools.lru_cache(maxsize=64)
+def _takes(function: Callable[..., Any], keyword: str) -> bool:
+    parameters = inspect.signature(function).parameters
+    return keyword in parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
 
 
 def _new_loss_scale(dynamic: bool, initial_scale: Any, rules: Rules, dynamic_growth_steps: Any) -> LossScale:

@@ -81,16 +81,26 @@ class LossScaleOptimizer(
         return self._optimizer.compute_gradients(loss, variables, tape)
 
     def _reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
-        usual = tf_keras.optimizers.Optimizer.aggregate_gradients
-        if type(self._optimizer).aggregate_gradients is usual:
+        if not self._aggregates_itself():
             return super()._reduce(gradients, variables)
         present = [(g, v) for g, v in zip(gradients, variables) if g is not None]
-        reduced = iter(self._optimizer.aggregate_gradients(present))
+        reduced = iter(self.aggregate_gradients(present))
         return [None if g is None else next(reduced)[0] for g in gradients]
 
+    def _aggregates_itself(self) -> bool:
+        """Whether the inner optimizer, or a class derived from this one, sums over workers that no strategy knows."""
+        return (
+            type(self).aggregate_gradients is not LossScaleOptimizer.aggregate_gradients
+            or type(self._optimizer).aggregate_gradients is not tf_keras.optimizers.Optimizer.aggregate_gradients
+        )
+
     def _apply_reduced(self, grads_and_vars: list[tuple[Any, Any]], **kwargs: Any) -> Any:
+        inner = self._optimizer
         with self._own_copies():
-            return self._optimizer.apply_gradients(grads_and_vars, skip_gradients_aggregation=True, **kwargs)
+            if self._inner_takes("skip_gradients_aggregation"):
+                return inner.apply_gradients(grads_and_vars, skip_gradients_aggregation=True, **kwargs)
+            with strategies.overriding(inner, aggregate_gradients=list):
+                return inner.apply_gradients(grads_and_vars, **kwargs)
 
     def _advance_iterations(self) -> Any:
         with self._own_copies():

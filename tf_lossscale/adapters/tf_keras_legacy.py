@@ -89,10 +89,11 @@ class LossScaleOptimizer(
 
     def _apply_reduced(self, grads_and_vars: list[tuple[Any, Any]], **kwargs: Any) -> Any:
         inner = self._optimizer
+        takes = self._inner_takes("experimental_aggregate_gradients")
         with self._own_copies():
-            if not isinstance(tf.distribute.get_strategy(), _ALWAYS_AGGREGATING):
+            if takes and not isinstance(tf.distribute.get_strategy(), _ALWAYS_AGGREGATING):
                 return inner.apply_gradients(grads_and_vars, experimental_aggregate_gradients=False, **kwargs)
-            with strategies.overriding(inner, gradient_aggregator=list):
+            with strategies.overriding(inner, _transform_unaggregated_gradients=list, _aggregate_gradients=list):
                 return inner.apply_gradients(grads_and_vars, **kwargs)
 
     def _advance_iterations(self) -> Any:
