@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import types
 
 from tf_lossscale import import_hooks
@@ -27,5 +28,6 @@ def _register(library: str) -> None:
         from tf_lossscale.legacy import experimental
 
         experimental.register(library)
+        importlib.import_module(f"tf_lossscale.optimizers.{'keras3' if library == 'keras' else library}")
     except (AttributeError, ImportError, TypeError) as error:  # or the user's `import keras` would fail
         logging.warning("Optimizers of %s cannot be wrapped by tf_lossscale: %s", library, error)

@@ -2,12 +2,15 @@
 
 import numpy as np
 import tensorflow as tf
+import tf_keras
 
 from tests.conformance import recordings
-from tf_lossscale.optimizers import keras3, tf_keras
+from tf_lossscale.optimizers import keras3
+from tf_lossscale.optimizers import tf_keras as tf_keras_twin
 
 RECORDED = recordings.load("torch_adafactor")
-LIBRARIES = {"keras3": keras3.Adafactor, "tf_keras": tf_keras.Adafactor}
+LIBRARIES = {"keras3": keras3.Adafactor, "tf_keras": tf_keras_twin.Adafactor}
+KERAS = {"keras3": tf.keras, "tf_keras": tf_keras}
 PROBES = RECORDED["api_probes"]
 array = recordings.array
 

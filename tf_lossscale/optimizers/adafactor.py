@@ -22,8 +22,8 @@ def _option(name: str) -> property:
 
     def write(self: Any, value: Any) -> None:
         if self._groups:
-            # The first: Keras's way of saying that there is none. The second: Keras makes a list of its own of it.
-            value = {"weight_decay": 0.0 if value is None else value, "eps": value and tuple(value)}.get(name, value)
+            if name == "weight_decay" and value is None:
+                value = 0.0  # None is Keras's way of saying that there is none
             self._set_for_all(name, value)
 
     return property(read, write, doc=f"`{name}` of the first group; setting it sets all groups without their own.")

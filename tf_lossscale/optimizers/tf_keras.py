@@ -85,6 +85,7 @@ class Adafactor(AdafactorBase, tf_keras.optimizers.Optimizer):
         given = self._prepare(params, options)
         kwargs = {"name": "Adafactor", "jit_compile": False, **kwargs}
         super().__init__(weight_decay=weight_decay, **kwargs)
+        self._rates: list[Any] = []  # of all groups; what tf.train.Checkpoint finds them by
         for group in given:
             self._add_group(group)
 
@@ -104,7 +105,9 @@ class Adafactor(AdafactorBase, tf_keras.optimizers.Optimizer):
         if self._mesh:
             return self._build_learning_rate(value)
         with tf.init_scope():
-            return tf.Variable(value, name="learning_rate", dtype=tf.float64, trainable=False)
+            rate = tf.Variable(value, name="learning_rate", dtype=tf.float64, trainable=False)
+        self._rates.append(rate)
+        return rate
 
     def _new_moment(self, variable: Any, name: str, shape: Sequence[int], dtype: tf.DType) -> Any:
         return self.add_variable_from_reference(variable, name, shape=shape)

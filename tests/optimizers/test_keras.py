@@ -1,0 +1,385 @@
+"""Adafactor is an optimizer of its Keras like any other: fit, schedules, configs, files, checkpoints, strategies."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import strategies
+from tests.optimizers.recorded import KERAS, LIBRARIES
+from tf_lossscale import LossScaleOptimizer, optimizers
+
+libraries = pytest.mark.parametrize("library", LIBRARIES)
+
+
+def data(n=64):
+    x = np.random.default_rng(0).normal(size=(n, 4)).astype("float32")
+    return x, x.sum(axis=1, keepdims=True)
+
+
+def model_of(library, policy="float32"):
+    keras = KERAS[library]
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input((4,)),
+            layers.Dense(8, activation="tanh", dtype=policy),
+            layers.Dense(1, dtype=policy),
+            layers.Activation("linear", dtype="float32"),
+        ]
+    )
+
+
+def fit(model, epochs=1, **kwargs):
+    return model.fit(*data(), batch_size=16, epochs=epochs, shuffle=False, verbose=0, **kwargs).history["loss"]
+
+
+def two_groups(make, variables, **kwargs):
+    kernels, biases = ([v for v in variables if len(v.shape) == rank] for rank in (2, 1))
+    return make([{"params": kernels, "weight_decay": 0.1}, {"params": biases, "lr": 0.02, "d": 2.0}], lr=0.05, **kwargs)
+
+
+def step(optimizer, variables, seed=0):
+    rng = np.random.default_rng(seed)
+    optimizer.apply_gradients([(tf.constant(rng.normal(size=v.shape), v.dtype), v) for v in variables])
+
+
+def weights(seed=1):
+    rng = np.random.default_rng(seed)
+    return [tf.Variable(rng.normal(size=size).astype("float32")) for size in ((4, 3), (3,), (3, 2), (2,))]
+
+
+def assert_equal(some, others):
+    for a, b in zip(some, others):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_the_class_by_the_short_name_is_that_of_tensorflows_own_keras():
+    assert optimizers.Adafactor is LIBRARIES["keras3"]
+    assert issubclass(LIBRARIES["keras3"], KERAS["keras3"].optimizers.Optimizer)
+    assert issubclass(LIBRARIES["tf_keras"], KERAS["tf_keras"].optimizers.Optimizer)
+    assert {"Adafactor", "keras3", "tf_keras"} <= set(dir(optimizers))
+
+
+@libraries
+@pytest.mark.parametrize("how", [{"run_eagerly": True}, {"jit_compile": False}, {"jit_compile": True}], ids=str)
+def test_fit_learns(library, how):
+    model = model_of(library)
+    model.compile(LIBRARIES[library](lr=0.05), "mse", **how)
+    losses = fit(model, epochs=5)
+    assert losses[-1] < 0.5 * losses[0]
+    assert int(model.optimizer.iterations) == 20
+
+
+@libraries
+def test_a_matrix_has_as_much_state_as_it_has_rows_and_columns(library):
+    variable = tf.Variable(tf.zeros([1000, 500]))
+    optimizer = LIBRARIES[library]([variable])
+    optimizer.build([variable])
+    state = optimizer.variables if library == "keras3" else optimizer.variables()
+    # One each for the number of the matrix's steps and iterations; Keras 3 lists the learning rate too.
+    assert sum(v.shape.num_elements() for v in map(tf.convert_to_tensor, state)) == 1000 + 500 + 2 + (
+        library == "keras3"
+    )
+
+
+@libraries
+def test_a_schedule_is_followed_by_each_group(library):
+    schedule = KERAS[library].optimizers.schedules.PiecewiseConstantDecay([0, 1], [0.5, 0.25, 0.0])
+    first, second = tf.Variable([4.0]), tf.Variable([4.0])
+    optimizer = LIBRARIES[library]([{"params": [first]}, {"params": [second], "lr": 0.125}], lr=schedule)
+    values = []
+    for _ in range(3):
+        optimizer.apply_gradients([(tf.constant([1.0]), first), (tf.constant([1.0]), second)])
+        values.append((first.numpy().item(), second.numpy().item()))
+    assert values[0] == (2.0, 3.5)
+    assert values[1][0] == 1.5
+    assert values[2][0] == 1.5
+    assert values[2][1] < values[1][1]
+
+
+@libraries
+def test_callbacks_that_set_the_learning_rate_are_heard_in_fit(library):
+    model = model_of(library)
+    model.compile(LIBRARIES[library](lr=0.1), "mse")
+    before = [w.copy() for w in model.get_weights()]
+    fit(model, epochs=2, callbacks=[KERAS[library].callbacks.LearningRateScheduler(lambda epoch: 0.0)])
+    assert_equal(before, model.get_weights())
+    assert float(model.optimizer.learning_rate) == model.optimizer.lr == 0.0
+
+
+@libraries
+def test_a_new_learning_rate_is_heard_in_a_traced_function_without_another_trace(library):
+    variable, traces = tf.Variable([4.0]), []
+    optimizer = LIBRARIES[library]([variable], lr=0.5)
+    optimizer.build([variable])
+
+    @tf.function
+    def train():
+        traces.append(1)
+        optimizer.apply_gradients([(tf.constant([1.0]), variable)])
+
+    train()
+    assert variable.numpy() == 2.0
+    optimizer.param_groups[0]["lr"] = 0.25
+    train()
+    assert variable.numpy() == 1.5
+    optimizer.learning_rate = 0.0
+    train()
+    assert variable.numpy() == 1.5
+    assert len(traces) == 1
+
+
+@libraries
+def test_options_can_be_set_and_apply_to_the_groups_that_have_none_of_their_own(library):
+    variables = weights()
+    optimizer = two_groups(LIBRARIES[library], variables)
+    optimizer.weight_decay = 0.5
+    optimizer.d = 3.0
+    optimizer.learning_rate = 0.5
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.5, 0.5]
+    assert [group["d"] for group in optimizer.param_groups] == [3.0, 2.0]
+    assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.02]
+    with pytest.raises(ValueError, match="`d`"):
+        optimizer.d = 0.1
+    optimizer.weight_decay = None
+    assert optimizer.weight_decay == 0.0
+
+
+@libraries
+@pytest.mark.parametrize("grouped", [False, True], ids=["one group", "two groups"])
+def test_a_config_makes_an_optimizer_that_takes_the_same_steps(library, grouped):
+    make = LIBRARIES[library]
+    schedule = KERAS[library].optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
+    options = {
+        "beta2_decay": -0.5,
+        "eps": (1e-3, 1e-2),
+        "d": 1.5,
+        "weight_decay": 0.1,
+        "maximize": True,
+        "clipnorm": 1.0,
+    }
+    a, b = weights(), weights()
+    original = two_groups(make, a, clipnorm=1.0) if grouped else make(lr=schedule, **options)
+    original.build(a)
+    config = original.get_config()
+    again = make.from_config(config)
+    assert again.get_config() == config
+    again.build(b)
+    for seed in range(3):
+        step(original, a, seed)
+        step(again, b, seed)
+    assert_equal(a, b)
+    assert not np.array_equal(a[0], weights()[0])
+    assert [group["lr"] for group in again.param_groups[1:]] == [0.02] * grouped
+
+
+@libraries
+@pytest.mark.parametrize("grouped", [False, True], ids=["one group", "two groups"])
+def test_a_saved_model_goes_on_where_it_was(library, grouped, tmp_path):
+    make, model = LIBRARIES[library], model_of(library)
+    optimizer = two_groups(make, model.trainable_variables) if grouped else make(lr=0.05, weight_decay=0.1)
+    model.compile(optimizer, "mse")
+    fit(model, epochs=2)
+    model.save(tmp_path / "model.keras")
+    loaded = KERAS[library].models.load_model(tmp_path / "model.keras")
+    assert type(loaded.optimizer) is make
+    assert int(loaded.optimizer.iterations) == 8
+    assert loaded.optimizer.get_config() == model.optimizer.get_config()
+    fit(model)
+    fit(loaded)
+    assert_equal(model.get_weights(), loaded.get_weights())
+
+
+@libraries
+def test_a_checkpoint_goes_on_where_it_was(library, tmp_path):
+    make = LIBRARIES[library]
+
+    def new(seed):
+        variables = weights(seed)
+        optimizer = two_groups(make, variables)
+        optimizer.build(variables)
+        return tf.train.Checkpoint(optimizer=optimizer, weights=variables), optimizer, variables
+
+    checkpoint, optimizer, variables = new(1)
+    for seed in range(3):
+        step(optimizer, variables, seed)
+    optimizer.param_groups[1]["lr"] = 0.01
+    path = checkpoint.write(str(tmp_path / "ckpt"))
+    other, restored, others = new(2)
+    other.read(path).assert_consumed()
+    assert restored.param_groups[1]["lr"] == 0.01
+    step(optimizer, variables, 3)
+    step(restored, others, 3)
+    assert_equal(variables, others)
+    assert int(restored.iterations) == 4
+
+
+@libraries
+@pytest.mark.parametrize("name", ["one_device", "mirrored_2", "central_storage"])
+@pytest.mark.parametrize("scaled", [False, True], ids=["bare", "in LossScaleOptimizer"])
+def test_a_step_over_replicas_is_a_step_over_the_whole_batch(library, name, scaled):
+    strategy = strategies.get(name)
+    make = LIBRARIES[library]
+    parts = [
+        np.random.default_rng(i).normal(size=(4, 3)).astype("float32") for i in range(strategy.num_replicas_in_sync)
+    ]
+    alone = tf.Variable(tf.ones([4, 3]))
+    reference = make(lr=0.05)
+    with strategy.scope():
+        shared = tf.Variable(tf.ones([4, 3]))
+        optimizer = make(lr=0.05)
+        optimizer = LossScaleOptimizer(optimizer, initial_scale=8.0) if scaled else optimizer
+        optimizer.build([shared]) if not scaled else optimizer.inner_optimizer.build([shared])
+    gradients = strategy.experimental_distribute_values_from_function(
+        lambda context: tf.constant(parts[context.replica_id_in_sync_group])
+    )
+
+    @tf.function
+    def train(gradient):
+        if scaled:
+            optimizer.get_scaled_loss(tf.constant(0.0))
+            (gradient,) = optimizer.get_unscaled_gradients([gradient * optimizer.loss_scale])
+        optimizer.apply_gradients([(gradient, shared)])
+
+    for _ in range(3):
+        strategy.run(train, args=(gradients,))
+        reference.apply_gradients([(tf.constant(sum(parts)), alone)])
+    np.testing.assert_allclose(shared.numpy(), alone.numpy(), rtol=2e-6)
+
+
+@libraries
+def test_inside_the_loss_scale_a_step_is_the_same_and_an_overflow_leaves_no_trace(library):
+    make = LIBRARIES[library]
+    a, b = weights(), weights()
+    bare, inner = two_groups(make, a), two_groups(make, b)
+    wrapper = LossScaleOptimizer(inner, initial_scale=1024.0)
+
+    @tf.function
+    def scaled_step(gradients):
+        wrapper.scale_loss(tf.constant(0.0))
+        wrapper.apply(gradients, b)
+
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        gradients = [tf.constant(rng.normal(size=v.shape), tf.float32) for v in a]
+        if seed in (0, 2):
+            before = [v.numpy() for v in b], inner.state_dict()
+            scaled_step([g * np.inf for g in gradients])
+            assert_equal(before[0], b)
+            np.testing.assert_equal(inner.state_dict()["state"], before[1]["state"])
+        bare.apply_gradients(zip(gradients, a))
+        scaled_step([g * wrapper.loss_scale for g in gradients])
+        assert_equal(a, b)
+    assert float(wrapper.loss_scale) == 256.0
+    assert wrapper.beta2_decay == -0.8
+
+
+@libraries
+def test_fit_in_mixed_precision_with_the_loss_scale_learns_and_is_saved(library, tmp_path):
+    model = model_of(library, "mixed_float16")
+    model.compile(LossScaleOptimizer(LIBRARIES[library](lr=0.05), initial_scale=2.0**24), "mse")
+    losses = fit(model, epochs=8)
+    assert losses[-1] < 0.5 * losses[0]
+    assert int(model.optimizer.skipped_steps) > 0
+    model.save(tmp_path / "model.keras")
+    loaded = KERAS[library].models.load_model(tmp_path / "model.keras")
+    assert float(loaded.optimizer.loss_scale) == float(model.optimizer.loss_scale)
+    fit(model)
+    fit(loaded)
+    assert_equal(model.get_weights(), loaded.get_weights())
+
+
+@libraries
+@pytest.mark.parametrize("option", [{"clipnorm": 0.1}, {"clipvalue": 0.1}, {"global_clipnorm": 0.1}], ids=str)
+def test_the_librarys_clipping_acts_on_the_gradient_first(library, option):
+    # The first step is the gradient's sign whatever its size; the next ones weigh the gradients of before.
+    runs = []
+    for kwargs in ({}, option):
+        variables = weights()
+        optimizer = LIBRARIES[library](lr=0.1, **kwargs)
+        step(optimizer, variables, 0)
+        optimizer.apply_gradients([(0.01 * tf.ones(v.shape), v) for v in variables])
+        runs.append(variables)
+    assert np.abs(runs[0][0] - runs[1][0]).max() > 1e-3
+
+
+@libraries
+def test_the_moving_average_of_the_library_works(library):
+    variables = weights()
+    optimizer = LIBRARIES[library](lr=0.1, use_ema=True, ema_momentum=0.5)
+    step(optimizer, variables)
+    moved = [v.numpy() for v in variables]
+    optimizer.finalize_variable_values(variables)
+    for start, after, average in zip(weights(), moved, variables):
+        assert not np.array_equal(after, start)
+        assert np.isfinite(average).all()
+
+
+def test_keras_3_averages_the_gradients_of_several_steps():
+    make = LIBRARIES["keras3"]
+    a, b = weights(), weights()
+    optimizer, reference = make(lr=0.1, gradient_accumulation_steps=2), make(lr=0.1)
+    for gradients in ([tf.ones(v.shape) * 1.0 for v in a], [tf.ones(v.shape) * 3.0 for v in a]):
+        before = [v.numpy() for v in a]
+        optimizer.apply_gradients(zip(gradients, a))
+    assert_equal(before, weights())
+    reference.apply_gradients([(tf.ones(v.shape) * 2.0, v) for v in b])
+    for x, y in zip(a, b):
+        np.testing.assert_allclose(x, y, rtol=1e-6)
+
+
+@libraries
+def test_variables_that_are_excluded_from_weight_decay_do_not_decay(library):
+    variables = weights()
+    make = LIBRARIES[library]
+    optimizer = make(lr=0.1, weight_decay=0.5)
+    optimizer.exclude_from_weight_decay(var_list=[variables[0]])
+    optimizer.build(variables)
+    optimizer.apply_gradients([(tf.zeros(v.shape), v) for v in variables])
+    np.testing.assert_array_equal(variables[0], weights()[0])
+    np.testing.assert_allclose(variables[1], 0.95 * weights()[1].numpy(), rtol=1e-6)
+
+
+@libraries
+def test_foreach_says_once_what_memory_its_stacks_take(library, caplog):
+    caplog.set_level("INFO", logger="absl")
+    variables = [tf.Variable(tf.ones([64, 64])) for _ in range(32)] + [tf.Variable(tf.ones([8]))]
+    optimizer = LIBRARIES[library](variables, foreach=True)
+    step(optimizer, variables)
+    step(optimizer, variables)
+    (message,) = [r.getMessage() for r in caplog.records if "foreach" in r.getMessage()]
+    assert "33 parameters in 2 stacked updates" in message
+    assert "2.5 MiB" in message  # 32 * 64 * 64 numbers of 4 bytes, five times
+    assert "0.1 MiB" in message
+
+
+@libraries
+def test_a_variable_of_no_group_is_refused_with_what_to_do(library):
+    variable = tf.Variable([1.0])
+    optimizer = LIBRARIES[library]([tf.Variable([1.0])])
+    with pytest.raises(ValueError, match=r"no parameter group.*add_param_group"):
+        optimizer.build([variable])
+    optimizer.add_param_group({"params": [variable]})
+    optimizer.apply_gradients([(tf.constant([1.0]), variable)])
+    assert variable.numpy() < 1
+
+
+@pytest.mark.slow
+@libraries
+def test_a_saved_model_loads_where_only_the_package_was_imported(library, tmp_path):
+    model = model_of(library)
+    model.compile(LossScaleOptimizer(LIBRARIES[library](lr=0.05)), "mse")
+    fit(model)
+    model.save(tmp_path / "model.keras")
+    code = f"""
+import tf_lossscale
+import {"keras" if library == "keras3" else "tf_keras as keras"}
+model = keras.models.load_model({str(tmp_path / "model.keras")!r})
+print(type(model.optimizer.inner_optimizer).__module__, int(model.optimizer.iterations))
+"""
+    printed = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert printed.split() == [f"tf_lossscale.optimizers.{library}", "4"]
