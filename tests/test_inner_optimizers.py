@@ -88,6 +88,18 @@ def test_a_legacy_optimizer_makes_slots_for_the_variables_that_have_a_gradient(w
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=IDS)
+def test_building_again_leaves_scale_and_counter(family):
+    weight = tf.Variable(1.0)
+    optimizer = LossScaleOptimizer(family.adam(), initial_scale=8.0, dynamic_growth_steps=2)
+    for _ in range(3):
+        optimizer.apply_gradients([(tf.constant(1.0), weight)])
+    slots = len(optimizer.weights)
+    optimizer.build([weight])
+    assert (float(optimizer.loss_scale), int(optimizer.dynamic_counter)) == (16.0, 1)
+    assert len(optimizer.weights) == slots
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=IDS)
 def test_iterations_are_set_to_a_number_at_any_time(family):
     weight = tf.Variable(1.0)
     optimizer = LossScaleOptimizer(family.sgd())

@@ -372,6 +372,12 @@ def test_minimize_returns_and_takes_what_the_documentation_says(family):
     ((gradient, variable),) = optimizer.compute_gradients(lambda: 3.0 * weight, [weight])
     assert gradient.numpy() == 3.0
     assert variable is weight
+    for variables in (iter([weight]), lambda: weight, lambda: (weight,)):
+        before = weight.numpy()
+        with tf.GradientTape() as tape:
+            loss = 1.0 * weight
+        optimizer.minimize(loss, variables, tape=tape)
+        assert weight.numpy() == before - 0.5
 
 
 def test_legacy_graphs_with_tf_keras_legacy_optimizers():
