@@ -66,9 +66,7 @@ def inner_arguments(draw, peer, name):
     arguments = {"learning_rate": rate}
     if name == "SGD":
         arguments["momentum"] = draw(st.sampled_from([0.0, 0.9]))
-    arguments.update(
-        draw(st.sampled_from([{}, {}, {"clipnorm": 0.5}, {"clipvalue": 0.25}, {"global_clipnorm": 0.5}]))
-    )
+    arguments.update(draw(st.sampled_from([{}, {}, {"clipnorm": 0.5}, {"clipvalue": 0.25}, {"global_clipnorm": 0.5}])))
     if peer.optimizers is not tf_keras.optimizers.legacy:
         arguments.update(draw(st.sampled_from([{}, {"weight_decay": 0.01}])))
     return arguments
