@@ -131,6 +131,20 @@ def test_a_file_that_does_not_parse_is_an_error_that_says_so(source):
         migrate(source)
 
 
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (b"x = 1\nprint 'Python 2'\n", r"print.*\(line 2\)"),
+        (b"x = 1\ntry:\n    x\nexcept Exception, e:\n    print `e`\n", r"\(line [45]\)"),
+        (b"if 1:\n        a = 1\n\tb = 2\n", r"inconsistent use of tabs.*\(line 3\)"),
+        (b"x = 1\n%matplotlib inline\n", r"invalid syntax \(line 2\)"),
+    ],
+)
+def test_what_does_not_parse_is_said_as_python_says_it_with_the_line(source, said):
+    with pytest.raises(ValueError, match=said):
+        migrate(source)
+
+
 def test_a_todo_of_an_earlier_run_is_found_again_when_its_cause_is_not():
     source = b"# TODO(tf-lossscale): look at this.\nx = 1\n"
     outcome = migrate(source)

@@ -36,6 +36,16 @@ def test_a_file_that_is_named_is_taken_whatever_it_is_called_and_only_once(tmp_p
     assert files.find(named) == named[:2]
 
 
+def test_a_notebook_with_old_names_is_reported_and_left(tmp_path):
+    content = b'{"cells": [{"source": ["opt = mixed_precision.LossScaleOptimizer(opt)"]}]}'
+    write(tmp_path, ["train.ipynb"], content)
+    write(tmp_path, ["plain.ipynb"], b'{"cells": []}')
+    plain, train = files.run(files.find([str(tmp_path)]), write=True)
+    assert (plain.status, train.status) == (report.UNCHANGED, report.ERROR)
+    assert "nbconvert" in train.error
+    assert (tmp_path / "train.ipynb").read_bytes() == content
+
+
 def test_a_missing_path_is_an_error_that_names_it(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere"):
         files.find([str(tmp_path / "nowhere")])
@@ -57,6 +67,15 @@ def test_write_keeps_permissions_and_leaves_nothing_else_behind(tmp_path):
     assert (tmp_path / "a.py").read_bytes() == NEW
     assert stat.S_IMODE((tmp_path / "a.py").stat().st_mode) == 0o751
     assert os.listdir(tmp_path) == ["a.py"]
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root writes others' files")
+def test_write_keeps_the_owner(tmp_path):
+    write(tmp_path, ["a.py"])
+    os.chown(tmp_path / "a.py", 12345, 54321)
+    (one,) = files.run([str(tmp_path / "a.py")], write=True)
+    after = (tmp_path / "a.py").stat()
+    assert (one.status, after.st_uid, after.st_gid) == (report.CHANGED, 12345, 54321)
 
 
 def test_a_named_link_stays_a_link_and_its_file_is_changed(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import warnings
 from collections.abc import Collection
 from typing import NamedTuple
 
@@ -71,7 +73,7 @@ def one_pass(source: bytes, known: Known | None = None, requested: Collection[st
         module = cst.parse_module(source)
         unchanged = module.bytes == source
     except (cst.ParserSyntaxError, SyntaxError, UnicodeError, LookupError, RecursionError) as error:
-        raise ValueError(f"does not parse: {_first_line(error)}") from error
+        raise ValueError(f"does not parse: {_first_line(_as_python_says_it(source) or error)}") from error
     if not unchanged:
         raise ValueError("cannot be written back as it is: its bytes are not those of its text")
     # One tree may hold a node twice where there is no whitespace, and metadata needs each to be itself.
@@ -113,7 +115,18 @@ def _left_by_an_earlier_run(resolver: Resolver, edits: Edits) -> list[Finding]:
     return sorted(findings)
 
 
+def _as_python_says_it(source: bytes) -> Exception | None:
+    """Python's own error, which names the line and often the cause; None if it has none."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return error
+    return None
+
+
 def _first_line(error: Exception) -> str:
-    message = getattr(error, "message", None) or str(error) or type(error).__name__
+    message = getattr(error, "message", None) or getattr(error, "msg", None) or str(error) or type(error).__name__
     line = getattr(error, "raw_line", None) or getattr(error, "lineno", None)
     return f"{str(message).splitlines()[0]}" + (f" (line {line})" if line else "")

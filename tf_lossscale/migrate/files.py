@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import difflib
 import multiprocessing
 import os
@@ -15,6 +16,7 @@ from tf_lossscale.migrate import names, project, report
 from tf_lossscale.migrate.codemod import migrate
 
 _NEVER = ("__pycache__", "node_modules", "site-packages")
+_NOTEBOOK = ".ipynb"
 _FEW = 16  # starting processes costs more than this many files
 
 
@@ -30,7 +32,7 @@ class Job(NamedTuple):
 
 
 def find(paths: Iterable[str]) -> list[str]:
-    """Returns the Python files under the given paths, each once, sorted within a folder.
+    """Returns the Python files and notebooks under the given paths, each once, sorted within a folder.
 
     A file that is named is always taken. In folders are left out: hidden ones, virtual environments, `__pycache__`,
     `node_modules`, `site-packages`, and symbolic links (what they lead to is found where it is).
@@ -61,7 +63,7 @@ def _below(folder: str) -> Iterator[str]:
         folders[:] = sorted(name for name in folders if _is_source(root, name))
         for name in sorted(files):
             path = os.path.join(root, name)
-            if name.endswith((".py", ".pyi")) and not name.startswith(".") and not os.path.islink(path):
+            if name.endswith((".py", ".pyi", _NOTEBOOK)) and not name.startswith(".") and not os.path.islink(path):
                 yield path
 
 
@@ -140,6 +142,8 @@ def _migrate(job: Job) -> report.FileReport:
     try:
         with open(job.path, "rb") as file:
             old = file.read()
+        if job.path.endswith(_NOTEBOOK):
+            raise ValueError("is a notebook. Export it (jupyter nbconvert --to script) and migrate the script")
         new, findings = migrate(old, job.known, job.requested)
         if new == old:
             return report.FileReport(job.shown, report.UNCHANGED, findings)
@@ -172,10 +176,19 @@ def write_atomically(path: str, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         shutil.copymode(path, temporary)
+        _keep_owner(path, temporary)
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+def _keep_owner(path: str, temporary: str) -> None:
+    """Gives the new file the old one's owner, where the system knows owners and lets us."""
+    before, now = os.stat(path), os.stat(temporary)
+    if (before.st_uid, before.st_gid) != (now.st_uid, now.st_gid):
+        with contextlib.suppress(OSError):
+            os.chown(temporary, before.st_uid, before.st_gid)
 
 
 def _diff(path: str, old: bytes, new: bytes) -> str:
