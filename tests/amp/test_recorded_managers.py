@@ -180,6 +180,49 @@ def test_all_finite_as_recorded():
         amp.all_finite(tf.constant([1.0]))
 
 
+@pytest.mark.parametrize(
+    "inputs", [{"a": tf.constant(np.inf)}, [[1.0, [np.nan]]], (tf.ones(2), {"b": np.array([np.inf])})]
+)
+def test_all_finite_looks_into_structures(inputs):
+    assert not bool(amp.all_finite(inputs))
+
+
+@pytest.mark.parametrize("inputs", [None, 3, "ab", ["ab"]])
+def test_all_finite_refuses_what_holds_no_tensors(inputs):
+    with pytest.raises(TypeError, match="inputs"):
+        amp.all_finite(inputs)
+
+
+@pytest.mark.parametrize("method", ["scale", "unscale"])
+def test_what_cannot_be_scaled_is_refused_and_sparse_stays_sparse(method):
+    # An integer would be cut to zero; MindSpore refuses None with the same error.
+    scale = getattr(amp.StaticLossScaler(8.0), method)
+    for inputs in (None, [None], "x", tf.constant(1), (tf.ones(2), tf.constant(1))):
+        with pytest.raises(TypeError, match="inputs"):
+            scale(inputs)
+    factor = {"scale": 8.0, "unscale": 0.125}[method]
+    sparse = scale({"rows": tf.IndexedSlices(tf.constant([2.0]), tf.constant([7])), "number": 2.0})
+    assert sparse["rows"].values.numpy().tolist() == [2 * factor]
+    assert sparse["rows"].indices.numpy().tolist() == [7]
+    assert float(sparse["number"]) == 2 * factor
+
+
+@pytest.mark.parametrize("flag", [None, "x"])
+def test_a_flag_that_is_none_moves_nothing(flag):
+    scaler = amp.DynamicLossScaler(8, 2, 1)
+    with pytest.raises(TypeError, match="grads_finite"):
+        scaler.adjust(flag)
+    assert (float(scaler.scale_value), int(scaler.counter)) == (8.0, 0)
+
+
+def test_numbers_that_no_float_holds_are_refused():
+    for make in (amp.FixedLossScaleManager, amp.DynamicLossScaleManager, lambda v: amp.DynamicLossScaleManager(8, v)):
+        with pytest.raises(ValueError, match="finite number"):
+            make(10**400)
+    with pytest.raises(ValueError, match="scale_factor"):
+        amp.DynamicLossScaleUpdateCell(64.0, 0, 3)
+
+
 def test_a_loop_by_hand_follows_the_recorded_one():
     recorded = RECORDED["api_probes"]["training loop with amp.DynamicLossScaler(64, 2, 3) and SGD(0.1)"]["ok"]
     scaler = amp.DynamicLossScaler(64, 2, 3)

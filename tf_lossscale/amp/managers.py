@@ -91,8 +91,10 @@ class DynamicLossScaleManager(LossScaleManager):
         self.scale_factor: Any = scale_factor
         if not isinstance(scale_factor, numbers.Real) or isinstance(scale_factor, bool):
             raise TypeError(f"`scale_factor` must be a number, but got: {scale_factor!r}. The usual value is 2.")
-        if not self.scale_factor > 0 or not math.isfinite(self.scale_factor):
-            raise ValueError(f"`scale_factor` must be above 0, but got: {scale_factor!r}. The usual value is 2.")
+        if not self.scale_factor > 0 or not _is_finite(self.scale_factor):
+            raise ValueError(
+                f"`scale_factor` must be a finite number above 0, but got: {scale_factor!r}. The usual value is 2."
+            )
         self.scale_window = whole_above_zero("scale_window", scale_window)
         self.increase_ratio = self.scale_factor
         self.decrease_ratio = 1 / self.scale_factor
@@ -179,8 +181,11 @@ class DynamicLossScaleUpdateCell(tf.Module):
 
     Args:
         loss_scale_value: the scale to start with.
-        scale_factor: what the scale is multiplied or divided by.
+        scale_factor: what the scale is multiplied or divided by, above 0.
         scale_window: whole number of good steps in a row after which the scale grows.
+
+    Raises:
+        ValueError: `scale_factor` is not above 0.
     """
 
     minimum_loss_scale = 1.0
@@ -189,6 +194,8 @@ class DynamicLossScaleUpdateCell(tf.Module):
         super().__init__()
         self.loss_scale_value = loss_scale_value
         self.scale_factor = float(scale_factor)
+        if not self.scale_factor > 0:
+            raise ValueError(f"`scale_factor` must be above 0, but got: {scale_factor!r}. The usual value is 2.")
         self.scale_window = int(scale_window)
         self.cur_iter = tf.Variable(1, trainable=False, dtype=tf.int64, name="cur_iter")
         self.last_overflow_iter = tf.Variable(0, trainable=False, dtype=tf.int64, name="last_overflow_iter")
@@ -250,6 +257,13 @@ def _rules(scale_factor: Any, scale_window: int) -> Rules:
 def _scale(name: str, value: Any) -> Any:
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
         raise TypeError(f"`{name}` must be a number, but got: {value!r} of type {type(value).__name__}.")
-    if not math.isfinite(value) or value < 1:
+    if not _is_finite(value) or value < 1:
         raise ValueError(f"`{name}` must be a finite number of at least 1, but got: {value!r}.")
     return value
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an int that no float holds
+        return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -19,20 +20,23 @@ def all_finite(inputs: Any) -> tf.Tensor:
     False
 
     Args:
-        inputs: a list or tuple of tensors or IndexedSlices; None is skipped.
+        inputs: a list, tuple or dict of tensors or IndexedSlices, nested or not; None is skipped.
 
     Returns:
         A bool scalar tensor.
 
     Raises:
-        TypeError: `inputs` is a single tensor.
+        TypeError: `inputs` is a single tensor, or no structure of tensors.
 
     Source: MindSpore, `mindspore.amp.all_finite`.
     """
-    if tf.is_tensor(inputs) or isinstance(inputs, tf.IndexedSlices):
+    if tf.is_tensor(inputs) or isinstance(inputs, (tf.Variable, tf.IndexedSlices)):
         raise TypeError("`inputs` must be a list or tuple of tensors, but got a single tensor. Pass [tensor].")
-    tensors = [t if isinstance(t, tf.IndexedSlices) or t is None else tf.convert_to_tensor(t) for t in inputs]
-    return finite.all_finite([t for t in tensors if t is None or t.dtype.is_floating])
+    if not isinstance(inputs, Iterable) or isinstance(inputs, (str, bytes)):
+        raise TypeError(f"`inputs` must be a list or tuple of tensors, but got: {inputs!r}.")
+    structure = inputs if isinstance(inputs, Mapping) else list(inputs)
+    tensors = [_as_tensor("inputs", t) for t in tf.nest.flatten(structure) if t is not None]
+    return finite.all_finite([t for t in tensors if t.dtype.is_floating])
 
 
 class StaticLossScaler(tf.Module):
@@ -60,23 +64,29 @@ class StaticLossScaler(tf.Module):
         """Returns the inputs times the scale.
 
         Args:
-            inputs: a floating tensor, or a nested structure of them.
+            inputs: a floating tensor or IndexedSlices, or a nested structure of them.
 
         Returns:
             The same structure; each tensor keeps its dtype.
+
+        Raises:
+            TypeError: one is None, or of no floating dtype.
         """
-        return tf.nest.map_structure(lambda x: x * tf.cast(self.scale_value, x.dtype), inputs)
+        return _times(inputs, self.scale_value)
 
     def unscale(self, inputs: Any) -> Any:
         """Returns the inputs divided by the scale.
 
         Args:
-            inputs: a floating tensor, or a nested structure of them.
+            inputs: a floating tensor or IndexedSlices, or a nested structure of them.
 
         Returns:
             The same structure; each tensor keeps its dtype.
+
+        Raises:
+            TypeError: one is None, or of no floating dtype.
         """
-        return tf.nest.map_structure(lambda x: x * tf.cast(1.0 / self.scale_value, x.dtype), inputs)
+        return _times(inputs, 1.0 / self.scale_value)
 
     def adjust(self, grads_finite: Any) -> bool:
         """Returns False: the scale is fixed.
@@ -127,11 +137,42 @@ class DynamicLossScaler(StaticLossScaler):
 
         Returns:
             True.
+
+        Raises:
+            TypeError: it is no bool or number.
         """
-        after = self._rules.next(tf.cast(grads_finite, tf.bool), Counts(self.scale_value, self.counter, 0))
+        after = self._rules.next(_flag(grads_finite), Counts(self.scale_value, self.counter, 0))
         self.scale_value.assign(after.scale)
         self.counter.assign(after.good)
         return True
+
+
+def _times(inputs: Any, factor: Any) -> Any:
+    def scaled(value: Any) -> Any:
+        tensor = _as_tensor("inputs", value)
+        if not tensor.dtype.is_floating:
+            raise TypeError(f"`inputs` must be floating tensors, but got one of {tensor.dtype.name}. Cast it first.")
+        if isinstance(tensor, tf.IndexedSlices):
+            values = tensor.values * tf.cast(factor, tensor.dtype)
+            return tf.IndexedSlices(values, tensor.indices, tensor.dense_shape)
+        return tensor * tf.cast(factor, tensor.dtype)
+
+    # IndexedSlices are leaves here: what is done to their indices is nothing.
+    return tf.nest.map_structure(scaled, inputs)
+
+
+def _as_tensor(name: str, value: Any) -> Any:
+    if isinstance(value, tf.IndexedSlices):
+        return value
+    if value is None or isinstance(value, (str, bytes)):
+        raise TypeError(f"`{name}` must be tensors, but got: {value!r}.")
+    return tf.convert_to_tensor(value)
+
+
+def _flag(value: Any) -> tf.Tensor:
+    if value is None or isinstance(value, (str, bytes)):
+        raise TypeError(f"`grads_finite` must be a bool scalar, but got: {value!r}.")
+    return tf.cast(value, tf.bool)
 
 
 def _scale_value(value: Any) -> float:
