@@ -90,7 +90,7 @@ class Configurable:
             ValueError: the config's loss scale is of an unknown class.
         """
         this: Any = cls
-        inner = _inner_of(config)
+        inner = inner_of(config)
         if not cls._is_adapter:
             family = registry.of_config(inner) if isinstance(inner, dict) else wrapping.adapter_of(inner)
             return wrapping.joined(this, family).from_config(config, custom_objects)
@@ -122,7 +122,7 @@ class Configurable:
         return new
 
 
-def _inner_of(config: Any) -> Any:
+def inner_of(config: Any) -> Any:
     """The inner optimizer in a config: its own config, or the object itself."""
     if not isinstance(config, dict):
         raise TypeError(f"`config` must be a dict, as get_config() returns it, but got: {config!r}.")

@@ -1,7 +1,7 @@
 """The texts that our errors share, and the checks of arguments that raise them.
 
 Every message names the argument, the value it got, what is allowed, and what to do.
-Only built-in exception classes are raised, so that old ``except ValueError`` code keeps working.
+What is raised is of built-in exception classes, so that old ``except ValueError`` code keeps working.
 """
 
 from __future__ import annotations
@@ -9,6 +9,16 @@ from __future__ import annotations
 import math
 import numbers
 from typing import Any
+
+
+class NotWrappable(TypeError, ValueError):
+    """What was to be wrapped is no optimizer, or a LossScaleOptimizer.
+
+    TensorFlow raised a ValueError for it up to 2.3 and a TypeError from 2.4 on: code that catches either goes on.
+
+    >>> issubclass(NotWrappable, TypeError), issubclass(NotWrappable, ValueError)
+    (True, True)
+    """
 
 
 def positive_number(name: str, value: Any, remedy: str) -> float:

@@ -6,7 +6,7 @@ import functools
 import weakref
 from typing import Any
 
-from tf_lossscale import registry
+from tf_lossscale import errors, registry
 
 # Optimizers that a wrapper already holds: checkpoints would mix up two wrappers of one optimizer.
 _wrapped: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -23,11 +23,11 @@ def adapter_of(inner_optimizer: Any) -> Any:
         inner_optimizer: what the user wants to wrap.
 
     Raises:
-        TypeError: it is of no known family, or scales losses itself.
+        NotWrappable: it is of no known family, or scales losses itself.
         ValueError: it is wrapped already.
     """
     if scales_losses(inner_optimizer):
-        raise TypeError(
+        raise errors.NotWrappable(
             f"LossScaleOptimizer cannot wrap another LossScaleOptimizer, but got: {inner_optimizer!r}. "
             "Wrap the optimizer that is inside it."
         )
@@ -38,7 +38,7 @@ def adapter_of(inner_optimizer: Any) -> Any:
         )
     adapter = registry.adapter_for(inner_optimizer)
     if adapter is None:
-        raise TypeError(
+        raise errors.NotWrappable(
             f'"inner_optimizer" must be an instance of an optimizer class, but got: {inner_optimizer!r}. '
             f"Accepted is {registry.ACCEPTED}."
         )

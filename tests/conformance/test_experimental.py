@@ -8,7 +8,8 @@ import tensorflow as tf
 import tf_keras
 
 from tests import strategies
-from tests.conformance import recordings, replay
+from tests.conformance import probes as calls
+from tests.conformance import recordings, replay, test_probes
 from tf_lossscale import legacy
 from tf_lossscale.legacy import experimental
 
@@ -283,3 +284,96 @@ def test_mirrored_replicas_agree_as_recorded(name):
         np.testing.assert_allclose(values(variable), recordings.array(expected["v"][i]), 1e-5, err_msg=f"step {i}")
         assert float(optimizer.loss_scale()) == float(expected["loss_scale"][i][0]), i
         assert values(optimizer.iterations) == [float(x) for x in expected["iterations"][i]], i
+
+
+class Bench(calls.Bench):
+    """The bench of the recorded calls, with the experimental wrapper."""
+
+    def __init__(self, recording):
+        super().__init__("lso_tf24")
+
+    def wrap(self, name="SGD", kwargs=None, initial_scale=8.0, dynamic_growth_steps=2000):
+        inner = getattr(self.optimizers, name)(**({"learning_rate": 0.1} if kwargs is None else kwargs))
+        return experimental.LossScaleOptimizer(inner, legacy.DynamicLossScale(initial_scale, dynamic_growth_steps))
+
+
+def with_multiplier_3(bench):
+    optimizer = experimental.LossScaleOptimizer(bench.optimizers.SGD(0.1), legacy.DynamicLossScale(8.0, 2, 3.0))
+    states = []
+    for factor in (1.0, 1.0, 1.0, np.inf, 1.0):
+        calls.apply(optimizer, [(bench.ones * factor, bench.v)])
+        counts = optimizer.loss_scale(), optimizer.dynamic_counter, optimizer.iterations
+        states.append([calls.values(bench.v), *map(float, counts)])
+    return states
+
+
+CALLS = {
+    "LSO()": lambda b: experimental.LossScaleOptimizer(),
+    "LSO(None)": lambda b: experimental.LossScaleOptimizer(None),
+    "LSO(3)": lambda b: experimental.LossScaleOptimizer(3, "dynamic"),
+    "LSO(SGD class)": lambda b: experimental.LossScaleOptimizer(b.optimizers.SGD, 8),
+    "LSO(SGD) without loss_scale": lambda b: experimental.LossScaleOptimizer(b.optimizers.SGD()),
+    "LSO(SGD, dynamic=True)": lambda b: experimental.LossScaleOptimizer(b.optimizers.SGD(), dynamic=True),
+    "nested LSO(LSO(SGD, 8), 4)": lambda b: experimental.LossScaleOptimizer(b.wrap(), 4),
+    "wrapping the same inner twice": lambda b: experimental.LossScaleOptimizer(b.wrap().inner_optimizer, 4),
+    "set wrapper.loss_scale = DynamicLossScale()": lambda b: calls.set_attribute(
+        b.wrap(), "loss_scale", legacy.DynamicLossScale()
+    ),
+    "multiplier 3: v, scale, good_steps, iterations per step": with_multiplier_3,
+    "get_unscaled_gradients(None)": lambda b: b.wrap().get_unscaled_gradients(None),
+    "get_unscaled_gradients([numpy])": lambda b: calls.recorded_gradients(
+        b.wrap(initial_scale=2.0), [np.ones(1, np.float32)]
+    ),
+}
+# Call -> our result or error, and why.
+DIFFERENT_CALLS = {
+    "IndexedSlices without dense_shape": ({"v": [0.9, 2.0], "scale": 8.0, "counter": 1.0}, "no dense shape is needed"),
+    "minimize(tensor, tape=tape)": ({"v": [0.8, 1.6], "scale": 8.0}, "every name has the arguments of 2.4"),
+    "minimize with grad_loss": ([0.4, 1.4], "the same"),
+    'learning_rate = "x"': (ValueError, "the setter says what a rate can be; the inner optimizer would fail later"),
+    "wrapper.beta_1 = 0.0 after first step (Adam)": (
+        {"after": [0.97735, 1.99735], "inner_beta_1": 0.0, "wrapper_beta_1": 0.0},
+        "hyperparameters reach the inner optimizer, as the documentation of 2.4 has it",
+    ),
+    "wrapper.momentum = 0.9 on SGD built without momentum": (
+        {"v_after_2_steps": [0.8, 1.8], "inner_momentum": 0.9},
+        "the same",
+    ),
+    "get_unscaled_gradients(?int tensor?)": (TypeError, "an integer gradient would be cut to zero"),
+    "get_scaled_loss(int tensor)": (TypeError, "an integer loss has no gradient"),
+    "apply_gradients wrong shape": (
+        (ValueError, tf.errors.InvalidArgumentError),
+        "an error of ours, before anything has changed",
+    ),
+    "from_config(None)": (TypeError, "says what a config is"),
+}
+ELSEWHERE = (
+    "LSO(SGD, loss_scale=*",  # the tests above
+    "state attributes, *",
+    "scale *",
+    "get_config*",
+    "round trip of *",
+    "custom LossScale subclass",  # tests/legacy/test_own_loss_scales.py
+    "compile(*",  # tests/legacy/test_install.py
+    "clipnorm inner",  # TAKEN_HERE
+    "set wrapper.clipnorm",
+    "mro",
+    "repr(wrapper)",
+    "isinstance of the optimizer base",
+    "get_scaled_loss(python float)",  # a number is made a tensor
+    "get_scaled_loss(None)",
+)
+
+
+@pytest.mark.parametrize("section", test_probes.TABLES)
+def test_calls_do_what_the_recorded_ones_did(section, monkeypatch):
+    monkeypatch.setattr(calls, "Bench", Bench)
+    monkeypatch.setattr(test_probes, "DIFFERENCES", {("*", probe): entry for probe, entry in DIFFERENT_CALLS.items()})
+    failures = []
+    for probe, recorded in RECORDED[section].items():
+        call = CALLS.get(probe) or test_probes.TABLES[section].get(probe)
+        if call is None:
+            assert any(fnmatch.fnmatchcase(probe, pattern) for pattern in ELSEWHERE), f"{probe} is left out"
+        elif failure := test_probes.check("tf23", probe, call, recorded):
+            failures.append(failure)
+    assert not failures, "\n".join(failures)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from tf_lossscale import registry, wrapping
+from tf_lossscale import configs, registry, wrapping
 from tf_lossscale.legacy import loss_scale as loss_scale_lib
 from tf_lossscale.legacy.faces import OldLossScaleOptimizer, inner_of
 from tf_lossscale.legacy.policy import config_of, policies_of
@@ -74,8 +74,8 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
         Returns:
             A new LossScaleOptimizer with a new inner optimizer.
         """
-        config = copy.deepcopy(config)
-        inner = config.pop("optimizer", None) or config.pop("inner_optimizer")
+        inner = copy.deepcopy(configs.inner_of(config))
+        config = copy.deepcopy({k: v for k, v in config.items() if k not in ("optimizer", "inner_optimizer")})
         of_inner: Any = cls if cls._is_adapter else registry.of_config(inner)
         optimizer = of_inner._deserialized_inner(inner, custom_objects)
         if "loss_scale" in config:
