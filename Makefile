@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: demo test lint doctest unit test-slow test-tpu bench docs-tables clean
+.PHONY: demo test lint doctest unit test-slow test-tpu bench docs docs-tables docs-plots clean
 
 ## Install the package and run the main job.
 demo: $(VENV)/.demo
@@ -36,12 +36,26 @@ test-tpu: $(VENV)/.tpu
 bench: $(VENV)/.test
 	$(BIN)/python benchmarks/steps.py
 
+## Build the documentation site into site/; a warning is an error.
+docs: export NO_MKDOCS_2_WARNING = 1
+docs: $(VENV)/.docs
+	$(BIN)/mkdocs build --strict
+
+## Draw the plots of docs/concepts.md anew.
+docs-plots: $(VENV)/.demo
+	$(BIN)/python docs/plots.py
+
 ## Write the tables of docs/migration.md anew, from the cases that the rewrite is tested with.
 docs-tables: $(VENV)/.test
 	$(BIN)/python -m tests.migrate.docs_table
 
 $(VENV)/.tpu: $(VENV)/.test
 	$(BIN)/python -m pip install -q -e '.[tpu-check]'
+	touch $@
+
+$(VENV)/.docs: setup.cfg pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -e '.[docs]'
 	touch $@
 
 clean:

@@ -1,0 +1,57 @@
+"""The documentation site: it builds without a warning, and nothing public is missing from it."""
+
+import importlib
+import pathlib
+import re
+import runpy
+import subprocess
+import sys
+
+import pytest
+
+from tf_lossscale import cli
+
+ROOT = pathlib.Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+
+
+def referenced():
+    """What the pages of the reference show."""
+    for page in (DOCS / "reference").glob("*.md"):
+        yield from re.findall(r"^::: (\S+)$", page.read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("room", ["", "amp", "legacy", "legacy.experimental", "migrate", "optimizers", "probability"])
+def test_every_public_name_is_in_the_reference(room):
+    name = ".".join(filter(None, ["tf_lossscale", room]))
+    homes = set(referenced())
+    module = importlib.import_module(name)
+    for public in module.__all__:
+        if not public.startswith("__"):
+            home = f"{getattr(module, public).__module__}.{public}"
+            assert name in homes or home in homes, f"write a line `::: {home}` into a page of docs/reference/"
+
+
+def test_every_command_is_in_the_reference():
+    page = (DOCS / "reference" / "command.md").read_text()
+    for command in cli._COMMANDS:
+        assert f"| `tf-lossscale {command}" in page, command
+
+
+def test_the_plots_show_what_the_text_says(tmp_path):
+    main = runpy.run_path(str(DOCS / "plots.py"))["main"]
+    zeros, skipped = main([str(tmp_path)])
+    assert zeros["without a scale"] > 0.9
+    assert zeros["with a scale of 2**15"] < 0.3
+    assert 5 < skipped < 20
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(p.name for p in (DOCS / "images").glob("*.svg"))
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning_and_shows_examples_as_code(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    page = (tmp_path / "reference" / "optimizer.html").read_text()
+    assert 'id="tf_lossscale.optimizer.LossScaleOptimizer.get_scaled_loss"' in page
+    assert "<blockquote>" not in page
