@@ -4,17 +4,14 @@ import argparse
 import pathlib
 
 import matplotlib
-
-matplotlib.use("svg")
-matplotlib.rcParams.update({"svg.hashsalt": "tf-lossscale", "font.size": 9, "figure.figsize": (7, 3)})
-
 import numpy as np
 import sklearn.datasets
 import tensorflow as tf
-from matplotlib import pyplot
+from matplotlib.figure import Figure
 
 import tf_lossscale
 
+STYLE = {"svg.hashsalt": "tf-lossscale", "font.size": 9, "figure.figsize": (7, 3)}
 WEIGHT = 1e-5  # of the loss, as one of several in a sum may have
 
 
@@ -55,7 +52,8 @@ def gradients(scale):
 
 def draw_gradients(path):
     """Draws how large gradients are, without and with a scale; returns the shares that are zero."""
-    figure, axes = pyplot.subplots(layout="constrained")
+    figure = Figure(layout="constrained")
+    axes = figure.subplots()
     zeros = {}
     for name, scale in (("without a scale", 1.0), ("with a scale of 2**15", 2.0**15)):
         values = gradients(scale)
@@ -67,7 +65,6 @@ def draw_gradients(path):
     axes.set(xlabel="log2 of the gradient's magnitude", ylabel="number of values")
     axes.legend()
     figure.savefig(path, metadata={"Date": None})
-    pyplot.close(figure)
     return zeros
 
 
@@ -88,13 +85,13 @@ def draw_scale(path, steps=300):
         step()
         if optimizer.last_step_skipped:
             skipped.append(i)
-    figure, axes = pyplot.subplots(layout="constrained")
+    figure = Figure(layout="constrained")
+    axes = figure.subplots()
     axes.step(range(steps), np.log2(scales), where="post", label="loss scale")
     axes.plot(skipped, np.log2(scales)[skipped], "x", color="tab:red", label=f"{len(skipped)} skipped steps")
     axes.set(xlabel="step", ylabel="log2 of the scale")
     axes.legend()
     figure.savefig(path, metadata={"Date": None})
-    pyplot.close(figure)
     return len(skipped)
 
 
@@ -104,7 +101,8 @@ def main(arguments=None):
     parser.add_argument("folder", nargs="?", type=pathlib.Path, default=pathlib.Path(__file__).parent / "images")
     folder = parser.parse_args(arguments).folder
     folder.mkdir(parents=True, exist_ok=True)
-    return draw_gradients(folder / "gradients.svg"), draw_scale(folder / "scale.svg")
+    with matplotlib.rc_context(STYLE):
+        return draw_gradients(folder / "gradients.svg"), draw_scale(folder / "scale.svg")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,20 @@
+"""For the site: a line `::: every name of MODULE` becomes the documentation of each public name, wherever it lives."""
+
+import importlib
+import re
+from typing import Any
+
+_EVERY_NAME = re.compile(r"^::: every name of (\S+)$", re.MULTILINE)
+
+
+def names_of(module_name: str) -> list[str]:
+    """The public classes and functions of a module, by the full names of their homes."""
+    module = importlib.import_module(module_name)
+    public = [getattr(module, name) for name in module.__all__ if not name.startswith("__")]
+    return [f"{each.__module__}.{each.__qualname__}" for each in public]
+
+
+def on_page_markdown(markdown: str, **kwargs: Any) -> str:
+    """Called by MkDocs for each page."""
+    del kwargs
+    return _EVERY_NAME.sub(lambda line: "\n\n".join(f"::: {name}" for name in names_of(line[1])), markdown)
