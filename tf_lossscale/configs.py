@@ -19,6 +19,8 @@ class Configurable:
     _is_adapter = False
     _optimizer: Any
     _loss_scale: Any
+    _diagnosis: Any
+    _on_floor: Any
     dynamic: Any
     initial_scale: Any
     dynamic_growth_steps: Any
@@ -46,13 +48,14 @@ class Configurable:
         (8.0, 2000)
 
         Returns:
-            A dict. Arguments that the original did not have are in it only if they are not at their defaults.
+            A dict. Arguments that the original did not have are in it only if they are not at their defaults. A
+            function given as `on_floor` is not in it.
         """
         scale: Any = self._loss_scale
         if not isinstance(scale, (DynamicLossScale, FixedLossScale)) and hasattr(scale, "get_config"):
             of_scale = {"class_name": type(scale).__name__, "config": scale.get_config()}
             return {"inner_optimizer": self._serialized_inner(), "loss_scale": of_scale}
-        config = {
+        config: dict[str, Any] = {
             "inner_optimizer": self._serialized_inner(),
             "dynamic": self.dynamic,
             "initial_scale": self.initial_scale,
@@ -60,6 +63,10 @@ class Configurable:
         }
         if not self.dynamic and self._loss_scale.may_skip:
             config["skip_overflow"] = True
+        if self._diagnosis is not None:
+            config["diagnose"] = True
+        if self._on_floor.action == "raise":  # a function is no plain value
+            config["on_floor"] = "raise"
         if self.dynamic:
             usual, rules = Rules(), self._loss_scale.rules
             for name in _BEYOND_THE_ORIGINAL:

@@ -69,6 +69,30 @@ def whole_number(name: str, value: Any, remedy: str) -> int:
     return int(number)
 
 
+def count(name: str, value: Any, remedy: str) -> int:
+    """Returns `value` as an int, or raises if it is no whole number of at least 0.
+
+    >>> count("skipped_steps", 0, "Pass 0.")
+    0
+
+    Args:
+        name: the argument's name, for the message.
+        value: what the caller passed.
+        remedy: a sentence that says what to pass instead.
+
+    Returns:
+        The value as a Python int.
+
+    Raises:
+        TypeError: `value` is not a number.
+        ValueError: `value` is negative or not whole.
+    """
+    number = _as_float(name, value, remedy)
+    if not math.isfinite(number) or number < 0 or number != int(number):
+        raise ValueError(f"`{name}` must be a whole number of at least 0, but got: {value!r}. {remedy}")
+    return int(number)
+
+
 def boolean(name: str, value: Any, remedy: str) -> bool:
     """Returns `value` if it is a Python bool, or raises.
 

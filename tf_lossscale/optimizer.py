@@ -14,10 +14,13 @@ from tf_lossscale import errors, options, wrapping
 from tf_lossscale.configs import Configurable
 from tf_lossscale.contract import Contract
 from tf_lossscale.core import foreign, replicas, scaling, strategies
+from tf_lossscale.core.diagnosis import Diagnosis
 from tf_lossscale.core.rules import Rules
 from tf_lossscale.core.state import DynamicLossScale, FixedLossScale, LossScale
+from tf_lossscale.floor import OnFloor
 from tf_lossscale.grads_and_vars import as_list, require_fitting, tensors_of, unzip
 from tf_lossscale.hyperparameters import Delegating
+from tf_lossscale.observing import Observable, names_of
 
 # AutoGraph leaves our code as it is, in a user's tf.function too: it is graph code already, and tracing is faster.
 _as_written = tf.autograph.experimental.do_not_convert
@@ -37,7 +40,7 @@ class CallableList(list):
         return self
 
 
-class LossScaleOptimizer(Delegating, Configurable):
+class LossScaleOptimizer(Delegating, Observable, Configurable):
     """Wraps an optimizer so that float16 gradients do not vanish: scales the loss, unscales the gradients.
 
     The step is skipped on every replica when any gradient on any replica overflowed, and the scale follows::
@@ -88,7 +91,12 @@ class LossScaleOptimizer(Delegating, Configurable):
         hysteresis: number of overflows it takes to lower the scale.
         min_scale: the scale is never lowered below this.
         max_scale: the scale never grows above this; None for float32's maximum.
-        loss_scale_manager: an object of `tf_lossscale.amp` that says all of the above instead.
+        on_floor: what happens, once, when 100 steps in a row were skipped and the scale is at `min_scale`: "warn",
+            "raise" (a FloatingPointError) or a function that is called with the optimizer. It is noticed by each step
+            in eager mode; else when `loss_scale` or `state()` is read, and at the end of `fit`.
+        diagnose: whether to note which variables' gradients overflow, for `overflow_report`, and the norm of all
+            gradients, in `gradient_norm`.
+        loss_scale_manager: an object of `tf_lossscale.amp` that says all of the above down to `max_scale` instead.
         **kwargs: Keras 3's `name, weight_decay, clipnorm, clipvalue, global_clipnorm, use_ema, ema_momentum,
             ema_overwrite_frequency, loss_scale_factor, gradient_accumulation_steps`: set on the inner optimizer.
 
@@ -129,6 +137,8 @@ class LossScaleOptimizer(Delegating, Configurable):
         hysteresis: int = 1,
         min_scale: float = 1.0,
         max_scale: float | None = None,
+        on_floor: Any = "warn",
+        diagnose: bool = False,
         loss_scale_manager: Any = None,
         **kwargs: Any,
     ):
@@ -144,9 +154,12 @@ class LossScaleOptimizer(Delegating, Configurable):
             loss_scale = _new_loss_scale(dynamic, initial_scale, rules, dynamic_growth_steps)
         else:
             loss_scale = _from_manager(loss_scale_manager, not dynamic or initial_scale or dynamic_growth_steps)
+        on_floor = OnFloor(on_floor)
+        diagnosis = _new_diagnosis(diagnose, loss_scale)
         chosen = self._checked_options(inner_optimizer, kwargs)
         # Past this line nothing raises: a failed construction leaves the inner optimizer as it was.
         self.__dict__.update(_optimizer=inner_optimizer, _scale=loss_scale, _contract=Contract(), _traced=False)
+        self.__dict__.update(_on_floor=on_floor, _diagnosis=diagnosis)
         loss_scale.prepare()
         self._adopt(chosen)
         wrapping.mark(inner_optimizer)
@@ -447,7 +460,14 @@ class LossScaleOptimizer(Delegating, Configurable):
         """The (gradient, variable) pairs of a scaled loss, by the inner optimizer's own method if it has one."""
         return list(zip(tape.gradient(loss, tensors_of(variables), grad_loss), variables))
 
-    def _step(
+    def _step(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> Any:
+        part = self._part(gradients, variables, **kwargs)
+        result = replicas.step(self._loss_scale, part)
+        if result is False:  # in eager mode only: the one that has the outcome at hand
+            self._on_floor.look(self, self._loss_scale)
+        return self._step_result(result)
+
+    def _part(
         self,
         gradients: list[Any],
         variables: list[Any],
@@ -456,30 +476,30 @@ class LossScaleOptimizer(Delegating, Configurable):
         aggregate: bool,
         count_skipped: bool,
         **kwargs: Any,
-    ) -> Any:
+    ) -> replicas.Part:
+        """What a step with these gradients is made of; the inner optimizer is complete then."""
         if not tf.executing_eagerly():
             self.__dict__["_traced"] = True
         all_variables = not self._slots_need_gradients
         self._build_inner([v for g, v in zip(gradients, variables) if all_variables or g is not None])
-        factor = self._factor() if scaled else None
-
-        def apply(reduced: list[Any]) -> Any:
-            return self._apply_reduced(list(zip(reduced, variables)), **kwargs)
-
-        def reduce(local: list[Any]) -> list[Any]:
-            return self._reduce(local, variables)
-
-        if factor is not None:
-            gradients = self._unscale(gradients, variables, factor)
-        result = replicas.step(
-            self._loss_scale,
+        if scaled:
+            gradients = self._unscale(gradients, variables, self._factor())
+        return replicas.Part(
             gradients,
-            aggregate=aggregate,
-            reduce=reduce,
-            apply=apply,
+            reduce=lambda local: self._reduce(local, variables),
+            apply=lambda reduced: self._apply_reduced(list(zip(reduced, variables)), **kwargs),
             skip=self._advance_iterations if count_skipped else tf.no_op,
+            aggregate=aggregate,
+            observe=self._observer(variables),
         )
-        return self._step_result(result)
+
+    def _observer(self, variables: list[Any]) -> Callable[..., Any] | None:
+        diagnosis = self._diagnosis
+        if diagnosis is None:
+            return None
+        names = names_of(variables)
+        diagnosis.prepare(names)
+        return lambda *outcome: diagnosis.record(names, *outcome)
 
     def _step_result(self, operation: Any) -> Any:
         """What `apply_gradients` returns: in a graph something to wait for."""
@@ -539,11 +559,6 @@ class LossScaleOptimizer(Delegating, Configurable):
         self.__dict__["_scale"] = scale
 
     @property
-    def loss_scale(self) -> tf.Tensor:
-        """The current loss scale, a float32 scalar tensor."""
-        return tf.convert_to_tensor(self._loss_scale())
-
-    @property
     def dynamic_counter(self) -> tf.Variable | None:
         """The number of finite steps since the scale last moved, an int64 variable; None if the scale is fixed."""
         return self._loss_scale.good_steps if self.dynamic else None
@@ -557,19 +572,6 @@ class LossScaleOptimizer(Delegating, Configurable):
     def dynamic_growth_steps(self) -> int | None:
         """The number of finite steps in a row after which the scale grows; None if the scale is fixed."""
         return self._loss_scale.rules.growth_steps if self.dynamic else None
-
-    @property
-    def last_step_skipped(self) -> Any:
-        """Whether the last step was skipped, a bool variable that can be read without waiting.
-
-        False if no step is ever skipped: with a fixed scale, unless its manager drops overflows.
-        """
-        return self._loss_scale.last_step_skipped if self._loss_scale.may_skip else False
-
-    @property
-    def skipped_steps(self) -> Any:
-        """The number of steps skipped by this object, an int64 variable; 0 if no step is ever skipped."""
-        return self._loss_scale.skipped_steps if self._loss_scale.may_skip else 0
 
     @property
     def iterations(self) -> Any:
@@ -645,7 +647,7 @@ class LossScaleOptimizer(Delegating, Configurable):
         )
 
     def __repr__(self) -> str:
-        scale = self.loss_scale
+        scale = tf.convert_to_tensor(self._loss_scale())
         shown = f"{scale.numpy().item():g}" if tf.executing_eagerly() else f"{self.initial_scale:g} at the start"
         kind = f"dynamic_growth_steps={self.dynamic_growth_steps}" if self.dynamic else "fixed"
         return f"<LossScaleOptimizer loss_scale={shown}, {kind}, inner_optimizer={type(self._optimizer).__name__}>"
@@ -668,6 +670,17 @@ def _new_loss_scale(dynamic: bool, initial_scale: Any, rules: Rules, dynamic_gro
             "A fixed scale does not grow."
         )
     return FixedLossScale(initial_scale)
+
+
+def _new_diagnosis(diagnose: Any, loss_scale: LossScale) -> Diagnosis | None:
+    if not errors.boolean("diagnose", diagnose, "Pass True to note which gradients overflow."):
+        return None
+    if not loss_scale.may_skip:
+        raise ValueError(
+            "`diagnose` cannot be True with a fixed scale, which looks at no gradient. Pass dynamic=True; to keep the "
+            "scale where it is, min_scale and max_scale may be the same."
+        )
+    return Diagnosis()
 
 
 def _from_manager(manager: Any, has_other_arguments: Any) -> LossScale:

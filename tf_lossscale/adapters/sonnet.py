@@ -10,6 +10,7 @@ import sonnet
 import tensorflow as tf
 
 from tf_lossscale import optimizer
+from tf_lossscale.core import replicas
 
 
 # Apart from the class below, since Sonnet's metaclass puts a name scope around each method that it finds in a class.
@@ -41,8 +42,8 @@ class _Wrapper(optimizer.LossScaleOptimizer):
     def _apply_takes_scaled(self) -> bool:
         return not self._contract.takes_unscaled_gradients() and super()._apply_takes_scaled()
 
-    def _step(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> Any:
-        return super()._step(gradients, variables, **{**kwargs, "aggregate": False})
+    def _part(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> replicas.Part:
+        return super()._part(gradients, variables, **{**kwargs, "aggregate": False})
 
     def _build_inner(self, variables: list[Any]) -> None:
         if hasattr(self._optimizer, "_initialize"):  # Sonnet makes moments on the first step, or when told so

@@ -119,6 +119,7 @@ class LossScaleOptimizer(
     def finalize_variable_values(self, var_list: list[Any]) -> None:
         """Overwrites the variables with their moving average, if the inner optimizer keeps one."""
         self._optimizer.finalize_variable_values(var_list)
+        self._on_floor.look(self, self._loss_scale)  # `fit` ends here
 
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
         """Excludes variables from the inner optimizer's weight decay; call it before `build`."""

@@ -29,6 +29,23 @@ def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
     return flags[0] if len(flags) == 1 else tf.reduce_all(tf.stack(flags))
 
 
+def kind(gradient: Any) -> tf.Tensor:
+    """Returns what is in a gradient: 0 if it is finite, NaN if it has one, else infinity.
+
+    >>> [kind(tf.constant([1.0, x])).numpy().item() for x in (2.0, -float("inf"), float("nan"))]
+    [0.0, inf, nan]
+
+    Args:
+        gradient: a tensor or IndexedSlices; of the latter, a sum of rows that overflows is an infinity.
+
+    Returns:
+        A float32 scalar tensor.
+    """
+    values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+    bad = tf.where(tf.reduce_any(tf.math.is_nan(values)), float("nan"), float("inf"))
+    return tf.where(all_finite([gradient]), 0.0, bad)
+
+
 def _is_finite(gradient: Any) -> tf.Tensor:
     if isinstance(gradient, tf.IndexedSlices):
         return _rows_are_finite(gradient.values, gradient.indices)

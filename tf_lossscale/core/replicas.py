@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -32,63 +34,114 @@ def require_replica_context(method: str) -> None:
         )
 
 
+class Part(NamedTuple):
+    """What one optimizer brings to a step.
+
+    >>> weight = tf.Variable(1.0)
+    >>> part = Part([tf.constant(0.25)], reduce=list, apply=lambda gradients: weight.assign_sub(gradients[0]))
+    >>> part.aggregate
+    True
+    """
+
+    #: This replica's, tensors or IndexedSlices or None.
+    gradients: Gradients
+    #: Sums them over the replicas, in a replica context.
+    reduce: Callable[[Gradients], Gradients]
+    #: Applies reduced gradients without reducing them again, in a replica context.
+    apply: Callable[[Gradients], Any]
+    #: What a skipped step still does, in a cross-replica context where there is one.
+    skip: Callable[[], Any] = lambda: None
+    #: Whether the gradients still have to be summed over the replicas.
+    aggregate: bool = True
+    #: Notes (applied, the reduced gradients, what was judged of each), after each step, where it is to be noted.
+    observe: Callable[[tf.Tensor, Gradients, Gradients], Any] | None = None
+
+
 @strategies.explains_where_replicas_cannot_meet
-def step(
-    loss_scale: LossScale,
-    gradients: Gradients,
-    *,
-    aggregate: bool,
-    reduce: Callable[[Gradients], Gradients],
-    apply: Callable[[Gradients], Any],
-    skip: Callable[[], Any],
-) -> Any:
+def step(loss_scale: LossScale, part: Part) -> Any:
     """Applies the gradients on all replicas, or skips them on all.
 
     >>> from tf_lossscale.core.state import DynamicLossScale
     >>> weight = tf.Variable(1.0)
-    >>> def sgd(gradients):
-    ...     weight.assign_sub(gradients[0])
-    >>> _ = step(DynamicLossScale(), [tf.constant(0.25)], aggregate=True, reduce=list, apply=sgd, skip=lambda: None)
+    >>> part = Part([tf.constant(0.25)], reduce=list, apply=lambda gradients: weight.assign_sub(gradients[0]))
+    >>> step(DynamicLossScale(), part)
+    True
     >>> weight.numpy().item()
     0.75
 
     Args:
         loss_scale: decides, and is moved once.
-        gradients: this replica's, tensors or IndexedSlices or None.
-        aggregate: whether they still have to be summed over the replicas.
-        reduce: sums them over the replicas, in a replica context.
-        apply: applies reduced gradients without reducing them again, in a replica context.
-        skip: what a skipped step still does, in a cross-replica context where there is one.
+        part: the gradients, and what is done with them.
 
     Returns:
-        In a legacy graph the operation to run; otherwise nothing of use.
+        In eager mode whether the step was applied; in a legacy graph the operation to run.
     """
-    if aggregate:
-        gradients = reduce(gradients)
+    gradients = part.reduce(part.gradients) if part.aggregate else part.gradients
     if not loss_scale.may_skip:
-        return apply(gradients)
-    agreed = None if aggregate or not strategies.several_replicas() else _agree(finite_lib.all_finite(gradients))
+        done = part.apply(gradients)
+        return True if tf.executing_eagerly() else done
+    agreed = None
+    if not part.aggregate and strategies.several_replicas():
+        agreed = _agree(gradients, exactly=part.observe is not None)
 
-    def decide(local_gradients: Gradients, apply_everywhere: Callable[[], Any]) -> Any:
-        if agreed is not None:
-            # As a gradient, what all replicas agree on: a loss scale may look at gradients in a way of its own.
-            local_gradients = [tf.where(agreed, 0.0, float("nan"))]
-        applied = loss_scale.check(local_gradients)
-        done = _either(applied, apply_everywhere, skip)
+    def decide(local: Gradients, judged: Gradients, apply_everywhere: Callable[[], Any]) -> Any:
+        applied = loss_scale.check(judged)
+        known = bool(applied) if tf.executing_eagerly() else None  # the one wait for the device
+        done = _either(applied, known, apply_everywhere, lambda: [part.skip(), loss_scale.skip()])
         with tf.control_dependencies(done):
-            return _group(loss_scale.record(applied))
+            recorded = loss_scale.record(applied)
+            if part.observe is not None:
+                recorded = [recorded, part.observe(applied, local, judged)]
+            return _group(recorded) if known is None else known
 
     if not strategies.meet():
-        return decide(gradients, lambda: apply(gradients))
+        return decide(gradients, agreed or gradients, lambda: part.apply(gradients))
 
-    def across_replicas(strategy: tf.distribute.Strategy, per_replica: Gradients, agreed_flag: Any) -> Any:
-        nonlocal agreed
-        if agreed_flag is not None:
-            agreed = strategy.experimental_local_results(agreed_flag)[0]
-        first = [None if g is None else strategy.experimental_local_results(g)[0] for g in per_replica]
-        return decide(first, lambda: strategy.extended.call_for_each_replica(apply, args=(per_replica,)))
+    def across_replicas(strategy: tf.distribute.Strategy, per_replica: Gradients, judged: Any) -> Any:
+        local, judged = ([_first(strategy, g) for g in each or []] for each in (per_replica, judged))
+        everywhere = functools.partial(strategy.extended.call_for_each_replica, part.apply, args=(per_replica,))
+        return decide(local, judged or local, everywhere)
 
     return tf.distribute.get_replica_context().merge_call(across_replicas, args=(gradients, agreed))
+
+
+def joined(parts: list[Part]) -> Part:
+    """Returns the parts of several optimizers as one, which is applied or skipped as a whole.
+
+    >>> weights = [tf.Variable(1.0), tf.Variable(2.0)]
+    >>> parts = [Part([tf.constant(0.5)], reduce=list, apply=lambda g, w=w: w.assign_sub(g[0])) for w in weights]
+    >>> together = joined(parts)
+    >>> _ = together.apply(together.gradients)
+    >>> [weight.numpy().item() for weight in weights]
+    [0.5, 1.5]
+
+    Args:
+        parts: at least one; all of them summed over the replicas already, or none.
+
+    Returns:
+        A part.
+    """
+    ends = list(itertools.accumulate(len(part.gradients) for part in parts))
+
+    def each_of(gradients: Gradients) -> Iterator[Gradients]:
+        return (gradients[end - len(part.gradients) : end] for part, end in zip(parts, ends))
+
+    def reduce(gradients: Gradients) -> Gradients:
+        return [g for part, own in zip(parts, each_of(gradients)) for g in part.reduce(own)]
+
+    def apply(gradients: Gradients) -> Any:
+        return [part.apply(own) for part, own in zip(parts, each_of(gradients))]
+
+    def skip() -> Any:
+        return [part.skip() for part in parts]
+
+    def observe(applied: tf.Tensor, gradients: Gradients, judged: Gradients) -> Any:
+        each = zip(parts, each_of(gradients), each_of(judged))
+        return [part.observe(applied, *own) for part, *own in each if part.observe is not None]
+
+    observes = any(part.observe is not None for part in parts)
+    gradients = [g for part in parts for g in part.gradients]
+    return Part(gradients, reduce, apply, skip, parts[0].aggregate, observe if observes else None)
 
 
 def sum_over_replicas(gradients: Gradients) -> Gradients:
@@ -113,16 +166,28 @@ def sum_over_replicas(gradients: Gradients) -> Gradients:
     return [None if g is None else next(reduced) for g in gradients]
 
 
-def _agree(finite: tf.Tensor) -> tf.Tensor:
-    """Whether the flag is True on all replicas; the same answer on each."""
-    bad = tf.cast(tf.logical_not(finite), tf.float32)
-    return tf.equal(tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, bad), 0.0)
+def _agree(gradients: Gradients, exactly: bool) -> Gradients:
+    """In place of gradients what all replicas judge by: zero for a finite one, else NaN, or exactly infinity or NaN.
+
+    Unless it has to be exact, one number stands for all.
+    """
+    if exactly:
+        alone = [finite_lib.kind(g) for g in gradients if g is not None]
+    else:
+        alone = [tf.where(finite_lib.all_finite(gradients), 0.0, float("nan"))]
+    context = tf.distribute.get_replica_context()
+    total = iter(tf.unstack(context.all_reduce(tf.distribute.ReduceOp.SUM, tf.stack(alone))))
+    return [None if g is None else next(total) for g in gradients] if exactly else list(total)
 
 
-def _either(applied: tf.Tensor, apply: Callable[[], Any], skip: Callable[[], Any]) -> list[Any]:
+def _first(strategy: tf.distribute.Strategy, per_replica: Any) -> Any:
+    return None if per_replica is None else strategy.experimental_local_results(per_replica)[0]
+
+
+def _either(applied: tf.Tensor, known: bool | None, apply: Callable[[], Any], skip: Callable[[], Any]) -> list[Any]:
     """Runs one of the two; returns what a later operation has to wait for."""
-    if tf.executing_eagerly():
-        (apply if applied else skip)()
+    if known is not None:
+        (apply if known else skip)()
         return []
 
     def waited_for(branch: Callable[[], Any]) -> Callable[[], tf.Tensor]:

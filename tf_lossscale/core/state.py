@@ -9,11 +9,11 @@ import tensorflow as tf
 
 from tf_lossscale import errors
 from tf_lossscale.core import finite as finite_lib
-from tf_lossscale.core import strategies
 from tf_lossscale.core.rules import Counts, Rules
+from tf_lossscale.core.weights import Weights, add_one, value_or_zero
 
 
-class LossScale(tf.Module):
+class LossScale(Weights):
     """What a loss is multiplied by, and how that changes from step to step.
 
     A subclass gives `__call__` and, if the scale reacts to gradients, `check` and `record`.
@@ -28,41 +28,9 @@ class LossScale(tf.Module):
     #: False if every step is applied, whatever its gradients: then nothing is checked and no cond is built.
     may_skip = False
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        del args, kwargs
-        this = super().__new__(cls)  # here, so that a subclass need not call our __init__
-        # (graph, name) -> variable: a legacy graph has variables of its own. Not an attribute that is tracked.
-        this.__dict__.update(_weights={}, _tracked_names=[])
-        return this
-
     def __init__(self) -> None:
         # Not "loss_scale", which is a variable's name in contrib: a module takes its name from the graph's.
         super().__init__(name="loss_scaling")
-
-    def _weight(self, name: str, initial_value: Any, dtype: tf.DType, tracked: bool = True) -> tf.Variable:
-        """Returns the variable of this name in the graph in use; makes it on the first call.
-
-        Args:
-            name: the variable's name, also in checkpoints.
-            initial_value: a Python number.
-            dtype: of the variable.
-            tracked: whether it goes into checkpoints.
-
-        Returns:
-            A scalar variable that is not trained.
-        """
-        key = _graph_in_use(), name
-        made = self._weights.get(key)
-        if made is None or strategies.is_missing_copies(made):
-            with tf.init_scope():
-                variable = _scalar(name, initial_value if made is None else made.numpy(), dtype, saved=tracked)
-            self._weights[key] = variable
-            if tracked:
-                self._track_trackable(variable, name, overwrite=True)
-                self._handle_deferred_dependencies(name=name, trackable=variable)
-                if name not in self._tracked_names:
-                    self._tracked_names.append(name)
-        return self._weights[key]
 
     def as_loss_scale(self) -> LossScale:
         """Returns itself: what `LossScaleOptimizer` drives."""
@@ -71,33 +39,8 @@ class LossScale(tf.Module):
     def prepare(self) -> None:
         """Makes the variables that note what became of a step: no step has to make any."""
         if self.may_skip:
-            for variable in ("skipped_steps", "last_step_skipped"):
+            for variable in ("total_steps", "skipped_steps", "skipped_in_a_row", "last_step_skipped"):
                 getattr(self, variable)
-
-    def move_to_mesh(self, mesh: Any) -> None:
-        """Has the variables on every device of a DTensor mesh, with their values.
-
-        Args:
-            mesh: a `tf.experimental.dtensor.Mesh`.
-        """
-        dtensor = tf.experimental.dtensor
-        for (graph, name), variable in list(self._weights.items()):
-            value = dtensor.copy_to_mesh(variable.read_value(), dtensor.Layout.replicated(mesh, rank=0))
-            self._weights[graph, name] = dtensor.DVariable(value, trainable=False, name=name)
-            if name in self._tracked_names:
-                self._track_trackable(self._weights[graph, name], name, overwrite=True)
-
-    @property
-    def variables(self) -> tuple[tf.Variable, ...]:
-        """What a checkpoint holds, of the graph in use."""
-        return tuple(self._tracked().values())
-
-    def _tracked(self) -> dict[str, tf.Variable]:
-        graph = _graph_in_use()
-        return {name: self._weights[graph, name] for name in self._tracked_names if (graph, name) in self._weights}
-
-    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
-        return {**super()._trackable_children(save_type, **kwargs), **self._tracked()}
 
     def __call__(self) -> tf.Tensor:
         """Returns the current scale, a float32 scalar tensor."""
@@ -118,18 +61,36 @@ class LossScale(tf.Module):
         """
         if not self.may_skip:
             return []
-        skipped = tf.logical_not(applied)
-        return [
-            self.last_step_skipped.assign(skipped),
-            self.skipped_steps.assign(_value_or_zero(self.skipped_steps) + tf.cast(skipped, tf.int64)),
-        ]
+        done = [self.last_step_skipped.assign(tf.logical_not(applied)), add_one(self.total_steps)]
+        if not tf.compat.v1.executing_eagerly_outside_functions():  # can be read then, though nobody initialized them
+            done += [count.assign(value_or_zero(count)) for count in (self.skipped_steps, self.skipped_in_a_row)]
+        return done
+
+    def skip(self) -> list[Any]:
+        """Notes what a skipped step alone changes; called in the branch that skips, before `record`.
+
+        Returns:
+            The operations that do it, for legacy graphs to run.
+        """
+        before = tf.where(value_or_zero(self.last_step_skipped), value_or_zero(self.skipped_in_a_row), 0)
+        return [add_one(self.skipped_steps), self.skipped_in_a_row.assign(before + 1)]
 
     # Not in checkpoints: an original's checkpoint, which has no such thing, must be able to fill every part.
+
+    @property
+    def total_steps(self) -> tf.Variable:
+        """The number of steps, skipped ones too, an int64 scalar variable."""
+        return self._weight("total_steps", 0, tf.int64, tracked=False)
 
     @property
     def skipped_steps(self) -> tf.Variable:
         """The number of skipped steps, an int64 scalar variable."""
         return self._weight("skipped_steps", 0, tf.int64, tracked=False)
+
+    @property
+    def skipped_in_a_row(self) -> tf.Variable:
+        """The length of the last run of skipped steps, still going on if `last_step_skipped`; an int64 variable."""
+        return self._weight("skipped_in_a_row", 0, tf.int64, tracked=False)
 
     @property
     def last_step_skipped(self) -> tf.Variable:
@@ -222,36 +183,3 @@ class DynamicLossScale(LossScale):
         if bad_steps is not None:
             done.append(bad_steps.assign(tf.cast(after.bad, bad_steps.dtype)))
         return done
-
-
-def _value_or_zero(variable: tf.Variable) -> tf.Tensor:
-    """The value; 0 in a legacy graph where only the global variables were initialized."""
-    if tf.compat.v1.executing_eagerly_outside_functions():
-        return tf.convert_to_tensor(variable)
-    return tf.cond(variable.is_initialized(), variable.read_value, lambda: tf.zeros([], variable.dtype))
-
-
-def _graph_in_use() -> Any:
-    """The legacy graph that is being built, or None for eager mode and tf.functions, which share their variables."""
-    if tf.compat.v1.executing_eagerly_outside_functions():
-        return None
-    graph: Any = tf.compat.v1.get_default_graph()
-    while getattr(graph, "outer_graph", None) is not None:
-        graph = graph.outer_graph
-    return graph
-
-
-def _scalar(name: str, value: Any, dtype: tf.DType, saved: bool) -> tf.Variable:
-    if not saved and not tf.executing_eagerly():
-        # A local variable of the legacy graph: a Saver, which goes by the global ones, fills every part as well.
-        local = [tf.compat.v1.GraphKeys.LOCAL_VARIABLES]
-        return tf.compat.v1.Variable(
-            tf.constant(value, dtype), trainable=False, name=name, collections=local, use_resource=True
-        )
-    return tf.Variable(
-        tf.constant(value, dtype),
-        trainable=False,
-        name=name,
-        synchronization=tf.VariableSynchronization.AUTO,
-        aggregation=tf.VariableAggregation.NONE,
-    )

@@ -1,0 +1,73 @@
+"""The state and the report of overflows, across replicas."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import strategies
+from tests.families import ALL_FAMILIES, FAMILIES
+from tf_function_tests.cell import Cell
+from tf_lossscale import LossScaleOptimizer
+
+CELLS = [
+    *((family, "mirrored_2") for family in ALL_FAMILIES if family.name != "sonnet"),
+    *((FAMILIES[0], name) for name in ("one_device", "mirrored_2_apart", "central_storage", "tpu")),
+]
+
+
+@pytest.mark.parametrize(("family", "name"), CELLS, ids=[f"{family.name}-{name}" for family, name in CELLS])
+def test_an_overflow_on_any_replica_is_counted_once_and_under_its_variable(family, name):
+    cell = Cell(family, name, "function", diagnose=True)
+    good = [0.5] * cell.replicas
+    cell.step(*good)
+    for bad in range(cell.replicas):
+        cell.step(*[np.nan if i == bad else 0.5 for i in range(cell.replicas)])
+    cell.step(*[np.inf] * cell.replicas)
+    cell.step(*good)
+    report = cell.optimizer.overflow_report()
+    n = cell.replicas
+    assert [(r.steps, r.last_step, r.infinite_steps, r.nan_steps) for r in report] == [(n + 1, n + 2, 1, n)]
+    assert cell.copies(cell.optimizer.gradient_norm)[0] == pytest.approx(n * (0.25 + 0.25 + 0.0625) ** 0.5)
+    state = cell.optimizer.state()
+    assert (state["total_steps"], state["skipped_steps"]) == (n + 3, n + 1)
+    for variable in (cell.optimizer._diagnosis.gradient_norm, cell.optimizer._loss_scale.total_steps):
+        assert len(set(cell.copies(variable))) == 1
+
+
+def test_an_overflow_in_gradients_that_are_not_summed_is_named_wherever_it_is():
+    strategy = strategies.get("mirrored_2")
+    with strategy.scope():
+        weights = [tf.Variable(1.0, name=name) for name in ("first", "second", "third")]
+        optimizer = LossScaleOptimizer(FAMILIES[0].sgd(), diagnose=True)
+
+    @tf.function
+    def step(gradients):
+        def replica():
+            mine = tf.gather(gradients, tf.distribute.get_replica_context().replica_id_in_sync_group)
+            pairs = zip([*tf.unstack(mine), None], weights)
+            optimizer.apply_gradients(pairs, experimental_aggregate_gradients=False)
+
+        strategy.run(replica)
+
+    step(tf.constant([[1.0, 1.0], [1.0, np.nan]]))
+    step(tf.constant([[1.0, 1.0], [np.inf, 1.0]]))
+    step(tf.constant([[1.0, 1.0], [1.0, 1.0]]))
+    rows = [(row.variable, row.steps, row.last_step, row.kind) for row in optimizer.overflow_report()]
+    assert rows == [("first", 1, 2, "inf"), ("second", 1, 1, "NaN")]
+
+
+def test_a_state_is_set_on_all_replicas():
+    cell = Cell(FAMILIES[0], "mirrored_2", "function")
+    cell.step(0.5, 0.5)
+    cell.optimizer.set_state({"loss_scale": 4.0, "dynamic_counter": 2})
+    assert cell.copies(cell.optimizer._loss_scale.current_loss_scale) == [4.0, 4.0]
+    cell.step(0.5, 0.5)
+    assert cell.scale()[:2] == (8.0, 0.0)
+
+
+def test_a_stall_is_noticed_in_eager_mode_across_replicas():
+    cell = Cell(FAMILIES[0], "mirrored_2", "eager", on_floor="raise", initial_scale=1.0)
+    with pytest.raises(FloatingPointError, match="The last 100 steps"):
+        for _ in range(101):
+            cell.step(0.5, np.inf)
+    assert cell.steps == 100

@@ -1,0 +1,108 @@
+"""Which variable's gradient overflowed, how often and how; and the norm of all gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_lossscale.core import finite as finite_lib
+from tf_lossscale.core import strategies
+from tf_lossscale.core.weights import Weights, unless, value_or_zero
+
+
+class Diagnosis(Weights):
+    """Counts, for each variable, the steps in which its gradient was not finite; in variables, none of them saved.
+
+    A step whose gradients are finite pays for the norm alone. Only a skipped step looks at each gradient.
+
+    >>> diagnosis = Diagnosis()
+    >>> gradients = [tf.constant([1.0]), tf.constant([float("inf")])]
+    >>> _ = diagnosis.record(("kernel", "bias"), tf.constant(False), gradients, gradients)
+    >>> diagnosis.counts()["bias"].tolist()
+    [1, 1, 1, 0]
+    """
+
+    def __init__(self) -> None:
+        super().__init__(name="diagnosis")
+        self.__dict__["_tables"] = []  # the names of the variables that a table has a row for, in their order
+
+    @property
+    def steps(self) -> tf.Variable:
+        """The number of steps, skipped ones too, an int64 scalar variable."""
+        return self._weight("steps", 0, tf.int64, tracked=False)
+
+    @property
+    def gradient_norm(self) -> tf.Variable:
+        """The norm of the last step's gradients over all variables, a float32 scalar variable."""
+        return self._weight("gradient_norm", 0.0, tf.float32, tracked=False)
+
+    def prepare(self, names: tuple[str, ...]) -> None:
+        """Makes the variables for a step, outside of the graph that it is in.
+
+        Args:
+            names: of the trained variables.
+        """
+        if names not in self._tables:
+            strategies.once(lambda: self._make(names))  # where all replicas have come to: each finds none
+
+    def record(
+        self, names: tuple[str, ...], applied: tf.Tensor, gradients: list[Any], judged: list[Any]
+    ) -> list[tf.Operation]:
+        """Notes a step.
+
+        Args:
+            names: of the trained variables, one for each gradient.
+            applied: bool scalar, False if the step was skipped.
+            gradients: reduced over the replicas; None is allowed.
+            judged: the same, or for each gradient the `finite.kind` that all replicas agree on.
+
+        Returns:
+            The operations that do it, for legacy graphs to run.
+        """
+        self.prepare(names)
+        step = value_or_zero(self.steps) + 1
+        done = [self.steps.assign(step), self.gradient_norm.assign(_norm(gradients))]
+        table = self._table(names)
+
+        def note() -> Any:
+            return table.assign(_after(value_or_zero(table), judged, step))
+
+        return done + unless(applied, note)
+
+    def counts(self) -> dict[str, np.ndarray]:
+        """Returns, by variable name: steps with a bad gradient, the last such step, those with infinity, with NaN."""
+        found: dict[str, np.ndarray] = {}
+        for names in self._tables:
+            for name, row in zip(names, tf.convert_to_tensor(self._table(names)).numpy()):
+                before = found.get(name, np.zeros_like(row))
+                steps, _, infinities, nans = before + row
+                found[name] = np.array([steps, max(before[1], row[1]), infinities, nans])
+        return found
+
+    def _make(self, names: tuple[str, ...]) -> None:
+        self._tables.append(names)
+        for variable in (self.steps, self.gradient_norm, self._table(names)):
+            del variable
+
+    def _table(self, names: tuple[str, ...]) -> tf.Variable:
+        return self._weight(f"table_{self._tables.index(names)}", [[0] * 4] * len(names), tf.int64, tracked=False)
+
+
+def _norm(gradients: list[Any]) -> tf.Tensor:
+    wide = [tf.cast(_values(g), tf.float32) for g in gradients if g is not None]
+    return tf.linalg.global_norm(wide) if wide else tf.constant(0.0)
+
+
+def _after(table: tf.Tensor, judged: list[Any], step: tf.Tensor) -> tf.Tensor:
+    """The table after a step that was skipped."""
+    kinds = tf.stack([tf.constant(0.0) if g is None else finite_lib.kind(g) for g in judged])
+    infinite, nan = (tf.cast(is_so(kinds), tf.int64) for is_so in (tf.math.is_inf, tf.math.is_nan))
+    bad = infinite + nan
+    last = tf.where(bad > 0, step, table[:, 1])
+    return tf.stack([table[:, 0] + bad, last, table[:, 2] + infinite, table[:, 3] + nan], axis=1)
+
+
+def _values(gradient: Any) -> tf.Tensor:
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
