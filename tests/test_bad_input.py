@@ -17,7 +17,7 @@ all_families = pytest.mark.parametrize("family", ALL_FAMILIES, ids=ALL_IDS)
 
 NAN, INF = float("nan"), float("inf")
 BAD_ARGUMENTS = [
-    *[({"initial_scale": value}, "initial_scale") for value in (0, -4, NAN, INF, -INF, 1e39, "8", "dynamic", True)],
+    *[({"initial_scale": value}, "initial_scale") for value in (0, -4, NAN, INF, 1e39, 1e-50, "8", "dynamic", True)],
     *[({"initial_scale": value}, "initial_scale") for value in ([8.0], tf.constant(0.0), np.float32(NAN), object())],
     *[({"dynamic_growth_steps": value}, "dynamic_growth_steps") for value in (0, -1, 2.5, NAN, INF, "5", True)],
     *[({"growth_factor": value}, "growth_factor") for value in (1.0, 0.5, 0, -2.0, NAN, INF, "2", None)],

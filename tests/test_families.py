@@ -284,6 +284,25 @@ for optimizers in (tf.keras.optimizers, tf.keras.optimizers.legacy):
     assert len(run_with_legacy_keras(code)) >= 17
 
 
+@pytest.mark.slow
+def test_keras_3_optimizers_need_none_of_the_optional_libraries():
+    code = """
+import sys
+for name in ("tf_keras", "sonnet", "tensorflow_probability", "matplotlib", "sklearn", "libcst", "tqdm"):
+    sys.modules[name] = None
+import tensorflow as tf, tf_lossscale
+weight = tf.Variable(1.0)
+optimizer = tf_lossscale.LossScaleOptimizer(tf.keras.optimizers.SGD(0.5))
+optimizer.minimize(lambda: 1.0 * weight, [weight])
+tf_lossscale.install()
+tf_lossscale.amp.DynamicLossScaleManager()
+print(weight.numpy(), tf.keras.mixed_precision.LossScaleOptimizer.__module__.split(".")[0])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split() == ["0.5", "tf_lossscale"]
+
+
 def test_variational_sgd_of_tensorflow_probability_takes_the_same_steps_as_without_and_skips():
     tfp = pytest.importorskip("tensorflow_probability")
     weights = []

@@ -47,6 +47,15 @@ def test_an_action_waits_for_the_import(package, when_imported):
     assert seen == [package]
 
 
+def test_an_action_never_runs_for_a_module_that_must_not_be_imported(package, when_imported, monkeypatch):
+    monkeypatch.setitem(sys.modules, "a_blocked_module", None)
+    seen = []
+    when_imported("a_blocked_module", seen.append)
+    when_imported(package, seen.append)
+    importlib.import_module(package)
+    assert seen == [sys.modules[package]]
+
+
 def test_an_action_runs_at_once_where_the_module_is_there(package, when_imported):
     seen = []
     importlib.import_module(package)

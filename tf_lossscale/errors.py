@@ -40,7 +40,7 @@ def positive_number(name: str, value: Any, remedy: str) -> float:
         ValueError: `value` is zero, negative, infinite, NaN, or outside float32.
     """
     number = _as_float(name, value, remedy)
-    if not math.isfinite(number) or number <= 0 or number > FLOAT32_MAX:
+    if not FLOAT32_ZERO < number <= FLOAT32_MAX:
         raise ValueError(f"`{name}` must be a finite float32 number above 0, but got: {value!r}. {remedy}")
     return number
 
@@ -118,6 +118,7 @@ def boolean(name: str, value: Any, remedy: str) -> bool:
 
 
 FLOAT32_MAX = 3.4028234663852886e38
+FLOAT32_ZERO = 2.0**-150  # this, and what is below, is zero in float32
 
 
 def _as_float(name: str, value: Any, remedy: str) -> float:

@@ -32,7 +32,7 @@ def when_imported(module: str, action: Action) -> Callable[[], None]:
     Returns:
         A function that cancels the action. Nothing is left in `sys.meta_path` once all are done or cancelled.
     """
-    if module in sys.modules:
+    if sys.modules.get(module) is not None:  # None stands there for a module that must not be imported
         action(sys.modules[module])
         return lambda: None
     _finder.watch(module, action)
@@ -93,7 +93,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
     def _run_all(self) -> None:
         for name, actions in list(self._watched.items()):
-            for action in list(actions) if name in sys.modules else ():
+            for action in list(actions) if sys.modules.get(name) is not None else ():
                 self.forget(name, action)
                 action(sys.modules[name])
 
