@@ -1,7 +1,13 @@
 """The examples run as they are, shortened."""
 
+import os
 import pathlib
+import re
 import runpy
+import subprocess
+import sys
+
+import pytest
 
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
 
@@ -22,3 +28,25 @@ def test_variational_inference_in_float16_needs_the_scale(capsys):
     assert accuracies["float16 with scaling"] > 0.6
     assert accuracies["float16 without scaling"] < 0.2
     assert capsys.readouterr().out.count("deviations  accuracy") == 3
+
+
+@pytest.mark.slow
+def test_workers_of_which_one_dies_end_as_two_devices_of_one_process():
+    def run(*arguments):
+        command = [sys.executable, EXAMPLES / "distributed.py", "--steps", "30", *arguments]
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": str(EXAMPLES.parent)}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=500)
+        assert done.returncode == 0, done.stdout + done.stderr[-5000:]
+        return done.stdout
+
+    alone, together = run(), run("--workers", "2")
+    assert "this process: step   0" in alone
+    (end,) = re.findall(r"this process: (accuracy .*)", alone)
+    assert re.fullmatch(r"accuracy \d\d\.\d%, loss scale 2\*\*\d\d, counter \d+, \d+ iterations", end)
+    assert "worker 1: dies before step 25\n" in together
+    for worker in (0, 1):
+        seen = [line.partition(": ")[2] for line in together.splitlines() if line.startswith(f"worker {worker}: ")]
+        assert seen[0].endswith("skipped, loss scale 2**23")
+        assert sum(line.startswith("goes on after step 20, loss scale 2**") for line in seen) == 1
+        # What it had learned, and its scale and counter, were not lost: sums are rounded alike for two replicas.
+        assert seen[-1].partition(", ")[2] == end.partition(", ")[2]

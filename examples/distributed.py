@@ -1,0 +1,158 @@
+"""LeNet-5 in float16 over several replicas: one loss scale, and one decision to skip a step, for all of them.
+
+    python examples/distributed.py                  # two virtual devices of this machine, MirroredStrategy
+    python examples/distributed.py --workers 2      # two processes, MultiWorkerMirroredStrategy; one of them dies
+
+The model and the digits are those of `tf-lossscale train`. With `--workers` the last process dies in mid-training, all
+are started again, and go on from the last checkpoint with the scale, the counter and the slots it holds. Each process
+prints what it sees.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+import tensorflow as tf
+
+import tf_lossscale
+from tf_lossscale.training.lenet import Digits, lenet5
+
+BATCH = 64  # of all replicas together
+SAVES_EVERY = 10
+
+
+def train(strategy, steps, directory, dies_at=None):
+    """Trains, from the newest checkpoint if there is one; prints, and returns the accuracy."""
+    me = int(strategy.cluster_resolver.task_id or 0) if strategy.cluster_resolver else 0
+    name = f"worker {me}" if strategy.cluster_resolver else "this process"
+    tf.keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model = lenet5("mixed_float16")
+        # 2**24 is too much on purpose: the first steps show how the scale comes down, everywhere at once.
+        optimizer = tf_lossscale.LossScaleOptimizer(
+            tf.keras.optimizers.Adam(1e-3), initial_scale=2**24, dynamic_growth_steps=25
+        )
+        done = tf.Variable(0, dtype=tf.int64)
+        optimizer.build(model.trainable_variables)
+
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, done=done)
+    # Every worker takes part in saving, but one keeps the files.
+    own = directory if me == 0 else directory.with_name(f"{directory.name}-of-worker-{me}")
+    manager = tf.train.CheckpointManager(checkpoint, str(own), max_to_keep=2)
+    newest = tf.train.latest_checkpoint(str(directory))
+    if newest:
+        checkpoint.restore(newest).assert_consumed()
+        counter = int(optimizer.dynamic_counter.numpy())
+        say(f"{name}: goes on after step {int(done.numpy())}, {power(optimizer.loss_scale)}, counter {counter}")
+
+    def replica_step(images, labels):
+        index = tf.distribute.get_replica_context().replica_id_in_sync_group
+        share = BATCH // strategy.num_replicas_in_sync
+        images, labels = images[index * share : (index + 1) * share], labels[index * share : (index + 1) * share]
+        with tf.GradientTape() as tape:
+            each = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, model(images, training=True))
+            loss = tf.nn.compute_average_loss(each, global_batch_size=BATCH)
+            scaled_loss = optimizer.get_scaled_loss(loss)
+        scaled_gradients = tape.gradient(scaled_loss, model.trainable_variables)
+        gradients = optimizer.get_unscaled_gradients(scaled_gradients)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+        return loss
+
+    @tf.function
+    def step(images, labels):
+        return strategy.reduce("SUM", strategy.run(replica_step, args=(images, labels)), axis=None)
+
+    digits = Digits(seed=0)
+    first = int(done.numpy())
+    for i, batch in zip(range(first, steps), digits.batches(first, steps)):
+        if i == dies_at:
+            say(f"{name}: dies before step {i}")
+            os._exit(1)
+        loss = float(step(*batch))
+        done.assign_add(1)
+        if i < 12 or i % 20 == 19:
+            skipped = strategy.experimental_local_results(optimizer.last_step_skipped)[0]
+            outcome = "skipped" if skipped else "applied"
+            say(f"{name}: step {i:3}  loss {loss:.3f}  {outcome}, {power(optimizer.loss_scale)}")
+        if i % SAVES_EVERY == SAVES_EVERY - 1:
+            manager.save()
+
+    images, labels = digits.test
+    accuracy = float(tf.reduce_mean(tf.cast(tf.argmax(model(images), axis=1) == labels, tf.float32)))
+    counter, count = int(optimizer.dynamic_counter.numpy()), int(tf.convert_to_tensor(optimizer.iterations))
+    say(f"{name}: accuracy {accuracy:.1%}, {power(optimizer.loss_scale)}, counter {counter}, {count} iterations")
+    return accuracy
+
+
+def say(line):
+    """Prints a line in one piece, whoever else prints."""
+    print(line + "\n", end="", flush=True)
+
+
+def power(scale):
+    """A loss scale as a power of two."""
+    return f"loss scale 2**{len(bin(int(scale))) - 3}"
+
+
+def start_workers(count, arguments):
+    """Runs this program in processes that find each other by TF_CONFIG; returns whether none of them died."""
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("localhost", 0))
+    addresses = [f"localhost:{each.getsockname()[1]}" for each in sockets]
+    for each in sockets:
+        each.close()
+    workers = []
+    for index in range(count):
+        config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+        environment = {**os.environ, "TF_CONFIG": json.dumps(config)}
+        workers.append(subprocess.Popen([sys.executable, __file__, *arguments], env=environment))
+    try:
+        while any(worker.poll() is None for worker in workers):
+            if any(worker.poll() for worker in workers):
+                return False  # those that live wait for it in vain
+            time.sleep(0.1)
+        return not any(worker.returncode for worker in workers)
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+
+
+def main():
+    """Trains in this process, or has workers do it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--workers", type=int, default=0, help="number of processes; 0 for two devices of this one")
+    parser.add_argument("--out", type=pathlib.Path, help="where checkpoints are kept, and found; default: nowhere")
+    parser.add_argument("--dies-at", type=int, help=argparse.SUPPRESS)  # told to the workers
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = (options.out or pathlib.Path(temporary)) / "checkpoint"
+        if "TF_CONFIG" in os.environ:
+            strategy = tf.distribute.MultiWorkerMirroredStrategy()
+            last = strategy.cluster_resolver.task_id == strategy.num_replicas_in_sync - 1
+            try:
+                train(strategy, options.steps, directory, options.dies_at if last else None)
+            except tf.errors.OpError as error:
+                sys.exit(f"a worker that others are lost to: {error.message.splitlines()[0]}")
+        elif options.workers:
+            arguments = ["--steps", str(options.steps), "--out", str(directory.parent)]
+            if not start_workers(options.workers, [*arguments, "--dies-at", str(options.steps * 2 // 3 + 5)]):
+                say("a worker died: all are started again")
+                if not start_workers(options.workers, arguments):
+                    sys.exit("a worker died once more")
+        else:
+            cpu = tf.config.list_physical_devices("CPU")[0]
+            tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+            train(tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"]), options.steps, directory)
+
+
+if __name__ == "__main__":
+    main()
