@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: demo test lint doctest unit test-slow test-tpu bench docs docs-tables docs-plots clean
+.PHONY: demo test lint doctest unit test-slow test-tpu test-gpu bench docs docs-tables docs-plots clean
 
 ## Install the package and run the main job.
 demo: $(VENV)/.demo
@@ -32,6 +32,10 @@ test-slow: $(VENV)/.test
 test-tpu: $(VENV)/.tpu
 	$(BIN)/python -m pytest -q -p no:cacheprovider -m tpu tf_function_tests
 
+## The promises and fit on the GPUs of this machine; skipped with the reason where TensorFlow finds none.
+test-gpu: $(VENV)/.test
+	$(BIN)/python -m pytest -q -p no:cacheprovider -rs -m gpu tf_function_tests
+
 ## What a step costs, next to the bare optimizer and to the libraries' own wrappers.
 bench: $(VENV)/.test
 	$(BIN)/python benchmarks/steps.py
@@ -45,9 +49,10 @@ docs: $(VENV)/.docs
 docs-plots: $(VENV)/.demo
 	$(BIN)/python docs/plots.py
 
-## Write the tables of docs/migration.md anew, from the cases that the rewrite is tested with.
+## Write the tables of docs/migration.md and docs/distributed.md anew, from what is tested.
 docs-tables: $(VENV)/.test
 	$(BIN)/python -m tests.migrate.docs_table
+	$(BIN)/python -m tf_function_tests.docs_table
 
 $(VENV)/.tpu: $(VENV)/.test
 	$(BIN)/python -m pip install -q -e '.[tpu-check]'

@@ -9,6 +9,7 @@ import functools
 import json
 import os
 
+import pytest
 import tensorflow as tf
 from tensorflow.python.distribute.one_device_strategy import OneDeviceExtended
 
@@ -21,6 +22,10 @@ OVER_PROCESSES = {"worker": ["workers_2"], "chief": ["parameter_server"]}
 def here(*names):
     """The names of strategies to test in this process: in one of several, those over the processes alone."""
     return OVER_PROCESSES.get(ROLE, list(names))
+
+
+# All GPUs of this machine, for `make test-gpu`; skipped where there is none.
+GPU = pytest.param("gpu", marks=pytest.mark.gpu)
 
 
 @functools.cache
@@ -38,6 +43,8 @@ def get(name):
         )
     if name == "central_storage":
         return tf.distribute.experimental.CentralStorageStrategy(["cpu:0", "cpu:1"], "cpu:2")
+    if name == "gpu":
+        return tf.distribute.MirroredStrategy([f"gpu:{i}" for i in range(len(tf.config.list_physical_devices("GPU")))])
     if name == "tpu":
         return FakeTPUStrategy()
     if name == "workers_2":

@@ -9,25 +9,42 @@ import tensorflow as tf
 from tests import strategies
 from tf_lossscale import LossScaleOptimizer
 
+CALLS = ["eager", "function", "compiled", "dataset_loop", "while_loop"]
+
 
 def why_not(family, name, call):
-    """Why the libraries themselves cannot do this, or None."""
-    if name.startswith(("mirrored", "workers")) or name == "central_storage":
-        if family.name == "sonnet":
-            return "Sonnet's optimizers run under its own Replicator only: tests/legacy/test_sonnet.py"
-        if call == "compiled":
-            return "XLA on the CPU cannot reach the variables of another virtual CPU; on GPUs and TPUs it can"
+    """Why the libraries themselves cannot do this, and what to do instead; or None. `docs/distributed.md` has it all.
+
+    Args:
+        family: a row of `tests/families.py`.
+        name: of a strategy, in `tests/strategies.py`.
+        call: how the step is called: of CALLS, or "fit".
+    """
+    several = name in ("mirrored_2", "mirrored_2_apart", "mirrored_4", "workers_2", "workers_2_apart")
+    if name == "gpu" and not tf.config.list_physical_devices("GPU"):
+        return "TensorFlow finds no GPU here"
+    if call == "fit" and family.keras is None:
+        return "the library has no `fit`"
+    if family.name == "sonnet" and (several or name in ("central_storage", "parameter_server", "tpu")):
+        return "Sonnet's optimizers refuse the strategy: use `sonnet.distribute.Replicator` or `TpuReplicator`"
+    if call == "fit":
+        return _why_not_fit(family, name)
+    if call == "compiled" and (several or name == "central_storage"):
+        return "XLA takes no function over several virtual CPUs: leave out `jit_compile`, or use GPUs"
+    if name == "parameter_server" and call in ("eager", "compiled"):
+        return "the coordinator schedules `tf.function`s without `jit_compile`: use one"
     if name.endswith("_apart") and call == "eager":
-        return "replicas write apart in compiled functions only"
+        return "what XLA compiles is a `tf.function`: use one"
     if name.endswith("_apart") and family.name == "tf1":
-        return "TensorFlow 1's optimizers have replicas meet: test_errors.py"
-    if name == "parameter_server":
-        if call in ("eager", "compiled"):
-            return "a coordinator sends its workers functions of TensorFlow's own runtime"
-        if family.name == "sonnet":
-            return "Sonnet's optimizers refuse ParameterServerStrategy"
-    if name == "tpu" and family.name == "sonnet":
-        return "Sonnet refuses TPUStrategy; it has a TpuReplicator of its own"
+        return "these optimizers have replicas meet: use those of Keras 3 or tf_keras, or leave out `jit_compile`"
+    return None
+
+
+def _why_not_fit(family, name):
+    if name == "tpu":
+        return "a `TPUStrategy` feeds datasets to TPUs alone: not tested without one"
+    if family.name == "keras3" and name.startswith(("workers", "parameter_server")):
+        return "Keras 3's `fit` fails there with any optimizer: write the loop, or use a model of tf_keras"
     return None
 
 

@@ -9,21 +9,13 @@ import tensorflow as tf
 
 from tests import strategies
 from tests.families import FAMILIES, IDS
+from tf_function_tests.cell import why_not
 from tf_lossscale import LossScaleOptimizer
 
 STRATEGIES = strategies.here(
-    "none", "one_device", "mirrored_2", "mirrored_2_apart", "mirrored_4", "central_storage", "tpu"
+    "none", "one_device", "mirrored_2", "mirrored_2_apart", "mirrored_4", "central_storage", "tpu", strategies.GPU
 )
 BATCH = 8
-
-
-def why_not(family, name):
-    """Why the libraries themselves cannot fit here, or None."""
-    if name == "tpu":
-        return "a TPUStrategy without a TPU has no dataset of its own"
-    if name.startswith("workers") and family.name == "keras3":
-        return "Keras 3's fit fails in several processes, with any optimizer: the last test of this file"
-    return None
 
 
 @contextlib.contextmanager
@@ -73,8 +65,8 @@ def count(optimizer):
 @pytest.mark.parametrize("family", FAMILIES, ids=IDS)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_fit_skips_the_step_of_a_batch_that_overflows_on_the_last_replica(family, name):
-    if why_not(family, name):
-        pytest.skip(why_not(family, name))
+    if why_not(family, name, "fit"):
+        pytest.skip(why_not(family, name, "fit"))
     x, y = data(4)
     x[2 * BATCH - 1] = 1e38  # the last row of the second batch
     # tf_keras refuses mixed precision in central storage.
@@ -91,8 +83,8 @@ def test_fit_skips_the_step_of_a_batch_that_overflows_on_the_last_replica(family
 @pytest.mark.parametrize("family", FAMILIES, ids=IDS)
 @pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "none"])
 def test_fit_learns_under_a_strategy_what_it_learns_without(family, name):
-    if why_not(family, name):
-        pytest.skip(why_not(family, name))
+    if why_not(family, name, "fit"):
+        pytest.skip(why_not(family, name, "fit"))
     x, y = data(4)
     mine = fitted(family, name, x, y, dtype="float32", epochs=2, jit_compile=False)
     theirs = fitted(family, "none", x, y, dtype="float32", epochs=2, jit_compile=False)

@@ -8,14 +8,13 @@ import tensorflow as tf
 
 from tests import strategies
 from tests.families import ALL_FAMILIES, ALL_IDS
-from tf_function_tests.cell import Cell
+from tf_function_tests.cell import CALLS, Cell
 from tf_lossscale import LossScaleOptimizer
 
 SEVERAL = strategies.here("mirrored_2", "mirrored_2_apart", "mirrored_4", "central_storage")
-STRATEGIES = strategies.here("none", "one_device", *SEVERAL, "tpu")
+STRATEGIES = strategies.here("none", "one_device", *SEVERAL, "tpu", strategies.GPU)
 if strategies.ROLE == "worker":
     SEVERAL = [*SEVERAL, "workers_2_apart"]
-CALLS = ["eager", "function", "compiled", "dataset_loop", "while_loop"]
 EXAMPLES = 5 if strategies.ROLE else 25  # of 20 steps; over processes a step takes as long as five others
 
 
