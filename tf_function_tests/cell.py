@@ -30,11 +30,11 @@ def why_not(family, name, call):
     if call == "fit":
         return _why_not_fit(family, name)
     if call == "compiled" and (several or name == "central_storage"):
-        return "XLA takes no function over several virtual CPUs: leave out `jit_compile`, or use GPUs"
+        return "XLA takes no function over several virtual CPUs, so this is not tested here: leave out `jit_compile`"
     if name == "parameter_server" and call in ("eager", "compiled"):
         return "the coordinator schedules `tf.function`s without `jit_compile`: use one"
     if name.endswith("_apart") and call == "eager":
-        return "what XLA compiles is a `tf.function`: use one"
+        return "XLA compiles `tf.function`s: use one"
     if name.endswith("_apart") and family.name == "tf1":
         return "these optimizers have replicas meet: use those of Keras 3 or tf_keras, or leave out `jit_compile`"
     return None
