@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
+import sys
 from typing import Any
+
+import tensorflow as tf
 
 from tf_lossscale import registry, wrapping
 from tf_lossscale.contract import Contract
 from tf_lossscale.core.rules import Rules
 from tf_lossscale.core.state import DynamicLossScale, FixedLossScale
 
+_STATE = "loss_scale_state"
 _BEYOND_THE_ORIGINAL = ("growth_factor", "backoff_factor", "hysteresis", "min_scale", "max_scale")
 
 
@@ -24,10 +28,28 @@ class Configurable:
     dynamic: Any
     initial_scale: Any
     dynamic_growth_steps: Any
+    state: Any
+    set_state: Any
 
     def _serialized_inner(self) -> Any:
         """The inner optimizer as a config."""
         raise NotImplementedError
+
+    def _with_state(self, inner: dict[str, Any]) -> dict[str, Any]:
+        """An inner optimizer's config, with the state of the loss scale beside it while a model is being saved.
+
+        SavedModels, and the .h5 and .keras files of tf_keras legacy, keep nothing of a wrapper but its config; in Keras
+        3's `.keras` files there is no room for `bad_steps`. The originals read such a config too: of an inner optimizer
+        they look at the class and the config alone.
+        """
+        if not isinstance(self._loss_scale, DynamicLossScale) or not _a_model_is_being_saved():
+            return inner
+        return {**inner, _STATE: self.state()}
+
+    def _take_state(self, inner: Any) -> None:
+        """Sets the state that `_with_state` put into a config."""
+        if isinstance(inner, dict) and _STATE in inner and isinstance(self._loss_scale, DynamicLossScale):
+            self.set_state(inner[_STATE])
 
     @classmethod
     def _deserialized_inner(cls, config: Any, custom_objects: dict[str, Any] | None) -> Any:
@@ -105,6 +127,7 @@ class Configurable:
         if "loss_scale" in config:
             config.update(_from_tf23(config.pop("loss_scale"), custom_objects or {}))
         skip_overflow = config.pop("skip_overflow", False)
+        of_inner = inner
         if isinstance(inner, dict):
             inner = cls._deserialized_inner(copy.deepcopy(inner), custom_objects)
         # tf_keras reads an old config as a legacy optimizer, whichever class is asked.
@@ -112,6 +135,7 @@ class Configurable:
         new = (this if issubclass(this, family) else family)(inner_optimizer=inner, **config)
         if skip_overflow:
             new._loss_scale = FixedLossScale(new.initial_scale, skip_overflow=True)
+        new._take_state(of_inner)
         return new
 
     def __copy__(self) -> Any:
@@ -127,6 +151,17 @@ class Configurable:
         new.__dict__.update({name: copy.deepcopy(value, memo) for name, value in vars(self).items()})
         wrapping.mark(inner)
         return new
+
+
+def _a_model_is_being_saved() -> bool:
+    """Whether `save_model` of a Keras library, which every `model.save` calls, is among the callers."""
+    frame: Any = sys._getframe()
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if frame.f_code.co_name == "save_model" and module.startswith(("keras.", "tf_keras.")):
+            return tf.executing_eagerly()
+        frame = frame.f_back
+    return False
 
 
 def inner_of(config: Any) -> Any:

@@ -255,6 +255,33 @@ def test_of_several_optimizers_one_has_to_be_named(tmp_path):
     assert float(new.learning_rate) == 0.25
 
 
+class AddonsAdamW(LEGACY.Adam):
+    """Decays as TensorFlow Addons' AdamW does."""
+
+    def __init__(self, rate, weight_decay):
+        super().__init__(rate, name="AdamW")
+        self._set_hyper("weight_decay", weight_decay)
+
+    def _resource_apply_dense(self, grad, var, apply_state=None):
+        var.assign_sub(self._get_hyper("weight_decay", var.dtype) * var)
+        return super()._resource_apply_dense(grad, var, apply_state)
+
+
+@pytest.mark.parametrize("library", NEW)
+def test_adamw_of_tensorflow_addons_goes_on_with_its_decay_by_the_learning_rate(tmp_path, library):
+    old, theirs, mine = AddonsAdamW(0.05, 0.01), variables(), variables(2)
+    for each in gradients(3):
+        old.apply_gradients(list(zip(each, theirs)))
+    new = NEW[library].AdamW(0.05, weight_decay=0.01 / 0.05)
+    (note,) = migrate.restore(checkpoint(tmp_path, old, theirs), new, mine).notes
+    assert "Divide the old weight_decay by the learning rate." in note
+    for each in gradients(3, seed=3):
+        old.apply_gradients(list(zip(each, theirs)))
+        new.apply_gradients(list(zip(each, mine)))
+    for a, b in zip(mine, theirs):
+        np.testing.assert_allclose(a, b, 1e-5, 1e-6)
+
+
 def test_adamw_goes_from_tf_keras_to_keras_3(tmp_path):
     old = LossScaleOptimizer(tf_keras.optimizers.AdamW(0.05, weight_decay=0.1), initial_scale=64.0)
     theirs, mine = variables(), variables(2)

@@ -78,13 +78,15 @@ class LossScaleOptimizer(
         return self._loss_scale() if factor is None else self._loss_scale() * factor
 
     def _build_inner(self, variables: list[Any]) -> None:
-        if not self._optimizer.built:
+        if not self._optimizer.built and variables:
             strategies.once(lambda: self._build_in_this_context(variables))
 
     def _build_in_this_context(self, variables: list[Any]) -> None:
         with tf.init_scope(), keras.name_scope(self.name):
             _move_under_strategy(self._optimizer)
             self._optimizer.build(variables)
+            if "_loaded_weights" in vars(self):
+                super().set_weights(self.__dict__.pop("_loaded_weights"))
 
     def _reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
         kept = [_overwrites(v) for v in variables]
@@ -157,7 +159,7 @@ class LossScaleOptimizer(
         return {"name": self.name, **super().get_config()}
 
     def _serialized_inner(self) -> Any:
-        return keras.saving.serialize_keras_object(self._optimizer)
+        return self._with_state(keras.saving.serialize_keras_object(self._optimizer))
 
     @classmethod
     def _deserialized_inner(cls, config: Any, custom_objects: dict[str, Any] | None) -> Any:
@@ -175,6 +177,17 @@ class LossScaleOptimizer(
             for old, new in zip(inner.variables, copied.variables):
                 new.assign(old)
         return copied
+
+    def set_weights(self, weights: list[Any]) -> None:
+        if self.built or len(weights) <= len(self.variables):
+            super().set_weights(weights)
+            return
+        # Keras loads an .h5 model's optimizer without telling it the model's variables: the slots are set when it is
+        # built, the step count, the learning rate and the loss scale now.
+        values = [keras.ops.convert_to_numpy(weight) for weight in weights]
+        of_scale = list(self._loss_scale.variables)
+        loaded = self.__dict__["_loaded_weights"] = values[: len(values) - len(of_scale)]
+        super().set_weights([*loaded[: len(self.weights)], *values[len(loaded) :]])
 
     # `.keras` files: the order of Keras's own LossScaleOptimizer, so that each reads the other's.
 

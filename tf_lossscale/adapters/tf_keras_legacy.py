@@ -193,7 +193,7 @@ class LossScaleOptimizer(
             )
 
     def _serialized_inner(self) -> Any:
-        return tf_keras.optimizers.serialize(self._optimizer)
+        return self._with_state(tf_keras.optimizers.serialize(self._optimizer))
 
     @classmethod
     def _deserialized_inner(cls, config: Any, custom_objects: dict[str, Any] | None) -> Any:

@@ -85,7 +85,9 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
             config = {}
         # The class of a config may be that of another family: an old config does not say which it is of.
         fits = not cls._is_adapter or issubclass(cls, wrapping.adapter_of(optimizer))
-        return (cls if fits else LossScaleOptimizer)(optimizer=optimizer, loss_scale=loss_scale, **config)
+        new: Any = (cls if fits else LossScaleOptimizer)(optimizer=optimizer, loss_scale=loss_scale, **config)
+        new._take_state(inner)
+        return new
 
 
 def register(library: str) -> None:

@@ -127,7 +127,8 @@ def _optimizer(file: File, saved: Optimizer, to: str) -> tuple[Any, str]:
     if "momentum" in there and not options.get("momentum"):
         options["momentum"] = 0.9
     taken = inspect.signature(cls).parameters
-    options = {name: value for name, value in options.items() if name in taken}
+    unlike = {"weight_decay"} if saved.family == "tf_keras_legacy" else set()  # see `slots.DIFFERENCES`
+    options = {name: value for name, value in options.items() if name in taken and name not in unlike}
     arguments = ", ".join(f"{name}={_shown(value)}" for name, value in options.items())
     code = f"{shown}.{saved.name}({arguments})"
     if saved.learning_rate is None:

@@ -235,7 +235,7 @@ def _notes(saved: Optimizer, kind: str, inner: Any, family: Any) -> list[str]:
             f"schedule InverseTimeDecay({saved.learning_rate:g}, 1, {saved.hyperparameters['decay']:g})."
         )
     for name, value in saved.hyperparameters.items():
-        here = _number(inner, name)
+        here = None if old and name == "weight_decay" else _number(inner, name)
         if (
             isinstance(here, (int, float))
             and name not in ("decay", "ema_momentum")

@@ -44,6 +44,10 @@ DIFFERENCES = {
         "Adagrad: the file's divides by sqrt(a) + epsilon, today's by sqrt(a + epsilon). Take the old epsilon squared: "
         "steps then differ by epsilon / sqrt(a), relatively."
     ),
+    "AdamW": (
+        "AdamW: TensorFlow Addons' subtracts weight_decay times the variable, today's learning_rate times that. Divide "
+        "the old weight_decay by the learning rate."
+    ),
     "Nadam": (
         "Nadam: today's schedule of the momentum warms up 250 times as fast, so the steps are other ones. The moments "
         "are taken over, and the product of momenta is what today's schedule makes it."

@@ -1,0 +1,117 @@
+"""A model that was saved goes on as if it had not been: scale, counter, iterations and slots, in every format."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from tests.families import FAMILIES, IDS
+from tf_lossscale import LossScaleOptimizer, migrate
+
+X = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
+Y = X.sum(1, keepdims=True)
+BAD = np.where(np.arange(4) == 2, np.nan, X).astype("float32")
+FORMATS = {"keras3": ["keras", "h5"], "tf_keras": ["keras", "h5", "tf"], "tf_keras_legacy": ["keras", "h5", "tf"]}
+# What these loaders never ask an optimizer for: its iterations and slots.
+WITHOUT_SLOTS = {("tf_keras", "tf"), ("tf_keras_legacy", "tf"), ("tf_keras_legacy", "keras")}
+CASES = [pytest.param(f, kind, id=f"{f.name}-{kind}") for f in FAMILIES for kind in FORMATS[f.name]]
+
+
+def model_of(family, **kwargs):
+    layers = family.keras.layers
+    model = family.keras.Sequential([family.keras.Input((4,)), layers.Dense(3, activation="tanh"), layers.Dense(1)])
+    optimizer = LossScaleOptimizer(family.adam(), initial_scale=256.0, dynamic_growth_steps=4, **kwargs)
+    model.compile(optimizer, family.keras.losses.MeanSquaredError())
+    return model
+
+
+def train(model, steps, bad=1):
+    for i in range(steps):
+        model.train_on_batch(BAD if i == bad else X, Y)
+
+
+def saved(model, kind, tmp_path):
+    path = str(tmp_path / {"keras": "model.keras", "h5": "model.h5", "tf": "saved"}[kind])
+    model.save(path, **({"save_format": "tf"} if kind == "tf" else {}))
+    return path
+
+
+def assert_goes_on_the_same(model, loaded):
+    for i in range(7):
+        for each in (model, loaded):
+            each.train_on_batch(BAD if i == 2 else X, Y)
+        for a, b in zip(model.get_weights(), loaded.get_weights()):
+            np.testing.assert_array_equal(a, b, err_msg=f"step {i}")
+        assert float(loaded.optimizer.loss_scale) == float(model.optimizer.loss_scale), i
+        assert int(loaded.optimizer.dynamic_counter) == int(model.optimizer.dynamic_counter), i
+        assert int(loaded.optimizer.iterations) == int(model.optimizer.iterations), i
+
+
+@pytest.mark.parametrize(("family", "kind"), CASES)
+def test_scale_and_counter_survive_and_training_goes_on_bit_by_bit(family, kind, tmp_path):
+    model = model_of(family)
+    train(model, 5)
+    path = saved(model, kind, tmp_path)
+    loaded = family.keras.models.load_model(path)
+    assert type(loaded.optimizer) is type(model.optimizer)
+    assert (float(loaded.optimizer.loss_scale), int(loaded.optimizer.dynamic_counter)) == (128.0, 3)
+    assert loaded.optimizer.initial_scale == 256.0
+    if (family.name, kind) in WITHOUT_SLOTS:
+        assert int(loaded.optimizer.iterations) == 0, "if this is kept now, so may be the slots"
+        if kind == "keras":
+            return  # they are not in the file
+        restored = migrate.restore(path, loaded.optimizer, loaded.trainable_variables)
+        assert (restored.loss_scale, restored.dynamic_counter) == (128.0, 3)
+    assert_goes_on_the_same(model, loaded)
+
+
+@pytest.mark.parametrize(("family", "kind"), CASES)
+def test_a_model_that_was_loaded_is_saved_and_loaded_again(family, kind, tmp_path):
+    model = model_of(family, hysteresis=3)
+    model.train_on_batch(X, Y)
+    model.optimizer.set_state({"loss_scale": 64.0, "dynamic_counter": 0, "bad_steps": 2})
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        model = family.keras.models.load_model(saved(model, kind, tmp_path / name))
+    state = model.optimizer.state()
+    assert (state["loss_scale"], state["dynamic_counter"], state["bad_steps"]) == (64.0, 0, 2)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=IDS)
+def test_a_checkpoint_after_fit_holds_no_slot_twice_and_goes_on_bit_by_bit(family, tmp_path):
+    model, again = model_of(family), model_of(family)
+    model.fit(X, Y, batch_size=2, epochs=1, verbose=0)
+    path = tf.train.Checkpoint(model=model, optimizer=model.optimizer).save(str(tmp_path / "ckpt"))
+    names = [name for name, _ in tf.train.list_variables(path)]
+    # Kernels and biases of two layers, two slots each, once.
+    slots = [shape for name, shape in tf.train.list_variables(path) if "SLOT" in name or "/_variables/" in name]
+    assert sorted(slots) == sorted([[3], [3], [1], [1], [4, 3], [4, 3], [3, 1], [3, 1]])
+    assert sum("current_loss_scale" in name for name in names) == 1
+    tf.train.Checkpoint(model=again, optimizer=again.optimizer).restore(path)
+    again.train_on_batch(X, Y)
+    model.train_on_batch(X, Y)
+    for a, b in zip(model.get_weights(), again.get_weights()):
+        np.testing.assert_array_equal(a, b)
+    assert float(model.optimizer.loss_scale) == float(again.optimizer.loss_scale)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=IDS)
+def test_a_config_that_is_not_being_saved_starts_anew(family):
+    first, second = model_of(family).optimizer, model_of(family).optimizer
+    second.set_state({"loss_scale": 64.0, "dynamic_counter": 1})
+    assert "loss_scale_state" not in str(second.get_config())
+    again = type(second).from_config(second.get_config())
+    assert again.state() == first.state()
+
+
+@pytest.mark.parametrize("family", FAMILIES[1:], ids=IDS[1:])
+def test_a_model_file_of_ours_is_read_by_the_original_under_its_own_name(family, tmp_path):
+    model = model_of(family)
+    train(model, 5)
+    original = tf_keras.mixed_precision.LossScaleOptimizer
+    names = {f"{package}>LossScaleOptimizer": original for package in ("tf_lossscale", "tf_lossscale.legacy")}
+    loaded = tf_keras.models.load_model(saved(model, "h5", tmp_path), custom_objects=names)
+    assert isinstance(loaded.optimizer, original)
+    for a, b in zip(model.get_weights(), loaded.get_weights()):
+        np.testing.assert_array_equal(a, b)
+    assert np.isfinite(loaded.train_on_batch(X, Y))
