@@ -50,3 +50,13 @@ def test_workers_of_which_one_dies_end_as_two_devices_of_one_process():
         assert sum(line.startswith("goes on after step 20, loss scale 2**") for line in seen) == 1
         # What it had learned, and its scale and counter, were not lost: sums are rounded alike for two replicas.
         assert seen[-1].partition(", ")[2] == end.partition(", ")[2]
+
+
+def test_adafactor_in_float16_learns_the_digits_with_little_state(capsys):
+    main = runpy.run_path(str(EXAMPLES / "adafactor_digits.py"))["main"]
+    accuracy, optimizer = main(["--epochs", "3"])
+    assert accuracy > 0.8
+    assert int(optimizer.skipped_steps) > 0
+    printed = capsys.readouterr().out
+    assert "Adafactor's state      5,668 bytes" in printed
+    assert "Adam's would be      615,004 bytes" in printed

@@ -132,3 +132,18 @@ def test_a_parameter_without_elements_is_left_in_peace(library, shape):
     optimizer.apply_gradients([(tf.zeros(shape), variables[0]), (tf.constant([1.0]), variables[1])])
     assert variables[0].shape == shape
     assert variables[1].numpy() == 3.0
+
+
+@libraries
+@pytest.mark.parametrize("shape", [(3,), (2, 3)], ids=str)
+def test_a_float16_gradient_whose_square_is_none_makes_a_step_where_pytorch_makes_nan(library, shape):
+    variable = tf.Variable(tf.ones(shape, tf.float16))
+    optimizer = recorded.LIBRARIES[library]([variable], lr=0.1)
+    seen = [1.0]
+    for gradient in (300.0, 1000.0, 1.0):
+        optimizer.apply_gradients([(tf.fill(shape, tf.constant(gradient, tf.float16)), variable)])
+        assert np.isfinite(variable.numpy()).all()
+        seen.append(float(variable.numpy().max()))
+    np.testing.assert_allclose(seen[1], 0.9, rtol=1e-3)
+    assert seen == sorted(seen, reverse=True)
+    assert all(np.isfinite(each).all() for each in optimizer.state_dict()["state"][0].values())

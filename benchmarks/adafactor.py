@@ -1,0 +1,134 @@
+"""What a step of Adafactor costs: the bytes of its state and its time, next to Keras 3's Adafactor, Adam and PyTorch's.
+
+    python benchmarks/adafactor.py [--repetitions 30] [--json FILE]
+
+All contenders of a row take turns in one process, each in every place of a round; a ratio is the median of the ratios
+within a round. The state is what there is of it per parameter: without `iterations` and the learning rate, which
+PyTorch keeps as Python numbers. PyTorch takes part where torch is installed; it compiles nothing here, so that its time
+is the same thing in every mode.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import pathlib
+import platform
+import statistics
+import time
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # PyTorch's threads would go on spinning in the others' turns
+
+import tensorflow as tf
+
+from tf_lossscale.optimizers import Adafactor
+
+WORKLOADS = {
+    "100 x (256,)": [(256,)] * 100,
+    "100 x (64, 32)": [(64, 32)] * 100,
+    "20 x (3, 3, 64, 64)": [(3, 3, 64, 64)] * 20,
+    "2 x (2048, 2048)": [(2048, 2048)] * 2,
+}
+MODES = ("eager", "tf.function", "jit_compile")
+OURS, PEER = "tf-lossscale", "Keras 3's"
+MAKERS = {
+    OURS: lambda: Adafactor(lr=1e-3),
+    "foreach": lambda: Adafactor(lr=1e-3, foreach=True),
+    PEER: lambda: tf.keras.optimizers.Adafactor(1e-3),
+    "Adam": lambda: tf.keras.optimizers.Adam(1e-3),
+}
+TORCH = "PyTorch's"
+
+
+def contender(make, shapes, mode):
+    """Returns a function that takes one step, and how many bytes of state the parameters have."""
+    variables = [tf.Variable(tf.random.normal(shape)) for shape in shapes]
+    gradients = [tf.random.normal(shape) for shape in shapes]
+    optimizer = make()
+    optimizer.build(variables)
+
+    def step(gradients):
+        optimizer.apply_gradients(zip(gradients, variables))
+
+    called = step if mode == "eager" else tf.function(step, jit_compile=mode == "jit_compile")
+    kept = [v.value for v in optimizer.variables if v.name not in ("iteration", "learning_rate")]
+    return lambda: called(gradients), sum(value.shape.num_elements() * value.dtype.size for value in kept)
+
+
+def torch_contender(shapes):
+    """Returns the same of PyTorch's Adafactor."""
+    import torch
+
+    parameters = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+    for parameter in parameters:
+        parameter.grad = torch.randn(parameter.shape)
+    optimizer = torch.optim.Adafactor(parameters, lr=1e-3)
+    optimizer.step()
+    kept = [tensor for entry in optimizer.state.values() for tensor in entry.values()]
+    return optimizer.step, sum(tensor.numel() * tensor.element_size() for tensor in kept)
+
+
+def measure(steps, repetitions):
+    """Returns the median seconds of each step, taken in turns, and the median of our time's ratio to each one's."""
+    for step in steps.values():
+        for _ in range(3):
+            step()
+    times = {name: [] for name in steps}
+    names = list(steps)
+    for i in range(repetitions):
+        for name in names[i % len(names) :] + names[: i % len(names)]:
+            start = time.perf_counter()
+            steps[name]()
+            times[name].append(time.perf_counter() - start)
+    seconds = {name: statistics.median(taken) for name, taken in times.items()}
+    return seconds, {
+        name: statistics.median(ours / t for ours, t in zip(times[OURS], taken)) for name, taken in times.items()
+    }
+
+
+def kilobytes(size):
+    """Returns a number of bytes as it is printed."""
+    return f"{size / 1000:,.0f} kB"
+
+
+def main(arguments=None):
+    """Prints the two tables, and writes what was measured as JSON if asked."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repetitions", type=int, default=30)
+    parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=WORKLOADS)
+    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
+    parser.add_argument("--json", type=pathlib.Path)
+    arguments = parser.parse_args(arguments)
+    torch = [TORCH] if importlib.util.find_spec("torch") else []
+    names = [*MAKERS, *torch]
+    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, TensorFlow {tf.__version__}\n")
+    print(f"| parameters | mode | {' | '.join(names)} | tf-lossscale's time to Keras 3's |")
+    print("|---|---|" + "---|" * (len(names) + 1))
+    rows, states = [], {}
+    for workload in arguments.workloads:
+        shapes = WORKLOADS[workload]
+        for mode in arguments.modes:
+            made = {name: contender(make, shapes, mode) for name, make in MAKERS.items()}
+            made.update({name: torch_contender(shapes) for name in torch})
+            states[workload] = {name: size for name, (_, size) in made.items()}
+            seconds, ratios = measure({name: step for name, (step, _) in made.items()}, arguments.repetitions)
+            rows.append({"workload": workload, "mode": mode, "seconds": seconds, "ratios": ratios})
+            cells = " | ".join(f"{1000 * seconds[name]:.1f} ms" for name in names)
+            print(f"| {workload} | {mode} | {cells} | {ratios[PEER]:.2f} |", flush=True)
+    print(f"\n| parameters | their bytes | state: {' | '.join(names)} |")
+    print("|---|---|" + "---|" * len(names))
+    for workload, sizes in states.items():
+        own = sum(4 * tf.TensorShape(shape).num_elements() for shape in WORKLOADS[workload])
+        print(f"| {workload} | {kilobytes(own)} | {' | '.join(kilobytes(sizes[name]) for name in names)} |")
+    if arguments.json:
+        temporary = arguments.json.with_suffix(".tmp")
+        temporary.write_text(
+            json.dumps({"tensorflow": tf.__version__, "cores": os.cpu_count(), "rows": rows, "state": states}, indent=1)
+        )
+        os.replace(temporary, arguments.json)
+    return rows, states
+
+
+if __name__ == "__main__":
+    main()
