@@ -60,3 +60,17 @@ def test_adafactor_in_float16_learns_the_digits_with_little_state(capsys):
     printed = capsys.readouterr().out
     assert "Adafactor's state      5,668 bytes" in printed
     assert "Adam's would be      615,004 bytes" in printed
+
+
+def test_a_gan_with_one_scale_skips_both_networks_together(capsys):
+    main = runpy.run_path(str(EXAMPLES / "gan.py"))["main"]
+    assert main(["--steps", "800"]) < 0.3
+    skipped = [line.split(maxsplit=1)[1] for line in capsys.readouterr().out.splitlines() if "steps skipped" in line]
+    assert len(skipped) == 2
+    assert skipped[0] == skipped[1]
+    assert int(skipped[0].split()[0]) > 5
+
+
+def test_a_gan_with_two_scales_learns_too(capsys):
+    main = runpy.run_path(str(EXAMPLES / "gan.py"))["main"]
+    assert main(["--steps", "800", "--scales", "separate"]) < 0.3

@@ -24,7 +24,7 @@ ORDER = [
     ("wrapping",),
     ("floor",),
     ("configs", "observing"),
-    ("optimizer",),
+    ("optimizer", "shared"),
     ("adapters",),
     ("amp", "legacy", "optimizers", "probability", "training"),
     ("migrate", "serialization"),

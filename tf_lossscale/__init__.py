@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 # Public name -> the module it is in. Loaded on first use: importing this package costs next to nothing.
 _HOMES = {
     "LossScaleOptimizer": "tf_lossscale.optimizer",
+    "SharedLossScale": "tf_lossscale.shared",
     "install": "tf_lossscale.legacy.install",
     "uninstall": "tf_lossscale.legacy.install",
 }
@@ -22,11 +23,12 @@ _HOMES = {
 # Subpackages that `import tf_lossscale` is enough for.
 _ROOMS = ("amp", "legacy", "optimizers", "probability")
 
-__all__ = ["LossScaleOptimizer", "__version__", "install", "uninstall"]
+__all__ = ["LossScaleOptimizer", "SharedLossScale", "__version__", "install", "uninstall"]
 
 if TYPE_CHECKING:
     from tf_lossscale.legacy.install import install, uninstall
     from tf_lossscale.optimizer import LossScaleOptimizer
+    from tf_lossscale.shared import SharedLossScale
 
 
 def __getattr__(name: str) -> Any:

@@ -96,7 +96,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             in eager mode; else when `loss_scale` or `state()` is read, and at the end of `fit`.
         diagnose: whether to note which variables' gradients overflow, for `overflow_report`, and the norm of all
             gradients, in `gradient_norm`.
-        loss_scale_manager: an object of `tf_lossscale.amp` that says all of the above down to `max_scale` instead.
+        loss_scale_manager: an object of `tf_lossscale.amp`, or a `SharedLossScale`, that says all of the above down to
+            `max_scale` instead.
         **kwargs: Keras 3's `name, weight_decay, clipnorm, clipvalue, global_clipnorm, use_ema, ema_momentum,
             ema_overwrite_frequency, loss_scale_factor, gradient_accumulation_steps`: set on the inner optimizer.
 
@@ -462,6 +463,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     def _step(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> Any:
         part = self._part(gradients, variables, **kwargs)
+        if self._loss_scale.defers(self, part):
+            return self._step_result(None)
         result = replicas.step(self._loss_scale, part)
         if result is False:  # in eager mode only: the one that has the outcome at hand
             self._on_floor.look(self, self._loss_scale)

@@ -75,6 +75,16 @@ class LossScale(Weights):
         before = tf.where(value_or_zero(self.last_step_skipped), value_or_zero(self.skipped_in_a_row), 0)
         return [add_one(self.skipped_steps), self.skipped_in_a_row.assign(before + 1)]
 
+    def defers(self, optimizer: Any, part: Any) -> bool:
+        """Whether a step waits for those of other optimizers; here it does not.
+
+        Args:
+            optimizer: whose step it is.
+            part: the `replicas.Part` that it would apply.
+        """
+        del optimizer, part
+        return False
+
     # Not in checkpoints: an original's checkpoint, which has no such thing, must be able to fill every part.
 
     @property
