@@ -53,6 +53,30 @@ def test_minimize_computes_gradients_as_the_inner_optimizer_does(wrap, inner, mo
 
 
 @wrappers
+@pytest.mark.parametrize(
+    ("inner", "method"),
+    [(legacy.SGD, "_compute_gradients"), (tf_keras.optimizers.SGD, "compute_gradients")],
+    ids=["legacy", "new"],
+)
+def test_a_class_derived_from_the_wrappers_changes_the_gradients_of_minimize(wrap, inner, method):
+    base = type(wrap(inner(1.0)))
+
+    def doubled(self, loss, var_list, *args, tape=None):
+        return [(2.0 * g, v) for g, v in getattr(base, method)(self, loss, var_list, *args, tape=tape)]
+
+    def of_legacy(self, loss, var_list, grad_loss=None, tape=None):
+        return doubled(self, loss, var_list, grad_loss, tape=tape)
+
+    def of_new(self, loss, var_list, tape=None):
+        return doubled(self, loss, var_list, tape=tape)
+
+    derived = type(base.__name__, (base,), {method: of_legacy if inner is legacy.SGD else of_new})
+    weight = tf.Variable(0.0)
+    derived(inner(1.0)).minimize(lambda: weight * 1.0, [weight])
+    assert weight.numpy() == -2.0
+
+
+@wrappers
 def test_get_gradients_are_the_inner_optimizers_and_a_missing_one_is_an_error(wrap):
     weight, other = tf.Variable(3.0), tf.Variable(1.0)
     optimizer = wrap(Legacy(1.0))

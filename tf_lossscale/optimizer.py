@@ -412,7 +412,14 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         Raises:
             ValueError: a tensor was given without its tape, or all gradients are None.
         """
-        return self.apply_gradients(self.compute_gradients(loss, var_list, grad_loss, tape), name=name, **kwargs)
+        return self.apply_gradients(self._compute_gradients(loss, var_list, grad_loss, tape), name=name, **kwargs)
+
+    def _compute_gradients(
+        self, loss: Any, var_list: Any, grad_loss: Any = None, tape: tf.GradientTape | None = None
+    ) -> list[tuple[Any, Any]]:
+        """What `compute_gradients` is called in tf_keras legacy, where derived classes override it for `minimize`."""
+        keywords = {} if grad_loss is None else {"grad_loss": grad_loss}  # an override may not have it
+        return self.compute_gradients(loss, var_list, tape=tape, **keywords)
 
     @_as_written
     def get_gradients(self, loss: tf.Tensor, params: list[Any]) -> list[Any]:

@@ -177,9 +177,6 @@ class LossScaleOptimizer(
     def _aggregate_gradients(self, grads_and_vars: list[tuple[Any, Any]]) -> Any:
         return self._optimizer._aggregate_gradients(grads_and_vars)
 
-    def _compute_gradients(self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None) -> Any:
-        return self.compute_gradients(loss, var_list, grad_loss, tape)
-
     def _restore_slot_variable(self, slot_name: str, variable: Any, slot_variable: Any) -> Any:
         return self._optimizer._restore_slot_variable(slot_name, variable, slot_variable)
 
