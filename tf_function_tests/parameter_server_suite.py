@@ -4,6 +4,7 @@ Workers of ParameterServerStrategy share weights and loss scale, and do not wait
 """
 
 import os
+import re
 import signal
 
 import numpy as np
@@ -80,7 +81,14 @@ def test_fit_skips_batches_that_overflow(family):
     assert float(optimizer.loss_scale) < 64.0
 
 
-def test_keras_3_cannot_fit_with_any_optimizer():
+def test_keras_3_cannot_fit_with_any_optimizer_and_the_wrapper_says_so(monkeypatch):
+    seen = []
+    monkeypatch.setattr("absl.logging.warning", lambda message, *values: seen.append(message % values))
+    Shared(FAMILIES[1])
+    assert not seen
+    Shared(FAMILIES[0])
+    assert len(seen) == 1
+    assert re.match(r"model\.fit of Keras 3 fails under .*Strategy.*loop of your own.*tf_keras", seen[0])
     keras = FAMILIES[0].keras
     with strategies.get("parameter_server").scope():
         model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])

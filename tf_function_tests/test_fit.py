@@ -1,6 +1,7 @@
 """`fit` under strategies: compile, mixed_float16, jit_compile, an overflow on one replica."""
 
 import contextlib
+import re
 
 import keras
 import numpy as np
@@ -132,6 +133,10 @@ class TestCompiledFitOverSeveralReplicas:
 
 
 @pytest.mark.skipif(strategies.ROLE != "worker", reason="test_processes.py runs it, in workers")
-def test_keras_3_cannot_fit_over_workers_with_any_optimizer():
+def test_keras_3_cannot_fit_over_workers_with_any_optimizer_and_the_wrapper_says_so(monkeypatch):
+    seen = []
+    monkeypatch.setattr("absl.logging.warning", lambda message, *values: seen.append(message % values))
     with pytest.raises(ValueError, match=r"(?s)PerReplica.*unsupported type"):
         fitted(FAMILIES[0], "workers_2", *data(1), dtype="float32", optimizer=FAMILIES[0].adam, jit_compile=False)
+    assert len(seen) == 1  # of the wrapper that `fitted` makes as well
+    assert re.match(r"model\.fit of Keras 3 fails under .*Strategy.*loop of your own.*tf_keras", seen[0])

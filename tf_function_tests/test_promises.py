@@ -1,5 +1,7 @@
 """The promises of a step, for every family x strategy x way of calling it."""
 
+import contextlib
+
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
@@ -209,6 +211,20 @@ def test_a_tf_function_has_one_conditional_and_is_traced_once(family):
     assert len(traces) <= 2, "TensorFlow traces twice when variables are made in the first call"
     assert sum(o in ("If", "StatelessIf") for o in operations) == 1
     assert not {"PyFunc", "EagerPyFunc"} & set(operations)
+
+
+@families()
+@pytest.mark.parametrize(("name", "conditionals"), [("mirrored_2", 1), ("central_storage", 1), ("mirrored_2_apart", 2)])
+def test_the_step_of_all_replicas_has_one_conditional_and_no_host_call(family, name, conditionals):
+    cell = Cell(family, name, "function")  # replicas that cannot meet have one each
+    for gradient in (0.5, np.nan):
+        cell.step(gradient, 0.5)
+    with strategies.apart(cell.strategy) if cell.apart else contextlib.nullcontext():
+        function = cell._step.get_concrete_function(tf.constant([0.5, 0.5]))
+    operations = [o.type for o in function.graph.get_operations()]
+    assert sum(o in ("If", "StatelessIf") for o in operations) == conditionals
+    within = {node.op for each in function.graph.as_graph_def().library.function for node in each.node_def}
+    assert not {"PyFunc", "EagerPyFunc", "PyFuncStateless"} & {*operations, *within}
 
 
 @families()

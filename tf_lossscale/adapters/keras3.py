@@ -58,6 +58,13 @@ class LossScaleOptimizer(
     def _adopt(self, options: dict[str, Any]) -> None:
         name = options.pop("name")
         inner = self._optimizer
+        if strategies.several_processes():
+            # Keras's fit fails before it calls any optimizer, in words that help nobody.
+            logging.warning(
+                "model.fit of Keras 3 fails under %s, with any optimizer. Take the steps in a loop of your own, or use "
+                "a model and an optimizer of tf_keras (pip install tf-keras).",
+                type(tf.distribute.get_strategy()).__name__,
+            )
         if inner.loss_scale_factor is not None and "loss_scale_factor" not in options:
             logging.warning(
                 "loss_scale_factor=%s of the inner optimizer is ignored: the loss is scaled by LossScaleOptimizer.",

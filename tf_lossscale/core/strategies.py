@@ -45,6 +45,18 @@ def workers_step_alone() -> bool:
     return isinstance(tf.distribute.get_strategy(), tf.distribute.ParameterServerStrategy)
 
 
+def several_processes() -> bool:
+    """Whether other processes take part in the training.
+
+    >>> several_processes()
+    False
+    """
+    strategy = tf.distribute.get_strategy()
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return workers_step_alone()
+    return len(strategy.extended.worker_devices) < strategy.num_replicas_in_sync
+
+
 def write_apart() -> bool:
     """Whether each replica writes its own copies of the variables, since replicas cannot meet within the step.
 
