@@ -21,9 +21,14 @@ ABLE = [family for family in ALL_FAMILIES if not why_not(family, "parameter_serv
 
 
 class Shared:
-    """A weight that all workers move, by a gradient of 1 or by an overflow."""
+    """A weight that all workers move, by a gradient of 1 or by an overflow.
 
-    def __init__(self, family):
+    Args:
+        family: of the optimizer.
+        amid: called between the loss and the gradient of each step, with the optimizer.
+    """
+
+    def __init__(self, family, amid=lambda optimizer: None):
         self.coordinator = strategies.coordinator()
         with strategies.get("parameter_server").scope():
             self.weight = tf.Variable([0.0, 0.0])
@@ -32,6 +37,7 @@ class Shared:
         def replica(gradient):
             with tf.GradientTape() as tape:
                 scaled = self.optimizer.get_scaled_loss(tf.reduce_sum(self.weight * gradient))
+            amid(self.optimizer)
             unscaled = self.optimizer.get_unscaled_gradients(tape.gradient(scaled, [self.weight]))
             self.optimizer.apply_gradients(zip(unscaled, [self.weight]))
 
@@ -45,7 +51,16 @@ class Shared:
 
 
 @pytest.mark.parametrize("family", ABLE, ids=[family.name for family in ABLE])
-def test_workers_that_step_at_the_same_time_unscale_by_what_they_scaled_by(family):
+def test_a_gradient_is_unscaled_by_what_its_loss_was_scaled_by_though_another_worker_moves_the_scale(family):
+    shared = Shared(family, amid=lambda optimizer: optimizer._loss_scale.current_loss_scale.assign(64.0))
+    shared.schedule(1.0)
+    shared.join()
+    np.testing.assert_array_equal(shared.weight.numpy(), [-0.5, -0.5])
+    assert float(shared.optimizer.loss_scale) == 64.0
+
+
+@pytest.mark.parametrize("family", ABLE, ids=[family.name for family in ABLE])
+def test_workers_step_at_the_same_time(family):
     shared = Shared(family)
     bad = np.random.default_rng(0).random(60) < 0.3
     for overflows in bad:
