@@ -2,7 +2,7 @@
 
     python benchmarks/adafactor.py [--repetitions 30] [--json FILE]
 
-All contenders of a row take turns in one process, each in every place of a round; a ratio is the median of the ratios
+All contenders of a row take turns in one process, in a random order in each round; a ratio is the median of the ratios
 within a round. The state is what there is of it per parameter: without `iterations` and the learning rate, which
 PyTorch keeps as Python numbers. PyTorch takes part where torch is installed; it compiles nothing here, so that its time
 is the same thing in every mode.
@@ -14,6 +14,7 @@ import json
 import os
 import pathlib
 import platform
+import random
 import statistics
 import time
 
@@ -75,9 +76,9 @@ def measure(steps, repetitions):
         for _ in range(3):
             step()
     times = {name: [] for name in steps}
-    names = list(steps)
-    for i in range(repetitions):
-        for name in names[i % len(names) :] + names[: i % len(names)]:
+    order = random.Random(0)
+    for _ in range(repetitions):
+        for name in order.sample(list(steps), len(steps)):
             start = time.perf_counter()
             steps[name]()
             times[name].append(time.perf_counter() - start)
