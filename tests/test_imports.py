@@ -26,7 +26,7 @@ ORDER = [
     ("configs", "observing"),
     ("optimizer", "shared"),
     ("adapters",),
-    ("amp", "legacy", "optimizers", "probability", "training"),
+    ("amp", "legacy", "optimizers", "probability", "training", "monitoring"),
     ("migrate", "serialization"),
     ("cli",),
 ]

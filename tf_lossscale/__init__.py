@@ -15,18 +15,30 @@ __version__ = "0.1.0"
 # Public name -> the module it is in. Loaded on first use: importing this package costs next to nothing.
 _HOMES = {
     "LossScaleOptimizer": "tf_lossscale.optimizer",
+    "LossScaleMonitor": "tf_lossscale.monitoring.callback",
     "SharedLossScale": "tf_lossscale.shared",
     "install": "tf_lossscale.legacy.install",
     "uninstall": "tf_lossscale.legacy.install",
+    "write_summary": "tf_lossscale.monitoring.summaries",
 }
 
 # Subpackages that `import tf_lossscale` is enough for.
 _ROOMS = ("amp", "legacy", "optimizers", "probability")
 
-__all__ = ["LossScaleOptimizer", "SharedLossScale", "__version__", "install", "uninstall"]
+__all__ = [
+    "LossScaleMonitor",
+    "LossScaleOptimizer",
+    "SharedLossScale",
+    "__version__",
+    "install",
+    "uninstall",
+    "write_summary",
+]
 
 if TYPE_CHECKING:
     from tf_lossscale.legacy.install import install, uninstall
+    from tf_lossscale.monitoring.callback import LossScaleMonitor
+    from tf_lossscale.monitoring.summaries import write_summary
     from tf_lossscale.optimizer import LossScaleOptimizer
     from tf_lossscale.shared import SharedLossScale
 

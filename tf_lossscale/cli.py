@@ -20,6 +20,7 @@ _COMMANDS = {
         "show what a checkpoint or model holds",
     ),
     "migrate": ("tf_lossscale.migrate.command", "rewrite code of TensorFlow 1.13 to 2.15 to this package's API"),
+    "plot": ("tf_lossscale.monitoring.plot", "draw loss scale, loss and skipped steps of a TensorBoard folder"),
     "run": ("tf_lossscale.legacy.run", "run a script or module written for TensorFlow 1.13 to 2.15, unchanged"),
     "train": (
         "tf_lossscale.training.command",

@@ -1,0 +1,131 @@
+"""A callback that shows the loss scale in `fit`, of Keras 3 and of tf_keras."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from tf_lossscale import errors
+from tf_lossscale.floor import WHAT_TO_TRY
+from tf_lossscale.monitoring.summaries import require_ours, write_summary
+
+#: So many steps at least are looked at before it is said that too many of them were skipped.
+WINDOW = 50
+
+
+class LossScaleMonitor(tf.keras.callbacks.Callback):
+    """Adds `loss_scale`, `skipped_steps` and, with `diagnose=True`, `grad_norm` to the logs of `fit`.
+
+    So they are in the progress bar, in `History`, and in the files of callbacks that come after it in the list, like
+    `CSVLogger` and `TensorBoard`. Warns when too many steps are skipped, and has the optimizer's `on_floor` noticed.
+
+    >>> import tf_lossscale
+    >>> model = tf.keras.Sequential([tf.keras.Input((1,)), tf.keras.layers.Dense(1)])
+    >>> model.compile(tf_lossscale.LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8), "mse")
+    >>> x = tf.ones([4, 1])
+    >>> history = model.fit(x, x, verbose=0, callbacks=[tf_lossscale.LossScaleMonitor()])
+    >>> history.history["loss_scale"], history.history["skipped_steps"]
+    ([8.0], [0])
+
+    Args:
+        update_freq: "epoch", or a number of batches after which the values are read as well. Reading waits for the
+            steps that were started.
+        log_dir: a folder to write TensorBoard scalars to, as `write_summary` does, at each reading; None for none.
+        max_skipped: a warning says so when more than this share of the last 50 steps or more was skipped.
+        optimizer: whose scale it is; None for that of the model.
+
+    Raises:
+        TypeError: an argument is of a wrong type.
+        ValueError: an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        update_freq: int | str = "epoch",
+        log_dir: Any = None,
+        max_skipped: float = 0.2,
+        optimizer: Any = None,
+    ):
+        super().__init__()
+        if update_freq != "epoch":
+            remedy = 'Pass "epoch", or after how many batches to read.'
+            self.update_freq = errors.whole_number("update_freq", update_freq, remedy)
+            # Only now: without it Keras need not wait for each batch to tell its callbacks of it.
+            self.on_train_batch_end = self._after_batch
+        self.max_skipped = errors.positive_number("max_skipped", max_skipped, "Pass a share, for example 0.2.")
+        if optimizer is not None:
+            require_ours(optimizer)
+        self._optimizer = optimizer
+        self._writer = None if log_dir is None else tf.summary.create_file_writer(str(log_dir))
+        self._read: dict[str, Any] = {}
+        self._since = (0, 0)  # the steps, and those skipped, that were looked at already
+        self._warned = False
+
+    @property
+    def _watched(self) -> Any:
+        return self.model.optimizer if self._optimizer is None else self._optimizer
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        del logs
+        require_ours(self._watched)
+        self._read = {}
+        self._since = self._counts()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        del epoch
+        self._look(logs if logs is not None else {})
+
+    def on_train_end(self, logs: Any = None) -> None:
+        del logs
+        if self._writer is not None:
+            self._writer.flush()
+
+    def _after_batch(self, batch: int, logs: Any = None) -> None:
+        logs = logs if logs is not None else {}
+        if (batch + 1) % self.update_freq == 0:
+            self._look(logs)
+        logs.update(self._read)  # between two readings the progress bar goes on showing the last
+
+    def _look(self, logs: dict[str, Any]) -> None:
+        optimizer = self._watched
+        loss = logs.get("loss")
+        self._read = {"loss_scale": float(optimizer.loss_scale), "skipped_steps": self._counts()[1]}
+        if optimizer.gradient_norm is not None:
+            self._read["grad_norm"] = float(tf.convert_to_tensor(optimizer.gradient_norm))
+        logs.update(self._read)
+        if self._writer is not None:
+            with self._writer.as_default():
+                write_summary(optimizer, self._counts()[0], loss)
+        self._warn()
+
+    def _counts(self) -> tuple[int, int]:
+        scale = self._watched._loss_scale
+        if not scale.may_skip:
+            return int(self._watched.iterations), 0
+        return tuple(int(tf.convert_to_tensor(count)) for count in (scale.total_steps, scale.skipped_steps))  # type: ignore[return-value]
+
+    def _warn(self) -> None:
+        (steps, skipped), (steps_before, skipped_before) = self._counts(), self._since
+        if steps - steps_before < WINDOW:
+            return
+        self._since = steps, skipped
+        share = (skipped - skipped_before) / (steps - steps_before)
+        if share > self.max_skipped and not self._warned:
+            logging.warning(
+                "%.0f %% of the last %d steps were skipped, more than %g %%; the loss scale is %g. %s",
+                *(100 * share, steps - steps_before, 100 * self.max_skipped, self._read["loss_scale"], WHAT_TO_TRY),
+            )
+        self._warned = share > self.max_skipped
+
+    # What tf_keras asks of a callback that is not derived from its own class.
+
+    def _implements_train_batch_hooks(self) -> bool:
+        return "on_train_batch_end" in vars(self)
+
+    def _implements_test_batch_hooks(self) -> bool:
+        return False
+
+    def _implements_predict_batch_hooks(self) -> bool:
+        return False

@@ -1,0 +1,144 @@
+"""The subcommand `plot`: loss scale, loss and skipped steps of a TensorBoard folder as a picture."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import pathlib
+import sys
+from typing import Any
+
+import tensorflow as tf
+
+from tf_lossscale import optional
+
+# What is drawn -> its names: ours, and those that Keras's TensorBoard callback makes of logs.
+_TAGS = {
+    "loss_scale": ("loss_scale", "epoch_loss_scale"),
+    "loss": ("loss", "epoch_loss"),
+    "skipped_steps": ("skipped_steps", "epoch_skipped_steps"),
+}
+Series = list[tuple[int, float]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `tf-lossscale plot`.
+
+    >>> parser = argparse.ArgumentParser()
+    >>> add_arguments(parser)
+    >>> parser.parse_args(["logs"]).logdir.name
+    'logs'
+
+    Args:
+        parser: of the subcommand.
+    """
+    parser.add_argument("logdir", type=pathlib.Path, metavar="LOGDIR", help="folder with TensorBoard's event files")
+    what = "picture to write, .png or .svg (default: LOGDIR/loss_scale.png)"
+    parser.add_argument("--out", type=pathlib.Path, metavar="FILE", help=what)
+    parser.add_argument("--force", action="store_true", help="write over a picture that is there already")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs `tf-lossscale plot`.
+
+    Args:
+        arguments: as `add_arguments` described them.
+
+    Returns:
+        The exit code: 0, or 2 if something stands in the way.
+    """
+    out = arguments.out or arguments.logdir / "loss_scale.png"
+    try:
+        if out.suffix not in (".png", ".svg"):
+            raise ValueError(f"--out must end in .png or .svg, but got: {out}.")
+        if out.exists() and not arguments.force:
+            raise ValueError(f"{out} exists. Choose another --out, or add --force to write over it.")
+        runs = read(arguments.logdir)
+        draw(runs, out)
+    except (ValueError, ImportError, OSError) as error:
+        print(f"tf-lossscale plot: {error}", file=sys.stderr)
+        return 2
+    print(f"{out}: {', '.join(runs)}")
+    return 0
+
+
+def read(logdir: pathlib.Path) -> dict[str, dict[str, Series]]:
+    """Returns what the event files of a folder have of the loss scale.
+
+    Args:
+        logdir: it and all folders in it are looked at.
+
+    Returns:
+        By folder, by what is drawn (`loss_scale`, `loss`, `skipped_steps`), pairs of step and value.
+
+    Raises:
+        ValueError: there is no loss scale in it.
+    """
+    runs: dict[str, dict[str, Series]] = {}
+    for path in sorted(logdir.rglob("*.tfevents.*")):
+        name = str(path.parent.relative_to(logdir)) if path.parent != logdir else logdir.name
+        for kind, step, value in _scalars(path):
+            runs.setdefault(name, {kind: [] for kind in _TAGS})[kind].append((step, value))
+    runs = {name: {kind: sorted(series) for kind, series in run.items()} for name, run in runs.items()}
+    runs = {name: run for name, run in runs.items() if run["loss_scale"]}
+    if not runs:
+        raise ValueError(
+            f"There is no event file with a loss scale in {logdir}. Write some with "
+            "tf_lossscale.LossScaleMonitor(log_dir=...) or tf_lossscale.write_summary(optimizer)."
+        )
+    return runs
+
+
+def draw(runs: dict[str, dict[str, Series]], out: pathlib.Path) -> None:
+    """Draws the runs into one picture, which is there whole or not at all.
+
+    Args:
+        runs: as `read` returned them.
+        out: the PNG or SVG to write.
+    """
+    figure = optional.load("matplotlib.figure", "plot").Figure(figsize=(9, 7), layout="constrained")
+    axes = figure.subplots(3, sharex=True)
+    for (kind, label), axis in zip(_LABELS.items(), axes):
+        for name, run in runs.items():
+            steps, values = zip(*run[kind]) if run[kind] else ((), ())
+            drawn: Any = axis.plot(steps, values, label=name, drawstyle="default" if kind == "loss" else "steps-post")
+            if kind == "loss_scale":
+                after = _skips(run)
+                at = dict(run[kind])
+                marked = [(step, at[step]) for step in after if step in at]
+                axis.plot(*(zip(*marked) if marked else ((), ())), "x", color=drawn[0].get_color())
+        axis.set_ylabel(label)
+        axis.grid(alpha=0.3)
+    axes[0].set_yscale("log", base=2)
+    axes[0].legend(title="x: steps skipped since the last reading", loc="best")
+    axes[-1].set_xlabel("step")
+    temporary = out.with_name(f".{out.stem}.tmp{out.suffix}")
+    try:
+        figure.savefig(temporary, dpi=120)
+        os.replace(temporary, out)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+_LABELS = {"loss_scale": "loss scale", "loss": "loss", "skipped_steps": "skipped steps, in all"}
+
+
+def _skips(run: dict[str, Series]) -> list[int]:
+    """The steps at which more steps had been skipped than at the reading before."""
+    series = [(0, 0.0), *run["skipped_steps"]]
+    return [step for (_, before), (step, value) in itertools.pairwise(series) if value > before]
+
+
+def _scalars(path: pathlib.Path) -> list[tuple[str, int, float]]:
+    kinds = {tag: kind for kind, tags in _TAGS.items() for tag in tags}
+    found = []
+    try:
+        for event in tf.compat.v1.train.summary_iterator(str(path)):
+            for value in event.summary.value:
+                if value.tag in kinds:
+                    number = tf.make_ndarray(value.tensor) if value.HasField("tensor") else value.simple_value
+                    found.append((kinds[value.tag], event.step, float(number)))
+    except tf.errors.DataLossError:
+        pass  # a run that was killed leaves half a record at the end; what is before it counts
+    return found

@@ -1,0 +1,56 @@
+"""The loss scale as TensorBoard scalars."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tf_lossscale.optimizer import LossScaleOptimizer
+
+
+def write_summary(optimizer: LossScaleOptimizer, step: Any = None, loss: Any = None) -> None:
+    """Writes the scalars `loss_scale`, `skipped_steps`, with `diagnose=True` `grad_norm`, and the loss if given.
+
+    For loops of one's own; it writes to the default `tf.summary` writer, in eager mode or in a `tf.function`, and obeys
+    `tf.summary.record_if`.
+
+    >>> import tempfile
+    >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD())
+    >>> with tf.summary.create_file_writer(tempfile.mkdtemp()).as_default():
+    ...     write_summary(optimizer, step=1, loss=0.5)
+
+    Args:
+        optimizer: whose scale it is.
+        step: an int or an int64 scalar tensor; None for that of `tf.summary.experimental.set_step`.
+        loss: a floating scalar, not the scaled one.
+
+    Raises:
+        TypeError: `optimizer` is no `tf_lossscale.LossScaleOptimizer`.
+    """
+    require_ours(optimizer)
+    values = {"loss_scale": optimizer.loss_scale, "skipped_steps": optimizer.skipped_steps}
+    if optimizer.gradient_norm is not None:
+        values["grad_norm"] = optimizer.gradient_norm
+    if loss is not None:
+        values["loss"] = loss
+    for name, value in values.items():
+        tf.summary.scalar(name, tf.cast(tf.convert_to_tensor(value), tf.float32), step=step)
+
+
+def require_ours(optimizer: Any) -> None:
+    """Raises if an optimizer's loss scale cannot be read.
+
+    >>> require_ours(LossScaleOptimizer(tf.keras.optimizers.SGD()))
+
+    Args:
+        optimizer: any object.
+
+    Raises:
+        TypeError: it is no `tf_lossscale.LossScaleOptimizer`.
+    """
+    if not isinstance(optimizer, LossScaleOptimizer):
+        raise TypeError(
+            f"The optimizer must be a tf_lossscale.LossScaleOptimizer, but got: {optimizer!r}. Wrap it before compile: "
+            "model.compile(tf_lossscale.LossScaleOptimizer(optimizer), ...)."
+        )
