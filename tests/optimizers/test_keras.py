@@ -279,6 +279,55 @@ def test_inside_the_loss_scale_a_step_is_the_same_and_an_overflow_leaves_no_trac
 
 
 @libraries
+def test_a_compiled_step_inside_the_loss_scale_skips_overflows_and_else_is_the_bare_step(library):
+    a, b = weights(), weights()
+    bare, wrapper = LIBRARIES[library](lr=0.1), LossScaleOptimizer(LIBRARIES[library](lr=0.1), initial_scale=1024.0)
+    wrapper.inner_optimizer.build(b)
+
+    @tf.function(jit_compile=True)
+    def scaled_step(gradients):
+        wrapper.scale_loss(tf.constant(0.0))
+        wrapper.apply(gradients, b)
+
+    gradients = [tf.constant(np.random.default_rng(0).normal(size=v.shape), tf.float32) for v in a]
+    scaled_step([g * np.inf for g in gradients])
+    assert_equal(b, weights())
+    for _ in range(2):
+        scaled_step([g * 512.0 for g in gradients])
+        bare.apply_gradients(zip(gradients, a))
+    for x, y in zip(a, b):
+        np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-6)
+    assert float(wrapper.loss_scale) == 512.0
+
+
+@libraries
+def test_inside_the_loss_scale_sparse_rows_are_summed_and_a_nan_in_one_skips_the_step(library):
+    a, b = weights()[0], weights()[0]
+    bare, wrapper = LIBRARIES[library](lr=0.1), LossScaleOptimizer(LIBRARIES[library](lr=0.1), initial_scale=2.0)
+
+    def rows(first):
+        return tf.IndexedSlices(tf.constant([[first, 1.0, 2.0], [3.0, 4.0, 5.0]]), tf.constant([1, 1]), (4, 3))
+
+    wrapper.scale_loss(tf.constant(0.0))
+    wrapper.apply([rows(np.nan)], [b])
+    np.testing.assert_array_equal(a, b)
+    wrapper.scale_loss(tf.constant(0.0))
+    wrapper.apply([rows(1.0)], [b])  # the scale is 1 now
+    bare.apply_gradients([(tf.constant([[0.0] * 3, [4.0, 5.0, 7.0], [0.0] * 3, [0.0] * 3]), a)])
+    np.testing.assert_array_equal(a, b)
+
+
+def test_tf_keras_may_compile_the_update_itself():
+    a, b = weights(), weights()
+    for variables, compiled in ((a, True), (b, False)):
+        optimizer = two_groups(LIBRARIES["tf_keras"], variables, jit_compile=compiled)
+        step(optimizer, variables, 0)
+        step(optimizer, variables, 1)
+    for x, y in zip(a, b):
+        np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-6)
+
+
+@libraries
 def test_fit_in_mixed_precision_with_the_loss_scale_learns_and_is_saved(library, tmp_path):
     model = model_of(library, "mixed_float16")
     model.compile(LossScaleOptimizer(LIBRARIES[library](lr=0.05), initial_scale=2.0**24), "mse")
