@@ -115,6 +115,9 @@ def test_parameters_of_different_dtypes_in_a_group_go_as_each_would_alone(librar
         return {dtype: variable.numpy() for dtype, variable in zip(dtypes, variables)}
 
     alone = {dtype: run([dtype])[dtype] for dtype in ("float16", "float32")}
+    for dtype, spacing in (("float16", 2.0**-10), ("float32", 2.0**-23)):
+        np.testing.assert_array_equal(alone[dtype], run([dtype], eps=(spacing, 1e-3))[dtype])
+    assert not np.array_equal(alone["float16"], run(["float16"], eps=(2.0**-23, 1e-3))["float16"])
     for order in (["float16", "float32"], ["float32", "float16"]):
         for foreach in (False, True):
             together = run(order, foreach=foreach)
