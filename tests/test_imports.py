@@ -16,7 +16,7 @@ PACKAGE = pathlib.Path(tf_lossscale.__file__).parent
 # Each room may import from those before it, and from itself.
 ORDER = [
     ("errors",),
-    ("core.rules", "core.finite", "core.scaling", "core.strategies"),
+    ("core.autograph", "core.rules", "core.finite", "core.scaling", "core.strategies"),
     ("core.weights",),
     ("core.state", "core.diagnosis"),
     ("core.replicas", "core.foreign"),

@@ -23,7 +23,7 @@ _HOMES = {
 }
 
 # Subpackages that `import tf_lossscale` is enough for.
-_ROOMS = ("amp", "legacy", "optimizers", "probability")
+_ROOMS = ("amp", "legacy", "migrate", "optimizers", "probability")
 
 __all__ = [
     "LossScaleMonitor",
@@ -36,6 +36,11 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from tf_lossscale import amp as amp
+    from tf_lossscale import legacy as legacy
+    from tf_lossscale import migrate as migrate
+    from tf_lossscale import optimizers as optimizers
+    from tf_lossscale import probability as probability
     from tf_lossscale.legacy.install import install, uninstall
     from tf_lossscale.monitoring.callback import LossScaleMonitor
     from tf_lossscale.monitoring.summaries import write_summary
@@ -52,7 +57,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, *_ROOMS])
 
 
 from tf_lossscale.serialization import register_when_imported as _register_when_imported  # noqa: E402

@@ -14,6 +14,7 @@ from tf_lossscale import errors, options, wrapping
 from tf_lossscale.configs import Configurable
 from tf_lossscale.contract import Contract
 from tf_lossscale.core import foreign, replicas, scaling, strategies
+from tf_lossscale.core.autograph import as_written as _as_written
 from tf_lossscale.core.diagnosis import Diagnosis
 from tf_lossscale.core.rules import Rules
 from tf_lossscale.core.state import DynamicLossScale, FixedLossScale, LossScale
@@ -22,14 +23,11 @@ from tf_lossscale.grads_and_vars import as_list, require_fitting, tensors_of, un
 from tf_lossscale.hyperparameters import Delegating
 from tf_lossscale.observing import Observable, names_of
 
-# AutoGraph leaves our code as it is, in a user's tf.function too: it is graph code already, and tracing is faster.
-_as_written = tf.autograph.experimental.do_not_convert
-
 _DEFAULT_INITIAL_SCALE = 2.0**15
 _DEFAULT_GROWTH_STEPS = 2000
 
 
-class CallableList(list):
+class CallableList(list[Any]):
     """A list that also answers a call with itself: `variables` was a method once and is a property now.
 
     >>> CallableList([1])()
@@ -38,6 +36,14 @@ class CallableList(list):
 
     def __call__(self) -> CallableList:
         return self
+
+
+class _SignatureOfInit:
+    """What `help` and `inspect.signature` show of a class: its constructor's arguments, not those of `__new__`."""
+
+    def __get__(self, instance: Any, owner: Any) -> inspect.Signature:
+        signature = inspect.signature(owner.__init__)
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
 class LossScaleOptimizer(Delegating, Observable, Configurable):
@@ -120,6 +126,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     _slots_need_gradients = False
     #: Whether instances have this very class: True in an adapter and in what is derived from one.
     _is_adapter = False
+    __signature__ = _SignatureOfInit()
 
     def __new__(cls, inner_optimizer: Any = None, *args: Any, **kwargs: Any) -> LossScaleOptimizer:
         del args, kwargs
@@ -659,7 +666,10 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     def __repr__(self) -> str:
         scale = tf.convert_to_tensor(self._loss_scale())
         shown = f"{scale.numpy().item():g}" if tf.executing_eagerly() else f"{self.initial_scale:g} at the start"
-        kind = f"dynamic_growth_steps={self.dynamic_growth_steps}" if self.dynamic else "fixed"
+        kind = "fixed"
+        if self.dynamic:
+            counter = f"dynamic_counter={self.dynamic_counter.numpy()}, " if tf.executing_eagerly() else ""
+            kind = f"{counter}dynamic_growth_steps={self.dynamic_growth_steps}"
         return f"<LossScaleOptimizer loss_scale={shown}, {kind}, inner_optimizer={type(self._optimizer).__name__}>"
 
 

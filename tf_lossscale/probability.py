@@ -186,7 +186,6 @@ def _with_scaled_gradients(loss_fn: Callable[..., Any], optimizer: Any) -> Calla
     """The same loss, whose gradients are those of the scaled loss, unscaled again."""
 
     def same_loss(**kwargs: Any) -> Any:  # TensorFlow Probability passes `seed` first, and nothing if that fails
-        @tf.custom_gradient
         def loss_and_gradients() -> Any:
             with tf.GradientTape() as tape:
                 loss = tf.convert_to_tensor(loss_fn(**kwargs))
@@ -198,6 +197,6 @@ def _with_scaled_gradients(loss_fn: Callable[..., Any], optimizer: Any) -> Calla
 
             return loss, gradients
 
-        return loss_and_gradients()
+        return tf.custom_gradient(loss_and_gradients)()
 
     return same_loss

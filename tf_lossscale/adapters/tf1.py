@@ -45,7 +45,9 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
         gradients = self.get_unscaled_gradients([g for g, _ in pairs])
         return list(zip(gradients, [v for _, v in pairs]))
 
-    def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: Any = None, **kwargs: Any) -> Any:
+    def apply_gradients(  # type: ignore[override]  # TensorFlow 1's arguments
+        self, grads_and_vars: Any, global_step: Any = None, name: Any = None, **kwargs: Any
+    ) -> Any:
         """Applies unscaled gradients, or skips the step; a skipped step does not count in `global_step`.
 
         Args:
@@ -59,7 +61,7 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
         """
         return super().apply_gradients(grads_and_vars, name, global_step=global_step, **kwargs)
 
-    def minimize(
+    def minimize(  # type: ignore[override]  # TensorFlow 1's arguments
         self,
         loss: Any,
         global_step: Any = None,

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 _HOMES = {
     "DynamicLossScaleManager": "managers",
@@ -31,6 +31,25 @@ _HOMES = {
 }
 
 __all__ = sorted(_HOMES)
+
+if TYPE_CHECKING:
+    from tf_lossscale.amp.levels import auto_mixed_precision as auto_mixed_precision
+    from tf_lossscale.amp.levels import dtype_table as dtype_table
+    from tf_lossscale.amp.levels import to_float as to_float
+    from tf_lossscale.amp.managers import DynamicLossScaleManager as DynamicLossScaleManager
+    from tf_lossscale.amp.managers import DynamicLossScaleUpdateCell as DynamicLossScaleUpdateCell
+    from tf_lossscale.amp.managers import FixedLossScaleManager as FixedLossScaleManager
+    from tf_lossscale.amp.managers import FixedLossScaleUpdateCell as FixedLossScaleUpdateCell
+    from tf_lossscale.amp.model import Model as Model
+    from tf_lossscale.amp.monitors import LossMonitor as LossMonitor
+    from tf_lossscale.amp.monitors import OverflowMonitor as OverflowMonitor
+    from tf_lossscale.amp.own_manager import LossScaleManager as LossScaleManager
+    from tf_lossscale.amp.scalers import DynamicLossScaler as DynamicLossScaler
+    from tf_lossscale.amp.scalers import StaticLossScaler as StaticLossScaler
+    from tf_lossscale.amp.scalers import all_finite as all_finite
+    from tf_lossscale.amp.train_step import TrainOneStep as TrainOneStep
+    from tf_lossscale.amp.train_step import TrainOneStepWithLossScale as TrainOneStepWithLossScale
+    from tf_lossscale.amp.train_step import WithLoss as WithLoss
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,7 @@ FixedLossScale(8.0)
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 _HOMES = {
     "DynamicLossScale": "loss_scale",
@@ -25,6 +25,25 @@ _HOMES = {
 }
 
 __all__ = sorted(_HOMES)
+
+if TYPE_CHECKING:
+    from tf_lossscale.legacy import contrib as contrib
+    from tf_lossscale.legacy import experimental as experimental
+    from tf_lossscale.legacy.contrib import ExponentialUpdateLossScaleManager as ExponentialUpdateLossScaleManager
+    from tf_lossscale.legacy.contrib import FixedLossScaleManager as FixedLossScaleManager
+    from tf_lossscale.legacy.contrib import LossScaleManager as LossScaleManager
+    from tf_lossscale.legacy.graph_rewrite import MixedPrecisionLossScaleOptimizer as MixedPrecisionLossScaleOptimizer
+    from tf_lossscale.legacy.graph_rewrite import (
+        disable_mixed_precision_graph_rewrite as disable_mixed_precision_graph_rewrite,
+    )
+    from tf_lossscale.legacy.graph_rewrite import (
+        enable_mixed_precision_graph_rewrite as enable_mixed_precision_graph_rewrite,
+    )
+    from tf_lossscale.legacy.loss_scale import DynamicLossScale as DynamicLossScale
+    from tf_lossscale.legacy.loss_scale import FixedLossScale as FixedLossScale
+    from tf_lossscale.legacy.loss_scale import LossScale as LossScale
+    from tf_lossscale.legacy.loss_scale import get as get
+    from tf_lossscale.legacy.wrap import from_loss_scale as from_loss_scale
 
 
 def __getattr__(name: str) -> Any:

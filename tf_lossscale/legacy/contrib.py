@@ -10,6 +10,7 @@ import tensorflow as tf
 from tf_lossscale import wrapping
 from tf_lossscale.adapters import tf1
 from tf_lossscale.core import state
+from tf_lossscale.core.autograph import as_written
 from tf_lossscale.core.rules import Rules
 
 
@@ -120,7 +121,7 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
         """Returns the current scale, a float32 scalar tensor."""
         return self._state()
 
-    @tf.autograph.experimental.do_not_convert
+    @as_written
     def update_loss_scale(self, finite_grads: Any) -> Any:
         """Moves the scale after a step.
 

@@ -10,10 +10,9 @@ import tensorflow as tf
 
 from tf_lossscale.core import finite as finite_lib
 from tf_lossscale.core import replicas, state, strategies
+from tf_lossscale.core.autograph import as_written as _as_written
 from tf_lossscale.legacy import versions
 from tf_lossscale.legacy.tensor_like import TensorLike
-
-_as_written = tf.autograph.experimental.do_not_convert
 
 
 class LossScale(TensorLike, state.LossScale, abc.ABC):

@@ -26,3 +26,7 @@ def __getattr__(name: str) -> Any:
         room = "saver_names" if name == "saver_names" else "restore"
         return getattr(importlib.import_module(f"tf_lossscale.migrate.checkpoints.{room}"), name)
     raise AttributeError(f"module 'tf_lossscale.migrate' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -9,8 +9,8 @@ import multiprocessing
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 from tf_lossscale.migrate import names, project, report
 from tf_lossscale.migrate.codemod import migrate
@@ -99,6 +99,10 @@ def run(paths: Sequence[str], write: bool = False, jobs: int = 0) -> Iterator[re
         yield from pool.map(_migrate, work)
 
 
+_In = TypeVar("_In")
+_Out = TypeVar("_Out")
+
+
 class _Pool:
     """`map` over processes, or in this one where it is not worth the start."""
 
@@ -113,7 +117,7 @@ class _Pool:
         if self._executor:
             self._executor.shutdown(cancel_futures=True)
 
-    def map(self, function, items):
+    def map(self, function: Callable[[_In], _Out], items: Iterable[_In]) -> Iterable[_Out]:
         """`map`, in order."""
         if self._executor is None:
             return map(function, items)
