@@ -666,10 +666,9 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     def __repr__(self) -> str:
         scale = tf.convert_to_tensor(self._loss_scale())
         shown = f"{scale.numpy().item():g}" if tf.executing_eagerly() else f"{self.initial_scale:g} at the start"
-        kind = "fixed"
-        if self.dynamic:
-            counter = f"dynamic_counter={self.dynamic_counter.numpy()}, " if tf.executing_eagerly() else ""
-            kind = f"{counter}dynamic_growth_steps={self.dynamic_growth_steps}"
+        kind = f"dynamic_growth_steps={self.dynamic_growth_steps}" if self.dynamic else "fixed"
+        if self.dynamic and tf.executing_eagerly():
+            kind = f"dynamic_counter={int(tf.convert_to_tensor(self.dynamic_counter))}, {kind}"
         return f"<LossScaleOptimizer loss_scale={shown}, {kind}, inner_optimizer={type(self._optimizer).__name__}>"
 
 

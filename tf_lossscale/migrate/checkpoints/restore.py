@@ -17,12 +17,23 @@ from tf_lossscale.migrate.checkpoints.saved import File, Optimizer
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """What was restored."""
+    """What `restore` restored; None for what the file, or the optimizer, does not have.
+
+    >>> restored = Restored(iterations=3, loss_scale=128.0, dynamic_counter=3, notes=())
+    >>> restored.loss_scale
+    128.0
+
+    Args:
+        iterations: the number of steps taken.
+        loss_scale: the scale.
+        dynamic_counter: the number of finite steps since the scale last moved.
+        notes: where training cannot go on with the same numbers, and why.
+    """
 
     iterations: int | None
-    loss_scale: float | None  # None if the file, or the optimizer, has none
+    loss_scale: float | None
     dynamic_counter: int | None
-    notes: tuple[str, ...]  # where training cannot go on with the same numbers, and why
+    notes: tuple[str, ...]
 
 
 def restore(
