@@ -10,10 +10,9 @@ from typing import Any
 import tensorflow as tf
 
 from tf_lossscale.core import replicas
+from tf_lossscale.core.autograph import as_written as _as_written
 from tf_lossscale.core.rules import Rules
 from tf_lossscale.core.state import DynamicLossScale
-
-_as_written = tf.autograph.experimental.do_not_convert
 
 
 class SharedLossScale(DynamicLossScale):
