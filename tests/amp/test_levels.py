@@ -117,6 +117,96 @@ def test_the_parts_of_a_layer_follow(library):
     assert model(np.ones((2, 4, 3), "float32")).dtype == "float16"
 
 
+def recurrent(keras):
+    """(layers, whether O1 has them in half precision)"""
+
+    class Summing(keras.layers.Layer):
+        state_size = 2
+
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(2)
+
+        def build(self, shape):
+            self.dense.build(shape)
+
+        def call(self, inputs, states, training=None):
+            total = self.dense(inputs) + states[0]
+            return total, [total]
+
+    layers = keras.layers
+    return [
+        (layers.GRU(2), True),
+        (layers.RNN([layers.LSTMCell(2), layers.GRUCell(3)]), True),
+        (layers.Bidirectional(layers.SimpleRNN(2)), True),
+        (layers.RNN([layers.LSTMCell(2), Summing()]), False),
+    ]
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_the_states_of_a_recurrent_layer_have_one_dtype(library, level):
+    for layer, in_half in recurrent(LIBRARIES[library]):
+        model = amp.auto_mixed_precision(LIBRARIES[library].Sequential([layer]), level)
+        assert np.isfinite(model(np.ones((2, 4, 3), "float32")).numpy()).all()
+        dtypes = {row[0]: row[2] for row in amp.dtype_table(model).rows if "cell" in row[0]}
+        assert set(dtypes.values()) == {"float16" if in_half or level == "O2" else "float32"}, dtypes
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_layer_set_by_hand_is_set_with_its_parts(library):
+    keras = LIBRARIES[library]
+    layer = amp.to_float(keras.layers.LSTM(2), "float16")
+    assert layer.cell.compute_dtype == "float16"
+    amp.to_float(layer, "float32")
+    model = amp.auto_mixed_precision(keras.Sequential([layer, keras.layers.Dense(1)]), "O1")
+    assert [row[2] for row in amp.dtype_table(model).rows] == ["float32", "float32", "float16"]
+
+
+@pytest.mark.parametrize("built", [False, True], ids=["new", "built"])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_every_normalization_and_variables_of_the_model_itself_compute_in_half(library, built):
+    keras = LIBRARIES[library]
+
+    class Scaled(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.parts = [keras.layers.GroupNormalization(2), keras.layers.Embedding(5, 4)]
+            self.factor = self.add_weight(shape=(4,), initializer="ones", name="factor")
+
+        def call(self, rows):
+            return self.parts[0](self.parts[1](rows)) * tf.convert_to_tensor(self.factor)
+
+    model, rows = Scaled(), np.ones((2, 4), "int32")
+    if built:
+        model(rows)
+    for level in ("O3", "O0"):
+        amp.auto_mixed_precision(model, level)
+        assert model(rows).dtype == ("float16" if level == "O3" else "float32")
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.cast(model(rows), tf.float32))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        assert {g.dtype for g in gradients} == {tf.float32}
+
+
+# A small network of MindSpore's recording: one layer of it was set to float32 by hand.
+@pytest.mark.parametrize("level", ["O0", "O2", "auto"])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_each_layer_of_a_nested_network_computes_in_the_recorded_dtype(library, level):
+    keras = LIBRARIES[library]
+    layers = keras.layers
+    body = [layers.Conv2D(4, 3, name="body.0"), layers.BatchNormalization(name="body.1"), layers.ReLU(name="body.2")]
+    head = [layers.Flatten(), layers.LayerNormalization(name="ln"), layers.Dense(3, name="fc")]
+    model = keras.Sequential([keras.Sequential(body), *head, layers.Dense(2, name="fixed")])
+    amp.to_float(model.layers[-1], "float32")
+    amp.auto_mixed_precision(model, level)
+    assert model(np.ones((2, 6, 6, 1), "float32")).shape == (2, 2)
+    dtypes = {name: dtype.capitalize() for name, _, dtype, _ in amp.dtype_table(model).rows}
+    for layer, operation, dtype in RECORDED[f"SeqNet {level} float16 train"]["ok"]["compute_summary"]:
+        if not (level == "auto" and (layer, operation) in {("body.0", "BiasAdd"), ("fc", "BiasAdd")}):
+            assert dtypes[layer] == dtype, (layer, operation)
+
+
 def test_the_result_prints_as_a_table():
     table = str(amp.dtype_table(amp.auto_mixed_precision(lenet(tf.keras), "O2")))
     assert table.splitlines()[0].split() == ["layer", "type", "computes", "variables"]

@@ -93,6 +93,14 @@ def test_monitors_print_the_loss_and_the_scale(library, capsys):
     assert scales == [f"loss scale is {scale}, overflow: False" for scale in (128, 256, 512, 1024)]
 
 
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_the_overflow_monitor_says_that_there_is_no_scale(library, capsys):
+    model = amp.Model(network(LIBRARIES[library]), "mse", LIBRARIES[library].optimizers.SGD(0.01))
+    model.train(1, dataset(batches=1), callbacks=amp.OverflowMonitor(), verbose=0)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.endswith(", no loss scale")
+
+
 @pytest.mark.parametrize("bad", [0, -1, 1.5, True])
 def test_a_monitor_prints_every_whole_number_of_steps(bad):
     with pytest.raises(ValueError, match="per_print_times"):

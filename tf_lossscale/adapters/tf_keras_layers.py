@@ -10,6 +10,9 @@ from tf_keras.src.mixed_precision import autocast_variable
 
 library = tf_keras
 
+# Layers that read their variables as they are; an embedding looked up in a cast table would lose its sparse gradient.
+_CAST_BY_THEMSELVES = ("BatchNormalizationBase", "LayerNormalization", "Embedding")
+
 # The names of the dtype policies.
 Policy = tf_keras.mixed_precision.Policy
 global_policy = tf_keras.mixed_precision.global_policy
@@ -31,8 +34,8 @@ def set_compute_dtype(layer: Any, dtype: str) -> None:
     policy = tf_keras.mixed_precision.Policy("float32" if dtype == "float32" else f"mixed_{dtype}")
     # tf_keras has no public way to change the policy of a layer that exists, or to have its variables cast when read.
     layer._set_dtype_policy(policy)
-    if type(layer).__name__.endswith("Normalization"):
-        return  # reads its variables as they are, and casts by itself
+    if any(base.__name__ in _CAST_BY_THEMSELVES for base in type(layer).__mro__):
+        return
     for name, value in list(vars(layer).items()):
         if isinstance(value, tf.Variable) and value.dtype.is_floating and not hasattr(value, "true_dtype"):
             layer.__dict__[name] = autocast_variable.create_autocast_variable(value)

@@ -29,6 +29,7 @@ _MATRIX_LAYERS = frozenset(
         "SimpleRNNCell",
         "GRUCell",
         "LSTMCell",
+        "ConvLSTMCell",
     }
 )
 _RECTIFIERS = frozenset({"ReLU", "PReLU"})
@@ -79,16 +80,15 @@ def auto_mixed_precision(model: Any, amp_level: str = "O0", dtype: str = "float1
         raise ValueError(f"The amp level {amp_level!r} is not supported. Choose one of {', '.join(LEVELS)}.")
     if dtype not in _HALF:
         raise ValueError(f"`dtype` must be one of {', '.join(_HALF)}, but got: {dtype!r}.")
-    layers = _layers(model)
-    for _, layer in layers:
+    for _, layer, decides in _layers(model):
         if amp_level in ("O1", "auto") and getattr(layer, _SET_BY_HAND, False):
             continue
-        _set(layer, dtype if _in_half(layer, amp_level) else "float32")
+        _set(layer, dtype if _in_half(decides, amp_level) else "float32")
     return model
 
 
 def to_float(layer: Any, dtype: str) -> Any:
-    """Sets the dtype in which one layer, or one model with all its layers, computes.
+    """Sets the dtype in which one layer with its parts, or one model with all its layers, computes.
 
     >>> import tensorflow as tf
     >>> to_float(tf.keras.layers.Dense(2), "float16").compute_dtype
@@ -109,8 +109,9 @@ def to_float(layer: Any, dtype: str) -> Any:
     """
     if dtype not in ("float32", *_HALF):
         raise ValueError(f"`dtype` must be one of float32, {', '.join(_HALF)}, but got: {dtype!r}.")
-    inner = _layers(layer) if getattr(layer, "layers", None) else [("", layer)]
-    for _, each in inner:
+    registry.layers_of(layer)  # raises if it is no layer
+    inner = _layers(layer) if getattr(layer, "layers", None) else list(_with_parts(layer, layer.name, layer))
+    for _, each, _ in inner:
         _set(each, dtype)
         object.__setattr__(each, _SET_BY_HAND, True)
     return layer
@@ -160,7 +161,7 @@ def dtype_table(model: Any) -> DtypeTable:
     return DtypeTable(
         [
             (name, type(layer).__name__, str(layer.compute_dtype), str(layer.variable_dtype))
-            for name, layer in _layers(model)
+            for name, layer, _ in _layers(model)
         ]
     )
 
@@ -177,28 +178,46 @@ def _in_half(layer: Any, amp_level: str) -> bool:
         return True
     if amp_level == "O2":
         return not names & _NORMALIZATION
+    if names & {"RNN", "StackedRNNCells"}:
+        cells = getattr(layer, "cells", None) or [layer.cell]
+        return all(_in_half(cell, amp_level) for cell in cells)
     if names & _MATRIX_LAYERS:
         return True
     is_relu = getattr(getattr(layer, "activation", None), "__name__", "") == "relu" and "Activation" in names
     return amp_level == "O1" and (bool(names & _RECTIFIERS) or is_relu)
 
 
-def _layers(model: Any) -> list[tuple[str, Any]]:
-    """The layers that compute something, by name; models within the model are looked into."""
+# Where the two libraries keep the variables of a layer or model itself, not of what is in it.
+_OWN_VARIABLES = ("_trainable_variables", "_trainable_weights")
+
+# (name, the layer, the layer that decides for it)
+_Entry = tuple[str, Any, Any]
+
+
+def _layers(model: Any) -> list[_Entry]:
+    """The layers that compute something; models within the model are looked into."""
     if not hasattr(model, "layers"):
         raise TypeError(f"`model` must be a Keras model, but got: {model!r}.")
     return list(_walk(model))
 
 
-def _walk(model: Any) -> Iterator[tuple[str, Any]]:
+def _walk(model: Any) -> Iterator[_Entry]:
+    if any(getattr(model, own, None) for own in _OWN_VARIABLES):
+        yield model.name, model, model
     for layer in model.layers:
         if getattr(layer, "layers", None):
             yield from _walk(layer)
         else:
-            yield layer.name, layer
-            # What a layer is made of: the cell of an RNN, the projections of an attention.
-            for part in layer._flatten_layers(include_self=False):
-                yield f"{layer.name}/{part.name}", part
+            yield from _with_parts(layer, layer.name, layer)
+
+
+def _with_parts(layer: Any, name: str, decides: Any) -> Iterator[_Entry]:
+    """A layer and what it is made of: the cell of an RNN, the projections of an attention."""
+    yield name, layer, decides
+    # The states that go round a recurrent layer have one dtype: it decides for all of its cells.
+    is_recurrent = any(base.__name__ == "RNN" for base in type(decides).__mro__)
+    for part in layer._flatten_layers(include_self=False, recursive=False):
+        yield from _with_parts(part, f"{name}/{part.name}", decides if is_recurrent else part)
 
 
 def _set(layer: Any, dtype: str) -> None:

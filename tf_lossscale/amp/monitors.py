@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tf_lossscale.optimizer import LossScaleOptimizer
+
 
 class LossMonitor:
     """Prints the loss every few steps of `Model.train`.
@@ -76,6 +78,8 @@ class OverflowMonitor(LossMonitor):
 
     def line(self, epoch: int, step: int, loss: float, optimizer: Any) -> str:
         """Returns what to print; see `LossMonitor.line`."""
+        if not isinstance(optimizer, LossScaleOptimizer):
+            return f"{super().line(epoch, step, loss, optimizer)}, no loss scale"
         skipped = bool(optimizer.last_step_skipped)
         return (
             f"{super().line(epoch, step, loss, optimizer)}, loss scale is {float(optimizer.loss_scale):g}, "
