@@ -153,6 +153,28 @@ def test_the_states_of_a_recurrent_layer_have_one_dtype(library, level):
         assert set(dtypes.values()) == {"float16" if in_half or level == "O2" else "float32"}, dtypes
 
 
+@pytest.mark.parametrize("level", ["O1", "O2", "O3", "auto"])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_layers_of_many_parts_and_constants_compute_at_every_level(library, level):
+    keras = LIBRARIES[library]
+
+    class Attending(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.attention = keras.layers.MultiHeadAttention(2, 3)
+
+        def call(self, values):
+            return self.attention(values, values)
+
+    inputs = keras.Input((5, 6))
+    model = keras.Model(inputs, Attending()(keras.layers.Normalization(mean=1.0, variance=4.0)(inputs)))
+    values = np.random.default_rng(0).normal(size=(2, 5, 6)).astype("float32")
+    full = model(values).numpy()
+    half = amp.auto_mixed_precision(model, level)(values)
+    np.testing.assert_allclose(half.numpy().astype("float32"), full, atol=2e-2)
+    assert {row[2] for row in amp.dtype_table(model).rows if "attention" in row[0]} == {"float16"}
+
+
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_layer_set_by_hand_is_set_with_its_parts(library):
     keras = LIBRARIES[library]
@@ -219,6 +241,12 @@ def test_an_unknown_level_is_a_value_error_and_changes_nothing(level):
     with pytest.raises(ValueError, match="is not supported"):
         amp.auto_mixed_precision(model, level)
     assert {layer.compute_dtype for layer in model.layers} == {"float32"}
+
+
+def test_a_dtype_of_tensorflow_is_taken():
+    assert amp.to_float(tf.keras.layers.Dense(1), tf.bfloat16).compute_dtype == "bfloat16"
+    model = amp.auto_mixed_precision(tf.keras.Sequential([tf.keras.layers.Dense(1)]), "O3", dtype=tf.float16)
+    assert model.layers[0].compute_dtype == "float16"
 
 
 def test_bad_networks_and_dtypes_are_refused():

@@ -82,6 +82,19 @@ def test_bad_managers_and_combinations_are_refused():
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
+def test_a_model_that_cannot_be_made_changes_neither_network_nor_optimizer(library):
+    keras = LIBRARIES[library]
+    model, optimizer = network(keras), keras.optimizers.SGD(0.1)
+    for arguments in ({"loss_scale_manager": "x"}, {"amp_level": "O5"}):
+        with pytest.raises((TypeError, ValueError)):
+            amp.Model(model, "mse", optimizer, **{"amp_level": "O3", **arguments})
+    with pytest.raises(TypeError, match="Keras model"):
+        amp.Model(3, "mse", optimizer, amp_level="O2")
+    assert {layer.compute_dtype for layer in model.layers} == {"float32"}
+    assert amp.Model(model, "mse", optimizer, amp_level="O2").optimizer.inner_optimizer is optimizer
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
 def test_monitors_print_the_loss_and_the_scale(library, capsys):
     keras = LIBRARIES[library]
     manager = amp.DynamicLossScaleManager(init_loss_scale=64, scale_window=4)

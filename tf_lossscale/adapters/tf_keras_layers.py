@@ -39,3 +39,6 @@ def set_compute_dtype(layer: Any, dtype: str) -> None:
     for name, value in list(vars(layer).items()):
         if isinstance(value, tf.Variable) and value.dtype.is_floating and not hasattr(value, "true_dtype"):
             layer.__dict__[name] = autocast_variable.create_autocast_variable(value)
+        elif isinstance(value, tf.Tensor) and value.dtype.is_floating and not tf.is_symbolic_tensor(value):
+            # A constant, which was cast when the layer was built.
+            layer.__dict__[name] = tf.cast(value, dtype)

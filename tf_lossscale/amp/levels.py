@@ -30,27 +30,31 @@ _MATRIX_LAYERS = frozenset(
         "GRUCell",
         "LSTMCell",
         "ConvLSTMCell",
+        "MultiHeadAttention",
+        "GroupedQueryAttention",
     }
 )
 _RECTIFIERS = frozenset({"ReLU", "PReLU"})
 # Means and variances of half-precision values lose too much.
-_NORMALIZATION = frozenset({"BatchNormalization", "LayerNormalization", "SyncBatchNormalization"})
+_NORMALIZATION = frozenset({"BatchNormalization", "LayerNormalization", "Normalization", "SyncBatchNormalization"})
+# Their parts exchange tensors that are not cast on the way: one dtype for all of them.
+_OF_ONE_DTYPE = frozenset({"RNN", "MultiHeadAttention", "GroupedQueryAttention"})
 
 LEVELS = ("O0", "O1", "O2", "O3", "auto")
 _HALF = ("float16", "bfloat16")
 
 
-def auto_mixed_precision(model: Any, amp_level: str = "O0", dtype: str = "float16") -> Any:
+def auto_mixed_precision(model: Any, amp_level: str = "O0", dtype: Any = "float16") -> Any:
     """Sets the dtype in which each layer of a model computes; the variables stay float32.
 
     ====== ==========================================================================
     level  computed in half precision
     ====== ==========================================================================
     O0     nothing
-    O1     convolution, matrix and recurrent layers, ReLU and PReLU
+    O1     convolution, matrix, attention and recurrent layers, ReLU and PReLU
     O2     all but batch and layer normalization
     O3     all
-    auto   convolution, matrix and recurrent layers
+    auto   convolution, matrix, attention and recurrent layers
     ====== ==========================================================================
 
     O2 and O3 set every layer; call `to_float` afterwards to keep one apart. O1 and auto leave layers alone that
@@ -65,7 +69,7 @@ def auto_mixed_precision(model: Any, amp_level: str = "O0", dtype: str = "float1
     Args:
         model: a Keras model (Keras 3 or tf_keras), built or not.
         amp_level: "O0", "O1", "O2", "O3" or "auto".
-        dtype: the half precision, "float16" or "bfloat16".
+        dtype: the half precision, "float16" or "bfloat16", or the `tf.DType`.
 
     Returns:
         The same model. `print(dtype_table(model))` shows what was done.
@@ -76,10 +80,8 @@ def auto_mixed_precision(model: Any, amp_level: str = "O0", dtype: str = "float1
 
     Source: MindSpore, `mindspore.amp.auto_mixed_precision`.
     """
-    if amp_level not in LEVELS:
-        raise ValueError(f"The amp level {amp_level!r} is not supported. Choose one of {', '.join(LEVELS)}.")
-    if dtype not in _HALF:
-        raise ValueError(f"`dtype` must be one of {', '.join(_HALF)}, but got: {dtype!r}.")
+    require_level(model, amp_level)
+    dtype = _dtype(dtype, _HALF)
     for _, layer, decides in _layers(model):
         if amp_level in ("O1", "auto") and getattr(layer, _SET_BY_HAND, False):
             continue
@@ -87,7 +89,23 @@ def auto_mixed_precision(model: Any, amp_level: str = "O0", dtype: str = "float1
     return model
 
 
-def to_float(layer: Any, dtype: str) -> Any:
+def require_level(model: Any, amp_level: Any) -> None:
+    """Raises if a model cannot be set to a level.
+
+    Args:
+        model: what is to be a Keras model.
+        amp_level: what is to be a level.
+
+    Raises:
+        TypeError: `model` is not a Keras model.
+        ValueError: the level is unknown.
+    """
+    if amp_level not in LEVELS:
+        raise ValueError(f"The amp level {amp_level!r} is not supported. Choose one of {', '.join(LEVELS)}.")
+    _layers(model)
+
+
+def to_float(layer: Any, dtype: Any) -> Any:
     """Sets the dtype in which one layer with its parts, or one model with all its layers, computes.
 
     >>> import tensorflow as tf
@@ -96,7 +114,7 @@ def to_float(layer: Any, dtype: str) -> Any:
 
     Args:
         layer: a Keras layer or model (Keras 3 or tf_keras), built or not.
-        dtype: "float32", "float16" or "bfloat16". The variables stay float32.
+        dtype: "float32", "float16" or "bfloat16", or the `tf.DType`. The variables stay float32.
 
     Returns:
         The same layer.
@@ -107,8 +125,7 @@ def to_float(layer: Any, dtype: str) -> Any:
 
     Source: MindSpore, `mindspore.nn.Cell.to_float`.
     """
-    if dtype not in ("float32", *_HALF):
-        raise ValueError(f"`dtype` must be one of float32, {', '.join(_HALF)}, but got: {dtype!r}.")
+    dtype = _dtype(dtype, ("float32", *_HALF))
     registry.layers_of(layer)  # raises if it is no layer
     inner = _layers(layer) if getattr(layer, "layers", None) else list(_with_parts(layer, layer.name, layer))
     for _, each, _ in inner:
@@ -214,10 +231,16 @@ def _walk(model: Any) -> Iterator[_Entry]:
 def _with_parts(layer: Any, name: str, decides: Any) -> Iterator[_Entry]:
     """A layer and what it is made of: the cell of an RNN, the projections of an attention."""
     yield name, layer, decides
-    # The states that go round a recurrent layer have one dtype: it decides for all of its cells.
-    is_recurrent = any(base.__name__ == "RNN" for base in type(decides).__mro__)
+    decides_for_all = any(base.__name__ in _OF_ONE_DTYPE for base in type(decides).__mro__)
     for part in layer._flatten_layers(include_self=False, recursive=False):
-        yield from _with_parts(part, f"{name}/{part.name}", decides if is_recurrent else part)
+        yield from _with_parts(part, f"{name}/{part.name}", decides if decides_for_all else part)
+
+
+def _dtype(dtype: Any, allowed: tuple[str, ...]) -> str:
+    name = getattr(dtype, "name", dtype)  # of a tf.DType
+    if name not in allowed:
+        raise ValueError(f"`dtype` must be one of {', '.join(allowed)}, but got: {dtype!r}.")
+    return str(name)
 
 
 def _set(layer: Any, dtype: str) -> None:

@@ -50,8 +50,7 @@ class Model:
         amp_level: str = "O0",
         loss_scale_manager: Any = None,
     ):
-        self.network = levels.auto_mixed_precision(network, amp_level)
-        self.amp_level = amp_level
+        levels.require_level(network, amp_level)
         if isinstance(optimizer, LossScaleOptimizer) and loss_scale_manager is not None:
             raise ValueError(
                 "`optimizer` is a LossScaleOptimizer already: leave out `loss_scale_manager`, or pass the inner "
@@ -62,6 +61,9 @@ class Model:
         wrap = optimizer is not None and loss_scale_manager is not None
         if wrap and not isinstance(optimizer, LossScaleOptimizer):
             optimizer = LossScaleOptimizer(optimizer, loss_scale_manager=loss_scale_manager)
+        # Past this line the network changes: a call with bad arguments has not happened.
+        self.network = levels.auto_mixed_precision(network, amp_level)
+        self.amp_level = amp_level
         self.optimizer = optimizer
         if optimizer is not None or loss_fn is not None:
             compiled = {} if optimizer is None else {"optimizer": optimizer}
