@@ -79,6 +79,8 @@ def loss_of(x, weight, bias):
 
 
 def train(family, optimizer, step, steps=5):
+    if type(optimizer).__name__ == "Muon" and tf.keras.__version__.startswith("3.12."):
+        pytest.skip("Keras 3.12, the last for Python 3.10: its Muon itself takes keras.Variables only")
     rng = np.random.default_rng(0)
     variable = tf.keras.Variable if family.name == "keras3" else tf.Variable
     variables = [variable(rng.normal(size=size).astype("float32")) for size in ((4, 3), (3,))]
