@@ -36,9 +36,10 @@ test-tpu: $(VENV)/.tpu
 test-gpu: $(VENV)/.test
 	$(BIN)/python -m pytest -q -p no:cacheprovider -rs -m gpu tf_function_tests
 
-## What a step costs: next to the bare optimizer and the libraries' own wrappers; Adafactor's next to the others'.
+## What a step costs, next to the bare optimizer and to the libraries' own (docs/performance.*); Adafactor's next to the others'.
 bench: $(VENV)/.test
-	$(BIN)/python benchmarks/steps.py
+	$(BIN)/python -m benchmarks --only "^[^,]+, (?!mirrored)"
+	$(BIN)/python -m benchmarks --only "^[^,]+, mirrored"
 	$(BIN)/python benchmarks/adafactor.py
 
 ## Build the documentation site into site/; a warning is an error.

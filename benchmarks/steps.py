@@ -1,109 +1,122 @@
-"""What a loss scale costs: the optimizer's step with it, as a ratio to the bare inner optimizer's.
+"""The optimizer's step alone, `minimize`, and a whole training step: eager, in a function, compiled, and mirrored."""
 
-    python benchmarks/steps.py [--repetitions 30] [--json docs/performance.json]
-
-All contenders of a row take turns in one process; a ratio is the median of the ratios of neighbouring turns.
-"""
-
-import argparse
-import json
-import os
-import pathlib
-import platform
 import statistics
-import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
-import keras
 import tensorflow as tf
-import tf_keras
 
-from tf_lossscale import LossScaleOptimizer
+from benchmarks import clock, contenders, workloads
 
-WORKLOADS = {"200 x 1k": (200, 1_000), "4 x 4M": (4, 4_000_000)}
-MODES = ("eager", "tf.function", "jit_compile")
-FAMILIES = {
-    "Keras 3": (tf.keras.optimizers.Adam, {"Keras 3's wrapper": keras.optimizers.LossScaleOptimizer}),
-    "tf_keras": (tf_keras.optimizers.Adam, {"tf_keras's wrapper": tf_keras.mixed_precision.LossScaleOptimizer}),
-    "tf_keras legacy": (
-        tf_keras.optimizers.legacy.Adam,
-        {"tf_keras's wrapper": tf_keras.mixed_precision.LossScaleOptimizer},
-    ),
-}
+GROWTH = (
+    *(f"{count} x 1k" for count in (10, 30, 100, 300, 1000, 2000)),
+    *(f"1 x {size}" for size in ("1k", "10k", "100k", "1M", "4M", "16M", "64M")),
+)
+APPLIED, SKIPPED = "applied", "skipped"
+MODES = ("tf.function", "eager", "jit_compile", "mirrored")
 
 
-def contender(make, wrap, count, size, mode):
-    """Returns a function that takes one step of scaled gradients with one optimizer."""
-    variables = [tf.Variable(tf.zeros([size])) for _ in range(count)]
-    optimizer = make(1e-3)
-    optimizer = optimizer if wrap is None else wrap(optimizer)
-
-    def step(gradients):
-        if wrap is None:
-            optimizer.apply_gradients(zip(gradients, variables))
-        elif hasattr(optimizer, "get_unscaled_gradients"):
-            optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients(gradients), variables))
-        else:
-            optimizer.apply_gradients(zip(gradients, variables))
-
-    if mode == "eager":
-        return step
-    return tf.function(step, jit_compile=mode == "jit_compile")
-
-
-def measure(steps, gradients, repetitions):
-    """Returns the median ratio of each step's time to the first one's, taken in turns."""
-    for step in steps.values():
-        for _ in range(3):
-            step(gradients)
-    times = {name: [] for name in steps}
-    for _ in range(repetitions):
-        for name, step in steps.items():
-            start = time.perf_counter()
-            step(gradients)
-            times[name].append(time.perf_counter() - start)
-    bare = next(iter(times.values()))
-    return {name: statistics.median(t / b for t, b in zip(taken, bare)) for name, taken in times.items()}, bare
+def cells() -> Iterator[dict[str, str]]:
+    """Yields everything that is measured here."""
+    for mode in MODES:
+        for family in contenders.FAMILIES:
+            if family == "TensorFlow 1" and mode == "mirrored":
+                continue  # its wrapper cannot be called in a tf.function under a strategy
+            for workload in workloads.GRADIENTS:
+                yield {"what": "step", "mode": mode, "family": family, "workload": workload}
+            if mode != "eager" and family != "TensorFlow 1":
+                for workload in workloads.MODELS:
+                    yield {"what": "training step", "mode": mode, "family": family, "workload": workload}
+    for mode in ("tf.function", "jit_compile"):
+        for family in ("tf_keras legacy", "tf_keras"):
+            yield {"what": "minimize", "mode": mode, "family": family, "workload": "4 x 4M"}
+    for mode in ("tf.function", "eager"):
+        for family in ("Keras 3", "tf_keras legacy"):
+            yield {"what": "skipped step", "mode": mode, "family": family, "workload": "200 x 1k"}
+    for workload in GROWTH:
+        yield {"what": "growth", "mode": "tf.function", "family": "tf_keras legacy", "workload": workload}
 
 
-def main():
-    """Prints the table, and writes it as JSON if asked."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repetitions", type=int, default=30)
-    parser.add_argument("--json", type=pathlib.Path)
-    arguments = parser.parse_args()
-    rows = []
-    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, TensorFlow {tf.__version__}\n")
-    print("| inner Adam of | gradients | mode | bare step | tf-lossscale | the library's wrapper |")
-    print("|---|---|---|---|---|---|")
-    for family, (make, peers) in FAMILIES.items():
-        for workload, (count, size) in WORKLOADS.items():
-            gradients = [tf.random.normal([size]) for _ in range(count)]
-            for mode in MODES:
-                (peer_name, peer), *_ = peers.items()
-                if family == "tf_keras" and mode == "jit_compile":
-                    # Its optimizers compile themselves otherwise, inside a compiled function.
-                    maker = lambda rate, make=make: make(rate, jit_compile=False)  # noqa: E731
-                else:
-                    maker = make
-                wraps = {"bare": None, "tf-lossscale": LossScaleOptimizer, peer_name: peer}
-                steps = {name: contender(maker, wrap, count, size, mode) for name, wrap in wraps.items()}
-                ratios, bare = measure(steps, gradients, arguments.repetitions)
-                rows.append({"family": family, "workload": workload, "mode": mode, "ratios": ratios})
-                milliseconds = 1000 * statistics.median(bare)
-                print(
-                    f"| {family} | {workload} | {mode} | {milliseconds:.1f} ms | {ratios['tf-lossscale']:.2f} | "
-                    f"{ratios[peer_name]:.2f} |",
-                    flush=True,
-                )
-    if arguments.json:
-        temporary = arguments.json.with_suffix(".tmp")
-        temporary.write_text(
-            json.dumps({"tensorflow": tf.__version__, "cores": os.cpu_count(), "rows": rows}, indent=1)
-        )
-        os.replace(temporary, arguments.json)
+def measure(cell: dict[str, str], seconds: float, **rounds: int) -> dict[str, Any]:
+    """Returns the cell with its ratios to the bare optimizer."""
+    if cell["what"] == "skipped step":
+        names = [APPLIED, SKIPPED]
+    elif cell["what"] == "growth":
+        names = [contenders.BARE, contenders.OURS]
+    elif cell["what"] == "minimize":
+        names = [contenders.BARE_MINIMIZE, contenders.OURS_MINIMIZE, contenders.THEIRS_MINIMIZE]
+    else:
+        names = contenders.names(cell["family"])
+    maker = {"training step": _training_step, "minimize": _minimize}.get(cell["what"], _step)
+    times = clock.in_turns({name: _in_mode(maker, cell, name) for name in names}, seconds, **rounds)
+    return {
+        **cell,
+        "bare_ms": round(1000 * statistics.median(times[names[0]].processor), 3),
+        "ratios": clock.ratios(times, names[0]),
+        "rounds": len(times[names[0]].wall),
+        "load": clock.load(),
+    }
 
 
-if __name__ == "__main__":
-    main()
+def made(cell: dict[str, str], name: str) -> Callable[[], None]:
+    """Returns one contender's step alone, neither traced nor compiled."""
+    return _step(cell, name)
+
+
+def _in_mode(maker: Callable[..., Callable[[], None]], cell: dict[str, str], name: str) -> Callable[[], None]:
+    mode = cell["mode"]
+    if mode != "mirrored":
+        step = maker(cell, name)
+        return step if mode == "eager" else tf.function(step, jit_compile=mode == "jit_compile")
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        step = maker(cell, name)
+    return tf.function(lambda: strategy.run(step))
+
+
+def _optimizer(cell: dict[str, str], name: str) -> Any:
+    return contenders.optimizer(cell["family"], name, compiled=cell["mode"] == "jit_compile")
+
+
+def _step(cell: dict[str, str], name: str) -> Callable[[], None]:
+    variables, optimizer = workloads.variables(cell["workload"]), _optimizer(cell, name)
+    gradients = workloads.gradients(cell["workload"])
+    if name == SKIPPED:
+        gradients[-1] *= float("nan")
+    # Held in variables: a function must not know their values.
+    held = [tf.Variable(g.values if isinstance(g, tf.IndexedSlices) else g, trainable=False) for g in gradients]
+
+    def step() -> None:
+        contenders.scale(optimizer, name, tf.constant(1.0))
+        given = [_as(gradient, tf.convert_to_tensor(value)) for gradient, value in zip(gradients, held)]
+        contenders.apply(optimizer, name, given, variables)
+
+    return step
+
+
+def _as(like: Any, values: tf.Tensor) -> Any:
+    return tf.IndexedSlices(values, like.indices, like.dense_shape) if isinstance(like, tf.IndexedSlices) else values
+
+
+def _minimize(cell: dict[str, str], name: str) -> Callable[[], None]:
+    variables, optimizer = workloads.variables(cell["workload"]), _optimizer(cell, name)
+    held = [tf.Variable(g, trainable=False) for g in workloads.gradients(cell["workload"])]
+
+    def loss() -> tf.Tensor:
+        return tf.add_n([tf.reduce_sum(variable * value) for variable, value in zip(variables, held)])
+
+    def step() -> None:
+        optimizer.minimize(loss, variables)
+
+    return step
+
+
+def _training_step(cell: dict[str, str], name: str) -> Callable[[], None]:
+    (variables, loss), optimizer = workloads.model(cell["workload"]), _optimizer(cell, name)
+
+    def step() -> None:
+        with tf.GradientTape() as tape:
+            scaled = contenders.scale(optimizer, name, loss())
+        contenders.apply(optimizer, name, tape.gradient(scaled, variables), variables)
+
+    return step

@@ -16,8 +16,8 @@ PACKAGE = pathlib.Path(tf_lossscale.__file__).parent
 # Each room may import from those before it, and from itself.
 ORDER = [
     ("errors",),
-    ("core.autograph", "core.rules", "core.finite", "core.scaling", "core.strategies"),
-    ("core.weights",),
+    ("core.autograph", "core.rules", "core.groups", "core.strategies"),
+    ("core.finite", "core.scaling", "core.weights"),
     ("core.state", "core.diagnosis"),
     ("core.replicas", "core.foreign"),
     ("contract", "grads_and_vars", "hyperparameters", "options", "import_hooks", "registry", "optional"),

@@ -7,9 +7,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_lossscale.core import groups
+
 
 def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
     """Returns whether no gradient has an infinity or a NaN.
+
+    A sum is finite only if all that is summed is: so large gradients are summed, which writes nothing, and looked at
+    value by value, in a conditional, only where the sum is not finite. Small ones of a shape are looked at together.
 
     >>> bool(all_finite([tf.constant([1.0, 2.0]), None]))
     True
@@ -23,7 +28,17 @@ def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
     Returns:
         A bool scalar tensor; True if there is no gradient at all.
     """
-    flags = [_is_finite(g) for g in gradients if g is not None]
+    given = [g for g in gradients if g is not None]
+    together = groups.positions(given)
+    flags = [_is_finite(groups.stacked(given, group)) for group in together]
+    done = {i for group in together for i in group}
+    alone = [g for i, g in enumerate(given) if i not in done]
+    summed = [g for g in alone if isinstance(g, tf.IndexedSlices) or not (groups.compiled() or groups.is_small(g))]
+    flags += [_is_finite(g) for g in alone if not any(g is one for one in summed)]
+    if summed:
+        sums = [tf.cast(_sum(g), tf.float32) for g in summed]
+        sums_are_finite = tf.math.is_finite(sums[0] if len(sums) == 1 else tf.add_n(sums))
+        flags.append(tf.cond(sums_are_finite, lambda: tf.constant(True), lambda: _each_is_finite(summed)))
     if not flags:
         return tf.constant(True)
     return flags[0] if len(flags) == 1 else tf.reduce_all(tf.stack(flags))
@@ -46,19 +61,29 @@ def kind(gradient: Any) -> tf.Tensor:
     return tf.where(all_finite([gradient]), 0.0, bad)
 
 
-def _is_finite(gradient: Any) -> tf.Tensor:
-    if isinstance(gradient, tf.IndexedSlices):
-        return _rows_are_finite(gradient.values, gradient.indices)
+def _sum(gradient: Any) -> tf.Tensor:
+    """A scalar that is finite only if the gradient is; of float32's range or more."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return tf.reduce_sum(gradient)
+    values = gradient.values
+    if values.dtype == tf.float16:
+        sizes = tf.reduce_sum(tf.cast(tf.abs(values), tf.float32))
+        return tf.where(sizes <= values.dtype.max, 0.0, float("inf"))
+    # The squares' sum is finite up to 1e19: then so is every sum of rows.
+    return tf.nn.l2_loss(values)
+
+
+def _each_is_finite(gradients: list[Any]) -> tf.Tensor:
+    flags = [
+        _rows_are_finite(g.values, g.indices) if isinstance(g, tf.IndexedSlices) else _is_finite(g) for g in gradients
+    ]
+    return tf.reduce_all(tf.stack(flags))
+
+
+def _is_finite(gradient: tf.Tensor) -> tf.Tensor:
     return tf.reduce_all(tf.math.is_finite(gradient))
 
 
 def _rows_are_finite(values: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
-    def sums_are_finite() -> tf.Tensor:
-        _, positions = tf.unique(tf.reshape(indices, [-1]))
-        sums = tf.math.unsorted_segment_sum(values, positions, tf.shape(values)[0])
-        return tf.reduce_all(tf.math.is_finite(sums))
-
-    # If all sizes together fit, every sum of rows does: one read, and no search for equal rows.
-    wide = values.dtype if values.dtype == tf.float64 else tf.float32
-    sizes = tf.reduce_sum(tf.cast(tf.abs(values), wide))
-    return tf.cond(sizes <= tf.cast(values.dtype.max, wide), lambda: tf.constant(True), sums_are_finite)
+    _, positions = tf.unique(tf.reshape(indices, [-1]))
+    return _is_finite(tf.math.unsorted_segment_sum(values, positions, tf.shape(values)[0]))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_lossscale.core import finite as finite_lib
-from tf_lossscale.core import strategies
+from tf_lossscale.core import groups, strategies
 from tf_lossscale.core.state import LossScale
 
 Gradients = list[Any]
@@ -80,14 +80,14 @@ def step(loss_scale: LossScale, part: Part) -> Any:
     if not loss_scale.may_skip:
         done = part.apply(gradients)
         return True if tf.executing_eagerly() else done
-    agreed = None
+    small, agreed = groups.are_small(gradients), None
     if not part.aggregate and strategies.several_replicas():
         agreed = _agree(gradients, exactly=part.observe is not None)
 
     def decide(local: Gradients, judged: Gradients, apply_everywhere: Callable[[], Any]) -> Any:
         applied = loss_scale.check(judged)
         known = bool(applied) if tf.executing_eagerly() else None  # the one wait for the device
-        done = _either(applied, known, apply_everywhere, lambda: [part.skip(), loss_scale.skip()])
+        done = _either(applied, known, apply_everywhere, lambda: [part.skip(), loss_scale.skip()], small)
         with tf.control_dependencies(done):
             recorded = loss_scale.record(applied)
             if part.observe is not None:
@@ -184,7 +184,9 @@ def _first(strategy: tf.distribute.Strategy, per_replica: Any) -> Any:
     return None if per_replica is None else strategy.experimental_local_results(per_replica)[0]
 
 
-def _either(applied: tf.Tensor, known: bool | None, apply: Callable[[], Any], skip: Callable[[], Any]) -> list[Any]:
+def _either(
+    applied: tf.Tensor, known: bool | None, apply: Callable[[], Any], skip: Callable[[], Any], as_one_call: bool
+) -> list[Any]:
     """Runs one of the two; returns what a later operation has to wait for."""
     if known is not None:
         (apply if known else skip)()
@@ -197,7 +199,25 @@ def _either(applied: tf.Tensor, known: bool | None, apply: Callable[[], Any], sk
 
         return run
 
-    return [tf.cond(applied, waited_for(apply), waited_for(skip))]
+    outcome = tf.cond(applied, waited_for(apply), waited_for(skip))
+    return [_as_one_call(outcome) if as_one_call else outcome]
+
+
+def _as_one_call(outcome: tf.Tensor) -> tf.Tensor:
+    """Has a tf.cond run as an operation that calls one of two functions, not as a switch in front of each input.
+
+    With hundreds of variables that is a good part of a small step. A function that is called so runs on one device:
+    only where there is but one.
+    """
+    if groups.compiled() or tf.distribute.has_strategy() or len(tf.config.list_logical_devices()) > 1:
+        return outcome
+    operation = outcome.op
+    while operation.type == "Identity":
+        operation = operation.inputs[0].op
+    if operation.type in ("If", "StatelessIf"):
+        # Private: a test fails where the attribute is called otherwise.
+        operation._set_attr("_lower_using_switch_merge", tf.compat.v1.AttrValue(b=False))
+    return outcome
 
 
 def operations(result: Any) -> list[Any]:

@@ -7,6 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_lossscale.core import groups
+
 
 def scale_loss(loss: Any, scale: Callable[[], tf.Tensor]) -> Any:
     """Returns the loss times the scale, in the loss's own dtype.
@@ -51,9 +53,9 @@ def unscale(gradients: Iterable[Any], scale: tf.Tensor, walled: bool = True) -> 
     reciprocal = 1.0 / scale
 
     def times(values: tf.Tensor) -> tf.Tensor:
-        return (opaque(values) if walled else values) * tf.cast(reciprocal, values.dtype)
+        return values * tf.cast(reciprocal, values.dtype)
 
-    return _of_each(gradients, times)
+    return _of_each(gradients, times, walled)
 
 
 def divide(gradients: Iterable[Any], scale: tf.Tensor, walled: bool = True) -> list[Any]:
@@ -76,10 +78,9 @@ def divide(gradients: Iterable[Any], scale: tf.Tensor, walled: bool = True) -> l
 
     def divided(values: tf.Tensor) -> tf.Tensor:
         wide = tf.float64 if values.dtype == tf.float64 else tf.float32  # float16 does not hold a scale of 2**16
-        widened = tf.cast(values, wide)
-        return tf.cast((opaque(widened) if walled else widened) / tf.cast(scale, wide), values.dtype)
+        return tf.cast(tf.cast(values, wide) / tf.cast(scale, wide), values.dtype)
 
-    return _of_each(gradients, divided)
+    return _of_each(gradients, divided, walled)
 
 
 def _scaled(loss: Any, factor: tf.Tensor) -> tf.Tensor:
@@ -92,20 +93,28 @@ def _scaled(loss: Any, factor: tf.Tensor) -> tf.Tensor:
     return loss * tf.cast(factor, loss.dtype)
 
 
-def _of_each(gradients: Iterable[Any], function: Callable[[tf.Tensor], tf.Tensor]) -> list[Any]:
-    return [None if g is None else _of_values(g, function) for g in gradients]
+def _of_each(gradients: Iterable[Any], function: Callable[[tf.Tensor], tf.Tensor], walled: bool) -> list[Any]:
+    """What an element-wise function makes of each gradient: of small ones in one call, where the stack is the wall."""
+    found = [g if g is None or isinstance(g, tf.IndexedSlices) else tf.convert_to_tensor(g) for g in gradients]
+    for gradient in found:
+        if gradient is not None and not gradient.dtype.is_floating:
+            raise TypeError(
+                f"A gradient must be a floating tensor, but got dtype {gradient.dtype.name}. "
+                "Take gradients of floating variables only."
+            )
+    grouped = groups.positions(found) if walled else []
+    done = {i for group in grouped for i in group}
+    result = [g if g is None or i in done else _of_one(g, function, walled) for i, g in enumerate(found)]
+    for group in grouped:
+        for i, part in zip(group, groups.unstacked(function(groups.stacked(found, group)))):
+            result[i] = part
+    return result
 
 
-def _of_values(gradient: Any, function: Callable[[tf.Tensor], tf.Tensor]) -> Any:
+def _of_one(gradient: Any, function: Callable[[tf.Tensor], tf.Tensor], walled: bool) -> Any:
     if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(_of_values(gradient.values, function), gradient.indices, gradient.dense_shape)
-    gradient = tf.convert_to_tensor(gradient)
-    if not gradient.dtype.is_floating:
-        raise TypeError(
-            f"A gradient must be a floating tensor, but got dtype {gradient.dtype.name}. "
-            "Take gradients of floating variables only."
-        )
-    return function(gradient)
+        return tf.IndexedSlices(_of_one(gradient.values, function, walled), gradient.indices, gradient.dense_shape)
+    return function(opaque(gradient) if walled else gradient)
 
 
 def opaque(tensor: tf.Tensor) -> tf.Tensor:

@@ -1,0 +1,26 @@
+"""What has to be measured in a process of its own; prints it as JSON."""
+
+import json
+import sys
+import time
+
+
+def main(what: str, *arguments: str) -> None:
+    """Measures one thing."""
+    if what == "import":
+        start = time.process_time()
+        import tf_lossscale  # noqa: F401
+
+        ours = time.process_time() - start
+        start = time.process_time()
+        import tensorflow  # noqa: F401
+
+        print(json.dumps([ours, time.process_time() - start]))
+        return
+    from benchmarks import costs
+
+    print(json.dumps(costs.peak_of_a_step(*arguments)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

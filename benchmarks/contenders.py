@@ -1,0 +1,71 @@
+"""Who is compared: the bare optimizer of a family, this package in each way of calling it, and the library's own."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+import tf_keras
+
+from tf_lossscale import LossScaleOptimizer
+
+BARE, OURS, THEIRS = "bare", "tf-lossscale", "its own wrapper"
+OURS_APPLY, OURS_MINIMIZE, THEIRS_MINIMIZE = f"{OURS}, apply", f"{OURS}, minimize", f"{THEIRS}, minimize"
+BARE_MINIMIZE = "bare, minimize"
+
+
+def _tf1_wrapper(inner: Any) -> Any:
+    scale = tf.compat.v1.mixed_precision.DynamicLossScale()
+    return tf.compat.v1.mixed_precision.MixedPrecisionLossScaleOptimizer(inner, scale)
+
+
+FAMILIES: dict[str, tuple[Callable[..., Any], Callable[[Any], Any]]] = {
+    "Keras 3": (tf.keras.optimizers.Adam, keras.optimizers.LossScaleOptimizer),
+    "tf_keras": (tf_keras.optimizers.Adam, tf_keras.mixed_precision.LossScaleOptimizer),
+    "tf_keras legacy": (tf_keras.optimizers.legacy.Adam, tf_keras.mixed_precision.LossScaleOptimizer),
+    "TensorFlow 1": (tf.compat.v1.train.AdamOptimizer, _tf1_wrapper),
+}
+
+
+def names(family: str) -> list[str]:
+    """Returns the contenders that take given gradients; the bare one first."""
+    return [BARE, OURS, OURS_APPLY, THEIRS] if family != "TensorFlow 1" else [BARE, OURS, THEIRS]
+
+
+def optimizer(family: str, name: str, compiled: bool = False) -> Any:
+    """Returns a new Adam of the family, wrapped as the contender wraps it.
+
+    Args:
+        family: a key of `FAMILIES`.
+        name: a contender's.
+        compiled: whether the step will be compiled by XLA: tf_keras's optimizers then must not do it themselves.
+    """
+    make, theirs = FAMILIES[family]
+    if compiled and family == "tf_keras":
+        make = functools.partial(make, jit_compile=False)
+    inner = make(1e-3)
+    if name in (BARE, BARE_MINIMIZE):
+        return inner
+    return theirs(inner) if name in (THEIRS, THEIRS_MINIMIZE) else LossScaleOptimizer(inner)
+
+
+def scale(opt: Any, name: str, loss: tf.Tensor) -> tf.Tensor:
+    """Returns the loss as the contender scales it."""
+    if name == BARE:
+        return loss
+    if name == OURS_APPLY or (hasattr(opt, "scale_loss") and name == THEIRS):
+        return opt.scale_loss(loss)
+    return opt.get_scaled_loss(loss) if hasattr(opt, "get_scaled_loss") else opt._scale_loss(loss)
+
+
+def apply(opt: Any, name: str, gradients: list, variables: list) -> None:
+    """Takes the contender's step, with gradients of the scaled loss."""
+    if name == OURS_APPLY:
+        opt.apply(gradients, variables)
+        return
+    if name != BARE and hasattr(opt, "get_unscaled_gradients"):
+        gradients = opt.get_unscaled_gradients(gradients)
+    elif hasattr(opt, "_unscale_grads"):
+        gradients = opt._unscale_grads(gradients)
+    opt.apply_gradients(zip(gradients, variables))

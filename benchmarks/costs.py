@@ -1,0 +1,90 @@
+"""What is paid once, or in memory: tracing and graph nodes over many variables, peak memory, importing."""
+
+import functools
+import json
+import resource
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from benchmarks import clock, contenders, steps
+
+MEMORY = "tf_keras legacy"
+
+
+def cells() -> Iterator[dict[str, str]]:
+    """Yields everything that is measured here."""
+    for family in contenders.FAMILIES:
+        if family != "TensorFlow 1":
+            yield {"what": "tracing", "mode": "tf.function", "family": family, "workload": "1000 x 1k"}
+    yield {"what": "peak memory", "mode": "tf.function", "family": MEMORY, "workload": "4 x 16M"}
+    yield {"what": "import", "mode": "python", "family": "tf_lossscale", "workload": "import"}
+
+
+def measure(cell: dict[str, str], seconds: float, least: int = 3) -> dict[str, Any]:
+    """Returns the cell with what was measured."""
+    if cell["what"] == "tracing":
+        return {**cell, **tracing(cell, seconds, min(least, 3))}
+    if cell["what"] == "import":
+        return {**cell, **importing(least)}
+    names = [contenders.BARE, contenders.OURS, contenders.OURS_APPLY, contenders.THEIRS]
+    return {**cell, "megabytes": {name: _apart("memory", cell["workload"], name) for name in names}}
+
+
+def nodes(function: Any) -> int:
+    """Returns the number of nodes of a concrete function, with those of the functions that it calls."""
+    graph = function.graph.as_graph_def()
+    return len(graph.node) + sum(len(called.node_def) for called in graph.library.function)
+
+
+def tracing(cell: dict[str, str], seconds: float, least: int) -> dict[str, Any]:
+    """Returns what the first call of a function costs before it runs, and how many nodes its graph has."""
+    counts: dict[str, int] = {}
+    made = {name: steps.made(cell, name) for name in contenders.names(cell["family"])}
+
+    def trace(name: str) -> None:
+        counts[name] = nodes(tf.function(made[name]).get_concrete_function())
+
+    # The warm-up rounds of the clock make the optimizers' variables.
+    times = clock.in_turns({name: functools.partial(trace, name) for name in made}, seconds, least, most=10)
+    return {
+        "bare_ms": round(1000 * statistics.median(times[contenders.BARE].processor), 1),
+        "ratios": clock.ratios(times, contenders.BARE),
+        "nodes": counts,
+        "rounds": len(times[contenders.BARE].wall),
+        "load": clock.load(),
+    }
+
+
+def importing(times: int) -> dict[str, Any]:
+    """Returns how long `import tf_lossscale` takes, and `import tensorflow` after it, each in a process of its own."""
+    pairs = [_apart("import") for _ in range(times)]
+    ours, theirs = (statistics.median(pair[i] for pair in pairs) for i in (0, 1))
+    return {"milliseconds": {"tf_lossscale": round(1000 * ours, 1), "tensorflow": round(1000 * theirs, 1)}}
+
+
+def _apart(*what: str) -> Any:
+    """Runs this module in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.apart", *what]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+
+
+def peak_of_a_step(workload: str, name: str) -> float:
+    """Returns by how many megabytes a step exceeds what was held before it, in this process."""
+    cell = {"what": "step", "mode": "tf.function", "family": MEMORY, "workload": workload}
+    step = tf.function(steps.made(cell, name))
+    small = tf.function(steps.made({**cell, "workload": "4 x 1k"}, name))
+    small()  # what is loaded on the first step of all is no memory of this one
+    concrete = step.get_concrete_function()
+    before = _resident()
+    concrete()
+    return round((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024, 1)
+
+
+def _resident() -> int:
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))

@@ -1,0 +1,23 @@
+"""What the numbers were measured on: the processor and the versions, nothing that tells one machine from another."""
+
+import importlib.metadata
+import os
+import pathlib
+import platform
+
+
+def description() -> dict[str, object]:
+    """Returns the processor's model, its cores, and the versions of the libraries."""
+    return {
+        "processor": _model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in ("tensorflow", "keras", "tf_keras")},
+    }
+
+
+def _model() -> str:
+    info = pathlib.Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.machine()
