@@ -37,9 +37,10 @@ test-gpu: $(VENV)/.test
 	$(BIN)/python -m pytest -q -p no:cacheprovider -rs -m gpu tf_function_tests
 
 ## What a step costs, next to the bare optimizer and to the libraries' own (docs/performance.*); Adafactor's next to the others'.
+## A run that was stopped goes on with `make bench BENCH=--missing`, or with a time: BENCH="--missing 2026-01-31T15:00".
 bench: $(VENV)/.test
-	$(BIN)/python -m benchmarks --only "^[^,]+, (?!mirrored)"
-	$(BIN)/python -m benchmarks --only "^[^,]+, mirrored"
+	$(BIN)/python -m benchmarks $(BENCH) --only "^[^,]+, (?!mirrored)"
+	$(BIN)/python -m benchmarks $(BENCH) --only "^[^,]+, mirrored"
 	$(BIN)/python benchmarks/adafactor.py
 
 ## Build the documentation site into site/; a warning is an error.

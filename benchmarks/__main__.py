@@ -1,25 +1,29 @@
 """`python -m benchmarks`: measures everything, cell by cell, and writes docs/performance.json as it goes.
 
-    python -m benchmarks [--only "tf.function.*legacy"] [--seconds 6] [--json docs/performance.json]
+    python -m benchmarks [--only "tf.function.*legacy"] [--missing [SINCE]] [--seconds 3] [--list]
 
 A row of the file is replaced when its cell is measured anew; with the file come the tables and the plot of
-docs/performance.md.
+docs/performance.md. A run that was stopped goes on with --missing. Cells of several replicas need a process of their
+own: `--only "^[^,]+, mirrored"`, and `--only "^[^,]+, (?!mirrored)"` for the others.
 """
 
 import argparse
+import datetime
 import gc
 import json
 import os
 import pathlib
 import re
 import sys
+import time
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # PyTorch's threads would go on spinning in the others' turns
 
 import tensorflow as tf
 
-from benchmarks import costs, machine, report, steps
+from benchmarks import contenders, costs, machine, report, steps
 
 JSON = pathlib.Path(__file__).parents[1] / "docs" / "performance.json"
 
@@ -28,19 +32,37 @@ def main(arguments: list[str] | None = None) -> None:
     """Measures, prints each row and saves all."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="a regular expression, searched for in 'what, mode, family, ...'")
-    parser.add_argument("--seconds", type=float, default=6.0, help="for the rounds of one cell")
+    parser.add_argument("--list", action="store_true", help="print the cells and when they were measured, and stop")
+    parser.add_argument(
+        "--missing",
+        nargs="?",
+        const="",
+        metavar="SINCE",
+        help="leave out what is in the file; with a time in UTC (2026-01-31T15:00), what was measured since",
+    )
+    parser.add_argument("--seconds", type=float, default=3.0, help="for the rounds of one cell")
     parser.add_argument("--rounds", type=int, default=7, help="the least number of rounds of a cell")
     parser.add_argument("--json", type=pathlib.Path, default=JSON)
     options = parser.parse_args(arguments)
     results = json.loads(options.json.read_text()) if options.json.exists() else {"rows": []}
-    results["machine"] = machine.description()
     wanted = [cell for cell in (*steps.cells(), *costs.cells()) if re.search(options.only, ", ".join(cell.values()))]
+    wanted = [cell for cell in wanted if contenders.installed(cell["family"])]
+    if options.missing is not None:
+        wanted = [cell for cell in wanted if not any(_same(row, cell, options.missing) for row in results["rows"])]
+    if options.list:
+        for cell in wanted:
+            done = [row.get("measured", "before") for row in results["rows"] if _same(row, cell)]
+            print(", ".join(cell.values()), *(f"({when})" for when in done))
+        return
+    results["machine"] = {**results.get("machine", {}), **machine.description()}
     if any(cell["mode"] == "mirrored" for cell in wanted):
         _have_two_cpus()
     for cell in wanted:
+        start = time.perf_counter()
         where = costs if cell["what"] in ("tracing", "peak memory", "import") else steps
         row = where.measure(cell, options.seconds, least=options.rounds)
-        print(report.line(row), flush=True)
+        row["measured"] = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M")
+        print(f"{time.perf_counter() - start:5.1f} s  {report.line(row)}", flush=True)
         results["rows"] = [*(old for old in results["rows"] if not _same(old, cell)), row]
         _save(options.json, results)
         tf.keras.backend.clear_session()
@@ -55,8 +77,8 @@ def _have_two_cpus() -> None:
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 
 
-def _same(row: dict[str, Any], cell: dict[str, str]) -> bool:
-    return all(row.get(key) == value for key, value in cell.items())
+def _same(row: dict[str, Any], cell: dict[str, str], since: str = "") -> bool:
+    return all(row.get(key) == value for key, value in cell.items()) and row.get("measured", "") >= since
 
 
 def _save(path: pathlib.Path, results: dict[str, Any]) -> None:

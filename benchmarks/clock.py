@@ -15,7 +15,9 @@ class Times:
     processor: list[float] = dataclasses.field(default_factory=list)
 
 
-def in_turns(functions: dict[str, Callable[[], object]], seconds: float, least: int = 7, most: int = 200) -> dict:
+def in_turns(
+    functions: dict[str, Callable[[], object]], seconds: float, least: int = 7, most: int = 200, first: int = 2
+) -> dict[str, Times]:
     """Returns the times of each function.
 
     Args:
@@ -23,10 +25,11 @@ def in_turns(functions: dict[str, Callable[[], object]], seconds: float, least: 
         seconds: for all rounds together; a started round is finished.
         least: number of rounds, whatever they take.
         most: number of rounds.
+        first: number of calls of each before that, which are not timed.
     """
     names = list(functions)
     for function in functions.values():
-        for _ in range(2):
+        for _ in range(first):
             function()
     times = {name: Times() for name in names}
     start, done = time.perf_counter(), 0

@@ -1,6 +1,7 @@
 """Who is compared: the bare optimizer of a family, this package in each way of calling it, and the library's own."""
 
 import functools
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,9 @@ from tf_lossscale import LossScaleOptimizer
 BARE, OURS, THEIRS = "bare", "tf-lossscale", "its own wrapper"
 OURS_APPLY, OURS_MINIMIZE, THEIRS_MINIMIZE = f"{OURS}, apply", f"{OURS}, minimize", f"{THEIRS}, minimize"
 BARE_MINIMIZE = "bare, minimize"
+MINIMIZERS = (BARE_MINIMIZE, OURS_MINIMIZE, THEIRS_MINIMIZE)
+OURS_DIAGNOSED = f"{OURS}, diagnose"
+TORCH = "PyTorch"
 
 
 def _tf1_wrapper(inner: Any) -> Any:
@@ -30,7 +34,14 @@ FAMILIES: dict[str, tuple[Callable[..., Any], Callable[[Any], Any]]] = {
 
 def names(family: str) -> list[str]:
     """Returns the contenders that take given gradients; the bare one first."""
+    if family == TORCH:
+        return [BARE, THEIRS]
     return [BARE, OURS, OURS_APPLY, THEIRS] if family != "TensorFlow 1" else [BARE, OURS, THEIRS]
+
+
+def installed(family: str) -> bool:
+    """Returns whether the family's library is here: PyTorch need not be."""
+    return family != TORCH or importlib.util.find_spec("torch") is not None
 
 
 def optimizer(family: str, name: str, compiled: bool = False) -> Any:
@@ -47,7 +58,9 @@ def optimizer(family: str, name: str, compiled: bool = False) -> Any:
     inner = make(1e-3)
     if name in (BARE, BARE_MINIMIZE):
         return inner
-    return theirs(inner) if name in (THEIRS, THEIRS_MINIMIZE) else LossScaleOptimizer(inner)
+    if name in (THEIRS, THEIRS_MINIMIZE):
+        return theirs(inner)
+    return LossScaleOptimizer(inner, diagnose=name == OURS_DIAGNOSED)
 
 
 def scale(opt: Any, name: str, loss: tf.Tensor) -> tf.Tensor:
@@ -69,3 +82,13 @@ def apply(opt: Any, name: str, gradients: list, variables: list) -> None:
     elif hasattr(opt, "_unscale_grads"):
         gradients = opt._unscale_grads(gradients)
     opt.apply_gradients(zip(gradients, variables))
+
+
+def minimize(opt: Any, loss: Callable[[], tf.Tensor], variables: list) -> None:
+    """Has the optimizer minimize a loss; those of Keras 3 cannot, and are used as Keras 3's trainer uses them."""
+    if hasattr(opt, "minimize"):
+        opt.minimize(loss, var_list=variables)
+        return
+    with tf.GradientTape() as tape:
+        scaled = opt.scale_loss(loss())
+    opt.apply_gradients(zip(tape.gradient(scaled, variables), variables))

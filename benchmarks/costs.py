@@ -2,7 +2,7 @@
 
 import functools
 import json
-import resource
+import pathlib
 import statistics
 import subprocess
 import sys
@@ -28,10 +28,10 @@ def cells() -> Iterator[dict[str, str]]:
 def measure(cell: dict[str, str], seconds: float, least: int = 3) -> dict[str, Any]:
     """Returns the cell with what was measured."""
     if cell["what"] == "tracing":
-        return {**cell, **tracing(cell, seconds, min(least, 3))}
+        return {**cell, **tracing(cell, seconds, min(least, 2))}
     if cell["what"] == "import":
-        return {**cell, **importing(least)}
-    names = [contenders.BARE, contenders.OURS, contenders.OURS_APPLY, contenders.THEIRS]
+        return {**cell, **importing(min(least, 5))}
+    names = [*contenders.names(MEMORY), *contenders.MINIMIZERS]
     return {**cell, "megabytes": {name: _apart("memory", cell["workload"], name) for name in names}}
 
 
@@ -42,15 +42,19 @@ def nodes(function: Any) -> int:
 
 
 def tracing(cell: dict[str, str], seconds: float, least: int) -> dict[str, Any]:
-    """Returns what the first call of a function costs before it runs, and how many nodes its graph has."""
+    """Returns what tracing a function costs, once the optimizer has its variables, and how many nodes its graph has."""
     counts: dict[str, int] = {}
     made = {name: steps.made(cell, name) for name in contenders.names(cell["family"])}
+    for name, step in made.items():
+        step()
+        small = steps.made({**cell, "workload": "3 x 1k"}, name)
+        small()
+        tf.function(small).get_concrete_function()  # what is imported on the way is not counted
 
     def trace(name: str) -> None:
         counts[name] = nodes(tf.function(made[name]).get_concrete_function())
 
-    # The warm-up rounds of the clock make the optimizers' variables.
-    times = clock.in_turns({name: functools.partial(trace, name) for name in made}, seconds, least, most=10)
+    times = clock.in_turns({name: functools.partial(trace, name) for name in made}, seconds, least, most=10, first=0)
     return {
         "bare_ms": round(1000 * statistics.median(times[contenders.BARE].processor), 1),
         "ratios": clock.ratios(times, contenders.BARE),
@@ -75,16 +79,15 @@ def _apart(*what: str) -> Any:
 
 def peak_of_a_step(workload: str, name: str) -> float:
     """Returns by how many megabytes a step exceeds what was held before it, in this process."""
-    cell = {"what": "step", "mode": "tf.function", "family": MEMORY, "workload": workload}
-    step = tf.function(steps.made(cell, name))
-    small = tf.function(steps.made({**cell, "workload": "4 x 1k"}, name))
-    small()  # what is loaded on the first step of all is no memory of this one
-    concrete = step.get_concrete_function()
-    before = _resident()
-    concrete()
-    return round((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024, 1)
+    step = steps.made({"what": "step", "mode": "tf.function", "family": MEMORY, "workload": workload}, name)
+    step()  # makes the optimizer's variables
+    function = tf.function(step).get_concrete_function()
+    pathlib.Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
+    before = _kilobytes("VmRSS")
+    function()
+    return round((_kilobytes("VmHWM") - before) / 1024, 1)
 
 
-def _resident() -> int:
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
+def _kilobytes(what: str) -> int:
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(what))

@@ -5,14 +5,17 @@ import os
 import pathlib
 import platform
 
+from benchmarks import contenders
+
 
 def description() -> dict[str, object]:
     """Returns the processor's model, its cores, and the versions of the libraries."""
+    libraries = ["tensorflow", "keras", "tf_keras", *(["torch"] if contenders.installed(contenders.TORCH) else [])]
     return {
         "processor": _model(),
         "cores": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),
-        **{name: importlib.metadata.version(name) for name in ("tensorflow", "keras", "tf_keras")},
+        **{name: importlib.metadata.version(name) for name in libraries},
     }
 
 

@@ -8,8 +8,10 @@ from typing import Any
 from benchmarks import contenders
 
 Row = dict[str, Any]
-COLUMNS = (contenders.OURS, contenders.OURS_APPLY, contenders.THEIRS)
-_OF_MINIMIZE = {contenders.OURS: contenders.OURS_MINIMIZE, contenders.THEIRS: contenders.THEIRS_MINIMIZE}
+COLUMNS = {name: name for name in (contenders.OURS, contenders.OURS_APPLY, contenders.THEIRS)}
+UNMEASURED = "Not measured yet: `make bench` fills this in."
+_MINIMIZE = {contenders.OURS_MINIMIZE: contenders.OURS, contenders.THEIRS_MINIMIZE: contenders.THEIRS}
+_SIZES = {"k": 1_000, "M": 1_000_000}
 
 
 def line(row: Row) -> str:
@@ -19,40 +21,35 @@ def line(row: Row) -> str:
         f"{name} {both['processor']:.2f} (wall {both['wall']:.2f})" for name, both in row.get("ratios", {}).items()
     )
     others = "  ".join(f"{key} {row[key]}" for key in ("nodes", "megabytes", "milliseconds", "rounds") if key in row)
-    return f"{where}: {ratios}  {others}"
+    refused = "  ".join(f"{name}: {why}" for name, why in row.get("refused", {}).items())
+    return f"{where}: {ratios}  {others}  {refused}".rstrip()
 
 
 def tables(results: dict[str, Any]) -> dict[str, str]:
-    """Returns the tables of the page by name, of what has been measured."""
-    rows = results["rows"]
-    found = {"machine": _machine(results)}
-    for what in ("step", "minimize", "training step"):
-        found[what] = _ratios([row for row in rows if row["what"] == what])
-    skipped = [
-        [row["mode"], row["family"], row["workload"], _ratio(row, "skipped")] for row in _sorted(rows, "skipped step")
-    ]
-    found["skipped step"] = _table(["mode", "Adam of", "gradients", "skipped : applied"], skipped)
-    traced = [
-        [row["family"], f"{row['bare_ms']:.0f} ms", row["nodes"][contenders.BARE]]
-        + [cell for name in COLUMNS for cell in (_ratio(row, name), _more(row, name))]
-        for row in _sorted(rows, "tracing")
-    ]
-    head = [title for name in COLUMNS for title in (name, "nodes more")]
-    found["tracing"] = _table(["Adam of", "bare", "nodes", *head], traced)
-    memory = [
-        [name, f"{value:.0f} MB"] for row in _sorted(rows, "peak memory") for name, value in row["megabytes"].items()
-    ]
-    found["peak memory"] = _table(["contender", "a step of 4 x 16M needs"], memory)
-    imports = [
-        [name, f"{value:.0f} ms"] for row in _sorted(rows, "import") for name, value in row["milliseconds"].items()
-    ]
-    found["import"] = _table(["import", "takes"], imports)
-    growth = [
-        [row["workload"], f"{row['bare_ms']:.2f} ms", _ratio(row, contenders.OURS), f"{microseconds:.2f} µs"]
-        for row, microseconds in ((row, overhead(row)) for row in growth_rows(rows))
-    ]
-    found["growth"] = _table(["gradients", "bare", contenders.OURS, "more, per variable"], growth)
-    return {name: table for name, table in found.items() if table}
+    """Returns the tables of the page by name; a line in place of one of which nothing has been measured."""
+    rows = [row for row in results["rows"] if "refused" not in row or "ratios" in row]
+    found = {
+        "step": _ratios(_sorted(rows, "step"), COLUMNS),
+        "minimize": _ratios(_sorted(rows, "minimize"), _MINIMIZE),
+        "training step": _ratios(_sorted(rows, "training step"), COLUMNS),
+        "diagnose": _ratios(_sorted(rows, "diagnose"), {contenders.OURS_DIAGNOSED: "diagnose=True"}),
+        "skipped step": _table(
+            ["mode", "Adam of", "gradients", "skipped : applied"],
+            [[r["mode"], r["family"], r["workload"], _ratio(r, "skipped")] for r in _sorted(rows, "skipped step")],
+        ),
+        "tracing": _traced(_sorted(rows, "tracing")),
+        "peak memory": _table(["contender", "a step of 4 x 16M needs"], _parts(rows, "peak memory", "megabytes", "MB")),
+        "import": _table(["import", "takes"], _parts(rows, "import", "milliseconds", "ms")),
+        "growth": _table(
+            ["gradients", "bare", contenders.OURS, "more"],
+            [
+                [r["workload"], f"{r['bare_ms']:.2f} ms", _ratio(r, contenders.OURS), _more(r)]
+                for r in growth_rows(rows)
+            ],
+        ),
+    }
+    pages = {name: table + _left_out(results["rows"], name) or UNMEASURED for name, table in found.items()}
+    return {"machine": _machine(results), **pages}
 
 
 def renew(page: pathlib.Path, results: dict[str, Any]) -> None:
@@ -71,21 +68,23 @@ def overhead(row: Row) -> float:
 
 def growth_rows(rows: Iterable[Row]) -> list[Row]:
     """Returns the rows of growth: first by the number of variables, then by their size."""
-    sizes = {"k": 1_000, "M": 1_000_000}
-
-    def order(row: Row) -> tuple[bool, int, int]:
-        count, size = row["workload"].split(" x ")
-        return int(count) == 1, int(count), int(size[:-1]) * sizes[size[-1]]
-
-    return sorted((row for row in rows if row["what"] == "growth"), key=order)
+    return sorted(
+        (row for row in rows if row["what"] == "growth" and "ratios" in row),
+        key=lambda row: (_size(row)[0] == 1, *_size(row)),
+    )
 
 
 def plot(path: pathlib.Path, results: dict[str, Any]) -> None:
-    """Writes the ratios of the optimizer's step in a tf.function, and the growth, as one picture."""
+    """Writes the ratios of the optimizer's step and of the training step in a tf.function, and the growth."""
     from matplotlib.figure import Figure
 
-    rows = [r for r in _sorted(results["rows"], "step") if r["mode"] == "tf.function"]
-    figure = Figure(figsize=(11, 5), layout="constrained")
+    rows = [
+        row
+        for what in ("step", "training step")
+        for row in _sorted(results["rows"], what)
+        if row["mode"] == "tf.function" and "ratios" in row
+    ]
+    figure = Figure(figsize=(11, max(5, len(rows) / 4)), layout="constrained")
     left, right = figure.subplots(1, 2)
     for i, name in enumerate(COLUMNS):
         have = [(at, row["ratios"][name]["processor"]) for at, row in enumerate(rows) if name in row["ratios"]]
@@ -102,15 +101,20 @@ def plot(path: pathlib.Path, results: dict[str, Any]) -> None:
             for count, values in [_size(row)]
             if (count > 1) == many
         ]
-        right.plot(*zip(*points), "o-", label=label) if points else None
+        seen = [
+            (n, added) for n, added in points if added > 0
+        ]  # what is lost in the noise is not on a logarithmic axis
+        if seen:
+            right.plot(*zip(*seen), "o-", label=label)
     right.set(xscale="log", xlabel="n", ylabel="added per variable (µs), or per 1000 values (µs)", yscale="log")
-    right.legend(fontsize=7)
+    if right.lines:
+        right.legend(fontsize=7)
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 def _size(row: Row) -> tuple[int, int]:
     count, size = row["workload"].split(" x ")
-    return int(count), int(size[:-1]) * {"k": 1_000, "M": 1_000_000}[size[-1]]
+    return int(count), int(size[:-1]) * _SIZES[size[-1]]
 
 
 def _sorted(rows: Iterable[Row], what: str) -> list[Row]:
@@ -120,32 +124,61 @@ def _sorted(rows: Iterable[Row], what: str) -> list[Row]:
 def _machine(results: dict[str, Any]) -> str:
     machine = results["machine"]
     loads = [row["load"] for row in results["rows"] if "load" in row] or [0.0]
+    torch = f"PyTorch {machine['torch']}, " if "torch" in machine else ""
     return (
         f"{machine['processor']}, {machine['cores']} cores; TensorFlow {machine['tensorflow']}, Keras "
-        f"{machine['keras']}, tf_keras {machine['tf_keras']}, Python {machine['python']}. Other work ran on "
-        f"the machine: {min(loads):.0f} to {max(loads):.0f} processes wanted its cores while this was measured."
+        f"{machine['keras']}, tf_keras {machine['tf_keras']}, {torch}Python {machine['python']}. Meanwhile "
+        f"{min(loads):.1f} to {max(loads):.1f} threads wanted a core, the benchmark's own among them."
     )
 
 
-def _ratios(rows: list[Row]) -> str:
-    body = []
-    for what in {row["what"] for row in rows}:
-        for row in _sorted(rows, what):
-            names = [_OF_MINIMIZE.get(name, name) if what == "minimize" else name for name in COLUMNS]
-            body.append(
-                [row["mode"], row["family"], row["workload"], f"{row['bare_ms']:.1f} ms"]
-                + [_ratio(row, name) for name in names]
-                + [row["rounds"]]
-            )
-    return _table(["mode", "Adam of", "what is trained", "bare", *COLUMNS, "rounds"], body)
+def _ratios(rows: list[Row], columns: dict[str, str]) -> str:
+    """The table of the contenders that are the keys of `columns`; the values are its heads."""
+    body = [
+        [row["mode"], row["family"], row["workload"], f"{row['bare_ms']:.1f} ms"]
+        + [_ratio(row, name) for name in columns]
+        + [row["rounds"]]
+        for row in rows
+    ]
+    first = contenders.OURS if contenders.OURS_DIAGNOSED in columns else contenders.BARE
+    return _table(["mode", "Adam of", "what is trained", first, *columns.values(), "rounds"], body)
+
+
+def _traced(rows: list[Row]) -> str:
+    body = [
+        [row["family"], f"{row['bare_ms'] / 1000:.2f} s", row["nodes"][contenders.BARE]]
+        + [cell for name in COLUMNS for cell in (_ratio(row, name), row["nodes"][name] - row["nodes"][contenders.BARE])]
+        for row in rows
+    ]
+    return _table(["Adam of", "bare", "nodes", *(head for name in COLUMNS for head in (name, "nodes added"))], body)
+
+
+def _parts(rows: list[Row], what: str, key: str, unit: str) -> list[list[Any]]:
+    return [[name, f"{value:.0f} {unit}"] for row in _sorted(rows, what) for name, value in row[key].items()]
+
+
+def _left_out(rows: list[Row], what: str) -> str:
+    """Who could not run in which rows, and why: lines to follow the table."""
+    where: dict[tuple[str, ...], list[str]] = {}
+    for row in _sorted(rows, what):
+        for name, why in row.get("refused", {}).items():
+            where.setdefault((name, row["family"], row["mode"], why), []).append(row["workload"])
+    lines = [
+        f"- {family}, {mode}, {' and '.join(workloads)}: without **{name}**. `{why}`"
+        for (name, family, mode, why), workloads in where.items()
+    ]
+    return "\n".join(["", "", *lines]) if lines else ""
 
 
 def _ratio(row: Row, name: str) -> str:
     return f"{row['ratios'][name]['processor']:.2f}" if name in row["ratios"] else ""
 
 
-def _more(row: Row, name: str) -> str:
-    return f"{row['nodes'][name] - row['nodes'][contenders.BARE]}"
+def _more(row: Row) -> str:
+    count, values = _size(row)
+    if count > 1:
+        return f"{overhead(row):.2f} µs per variable"
+    return f"{1000 * overhead(row) / values:.3f} µs per 1000 values"
 
 
 def _table(head: list[str], body: list[list[Any]]) -> str:

@@ -1,18 +1,20 @@
 """The optimizer's step alone, `minimize`, and a whole training step: eager, in a function, compiled, and mirrored."""
 
+import re
 import statistics
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
-from benchmarks import clock, contenders, workloads
+from benchmarks import clock, contenders, pytorch, workloads
 
 GROWTH = (
     *(f"{count} x 1k" for count in (10, 30, 100, 300, 1000, 2000)),
     *(f"1 x {size}" for size in ("1k", "10k", "100k", "1M", "4M", "16M", "64M")),
 )
 APPLIED, SKIPPED = "applied", "skipped"
+MANY = "400 x 1k"
 MODES = ("tf.function", "eager", "jit_compile", "mirrored")
 
 
@@ -23,55 +25,94 @@ def cells() -> Iterator[dict[str, str]]:
             if family == "TensorFlow 1" and mode == "mirrored":
                 continue  # its wrapper cannot be called in a tf.function under a strategy
             for workload in workloads.GRADIENTS:
-                yield {"what": "step", "mode": mode, "family": family, "workload": workload}
-            if mode != "eager" and family != "TensorFlow 1":
-                for workload in workloads.MODELS:
-                    yield {"what": "training step", "mode": mode, "family": family, "workload": workload}
+                if workload != MANY or mode in ("tf.function", "eager"):  # elsewhere half as many say it as well
+                    yield {"what": "step", "mode": mode, "family": family, "workload": workload}
+            for workload in workloads.MODELS:
+                yield {"what": "training step", "mode": mode, "family": family, "workload": workload}
     for mode in ("tf.function", "jit_compile"):
-        for family in ("tf_keras legacy", "tf_keras"):
+        for family in contenders.FAMILIES:
             yield {"what": "minimize", "mode": mode, "family": family, "workload": "4 x 4M"}
     for mode in ("tf.function", "eager"):
         for family in ("Keras 3", "tf_keras legacy"):
             yield {"what": "skipped step", "mode": mode, "family": family, "workload": "200 x 1k"}
+    for workload in (*workloads.MODELS, workloads.LENET):
+        yield {"what": "diagnose", "mode": "tf.function", "family": "Keras 3", "workload": workload}
     for workload in GROWTH:
         yield {"what": "growth", "mode": "tf.function", "family": "tf_keras legacy", "workload": workload}
+    for workload in workloads.GRADIENTS:
+        if workload != workloads.SPARSE:  # which its Adam does not take
+            yield {"what": "step", "mode": "eager", "family": contenders.TORCH, "workload": workload}
 
 
 def measure(cell: dict[str, str], seconds: float, **rounds: int) -> dict[str, Any]:
-    """Returns the cell with its ratios to the bare optimizer."""
-    if cell["what"] == "skipped step":
-        names = [APPLIED, SKIPPED]
-    elif cell["what"] == "growth":
-        names = [contenders.BARE, contenders.OURS]
-    elif cell["what"] == "minimize":
-        names = [contenders.BARE_MINIMIZE, contenders.OURS_MINIMIZE, contenders.THEIRS_MINIMIZE]
-    else:
-        names = contenders.names(cell["family"])
-    maker = {"training step": _training_step, "minimize": _minimize}.get(cell["what"], _step)
-    times = clock.in_turns({name: _in_mode(maker, cell, name) for name in names}, seconds, **rounds)
+    """Returns the cell with its ratios to the bare optimizer, and what the contenders raised that cannot run in it."""
+    ready: dict[str, Callable[[], object]] = {}
+    refused: dict[str, str] = {}
+    for name in _names(cell):
+        try:
+            step = _in_mode(cell, name)
+            step()
+        except Exception as error:  # whatever a library raises: the others are measured
+            refused[name] = _reason(error)
+        else:
+            ready[name] = step
+    row: dict[str, Any] = {**cell, **({"refused": refused} if refused else {})}
+    if _names(cell)[0] in refused:
+        return row
+    times = clock.in_turns(ready, seconds, **rounds)
+    first = next(iter(times))
     return {
-        **cell,
-        "bare_ms": round(1000 * statistics.median(times[names[0]].processor), 3),
-        "ratios": clock.ratios(times, names[0]),
-        "rounds": len(times[names[0]].wall),
+        **row,
+        "bare_ms": round(1000 * statistics.median(times[first].processor), 3),
+        "ratios": clock.ratios(times, first),
+        "rounds": len(times[first].wall),
         "load": clock.load(),
     }
 
 
-def made(cell: dict[str, str], name: str) -> Callable[[], None]:
-    """Returns one contender's step alone, neither traced nor compiled."""
-    return _step(cell, name)
+def made(cell: dict[str, str], name: str) -> Callable[[], object]:
+    """Returns one contender's step, neither traced nor compiled."""
+    if cell["family"] == contenders.TORCH:
+        return pytorch.step(cell["workload"], name)
+    if name in contenders.MINIMIZERS:
+        return _minimize(cell, name)
+    return _training_step(cell, name) if cell["workload"] in (*workloads.MODELS, workloads.LENET) else _step(cell, name)
 
 
-def _in_mode(maker: Callable[..., Callable[[], None]], cell: dict[str, str], name: str) -> Callable[[], None]:
+def _names(cell: dict[str, str]) -> list[str]:
+    """The contenders; the ratios are to the first."""
+    special = {
+        "skipped step": [APPLIED, SKIPPED],
+        "growth": [contenders.BARE, contenders.OURS],
+        "minimize": list(contenders.MINIMIZERS),
+        "diagnose": [contenders.OURS, contenders.OURS_DIAGNOSED],
+    }
+    return special.get(cell["what"]) or contenders.names(cell["family"])
+
+
+def _in_mode(cell: dict[str, str], name: str) -> Callable[[], object]:
     mode = cell["mode"]
-    if mode != "mirrored":
-        step = maker(cell, name)
-        return step if mode == "eager" else tf.function(step, jit_compile=mode == "jit_compile")
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    with strategy.scope():
-        step = maker(cell, name)
-    return tf.function(lambda: strategy.run(step))
+    if mode == "mirrored":
+        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        with strategy.scope():
+            step = made(cell, name)
+        return _traced(lambda: strategy.run(step))
+    step = made(cell, name)
+    return step if mode == "eager" else _traced(step, jit_compile=mode == "jit_compile")
+
+
+def _traced(step: Callable[[], object], **options: Any) -> Callable[[], object]:
+    step()  # makes the optimizer's variables: a function that made them would be traced twice
+    return tf.function(step, **options)
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, in a line without the places where it did."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    text = lines[-1] if "in user code" in lines[0] else lines[0]
+    name = type(error).__name__
+    text = re.sub(r"\S*/\S*/\S*", "...", text.removeprefix(f"{name}: ")).replace("|", "/")
+    return f"{name}: {text if len(text) <= 160 else text[:157] + '...'}"
 
 
 def _optimizer(cell: dict[str, str], name: str) -> Any:
@@ -106,7 +147,7 @@ def _minimize(cell: dict[str, str], name: str) -> Callable[[], None]:
         return tf.add_n([tf.reduce_sum(variable * value) for variable, value in zip(variables, held)])
 
     def step() -> None:
-        optimizer.minimize(loss, variables)
+        contenders.minimize(optimizer, loss, variables)
 
     return step
 

@@ -4,6 +4,8 @@ import itertools
 
 import tensorflow as tf
 
+from tf_lossscale.training.lenet import lenet5
+
 
 def _resnet50() -> list[tuple[int, ...]]:
     """The shapes of a ResNet-50's 160 largest-in-number variables: kernels, and the two vectors of each norm."""
@@ -23,6 +25,7 @@ def _resnet50() -> list[tuple[int, ...]]:
 RESNET, SPARSE = "ResNet-50", "2 embeddings"
 GRADIENTS = ("200 x 1k", "400 x 1k", RESNET, "4 x 4M", SPARSE)
 MODELS = ("convnet", "transformer")
+LENET = "LeNet-5, mixed_float16"
 
 
 def shapes(workload: str) -> list[tuple[int, ...]]:
@@ -57,7 +60,7 @@ def gradients(workload: str) -> list:
 
 def model(name: str):
     """Returns (variables, loss): `loss()` is that of one batch, the same each time."""
-    return {"convnet": _convnet, "transformer": _transformer}[name]()
+    return {"convnet": _convnet, "transformer": _transformer, LENET: _lenet}[name]()
 
 
 def _normal(*shape: int, seed: int) -> tf.Variable:
@@ -80,6 +83,17 @@ def _convnet():
         return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
 
     return [*kernels, *shifts, last], loss
+
+
+def _lenet():
+    model = lenet5("mixed_float16")
+    images = tf.random.stateless_normal([64, 32, 32, 1], [3, 4])
+    labels = tf.random.stateless_uniform([64], [3, 5], maxval=10, dtype=tf.int32)
+
+    def loss() -> tf.Tensor:
+        return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, model(images, training=True)))
+
+    return model.trainable_variables, loss
 
 
 def _transformer():

@@ -4,9 +4,10 @@ import json
 import pathlib
 
 import pytest
+import tensorflow as tf
 
 from benchmarks import __main__ as command
-from benchmarks import clock, contenders, report, steps, workloads
+from benchmarks import clock, contenders, costs, report, steps, workloads
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
 TINY = {"mode": "tf.function", "family": "tf_keras legacy", "workload": "3 x 1k"}
@@ -17,11 +18,18 @@ def results():
     return json.loads((DOCS / "performance.json").read_text())
 
 
-@pytest.mark.parametrize("what", ["step", "minimize", "skipped step", "growth"])
+@pytest.fixture
+def only_tiny(monkeypatch):
+    """The suite has one cell."""
+    monkeypatch.setattr(steps, "cells", lambda: iter([{"what": "step", **TINY}]))
+    monkeypatch.setattr(costs, "cells", lambda: iter([]))
+
+
+@pytest.mark.parametrize("what", ["step", "minimize", "skipped step", "diagnose", "growth"])
 def test_a_cell_is_measured_for_every_contender(what):
     row = steps.measure({"what": what, **TINY}, seconds=0, least=1)
     assert row["rounds"] == 1
-    assert len(row["ratios"]) == {"step": 4, "minimize": 3, "skipped step": 2, "growth": 2}[what]
+    assert len(row["ratios"]) == {"step": 4, "minimize": 3, "skipped step": 2, "diagnose": 2, "growth": 2}[what]
     bare, *others = row["ratios"].values()
     assert bare == {"processor": 1.0, "wall": 1.0}
     assert all(both["processor"] > 0 for both in others)
@@ -29,31 +37,115 @@ def test_a_cell_is_measured_for_every_contender(what):
 
 
 def test_every_cell_has_a_name_of_its_own_and_every_workload_has_as_many_gradients_as_variables():
-    cells = [tuple(cell.values()) for cell in (*steps.cells(), *command.costs.cells())]
+    cells = [tuple(cell.values()) for cell in (*steps.cells(), *costs.cells())]
     assert len(cells) == len(set(cells))
     for workload in (workloads.SPARSE, "3 x 1k"):
         assert len(workloads.gradients(workload)) == len(workloads.variables(workload))
     assert len(workloads.shapes(workloads.RESNET)) == 160
 
 
+@pytest.mark.parametrize("family", contenders.FAMILIES)
+@pytest.mark.parametrize("mode", ["tf.function", "eager", "jit_compile"])
+def test_each_family_minimizes_in_each_mode(mode, family):
+    row = steps.measure({"what": "minimize", **TINY, "mode": mode, "family": family}, seconds=0, least=1, first=0)
+    assert set(row["ratios"]) == set(contenders.MINIMIZERS)
+
+
+@pytest.mark.parametrize("workload", [*workloads.MODELS, workloads.LENET])
+def test_each_model_learns_its_batch(workload):
+    variables, loss = workloads.model(workload)
+    optimizer = contenders.optimizer("Keras 3", contenders.OURS)
+    before = float(loss())
+    for _ in range(3):
+        with tf.GradientTape() as tape:
+            scaled = contenders.scale(optimizer, contenders.OURS, loss())
+        contenders.apply(optimizer, contenders.OURS, tape.gradient(scaled, variables), variables)
+    assert float(loss()) < before
+
+
+def test_tracing_counts_the_nodes_that_each_contender_adds():
+    cell = {"what": "tracing", **TINY}
+    row = costs.measure(cell, seconds=0, least=1)
+    assert row["nodes"][contenders.OURS] > row["nodes"][contenders.BARE] > 0
+    assert f"| {row['nodes'][contenders.OURS] - row['nodes'][contenders.BARE]} |" in _table([row], "tracing")
+
+
+def test_pytorch_takes_part_where_it_is_installed():
+    assert any(cell["family"] == contenders.TORCH for cell in steps.cells())
+    pytest.importorskip("torch")
+    row = steps.measure({**TINY, "what": "step", "mode": "eager", "family": contenders.TORCH}, seconds=0, least=1)
+    assert set(row["ratios"]) == {contenders.BARE, contenders.THEIRS}
+
+
+def test_without_pytorch_the_command_leaves_its_cells_out(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(contenders.importlib.util, "find_spec", lambda name: None)
+    command.main(["--list", "--json", str(tmp_path / "numbers.json")])
+    listed = capsys.readouterr().out.splitlines()
+    assert listed
+    assert not any(contenders.TORCH in line for line in listed)
+
+
+def test_a_contender_that_cannot_run_is_left_out_with_its_reason(monkeypatch):
+    def refuse(opt, name, gradients, variables):
+        if name == contenders.THEIRS:
+            raise NotImplementedError(
+                "in user code:\n\n    File /home/me/x.py, line 3\n\n    NotImplementedError: No | XLA."
+            )
+
+    monkeypatch.setattr(contenders, "apply", refuse)
+    row = steps.measure({"what": "step", **TINY}, seconds=0, least=1)
+    assert contenders.THEIRS not in row["ratios"]
+    table = _table([row], "step")
+    assert f"- {TINY['family']}, {TINY['mode']}, 3 x 1k: without **its own wrapper**." in table
+    assert table.endswith("`NotImplementedError: No / XLA.`")
+    assert "No / XLA" in report.line(row)
+
+
+def test_a_row_whose_first_contender_cannot_run_has_its_reason_alone(monkeypatch):
+    monkeypatch.setattr(contenders, "apply", lambda *given: [][0])
+    row = steps.measure({"what": "step", **TINY}, seconds=0, least=1)
+    assert "ratios" not in row
+    assert "IndexError" in _table([row], "step")
+
+
+def _table(rows, name):
+    machine = dict.fromkeys(("processor", "cores", "python", "tensorflow", "keras", "tf_keras"), "")
+    return report.tables({"machine": machine, "rows": rows})[name]
+
+
+@pytest.mark.usefixtures("only_tiny")
 def test_the_command_measures_what_it_is_asked_for_and_renews_the_page(tmp_path, capsys):
-    cells = [{"what": "step", **TINY}]
-    (tmp_path / "numbers.md").write_text("Before.\n<!-- step -->\nold\n<!-- end -->\nAfter.\n")
-    original = steps.cells
-    try:
-        steps.cells = lambda: iter(cells)
-        command.main(["--only", "^step", "--seconds", "0", "--rounds", "1", "--json", str(tmp_path / "numbers.json")])
-    finally:
-        steps.cells = original
+    (tmp_path / "numbers.md").write_text(
+        "Before.\n<!-- step -->\nold\n<!-- end -->\n<!-- import -->\nold\n<!-- end -->\nAfter.\n"
+    )
+    command.main(["--only", "^step", "--seconds", "0", "--rounds", "1", "--json", str(tmp_path / "numbers.json")])
     (row,) = json.loads((tmp_path / "numbers.json").read_text())["rows"]
     text = (tmp_path / "numbers.md").read_text()
     ours = f"{row['ratios'][contenders.OURS]['processor']:.2f}"
     assert text.startswith("Before.\n")
-    assert text.endswith("After.\n")
+    assert text.endswith(f"<!-- import -->\n{report.UNMEASURED}\n<!-- end -->\nAfter.\n")
     assert "old" not in text
     assert ours in text
     assert ours in capsys.readouterr().out
     assert (tmp_path / "numbers.svg").exists()
+
+
+@pytest.mark.usefixtures("only_tiny")
+def test_a_run_goes_on_with_what_is_missing(tmp_path, capsys):
+    (tmp_path / "numbers.json").write_text(
+        json.dumps({"rows": [{"what": "step", **TINY, "measured": "2026-01-31T15:00"}]})
+    )
+
+    def listed(*more):
+        command.main(["--list", "--json", str(tmp_path / "numbers.json"), *more])
+        return capsys.readouterr().out
+
+    name = f"step, {TINY['mode']}, {TINY['family']}, {TINY['workload']}"
+    assert listed() == f"{name} (2026-01-31T15:00)\n"
+    assert listed("--only", "eager") == ""
+    assert listed("--missing") == ""
+    assert listed("--missing", "2026-01-31T14:59") == ""
+    assert listed("--missing", "2026-01-31T15:01").startswith(name)
 
 
 def test_turns_are_taken_and_ratios_are_medians_of_rounds():
@@ -73,4 +165,9 @@ def test_the_page_has_the_numbers_of_the_file(results):
 
 
 def test_the_file_names_no_machine_beyond_its_processor(results):
-    assert set(results["machine"]) == {"processor", "cores", "python", "tensorflow", "keras", "tf_keras"}
+    always = {"processor", "cores", "python", "tensorflow", "keras", "tf_keras"}
+    assert set(results["machine"]) | {"torch"} == always | {"torch"}
+
+
+def test_this_package_runs_in_every_row(results):
+    assert not any(name.startswith(contenders.OURS) for row in results["rows"] for name in row.get("refused", {}))

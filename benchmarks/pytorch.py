@@ -1,0 +1,28 @@
+"""PyTorch's Adam, bare and with PyTorch's GradScaler, on given gradients."""
+
+from collections.abc import Callable
+
+from benchmarks import contenders, workloads
+
+
+def step(workload: str, name: str) -> Callable[[], object]:
+    """Returns one contender's step."""
+    import torch
+
+    parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in workloads.shapes(workload)]
+    for parameter in parameters:
+        parameter.grad = torch.randn(parameter.shape)
+    optimizer = torch.optim.Adam(parameters, lr=1e-3)
+    if name == contenders.BARE:
+        return optimizer.step
+    # It unscales in place. With a scale of 1 that is the same work, and leaves the gradients for the next step.
+    scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+    loss = torch.tensor(1.0)
+
+    def scaled() -> None:
+        scaler.scale(loss)
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+
+    return scaled
