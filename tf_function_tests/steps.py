@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests.families import ALL_FAMILIES
-from tf_lossscale import LossScaleOptimizer
+from tf_lossscale import LossScaleOptimizer, SharedLossScale
 
 BATCH = 32
 
@@ -28,33 +28,41 @@ class Step:
         self._family = family
         self._batch = tf.TensorSpec([BATCH, width], tf.float32)
         self._wrapped = wrapped
-        self._optimizer = family.adam()
-        if wrapped:
-            self._optimizer = LossScaleOptimizer(self._optimizer, dynamic_growth_steps=growth_steps)
+        self._optimizers = self._made_optimizers(growth_steps)
         tf.function(self._train, input_signature=[self._batch]).get_concrete_function()  # makes all variables
         self._compiled = tf.function(self._train, input_signature=[self._batch], jit_compile=True)
         self._variables = self._captured()
 
+    def _made_optimizers(self, growth_steps):
+        inner = self._family.adam()
+        return [LossScaleOptimizer(inner, dynamic_growth_steps=growth_steps) if self._wrapped else inner]
+
+    def _loss(self, batch):
+        values = tf.cast(batch, tf.float16)
+        for weight in self._weights:
+            values = tf.nn.relu(tf.matmul(values, tf.cast(weight, tf.float16)))
+        return tf.reduce_mean(tf.cast(values, tf.float32) ** 2)
+
     def _train(self, batch):
+        (optimizer,) = self._optimizers
         with tf.GradientTape() as tape:
-            values = tf.cast(batch, tf.float16)
-            for weight in self._weights:
-                values = tf.nn.relu(tf.matmul(values, tf.cast(weight, tf.float16)))
-            loss = tf.reduce_mean(tf.cast(values, tf.float32) ** 2)
-            scaled = self._optimizer.get_scaled_loss(loss) if self._wrapped else loss
+            loss = self._loss(batch)
+            scaled = optimizer.get_scaled_loss(loss) if self._wrapped else loss
         gradients = tape.gradient(scaled, self._weights)
         if self._wrapped:
-            gradients = self._optimizer.get_unscaled_gradients(gradients)
-            self._optimizer.apply_gradients(zip(gradients, self._weights))
+            gradients = optimizer.get_unscaled_gradients(gradients)
+            optimizer.apply_gradients(zip(gradients, self._weights))
         else:
-            self._family.apply(self._optimizer, gradients, self._weights)
+            self._family.apply(optimizer, gradients, self._weights)
         return loss
 
     def _captured(self):
         """The variables in the order in which the compiled program takes them, after the batch."""
         graph = self._compiled.get_concrete_function().graph
-        inner = self._optimizer.inner_optimizer if self._wrapped else self._optimizer
-        slots = inner.variables() if callable(inner.variables) else inner.variables
+        slots = []
+        for optimizer in self._optimizers:
+            inner = optimizer.inner_optimizer if self._wrapped else optimizer
+            slots += inner.variables() if callable(inner.variables) else inner.variables
         by_handle = {id(variable.handle): variable for variable in (*graph.variables, *slots)}
         return [by_handle[id(outside)] for outside, _ in graph.captures]
 
@@ -89,6 +97,24 @@ class Step:
             variable.assign(value)
         loss = tf.function(self._train)(tf.constant(parameters[0]))
         return [variable.numpy() for variable in self._variables], loss.numpy()
+
+
+class SharedStep(Step):
+    """The same with an optimizer for each layer; all of them share one loss scale."""
+
+    def _made_optimizers(self, growth_steps):
+        self._shared = SharedLossScale(dynamic_growth_steps=growth_steps)
+        return [LossScaleOptimizer(self._family.adam(), loss_scale_manager=self._shared) for _ in self._weights]
+
+    def _train(self, batch):
+        with tf.GradientTape(persistent=True) as tape:
+            loss = self._loss(batch)
+            scaled = [optimizer.get_scaled_loss(loss) for optimizer in self._optimizers]
+        with self._shared.together():
+            for optimizer, weight, each in zip(self._optimizers, self._weights, scaled):
+                gradients = optimizer.get_unscaled_gradients(tape.gradient(each, [weight]))
+                optimizer.apply_gradients(zip(gradients, [weight]))
+        return loss
 
 
 def values(parameters, scale, seed=0):

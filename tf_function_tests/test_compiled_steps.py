@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.families import ALL_IDS
-from tf_function_tests.steps import Step
+from tf_function_tests.steps import SharedStep, Step
 
 HERE = pathlib.Path(__file__).parent
 # jax and libtpu may be in another environment than TensorFlow.
@@ -28,32 +28,37 @@ def why_not(*modules):
     return None
 
 
-def step_after(family, scale):
-    step = Step(family)
+def step_after(family, scale, kind=Step):
+    step = kind(family)
     before = step.values(scale)
     after, _ = step(before)
     names = [name.split(":")[-1] for name, *_ in step.parameters[1:]]
     return dict(zip(names, before[1:])), dict(zip(names, after))
 
 
-@pytest.mark.parametrize("family", ALL_IDS)
-def test_the_steps_that_are_exported_train_and_skip(family):
-    before, after = step_after(family, 2.0**10)
+CASES = {**{family: (family, Step) for family in ALL_IDS}, "shared": ("keras3", SharedStep)}
+
+
+@pytest.mark.parametrize(("family", "kind"), CASES.values(), ids=CASES)
+def test_the_steps_that_are_exported_train_and_skip(family, kind):
+    before, after = step_after(family, 2.0**10, kind)
     assert not after["last_step_skipped"]
-    assert not np.array_equal(before["weight_0"], after["weight_0"])
-    before, after = step_after(family, 2.0**30)
+    for name in ("weight_0", "weight_1"):
+        assert not np.array_equal(before[name], after[name])
+    before, after = step_after(family, 2.0**30, kind)
     assert after["last_step_skipped"]
     assert after["current_loss_scale"] == 2.0**29
-    np.testing.assert_array_equal(before["weight_0"], after["weight_0"])
+    for name in ("weight_0", "weight_1"):
+        np.testing.assert_array_equal(before[name], after[name])
 
 
 @pytest.mark.tpu
-@pytest.mark.parametrize("family", ALL_IDS)
-def test_the_tpu_compiler_takes_the_step(family, tmp_path):
+@pytest.mark.parametrize(("family", "kind"), CASES.values(), ids=CASES)
+def test_the_tpu_compiler_takes_the_step(family, kind, tmp_path):
     if why_not("jax", "libtpu"):
         pytest.skip(why_not("jax", "libtpu"))
     program = tmp_path / f"{family}.stablehlo"
-    program.write_text(Step(family).stablehlo())
+    program.write_text(kind(family).stablehlo())
     done = subprocess.run([PYTHON, HERE / "tpu_compile.py", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
