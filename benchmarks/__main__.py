@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> None:
     wanted = [cell for cell in (*steps.cells(), *costs.cells()) if re.search(options.only, ", ".join(cell.values()))]
     wanted = [cell for cell in wanted if contenders.installed(cell["family"])]
     if options.missing is not None:
-        wanted = [cell for cell in wanted if not any(_same(row, cell, options.missing) for row in results["rows"])]
+        wanted = [cell for cell in wanted if not any(_done(row, cell, options.missing) for row in results["rows"])]
     if options.list:
         for cell in wanted:
             done = [row.get("measured", "before") for row in results["rows"] if _same(row, cell)]
@@ -59,7 +59,7 @@ def main(arguments: list[str] | None = None) -> None:
         _have_two_cpus()
     for cell in wanted:
         start = time.perf_counter()
-        where = costs if cell["what"] in ("tracing", "peak memory", "import") else steps
+        where = costs if cell["what"] in costs.ALL else steps
         row = where.measure(cell, options.seconds, least=options.rounds)
         row["measured"] = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M")
         print(f"{time.perf_counter() - start:5.1f} s  {report.line(row)}", flush=True)
@@ -77,8 +77,13 @@ def _have_two_cpus() -> None:
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 
 
-def _same(row: dict[str, Any], cell: dict[str, str], since: str = "") -> bool:
-    return all(row.get(key) == value for key, value in cell.items()) and row.get("measured", "") >= since
+def _same(row: dict[str, Any], cell: dict[str, str]) -> bool:
+    return all(row.get(key) == value for key, value in cell.items())
+
+
+def _done(row: dict[str, Any], cell: dict[str, str], since: str) -> bool:
+    failed = "refused" in row and "ratios" not in row
+    return _same(row, cell) and not failed and row.get("measured", "") >= since
 
 
 def _save(path: pathlib.Path, results: dict[str, Any]) -> None:

@@ -1,8 +1,8 @@
-"""What is paid once, or in memory: tracing and graph nodes over many variables, peak memory, importing."""
+"""What is paid once, or in memory: tracing, compiling and graph nodes over many variables, peak memory, importing."""
 
 import functools
 import json
-import pathlib
+import resource
 import statistics
 import subprocess
 import sys
@@ -14,6 +14,7 @@ import tensorflow as tf
 from benchmarks import clock, contenders, steps
 
 MEMORY = "tf_keras legacy"
+ALL = ("tracing", "compiling", "peak memory", "import")
 
 
 def cells() -> Iterator[dict[str, str]]:
@@ -21,13 +22,15 @@ def cells() -> Iterator[dict[str, str]]:
     for family in contenders.FAMILIES:
         if family != "TensorFlow 1":
             yield {"what": "tracing", "mode": "tf.function", "family": family, "workload": "1000 x 1k"}
+    for family in ("Keras 3", "tf_keras legacy"):
+        yield {"what": "compiling", "mode": "jit_compile", "family": family, "workload": "40 x 1k"}
     yield {"what": "peak memory", "mode": "tf.function", "family": MEMORY, "workload": "4 x 16M"}
     yield {"what": "import", "mode": "python", "family": "tf_lossscale", "workload": "import"}
 
 
 def measure(cell: dict[str, str], seconds: float, least: int = 3) -> dict[str, Any]:
     """Returns the cell with what was measured."""
-    if cell["what"] == "tracing":
+    if cell["what"] in ("tracing", "compiling"):
         return {**cell, **tracing(cell, seconds, min(least, 2))}
     if cell["what"] == "import":
         return {**cell, **importing(min(least, 5))}
@@ -42,17 +45,24 @@ def nodes(function: Any) -> int:
 
 
 def tracing(cell: dict[str, str], seconds: float, least: int) -> dict[str, Any]:
-    """Returns what tracing a function costs, once the optimizer has its variables, and how many nodes its graph has."""
+    """Returns what tracing a function costs, once the optimizer has its variables, and how many nodes its graph has.
+
+    In the mode jit_compile XLA compiles the function, too.
+    """
     counts: dict[str, int] = {}
+    options = {"jit_compile": True} if cell["mode"] == "jit_compile" else {}
     made = {name: steps.made(cell, name) for name in contenders.names(cell["family"])}
     for name, step in made.items():
         step()
         small = steps.made({**cell, "workload": "3 x 1k"}, name)
         small()
-        tf.function(small).get_concrete_function()  # what is imported on the way is not counted
+        tf.function(small, **options)()  # what is imported on the way is not counted
 
     def trace(name: str) -> None:
-        counts[name] = nodes(tf.function(made[name]).get_concrete_function())
+        function = tf.function(made[name], **options)
+        counts[name] = nodes(function.get_concrete_function())
+        if options:
+            function()
 
     times = clock.in_turns({name: functools.partial(trace, name) for name in made}, seconds, least, most=10, first=0)
     return {
@@ -78,16 +88,18 @@ def _apart(*what: str) -> Any:
 
 
 def peak_of_a_step(workload: str, name: str) -> float:
-    """Returns by how many megabytes a step exceeds what was held before it, in this process."""
-    step = steps.made({"what": "step", "mode": "tf.function", "family": MEMORY, "workload": workload}, name)
-    step()  # makes the optimizer's variables
-    function = tf.function(step).get_concrete_function()
-    pathlib.Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
-    before = _kilobytes("VmRSS")
-    function()
-    return round((_kilobytes("VmHWM") - before) / 1024, 1)
+    """Returns by how many megabytes this process grows to hold the variables, gradients and moments and take a step.
+
+    The allocator keeps what it once had, so that only such peaks of whole processes can be compared.
+    """
+    before = _peak()
+    step = tf.function(
+        steps.made({"what": "step", "mode": "tf.function", "family": MEMORY, "workload": workload}, name)
+    )
+    for _ in range(2):
+        step()
+    return round((_peak() - before) / 1024, 1)
 
 
-def _kilobytes(what: str) -> int:
-    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(what))
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

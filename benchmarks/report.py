@@ -38,8 +38,23 @@ def tables(results: dict[str, Any]) -> dict[str, str]:
             [[r["mode"], r["family"], r["workload"], _ratio(r, "skipped")] for r in _sorted(rows, "skipped step")],
         ),
         "tracing": _traced(_sorted(rows, "tracing")),
-        "peak memory": _table(["contender", "a step of 4 x 16M needs"], _parts(rows, "peak memory", "megabytes", "MB")),
-        "import": _table(["import", "takes"], _parts(rows, "import", "milliseconds", "ms")),
+        "compiling": _traced(_sorted(rows, "compiling")),
+        "peak memory": _table(
+            ["contender", "peak", "more than bare"],
+            [
+                [name, f"{value:.0f} MB", f"{value - _bare_of(row['megabytes'], name):.0f} MB"]
+                for row in _sorted(rows, "peak memory")
+                for name, value in row["megabytes"].items()
+            ],
+        ),
+        "import": _table(
+            ["import", "takes"],
+            [
+                [name, f"{value:.0f} ms"]
+                for row in _sorted(rows, "import")
+                for name, value in row["milliseconds"].items()
+            ],
+        ),
         "growth": _table(
             ["gradients", "bare", contenders.OURS, "more"],
             [
@@ -153,8 +168,8 @@ def _traced(rows: list[Row]) -> str:
     return _table(["Adam of", "bare", "nodes", *(head for name in COLUMNS for head in (name, "nodes added"))], body)
 
 
-def _parts(rows: list[Row], what: str, key: str, unit: str) -> list[list[Any]]:
-    return [[name, f"{value:.0f} {unit}"] for row in _sorted(rows, what) for name, value in row[key].items()]
+def _bare_of(found: dict[str, float], name: str) -> float:
+    return found[contenders.BARE_MINIMIZE if name in contenders.MINIMIZERS else contenders.BARE]
 
 
 def _left_out(rows: list[Row], what: str) -> str:

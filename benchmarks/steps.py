@@ -1,5 +1,6 @@
 """The optimizer's step alone, `minimize`, and a whole training step: eager, in a function, compiled, and mirrored."""
 
+import functools
 import re
 import statistics
 from collections.abc import Callable, Iterator
@@ -14,19 +15,24 @@ GROWTH = (
     *(f"1 x {size}" for size in ("1k", "10k", "100k", "1M", "4M", "16M", "64M")),
 )
 APPLIED, SKIPPED = "applied", "skipped"
-MANY = "400 x 1k"
-MODES = ("tf.function", "eager", "jit_compile", "mirrored")
+_SMALL, _FEW = ("200 x 1k", workloads.RESNET), ("4 x 4M", workloads.SPARSE)
+#: What is measured in each mode. XLA takes minutes to compile a step over hundreds of variables: there it has forty.
+MODES = {
+    "tf.function": ("400 x 1k", *_SMALL, *_FEW),
+    "eager": ("400 x 1k", *_SMALL, *_FEW),
+    "jit_compile": ("40 x 1k", *_FEW),
+    "mirrored": (*_SMALL, *_FEW),
+}
 
 
 def cells() -> Iterator[dict[str, str]]:
     """Yields everything that is measured here."""
-    for mode in MODES:
+    for mode, gradients in MODES.items():
         for family in contenders.FAMILIES:
             if family == "TensorFlow 1" and mode == "mirrored":
                 continue  # its wrapper cannot be called in a tf.function under a strategy
-            for workload in workloads.GRADIENTS:
-                if workload != MANY or mode in ("tf.function", "eager"):  # elsewhere half as many say it as well
-                    yield {"what": "step", "mode": mode, "family": family, "workload": workload}
+            for workload in gradients:
+                yield {"what": "step", "mode": mode, "family": family, "workload": workload}
             for workload in workloads.MODELS:
                 yield {"what": "training step", "mode": mode, "family": family, "workload": workload}
     for mode in ("tf.function", "jit_compile"):
@@ -39,7 +45,7 @@ def cells() -> Iterator[dict[str, str]]:
         yield {"what": "diagnose", "mode": "tf.function", "family": "Keras 3", "workload": workload}
     for workload in GROWTH:
         yield {"what": "growth", "mode": "tf.function", "family": "tf_keras legacy", "workload": workload}
-    for workload in workloads.GRADIENTS:
+    for workload in MODES["eager"]:
         if workload != workloads.SPARSE:  # which its Adam does not take
             yield {"what": "step", "mode": "eager", "family": contenders.TORCH, "workload": workload}
 
@@ -93,12 +99,18 @@ def _names(cell: dict[str, str]) -> list[str]:
 def _in_mode(cell: dict[str, str], name: str) -> Callable[[], object]:
     mode = cell["mode"]
     if mode == "mirrored":
-        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        strategy = _two_replicas()
         with strategy.scope():
             step = made(cell, name)
         return _traced(lambda: strategy.run(step))
     step = made(cell, name)
     return step if mode == "eager" else _traced(step, jit_compile=mode == "jit_compile")
+
+
+@functools.cache
+def _two_replicas() -> tf.distribute.Strategy:
+    """One strategy for all: the collectives of two take the same keys."""
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 
 
 def _traced(step: Callable[[], object], **options: Any) -> Callable[[], object]:

@@ -23,7 +23,6 @@ def _resnet50() -> list[tuple[int, ...]]:
 
 
 RESNET, SPARSE = "ResNet-50", "2 embeddings"
-GRADIENTS = ("200 x 1k", "400 x 1k", RESNET, "4 x 4M", SPARSE)
 MODELS = ("convnet", "transformer")
 LENET = "LeNet-5, mixed_float16"
 

@@ -63,11 +63,19 @@ def test_each_model_learns_its_batch(workload):
     assert float(loss()) < before
 
 
-def test_tracing_counts_the_nodes_that_each_contender_adds():
-    cell = {"what": "tracing", **TINY}
-    row = costs.measure(cell, seconds=0, least=1)
+@pytest.mark.parametrize(("what", "mode"), [("tracing", "tf.function"), ("compiling", "jit_compile")])
+def test_tracing_counts_the_nodes_that_each_contender_adds(what, mode):
+    row = costs.measure({"what": what, **TINY, "mode": mode}, seconds=0, least=1)
     assert row["nodes"][contenders.OURS] > row["nodes"][contenders.BARE] > 0
-    assert f"| {row['nodes'][contenders.OURS] - row['nodes'][contenders.BARE]} |" in _table([row], "tracing")
+    assert f"| {row['nodes'][contenders.OURS] - row['nodes'][contenders.BARE]} |" in _table([row], what)
+
+
+def test_peak_memory_is_compared_with_the_bare_optimizer_that_does_the_same():
+    megabytes = {"bare": 100.0, "tf-lossscale": 130.0, "bare, minimize": 120.0, "tf-lossscale, minimize": 125.0}
+    row = {"what": "peak memory", **TINY, "megabytes": megabytes}
+    table = _table([row], "peak memory")
+    assert "| tf-lossscale | 130 MB | 30 MB |" in table
+    assert "| tf-lossscale, minimize | 125 MB | 5 MB |" in table
 
 
 def test_pytorch_takes_part_where_it_is_installed():
@@ -146,6 +154,8 @@ def test_a_run_goes_on_with_what_is_missing(tmp_path, capsys):
     assert listed("--missing") == ""
     assert listed("--missing", "2026-01-31T14:59") == ""
     assert listed("--missing", "2026-01-31T15:01").startswith(name)
+    (tmp_path / "numbers.json").write_text(json.dumps({"rows": [{"what": "step", **TINY, "refused": {"bare": "no"}}]}))
+    assert listed("--missing").startswith(name)
 
 
 def test_turns_are_taken_and_ratios_are_medians_of_rounds():
