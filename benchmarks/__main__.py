@@ -11,6 +11,7 @@ import argparse
 import datetime
 import gc
 import json
+import math
 import os
 import pathlib
 import re
@@ -41,6 +42,7 @@ def main(arguments: list[str] | None = None) -> None:
         help="leave out what is in the file; with a time in UTC (2026-01-31T15:00), what was measured since",
     )
     parser.add_argument("--seconds", type=float, default=3.0, help="for the rounds of one cell")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="no cell is begun after them")
     parser.add_argument("--rounds", type=int, default=7, help="the least number of rounds of a cell")
     parser.add_argument("--json", type=pathlib.Path, default=JSON)
     options = parser.parse_args(arguments)
@@ -57,8 +59,21 @@ def main(arguments: list[str] | None = None) -> None:
     results["machine"] = {**results.get("machine", {}), **machine.description()}
     if any(cell["mode"] == "mirrored" for cell in wanted):
         _have_two_cpus()
-    for cell in wanted:
+    try:
+        _measure(wanted, options, results)
+    finally:
+        if options.json.with_suffix(".md").exists():
+            report.renew(options.json.with_suffix(".md"), results)
+            report.plot(options.json.with_suffix(".svg"), results)
+
+
+def _measure(wanted: list[dict[str, str]], options: argparse.Namespace, results: dict[str, Any]) -> None:
+    begun = time.perf_counter()
+    for i, cell in enumerate(wanted):
         start = time.perf_counter()
+        if start - begun > 60 * options.minutes:
+            print(f"{len(wanted) - i} cells are left after {options.minutes:g} minutes: go on with --missing")
+            break
         where = costs if cell["what"] in costs.ALL else steps
         row = where.measure(cell, options.seconds, least=options.rounds)
         row["measured"] = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M")
@@ -67,9 +82,6 @@ def main(arguments: list[str] | None = None) -> None:
         _save(options.json, results)
         tf.keras.backend.clear_session()
         gc.collect()  # gigabytes of variables, in circles
-    if options.json.with_suffix(".md").exists():
-        report.renew(options.json.with_suffix(".md"), results)
-        report.plot(options.json.with_suffix(".svg"), results)
 
 
 def _have_two_cpus() -> None:

@@ -135,7 +135,16 @@ def test_the_command_measures_what_it_is_asked_for_and_renews_the_page(tmp_path,
     assert "old" not in text
     assert ours in text
     assert ours in capsys.readouterr().out
-    assert (tmp_path / "numbers.svg").exists()
+    picture = (tmp_path / "numbers.svg").read_bytes()
+    command.main(["--missing", "--json", str(tmp_path / "numbers.json")])
+    assert (tmp_path / "numbers.md").read_text() == text
+    assert (tmp_path / "numbers.svg").read_bytes() == picture
+
+
+@pytest.mark.usefixtures("only_tiny")
+def test_no_cell_is_begun_when_the_time_is_over(tmp_path, capsys):
+    command.main(["--minutes", "0", "--json", str(tmp_path / "numbers.json")])
+    assert capsys.readouterr().out == "1 cells are left after 0 minutes: go on with --missing\n"
 
 
 @pytest.mark.usefixtures("only_tiny")
