@@ -5,9 +5,8 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras
 
-from tests.families import FAMILIES, IDS
+from tests.families import FAMILIES, IDS, tf_keras
 from tf_lossscale import LossScaleOptimizer
 
 families = pytest.mark.parametrize("family", FAMILIES, ids=IDS)

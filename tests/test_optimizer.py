@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras
 
 from tests import strategies
-from tests.families import ALL_FAMILIES, ALL_IDS, FAMILIES, IDS
+from tests.families import ALL_FAMILIES, ALL_IDS, FAMILIES, IDS, tf_keras
 from tf_lossscale import LossScaleOptimizer
 
 families = pytest.mark.parametrize("family", FAMILIES, ids=IDS)
@@ -211,7 +210,7 @@ def test_gradients_and_variables_come_in_any_iterable(family, pairs):
 def test_apply_without_variables_takes_those_that_were_built(family, compiled):
     if family.name != "keras3":
         pytest.skip("only Keras 3's contract has apply(grads)")
-    weight = tf.keras.Variable([1.0])
+    weight = family.keras.Variable([1.0])
     optimizer = LossScaleOptimizer(family.sgd(), initial_scale=8.0)
     optimizer.build([weight])
 

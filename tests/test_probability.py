@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
-import tf_keras
 
 import tf_lossscale
 from tests import families
+from tests.families import tf_keras
 from tf_lossscale import probability
 
 OPTIMIZERS = {
@@ -64,8 +64,8 @@ def test_the_wrapper_can_be_given_to_tensorflow_probability_itself(name):
 def test_compiled_the_numbers_are_the_same(name):
     make = OPTIMIZERS[name]
     expected = trained(tfp.math.minimize, make(), jit_compile=True)
-    # XLA of TensorFlow 2.16 rounds the two programs differently, by 1.3e-6 in six steps; equal from 2.18 on.
-    rtol = 3e-6 if tf.__version__.startswith("2.16.") else 0
+    # XLA of TensorFlow 2.15 and 2.16 rounds the two programs differently, by 1.3e-6 in six steps; equal from 2.18 on.
+    rtol = 3e-6 if tf.__version__.startswith(("2.15.", "2.16.")) else 0
     for minimize in (tfp.math.minimize, probability.minimize):
         assert_same(trained(minimize, tf_lossscale.LossScaleOptimizer(make()), jit_compile=True), expected, rtol)
 

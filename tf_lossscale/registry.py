@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-# (package, module, class) of the base class that marks a family -> the adapter's module.
+from tf_lossscale import keras_versions
+
+# (library, module, class) of the base class that marks a family -> the adapter's module.
 # The module is "" where the class's name says enough within its package.
 _FAMILIES = (
     ("keras", "", "BaseOptimizer", "keras3"),
@@ -16,7 +18,7 @@ _FAMILIES = (
 )
 
 ACCEPTED = (
-    "an optimizer of tf.keras.optimizers (Keras 3), tf_keras.optimizers, tf_keras.optimizers.legacy, "
+    "an optimizer of tf.keras.optimizers, tf_keras.optimizers, tf_keras.optimizers.legacy, "
     "tf.compat.v1.train or Sonnet 2, or a subclass of one"
 )
 
@@ -34,9 +36,9 @@ def adapter_for(optimizer: Any) -> type | None:
         A subclass of `tf_lossscale.LossScaleOptimizer`, its library loaded.
     """
     for base in type(optimizer).__mro__:
-        package = base.__module__.split(".", maxsplit=1)[0]
-        for family_package, module, name, adapter in _FAMILIES:
-            if (package, base.__name__) == (family_package, name) and base.__module__.startswith(module):
+        library = library_in(base.__module__)
+        for family_library, module, name, adapter in _FAMILIES:
+            if (library, base.__name__) == (family_library, name) and base.__module__.startswith(module):
                 return load(adapter)
     return None
 
@@ -56,19 +58,34 @@ def load(adapter: str) -> type:
     return importlib.import_module(f"tf_lossscale.adapters.{adapter}").LossScaleOptimizer
 
 
-def load_all(package: str) -> list[type]:
+def library_in(module: str) -> str:
+    """Returns the library that a module is of: "keras" for Keras 3, "tf_keras" for Keras 2, or the package's name.
+
+    >>> library_in("keras.src.optimizers"), library_in("tf_keras"), library_in("sonnet.optimizers")
+    ('keras', 'tf_keras', 'sonnet')
+
+    Args:
+        module: a dotted name.
+    """
+    package = module.partition(".")[0]
+    if package in ("keras", "tf_keras") and keras_versions.package_of_keras_2() == "keras":
+        return "tf_keras" if package == "keras" else "tf_keras beside a Keras 2"  # which nothing here is derived from
+    return package
+
+
+def load_all(library: str) -> list[type]:
     """Returns the wrapper classes for all families of a library.
 
     >>> len(load_all("tf_keras"))
     2
 
     Args:
-        package: the library's name, as it is imported.
+        library: a name that `library_in` returns.
 
     Returns:
         Subclasses of `tf_lossscale.LossScaleOptimizer`.
     """
-    return [load(adapter) for family_package, _, _, adapter in _FAMILIES if family_package == package]
+    return [load(adapter) for family_library, _, _, adapter in _FAMILIES if family_library == library]
 
 
 def of_config(config: dict[str, Any]) -> type:
@@ -92,17 +109,17 @@ def of_config(config: dict[str, Any]) -> type:
 
 
 def keras_of_tensorflow() -> str:
-    """Returns the name of the library that `tf.keras` is: "keras" (Keras 3) or "tf_keras".
+    """Returns the library that `tf.keras` is: "keras" (Keras 3) or "tf_keras" (Keras 2).
 
     >>> keras_of_tensorflow()
     'keras'
     """
     import tensorflow as tf
 
-    return tf.keras.optimizers.Optimizer.__module__.split(".", maxsplit=1)[0]
+    return library_in(tf.keras.optimizers.Optimizer.__module__)
 
 
-# Package of a Keras layer -> the adapter's module.
+# Library of a Keras layer -> the adapter's module.
 _LAYERS = {"keras": "keras3_layers", "tf_keras": "tf_keras_layers"}
 
 
@@ -123,9 +140,9 @@ def layers_of(layer: Any) -> Any:
         TypeError: the object is no Keras layer.
     """
     for base in type(layer).__mro__:
-        package = base.__module__.split(".", maxsplit=1)[0]
-        if base.__name__ == "Layer" and package in _LAYERS:
-            return layers_in(package)
+        library = library_in(base.__module__)
+        if base.__name__ == "Layer" and library in _LAYERS:
+            return layers_in(library)
     raise TypeError(f"`layer` must be a layer of Keras 3 or tf_keras, but got: {layer!r}.")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import types
 
-from tf_lossscale import import_hooks
+from tf_lossscale import import_hooks, registry
 
 
 def register_when_imported() -> None:
@@ -18,7 +18,7 @@ def register_when_imported() -> None:
 
 
 def _when_tensorflow_is_there(library: types.ModuleType) -> None:
-    import_hooks.when_imported("tensorflow", lambda tensorflow: _register(library.__name__))
+    import_hooks.when_imported("tensorflow", lambda tensorflow: _register(registry.library_in(library.__name__)))
 
 
 def _register(library: str) -> None:
@@ -27,6 +27,8 @@ def _register(library: str) -> None:
     try:
         from tf_lossscale.legacy import experimental
 
+        if not registry.load_all(library):  # a second Keras 2
+            return
         experimental.register(library)
         importlib.import_module(f"tf_lossscale.optimizers.{'keras3' if library == 'keras' else library}")
     except (AttributeError, ImportError, TypeError) as error:  # or the user's `import keras` would fail

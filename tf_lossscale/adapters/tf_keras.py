@@ -1,4 +1,4 @@
-"""tf_keras: Keras 2's optimizers as they were since TensorFlow 2.11, `tf_keras.optimizers`."""
+"""Keras 2's optimizers as they were since TensorFlow 2.11: `tf_keras.optimizers`, `tf.keras.optimizers` in 2.15."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import contextlib
 from typing import Any
 
 import tensorflow as tf
-import tf_keras
 
-from tf_lossscale import hyperparameters, optimizer
+from tf_lossscale import hyperparameters, keras_versions, optimizer
 from tf_lossscale.core import strategies
+
+tf_keras: Any = keras_versions.keras_2()
 
 
 @tf_keras.saving.register_keras_serializable("tf_lossscale")
@@ -130,8 +131,8 @@ class LossScaleOptimizer(
 
     @classmethod
     def _deserialized_inner(cls, config: Any, custom_objects: dict[str, Any] | None) -> Any:
-        # tf_keras does not find its own Lion and Adafactor by name.
-        known = {name: getattr(tf_keras.optimizers, name) for name in ("Adafactor", "Lion")}
+        # Keras 2 does not find its own Lion and Adafactor by name, and that of TensorFlow 2.15 not its AdamW.
+        known = {name: getattr(tf_keras.optimizers, name) for name in ("Adafactor", "AdamW", "Lion")}
         known.update(custom_objects or {})
         return tf_keras.optimizers.deserialize(config, custom_objects=known)
 

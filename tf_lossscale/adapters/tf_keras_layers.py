@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
-import tf_keras
-from tf_keras.src.mixed_precision import autocast_variable
 
-library = tf_keras
+from tf_lossscale import keras_versions
+
+tf_keras = library = keras_versions.keras_2()
+autocast_variable = keras_versions.keras_2("src.mixed_precision.autocast_variable")
 
 # Layers that read their variables as they are; an embedding looked up in a cast table would lose its sparse gradient.
 _CAST_BY_THEMSELVES = ("BatchNormalizationBase", "LayerNormalization", "Embedding")

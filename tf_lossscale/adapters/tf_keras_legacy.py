@@ -7,10 +7,11 @@ import numbers
 from typing import Any
 
 import tensorflow as tf
-import tf_keras
 
-from tf_lossscale import optimizer
+from tf_lossscale import keras_versions, optimizer
 from tf_lossscale.core import strategies
+
+tf_keras: Any = keras_versions.keras_2()
 
 _Optimizer = tf_keras.optimizers.legacy.Optimizer
 _USUAL_AGGREGATOR = tf_keras.optimizers.legacy.SGD().gradient_aggregator

@@ -72,8 +72,10 @@ def _tf_2(patches: Patches, tf: types.ModuleType) -> None:
 
 
 def _keras_mixed_precision(patches: Patches, module: types.ModuleType) -> None:
-    library = module.LossScaleOptimizer.__module__.partition(".")[0]
-    registry.load_all(library)  # the adapters are derived from the classes whose names are about to become ours
+    library = registry.library_in(module.LossScaleOptimizer.__module__)
+    # The adapters are derived from the classes whose names are about to become ours. A second Keras 2 has none.
+    if not registry.load_all(library):
+        return
     names = {"LossScaleOptimizer": stable.LossScaleOptimizer, "experimental": _experimental(library)}
     if hasattr(module, "Policy"):
         names["Policy"] = policy.policies_of(library).StablePolicy
@@ -94,6 +96,8 @@ def _trainer_of_tf_keras(name: str) -> Put:
     """`name` is what the trainer calls the module with the class."""
 
     def put(patches: Patches, trainer: types.ModuleType) -> None:
+        if registry.library_in(trainer.__name__) != "tf_keras":
+            return
         stand_in = compiled.compiled_for("tf_keras")
         both = {"BaseLossScaleOptimizer": stand_in, "LossScaleOptimizer": stand_in}
         patches.put(trainer, {name: types.SimpleNamespace(**{**vars(getattr(trainer, name)), **both})})
@@ -117,6 +121,13 @@ def _private_keras(patches: Patches, module: types.ModuleType) -> None:
 
 
 _API = "tensorflow._api.v2.compat"
+_KERAS_2 = ("keras", "tf_keras")  # the former up to TensorFlow 2.15
+# Keras 2's trainers -> what each calls the module with the class.
+_TRAINERS = {
+    "training": "lso",
+    "training_v1": "loss_scale_optimizer",
+    "training_eager_v1": "loss_scale_optimizer",
+}
 
 #: Module -> what is done with it once it is imported. Modules that do not exist are never imported.
 PLACES: dict[str, Put] = {
@@ -148,15 +159,16 @@ PLACES: dict[str, Put] = {
             "tensorflow.compat.v1.keras.mixed_precision",
             "tensorflow.compat.v2.keras.mixed_precision",
             "tf_keras.mixed_precision",
-            "tf_keras.api._v1.keras.mixed_precision",
-            "tf_keras.api._v2.keras.mixed_precision",
+            *(f"{package}.api._{v}.keras.mixed_precision" for package in _KERAS_2 for v in ("v1", "v2")),
         ],
         _keras_mixed_precision,
     ),
     "keras.src.trainers.trainer": _trainer_of_keras_3,
-    "tf_keras.src.engine.training": _trainer_of_tf_keras("lso"),
-    "tf_keras.src.engine.training_v1": _trainer_of_tf_keras("loss_scale_optimizer"),
-    "tf_keras.src.engine.training_eager_v1": _trainer_of_tf_keras("loss_scale_optimizer"),
+    **{
+        f"{package}.src.engine.{trainer}": _trainer_of_tf_keras(name)
+        for package in _KERAS_2
+        for trainer, name in _TRAINERS.items()
+    },
     "tensorflow.python.keras.mixed_precision": _private_keras,
     "tensorflow.python.keras.mixed_precision.loss_scale_optimizer": _copy_with(
         {"LossScaleOptimizer": stable.LossScaleOptimizer}

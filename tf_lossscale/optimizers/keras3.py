@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
+from tf_lossscale import keras_versions
 from tf_lossscale.optimizers.adafactor import AdafactorBase
+
+keras: Any = keras_versions.keras_3()
 
 _OPTIONS = (
     "name",

@@ -7,10 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale import optional
+from tf_lossscale import keras_versions
 from tf_lossscale.optimizers.adafactor import AdafactorBase
 
-tf_keras: Any = optional.load("tf_keras", "tf-keras")
+tf_keras: Any = keras_versions.keras_2()
 
 _OPTIONS = (
     "name",

@@ -10,17 +10,11 @@ import secrets
 import shutil
 from typing import Any
 
-from tf_lossscale import LossScaleOptimizer, optional
+from tf_lossscale import LossScaleOptimizer, keras_versions
 from tf_lossscale.migrate.checkpoints import matching, model_parts, slots
 from tf_lossscale.migrate.checkpoints.read import read
 from tf_lossscale.migrate.checkpoints.restore import Restored, restore_from
 from tf_lossscale.migrate.checkpoints.saved import File, Optimizer
-
-# Library -> (module with its optimizers, the extra that installs it, what it is called in code).
-TARGETS = {
-    "keras3": ("keras.optimizers", "", "tf.keras.optimizers"),
-    "tf_keras": ("tf_keras.optimizers", "tf-keras", "tf_keras.optimizers"),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,8 +102,7 @@ def _path(file: File, saved: Optimizer) -> str:
 
 def _optimizer(file: File, saved: Optimizer, to: str) -> tuple[Any, str]:
     """An optimizer of today with the options that the file tells of, and the code that constructs it."""
-    module, extra, shown = TARGETS[to]
-    library = optional.load(module, extra)
+    library = (keras_versions.keras_3 if to == "keras3" else keras_versions.keras_2)("optimizers")
     cls = getattr(library, saved.name or "", None)
     if cls is None:
         raise ValueError(
@@ -130,7 +123,8 @@ def _optimizer(file: File, saved: Optimizer, to: str) -> tuple[Any, str]:
     unlike = {"weight_decay"} if saved.family == "tf_keras_legacy" else set()  # see `slots.DIFFERENCES`
     options = {name: value for name, value in options.items() if name in taken and name not in unlike}
     arguments = ", ".join(f"{name}={_shown(value)}" for name, value in options.items())
-    code = f"{shown}.{saved.name}({arguments})"
+    shown = "tf.keras" if to == "keras3" else keras_versions.package_of_keras_2()
+    code = f"{shown}.optimizers.{saved.name}({arguments})"
     if saved.learning_rate is None:
         # It had a schedule. With one an optimizer has no variable for the learning rate, and numbers its others anew.
         options["learning_rate"] = library.schedules.ExponentialDecay(1.0, 1, 1.0)

@@ -1,0 +1,54 @@
+"""Keras 2 and Keras 3, whichever packages they are: up to TensorFlow 2.15 the package keras is Keras 2."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from tf_lossscale import optional
+
+
+def package_of_keras_2() -> str:
+    """Returns the name of the package that Keras 2 is: "keras" with TensorFlow 2.15, else "tf_keras".
+
+    >>> package_of_keras_2()
+    'tf_keras'
+    """
+    loaded = sys.modules.get("keras")  # where it is Keras 2, TensorFlow loads it
+    return "keras" if getattr(loaded, "__version__", "").startswith("2.") else "tf_keras"
+
+
+def keras_2(module: str = "") -> Any:
+    """Returns Keras 2, or a module of it.
+
+    >>> keras_2("optimizers").__name__
+    'tf_keras.optimizers'
+
+    Args:
+        module: its dotted name within the package; "" for the package.
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    return optional.load(_dotted(package_of_keras_2(), module), "tf-keras")
+
+
+def keras_3(module: str = "") -> Any:
+    """Returns Keras 3, or a module of it.
+
+    >>> keras_3("optimizers").__name__
+    'keras.optimizers'
+
+    Args:
+        module: its dotted name within the package; "" for the package.
+
+    Raises:
+        ImportError: the Keras that is installed is Keras 2.
+    """
+    if package_of_keras_2() == "keras":
+        raise ImportError("Keras 3 is needed for this, and Keras here is Keras 2. Install TensorFlow 2.16 or newer.")
+    return optional.load(_dotted("keras", module), "")
+
+
+def _dotted(package: str, module: str) -> str:
+    return f"{package}.{module}" if module else package
