@@ -8,7 +8,9 @@ import tensorflow as tf
 
 import tf_lossscale
 from tests.families import FAMILIES, NoKeras3
-from tf_lossscale import keras_versions, registry
+from tf_lossscale import keras_versions, registry, serialization
+from tf_lossscale.legacy import places
+from tf_lossscale.legacy.patches import Patches
 
 with_a_keras_3 = pytest.mark.skipif(isinstance(FAMILIES[0].keras, NoKeras3), reason="TensorFlow 2.15: Keras 2 alone")
 
@@ -30,6 +32,17 @@ def test_a_second_keras_2_beside_that_of_tensorflow_is_not_taken_for_it(only_ker
     ours = type("_BaseOptimizer", (), {"__module__": "keras.src.optimizers.optimizer"})
     assert registry.adapter_for(stranger()) is None
     assert registry.adapter_for(ours()) is registry.load("tf_keras")
+
+
+def test_a_second_keras_2_is_left_as_it_is(only_keras_2):
+    wrapper = type("LossScaleOptimizer", (), {"__module__": "tf_keras.src.mixed_precision.loss_scale_optimizer"})
+    for name in ("tf_keras.mixed_precision", "tf_keras.src.engine.training"):
+        module = types.ModuleType(name)
+        module.LossScaleOptimizer = wrapper
+        before = dict(vars(module))
+        places.PLACES[name](Patches(), module)
+        assert vars(module) == before
+    serialization._register(registry.library_in("tf_keras"))  # an error would come out of the user's import statement
 
 
 def test_keras_3_is_refused_where_there_is_only_keras_2(only_keras_2):
