@@ -34,6 +34,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="a regular expression, searched for in 'what, mode, family, ...'")
     parser.add_argument("--list", action="store_true", help="print the cells and when they were measured, and stop")
+    parser.add_argument("--long", action="store_true", help="with the cells that take minutes to begin")
     parser.add_argument(
         "--missing",
         nargs="?",
@@ -48,7 +49,9 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     results = json.loads(options.json.read_text()) if options.json.exists() else {"rows": []}
     wanted = [cell for cell in (*steps.cells(), *costs.cells()) if re.search(options.only, ", ".join(cell.values()))]
-    wanted = [cell for cell in wanted if contenders.installed(cell["family"])]
+    wanted = [
+        cell for cell in wanted if contenders.installed(cell["family"]) and (options.long or not steps.long(cell))
+    ]
     if options.missing is not None:
         wanted = [cell for cell in wanted if not any(_done(row, cell, options.missing) for row in results["rows"])]
     if options.list:

@@ -15,14 +15,19 @@ GROWTH = (
     *(f"1 x {size}" for size in ("1k", "10k", "100k", "1M", "4M", "16M", "64M")),
 )
 APPLIED, SKIPPED = "applied", "skipped"
-_SMALL, _FEW = ("200 x 1k", workloads.RESNET), ("4 x 4M", workloads.SPARSE)
-#: What is measured in each mode. XLA takes minutes to compile a step over hundreds of variables: there it has forty.
+_MANY, _FEW = ("400 x 1k", "200 x 1k", workloads.RESNET), ("4 x 4M", workloads.SPARSE)
+#: What is measured in each mode.
 MODES = {
-    "tf.function": ("400 x 1k", *_SMALL, *_FEW),
-    "eager": ("400 x 1k", *_SMALL, *_FEW),
-    "jit_compile": ("40 x 1k", *_FEW),
-    "mirrored": (*_SMALL, *_FEW),
+    "tf.function": (*_MANY, *_FEW),
+    "eager": (*_MANY, *_FEW),
+    "jit_compile": ("40 x 1k", *_MANY[1:], *_FEW),
+    "mirrored": ("40 x 1k", *_MANY[1:], *_FEW),
 }
+
+
+def long(cell: dict[str, str]) -> bool:
+    """Returns whether it takes minutes to begin: where XLA compiles hundreds of variables, or replicas trace them."""
+    return cell["what"] == "step" and cell["mode"] in ("jit_compile", "mirrored") and cell["workload"] in _MANY
 
 
 def cells() -> Iterator[dict[str, str]]:

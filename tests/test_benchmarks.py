@@ -70,6 +70,13 @@ def test_tracing_counts_the_nodes_that_each_contender_adds(what, mode):
     assert f"| {row['nodes'][contenders.OURS] - row['nodes'][contenders.BARE]} |" in _table([row], what)
 
 
+@pytest.mark.slow
+def test_a_process_of_its_own_tells_its_own_peak():
+    ballast = tf.zeros([100_000_000])  # 400 MB that are not the other's
+    assert costs._apart("memory", "4 x 1M", contenders.BARE) > 4 * 4 * 3
+    del ballast
+
+
 def test_peak_memory_is_compared_with_the_bare_optimizer_that_does_the_same():
     megabytes = {"bare": 100.0, "tf-lossscale": 130.0, "bare, minimize": 120.0, "tf-lossscale, minimize": 125.0}
     row = {"what": "peak memory", **TINY, "megabytes": megabytes}
@@ -139,6 +146,17 @@ def test_the_command_measures_what_it_is_asked_for_and_renews_the_page(tmp_path,
     command.main(["--missing", "--json", str(tmp_path / "numbers.json")])
     assert (tmp_path / "numbers.md").read_text() == text
     assert (tmp_path / "numbers.svg").read_bytes() == picture
+
+
+def test_cells_that_take_minutes_to_begin_are_measured_on_demand(tmp_path, capsys):
+    def listed(*more):
+        command.main(["--list", "--json", str(tmp_path / "numbers.json"), *more])
+        return set(capsys.readouterr().out.splitlines())
+
+    usual, more = listed(), listed("--long") - listed()
+    assert usual
+    assert "step, mirrored, Keras 3, ResNet-50" in more
+    assert all(line.startswith(("step, jit_compile, ", "step, mirrored, ")) for line in more)
 
 
 @pytest.mark.usefixtures("only_tiny")
