@@ -71,3 +71,30 @@ def test_a_stall_is_noticed_in_eager_mode_across_replicas():
         for _ in range(101):
             cell.step(0.5, np.inf)
     assert cell.steps == 100
+
+
+@pytest.mark.parametrize(("family", "name"), CELLS, ids=[f"{family.name}-{name}" for family, name in CELLS])
+def test_a_stall_is_printed_once_by_a_tf_function_for_all_replicas(family, name, capfd):
+    if name.endswith("_apart"):
+        pytest.skip("replicas that cannot meet are compiled by XLA, and print nothing")
+    cell = Cell(family, name, "function", initial_scale=1.0)
+    for _ in range(2):
+        cell.step(*[0.5] * cell.replicas)
+        for _ in range(103):
+            cell.step(*[0.5] * (cell.replicas - 1), np.inf)
+        float(cell.optimizer.loss_scale)
+    assert capfd.readouterr().err.count("The last 100 steps were all skipped") == 2
+
+
+@pytest.mark.parametrize("on_floor", ["raise", print])
+def test_a_stall_is_acted_on_in_a_tf_function_across_replicas(on_floor, capsys):
+    cell = Cell(FAMILIES[0], "mirrored_2", "function", on_floor=on_floor, initial_scale=1.0)
+    for _ in range(100):
+        cell.step(0.5, np.inf)
+    if on_floor == "raise":
+        with pytest.raises(tf.errors.InvalidArgumentError, match="The last 100 steps"):
+            cell.step(0.5, np.inf)
+    for _ in range(5):
+        cell.step(0.5, np.inf)
+    assert capsys.readouterr().out.count("<LossScaleOptimizer") == (on_floor is print)
+    assert cell.scale()[2] == 105.0

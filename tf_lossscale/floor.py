@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 from absl import logging
 
+from tf_lossscale.core import groups, strategies
+from tf_lossscale.core.replicas import operations
 from tf_lossscale.core.state import DynamicLossScale
-from tf_lossscale.core.weights import plain
+from tf_lossscale.core.weights import plain, unless, value_or_zero
 
 #: Steps skipped in a row, with the scale at its floor at their end, that make a stall.
 PATIENCE = 100
@@ -35,10 +38,18 @@ class OnFloor:
                 "It says what happens when every step is skipped although the loss scale is at its floor."
             )
         self.action = action
-        self._acted = False
+
+    def prepare(self, scale: Any) -> None:
+        """Makes the variable that notes whether it has acted: no step has to make it.
+
+        Args:
+            scale: the optimizer's loss scale.
+        """
+        if isinstance(scale, DynamicLossScale):
+            scale.told_of_stall(self.action)
 
     def look(self, optimizer: Any, scale: Any) -> None:
-        """Acts if training has stalled. Reads two variables, and so waits for the device; nothing in a graph.
+        """Acts if training has stalled. Reads variables, and so waits for the device; nothing in a graph.
 
         Args:
             optimizer: the one to speak of.
@@ -47,30 +58,90 @@ class OnFloor:
         Raises:
             FloatingPointError: training has stalled, and the action is "raise".
         """
-        if not isinstance(scale, DynamicLossScale) or not tf.executing_eagerly():
+        if not isinstance(scale, DynamicLossScale) or not tf.executing_eagerly() or strategies.in_one_of_several():
             return
         in_a_row = plain(scale.last_step_skipped) and plain(scale.skipped_in_a_row)
-        if in_a_row < PATIENCE:
-            self._acted = False
-        elif not self._acted and plain(scale()) <= scale.rules.min_scale:
-            self._acted = True
+        told = scale.told_of_stall(self.action)
+        if in_a_row >= PATIENCE and not plain(told) and plain(scale()) <= scale.rules.min_scale:
+            told.assign(True)
             self._act(optimizer, in_a_row, scale.rules.min_scale)
+
+    def watch(self, optimizer: Any, scale: Any) -> list[Any]:
+        """Acts, in a graph, if training has stalled before this step; called in the branch that skips it.
+
+        Where XLA compiles nothing leaves the device, and eager steps are looked at when they are complete: there it
+        only notes that a new stall has not been told of.
+
+        Args:
+            optimizer: the one to speak of.
+            scale: its loss scale.
+
+        Returns:
+            The operations that do it: what this step changes has to wait for them.
+        """
+        if not isinstance(scale, DynamicLossScale):
+            return []
+        told = scale.told_of_stall(self.action)
+        in_a_row = tf.where(value_or_zero(scale.last_step_skipped), value_or_zero(scale.skipped_in_a_row), 0)
+        was_told = tf.logical_and(value_or_zero(told), in_a_row >= PATIENCE)
+        noted = told.assign(was_told)
+        if tf.executing_eagerly():
+            return []
+        if not self._acts_in_this_graph(told):
+            return operations(noted)
+        moves = tf.logical_or(in_a_row < PATIENCE, scale() > scale.rules.min_scale)
+        with tf.control_dependencies(operations(noted)):
+            return unless(
+                tf.logical_or(was_told, moves),
+                lambda: _outside_xla(lambda: self._act_in_graph(optimizer, scale, in_a_row)),
+            )
+
+    def _acts_in_this_graph(self, told: tf.Variable) -> bool:
+        if groups.compiled() or strategies.workers_step_alone():
+            return False
+        if isinstance(told, tf.experimental.dtensor.DVariable):  # a mesh takes no text
+            return False
+        return not callable(self.action) or tf.compat.v1.executing_eagerly_outside_functions()
+
+    def _act_in_graph(self, optimizer: Any, scale: DynamicLossScale, in_a_row: tf.Tensor) -> Any:
+        with tf.control_dependencies(operations(scale.told_of_stall(self.action).assign(True))):
+            if callable(self.action):
+                return tf.numpy_function(lambda: self.action(optimizer), [], [])
+            message = tf.strings.format(MESSAGE.format("{}", f"{scale.rules.min_scale:g}"), (in_a_row,))
+            if self.action == "raise":
+                return tf.debugging.Assert(False, [message])
+            return tf.print(tf.strings.join(["WARNING: ", message]), output_stream=sys.stderr)
 
     def _act(self, optimizer: Any, in_a_row: int, floor: float) -> None:
         if callable(self.action):
             self.action(optimizer)
             return
-        message = (
-            f"The last {in_a_row} steps were all skipped although the loss scale is at its floor of {floor:g}: the "
-            f"gradients are not finite whatever the scale, and training does not move. {WHAT_TO_TRY}"
-        )
+        message = MESSAGE.format(in_a_row, f"{floor:g}")
         if self.action == "raise":
             raise FloatingPointError(message)
         logging.warning("%s", message)
+
+
+def _outside_xla(act: Callable[[], Any]) -> tf.Tensor:
+    """Does something unless a function that was traced without XLA is called in one that XLA compiles.
+
+    There `DeviceIndex` is by its definition the length of the list, and XLA leaves out the case that is not taken.
+    """
+
+    def acted() -> tf.Tensor:
+        with tf.control_dependencies([act()]):
+            return tf.constant(True)
+
+    with tf.device("cpu:0"):
+        return tf.switch_case(tf.raw_ops.DeviceIndex(device_names=["CPU"]), [acted], default=lambda: tf.constant(True))
 
 
 WHAT_TO_TRY = (
     "Look for NaN in the data and in the loss; find the variables with LossScaleOptimizer(..., diagnose=True) and "
     "overflow_report(); lower the learning rate, keep the layers that overflow in float32 or bfloat16, or let the "
     "scale sink further with min_scale."
+)
+MESSAGE = (
+    "The last {} steps were all skipped although the loss scale is at its floor of {}: the gradients are not finite "
+    f"whatever the scale, and training does not move. {WHAT_TO_TRY}"
 )

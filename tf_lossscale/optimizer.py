@@ -98,8 +98,9 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         min_scale: the scale is never lowered below this.
         max_scale: the scale never grows above this; None for float32's maximum.
         on_floor: what happens, once, when 100 steps in a row were skipped and the scale is at `min_scale`: "warn",
-            "raise" (a FloatingPointError) or a function that is called with the optimizer. It is noticed by each step
-            in eager mode; else when `loss_scale` or `state()` is read, and at the end of `fit`.
+            "raise" (a FloatingPointError; from a graph an InvalidArgumentError) or a function that is called with the
+            optimizer. It is noticed by that step in eager mode and by the next one in a graph; where XLA compiles the
+            step when `loss_scale` or `state()` is read, and at the end of `fit`.
         diagnose: whether to note which variables' gradients overflow, for `overflow_report`, and the norm of all
             gradients, in `gradient_norm`.
         loss_scale_manager: an object of `tf_lossscale.amp`, or a `SharedLossScale`, that says all of the above down to
@@ -169,6 +170,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         self.__dict__.update(_optimizer=inner_optimizer, _scale=loss_scale, _contract=Contract(), _traced=False)
         self.__dict__.update(_on_floor=on_floor, _diagnosis=diagnosis)
         loss_scale.prepare()
+        on_floor.prepare(loss_scale)
         self._adopt(chosen)
         wrapping.mark(inner_optimizer)
 
@@ -481,8 +483,17 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             return self._step_result(None)
         result = replicas.step(self._loss_scale, part)
         if result is False:  # in eager mode only: the one that has the outcome at hand
-            self._on_floor.look(self, self._loss_scale)
+            self._look_at_floor()
         return self._step_result(result)
+
+    def _look_at_floor(self) -> None:
+        strategies.once(lambda: self._on_floor.look(self, self._loss_scale))
+
+    def _skip(self, count: bool) -> list[Any]:
+        """What a skipped step still does."""
+        watched = self._on_floor.watch(self, self._loss_scale)
+        with tf.control_dependencies(watched):
+            return [*watched, self._advance_iterations() if count else tf.no_op()]
 
     def _part(
         self,
@@ -505,7 +516,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             gradients,
             reduce=lambda local: self._reduce(local, variables),
             apply=lambda reduced: self._apply_reduced(list(zip(reduced, variables)), **kwargs),
-            skip=self._advance_iterations if count_skipped else tf.no_op,
+            skip=lambda: self._skip(count_skipped),
             aggregate=aggregate,
             observe=self._observer(variables),
         )
@@ -573,6 +584,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
                 f"one, but got: {value!r}. Make a new LossScaleOptimizer with the arguments you need."
             )
         scale.prepare()
+        self._on_floor.prepare(scale)
         self.__dict__["_scale"] = scale
 
     @property

@@ -89,7 +89,7 @@ class SharedLossScale(DynamicLossScale):
         result = replicas.step(self, replicas.joined([part for _, part in step.members]))
         if result is False:
             for optimizer, _ in step.members:
-                optimizer._on_floor.look(optimizer, self)
+                optimizer._look_at_floor()
         step.operation = None if tf.executing_eagerly() else result
 
     @property

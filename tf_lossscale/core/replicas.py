@@ -87,7 +87,13 @@ def step(loss_scale: LossScale, part: Part) -> Any:
     def decide(local: Gradients, judged: Gradients, apply_everywhere: Callable[[], Any]) -> Any:
         applied = loss_scale.check(judged)
         known = bool(applied) if tf.executing_eagerly() else None  # the one wait for the device
-        done = _either(applied, known, apply_everywhere, lambda: [part.skip(), loss_scale.skip()], small)
+
+        def skip() -> Any:
+            done = part.skip()  # may raise: then nothing is counted
+            with tf.control_dependencies(operations(done) if known is None else []):
+                return [done, loss_scale.skip()]
+
+        done = _either(applied, known, apply_everywhere, skip, small)
         with tf.control_dependencies(done):
             recorded = loss_scale.record(applied)
             if part.observe is not None:

@@ -175,6 +175,17 @@ class DynamicLossScale(LossScale):
         """The number of overflows since the scale last moved, an int64 scalar variable; None without a hysteresis."""
         return self._weight("bad_steps", 0, tf.int64) if self.rules.hysteresis > 1 else None
 
+    def told_of_stall(self, action: Any) -> tf.Variable:
+        """Whether a stall, which is when every step is skipped at `min_scale`, was acted on; a bool scalar variable.
+
+        Args:
+            action: each way of acting has a variable, which optimizers that share the scale share as well.
+        """
+        actions = self.__dict__.setdefault("_stall_actions", [])  # not an attribute that is tracked
+        if action not in actions:
+            actions.append(action)
+        return self._weight(f"told_of_stall_{actions.index(action)}", False, tf.bool, tracked=False)
+
     def __call__(self) -> tf.Tensor:
         return tf.convert_to_tensor(self.current_loss_scale)
 

@@ -22,6 +22,15 @@ def several_replicas() -> bool:
     return tf.distribute.has_strategy() and tf.distribute.get_strategy().num_replicas_in_sync > 1
 
 
+def in_one_of_several() -> bool:
+    """Whether the caller is in the context of one of several replicas, which does nothing for the others.
+
+    >>> in_one_of_several()
+    False
+    """
+    return several_replicas() and not tf.distribute.in_cross_replica_context()
+
+
 def meet() -> bool:
     """Whether a step is taken in a cross-replica context, from which each replica is called once more.
 

@@ -75,11 +75,17 @@ class Weights(tf.Module):
         return tuple(self._tracked().values())
 
     def _tracked(self) -> dict[str, tf.Variable]:
+        made = self._all()
+        return {name: made[name] for name in self._tracked_names if name in made}
+
+    def _all(self) -> dict[str, tf.Variable]:
         graph = _graph_in_use()
-        return {name: self._weights[graph, name] for name in self._tracked_names if (graph, name) in self._weights}
+        return {name: variable for (where, name), variable in self._weights.items() if where is graph}
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
-        return {**super()._trackable_children(save_type, **kwargs), **self._tracked()}
+        # A function that takes a step is exported with all that it writes.
+        own = self._tracked() if save_type == "checkpoint" else self._all()
+        return {**super()._trackable_children(save_type, **kwargs), **own}
 
 
 def value_or_zero(variable: tf.Variable) -> tf.Tensor:
