@@ -17,6 +17,7 @@ PACKAGE = pathlib.Path(tf_lossscale.__file__).parent
 ORDER = [
     ("errors",),
     ("core.autograph", "core.rules", "core.groups", "core.strategies"),
+    ("core.branches", "core.origins"),
     ("core.finite", "core.scaling", "core.weights"),
     ("core.state", "core.diagnosis"),
     ("core.replicas", "core.foreign"),

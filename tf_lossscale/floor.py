@@ -10,7 +10,7 @@ import tensorflow as tf
 from absl import logging
 
 from tf_lossscale.core import groups, strategies
-from tf_lossscale.core.replicas import operations
+from tf_lossscale.core.branches import operations
 from tf_lossscale.core.state import DynamicLossScale
 from tf_lossscale.core.weights import plain, unless, value_or_zero
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+_USUAL = (tf.float32, tf.float16, tf.bfloat16, tf.float64)
+
 
 def unzip(grads_and_vars: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
     """Returns the gradients and the variables of (gradient, variable) pairs.
@@ -25,7 +27,7 @@ def unzip(grads_and_vars: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[An
     """
     pairs = list(grads_and_vars)
     for pair in pairs:
-        if tf.is_tensor(pair) or len(pair) != 2:
+        if (not isinstance(pair, tuple) and tf.is_tensor(pair)) or len(pair) != 2:
             raise ValueError(f"`grads_and_vars` must be (gradient, variable) pairs, but got: {pair}.")
     return [_as_gradient(g, v) for g, v in pairs], [v for _, v in pairs]
 
@@ -61,6 +63,8 @@ def require_fitting(gradients: list[Any], variables: list[Any]) -> None:
         )
     for gradient, variable in zip(gradients, variables):
         if gradient is None:
+            continue
+        if isinstance(gradient, tf.Tensor) and gradient.shape == variable.shape and gradient.dtype in _USUAL:
             continue
         if not gradient.dtype.is_floating:
             raise TypeError(

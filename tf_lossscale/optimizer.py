@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -13,7 +14,7 @@ from absl import logging
 from tf_lossscale import errors, options, wrapping
 from tf_lossscale.configs import Configurable
 from tf_lossscale.contract import Contract
-from tf_lossscale.core import foreign, replicas, scaling, strategies
+from tf_lossscale.core import branches, foreign, replicas, scaling, strategies
 from tf_lossscale.core.autograph import as_written as _as_written
 from tf_lossscale.core.diagnosis import Diagnosis
 from tf_lossscale.core.rules import Rules
@@ -509,7 +510,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         if not tf.executing_eagerly():
             self.__dict__["_traced"] = True
         all_variables = not self._slots_need_gradients
-        self._build_inner([v for g, v in zip(gradients, variables) if all_variables or g is not None])
+        self._have_built([v for g, v in zip(gradients, variables) if all_variables or g is not None])
         if scaled:
             gradients = self._unscale(gradients, variables, self._factor())
         return replicas.Part(
@@ -520,6 +521,15 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             aggregate=aggregate,
             observe=self._observer(variables),
         )
+
+    def _have_built(self, variables: list[Any]) -> None:
+        """Builds the inner optimizer for these variables; in eager mode not again when they are those of last time."""
+        noted = tf.executing_eagerly() and not tf.distribute.has_strategy()
+        these, last = [self._optimizer, *variables], self.__dict__.get("_built_for", [])
+        if noted and len(last) == len(these) and all(each() is one for each, one in zip(last, these)):
+            return
+        self._build_inner(variables)
+        self.__dict__["_built_for"] = [weakref.ref(one) for one in these] if noted else []
 
     def _observer(self, variables: list[Any]) -> Callable[..., Any] | None:
         diagnosis = self._diagnosis
@@ -535,7 +545,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             return None
         if not tf.compat.v1.executing_eagerly_outside_functions():
             return operation
-        with tf.control_dependencies(replicas.operations(operation)):
+        with tf.control_dependencies(branches.operations(operation)):
             return tf.constant(True)  # a tf.function can return a tensor, but no operation
 
     def _unscale(self, gradients: list[Any], variables: list[Any], factor: tf.Tensor) -> list[Any]:

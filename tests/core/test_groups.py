@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tf_lossscale import LossScaleOptimizer
-from tf_lossscale.core import groups, replicas, scaling
+from tf_lossscale.core import groups, scaling
 from tf_lossscale.core.finite import all_finite
 
 SETTINGS = hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
@@ -194,4 +194,3 @@ def test_a_small_step_is_called_as_one_operation_and_a_large_one_works_in_place(
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda: ["CPU", "GPU"])
     (elsewhere,) = conditional(LossScaleOptimizer(tf.keras.optimizers.SGD()), 10)
     assert elsewhere.get_attr(attribute) is True
-    assert replicas.operations(None) == []

@@ -7,7 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale.core import groups
+from tf_lossscale.core import branches, groups
+from tf_lossscale.core.origins import Scaled
 
 
 def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
@@ -22,7 +23,8 @@ def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
     False
 
     Args:
-        gradients: tensors or IndexedSlices of any floating dtype and shape; None is skipped.
+        gradients: tensors or IndexedSlices of any floating dtype and shape; None is skipped. In place of a tensor there
+            may be the `Scaled` that it is made from.
             Of IndexedSlices, rows with the same index count as their sum: that is what will be applied.
 
     Returns:
@@ -32,13 +34,15 @@ def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
     together = groups.positions(given)
     flags = [_is_finite(groups.stacked(given, group)) for group in together]
     done = {i for group in together for i in group}
-    alone = [g for i, g in enumerate(given) if i not in done]
-    summed = [g for g in alone if isinstance(g, tf.IndexedSlices) or not (groups.compiled() or groups.is_small(g))]
-    flags += [_is_finite(g) for g in alone if not any(g is one for one in summed)]
+    summed = []
+    for i, gradient in enumerate(given):
+        if i not in done:
+            if _is_worth_a_sum(gradient):
+                summed.append(gradient)
+            else:
+                flags.append(_is_finite(gradient))
     if summed:
-        sums = [tf.cast(_sum(g), tf.float32) for g in summed]
-        sums_are_finite = tf.math.is_finite(sums[0] if len(sums) == 1 else tf.add_n(sums))
-        flags.append(tf.cond(sums_are_finite, lambda: tf.constant(True), lambda: _each_is_finite(summed)))
+        flags.append(_unless(_sums_are_finite(summed), lambda one: _each_is_finite(summed, one)))
     if not flags:
         return tf.constant(True)
     return flags[0] if len(flags) == 1 else tf.reduce_all(tf.stack(flags))
@@ -61,8 +65,28 @@ def kind(gradient: Any) -> tf.Tensor:
     return tf.where(all_finite([gradient]), 0.0, bad)
 
 
+def _is_worth_a_sum(gradient: Any) -> bool:
+    if isinstance(gradient, tf.IndexedSlices):
+        return True
+    if groups.compiled() and not branches.loops():
+        return False
+    return isinstance(gradient, Scaled) or not groups.fits_in_a_stack(gradient)
+
+
+def _sums_are_finite(gradients: list[Any]) -> tf.Tensor:
+    """A bool scalar that is True only if the gradients are finite."""
+    sums = [tf.cast(_sum(g), tf.float32) for g in gradients]
+    finite = tf.math.is_finite(sums[0] if len(sums) == 1 else tf.add_n(sums))
+    # What is finite before it is divided by less than one need not be finite after.
+    for scale in {id(g.scale): g.scale for g in gradients if isinstance(g, Scaled)}.values():
+        finite = tf.logical_and(finite, scale >= 1)
+    return finite
+
+
 def _sum(gradient: Any) -> tf.Tensor:
     """A scalar that is finite only if the gradient is; of float32's range or more."""
+    if isinstance(gradient, Scaled):
+        return tf.reduce_sum(gradient.values)
     if not isinstance(gradient, tf.IndexedSlices):
         return tf.reduce_sum(gradient)
     values = gradient.values
@@ -73,17 +97,28 @@ def _sum(gradient: Any) -> tf.Tensor:
     return tf.nn.l2_loss(values)
 
 
-def _each_is_finite(gradients: list[Any]) -> tf.Tensor:
-    flags = [
-        _rows_are_finite(g.values, g.indices) if isinstance(g, tf.IndexedSlices) else _is_finite(g) for g in gradients
-    ]
-    return tf.reduce_all(tf.stack(flags))
+def _unless(known: tf.Tensor, function: branches.Branch) -> tf.Tensor:
+    if branches.loops():
+        return branches.at_most_once(tf.logical_not(known), function, tf.constant(True))
+    return tf.cond(known, lambda: tf.constant(True), lambda: function(None))
 
 
-def _is_finite(gradient: tf.Tensor) -> tf.Tensor:
-    return tf.reduce_all(tf.math.is_finite(gradient))
+def _each_is_finite(gradients: list[Any], one: tf.Tensor | None) -> tf.Tensor:
+    return tf.reduce_all(tf.stack([_is_finite(g, one) for g in gradients]))
 
 
-def _rows_are_finite(values: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
+def _is_finite(gradient: Any, one: tf.Tensor | None = None) -> tf.Tensor:
+    if isinstance(gradient, Scaled):
+        values = gradient.unscaled(one)
+    elif isinstance(gradient, tf.IndexedSlices):
+        values = _sums_of_rows(gradient.values, gradient.indices)
+    else:
+        values = gradient
+    if one is not None and not isinstance(gradient, Scaled):
+        values *= tf.cast(one, values.dtype)
+    return tf.reduce_all(tf.math.is_finite(values))
+
+
+def _sums_of_rows(values: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
     _, positions = tf.unique(tf.reshape(indices, [-1]))
-    return _is_finite(tf.math.unsorted_segment_sum(values, positions, tf.shape(values)[0]))
+    return tf.math.unsorted_segment_sum(values, positions, tf.shape(values)[0])

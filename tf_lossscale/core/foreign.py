@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale.core.replicas import operations
+from tf_lossscale.core.branches import operations
 from tf_lossscale.core.state import LossScale
 
 

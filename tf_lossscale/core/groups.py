@@ -33,10 +33,11 @@ def positions(tensors: Sequence[Any]) -> list[list[int]]:
     for i, tensor in enumerate(tensors):
         if not isinstance(tensor, tf.Tensor):
             continue
-        values = tensor.shape.num_elements()
-        if not values or not is_small(tensor):
+        shape = tensor.shape
+        values = shape.num_elements()
+        if not values or values > _SMALL:
             continue
-        groups = alike.setdefault((tensor.dtype, tuple(tensor.shape.as_list()), tensor.device), [[]])
+        groups = alike.setdefault((tensor.dtype, shape, tensor.device), [[]])
         if (len(groups[-1]) + 1) * values > _TOGETHER:
             groups.append([])
         groups[-1].append(i)
@@ -54,6 +55,19 @@ def is_small(tensor: tf.Tensor) -> bool:
     """
     values = tensor.shape.num_elements()
     return values is not None and values <= _SMALL
+
+
+def fits_in_a_stack(tensor: tf.Tensor) -> bool:
+    """Returns whether a tensor is no larger than what is put together.
+
+    >>> fits_in_a_stack(tf.ones([200, 1000])), fits_in_a_stack(tf.ones([1000, 1000]))
+    (True, False)
+
+    Args:
+        tensor: of any shape; one that is not known does not fit.
+    """
+    values = tensor.shape.num_elements()
+    return values is not None and values <= _TOGETHER
 
 
 def are_small(tensors: Sequence[Any]) -> bool:

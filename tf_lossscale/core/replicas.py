@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_lossscale.core import finite as finite_lib
-from tf_lossscale.core import groups, strategies
+from tf_lossscale.core import groups, origins, strategies
+from tf_lossscale.core.branches import Branch, either, operations
 from tf_lossscale.core.state import LossScale
 
 Gradients = list[Any]
@@ -84,16 +85,18 @@ def step(loss_scale: LossScale, part: Part) -> Any:
     if not part.aggregate and strategies.several_replicas():
         agreed = _agree(gradients, exactly=part.observe is not None)
 
-    def decide(local: Gradients, judged: Gradients, apply_everywhere: Callable[[], Any]) -> Any:
-        applied = loss_scale.check(judged)
-        known = bool(applied) if tf.executing_eagerly() else None  # the one wait for the device
+    def skip(_: Any) -> list[Any]:
+        done = part.skip()  # may raise: then nothing is counted
+        with tf.control_dependencies([] if tf.executing_eagerly() else operations(done)):
+            return [done, loss_scale.skip()]
 
-        def skip() -> Any:
-            done = part.skip()  # may raise: then nothing is counted
-            with tf.control_dependencies(operations(done) if known is None else []):
-                return [done, loss_scale.skip()]
-
-        done = _either(applied, known, apply_everywhere, skip, small)
+    def decide(local: Gradients, judged: Gradients, apply: Branch) -> Any:
+        applied, known, done = loss_scale.check(judged), None, []
+        if tf.executing_eagerly():
+            known = bool(applied)  # the one wait for the device
+            (apply if known else skip)(None)
+        else:
+            done = either(applied, apply, skip, as_one_call=small)
         with tf.control_dependencies(done):
             recorded = loss_scale.record(applied)
             if part.observe is not None:
@@ -101,14 +104,25 @@ def step(loss_scale: LossScale, part: Part) -> Any:
             return _group(recorded) if known is None else known
 
     if not strategies.meet():
-        return decide(gradients, agreed or gradients, lambda: part.apply(gradients))
+        if agreed or tf.executing_eagerly() or part.observe is not None or loss_scale.looks_at_values:
+            return decide(gradients, agreed or gradients, lambda _: part.apply(gradients))
+        packed = origins.Packed(gradients)
+        return decide(gradients, packed.tensors, lambda one: _unpack_and(part.apply, packed, one))
 
     def across_replicas(strategy: tf.distribute.Strategy, per_replica: Gradients, judged: Any) -> Any:
         local, judged = ([_first(strategy, g) for g in each or []] for each in (per_replica, judged))
         everywhere = functools.partial(strategy.extended.call_for_each_replica, part.apply, args=(per_replica,))
-        return decide(local, judged or local, everywhere)
+        return decide(local, judged or local, lambda _: everywhere())
 
     return tf.distribute.get_replica_context().merge_call(across_replicas, args=(gradients, agreed))
+
+
+def _unpack_and(apply: Callable[[Gradients], Any], packed: origins.Packed, one: tf.Tensor | None) -> Any:
+    gradients = packed.unpacked(one)
+    done = apply(gradients)
+    if not groups.compiled():
+        packed.one_by_one(gradients)
+    return done
 
 
 def joined(parts: list[Part]) -> Part:
@@ -188,58 +202,6 @@ def _agree(gradients: Gradients, exactly: bool) -> Gradients:
 
 def _first(strategy: tf.distribute.Strategy, per_replica: Any) -> Any:
     return None if per_replica is None else strategy.experimental_local_results(per_replica)[0]
-
-
-def _either(
-    applied: tf.Tensor, known: bool | None, apply: Callable[[], Any], skip: Callable[[], Any], as_one_call: bool
-) -> list[Any]:
-    """Runs one of the two; returns what a later operation has to wait for."""
-    if known is not None:
-        (apply if known else skip)()
-        return []
-
-    def waited_for(branch: Callable[[], Any]) -> Callable[[], tf.Tensor]:
-        def run() -> tf.Tensor:
-            with tf.control_dependencies(operations(branch())):
-                return tf.constant(True)
-
-        return run
-
-    outcome = tf.cond(applied, waited_for(apply), waited_for(skip))
-    return [_as_one_call(outcome) if as_one_call else outcome]
-
-
-def _as_one_call(outcome: tf.Tensor) -> tf.Tensor:
-    """Has a tf.cond run as an operation that calls one of two functions, not as a switch in front of each input.
-
-    With hundreds of variables that is a good part of a small step. A function that is called so runs on one device:
-    only where there is but one.
-    """
-    if groups.compiled() or tf.distribute.has_strategy() or len(tf.config.list_logical_devices()) > 1:
-        return outcome
-    operation = outcome.op
-    while operation.type == "Identity":
-        operation = operation.inputs[0].op
-    if operation.type in ("If", "StatelessIf"):
-        # Private: a test fails where the attribute is called otherwise.
-        operation._set_attr("_lower_using_switch_merge", tf.compat.v1.AttrValue(b=False))
-    return outcome
-
-
-def operations(result: Any) -> list[Any]:
-    """Returns the operations in what a step or a branch returned, in a graph.
-
-    >>> operations(None)
-    []
-
-    Args:
-        result: operations, tensors and anything else, in any structure.
-
-    Returns:
-        A list of `tf.Operation`.
-    """
-    found = [getattr(leaf, "op", leaf) for leaf in tf.nest.flatten(result)]
-    return [operation for operation in found if isinstance(operation, tf.Operation)]
 
 
 def _group(result: Any) -> Any:

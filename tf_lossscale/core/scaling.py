@@ -7,7 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale.core import groups
+from tf_lossscale.core import groups, origins
+
+#: Takes values and a scale, and undoes the scaling.
+Undo = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 def scale_loss(loss: Any, scale: Callable[[], tf.Tensor]) -> Any:
@@ -50,12 +53,7 @@ def unscale(gradients: Iterable[Any], scale: tf.Tensor, walled: bool = True) -> 
     Raises:
         TypeError: a gradient is not of a floating dtype.
     """
-    reciprocal = 1.0 / scale
-
-    def times(values: tf.Tensor) -> tf.Tensor:
-        return values * tf.cast(reciprocal, values.dtype)
-
-    return _of_each(gradients, times, walled)
+    return _of_each(gradients, scale, _times_reciprocal, walled)
 
 
 def divide(gradients: Iterable[Any], scale: tf.Tensor, walled: bool = True) -> list[Any]:
@@ -75,12 +73,7 @@ def divide(gradients: Iterable[Any], scale: tf.Tensor, walled: bool = True) -> l
     Raises:
         TypeError: a gradient is not of a floating dtype.
     """
-
-    def divided(values: tf.Tensor) -> tf.Tensor:
-        wide = tf.float64 if values.dtype == tf.float64 else tf.float32  # float16 does not hold a scale of 2**16
-        return tf.cast(tf.cast(values, wide) / tf.cast(scale, wide), values.dtype)
-
-    return _of_each(gradients, divided, walled)
+    return _of_each(gradients, scale, _quotient, walled)
 
 
 def _scaled(loss: Any, factor: tf.Tensor) -> tf.Tensor:
@@ -93,7 +86,16 @@ def _scaled(loss: Any, factor: tf.Tensor) -> tf.Tensor:
     return loss * tf.cast(factor, loss.dtype)
 
 
-def _of_each(gradients: Iterable[Any], function: Callable[[tf.Tensor], tf.Tensor], walled: bool) -> list[Any]:
+def _times_reciprocal(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+    return values * tf.cast(1.0 / scale, values.dtype)
+
+
+def _quotient(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+    wide = tf.float64 if values.dtype == tf.float64 else tf.float32  # float16 does not hold a scale of 2**16
+    return tf.cast(tf.cast(values, wide) / tf.cast(scale, wide), values.dtype)
+
+
+def _of_each(gradients: Iterable[Any], scale: tf.Tensor, function: Undo, walled: bool) -> list[Any]:
     """What an element-wise function makes of each gradient: of small ones in one call, where the stack is the wall."""
     found = [g if g is None or isinstance(g, tf.IndexedSlices) else tf.convert_to_tensor(g) for g in gradients]
     for gradient in found:
@@ -104,17 +106,27 @@ def _of_each(gradients: Iterable[Any], function: Callable[[tf.Tensor], tf.Tensor
             )
     grouped = groups.positions(found) if walled else []
     done = {i for group in grouped for i in group}
-    result = [g if g is None or i in done else _of_one(g, function, walled) for i, g in enumerate(found)]
+    result = [g if g is None or i in done else _of_one(g, scale, function, walled) for i, g in enumerate(found)]
     for group in grouped:
-        for i, part in zip(group, groups.unstacked(function(groups.stacked(found, group)))):
+        stack = function(groups.stacked(found, group), scale)
+        for position, (i, part) in enumerate(zip(group, groups.unstacked(stack))):
+            origins.note(part, origins.Share(stack, position))
             result[i] = part
     return result
 
 
-def _of_one(gradient: Any, function: Callable[[tf.Tensor], tf.Tensor], walled: bool) -> Any:
+def _of_one(gradient: Any, scale: tf.Tensor, function: Undo, walled: bool) -> Any:
     if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(_of_one(gradient.values, function, walled), gradient.indices, gradient.dense_shape)
-    return function(opaque(gradient) if walled else gradient)
+        values = function(opaque(gradient.values) if walled else gradient.values, scale)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    if not walled:
+        return function(gradient, scale)
+    behind = opaque(gradient)
+    result = function(behind, scale)
+    if gradient.dtype != tf.float16 and (groups.compiled() or not groups.is_small(gradient)):
+        # Not float16: sums of it often overflow before it is unscaled.
+        origins.note(result, origins.Scaled(behind, scale, function))
+    return result
 
 
 def opaque(tensor: tf.Tensor) -> tf.Tensor:

@@ -50,6 +50,11 @@ class LossScale(Weights):
         """Returns whether the step with these reduced gradients is to be applied, a bool scalar tensor."""
         return finite_lib.all_finite(gradients)
 
+    @property
+    def looks_at_values(self) -> bool:
+        """Whether a subclass has a `check` of its own, which may look at more than what is finite."""
+        return type(self).check is not LossScale.check
+
     def record(self, applied: tf.Tensor) -> list[Any]:
         """Moves the scale after a step; here it only notes whether the step was skipped.
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_lossscale.core import branches, state, strategies
 from tf_lossscale.core import finite as finite_lib
-from tf_lossscale.core import replicas, state, strategies
 from tf_lossscale.core.autograph import as_written as _as_written
 from tf_lossscale.legacy import versions
 from tf_lossscale.legacy.tensor_like import TensorLike
@@ -73,7 +73,7 @@ class LossScale(TensorLike, state.LossScale, abc.ABC):
 
     def check(self, gradients: Any) -> tf.Tensor:
         update, apply = self.update(list(gradients))
-        with tf.control_dependencies([] if tf.executing_eagerly() else replicas.operations(update)):
+        with tf.control_dependencies([] if tf.executing_eagerly() else branches.operations(update)):
             return tf.identity(tf.convert_to_tensor(apply))
 
     def record(self, applied: tf.Tensor) -> list[Any]:

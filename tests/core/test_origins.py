@@ -1,0 +1,177 @@
+"""What a branch takes in of gradients: the same bits come out, and large gradients are unscaled one at a time."""
+
+import hypothesis
+import hypothesis.extra.numpy as hnp
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_lossscale import LossScaleOptimizer
+from tf_lossscale.core import branches, finite, groups, origins, scaling
+
+SETTINGS = hypothesis.settings(max_examples=15, deadline=None, derandomize=True)
+EDGES = [0.0, -0.0, 1.0, -3.0, 1e-30, 3e38, -3e38, float("inf"), float("-inf"), float("nan")]
+SCALES = [1.0, 8.0, 3.0, 2.0**15, 0.5, 2.0**-20]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_small(request, monkeypatch):
+    """Has gradients of a few values take the way of large ones, unless a test is about small ones."""
+    if "small" not in request.node.name:
+        monkeypatch.setattr(groups, "_SMALL", 1)
+        monkeypatch.setattr(groups, "_TOGETHER", 1)
+
+
+def bits(tensors):
+    return [None if t is None else (t.dtype, tuple(t.shape), t.numpy().tobytes()) for t in tensors]
+
+
+def plain(undo, arrays, scale):
+    """What an operation for each gradient makes of it, and whether all of that is finite."""
+    found = []
+    for array in arrays:
+        values = tf.constant(array)
+        wide = tf.float64 if values.dtype == tf.float64 else tf.float32
+        if undo is scaling.unscale:
+            found.append(values * tf.cast(1.0 / tf.constant(scale), values.dtype))
+        else:
+            found.append(tf.cast(tf.cast(values, wide) / tf.cast(scale, wide), values.dtype))
+    return found, all(bool(tf.reduce_all(tf.math.is_finite(values))) for values in found)
+
+
+@st.composite
+def arrays(draw):
+    dtypes = st.sampled_from(["float32", "float64", "float16"])
+    shapes = hnp.array_shapes(min_dims=1, max_dims=2, max_side=4)
+    elements = st.sampled_from(EDGES)
+    with np.errstate(over="ignore"):
+        return [
+            draw(hnp.arrays(np.float64, shape, elements=elements)).astype(dtype)
+            for shape, dtype in draw(st.lists(st.tuples(shapes, dtypes), min_size=1, max_size=4))
+        ]
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["function", "xla"])
+@pytest.mark.parametrize("undo", [scaling.unscale, scaling.divide], ids=["unscale", "divide"])
+@SETTINGS
+@hypothesis.given(given=arrays(), scale=st.sampled_from(SCALES))
+@hypothesis.example(given=[np.array([3e38, 1.0], np.float32)], scale=0.5)
+@hypothesis.example(given=[np.array([3e38, 3e38], np.float32)], scale=8.0)
+def test_what_is_judged_and_unscaled_in_a_branch_is_what_plain_operations_make(undo, compiled, given, scale):
+    held = [tf.Variable(array) for array in given]
+    scale_held = tf.Variable(scale)
+
+    @tf.function(jit_compile=compiled)
+    def judged_and_unscaled():
+        packed = origins.Packed(undo([tf.convert_to_tensor(h) for h in held], tf.convert_to_tensor(scale_held)))
+        judged = finite.all_finite(packed.tensors)
+        if not branches.loops():
+            return judged, tf.cond(tf.constant(True), packed.unpacked, packed.unpacked)
+        unscaled = []
+        for i, array in enumerate(given):
+            nothing = tf.zeros(array.shape, array.dtype)
+            unscaled.append(branches.at_most_once(tf.constant(True), lambda one, i=i: packed.unpacked(one)[i], nothing))
+        return judged, unscaled
+
+    expected, all_finite = plain(undo, given, scale)
+    judged, unscaled = judged_and_unscaled()
+    if not compiled:  # XLA may flush what is below the smallest normal number
+        assert bits(unscaled) == bits(expected)
+    for mine, theirs in zip(unscaled, expected):
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-37)
+    assert bool(judged) is all_finite
+
+
+def graph_of(function):
+    return tf.function(function, autograph=False).get_concrete_function().graph
+
+
+def test_small_gradients_are_taken_in_as_their_stack():
+    def look():
+        a, b, c = scaling.unscale([tf.ones([2]), tf.ones([2]), tf.ones([2])], tf.constant(2.0))
+        other = tf.ones([2])
+        assert len(origins.Packed([c, a, b]).tensors) == 1
+        assert len(origins.Packed([c, None, a, other, b]).tensors) == 2
+        # Part of a stack, or one of it twice, is taken as it is.
+        assert len(origins.Packed([a, b]).tensors) == 2
+        assert len(origins.Packed([a, b, c, a]).tensors) == 4
+        return tf.constant(0)
+
+    graph_of(look)
+
+
+def test_small_gradients_come_back_in_the_order_they_were_given_in():
+    @tf.function
+    def turned(*values):
+        a, b, c = scaling.unscale(values, tf.constant(2.0))
+        packed = origins.Packed([c, None, a, b])
+        assert len(packed.tensors) == 1
+        return [part for part in packed.unpacked() if part is not None]
+
+    assert [part.numpy().item() for part in turned(*(tf.constant([x]) for x in (2.0, 4.0, 6.0)))] == [3.0, 1.0, 2.0]
+
+
+def test_two_optimizers_that_share_one_call_of_unscale_each_apply_their_own_small_gradients():
+    first, second = (LossScaleOptimizer(tf.keras.optimizers.SGD(1.0), initial_scale=4) for _ in range(2))
+    weights = [tf.Variable([0.0]) for _ in range(3)]
+
+    @tf.function
+    def step(x):
+        first.get_scaled_loss(1.0)
+        second.get_scaled_loss(1.0)
+        a, b, c = first.get_unscaled_gradients([4 * x, 8 * x, 12 * x])
+        first.apply_gradients(zip([b, a], weights))
+        second.get_unscaled_gradients([])
+        second.apply_gradients([(c, weights[2])])
+
+    step(tf.constant([1.0]))
+    assert [weight.numpy().item() for weight in weights] == [-2.0, -1.0, -3.0]
+
+
+def muls_of_branch(optimizer, count=3):
+    """The multiplications that unscale in the branch that applies, with what each waits for."""
+    weights = [tf.Variable(tf.zeros([4])) for _ in range(count)]
+    held = [tf.Variable(tf.ones([4])) for _ in range(count)]
+
+    @tf.function
+    def step():
+        optimizer.get_scaled_loss(1.0)
+        gradients = optimizer.get_unscaled_gradients([tf.convert_to_tensor(h) for h in held])
+        optimizer.apply_gradients(zip(gradients, weights))
+
+    step()
+    assert all(np.all(weight.numpy() != 0) for weight in weights)
+    bodies = step.get_concrete_function().graph.as_graph_def().library.function
+    (body,) = [f for f in bodies if any("AssignSub" in n.op for n in f.node_def)]
+    waits = {n.name: [i for i in n.input if i.startswith("^")] for n in body.node_def if n.op == "Mul"}
+    return [waits[name] for name in sorted(waits) if waits[name]]
+
+
+def test_a_large_gradient_is_unscaled_only_when_the_one_before_was_used():
+    assert len(muls_of_branch(LossScaleOptimizer(tf.keras.optimizers.SGD(0.5)))) == 2
+
+
+def test_large_gradients_that_are_clipped_by_their_common_norm_are_unscaled_all_at_once():
+    assert muls_of_branch(LossScaleOptimizer(tf.keras.optimizers.SGD(0.5, global_clipnorm=1.0))) == []
+
+
+@pytest.mark.parametrize("bad", [False, True], ids=["finite", "overflow"])
+def test_where_xla_compiles_for_the_cpu_a_step_is_a_loop_of_one_round_or_none(bad):
+    optimizer = LossScaleOptimizer(tf.keras.optimizers.Adam(0.5), initial_scale=8)
+    weights = [tf.Variable([1.0, 2.0]), tf.Variable([3.0])]
+    optimizer.build(weights)
+
+    @tf.function(jit_compile=True)
+    def step(*gradients):
+        optimizer.apply(gradients, weights)
+
+    gradients = [tf.constant([8.0, float("nan") if bad else 8.0]), tf.constant([8.0])]
+    before = [variable.numpy().tolist() for variable in (*weights, *optimizer.inner_optimizer.variables)]
+    step(*gradients)
+    after = [variable.numpy().tolist() for variable in (*weights, *optimizer.inner_optimizer.variables)]
+    assert (after == before) is bad
+    assert optimizer.loss_scale.numpy().item() == (4.0 if bad else 8.0)
+    operations = step.get_concrete_function(*gradients).graph.get_operations()
+    rounds = [op for op in operations if op.type in ("While", "StatelessWhile")]
+    assert len(rounds) == (2 if branches._only_the_cpu() else 0)

@@ -1,0 +1,149 @@
+"""What an unscaled gradient in a graph was made from: the branch that applies it can take in that instead."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tf_lossscale.core import groups
+
+
+class Scaled(NamedTuple):
+    """A gradient of the scaled loss, and how to unscale it.
+
+    >>> Scaled(tf.constant(8.0), tf.constant(4.0), lambda values, scale: values / scale).unscaled().numpy().item()
+    2.0
+    """
+
+    values: tf.Tensor
+    scale: tf.Tensor
+    unscale: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+
+    def unscaled(self, one: tf.Tensor | None = None) -> tf.Tensor:
+        """Returns the gradient: the same operations as the first time, and so the same bits.
+
+        Args:
+            one: what `branches.at_most_once` gives, so that a compiler does not unscale before it is known whether to.
+        """
+        return self.unscale(self.values, self.scale if one is None else self.scale * one)
+
+
+class Share(NamedTuple):
+    """One of the gradients that were unscaled in a stack.
+
+    >>> Share(tf.constant([[1.0], [2.0]]), 1).position
+    1
+    """
+
+    stack: tf.Tensor
+    position: int
+
+
+def note(tensor: tf.Tensor, origin: Scaled | Share) -> None:
+    """Notes what a tensor of a graph was made from; in eager mode it is made already, and nothing is noted.
+
+    >>> note(tf.constant(2.0), Share(tf.constant([2.0]), 0))
+
+    Args:
+        tensor: an unscaled gradient.
+        origin: what it was made from.
+    """
+    if not tf.executing_eagerly():
+        tensor._origin_in_tf_lossscale = origin
+
+
+def of(tensor: Any) -> Scaled | Share | None:
+    """Returns what `note` noted.
+
+    >>> of(tf.constant(2.0)) is None
+    True
+
+    Args:
+        tensor: anything.
+    """
+    return getattr(tensor, "_origin_in_tf_lossscale", None)
+
+
+class Packed:
+    """Gradients as a branch best takes them in: a stack for its members, a scaled gradient for what unscales it.
+
+    >>> packed = Packed([tf.constant(2.0), None])
+    >>> len(packed.tensors), [g is None for g in packed.unpacked()]
+    (1, [False, True])
+
+    Args:
+        gradients: tensors, IndexedSlices or None, as they are to be applied.
+    """
+
+    def __init__(self, gradients: Sequence[Any]):
+        self._gradients = list(gradients)
+        self._stacks = _whole_stacks(self._gradients)
+        stacked = {i for _, members in self._stacks for i in members}
+        self._scaled = {
+            i: origin
+            for i, origin in enumerate(map(of, self._gradients))
+            if isinstance(origin, Scaled) and i not in stacked
+        }
+        alone = [self._scaled.get(i, g) for i, g in enumerate(self._gradients) if i not in stacked]
+        #: What to judge: finite where the gradients are; stacks, `Scaled`, and what is neither.
+        self.tensors = [*(stack for stack, _ in self._stacks), *(each for each in alone if each is not None)]
+
+    def unpacked(self, one: tf.Tensor | None = None) -> list[Any]:
+        """Returns the gradients, made anew where the caller is.
+
+        Args:
+            one: as in `Scaled.unscaled`.
+        """
+        gradients = list(self._gradients)
+        for i, origin in self._scaled.items():
+            gradients[i] = origin.unscaled(one)
+        for stack, members in self._stacks:
+            for i, part in zip(members, groups.unstacked(stack)):
+                gradients[i] = part
+        return gradients
+
+    def one_by_one(self, unpacked: Sequence[Any]) -> None:
+        """Has each large gradient unscaled only when the one before was used: one at a time takes up memory.
+
+        Args:
+            unpacked: what `unpacked` returned, once something was built that uses it.
+        """
+        made = [unpacked[i] for i in self._scaled]
+        for before, after in itertools.pairwise(made):
+            users = before.consumers()
+            if any(_depends_on(user, after.op) for user in users):
+                return  # on a norm of all of them, for one
+            _wait(after.op, users)
+
+
+def _whole_stacks(gradients: list[Any]) -> list[tuple[tf.Tensor, list[int]]]:
+    """The stacks whose members are all among the gradients, once each, with the members' positions there."""
+    found: dict[int, tuple[tf.Tensor, dict[int, int]]] = {}
+    seen = 0
+    for i, gradient in enumerate(gradients):
+        origin = of(gradient)
+        if isinstance(origin, Share):
+            found.setdefault(id(origin.stack), (origin.stack, {}))[1][origin.position] = i
+            seen += 1
+    whole = [(stack, [at[k] for k in sorted(at)]) for stack, at in found.values() if len(at) == stack.shape[0]]
+    return whole if seen == sum(len(at) for _, at in found.values()) else []
+
+
+def _depends_on(operation: Any, other: Any) -> bool:
+    """Whether an operation of a graph can only run after another."""
+    waiting, seen = [operation], set()
+    while waiting:
+        one = waiting.pop()
+        if one is other:
+            return True
+        if one.name not in seen:
+            seen.add(one.name)
+            waiting += [tensor.op for tensor in one.inputs] + list(one.control_inputs)
+    return False
+
+
+def _wait(operation: Any, for_these: list[Any]) -> None:
+    operation._add_control_inputs(for_these)  # private: a test sees the memory of two gradients where it is gone
