@@ -17,6 +17,7 @@ BARE_MINIMIZE = "bare, minimize"
 MINIMIZERS = (BARE_MINIMIZE, OURS_MINIMIZE, THEIRS_MINIMIZE)
 OURS_DIAGNOSED = f"{OURS}, diagnose"
 TORCH = "PyTorch"
+LEAST, CONDITIONAL = "one read, one write", "bare, in a tf.cond"
 
 
 def _tf1_wrapper(inner: Any) -> Any:
@@ -30,6 +31,35 @@ FAMILIES: dict[str, tuple[Callable[..., Any], Callable[[Any], Any]]] = {
     "tf_keras legacy": (tf_keras.optimizers.legacy.Adam, tf_keras.mixed_precision.LossScaleOptimizer),
     "TensorFlow 1": (tf.compat.v1.train.AdamOptimizer, _tf1_wrapper),
 }
+
+
+class _Least:
+    """The bare optimizer and what no loss scale can leave out: each gradient is read once for a check, and unscaled."""
+
+    def __init__(self, inner: Any):
+        self._inner, self._scale, self._finite = inner, tf.Variable(1.0), tf.Variable(True)
+
+    def apply_gradients(self, grads_and_vars: Any) -> None:
+        gradients, variables = zip(*grads_and_vars)
+        sums = [tf.reduce_sum(gradient) for gradient in gradients]
+        self._finite.assign(tf.math.is_finite(tf.add_n(sums)))
+        self._inner.apply_gradients(zip([gradient * (1 / self._scale) for gradient in gradients], variables))
+
+
+class _Conditional:
+    """The bare optimizer, in a conditional: what is traced by whoever skips steps."""
+
+    def __init__(self, inner: Any):
+        self._inner, self._applies = inner, tf.Variable(True)
+
+    def apply_gradients(self, grads_and_vars: Any) -> None:
+        pairs = list(grads_and_vars)
+
+        def apply() -> tf.Tensor:
+            self._inner.apply_gradients(pairs)
+            return tf.constant(True)
+
+        tf.cond(self._applies, apply, lambda: tf.constant(False))
 
 
 def names(family: str) -> list[str]:
@@ -60,12 +90,14 @@ def optimizer(family: str, name: str, compiled: bool = False) -> Any:
         return inner
     if name in (THEIRS, THEIRS_MINIMIZE):
         return theirs(inner)
+    if name in (LEAST, CONDITIONAL):
+        return {LEAST: _Least, CONDITIONAL: _Conditional}[name](inner)
     return LossScaleOptimizer(inner, diagnose=name == OURS_DIAGNOSED)
 
 
 def scale(opt: Any, name: str, loss: tf.Tensor) -> tf.Tensor:
     """Returns the loss as the contender scales it."""
-    if name == BARE:
+    if name in (BARE, LEAST, CONDITIONAL):
         return loss
     if name == OURS_APPLY or (hasattr(opt, "scale_loss") and name == THEIRS):
         return opt.scale_loss(loss)

@@ -51,7 +51,8 @@ def tracing(cell: dict[str, str], seconds: float, least: int) -> dict[str, Any]:
     """
     counts: dict[str, int] = {}
     options = {"jit_compile": True} if cell["mode"] == "jit_compile" else {}
-    made = {name: steps.made(cell, name) for name in contenders.names(cell["family"])}
+    names = [*contenders.names(cell["family"]), contenders.CONDITIONAL]
+    made = {name: steps.made(cell, name) for name in names}
     for name, step in made.items():
         step()
         small = steps.made({**cell, "workload": "3 x 1k"}, name)

@@ -30,6 +30,14 @@ def tables(results: dict[str, Any]) -> dict[str, str]:
     rows = [row for row in results["rows"] if "refused" not in row or "ratios" in row]
     found = {
         "step": _ratios(_sorted(rows, "step"), COLUMNS),
+        "least": _table(
+            ["mode", "Adam of", "what is trained", contenders.LEAST, *COLUMNS],
+            [
+                [row["mode"], row["family"], row["workload"], *(_ratio(row, n) for n in (contenders.LEAST, *COLUMNS))]
+                for row in _sorted(rows, "step")
+                if contenders.LEAST in row["ratios"]
+            ],
+        ),
         "minimize": _ratios(_sorted(rows, "minimize"), _MINIMIZE),
         "training step": _ratios(_sorted(rows, "training step"), COLUMNS),
         "diagnose": _ratios(_sorted(rows, "diagnose"), {contenders.OURS_DIAGNOSED: "diagnose=True"}),
@@ -164,10 +172,20 @@ def _ratios(rows: list[Row], columns: dict[str, str]) -> str:
 def _traced(rows: list[Row]) -> str:
     body = [
         [row["family"], f"{row['bare_ms'] / 1000:.2f} s", row["nodes"][contenders.BARE]]
+        + [_ratio(row, contenders.CONDITIONAL)]
         + [cell for name in COLUMNS for cell in (_ratio(row, name), row["nodes"][name] - row["nodes"][contenders.BARE])]
         for row in rows
     ]
-    return _table(["Adam of", "bare", "nodes", *(head for name in COLUMNS for head in (name, "nodes added"))], body)
+    return _table(
+        [
+            "Adam of",
+            "bare",
+            "nodes",
+            contenders.CONDITIONAL,
+            *(head for name in COLUMNS for head in (name, "nodes added")),
+        ],
+        body,
+    )
 
 
 def _bare_of(found: dict[str, float], name: str) -> float:

@@ -123,6 +123,14 @@ def test_a_row_whose_first_contender_cannot_run_has_its_reason_alone(monkeypatch
     assert "IndexError" in _table([row], "step")
 
 
+def test_what_no_loss_scale_can_leave_out_is_measured_beside_the_large_steps(monkeypatch):
+    monkeypatch.setattr(steps, "LARGE", TINY["workload"])
+    row = steps.measure({"what": "step", **TINY}, seconds=0, least=1)
+    assert contenders.LEAST in row["ratios"]
+    assert f"| {TINY['workload']} | {row['ratios'][contenders.LEAST]['processor']:.2f} |" in _table([row], "least")
+    assert contenders.LEAST not in steps.measure({"what": "minimize", **TINY}, seconds=0, least=1)["ratios"]
+
+
 def _table(rows, name):
     machine = dict.fromkeys(("processor", "cores", "python", "tensorflow", "keras", "tf_keras"), "")
     return report.tables({"machine": machine, "rows": rows})[name]
