@@ -21,6 +21,7 @@ def nothing_is_small(request, monkeypatch):
     if "small" not in request.node.name:
         monkeypatch.setattr(groups, "_SMALL", 1)
         monkeypatch.setattr(groups, "_TOGETHER", 1)
+        monkeypatch.setattr(groups, "_HELD", 1)
 
 
 def bits(tensors):

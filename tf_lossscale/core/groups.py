@@ -10,7 +10,7 @@ import tensorflow as tf
 # Up to this many values an operation costs more than what it does; copies of more than a megabyte are not made.
 _SMALL = 2**13
 _TOGETHER = 2**18
-# What a function that is called holds until it returns, it cannot work on in place: up to this many values.
+# Up to this many values, memory is no matter: what is held longer than it has to be, or at the same time as another.
 _HELD = 2**22
 
 
@@ -68,6 +68,19 @@ def fits_in_a_stack(tensor: tf.Tensor) -> bool:
     """
     values = tensor.shape.num_elements()
     return values is not None and values <= _TOGETHER
+
+
+def is_large(tensor: tf.Tensor) -> bool:
+    """Returns whether it matters that two tensors of this size are held at the same time.
+
+    >>> is_large(tf.ones([1000, 1000]))
+    False
+
+    Args:
+        tensor: of any shape; one that is not known is not large.
+    """
+    values = tensor.shape.num_elements()
+    return values is not None and values > _HELD
 
 
 def are_small(tensors: Sequence[Any]) -> bool:

@@ -108,10 +108,12 @@ class Packed:
     def one_by_one(self, unpacked: Sequence[Any]) -> None:
         """Has each large gradient unscaled only when the one before was used: one at a time takes up memory.
 
+        Not those of a few megabytes: they are better unscaled right before they are used, by whichever core is free.
+
         Args:
             unpacked: what `unpacked` returned, once something was built that uses it.
         """
-        made = [unpacked[i] for i in self._scaled]
+        made = [unpacked[i] for i in self._scaled if groups.is_large(unpacked[i])]
         for before, after in itertools.pairwise(made):
             users = before.consumers()
             if any(_depends_on(user, after.op) for user in users):
