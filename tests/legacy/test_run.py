@@ -197,10 +197,14 @@ def test_what_is_not_there_is_said_in_one_line(program, arguments, code, message
 
 def test_ctrl_c_ends_a_script_with_130_and_its_traceback(program):
     (program / "waits.py").write_text("import time\nprint('ready', flush=True)\ntime.sleep(60)\n")
-    environment = {**os.environ}
-    with subprocess.Popen(
-        [*RUN, program / "waits.py"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    ) as process:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would inherit SIG_IGN
+    try:
+        process = subprocess.Popen(
+            [*RUN, program / "waits.py"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ}
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with process:
         assert process.stdout.readline() == "ready\n"
         time.sleep(0.1)
         process.send_signal(signal.SIGINT)
