@@ -82,7 +82,7 @@ class OnFloor:
         if not isinstance(scale, DynamicLossScale):
             return []
         told = scale.told_of_stall(self.action)
-        in_a_row = tf.where(value_or_zero(scale.last_step_skipped), value_or_zero(scale.skipped_in_a_row), 0)
+        in_a_row = scale.skipped_before()
         was_told = tf.logical_and(value_or_zero(told), in_a_row >= PATIENCE)
         noted = told.assign(was_told)
         if tf.executing_eagerly():

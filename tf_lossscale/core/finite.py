@@ -78,17 +78,15 @@ def _sums_are_finite(gradients: list[Any]) -> tf.Tensor:
     sums = [tf.cast(_sum(g), tf.float32) for g in gradients]
     finite = tf.math.is_finite(sums[0] if len(sums) == 1 else tf.add_n(sums))
     # What is finite before it is divided by less than one need not be finite after.
-    for scale in {id(g.scale): g.scale for g in gradients if isinstance(g, Scaled)}.values():
+    for scale in {id(g.by.scale): g.by.scale for g in gradients if isinstance(g, Scaled)}.values():
         finite = tf.logical_and(finite, scale >= 1)
     return finite
 
 
 def _sum(gradient: Any) -> tf.Tensor:
     """A scalar that is finite only if the gradient is; of float32's range or more."""
-    if isinstance(gradient, Scaled):
-        return tf.reduce_sum(gradient.values)
     if not isinstance(gradient, tf.IndexedSlices):
-        return tf.reduce_sum(gradient)
+        return tf.reduce_sum(gradient.values if isinstance(gradient, Scaled) else gradient)
     values = gradient.values
     if values.dtype == tf.float16:
         sizes = tf.reduce_sum(tf.cast(tf.abs(values), tf.float32))

@@ -53,8 +53,7 @@ def is_small(tensor: tf.Tensor) -> bool:
     Args:
         tensor: of any shape; one that is not known is not small.
     """
-    values = tensor.shape.num_elements()
-    return values is not None and values <= _SMALL
+    return _has_at_most(tensor, _SMALL)
 
 
 def fits_in_a_stack(tensor: tf.Tensor) -> bool:
@@ -66,8 +65,7 @@ def fits_in_a_stack(tensor: tf.Tensor) -> bool:
     Args:
         tensor: of any shape; one that is not known does not fit.
     """
-    values = tensor.shape.num_elements()
-    return values is not None and values <= _TOGETHER
+    return _has_at_most(tensor, _TOGETHER)
 
 
 def is_large(tensor: tf.Tensor) -> bool:
@@ -81,6 +79,11 @@ def is_large(tensor: tf.Tensor) -> bool:
     """
     values = tensor.shape.num_elements()
     return values is not None and values > _HELD
+
+
+def _has_at_most(tensor: tf.Tensor, most: int) -> bool:
+    values = tensor.shape.num_elements()
+    return values is not None and values <= most
 
 
 def are_small(tensors: Sequence[Any]) -> bool:

@@ -11,16 +11,31 @@ import tensorflow as tf
 from tf_lossscale.core import groups
 
 
+class Unscaling(NamedTuple):
+    """How gradients are unscaled: what is computed once for all of them, and what is done with it.
+
+    >>> by = Unscaling(tf.constant(4.0), 1.0 / tf.constant(4.0), lambda values, factor: values * factor)
+    >>> by(tf.constant(8.0)).numpy().item()
+    2.0
+    """
+
+    scale: tf.Tensor
+    factor: tf.Tensor
+    function: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+
+    def __call__(self, values: tf.Tensor) -> tf.Tensor:
+        return self.function(values, self.factor)
+
+
 class Scaled(NamedTuple):
     """A gradient of the scaled loss, and how to unscale it.
 
-    >>> Scaled(tf.constant(8.0), tf.constant(4.0), lambda values, scale: values / scale).unscaled().numpy().item()
+    >>> Scaled(tf.constant(8.0), Unscaling(tf.constant(4.0), tf.constant(4.0), tf.divide)).unscaled().numpy().item()
     2.0
     """
 
     values: tf.Tensor
-    scale: tf.Tensor
-    unscale: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+    by: Unscaling
 
     def unscaled(self, one: tf.Tensor | None = None) -> tf.Tensor:
         """Returns the gradient: the same operations as the first time, and so the same bits.
@@ -28,7 +43,8 @@ class Scaled(NamedTuple):
         Args:
             one: what `branches.at_most_once` gives, so that a compiler does not unscale before it is known whether to.
         """
-        return self.unscale(self.values, self.scale if one is None else self.scale * one)
+        by = self.by if one is None else self.by._replace(factor=self.by.factor * one)
+        return by(self.values)
 
 
 class Share(NamedTuple):
@@ -82,11 +98,7 @@ class Packed:
         self._gradients = list(gradients)
         self._stacks = _whole_stacks(self._gradients)
         stacked = {i for _, members in self._stacks for i in members}
-        self._scaled = {
-            i: origin
-            for i, origin in enumerate(map(of, self._gradients))
-            if isinstance(origin, Scaled) and i not in stacked
-        }
+        self._scaled = {i: origin for i, origin in enumerate(map(of, self._gradients)) if isinstance(origin, Scaled)}
         alone = [self._scaled.get(i, g) for i, g in enumerate(self._gradients) if i not in stacked]
         #: What to judge: finite where the gradients are; stacks, `Scaled`, and what is neither.
         self.tensors = [*(stack for stack, _ in self._stacks), *(each for each in alone if each is not None)]
@@ -123,15 +135,16 @@ class Packed:
 
 def _whole_stacks(gradients: list[Any]) -> list[tuple[tf.Tensor, list[int]]]:
     """The stacks whose members are all among the gradients, once each, with the members' positions there."""
-    found: dict[int, tuple[tf.Tensor, dict[int, int]]] = {}
-    seen = 0
+    found: dict[int, tuple[tf.Tensor, list[tuple[int, int]]]] = {}
     for i, gradient in enumerate(gradients):
         origin = of(gradient)
         if isinstance(origin, Share):
-            found.setdefault(id(origin.stack), (origin.stack, {}))[1][origin.position] = i
-            seen += 1
-    whole = [(stack, [at[k] for k in sorted(at)]) for stack, at in found.values() if len(at) == stack.shape[0]]
-    return whole if seen == sum(len(at) for _, at in found.values()) else []
+            found.setdefault(id(origin.stack), (origin.stack, []))[1].append((origin.position, i))
+    return [
+        (stack, [i for _, i in sorted(members)])
+        for stack, members in found.values()
+        if sorted(position for position, _ in members) == list(range(stack.shape[0]))
+    ]
 
 
 def _depends_on(operation: Any, other: Any) -> bool:

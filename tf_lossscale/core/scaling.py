@@ -8,9 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_lossscale.core import groups, origins
-
-#: Takes values and a scale, and undoes the scaling.
-Undo = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+from tf_lossscale.core.origins import Unscaling
 
 
 def scale_loss(loss: Any, scale: Callable[[], tf.Tensor]) -> Any:
@@ -53,7 +51,7 @@ def unscale(gradients: Iterable[Any], scale: tf.Tensor, walled: bool = True) -> 
     Raises:
         TypeError: a gradient is not of a floating dtype.
     """
-    return _of_each(gradients, scale, _times_reciprocal, walled)
+    return _of_each(gradients, Unscaling(scale, 1.0 / scale, _product), walled)
 
 
 def divide(gradients: Iterable[Any], scale: tf.Tensor, walled: bool = True) -> list[Any]:
@@ -73,7 +71,7 @@ def divide(gradients: Iterable[Any], scale: tf.Tensor, walled: bool = True) -> l
     Raises:
         TypeError: a gradient is not of a floating dtype.
     """
-    return _of_each(gradients, scale, _quotient, walled)
+    return _of_each(gradients, Unscaling(scale, scale, _quotient), walled)
 
 
 def _scaled(loss: Any, factor: tf.Tensor) -> tf.Tensor:
@@ -86,8 +84,8 @@ def _scaled(loss: Any, factor: tf.Tensor) -> tf.Tensor:
     return loss * tf.cast(factor, loss.dtype)
 
 
-def _times_reciprocal(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
-    return values * tf.cast(1.0 / scale, values.dtype)
+def _product(values: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+    return values * tf.cast(factor, values.dtype)
 
 
 def _quotient(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
@@ -95,8 +93,8 @@ def _quotient(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.cast(values, wide) / tf.cast(scale, wide), values.dtype)
 
 
-def _of_each(gradients: Iterable[Any], scale: tf.Tensor, function: Undo, walled: bool) -> list[Any]:
-    """What an element-wise function makes of each gradient: of small ones in one call, where the stack is the wall."""
+def _of_each(gradients: Iterable[Any], by: Unscaling, walled: bool) -> list[Any]:
+    """Each gradient unscaled: small ones in one call, where the stack is the wall."""
     found = [g if g is None or isinstance(g, tf.IndexedSlices) else tf.convert_to_tensor(g) for g in gradients]
     for gradient in found:
         if gradient is not None and not gradient.dtype.is_floating:
@@ -106,26 +104,26 @@ def _of_each(gradients: Iterable[Any], scale: tf.Tensor, function: Undo, walled:
             )
     grouped = groups.positions(found) if walled else []
     done = {i for group in grouped for i in group}
-    result = [g if g is None or i in done else _of_one(g, scale, function, walled) for i, g in enumerate(found)]
+    result = [g if g is None or i in done else _of_one(g, by, walled) for i, g in enumerate(found)]
     for group in grouped:
-        stack = function(groups.stacked(found, group), scale)
+        stack = by(groups.stacked(found, group))
         for position, (i, part) in enumerate(zip(group, groups.unstacked(stack))):
             origins.note(part, origins.Share(stack, position))
             result[i] = part
     return result
 
 
-def _of_one(gradient: Any, scale: tf.Tensor, function: Undo, walled: bool) -> Any:
+def _of_one(gradient: Any, by: Unscaling, walled: bool) -> Any:
     if isinstance(gradient, tf.IndexedSlices):
-        values = function(opaque(gradient.values) if walled else gradient.values, scale)
+        values = by(opaque(gradient.values) if walled else gradient.values)
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
     if not walled:
-        return function(gradient, scale)
+        return by(gradient)
     behind = opaque(gradient)
-    result = function(behind, scale)
+    result = by(behind)
     if gradient.dtype != tf.float16 and (groups.compiled() or not groups.is_small(gradient)):
         # Not float16: sums of it often overflow before it is unscaled.
-        origins.note(result, origins.Scaled(behind, scale, function))
+        origins.note(result, origins.Scaled(behind, by))
     return result
 
 

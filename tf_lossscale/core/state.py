@@ -77,8 +77,11 @@ class LossScale(Weights):
         Returns:
             The operations that do it, for legacy graphs to run.
         """
-        before = tf.where(value_or_zero(self.last_step_skipped), value_or_zero(self.skipped_in_a_row), 0)
-        return [add_one(self.skipped_steps), self.skipped_in_a_row.assign(before + 1)]
+        return [add_one(self.skipped_steps), self.skipped_in_a_row.assign(self.skipped_before() + 1)]
+
+    def skipped_before(self) -> tf.Tensor:
+        """Returns how many steps were skipped right before this one, an int64 scalar tensor."""
+        return tf.where(value_or_zero(self.last_step_skipped), value_or_zero(self.skipped_in_a_row), 0)
 
     def defers(self, optimizer: Any, part: Any) -> bool:
         """Whether a step waits for those of other optimizers; here it does not.
