@@ -86,7 +86,7 @@ def made(cell: dict[str, str], name: str) -> Callable[[], object]:
     """Returns one contender's step, neither traced nor compiled."""
     if cell["family"] == contenders.TORCH:
         return pytorch.step(cell["workload"], name)
-    if name in contenders.MINIMIZERS:
+    if cell["what"] == "minimize" or name in contenders.MINIMIZERS:
         return _minimize(cell, name)
     return _training_step(cell, name) if cell["workload"] in (*workloads.MODELS, workloads.LENET) else _step(cell, name)
 
@@ -96,7 +96,7 @@ def _names(cell: dict[str, str]) -> list[str]:
     special = {
         "skipped step": [APPLIED, SKIPPED],
         "growth": [contenders.BARE, contenders.OURS],
-        "minimize": list(contenders.MINIMIZERS),
+        "minimize": [*contenders.MINIMIZERS, contenders.LEAST],
         "diagnose": [contenders.OURS, contenders.OURS_DIAGNOSED],
     }
     usual = contenders.names(cell["family"])
@@ -161,11 +161,7 @@ def _as(like: Any, values: tf.Tensor) -> Any:
 
 
 def _minimize(cell: dict[str, str], name: str) -> Callable[[], None]:
-    variables, optimizer = workloads.variables(cell["workload"]), _optimizer(cell, name)
-    held = [tf.Variable(g, trainable=False) for g in workloads.gradients(cell["workload"])]
-
-    def loss() -> tf.Tensor:
-        return tf.add_n([tf.reduce_sum(variable * value) for variable, value in zip(variables, held)])
+    (variables, loss), optimizer = workloads.layers(cell["workload"]), _optimizer(cell, name)
 
     def step() -> None:
         contenders.minimize(optimizer, loss, variables)

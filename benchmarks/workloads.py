@@ -57,6 +57,23 @@ def gradients(workload: str) -> list:
     ]
 
 
+def layers(workload: str):
+    """Returns (variables, loss): each of the variables is a matrix with rows of 1000, which a few rows are multiplied by.
+
+    Its gradient is a product of matrices, as that of most layers. One of two numbers would be no measure: a compiler
+    merges it with what scales and unscales it.
+    """
+    matrices = variables(workload)
+    heights = [matrix.shape.num_elements() // 1000 for matrix in matrices]
+    rows = [tf.random.stateless_normal([8, height], [i, 6]) for i, height in enumerate(heights)]
+
+    def loss() -> tf.Tensor:
+        products = [x @ tf.reshape(matrix, [-1, 1000]) for x, matrix in zip(rows, matrices)]
+        return tf.add_n([tf.nn.l2_loss(product + 1.0) for product in products])
+
+    return matrices, loss
+
+
 def model(name: str):
     """Returns (variables, loss): `loss()` is that of one batch, the same each time."""
     return {"convnet": _convnet, "transformer": _transformer, LENET: _lenet}[name]()

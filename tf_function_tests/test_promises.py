@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tests import strategies
 from tests.families import ALL_FAMILIES, ALL_IDS
-from tf_function_tests.cell import CALLS, Cell
+from tf_function_tests.cell import CALLS, Cell, why_not
 from tf_lossscale import LossScaleOptimizer
 
 SEVERAL = strategies.here("mirrored_2", "mirrored_2_apart", "mirrored_4", "central_storage")
@@ -243,3 +243,35 @@ def test_a_fixed_scale_builds_no_conditional_and_no_check(family):
     np.testing.assert_array_equal(weight, [0.5, 1.5])
     operations = {o.type for o in step.get_concrete_function(tf.constant(1.0)).graph.get_operations()}
     assert not operations & {"If", "StatelessIf", "IsFinite", "L2Loss"}
+
+
+@families()
+@pytest.mark.parametrize("name", ["none", *SEVERAL])
+def test_small_gradients_are_summed_together_and_each_goes_to_its_variable(family, name):
+    if reason := why_not(family, name, "function"):
+        pytest.skip(reason)
+    strategy = strategies.get(name.removesuffix("_apart")) or tf.distribute.get_strategy()
+    replicas = strategy.num_replicas_in_sync
+    with strategies.apart(strategy) if name.endswith("_apart") else contextlib.nullcontext(), strategy.scope():
+        weights = [tf.Variable(tf.zeros([size])) for size in (4, 2, 4, 4, 3, 2)]
+        optimizer = LossScaleOptimizer(family.sgd(), initial_scale=8)
+        bad = tf.Variable(-1)
+
+        def replica():
+            here = tf.distribute.get_replica_context().replica_id_in_sync_group
+            optimizer.get_scaled_loss(1.0)
+            scaled = [8.0 * tf.cast(i + 10 * here, tf.float32) * tf.ones(w.shape) for i, w in enumerate(weights)]
+            scaled[2] += tf.where(tf.equal(bad, here), float("inf"), 0.0)
+            scaled[4] = None
+            optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients(scaled), weights))
+
+        step = tf.function(lambda: strategy.run(replica))
+        step()
+        bad.assign(replicas - 1)
+        step()
+        moved = [float(sum(i + 10 * here for here in range(replicas))) for i in range(6)]
+        moved[4] = 0.0
+        for weight, sum_of_gradients in zip(weights, moved):
+            for copy in strategy.experimental_local_results(weight):
+                np.testing.assert_array_equal(copy, np.full(copy.shape, -0.5 * sum_of_gradients))
+        assert float(tf.convert_to_tensor(optimizer.loss_scale)) == 4.0

@@ -161,3 +161,13 @@ def test_checked_rules_are_plain_numbers():
     assert numbers == Rules(3, 2.0, 0.5, 2, 1.0, 8.0)
     types = [type(getattr(numbers, n)) for n in ("growth_steps", "growth_factor", "hysteresis", "max_scale")]
     assert types == [int, float, int, float]
+
+
+@SETTINGS
+@hypothesis.given(rules(), st.sampled_from([1.0, 8.0, 2.0**15, 3e38]), st.integers(0, 5))
+def test_where_a_finite_step_only_counts_it_does_nothing_else(rules, scale, good):
+    after = rules.next(tf.constant(True), Counts(tf.constant(scale), tf.constant(good, tf.int64), 0))
+    if rules.only_counts(good):
+        assert (after.scale.numpy(), int(after.good), int(after.bad)) == (np.float32(scale), good + 1, 0)
+    else:
+        assert int(after.good) == 0

@@ -116,3 +116,27 @@ def test_the_wall_is_nothing_in_eager_mode_and_lets_gradients_of_gradients_throu
         return outer.gradient(unscaled, x)
 
     assert float(second_derivative(tf.constant(2.0))) == 12.0
+
+
+@hypothesis.settings(SETTINGS, max_examples=40)
+@hypothesis.given(st.integers(0, 2**32 - 1), st.floats(2.0**-126, 2.0**127, width=32))
+@hypothesis.example(0, 3.0)
+@hypothesis.example(1, 2.0**127)
+@hypothesis.example(2, float(np.nextafter(np.float32(2.0), np.float32(1.0))))
+def test_what_xla_makes_of_divide_is_the_quotient_bit_for_bit(seed, scale):
+    # Values of every kind and size, infinities, NaN and those below the smallest normal number among them.
+    array = np.random.default_rng(seed).integers(0, 2**32, 20_000, np.uint32).view(np.float32)
+    quotient = compiled_quotient(tf.constant(array), tf.constant(scale)).numpy()
+    mine = compiled_divide(tf.constant(array), tf.constant(scale)).numpy()
+    same = (mine.view(np.uint32) == quotient.view(np.uint32)) | (np.isnan(mine) & np.isnan(quotient))
+    assert same.all(), array[~same][:3]
+
+
+@tf.function(jit_compile=True)
+def compiled_quotient(values, scale):
+    return values / scale
+
+
+@tf.function(jit_compile=True)
+def compiled_divide(values, scale):
+    return scaling.divide([values], scale)[0]

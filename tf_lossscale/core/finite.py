@@ -10,6 +10,8 @@ import tensorflow as tf
 from tf_lossscale.core import branches, groups
 from tf_lossscale.core.origins import Scaled
 
+_WIDE = (tf.float32, tf.float64)
+
 
 def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
     """Returns whether no gradient has an infinity or a NaN.
@@ -32,15 +34,12 @@ def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
     """
     given = [g for g in gradients if g is not None]
     together = groups.positions(given)
-    flags = [_is_finite(groups.stacked(given, group)) for group in together]
     done = {i for group in together for i in group}
-    summed = []
-    for i, gradient in enumerate(given):
-        if i not in done:
-            if _is_worth_a_sum(gradient):
-                summed.append(gradient)
-            else:
-                flags.append(_is_finite(gradient))
+    stacks = [groups.stacked(given, group) for group in together]
+    looked_at = [*stacks, *(g for i, g in enumerate(given) if i not in done)]
+    summed = _worth_a_sum(looked_at)
+    these = {id(gradient) for gradient in summed}
+    flags = [_is_finite(gradient) for gradient in looked_at if id(gradient) not in these]
     if summed:
         flags.append(_unless(_sums_are_finite(summed), lambda one: _each_is_finite(summed, one)))
     if not flags:
@@ -65,17 +64,21 @@ def kind(gradient: Any) -> tf.Tensor:
     return tf.where(all_finite([gradient]), 0.0, bad)
 
 
-def _is_worth_a_sum(gradient: Any) -> bool:
-    if isinstance(gradient, tf.IndexedSlices):
-        return True
+def _worth_a_sum(gradients: list[Any]) -> list[Any]:
+    """Those that are summed; the others are looked at value by value, which needs no conditional."""
+    sparse = [g for g in gradients if isinstance(g, tf.IndexedSlices)]
+    dense = [g for g in gradients if isinstance(g, tf.Tensor)]
+    if tf.executing_eagerly():
+        return sparse + [g for g in dense if g.dtype in _WIDE]  # one operation in place of two
     if groups.compiled() and not branches.loops():
-        return False
-    return isinstance(gradient, Scaled) or not groups.fits_in_a_stack(gradient)
+        return sparse
+    late = [g for g in gradients if isinstance(g, Scaled)]
+    return sparse + late + ([] if groups.fit_in_a_stack(dense) else [g for g in dense if not groups.is_small(g)])
 
 
 def _sums_are_finite(gradients: list[Any]) -> tf.Tensor:
     """A bool scalar that is True only if the gradients are finite."""
-    sums = [tf.cast(_sum(g), tf.float32) for g in gradients]
+    sums = [each if each.dtype == tf.float32 else tf.cast(each, tf.float32) for each in map(_sum, gradients)]
     finite = tf.math.is_finite(sums[0] if len(sums) == 1 else tf.add_n(sums))
     # What is finite before it is divided by less than one need not be finite after.
     for scale in {id(g.by.scale): g.by.scale for g in gradients if isinstance(g, Scaled)}.values():
@@ -85,8 +88,10 @@ def _sums_are_finite(gradients: list[Any]) -> tf.Tensor:
 
 def _sum(gradient: Any) -> tf.Tensor:
     """A scalar that is finite only if the gradient is; of float32's range or more."""
+    if isinstance(gradient, Scaled):
+        return tf.reduce_sum(gradient.values)  # of squares it would overflow at half the scale's exponent
     if not isinstance(gradient, tf.IndexedSlices):
-        return tf.reduce_sum(gradient.values if isinstance(gradient, Scaled) else gradient)
+        return tf.nn.l2_loss(gradient) if gradient.dtype in _WIDE else tf.reduce_sum(gradient)
     values = gradient.values
     if values.dtype == tf.float16:
         sizes = tf.reduce_sum(tf.cast(tf.abs(values), tf.float32))
@@ -96,6 +101,8 @@ def _sum(gradient: Any) -> tf.Tensor:
 
 
 def _unless(known: tf.Tensor, function: branches.Branch) -> tf.Tensor:
+    if tf.executing_eagerly():
+        return known if known else function(None)
     if branches.loops():
         return branches.at_most_once(tf.logical_not(known), function, tf.constant(True))
     return tf.cond(known, lambda: tf.constant(True), lambda: function(None))

@@ -29,19 +29,20 @@ def positions(tensors: Sequence[Any]) -> list[list[int]]:
     """
     if compiled():
         return []
-    alike: dict[Any, list[list[int]]] = {}
+    alike: dict[Any, list[int]] = {}
     for i, tensor in enumerate(tensors):
-        if not isinstance(tensor, tf.Tensor):
-            continue
-        shape = tensor.shape
-        values = shape.num_elements()
-        if not values or values > _SMALL:
-            continue
-        groups = alike.setdefault((tensor.dtype, shape, tensor.device), [[]])
-        if (len(groups[-1]) + 1) * values > _TOGETHER:
-            groups.append([])
-        groups[-1].append(i)
-    return [group for groups in alike.values() for group in groups if len(group) > 1]
+        if isinstance(tensor, tf.Tensor):
+            alike.setdefault((tensor.shape, tensor.dtype, tensor.device), []).append(i)
+    return [group for (shape, *_), found in alike.items() for group in _small_enough(found, shape) if len(group) > 1]
+
+
+def _small_enough(found: list[int], shape: tf.TensorShape) -> list[list[int]]:
+    """The positions of tensors of a shape, as many in each list as may be put together."""
+    values = shape.num_elements()
+    if len(found) < 2 or not values or values > _SMALL:
+        return []
+    most = _TOGETHER // values
+    return [found[first : first + most] for first in range(0, len(found), most)] if most else []
 
 
 def is_small(tensor: tf.Tensor) -> bool:
@@ -56,16 +57,17 @@ def is_small(tensor: tf.Tensor) -> bool:
     return _has_at_most(tensor, _SMALL)
 
 
-def fits_in_a_stack(tensor: tf.Tensor) -> bool:
-    """Returns whether a tensor is no larger than what is put together.
+def fit_in_a_stack(tensors: Sequence[tf.Tensor]) -> bool:
+    """Returns whether tensors are together no larger than what is put together.
 
-    >>> fits_in_a_stack(tf.ones([200, 1000])), fits_in_a_stack(tf.ones([1000, 1000]))
+    >>> fit_in_a_stack([tf.ones([1000])] * 200), fit_in_a_stack([tf.ones([1000, 1000])])
     (True, False)
 
     Args:
-        tensor: of any shape; one that is not known does not fit.
+        tensors: of any shape; one that is not known does not fit.
     """
-    return _has_at_most(tensor, _TOGETHER)
+    sizes = [tensor.shape.num_elements() for tensor in tensors]
+    return None not in sizes and sum(sizes) <= _TOGETHER
 
 
 def is_large(tensor: tf.Tensor) -> bool:

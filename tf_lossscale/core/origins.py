@@ -43,8 +43,7 @@ class Scaled(NamedTuple):
         Args:
             one: what `branches.at_most_once` gives, so that a compiler does not unscale before it is known whether to.
         """
-        by = self.by if one is None else self.by._replace(factor=self.by.factor * one)
-        return by(self.values)
+        return self.by(self.values if one is None else self.values * tf.cast(one, self.values.dtype))
 
 
 class Share(NamedTuple):
@@ -92,29 +91,39 @@ class Packed:
 
     Args:
         gradients: tensors, IndexedSlices or None, as they are to be applied.
+        scaled: whether to go back to scaled gradients: not where the gradients are yet to be summed.
     """
 
-    def __init__(self, gradients: Sequence[Any]):
-        self._gradients = list(gradients)
-        self._stacks = _whole_stacks(self._gradients)
-        stacked = {i for _, members in self._stacks for i in members}
-        self._scaled = {i: origin for i, origin in enumerate(map(of, self._gradients)) if isinstance(origin, Scaled)}
-        alone = [self._scaled.get(i, g) for i, g in enumerate(self._gradients) if i not in stacked]
+    def __init__(self, gradients: Sequence[Any], scaled: bool = True):
+        self._count = len(gradients)
+        stacks = _whole_stacks(gradients)
+        self._stacked = [members for _, members in stacks]
+        done = {i for members in self._stacked for i in members}
+        self._alone = [i for i, gradient in enumerate(gradients) if gradient is not None and i not in done]
+        origins = {i: of(gradients[i]) for i in self._alone}
+        self._scaled = [i for i in self._alone if scaled and isinstance(origins[i], Scaled)]
         #: What to judge: finite where the gradients are; stacks, `Scaled`, and what is neither.
-        self.tensors = [*(stack for stack, _ in self._stacks), *(each for each in alone if each is not None)]
+        self.tensors = [
+            *(stack for stack, _ in stacks),
+            *(origins[i] if i in self._scaled else gradients[i] for i in self._alone),
+        ]
 
-    def unpacked(self, one: tf.Tensor | None = None) -> list[Any]:
+    def unpacked(self, one: tf.Tensor | None = None, tensors: Sequence[Any] | None = None) -> list[Any]:
         """Returns the gradients, made anew where the caller is.
 
         Args:
             one: as in `Scaled.unscaled`.
+            tensors: what is in the place of `tensors` there, if anything: the sums over all replicas, for one.
         """
-        gradients = list(self._gradients)
-        for i, origin in self._scaled.items():
-            gradients[i] = origin.unscaled(one)
-        for stack, members in self._stacks:
-            for i, part in zip(members, groups.unstacked(stack)):
+        tensors = self.tensors if tensors is None else tensors
+        gradients: list[Any] = [None] * self._count
+        for stack, known, members in zip(tensors, self.tensors, self._stacked):
+            stack.set_shape(known.shape)
+            for position, (i, part) in enumerate(zip(members, groups.unstacked(stack))):
+                note(part, Share(stack, position))
                 gradients[i] = part
+        for i, tensor in zip(self._alone, tensors[len(self._stacked) :]):
+            gradients[i] = tensor.unscaled(one) if isinstance(tensor, Scaled) else tensor
         return gradients
 
     def one_by_one(self, unpacked: Sequence[Any]) -> None:
@@ -133,7 +142,7 @@ class Packed:
             _wait(after.op, users)
 
 
-def _whole_stacks(gradients: list[Any]) -> list[tuple[tf.Tensor, list[int]]]:
+def _whole_stacks(gradients: Sequence[Any]) -> list[tuple[tf.Tensor, list[int]]]:
     """The stacks whose members are all among the gradients, once each, with the members' positions there."""
     found: dict[int, tuple[tf.Tensor, list[tuple[int, int]]]] = {}
     for i, gradient in enumerate(gradients):

@@ -103,18 +103,24 @@ def step(loss_scale: LossScale, part: Part) -> Any:
                 recorded = [recorded, part.observe(applied, local, judged)]
             return _group(recorded) if known is None else known
 
+    looks_at_each = tf.executing_eagerly() or part.observe is not None or loss_scale.looks_at_values
     if not strategies.meet():
-        if agreed or tf.executing_eagerly() or part.observe is not None or loss_scale.looks_at_values:
+        if agreed or looks_at_each:
             return decide(gradients, agreed or gradients, lambda _: part.apply(gradients))
         packed = origins.Packed(gradients)
         return decide(gradients, packed.tensors, lambda one: _unpack_and(part.apply, packed, one))
 
+    given, apply = gradients, part.apply
+    if not looks_at_each:
+        stacks = origins.Packed(gradients, scaled=False)
+        given, apply = stacks.tensors, lambda tensors: part.apply(stacks.unpacked(tensors=tensors))
+
     def across_replicas(strategy: tf.distribute.Strategy, per_replica: Gradients, judged: Any) -> Any:
         local, judged = ([_first(strategy, g) for g in each or []] for each in (per_replica, judged))
-        everywhere = functools.partial(strategy.extended.call_for_each_replica, part.apply, args=(per_replica,))
+        everywhere = functools.partial(strategy.extended.call_for_each_replica, apply, args=(per_replica,))
         return decide(local, judged or local, lambda _: everywhere())
 
-    return tf.distribute.get_replica_context().merge_call(across_replicas, args=(gradients, agreed))
+    return tf.distribute.get_replica_context().merge_call(across_replicas, args=(given, agreed))
 
 
 def _unpack_and(apply: Callable[[Gradients], Any], packed: origins.Packed, one: tf.Tensor | None) -> Any:
@@ -178,12 +184,11 @@ def sum_over_replicas(gradients: Gradients) -> Gradients:
     """
     if not tf.distribute.has_strategy():
         return gradients
-    present = [g for g in gradients if g is not None]
-    if not present:
+    packed = origins.Packed(gradients, scaled=False)
+    if not packed.tensors:
         return gradients
     context = tf.distribute.get_replica_context()
-    reduced = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, present))
-    return [None if g is None else next(reduced) for g in gradients]
+    return packed.unpacked(tensors=context.all_reduce(tf.distribute.ReduceOp.SUM, packed.tensors))
 
 
 def _agree(gradients: Gradients, exactly: bool) -> Gradients:

@@ -129,6 +129,17 @@ class Rules:
         moves = tf.logical_or(grows, backs_off)
         return Counts(scale, tf.where(grows, zero, good), tf.where(moves, zero, bad))
 
+    def only_counts(self, good: int) -> bool:
+        """Returns whether one more finite step leaves the scale where it is.
+
+        >>> Rules(growth_steps=2).only_counts(0), Rules(growth_steps=2).only_counts(1)
+        (True, False)
+
+        Args:
+            good: the number of finite steps since the scale last moved.
+        """
+        return good + 1 < self.growth_steps
+
     def _grown(self, scale: tf.Tensor) -> tf.Tensor:
         bigger = scale * self.growth_factor
         if self.max_scale is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale.core import groups, origins
+from tf_lossscale.core import branches, groups, origins
 from tf_lossscale.core.origins import Unscaling
 
 
@@ -85,12 +85,28 @@ def _scaled(loss: Any, factor: tf.Tensor) -> tf.Tensor:
 
 
 def _product(values: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-    return values * tf.cast(factor, values.dtype)
+    if factor.dtype != values.dtype:
+        factor = tf.cast(factor, values.dtype)
+    return tf.raw_ops.Mul(x=values, y=factor)
 
 
 def _quotient(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
-    wide = tf.float64 if values.dtype == tf.float64 else tf.float32  # float16 does not hold a scale of 2**16
-    return tf.cast(tf.cast(values, wide) / tf.cast(scale, wide), values.dtype)
+    if values.dtype == tf.float64:
+        return tf.raw_ops.RealDiv(x=values, y=tf.cast(scale, values.dtype))
+    if values.dtype != tf.float32:
+        return tf.cast(_quotient(tf.cast(values, tf.float32), scale), values.dtype)  # float16 does not hold 2**16
+    return _quotient_by_product(values, scale) if branches.loops() else tf.raw_ops.RealDiv(x=values, y=scale)
+
+
+def _quotient_by_product(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+    """The float32 quotient, bit for bit, without a division for each value, which costs a fused step a quarter more.
+
+    The product of a float32 number with a reciprocal in float64 is within 2**-52 of the quotient, in proportion. What
+    rounds to another float32 number is further away: a quotient of two numbers of 24 bits is at least 2**-49 from
+    the middle between two. (That holds for normal numbers; XLA takes smaller ones on the CPU for zero.)
+    """
+    reciprocal = 1 / tf.cast(scale, tf.float64)
+    return tf.cast(tf.cast(values, tf.float64) * reciprocal, tf.float32)
 
 
 def _of_each(gradients: Iterable[Any], by: Unscaling, walled: bool) -> list[Any]:
@@ -117,7 +133,7 @@ def _of_one(gradient: Any, by: Unscaling, walled: bool) -> Any:
     if isinstance(gradient, tf.IndexedSlices):
         values = by(opaque(gradient.values) if walled else gradient.values)
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    if not walled:
+    if not walled or tf.executing_eagerly():
         return by(gradient)
     behind = opaque(gradient)
     result = by(behind)

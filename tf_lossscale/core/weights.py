@@ -105,17 +105,20 @@ def value_or_zero(variable: tf.Variable) -> tf.Tensor:
 def add_one(variable: tf.Variable) -> Any:
     """Counts a step; from 0 on in a legacy graph where only the global variables were initialized.
 
-    >>> add_one(tf.Variable(3)).numpy().item()
+    >>> variable = tf.Variable(3)
+    >>> _ = add_one(variable)
+    >>> variable.numpy().item()
     4
 
     Args:
         variable: one that is not saved.
 
     Returns:
-        What `assign` returns.
+        In a graph what `assign` returns.
     """
     if tf.compat.v1.executing_eagerly_outside_functions():
-        return variable.assign_add(tf.ones([], variable.dtype))
+        # What reads it in a graph also lists it among the variables of the graph.
+        return variable.assign_add(tf.constant(1, variable.dtype), read_value=not tf.executing_eagerly())
     return variable.assign(value_or_zero(variable) + 1)
 
 
