@@ -24,7 +24,7 @@ def cells() -> Iterator[dict[str, str]]:
             yield {"what": "tracing", "mode": "tf.function", "family": family, "workload": "1000 x 1k"}
     for family in ("Keras 3", "tf_keras legacy"):
         yield {"what": "compiling", "mode": "jit_compile", "family": family, "workload": "40 x 1k"}
-    yield {"what": "peak memory", "mode": "tf.function", "family": MEMORY, "workload": "4 x 16M"}
+    yield {"what": "peak memory", "mode": "tf.function", "family": MEMORY, "workload": "16 x 16M"}
     yield {"what": "import", "mode": "python", "family": "tf_lossscale", "workload": "import"}
 
 

@@ -58,7 +58,7 @@ def gradients(workload: str) -> list:
 
 
 def layers(workload: str):
-    """Returns (variables, loss): each of the variables is a matrix with rows of 1000, which a few rows are multiplied by.
+    """Returns (variables, loss): each of the variables is a matrix, 1000 wide, that a few rows are multiplied by.
 
     Its gradient is a product of matrices, as that of most layers. One of two numbers would be no measure: a compiler
     merges it with what scales and unscales it.
