@@ -1,6 +1,7 @@
 """What is paid once, or in memory: tracing, compiling and graph nodes over many variables, peak memory, importing."""
 
 import functools
+import gc
 import json
 import pathlib
 import statistics
@@ -31,7 +32,7 @@ def cells() -> Iterator[dict[str, str]]:
 def measure(cell: dict[str, str], seconds: float, least: int = 3) -> dict[str, Any]:
     """Returns the cell with what was measured."""
     if cell["what"] in ("tracing", "compiling"):
-        return {**cell, **tracing(cell, seconds, min(least, 2))}
+        return {**cell, **tracing(cell, seconds, min(least, 3))}
     if cell["what"] == "import":
         return {**cell, **importing(min(least, 5))}
     names = [*contenders.names(MEMORY), *contenders.MINIMIZERS]
@@ -49,7 +50,7 @@ def tracing(cell: dict[str, str], seconds: float, least: int) -> dict[str, Any]:
 
     In the mode jit_compile XLA compiles the function, too.
     """
-    counts: dict[str, int] = {}
+    traced: dict[str, Any] = {}
     options = {"jit_compile": True} if cell["mode"] == "jit_compile" else {}
     names = [*contenders.names(cell["family"]), contenders.CONDITIONAL]
     made = {name: steps.made(cell, name) for name in names}
@@ -61,15 +62,21 @@ def tracing(cell: dict[str, str], seconds: float, least: int) -> dict[str, Any]:
 
     def trace(name: str) -> None:
         function = tf.function(made[name], **options)
-        counts[name] = nodes(function.get_concrete_function())
+        traced[name] = function.get_concrete_function()
         if options:
             function()
 
-    times = clock.in_turns({name: functools.partial(trace, name) for name in made}, seconds, least, most=10, first=0)
+    gc.collect()
+    gc.disable()  # or whoever comes later would look through the others' graphs
+    try:
+        each = {name: functools.partial(trace, name) for name in made}
+        times = clock.in_turns(each, seconds, least, most=10, first=0)
+    finally:
+        gc.enable()
     return {
         "bare_ms": round(1000 * statistics.median(times[contenders.BARE].processor), 1),
         "ratios": clock.ratios(times, contenders.BARE),
-        "nodes": counts,
+        "nodes": {name: nodes(function) for name, function in traced.items()},
         "rounds": len(times[contenders.BARE].wall),
         "load": clock.load(),
     }

@@ -100,13 +100,9 @@ class Packed:
         self._stacked = [members for _, members in stacks]
         done = {i for members in self._stacked for i in members}
         self._alone = [i for i, gradient in enumerate(gradients) if gradient is not None and i not in done]
-        origins = {i: of(gradients[i]) for i in self._alone}
-        self._scaled = [i for i in self._alone if scaled and isinstance(origins[i], Scaled)]
+        alone = [gradients[i] for i in self._alone]
         #: What to judge: finite where the gradients are; stacks, `Scaled`, and what is neither.
-        self.tensors = [
-            *(stack for stack, _ in stacks),
-            *(origins[i] if i in self._scaled else gradients[i] for i in self._alone),
-        ]
+        self.tensors = [*(stack for stack, _ in stacks), *(map(_before_unscaling, alone) if scaled else alone)]
 
     def unpacked(self, one: tf.Tensor | None = None, tensors: Sequence[Any] | None = None) -> list[Any]:
         """Returns the gradients, made anew where the caller is.
@@ -134,12 +130,19 @@ class Packed:
         Args:
             unpacked: what `unpacked` returned, once something was built that uses it.
         """
-        made = [unpacked[i] for i in self._scaled if groups.is_large(unpacked[i])]
+        late = [i for i, tensor in zip(self._alone, self.tensors[len(self._stacked) :]) if isinstance(tensor, Scaled)]
+        made = [unpacked[i] for i in late if groups.is_large(unpacked[i])]
         for before, after in itertools.pairwise(made):
             users = before.consumers()
             if any(_depends_on(user, after.op) for user in users):
                 return  # on a norm of all of them, for one
             _wait(after.op, users)
+
+
+def _before_unscaling(gradient: Any) -> Any:
+    """The `Scaled` that a gradient is made from, if it is, else the gradient."""
+    origin = of(gradient)
+    return origin if isinstance(origin, Scaled) else gradient
 
 
 def _whole_stacks(gradients: Sequence[Any]) -> list[tuple[tf.Tensor, list[int]]]:

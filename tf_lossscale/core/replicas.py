@@ -103,15 +103,15 @@ def step(loss_scale: LossScale, part: Part) -> Any:
                 recorded = [recorded, part.observe(applied, local, judged)]
             return _group(recorded) if known is None else known
 
-    looks_at_each = tf.executing_eagerly() or part.observe is not None or loss_scale.looks_at_values
+    as_they_are = tf.executing_eagerly() or part.observe is not None or loss_scale.looks_at_values
     if not strategies.meet():
-        if agreed or looks_at_each:
+        if agreed or as_they_are:
             return decide(gradients, agreed or gradients, lambda _: part.apply(gradients))
         packed = origins.Packed(gradients)
         return decide(gradients, packed.tensors, lambda one: _unpack_and(part.apply, packed, one))
 
     given, apply = gradients, part.apply
-    if not looks_at_each:
+    if not as_they_are:
         stacks = origins.Packed(gradients, scaled=False)
         given, apply = stacks.tensors, lambda tensors: part.apply(stacks.unpacked(tensors=tensors))
 
