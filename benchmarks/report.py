@@ -38,7 +38,7 @@ def tables(results: dict[str, Any]) -> dict[str, str]:
             ["mode", "Adam of", "what is trained", contenders.LEAST, *COLUMNS],
             [
                 [row["mode"], row["family"], row["workload"], *(_ratio(row, n) for n in (contenders.LEAST, *COLUMNS))]
-                for row in _sorted(rows, "step")
+                for row in [*_sorted(rows, "step"), *_sorted(rows, "training step")]
                 if contenders.LEAST in row["ratios"]
             ],
         ),

@@ -51,7 +51,7 @@ def unscale(gradients: Iterable[Any], scale: tf.Tensor, walled: bool = True) -> 
     Raises:
         TypeError: a gradient is not of a floating dtype.
     """
-    return _of_each(gradients, Unscaling(scale, 1.0 / scale, _product), walled)
+    return _of_each(gradients, Unscaling(scale, tf.raw_ops.RealDiv(x=tf.constant(1.0), y=scale), _product), walled)
 
 
 def divide(gradients: Iterable[Any], scale: tf.Tensor, walled: bool = True) -> list[Any]:
@@ -81,7 +81,7 @@ def _scaled(loss: Any, factor: tf.Tensor) -> tf.Tensor:
             f"`loss` must be a floating tensor, but got dtype {loss.dtype.name}. "
             "Cast it first, for example with tf.cast(loss, tf.float32)."
         )
-    return loss * tf.cast(factor, loss.dtype)
+    return _product(loss, factor)
 
 
 def _product(values: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
