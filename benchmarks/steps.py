@@ -104,7 +104,7 @@ def _names(cell: dict[str, str]) -> list[str]:
 
 
 def _has_a_line(cell: dict[str, str]) -> bool:
-    """Whether what no loss scale can leave out is measured as well: where it is much, of large variables and eagerly."""
+    """Whether what no loss scale can leave out is measured too: where it is much, of large variables and eagerly."""
     large = cell["what"] == "step" and cell["workload"] == LARGE and cell["mode"] in ("tf.function", "jit_compile")
     return large or (cell["what"] == "training step" and cell["mode"] == "eager")
 

@@ -95,7 +95,9 @@ def _quotient(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
         return tf.raw_ops.RealDiv(x=values, y=tf.cast(scale, values.dtype))
     if values.dtype != tf.float32:
         return tf.cast(_quotient(tf.cast(values, tf.float32), scale), values.dtype)  # float16 does not hold 2**16
-    return _quotient_by_product(values, scale) if branches.loops() else tf.raw_ops.RealDiv(x=values, y=scale)
+    if branches.loops() and not groups.is_small(values):
+        return _quotient_by_product(values, scale)
+    return tf.raw_ops.RealDiv(x=values, y=scale)
 
 
 def _quotient_by_product(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
