@@ -14,10 +14,10 @@ from tf_lossscale import LossScaleOptimizer
 BARE, OURS, THEIRS = "bare", "tf-lossscale", "its own wrapper"
 OURS_APPLY, OURS_MINIMIZE, THEIRS_MINIMIZE = f"{OURS}, apply", f"{OURS}, minimize", f"{THEIRS}, minimize"
 BARE_MINIMIZE = "bare, minimize"
+MINIMIZERS = (BARE_MINIMIZE, OURS_MINIMIZE, THEIRS_MINIMIZE)
 OURS_DIAGNOSED = f"{OURS}, diagnose"
 TORCH = "PyTorch"
 LEAST, CONDITIONAL = "one read, one write", "bare, in a tf.cond"
-MINIMIZERS = (BARE_MINIMIZE, OURS_MINIMIZE, THEIRS_MINIMIZE)
 
 
 def _tf1_wrapper(inner: Any) -> Any:

@@ -101,9 +101,8 @@ def peak_of_a_step(workload: str, name: str) -> float:
     The allocator keeps what it once had, so that only such peaks of whole processes can be compared.
     """
     before = _peak()
-    step = tf.function(
-        steps.made({"what": "step", "mode": "tf.function", "family": MEMORY, "workload": workload}, name)
-    )
+    what = "minimize" if name in contenders.MINIMIZERS else "step"
+    step = tf.function(steps.made({"what": what, "mode": "tf.function", "family": MEMORY, "workload": workload}, name))
     for _ in range(2):
         step()
     return round((_peak() - before) / 1024, 1)

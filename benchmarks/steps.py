@@ -86,7 +86,7 @@ def made(cell: dict[str, str], name: str) -> Callable[[], object]:
     """Returns one contender's step, neither traced nor compiled."""
     if cell["family"] == contenders.TORCH:
         return pytorch.step(cell["workload"], name)
-    if cell["what"] == "minimize" or name in contenders.MINIMIZERS:
+    if cell["what"] == "minimize":
         return _minimize(cell, name)
     return _training_step(cell, name) if cell["workload"] in (*workloads.MODELS, workloads.LENET) else _step(cell, name)
 

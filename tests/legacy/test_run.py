@@ -200,7 +200,7 @@ def test_ctrl_c_ends_a_script_with_130_and_its_traceback(program):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would inherit SIG_IGN
     try:
         process = subprocess.Popen(
-            [*RUN, program / "waits.py"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ}
+            [*RUN, program / "waits.py"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
     finally:
         signal.signal(signal.SIGINT, before)

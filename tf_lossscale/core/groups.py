@@ -39,10 +39,10 @@ def positions(tensors: Sequence[Any]) -> list[list[int]]:
 def _small_enough(found: list[int], shape: tf.TensorShape) -> list[list[int]]:
     """The positions of tensors of a shape, as many in each list as may be put together."""
     values = shape.num_elements()
-    if len(found) < 2 or not values or values > _SMALL:
+    if not values or values > _SMALL:
         return []
     most = _TOGETHER // values
-    return [found[first : first + most] for first in range(0, len(found), most)] if most else []
+    return [found[first : first + most] for first in range(0, len(found), most)]
 
 
 def is_small(tensor: tf.Tensor) -> bool:
@@ -54,7 +54,8 @@ def is_small(tensor: tf.Tensor) -> bool:
     Args:
         tensor: of any shape; one that is not known is not small.
     """
-    return _has_at_most(tensor, _SMALL)
+    values = tensor.shape.num_elements()
+    return values is not None and values <= _SMALL
 
 
 def fit_in_a_stack(tensors: Sequence[tf.Tensor]) -> bool:
@@ -81,11 +82,6 @@ def is_large(tensor: tf.Tensor) -> bool:
     """
     values = tensor.shape.num_elements()
     return values is not None and values > _HELD
-
-
-def _has_at_most(tensor: tf.Tensor, most: int) -> bool:
-    values = tensor.shape.num_elements()
-    return values is not None and values <= most
 
 
 def are_small(tensors: Sequence[Any]) -> bool:

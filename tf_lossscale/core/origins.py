@@ -82,6 +82,21 @@ def of(tensor: Any) -> Scaled | Share | None:
     return getattr(tensor, "_origin_in_tf_lossscale", None)
 
 
+def shares(stack: tf.Tensor) -> list[tf.Tensor]:
+    """Returns the gradients in a stack, each with the note that it is a share of it.
+
+    >>> [part.numpy().tolist() for part in shares(tf.constant([[1.0], [2.0]]))]
+    [[1.0], [2.0]]
+
+    Args:
+        stack: unscaled gradients; its first axis is of a known size.
+    """
+    parts = groups.unstacked(stack)
+    for position, part in enumerate(parts):
+        note(part, Share(stack, position))
+    return parts
+
+
 class Packed:
     """Gradients as a branch best takes them in: a stack for its members, a scaled gradient for what unscales it.
 
@@ -115,8 +130,7 @@ class Packed:
         gradients: list[Any] = [None] * self._count
         for stack, known, members in zip(tensors, self.tensors, self._stacked):
             stack.set_shape(known.shape)
-            for position, (i, part) in enumerate(zip(members, groups.unstacked(stack))):
-                note(part, Share(stack, position))
+            for i, part in zip(members, shares(stack)):
                 gradients[i] = part
         for i, tensor in zip(self._alone, tensors[len(self._stacked) :]):
             gradients[i] = tensor.unscaled(one) if isinstance(tensor, Scaled) else tensor

@@ -51,7 +51,7 @@ def unscale(gradients: Iterable[Any], scale: tf.Tensor, walled: bool = True) -> 
     Raises:
         TypeError: a gradient is not of a floating dtype.
     """
-    return _of_each(gradients, Unscaling(scale, tf.raw_ops.RealDiv(x=tf.constant(1.0), y=scale), _product), walled)
+    return _of_each(gradients, Unscaling(scale, 1.0 / scale, _product), walled)
 
 
 def divide(gradients: Iterable[Any], scale: tf.Tensor, walled: bool = True) -> list[Any]:
@@ -125,8 +125,7 @@ def _of_each(gradients: Iterable[Any], by: Unscaling, walled: bool) -> list[Any]
     result = [g if g is None or i in done else _of_one(g, by, walled) for i, g in enumerate(found)]
     for group in grouped:
         stack = by(groups.stacked(found, group))
-        for position, (i, part) in enumerate(zip(group, groups.unstacked(stack))):
-            origins.note(part, origins.Share(stack, position))
+        for i, part in zip(group, origins.shares(stack)):
             result[i] = part
     return result
 

@@ -66,8 +66,7 @@ class LossScale(Weights):
         """
         if not self.may_skip:
             return []
-        skipped = not applied if tf.executing_eagerly() else tf.logical_not(applied)
-        done = [self.last_step_skipped.assign(skipped), add_one(self.total_steps)]
+        done = [self.last_step_skipped.assign(tf.logical_not(applied)), add_one(self.total_steps)]
         if not tf.compat.v1.executing_eagerly_outside_functions():  # can be read then, though nobody initialized them
             done += [count.assign(value_or_zero(count)) for count in (self.skipped_steps, self.skipped_in_a_row)]
         return done
