@@ -147,14 +147,34 @@ def test_scaling_in_a_tf_function_and_applying_outside_goes_on_after_the_first_t
 
 
 @families
-def test_a_plain_step_after_a_keras_step_takes_unscaled_gradients(family):
+def test_a_second_update_after_one_scale_loss_raises_since_its_gradients_may_be_of_either_kind(family):
     weight, optimizer = setup(family)
     with tf.GradientTape() as tape:
         loss = optimizer.scale_loss(3.0 * weight)
-    optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+    gradient = tape.gradient(loss, weight)
+    optimizer.apply_gradients([(gradient, weight)])
     assert weight.numpy() == 0.5
-    optimizer.apply_gradients([(tf.constant(3.0), weight)])
+    before = optimizer.state()
+    for of_either_kind in (gradient, tf.constant(3.0)):
+        with pytest.raises(RuntimeError, match="one of two ways"):
+            optimizer.apply_gradients([(of_either_kind, weight)])
+    assert weight.numpy() == 0.5
+    assert optimizer.state() == before
+    optimizer.apply_gradients([(optimizer.get_unscaled_gradients([gradient])[0], weight)])
     assert weight.numpy() == -1.0
+
+
+@families
+def test_the_parts_of_unscaled_gradients_may_go_to_several_updates(family):
+    first, optimizer = setup(family)
+    second = tf.Variable(2.0)
+    optimizer.build([first, second])
+    with tf.GradientTape() as tape:
+        loss = optimizer.get_scaled_loss(3.0 * first + second)
+    gradients = optimizer.get_unscaled_gradients(tape.gradient(loss, [first, second]))
+    for gradient, weight in zip(gradients, (first, second)):
+        optimizer.apply_gradients([(1.0 * gradient, weight)])
+    assert [first.numpy(), second.numpy()] == [0.5, 1.5]
 
 
 @families
@@ -197,15 +217,79 @@ def test_apply_without_scale_loss_warns_once_that_training_stalls(family, warnin
 
 
 @families
-def test_apply_after_get_unscaled_gradients_warns_that_it_divides_twice(family, warnings):
+def test_apply_refuses_what_get_unscaled_gradients_returned(family):
     if family.name == "sonnet":
         pytest.skip("Sonnet's apply takes what get_unscaled_gradients returned as it is")
     weight, optimizer = setup(family)
     optimizer.get_scaled_loss(tf.constant(1.0))
     gradients = optimizer.get_unscaled_gradients([tf.constant(1024.0)])
-    optimizer.apply(gradients, [weight])
+    with pytest.raises(RuntimeError, match="has done so with these"):
+        optimizer.apply(gradients, [weight])
+    assert weight.numpy() == 2.0
+
+
+@families
+def test_apply_of_what_was_made_from_unscaled_gradients_warns_that_it_divides_twice(family, warnings):
+    if family.name == "sonnet":
+        pytest.skip("Sonnet's apply takes what get_unscaled_gradients returned as it is")
+    weight, optimizer = setup(family)
+    optimizer.get_scaled_loss(tf.constant(1.0))
+    (gradient,) = optimizer.get_unscaled_gradients([tf.constant(1024.0)])
+    optimizer.apply([1.0 * gradient], [weight])
     assert len(warnings) == 1
     assert "twice" in warnings[0]
+
+
+@families
+def test_a_gradient_function_and_an_update_function_of_their_own_follow_either_way(family):
+    for keras_3 in (False, True):
+        weight, optimizer = setup(family)
+
+        @tf.function
+        def gradient(optimizer=optimizer, weight=weight, keras_3=keras_3):
+            with tf.GradientTape() as tape:
+                loss = 0.25 * weight**2
+                loss = optimizer.scale_loss(loss) if keras_3 else optimizer.get_scaled_loss(loss)
+            found = tape.gradient(loss, weight)
+            return found if keras_3 else optimizer.get_unscaled_gradients([found])[0]
+
+        @tf.function
+        def update(gradient, optimizer=optimizer, weight=weight):
+            optimizer.apply_gradients([(gradient, weight)])
+
+        for _ in range(3):
+            update(gradient())
+        assert weight.numpy() == bare(family)
+
+
+@families
+def test_a_function_that_updates_keeps_its_answer_and_what_contradicts_it_raises(family):
+    weight, optimizer = setup(family)
+    update = tf.function(lambda gradient: optimizer.apply_gradients([(gradient, weight)]))
+    update(tf.constant(0.0))  # as is done to make slots
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = optimizer.scale_loss(0.25 * weight**2)
+        optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+
+    run(step, compiled=True)
+    assert weight.numpy() == bare(family)
+
+    @tf.function
+    def gradient():
+        with tf.GradientTape() as tape:
+            loss = optimizer.scale_loss(0.25 * weight**2)
+        return tape.gradient(loss, weight)
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"traced before calls apply_gradients.*unscaled"):
+            gradient()
+    with pytest.raises(RuntimeError, match=r"traced before calls apply_gradients.*unscaled"):
+        optimizer.scale_loss(tf.constant(1.0))
+    optimizer.minimize(lambda: 0.25 * weight**2, var_list=[weight])
+    assert weight.numpy() == bare(family, steps=4)
 
 
 @families

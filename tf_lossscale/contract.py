@@ -1,67 +1,193 @@
-"""How the loss of the coming step was scaled: what the two contracts differ in."""
+"""Which gradients an update gets, scaled or unscaled: what the two contracts differ in."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import threading
+import weakref
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
 from absl import logging
 
+# What follows from a method for the gradients of the next update: whether they are scaled.
+APPLY_GRADIENTS = {"scale_loss": True, "get_scaled_loss": False, "get_unscaled_gradients": False}
+# Sonnet's `apply` is the only update method that it has, and takes either.
+SONNET_APPLY = {"scale_loss": True, "get_unscaled_gradients": False}
+
+_TWO_WAYS_OUT = (
+    "Write every step in one of two ways: pass gradients of the scaled loss to apply(gradients, variables), which "
+    "always divides them by the loss scale; or call get_unscaled_gradients(gradients) right before apply_gradients() "
+    "and pass its result as it is."
+)
+
+
+@dataclasses.dataclass
+class _Note:
+    """The method that a thread called last in one place, and the threads in which an update followed there."""
+
+    method: str
+    followed_in: set[threading.Thread] = dataclasses.field(default_factory=set)
+
 
 class Contract:
-    """Remembers which of the two contracts a training loop follows.
+    """Tells whether the gradients of an update are scaled. The answer is known, or the update raises.
 
-    `apply_gradients` takes unscaled gradients, except right after `scale_loss`: that is how Keras 3's `fit` calls it.
-    "Right after" is told apart per thread, since the replicas of a strategy are traced in threads of their own, and
-    per graph: what was called while a tf.function was traced happens again whenever that function runs, unseen.
+    1. Gradients that `get_unscaled_gradients` returned are marked: they are unscaled.
+    2. Else the last call in the same place counts. A place is a function that is being traced, with the functions
+       around it, or what one thread does in eager mode.
+    3. Else, and in eager mode also, calls in all other places count if no update followed there: gradients of a traced
+       function, or of another thread, may come from there. If they contradict each other, the update raises.
+    4. If there was none, gradients are what the update's documentation says.
+
+    A traced function keeps its answer. If that came from outside of the function, a call that says the opposite raises,
+    unless it is in a traced function that updates as well.
 
     >>> contract = Contract()
-    >>> contract.loss_scaled("scale_loss")
-    >>> contract.takes_scaled_gradients()
+    >>> contract.called("scale_loss")
+    >>> contract.takes_scaled([tf.constant(8.0)])
     True
-    >>> contract.takes_scaled_gradients()
+    >>> contract.called("get_unscaled_gradients")
+    >>> contract.takes_scaled([tf.constant(2.0)])
     False
     """
 
     def __init__(self) -> None:
-        self._scaled_in: dict[int, Any] = {}
+        self._lock = threading.RLock()
+        self._in_functions: weakref.WeakKeyDictionary[Any, dict[threading.Thread, _Note]] = weakref.WeakKeyDictionary()
+        self._in_eager_mode: dict[threading.Thread, _Note] = {}
+        self._in_ended_threads: set[str] = set()
+        self._answers_kept: set[bool] = set()
+        self._whole_steps = threading.local()
         self._scaled_by: dict[int, tf.Tensor] = {}
-        self._unscaled_in: dict[int, Any] = {}
         self._called: set[str] = set()
         self._warned: set[str] = set()
 
-    def loss_scaled(self, method: str) -> None:
-        """Notes that `get_scaled_loss` or `scale_loss` was called."""
-        self._called.add(method)
-        self._unscaled_in.pop(threading.get_ident(), None)
-        if method == "scale_loss":
-            self._scaled_in[threading.get_ident()] = _graph()
-        else:
-            self._scaled_in.pop(threading.get_ident(), None)
+    def called(self, method: str) -> None:
+        """Notes a call of `scale_loss`, `get_scaled_loss` or `get_unscaled_gradients`.
+
+        Args:
+            method: its name.
+
+        Raises:
+            RuntimeError: in eager mode, if a function that was traced before takes gradients to be the opposite.
+        """
+        with self._lock:
+            functions, thread = _functions(), threading.current_thread()
+            contradicts = method != "get_scaled_loss" and (not APPLY_GRADIENTS[method]) in self._answers_kept
+            contradicts = contradicts and not self._in_whole_step()
+            if contradicts and not functions:
+                raise _contradiction(method)
+            self._called.add(method)
+            for function in functions:
+                note = self._in_functions.setdefault(function, {})[thread] = _Note(method)
+                if contradicts:
+                    _require_an_update(note, function)
+            if not functions:
+                self._forget_ended_threads()
+                self._in_eager_mode[thread] = _Note(method)
+
+    def takes_scaled(
+        self, gradients: Iterable[Any], says: dict[str, bool] = APPLY_GRADIENTS, otherwise: bool = False
+    ) -> bool:
+        """Tells whether the gradients of an update, which is about to be made, are scaled.
+
+        Args:
+            gradients: tensors, IndexedSlices or None.
+            says: what follows from each method.
+            otherwise: the answer if no method was called.
+
+        Raises:
+            RuntimeError: the calls so far contradict each other.
+        """
+        with self._lock:
+            functions, marks = _functions(), [is_marked(g) for g in gradients if g is not None]
+            if marks and all(marks):
+                answers, from_outside = {False}, False
+            else:
+                answers, from_outside = self._answers(functions, says)
+            if len(answers) > 1 or (True in answers and any(marks)):
+                raise RuntimeError(
+                    "It is not known whether these gradients are scaled: both scale_loss() and "
+                    "get_unscaled_gradients() (or get_scaled_loss()) were called for this optimizer in other "
+                    "functions, threads or steps, or more than one update follows one scale_loss(). "
+                    f"{_TWO_WAYS_OUT}"
+                )
+            answer = answers.pop() if answers else otherwise
+            if functions and from_outside:
+                self._answers_kept.add(answer)
+            self.update_follows()
+            return answer
+
+    def update_follows(self) -> None:
+        """Notes that an update uses up what was called in this place."""
+        with self._lock:
+            thread = threading.current_thread()
+            for note in self._notes_here(_functions()):
+                note.followed_in.add(thread)
+
+    @contextlib.contextmanager
+    def whole_step(self) -> Iterator[None]:
+        """Says that an update of marked gradients follows inside: calls contradict nothing."""
+        self._whole_steps.depth = getattr(self._whole_steps, "depth", 0) + 1
+        try:
+            yield
+        finally:
+            self._whole_steps.depth -= 1
 
     def loss_scaled_by(self, factor: tf.Tensor) -> None:
         """Notes what the loss was multiplied by."""
         self._scaled_by[threading.get_ident()] = factor
 
     def factor_of_loss(self) -> tf.Tensor | None:
-        """What the loss was multiplied by, if that was in the function that is being traced, or in eager mode."""
+        """Returns what the loss was multiplied by, if that was in the function being traced, or in eager mode."""
         factor = self._scaled_by.get(threading.get_ident())
         return factor if factor is not None and getattr(factor, "graph", None) is _graph() else None
 
-    def gradients_unscaled(self) -> None:
-        """Notes that `get_unscaled_gradients` was called: whatever comes next is unscaled."""
-        self._called.add("get_unscaled_gradients")
-        self._scaled_in.pop(threading.get_ident(), None)
-        self._unscaled_in[threading.get_ident()] = _graph()
+    def _answers(self, functions: list[Any], says: dict[str, bool]) -> tuple[set[bool], bool]:
+        """Returns what the calls so far say, and whether they were outside of the function being traced."""
+        for function in functions:
+            notes = [n for n in self._notes_in(function) if n.method in says and not _used_up(n, says)]
+            if notes:
+                return {says[note.method] for note in notes}, function is not functions[0]
+        here = self._notes_here(functions)
+        elsewhere = [
+            *self._in_eager_mode.values(),
+            *(note for function, notes in self._in_functions.items() for note in notes.values()),
+            *map(_Note, self._in_ended_threads),
+        ]
+        open_notes = [note for note in elsewhere if not note.followed_in and not any(note is each for each in here)]
+        answers = {says[note.method] for note in open_notes if note.method in says}
+        for note in here:
+            if note.method in says and _used_up(note, says):
+                # A second part of the gradients of one scale_loss, or gradients of no scaled loss.
+                answers |= {True} if answers else {True, False}
+            elif note.method in says:
+                answers.add(says[note.method])
+        return answers, True
 
-    def takes_scaled_gradients(self) -> bool:
-        """Whether the gradients that `apply_gradients` got are scaled ones."""
-        return _taken(self._scaled_in)
+    def _notes_here(self, functions: list[Any]) -> list[_Note]:
+        if functions:
+            return [note for function in functions for note in self._notes_in(function)]
+        note = self._in_eager_mode.get(threading.current_thread())
+        return [note] if note else []
 
-    def takes_unscaled_gradients(self) -> bool:
-        """Whether `get_unscaled_gradients` came right before: Sonnet's `apply` then takes them as they are."""
-        return _taken(self._unscaled_in)
+    def _notes_in(self, function: Any) -> list[_Note]:
+        """Returns this thread's note in a function, else those of all: replicas have threads, and do the same."""
+        notes = self._in_functions.get(function, {})
+        own = notes.get(threading.current_thread())
+        return list(notes.values()) if own is None else [own]
+
+    def _in_whole_step(self) -> bool:
+        return getattr(self._whole_steps, "depth", 0) > 0
+
+    def _forget_ended_threads(self) -> None:
+        for thread in [thread for thread in self._in_eager_mode if not thread.is_alive()]:
+            note = self._in_eager_mode.pop(thread)
+            if not note.followed_in:
+                self._in_ended_threads.add(note.method)
 
     def warn_before_apply_gradients(self) -> None:
         """Warns, once, if the loss or the gradients were never given to us."""
@@ -90,6 +216,14 @@ class Contract:
             "    opt.apply_gradients(zip(grads, variables))"
         )
 
+    def require_not_unscaled(self, gradients: Iterable[Any]) -> None:
+        """Raises if `apply` got what `get_unscaled_gradients` returned."""
+        if any(map(is_marked, gradients)):
+            raise RuntimeError(
+                "apply() divides gradients by the loss scale, but get_unscaled_gradients() has done so with these. "
+                f"{_TWO_WAYS_OUT}"
+            )
+
     def warn_before_apply(self) -> None:
         """Warns, once, if `apply` is about to divide by a scale that nobody multiplied in."""
         if not self._called & {"scale_loss", "get_scaled_loss"}:
@@ -110,23 +244,65 @@ class Contract:
             logging.warning("%s", message)
 
 
-def _taken(noted_in: dict[int, Any]) -> bool:
-    """Whether something is noted for this thread; forgets it, unless a traced function will do it again."""
-    thread = threading.get_ident()
-    if thread not in noted_in:
-        return False
-    if noted_in[thread] in _graph_and_parents():
-        del noted_in[thread]
-    return True
+def mark(gradients: Iterable[Any]) -> None:
+    """Marks gradients as unscaled.
+
+    >>> gradient = tf.constant(1.0)
+    >>> mark([gradient, None])
+    >>> is_marked(gradient), is_marked(tf.constant(1.0))
+    (True, False)
+
+    Args:
+        gradients: tensors, IndexedSlices or None.
+    """
+    for gradient in gradients:
+        if gradient is not None:
+            gradient._unscaled_by_tf_lossscale = True
+
+
+def is_marked(gradient: Any) -> bool:
+    """Tells whether `mark` marked this gradient."""
+    return getattr(gradient, "_unscaled_by_tf_lossscale", False)
+
+
+def _used_up(note: _Note, says: dict[str, bool]) -> bool:
+    # Unscaled gradients may go to several updates. After an update of scaled ones, the next may be of either kind.
+    return says[note.method] and threading.current_thread() in note.followed_in
+
+
+def _contradiction(method: str) -> RuntimeError:
+    return RuntimeError(
+        f"{method}() was called, but a function that was traced before calls apply_gradients() for gradients that are "
+        f"{'un' * APPLY_GRADIENTS[method]}scaled. {_TWO_WAYS_OUT}"
+    )
+
+
+def _require_an_update(note: _Note, function: Any) -> None:
+    """Has each call of a function being traced raise unless an update follows the note in there."""
+
+    def check() -> tf.Tensor:
+        if not note.followed_in:
+            raise _contradiction(note.method)
+        return tf.constant(0)
+
+    if not hasattr(function, "capture_call_time_value"):
+        raise _contradiction(note.method)
+    # Private: TensorFlow evaluates the closure at each call of the function.
+    function.capture_call_time_value(check, tf.TensorSpec([], tf.int32))
+
+
+def _functions() -> list[Any]:
+    """Returns the graphs of the functions being traced, the innermost first, and a legacy graph around them."""
+    found, graph = [], _graph()
+    while graph is not None:
+        if isinstance(graph, tf.__internal__.FuncGraph):
+            if type(graph) is tf.__internal__.FuncGraph:  # derived ones are branches and loops of a function
+                found.append(graph)
+        elif not tf.compat.v1.executing_eagerly_outside_functions():
+            found.append(graph)
+        graph = getattr(graph, "outer_graph", None)
+    return found
 
 
 def _graph() -> Any:
     return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-
-
-def _graph_and_parents() -> list[Any]:
-    graphs, graph = [], _graph()
-    while graph is not None:
-        graphs.append(graph)
-        graph = getattr(graph, "outer_graph", None)
-    return graphs or [None]

@@ -11,9 +11,8 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from tf_lossscale import errors, options, wrapping
+from tf_lossscale import contract, errors, options, wrapping
 from tf_lossscale.configs import Configurable
-from tf_lossscale.contract import Contract
 from tf_lossscale.core import branches, foreign, replicas, scaling, strategies
 from tf_lossscale.core.autograph import as_written as _as_written
 from tf_lossscale.core.diagnosis import Diagnosis
@@ -168,7 +167,9 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         diagnosis = _new_diagnosis(diagnose, loss_scale)
         chosen = self._checked_options(inner_optimizer, kwargs)
         # Past this line nothing raises: a failed construction leaves the inner optimizer as it was.
-        self.__dict__.update(_optimizer=inner_optimizer, _scale=loss_scale, _contract=Contract(), _traced=False)
+        self.__dict__.update(
+            _optimizer=inner_optimizer, _scale=loss_scale, _contract=contract.Contract(), _traced=False
+        )
         self.__dict__.update(_on_floor=on_floor, _diagnosis=diagnosis)
         loss_scale.prepare()
         on_floor.prepare(loss_scale)
@@ -225,7 +226,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         Raises:
             TypeError: the loss is not of a floating dtype.
         """
-        self._contract.loss_scaled("get_scaled_loss")
+        self._contract.called("get_scaled_loss")
         _warn_if_loss_cannot_hold(loss, self._factor)
         return scaling.scale_loss(loss, self._factor_of_loss)
 
@@ -246,7 +247,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         Raises:
             TypeError: the loss is not of a floating dtype.
         """
-        self._contract.loss_scaled("scale_loss")
+        self._contract.called("scale_loss")
         return scaling.scale_loss(tf.nest.map_structure(_at_least_float32, loss), self._factor)
 
     @_as_written
@@ -266,9 +267,11 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         Raises:
             TypeError: a gradient is not of a floating dtype.
         """
-        self._contract.gradients_unscaled()
+        self._contract.called("get_unscaled_gradients")
         factor = self._contract.factor_of_loss() if strategies.workers_step_alone() else None
-        return scaling.unscale(grads, self._factor() if factor is None else factor, self._walled)
+        unscaled = scaling.unscale(grads, self._factor() if factor is None else factor, self._walled)
+        contract.mark(unscaled)
+        return unscaled
 
     def _factor_of_loss(self) -> tf.Tensor:
         factor = self._factor()
@@ -294,8 +297,9 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     ) -> Any:
         """Applies unscaled gradients, or skips the step on all replicas if one of them is not finite.
 
-        Right after `scale_loss` the gradients are taken as scaled ones. A skipped step still counts in `iterations`
-        (after `scale_loss` it does not).
+        After `scale_loss` without `get_unscaled_gradients`, as in Keras 3's `fit`, gradients are scaled ones; a skipped
+        step then does not count in `iterations`, else it does. Where both were called in ways that leave open which
+        gradients these are, the call raises.
 
         >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), initial_scale=8)
         >>> weight = tf.Variable(1.0)
@@ -319,6 +323,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         Raises:
             ValueError: all gradients are None, or the call is in a cross-replica context.
             TypeError: the inner optimizer does not take a keyword.
+            RuntimeError: it is not known whether the gradients are scaled.
         """
         del name
         replicas.require_replica_context("apply_gradients")
@@ -327,7 +332,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             require_fitting(gradients, variables)
         self._require_keywords(kwargs)
         # Past this line the contract moves: a call with bad arguments has not happened.
-        scaled = self._contract.takes_scaled_gradients()
+        scaled = self._contract.takes_scaled(gradients)
         self._contract.warn_before_apply_gradients()
         aggregate = experimental_aggregate_gradients and not skip_gradients_aggregation
         return self._step(gradients, variables, scaled=scaled, aggregate=aggregate, count_skipped=not scaled, **kwargs)
@@ -350,17 +355,19 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         Raises:
             ValueError: the lengths differ, all gradients are None, there are no variables, or the call is in a
                 cross-replica context.
+            RuntimeError: a gradient was unscaled by `get_unscaled_gradients`.
         """
         replicas.require_replica_context("apply")
         grads = list(grads)
         variables = self._known_variables() if trainable_variables is None else list(trainable_variables)
         require_fitting(grads, variables)
-        self._step(grads, variables, scaled=self._apply_takes_scaled(), aggregate=True, count_skipped=False)
+        self._step(grads, variables, scaled=self._apply_takes_scaled(grads), aggregate=True, count_skipped=False)
 
-    def _apply_takes_scaled(self) -> bool:
+    def _apply_takes_scaled(self, gradients: list[Any]) -> bool:
         """Whether the gradients that `apply` got are scaled ones; asked once in each call."""
+        self._contract.require_not_unscaled(gradients)
         self._contract.warn_before_apply()
-        self._contract.takes_scaled_gradients()
+        self._contract.update_follows()
         return True
 
     @_as_written
@@ -422,7 +429,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         Raises:
             ValueError: a tensor was given without its tape, or all gradients are None.
         """
-        return self.apply_gradients(self._compute_gradients(loss, var_list, grad_loss, tape), name=name, **kwargs)
+        with self._contract.whole_step():
+            return self.apply_gradients(self._compute_gradients(loss, var_list, grad_loss, tape), name=name, **kwargs)
 
     def _compute_gradients(
         self, loss: Any, var_list: Any, grad_loss: Any = None, tape: tf.GradientTape | None = None

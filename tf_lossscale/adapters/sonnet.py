@@ -9,7 +9,7 @@ from typing import Any
 import sonnet
 import tensorflow as tf
 
-from tf_lossscale import optimizer
+from tf_lossscale import contract, optimizer
 from tf_lossscale.core import replicas
 
 
@@ -27,8 +27,8 @@ class _Wrapper(optimizer.LossScaleOptimizer):
     def apply(self, updates: Iterable[Any], parameters: Iterable[Any] | None = None) -> None:
         """Applies updates to the parameters, or skips the step on all replicas if one of them is not finite.
 
-        The updates are gradients of the scaled loss, except right after `get_unscaled_gradients`: then they are taken
-        as they are. As with every Sonnet optimizer, the caller has reduced them over the replicas.
+        The updates are gradients of the scaled loss, except after `get_unscaled_gradients`: then they are taken as they
+        are. As with every Sonnet optimizer, the caller has reduced them over the replicas.
 
         Args:
             updates: gradients; None is allowed.
@@ -36,11 +36,15 @@ class _Wrapper(optimizer.LossScaleOptimizer):
 
         Raises:
             ValueError: the lengths differ, or all updates are None.
+            RuntimeError: it is not known whether the updates are scaled.
         """
         super().apply(updates, parameters)
 
-    def _apply_takes_scaled(self) -> bool:
-        return not self._contract.takes_unscaled_gradients() and super()._apply_takes_scaled()
+    def _apply_takes_scaled(self, gradients: list[Any]) -> bool:
+        scaled = self._contract.takes_scaled(gradients, contract.SONNET_APPLY, otherwise=True)
+        if scaled:
+            self._contract.warn_before_apply()
+        return scaled
 
     def _part(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> replicas.Part:
         return super()._part(gradients, variables, **{**kwargs, "aggregate": False})
