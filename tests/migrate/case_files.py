@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
 
 from tf_lossscale.migrate import project
@@ -37,11 +38,15 @@ def linked(sources: dict[str, str]) -> project.Project:
 
 
 def migrate_files(sources: dict[str, str]) -> dict[str, Outcome]:
-    """Migrates files that know each other."""
-    other = linked(sources)
+    """Migrates files that know each other; the same files only once."""
+    return _migrated(tuple(sources.items()))
+
+
+@functools.cache
+def _migrated(sources: tuple[tuple[str, str], ...]) -> dict[str, Outcome]:
+    other = linked(dict(sources))
     return {
-        name: migrate(source.encode(), other.known(f"/{name}"), other.requested(f"/{name}"))
-        for name, source in sources.items()
+        name: migrate(source.encode(), other.known(f"/{name}"), other.requested(f"/{name}")) for name, source in sources
     }
 
 
