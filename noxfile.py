@@ -1,8 +1,12 @@
-"""Old and new TensorFlow, by hand: `nox` runs every cell, `nox --list` names them.
+"""Old and new TensorFlow, and the package as users install it, by hand: `nox --list` names the sessions.
 
 One cell: `nox -s "tests(2.16-3.11-all)"`. What follows `--` goes to pytest in place of the tests chosen here:
 `nox -s ... -- tests/test_fit.py`. A cell whose Python is not installed is skipped.
 """
+
+import pathlib
+import shutil
+import tempfile
 
 import nox
 
@@ -70,3 +74,46 @@ def tests(session, tensorflow, libraries):
         *(session.posargs or TESTS[libraries]),
         env={"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": "."},
     )
+
+
+# What the doctests and the promises import, beside what the demo needs.
+EXTRAS = "migrate,plot,probability,sonnet,tf-keras,train"
+# One family's promises, without those under strategies.
+PROMISES = ("tests/test_contract.py", "tests/test_optimizer.py", "tf_function_tests/test_promises.py")
+
+
+@nox.session
+def installed(session):
+    """The wheel, then the sdist, each in an empty environment: the demo, the doctests and one family's promises."""
+    session.install("build")
+    with tempfile.TemporaryDirectory() as folder:
+        away = pathlib.Path(folder)  # the checkout is not above it, nor is it on the path
+        session.run("python", "-m", "build", "--outdir", str(away / "dist"))
+        for name in ("tests", "tf_function_tests", "conftest.py", "pyproject.toml"):
+            copy = shutil.copytree if pathlib.Path(name).is_dir() else shutil.copy
+            copy(name, away / name)
+        session.chdir(away)
+        for file in sorted((away / "dist").iterdir()):  # the wheel first
+            try_out(session, file)
+
+
+def try_out(session, file):
+    """Installs a file and runs what is installed, in the folder where the session is."""
+    session.run("python", "-m", "venv", "--clear", "environment")
+    scripts = pathlib.Path("environment/bin").absolute()
+
+    def run(program, *arguments):
+        session.run(
+            str(scripts / program),
+            *arguments,
+            env={"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": None},
+            external=True,
+        )
+
+    run("python", "-m", "pip", "install", "-q", f"tf-lossscale[{EXTRAS}] @ {file.as_uri()}")
+    run("python", "-c", "import sys, tf_lossscale as ours; assert ours.__file__.startswith(sys.prefix), ours.__file__")
+    run("tf-lossscale", "train", "--out", "runs")
+    run("python", "-m", "pip", "install", "-q", "h5py", "tensorboard", *ALONE)
+    pytest = ("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "pyproject.toml")
+    run(*pytest, "--doctest-modules", "--pyargs", "tf_lossscale")
+    run(*pytest, *PROMISES, "-k", "keras3 and not mirrored and not central_storage")

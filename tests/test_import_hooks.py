@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+import tf_lossscale
 from tf_lossscale import import_hooks
 
 
@@ -25,12 +26,27 @@ def package(tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def module_of_ours(tmp_path, monkeypatch):
+    """Makes a module of this package from its source and returns its name."""
+    monkeypatch.setattr(tf_lossscale, "__path__", [*tf_lossscale.__path__, str(tmp_path)])
+
+    def make(source):
+        (tmp_path / "a_module_of_ours.py").write_text(source)
+        importlib.invalidate_caches()
+        return "tf_lossscale.a_module_of_ours"
+
+    yield make
+    sys.modules.pop("tf_lossscale.a_module_of_ours", None)
+    vars(tf_lossscale).pop("a_module_of_ours", None)
+
+
+@pytest.fixture
 def when_imported():
     cancels = []
     before = list(sys.meta_path)
 
-    def watch(name, action):
-        cancels.append(import_hooks.when_imported(name, action))
+    def watch(name, action, **kwargs):
+        cancels.append(import_hooks.when_imported(name, action, **kwargs))
         return cancels[-1]
 
     yield watch
@@ -66,6 +82,50 @@ def test_an_action_runs_at_once_where_the_module_is_there(package, when_imported
 def test_an_action_for_a_part_finds_the_package_complete(package, when_imported):
     seen = []
     when_imported(f"{package}.part", lambda module: seen.append(sys.modules[package].complete))
+    importlib.import_module(package)
+    assert seen == [True]
+
+
+def test_an_action_waits_for_the_module_of_ours_that_imports_the_package(package, when_imported, module_of_ours):
+    ours = module_of_ours(f"import {package}\nloaded = True\n")
+    seen = []
+    when_imported(package, lambda module: seen.append(sys.modules[ours].loaded))
+    importlib.import_module(ours)
+    assert seen == [True]
+
+
+def test_an_action_asked_for_in_a_module_of_ours_waits_for_its_end(package, when_imported, module_of_ours):
+    ours = module_of_ours(
+        f"import {package}\nfrom tf_lossscale import import_hooks\n"
+        f"import_hooks.when_imported({package!r}, lambda module: seen.append(loaded))\nseen = []\nloaded = True\n"
+    )
+    when_imported(f"{package}.later", lambda module: None)  # somebody watches
+    assert importlib.import_module(ours).seen == [True]
+
+
+def test_an_action_runs_where_the_module_of_ours_that_imports_the_package_fails(package, when_imported, module_of_ours):
+    ours = module_of_ours(f"import {package}\nraise ImportError('an optional library')\n")
+    seen = []
+    when_imported(package, lambda module: seen.append(module.complete))
+    with pytest.raises(ImportError, match="optional"):
+        importlib.import_module(ours)
+    assert seen == [True]
+
+
+@pytest.mark.parametrize("names", [("part", "later"), ("later", "part")])
+def test_an_action_waits_for_all_the_modules_that_it_needs(package, when_imported, names):
+    seen = []
+    module, other = (f"{package}.{name}" for name in names)
+    when_imported(module, lambda module: seen.append(module.__name__), after=[other])
+    importlib.import_module(package)
+    assert seen == []
+    importlib.import_module(f"{package}.later")
+    assert seen == [module]
+
+
+def test_an_action_finds_all_the_modules_that_it_needs_complete(package, when_imported):
+    seen = []
+    when_imported(f"{package}.part", lambda module: seen.append(sys.modules[package].complete), after=[package])
     importlib.import_module(package)
     assert seen == [True]
 

@@ -51,6 +51,35 @@ def test_keras_3_is_refused_where_there_is_only_keras_2(only_keras_2):
 
 
 @with_a_keras_3
+def test_with_tf_keras_in_the_place_of_keras_every_family_can_be_wrapped(monkeypatch):
+    tf_keras = keras_versions.keras_2()
+    monkeypatch.setitem(sys.modules, "keras", tf_keras)
+    assert keras_versions.package_of_keras_2() == "tf_keras"
+    assert keras_versions.keras_2("optimizers") is tf_keras.optimizers
+    assert keras_versions.keras_3("optimizers").Adam is FAMILIES[0].optimizers.Adam
+    assert keras_versions.keras_3().optimizers is keras_versions.keras_3("optimizers")
+    assert sys.modules["keras"] is tf_keras
+    for family in FAMILIES:
+        weight = tf.Variable(1.0)
+        wrapper = tf_lossscale.LossScaleOptimizer(family.sgd())
+        wrapper.apply_gradients([(tf.constant(1.0), weight)])
+        assert float(weight) == 0.5
+        assert wrapper.from_config(wrapper.get_config()).initial_scale == wrapper.initial_scale
+        assert registry.library_in(type(family.sgd()).__module__) == family.keras.__name__.partition(".")[0]
+
+
+@with_a_keras_3
+def test_a_keras_3_that_cannot_be_imported_beside_its_replacement_is_missed_by_name(monkeypatch):
+    tf_keras = keras_versions.keras_2()
+    monkeypatch.setitem(sys.modules, "keras", tf_keras)
+    monkeypatch.setitem(sys.modules, "keras.optimizers", None)  # as where nothing of Keras 3 is installed
+    keras_versions._replaced.cache_clear()
+    with pytest.raises(ImportError, match=r"sys\.modules\['keras'\].* is tf_keras.*Import tf_lossscale before"):
+        keras_versions.keras_3("optimizers")
+    assert sys.modules["keras"] is tf_keras
+
+
+@with_a_keras_3
 def test_with_a_keras_3_keras_2_is_tf_keras():
     assert keras_versions.package_of_keras_2() == "tf_keras"
     assert keras_versions.keras_3("optimizers").Adam is tf.keras.optimizers.Adam

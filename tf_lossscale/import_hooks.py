@@ -8,15 +8,16 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 Action = Callable[[types.ModuleType], None]
 
 
-def when_imported(module: str, action: Action) -> Callable[[], None]:
+def when_imported(module: str, action: Action, after: Sequence[str] = ()) -> Callable[[], None]:
     """Calls `action` with a module as soon as it is imported, and loads nothing for that.
 
-    If importing it is part of importing its whole package, the action waits until that package is complete: what
-    `action` imports finds no half-made modules.
+    The action waits until no import of a watched package or of this package is under way in the thread: what `action`
+    imports finds no half-made modules.
 
     >>> seen = []
     >>> cancel = when_imported("json.tool", lambda module: seen.append(module.__name__))
@@ -28,51 +29,61 @@ def when_imported(module: str, action: Action) -> Callable[[], None]:
     Args:
         module: the dotted name, as in `sys.modules`. Importing the same file by another name is another module.
         action: is called once, with the module. What it raises comes out of the import statement.
+        after: further modules that must be imported before the action is called, in any order.
 
     Returns:
         A function that cancels the action. Nothing is left in `sys.meta_path` once all are done or cancelled.
     """
-    if sys.modules.get(module) is not None:  # None stands there for a module that must not be imported
-        action(sys.modules[module])
-        return lambda: None
-    _finder.watch(module, action)
-    return lambda: _finder.forget(module, action)
+    pending = _Pending(module, frozenset({module, *after}), action)
+    _finder.watch(pending)
+    return lambda: _finder.forget(pending)
+
+
+class _Pending(NamedTuple):
+    module: str
+    needed: frozenset[str]
+    action: Action
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Has the loaders of watched modules say when they are done; the finding itself is left to the others."""
+    """Wraps the loaders of watched modules to learn when they are done; the other finders do the finding."""
 
     def __init__(self) -> None:
-        self._watched: dict[str, list[Action]] = {}
+        self._pending: list[_Pending] = []
+        self._watched: set[str] = set()
         self._depth = threading.local()
 
-    def watch(self, name: str, action: Action) -> None:
-        if not self._watched:
-            sys.meta_path.insert(0, self)
-        self._watched.setdefault(name.partition(".")[0], [])
-        self._watched.setdefault(name, []).append(action)
+    def watch(self, pending: _Pending) -> None:
+        self._pending.append(pending)
+        self._update()
+        if self._depth_here() == 0:
+            self._run([pending])
 
-    def forget(self, name: str, action: Action) -> None:
-        if action in self._watched.get(name, []):
-            self._watched[name].remove(action)
-        if not any(self._watched.values()):
-            self._watched.clear()
-            if self in sys.meta_path:
-                sys.meta_path.remove(self)
+    def forget(self, pending: _Pending) -> None:
+        self._pending = [other for other in self._pending if other is not pending]
+        self._update()
+
+    def _update(self) -> None:
+        needed = {name for pending in self._pending for name in pending.needed}
+        self._watched = needed | {name.partition(".")[0] for name in needed}
+        if self._pending and self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+        elif not self._pending and self in sys.meta_path:
+            sys.meta_path.remove(self)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname not in self._watched:
+        if fullname not in self._watched and not fullname.startswith(_OURS):
             return None
         for finder in list(sys.meta_path):
             spec = None if finder is self else finder.find_spec(fullname, path, target)
             if spec is not None:
-                self._hear_the_end_of(spec)
+                self._report_the_end_of(spec)
                 return spec
         return None
 
-    def _hear_the_end_of(self, spec: importlib.machinery.ModuleSpec) -> None:
+    def _report_the_end_of(self, spec: importlib.machinery.ModuleSpec) -> None:
         loader = spec.loader
         execute = getattr(loader, "exec_module", None)
         if execute is None:
@@ -80,22 +91,34 @@ class _Finder(importlib.abc.MetaPathFinder):
 
         def exec_module(module: types.ModuleType) -> None:
             vars(loader).pop("exec_module", None)  # from here on the loader is what it was
-            depth = getattr(self._depth, "value", 0)
+            depth = self._depth_here()
             self._depth.value = depth + 1
+            failed = spec.name.partition(".")[0]
             try:
                 execute(module)
+                failed = ""
             finally:
                 self._depth.value = depth
-            if depth == 0:
-                self._run_all()
+                if depth == 0:  # a failed import may have imported other packages
+                    self._run([pending for pending in self._pending if not _is_part(pending, failed)])
 
         vars(loader)["exec_module"] = exec_module
 
-    def _run_all(self) -> None:
-        for name, actions in list(self._watched.items()):
-            for action in list(actions) if sys.modules.get(name) is not None else ():
-                self.forget(name, action)
-                action(sys.modules[name])
+    def _depth_here(self) -> int:
+        """How many imports of watched modules are under way in this thread, one inside the other."""
+        return getattr(self._depth, "value", 0)
+
+    def _run(self, several: Sequence[_Pending]) -> None:
+        for pending in several:
+            # None stands in sys.modules for a module that must not be imported.
+            if pending in self._pending and all(sys.modules.get(name) is not None for name in pending.needed):
+                self.forget(pending)
+                pending.action(sys.modules[pending.module])
 
 
+def _is_part(pending: _Pending, package: str) -> bool:
+    return package in {name.partition(".")[0] for name in pending.needed}
+
+
+_OURS = f"{__package__}."
 _finder = _Finder()

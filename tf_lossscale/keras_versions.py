@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import sys
 from typing import Any
 
@@ -15,7 +17,8 @@ def package_of_keras_2() -> str:
     'tf_keras'
     """
     loaded = sys.modules.get("keras")  # where it is Keras 2, TensorFlow loads it
-    return "keras" if getattr(loaded, "__version__", "").startswith("2.") else "tf_keras"
+    is_keras_2 = getattr(loaded, "__version__", "").startswith("2.")
+    return "keras" if is_keras_2 and not _is_replaced() else "tf_keras"
 
 
 def keras_2(module: str = "") -> Any:
@@ -43,11 +46,34 @@ def keras_3(module: str = "") -> Any:
         module: its dotted name within the package; "" for the package.
 
     Raises:
-        ImportError: the Keras that is installed is Keras 2.
+        ImportError: the Keras that is installed is Keras 2, or `sys.modules["keras"]` is another package and Keras 3
+            cannot be imported beside it.
     """
     if package_of_keras_2() == "keras":
         raise ImportError("Keras 3 is needed for this, and Keras here is Keras 2. Install TensorFlow 2.16 or newer.")
-    return optional.load(_dotted("keras", module), "")
+    if not _is_replaced():
+        return optional.load(_dotted("keras", module), "")
+    return functools.reduce(getattr, filter(None, module.split(".")), _replaced())
+
+
+def _is_replaced() -> bool:
+    """Whether another package has been put in the place of Keras: `sys.modules["keras"] = tf_keras`."""
+    return getattr(sys.modules.get("keras"), "__name__", "keras") != "keras"
+
+
+@functools.cache
+def _replaced() -> Any:
+    """Keras 3 where `import keras` no longer leads to it. What TensorFlow has loaded of it is not loaded again."""
+    replacement = sys.modules.pop("keras")
+    try:
+        return importlib.import_module("keras")
+    except ImportError as error:
+        raise ImportError(
+            f"Keras 3 is needed for this, but `sys.modules['keras']` is {replacement.__name__}, and Keras 3 cannot be "
+            "imported beside it. Import tf_lossscale before the replacement, or use the optimizers of tf_keras."
+        ) from error
+    finally:
+        sys.modules["keras"] = replacement
 
 
 def _dotted(package: str, module: str) -> str:

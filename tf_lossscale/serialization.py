@@ -13,12 +13,12 @@ def register_when_imported() -> None:
 
     >>> register_when_imported()
     """
-    for library in ("keras", "tf_keras"):
-        import_hooks.when_imported(library, _when_tensorflow_is_there)
+    for name in ("keras", "tf_keras"):
+        import_hooks.when_imported(name, _register_for, after=["tensorflow"])
 
 
-def _when_tensorflow_is_there(library: types.ModuleType) -> None:
-    import_hooks.when_imported("tensorflow", lambda tensorflow: _register(registry.library_in(library.__name__)))
+def _register_for(module: types.ModuleType) -> None:
+    _register(registry.library_in(module.__name__))  # the module may stand in sys.modules under another's name
 
 
 def _register(library: str) -> None:

@@ -6,13 +6,14 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-import keras
 import tensorflow as tf
 from absl import logging
 
-from tf_lossscale import hyperparameters, optimizer
+from tf_lossscale import hyperparameters, keras_versions, optimizer
 from tf_lossscale import options as options_lib
 from tf_lossscale.core import replicas, scaling, strategies
+
+keras: Any = keras_versions.keras_3()
 
 
 @keras.saving.register_keras_serializable("tf_lossscale")

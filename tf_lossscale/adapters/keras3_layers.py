@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
+from tf_lossscale import keras_versions
 
-library = keras
+keras = library = keras_versions.keras_3()
 
 # The names of the dtype policies.
 Policy = keras.DTypePolicy
