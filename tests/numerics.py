@@ -6,7 +6,12 @@ So there is a tolerance, and its unit is the size of what was rounded: a step th
 leaves the rounding of the parameter, not of the rest.
 """
 
+import os
+
 import numpy as np
+
+# TensorFlow 2.21 fails to compile any float16 when it is told to use nothing newer than SSE.
+XLA_HAS_FLOAT16 = "xla_cpu_max_isa=SSE" not in os.environ.get("XLA_FLAGS", "")
 
 
 def size(*tensors):
