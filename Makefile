@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: demo test lint doctest unit test-slow test-tpu test-gpu bench docs docs-tables docs-plots clean
+.PHONY: demo test lint doctest unit test-slow test-tpu test-gpu bench docs docs-tables docs-plots clean test-processors
 
 ## Install the package and run the main job.
 demo: $(VENV)/.demo
@@ -35,6 +35,16 @@ test-tpu: $(VENV)/.tpu
 ## The promises and fit on the GPUs of this machine; skipped with the reason where TensorFlow finds none.
 test-gpu: $(VENV)/.test
 	$(BIN)/python -m pytest -q -p no:cacheprovider -rs -m gpu tf_function_tests
+
+## The suites of numbers as other processors round: the instruction set of XLA, oneDNN's kernels, threads within an operation.
+## Three processors take each value once; one of them alone: `make processor-AVX2-1-8`.
+NUMERIC := tests/core tests/conformance tests/optimizers tests/amp tests/test_numerics.py tf_function_tests/test_promises.py
+test-processors: processor-SSE4_2-0-1 processor-AVX2-1-8 processor-AVX512-0-8
+
+processor-%: $(VENV)/.test
+	XLA_FLAGS=--xla_cpu_max_isa=$(word 1,$(subst -, ,$*)) TF_ENABLE_ONEDNN_OPTS=$(word 2,$(subst -, ,$*)) \
+		TF_NUM_INTRAOP_THREADS=$(word 3,$(subst -, ,$*)) \
+		$(BIN)/python -m pytest -q -p no:cacheprovider -n 2 -m "not slow and not tpu and not gpu" $(NUMERIC)
 
 ## What a step costs, next to the bare optimizer and to the libraries' own (docs/performance.*); Adafactor's next to the others'.
 ## A run that was stopped goes on with `make bench BENCH=--missing`, or with a time: BENCH="--missing 2026-01-31T15:00".

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import strategies
+from tests import numerics, strategies
 from tests.families import FAMILIES, IDS
 from tf_lossscale import LossScaleOptimizer
 
@@ -58,7 +58,7 @@ def test_micro_batches_by_hand_are_one_big_batch_and_a_nan_spoils_its_own_cycle_
     with tf.GradientTape() as tape:
         loss = loss_of(expected, X)
     expected.assign_sub(0.5 * tape.gradient(loss, expected))
-    np.testing.assert_allclose(weight.numpy(), expected.numpy(), rtol=1e-5)
+    numerics.assert_close(weight, expected, 1e-5, start())
     assert float(optimizer.loss_scale) == 512.0
 
 
@@ -77,7 +77,7 @@ def test_keras_3s_own_accumulation_drops_a_micro_step_that_overflows():
     with tf.GradientTape() as tape:
         loss = loss_of(plain, X)
     plain.assign_sub(0.5 * tape.gradient(loss, plain))
-    np.testing.assert_allclose(weight.numpy(), plain.numpy(), rtol=1e-5)
+    numerics.assert_close(weight, plain, 1e-5, start())
     assert int(optimizer.skipped_steps) == 1
 
 
@@ -101,13 +101,13 @@ def test_clipping_by_the_norm_over_all_between_unscaling_and_applying(family):
         optimizer.apply_gradients(zip(gradients, [weight]))
 
     by_hand = results(family, take)
-    np.testing.assert_allclose(*by_hand, rtol=1e-6)
-    assert np.linalg.norm(by_hand[0] - start().numpy()) == pytest.approx(0.005, rel=1e-4)
+    numerics.assert_close(*by_hand, 1e-6, start())
+    numerics.assert_close(np.linalg.norm(by_hand[0] - start().numpy()), 0.005, 1e-6, start())
 
     def plainly(optimizer, weight):
         optimizer.apply_gradients(zip(unscaled(optimizer, lambda: loss_of(weight, X), [weight]), [weight]))
 
-    np.testing.assert_allclose(results(family, plainly, global_clipnorm=0.01)[1], by_hand[0], rtol=1e-5)
+    numerics.assert_close(results(family, plainly, global_clipnorm=0.01)[1], by_hand[0], 1e-6, start())
 
 
 @families
@@ -129,7 +129,7 @@ def test_a_persistent_tape_gives_the_gradients_of_several_scaled_losses(family):
         both = [optimizer.get_unscaled_gradients(tape.gradient(each, [weight])) for each in scaled]
         optimizer.apply_gradients([(both[0][0] - 2.0 * both[1][0], weight)])
 
-    np.testing.assert_allclose(*results(family, take), rtol=1e-6)
+    numerics.assert_close(*results(family, take), 1e-6, start())
 
 
 @families
@@ -160,4 +160,4 @@ def test_a_gradient_penalty_is_that_of_float32(family):
 
         optimizer.apply_gradients(zip(unscaled(optimizer, loss, [weight]), [weight]))
 
-    np.testing.assert_allclose(*results(family, take), rtol=1e-5)
+    numerics.assert_close(*results(family, take), 1e-5, start())

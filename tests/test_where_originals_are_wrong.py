@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
+from tests import numerics
 from tests.families import FAMILIES, IDS
 from tf_lossscale import LossScaleOptimizer
 
@@ -112,7 +113,7 @@ def code_that_asks_for_get_scaled_loss_moves_as_without_a_wrapper(wrap, family, 
                 gradients = optimizer.get_unscaled_gradients(gradients)
             optimizer.apply_gradients(zip(gradients, [weight]))
         moved.append(1.0 - weight.numpy().item())
-    assert moved[1] == pytest.approx(moved[0], rel=1e-3)
+    numerics.assert_close(moved[1], moved[0], 1e-6, [1.0])
 
 
 def a_hyperparameter_set_on_the_wrapper_reaches_the_inner_optimizer(wrap, family, name="lr"):

@@ -5,13 +5,14 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from tests import strategies
+from tests import numerics, strategies
 from tf_lossscale import LossScaleOptimizer
 
 pytestmark = pytest.mark.skipif(strategies.ROLE is not None, reason="needs the virtual CPUs of a process that is alone")
 
 dtensor = tf.experimental.dtensor
 optimizers = tf_keras.dtensor.experimental.optimizers
+START = [1.0, -2.0]
 NAMES = ["Adadelta", "Adagrad", "Adam", "AdamW", "RMSprop", "SGD"]
 ROWS = np.random.default_rng(0).normal(size=(5, 4, 2)).astype("float32")
 
@@ -22,7 +23,7 @@ class OnMesh:
     def __init__(self, name, sharded=False, compiled=True):
         self.mesh = dtensor.create_mesh([("batch", 2)], devices=["CPU:0", "CPU:1"])
         layout = dtensor.Layout(["batch"] if sharded else [dtensor.UNSHARDED], self.mesh)
-        start = tf.constant([1.0, -2.0])
+        start = tf.constant(START)
         start = dtensor.pack([start[:1], start[1:]] if sharded else [start, start], layout)
         self.weight = dtensor.DVariable(start)
         inner = getattr(optimizers, name)(0.1, mesh=self.mesh)
@@ -57,7 +58,7 @@ def test_every_optimizer_for_a_mesh_is_tested():
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
 def test_a_step_on_a_mesh_is_a_step_without_and_nan_on_one_device_skips_it_on_all(name, compiled):
     on_mesh = OnMesh(name, compiled=compiled)
-    weight = tf.Variable([1.0, -2.0])
+    weight = tf.Variable(START)
     inner = getattr(tf_keras.optimizers, name)(0.1)
     alone = LossScaleOptimizer(inner, initial_scale=16.0, dynamic_growth_steps=3)
     for i, rows in enumerate(ROWS):
@@ -76,7 +77,7 @@ def test_a_step_on_a_mesh_is_a_step_without_and_nan_on_one_device_skips_it_on_al
                     np.testing.assert_array_equal(old, new)
         alone._loss_scale.current_loss_scale.assign(16.0)
         for part in on_mesh.values()[0]:
-            np.testing.assert_allclose(part, weight, rtol=1e-5)
+            numerics.assert_close(part, weight, 1e-5, START)
     assert on_mesh.scale() == (8.0, 0.0, 7.0)
 
 
@@ -86,7 +87,7 @@ def test_a_weight_that_is_divided_over_the_mesh_is_skipped_as_a_whole():
         divided.step(rows)
         copied.step(rows)
         assert divided.scale() == copied.scale()
-        np.testing.assert_allclose(np.concatenate(divided.values()[0]), copied.values()[0][0], rtol=1e-6)
+        numerics.assert_close(np.concatenate(divided.values()[0]), copied.values()[0][0], 1e-6, START)
 
 
 def test_training_goes_on_from_a_checkpoint_of_a_mesh(tmp_path):

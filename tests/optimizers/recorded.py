@@ -1,6 +1,5 @@
 """PyTorch's recorded Adafactor: its cases, and how to run them here."""
 
-import numpy as np
 import tensorflow as tf
 import tf_keras
 
@@ -74,14 +73,3 @@ def named_state(optimizer, shapes):
     """Returns the state by shape, as it was recorded; empty of a parameter that had no gradient yet."""
     state = optimizer.state_dict()["state"]
     return {shape: state.get(number, {}) for number, shape in enumerate(shapes)}
-
-
-def difference(actual, expected):
-    """Returns the largest difference, relative to the largest finite number among the expected; inf if NaNs differ."""
-    actual, expected = np.asarray(actual, "float64"), np.asarray(expected, "float64")
-    if actual.shape != expected.shape or not (np.isfinite(actual) == np.isfinite(expected)).all():
-        return np.inf
-    finite = np.isfinite(expected)
-    if not finite.any():
-        return 0.0
-    return np.abs(actual - expected)[finite].max() / max(np.abs(expected[finite]).max(), np.finfo("float32").tiny)

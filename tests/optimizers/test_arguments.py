@@ -177,7 +177,7 @@ def test_a_group_that_is_added_takes_part_from_then_on(make, when):
     set_gradient(old)
     set_gradient(new)
     optimizer.step()
-    np.testing.assert_allclose(new, np.full([2, 3], 0.75))
+    np.testing.assert_allclose(new, np.full([2, 3], 0.75), rtol=1e-6)
     assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.25]
     assert optimizer.param_groups[1]["d"] == 1.0
     steps = [float(entry["step"]) for entry in optimizer.state_dict()["state"].values()]

@@ -53,7 +53,7 @@ class Adafactor(AdafactorBase, keras.optimizers.Optimizer):
     >>> optimizer = Adafactor(lr=0.25)
     >>> weight = tf.Variable([4.0])
     >>> _ = optimizer.apply_gradients([(tf.constant([1.0]), weight)])
-    >>> weight.numpy().item()
+    >>> round(weight.numpy().item(), 4)
     3.0
 
     In a loop of PyTorch's kind, with parameter groups:

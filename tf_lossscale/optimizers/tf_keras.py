@@ -35,7 +35,7 @@ class Adafactor(AdafactorBase, tf_keras.optimizers.Optimizer):
     >>> optimizer = Adafactor(lr=0.25)
     >>> weight = tf.Variable([4.0])
     >>> _ = optimizer.apply_gradients([(tf.constant([1.0]), weight)])
-    >>> weight.numpy().item()
+    >>> round(weight.numpy().item(), 4)
     3.0
 
     Args:
