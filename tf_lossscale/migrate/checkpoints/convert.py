@@ -15,6 +15,7 @@ from tf_lossscale.migrate.checkpoints import matching, model_parts, slots
 from tf_lossscale.migrate.checkpoints.read import read
 from tf_lossscale.migrate.checkpoints.restore import Restored, restore_from
 from tf_lossscale.migrate.checkpoints.saved import File, Optimizer
+from tf_lossscale.writing import checkpoint_errors_are_os_errors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +59,7 @@ def convert(
     Raises:
         FileExistsError: there is something in the folder.
         FileNotFoundError: there is no such file.
+        OSError: the folder cannot be written; it is as it was.
         ValueError: the file is damaged, its optimizer is of no class of today, or its learning rate has to be given.
     """
     folder = pathlib.Path(out)
@@ -67,7 +69,10 @@ def convert(
     if not file.optimizers:
         raise ValueError(f"{file.path}: there is no optimizer in it, only {len(file.variables)} variables.")
     parts, converted = _parts(file, to, learning_rate)
-    _write(folder, _tree(file, parts, to))
+    try:
+        _write(folder, _tree(file, parts, to))
+    except OSError as error:
+        raise OSError(f"{folder}: it cannot be written ({error}). It is as it was.") from error
     return converted
 
 
@@ -174,7 +179,8 @@ def _write(folder: pathlib.Path, root: Any) -> None:
     unfinished = folder.absolute().parent / f".{folder.name}.{secrets.token_hex(4)}"
     unfinished.mkdir()
     try:
-        tf.train.Checkpoint(root).write(str(unfinished / "ckpt"))
+        with checkpoint_errors_are_os_errors():
+            tf.train.Checkpoint(root).write(str(unfinished / "ckpt"))
         (unfinished / "checkpoint").write_text('model_checkpoint_path: "ckpt"\nall_model_checkpoint_paths: "ckpt"\n')
         if folder.exists():
             folder.rmdir()  # empty, or this is an error
