@@ -153,7 +153,9 @@ def full_disk(monkeypatch, times):
             return write(checkpoint, prefix)
         pathlib.Path(prefix + "_temp").mkdir()
         pathlib.Path(prefix + ".data-00000-of-00001").write_bytes(b"half")
-        raise tf.errors.ResourceExhaustedError(None, None, f"{{{{node}}}} {prefix}; No space left on device [Op:SaveV2]")
+        raise tf.errors.ResourceExhaustedError(
+            None, None, f"{{{{node}}}} {prefix}; No space left on device [Op:SaveV2]"
+        )
 
     monkeypatch.setattr(tf.train.Checkpoint, "write", fail)
     return attempts
@@ -191,7 +193,9 @@ def test_a_disk_that_is_full_only_for_a_while_loses_nothing(tmp_path, capsys, mo
     assert exit_code(["train", "--resume", "--no-compare", "--out", str(tmp_path)]) == 0
 
 
-@pytest.mark.parametrize("moment", ["json.dumps", "os.replace", "tf.compat.v1.train.update_checkpoint_state", "_delete"])
+@pytest.mark.parametrize(
+    "moment", ["json.dumps", "os.replace", "tf.compat.v1.train.update_checkpoint_state", "_delete"]
+)
 def test_a_run_killed_twice_at_any_moment_of_saving_can_be_resumed(tmp_path, monkeypatch, moment):
     def die(*args, **kwargs):
         raise Killed

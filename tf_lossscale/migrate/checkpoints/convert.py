@@ -10,12 +10,16 @@ import secrets
 import shutil
 from typing import Any
 
+import numpy as np
+
 from tf_lossscale import LossScaleOptimizer, keras_versions
 from tf_lossscale.migrate.checkpoints import matching, model_parts, slots
 from tf_lossscale.migrate.checkpoints.read import read
 from tf_lossscale.migrate.checkpoints.restore import Restored, restore_from
 from tf_lossscale.migrate.checkpoints.saved import File, Optimizer
 from tf_lossscale.writing import checkpoint_errors_are_os_errors
+
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,6 +131,11 @@ def _optimizer(file: File, saved: Optimizer, to: str) -> tuple[Any, str]:
     taken = inspect.signature(cls).parameters
     unlike = {"weight_decay"} if saved.family == "tf_keras_legacy" else set()  # see `slots.DIFFERENCES`
     options = {name: value for name, value in options.items() if name in taken and name not in unlike}
+    for name, value in options.items():
+        if value is not None and abs(value) > _FLOAT32_MAX:
+            raise ValueError(
+                f"{file.path}: its {name} is {value:g}, which no float32 holds. Restore another copy of it."
+            )
     arguments = ", ".join(f"{name}={_shown(value)}" for name, value in options.items())
     shown = "tf.keras" if to == "keras3" else keras_versions.package_of_keras_2()
     code = f"{shown}.optimizers.{saved.name}({arguments})"
