@@ -92,7 +92,7 @@ def _train(settings: Settings, state: dict[str, Any] | None, out: pathlib.Path, 
         unsaved = _save(scaled, settings, out)
     if asked_to_stop():
         if unsaved:
-            raise unsaved
+            saved.save(scaled, settings, out)
         print(
             f"stopped after {len(scaled.history)} of {settings.steps} steps. Go on with: "
             f"tf-lossscale train --resume --out {out}"
