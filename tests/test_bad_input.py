@@ -234,3 +234,24 @@ def test_weights_that_do_not_fit_change_none(family):
             optimizer.set_weights(bad)
     for a, b in zip(before, optimizer.get_weights()):
         np.testing.assert_array_equal(a, b)
+
+
+@families
+def test_a_sparse_index_out_of_range_in_a_function_leaves_scale_and_counter_and_the_next_step_counts(family):
+    variables = [family.variable(tf.ones([4, 2])) for _ in range(3)]
+    optimizer = LossScaleOptimizer(family.sgd(), initial_scale=8, dynamic_growth_steps=5)
+
+    @tf.function
+    def step(index):
+        sparse = tf.IndexedSlices(tf.ones([1, 2]), index, tf.constant([4, 2]))
+        optimizer.apply_gradients(zip([tf.ones([4, 2]), sparse, tf.ones([4, 2])], variables))
+
+    step(tf.constant([1]))
+    before = variables[1].numpy()
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        step(tf.constant([9]))
+    assert (float(optimizer.loss_scale), int(optimizer.dynamic_counter)) == (8.0, 1)
+    np.testing.assert_array_equal(variables[1].numpy(), before)
+    step(tf.constant([1]))
+    assert int(optimizer.dynamic_counter) == 2
+    np.testing.assert_array_equal(variables[1].numpy()[1], before[1] - 0.5)

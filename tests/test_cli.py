@@ -1,5 +1,6 @@
 """The command `tf-lossscale`: finds subcommands, loads none before it is called."""
 
+import os
 import subprocess
 import sys
 
@@ -47,6 +48,25 @@ def test_ctrl_c_in_a_command_exits_with_130(monkeypatch):
 
     monkeypatch.setattr(command, "run", interrupted)
     assert cli.main(["train"]) == 130
+
+
+def test_ctrl_c_while_a_command_is_loaded_exits_with_130(monkeypatch, capsys):
+    def interrupted(name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.importlib, "import_module", interrupted)
+    assert cli.main(["train"]) == 130
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+def test_output_that_cannot_be_written_exits_with_2_and_a_sentence(tmp_path, monkeypatch, capsys):
+    (tmp_path / "a.py").write_text("x = 1\n")
+    full = open("/dev/full", "w")  # noqa: SIM115 - closed below, where nothing may be left to write
+    monkeypatch.setattr(sys, "stdout", full)
+    assert cli.main(["migrate", "--json", str(tmp_path / "a.py")]) == 2
+    full.close()
+    assert "tf-lossscale migrate: [Errno 28] No space left on device\n" in capsys.readouterr().err
 
 
 def test_help_loads_no_tensorflow():

@@ -15,7 +15,7 @@ PACKAGE = pathlib.Path(tf_lossscale.__file__).parent
 
 # Each room may import from those before it, and from itself.
 ORDER = [
-    ("errors",),
+    ("errors", "writing"),
     ("core.autograph", "core.rules", "core.groups", "core.strategies"),
     ("core.branches", "core.origins"),
     ("core.finite", "core.scaling", "core.weights"),

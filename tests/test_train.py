@@ -2,12 +2,14 @@
 
 import json
 import os
+import pathlib
 import signal
 import subprocess
 import sys
 import time
 
 import pytest
+import tensorflow as tf
 
 from tests.test_cli import exit_code
 
@@ -135,3 +137,125 @@ def test_a_missing_checkpoint_is_said(tmp_path, capsys):
         path.unlink()
     assert exit_code(["train", "--resume", "--out", str(tmp_path)]) == 2
     assert "cannot be read" in capsys.readouterr().err
+
+
+class Killed(BaseException):
+    """What a process that is killed does not survive."""
+
+
+def full_disk(monkeypatch, times):
+    """Lets that many checkpoints fail as on a full disk, with half of the data written; returns the attempts."""
+    attempts, write = [], tf.train.Checkpoint.write
+
+    def fail(checkpoint, prefix):
+        attempts.append(prefix)
+        if len(attempts) > times:
+            return write(checkpoint, prefix)
+        pathlib.Path(prefix + "_temp").mkdir()
+        pathlib.Path(prefix + ".data-00000-of-00001").write_bytes(b"half")
+        raise tf.errors.ResourceExhaustedError(
+            None, None, f"{{{{node}}}} {prefix}; No space left on device [Op:SaveV2]"
+        )
+
+    monkeypatch.setattr(tf.train.Checkpoint, "write", fail)
+    return attempts
+
+
+def test_a_checkpoint_that_cannot_be_written_is_tried_again_and_the_last_whole_one_is_named(
+    tmp_path, capsys, monkeypatch
+):
+    arguments = ["train", "--steps", "2", "--no-compare", "--out", str(tmp_path)]
+    with monkeypatch.context() as patch:
+        attempts = full_disk(patch, times=2)
+        assert exit_code(arguments) == 2
+        assert len(attempts) == 2
+    printed = capsys.readouterr()
+    assert "(" + attempts[0] + "; No space left on device)" in printed.err
+    assert f"There is no whole checkpoint in {tmp_path}." in printed.err
+    assert "float16 with scaling" in printed.out
+    assert not list((tmp_path / "checkpoint").iterdir())
+
+    assert exit_code(arguments) == 0
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with monkeypatch.context() as patch:
+        full_disk(patch, times=2)
+        assert exit_code(arguments) == 2
+    whole = tmp_path / "checkpoint" / "ckpt-1"
+    assert f"The last whole checkpoint is {whole}, after 2 of 2 steps: --resume" in capsys.readouterr().err
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
+def test_a_disk_that_is_full_only_for_a_while_loses_nothing(tmp_path, capsys, monkeypatch):
+    full_disk(monkeypatch, times=1)
+    assert exit_code(["train", "--steps", "2", "--no-compare", "--out", str(tmp_path)]) == 0
+    assert "tries once more" in capsys.readouterr().err
+    assert len(state_of(tmp_path)["history"]) == 2
+    assert exit_code(["train", "--resume", "--no-compare", "--out", str(tmp_path)]) == 0
+
+
+@pytest.mark.parametrize(
+    "moment", ["json.dumps", "os.replace", "tf.compat.v1.train.update_checkpoint_state", "_delete"]
+)
+def test_a_run_killed_twice_at_any_moment_of_saving_can_be_resumed(tmp_path, monkeypatch, moment):
+    def die(*args, **kwargs):
+        raise Killed
+
+    resume = ["train", "--resume", "--no-compare", "--out", str(tmp_path)]
+    assert exit_code(["train", "--steps", "2", *resume[2:]]) == 0
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"tf_lossscale.training.saved.{moment}" if moment != "os.replace" else moment, die)
+            patch.setattr("tf_lossscale.training.saved.make_ready", lambda out: None)
+            with pytest.raises(Killed):
+                exit_code(resume)
+    named = tf.train.latest_checkpoint(str(tmp_path / "checkpoint"))
+    assert tf.train.list_variables(named)
+    assert exit_code(resume) == 0
+    kept = sorted(path.name for path in (tmp_path / "checkpoint").iterdir())
+    last = state_of(tmp_path)["checkpoint"]
+    assert kept == ["checkpoint", f"{last}.data-00000-of-00001", f"{last}.index"]
+
+
+def _a_file(out):
+    out.write_text("mine")
+
+
+def _below_a_file(out):
+    out.parent.rmdir()
+    out.parent.write_text("mine")
+
+
+def _a_link_that_leads_nowhere(out):
+    out.symlink_to(out.parent / "nowhere" / "at all")
+
+
+def _with_a_file_for_the_checkpoints(out):
+    out.mkdir()
+    (out / "checkpoint").write_text("mine")
+
+
+def _with_a_folder_for_the_state(out):
+    (out / "state.json").mkdir(parents=True)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        _a_file,
+        _below_a_file,
+        _a_link_that_leads_nowhere,
+        _with_a_file_for_the_checkpoints,
+        _with_a_folder_for_the_state,
+    ],
+)
+def test_a_place_that_cannot_hold_a_run_is_said_before_the_training(tmp_path, capsys, wrong):
+    out = tmp_path / "below" / "out"
+    out.parent.mkdir()
+    wrong(out)
+    before = sorted(path for path in tmp_path.rglob("*") if path.is_file())
+    assert exit_code(["train", "--steps", "1", "--no-compare", "--out", str(out)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("tf-lossscale train: ")
+    assert str(out.parent) in error
+    assert "step/s" not in error
+    assert before == sorted(path for path in tmp_path.rglob("*") if path.is_file())

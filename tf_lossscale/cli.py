@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -43,6 +45,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0 if all went well, 2 for bad arguments or files, 130 after Ctrl-C.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _run(argv)
+        _flush()
+    except KeyboardInterrupt:
+        return 130
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            print(f"tf-lossscale {argv[0]}: {error}", file=sys.stderr)
+        with contextlib.suppress(OSError):
+            _flush()
+        return 2
+    return code
+
+
+def _run(argv: list[str]) -> int:
     parser = argparse.ArgumentParser("tf-lossscale", description="Loss scaling for float16 training in TensorFlow.")
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -51,10 +68,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name in argv[:1]:
             importlib.import_module(module).add_arguments(command)
     arguments = parser.parse_args(argv)
+    return importlib.import_module(_COMMANDS[arguments.command][0]).run(arguments)
+
+
+def _flush() -> None:
+    """Writes what stdout holds; drops it if that fails, or Python would try again at its end, with exit code 120."""
+    if sys.stdout is None or sys.stdout.closed:
+        return
     try:
-        return importlib.import_module(_COMMANDS[arguments.command][0]).run(arguments)
-    except KeyboardInterrupt:
-        return 130
+        sys.stdout.flush()
+    except OSError:
+        with contextlib.suppress(OSError):  # not every stdout is a file
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stdout.fileno())
+            os.close(nowhere)
+        raise
 
 
 if __name__ == "__main__":

@@ -4,13 +4,14 @@ import json
 import pathlib
 import subprocess
 import sys
+from concurrent.futures.process import BrokenProcessPool
 
 import pytest
 import tensorflow as tf
 
 import tf_lossscale
 from tf_lossscale import cli
-from tf_lossscale.migrate import names
+from tf_lossscale.migrate import files, names
 
 OLD = "import tensorflow as tf\nopt = tf.keras.mixed_precision.experimental.LossScaleOptimizer(opt, 'dynamic')\n"
 NEW = "import tensorflow as tf\nimport tf_lossscale\nopt = tf_lossscale.LossScaleOptimizer(opt)\n"
@@ -96,6 +97,37 @@ def test_json_is_one_document_with_what_the_documentation_promises(file, tmp_pat
             "reason": None,
         }
     ]
+
+
+def test_who_is_killed_while_writing_was_told_everything_before(file, tmp_path, capsys, monkeypatch):
+    file(OLD, "a.py"), file(OLD + "strategy.experimental_run_v2(step)\n", "b.py")
+    assert run(str(tmp_path)) == 0
+    told = [line for line in capsys.readouterr().err.splitlines() if ": notice: " in line]
+    assert told
+
+    class Killed(BaseException):
+        pass
+
+    def killed(path, content):
+        raise Killed
+
+    monkeypatch.setattr(files, "write_atomically", killed)
+    with pytest.raises(Killed):
+        run("--write", str(tmp_path))
+    assert [line for line in capsys.readouterr().err.splitlines() if ": notice: " in line] == told
+
+
+def test_a_worker_that_dies_is_said_and_nothing_is_changed(file, capsys, monkeypatch):
+    path = file(OLD)
+
+    def dies(paths, jobs):
+        yield from ()
+        raise BrokenProcessPool("A process in the process pool was terminated abruptly.")
+
+    monkeypatch.setattr(files, "run", dies)
+    assert run("--write", path) == 2
+    assert "terminated abruptly. Nothing was changed. Try again with --jobs 1." in capsys.readouterr().err
+    assert pathlib.Path(path).read_text() == OLD
 
 
 def test_a_missing_path_is_exit_code_2_and_named(capsys):

@@ -317,7 +317,13 @@ def test_what_cannot_be_converted_is_an_error_and_nothing_is_written(good, tmp_p
 
 
 @pytest.mark.parametrize(
-    "stops", [OSError("No space left on device"), KeyboardInterrupt()], ids=lambda e: type(e).__name__
+    "stops",
+    [
+        OSError("No space left on device"),
+        tf.errors.ResourceExhaustedError(None, None, "No space left on device"),
+        KeyboardInterrupt(),
+    ],
+    ids=lambda e: type(e).__name__,
 )
 def test_what_stops_the_writing_leaves_nothing_behind(good, tmp_path, capsys, monkeypatch, stops):
     write = tf.train.Checkpoint.write
@@ -328,9 +334,32 @@ def test_what_stops_the_writing_leaves_nothing_behind(good, tmp_path, capsys, mo
 
     monkeypatch.setattr(tf.train.Checkpoint, "write", stopped)
     code, printed = convert(good, "keras3", tmp_path / "new", capsys)
-    assert code == (2 if isinstance(stops, OSError) else 130)
+    assert code == (130 if isinstance(stops, KeyboardInterrupt) else 2)
     assert printed.out == ""
+    if code == 2:
+        message = f"{tmp_path / 'new'}: it cannot be written (No space left on device). It is as it was.\n"
+        assert printed.err == f"tf-lossscale convert: {message}"
     assert os.listdir(tmp_path) == ["old"]
+
+
+def _below_a_file(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    return tmp_path / "file" / "new"
+
+
+def _a_link_that_leads_nowhere(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    return tmp_path / "link"
+
+
+@pytest.mark.parametrize("where", [_below_a_file, _a_link_that_leads_nowhere])
+def test_a_place_that_cannot_hold_the_folder_is_said_and_left(good, tmp_path, capsys, where):
+    out = where(tmp_path)
+    before = sorted(os.listdir(tmp_path))
+    code, printed = convert(good, "keras3", out, capsys)
+    assert (code, printed.out) == (2, "")
+    assert str(out) in printed.err
+    assert sorted(os.listdir(tmp_path)) == before
 
 
 def test_files_of_tensorflow_1_need_the_learning_rate(checkpoints, tmp_path, capsys):  # noqa: F811

@@ -6,7 +6,7 @@ import stat
 
 import pytest
 
-from tf_lossscale.migrate import files, report
+from tf_lossscale.migrate import codemod, files, report
 
 OLD = b"import tensorflow as tf\nopt = tf.keras.mixed_precision.LossScaleOptimizer(opt)\n"
 NEW = b"import tensorflow as tf\nimport tf_lossscale\nopt = tf_lossscale.LossScaleOptimizer(opt)\n"
@@ -40,7 +40,7 @@ def test_a_notebook_with_old_names_is_reported_and_left(tmp_path):
     content = b'{"cells": [{"source": ["opt = mixed_precision.LossScaleOptimizer(opt)"]}]}'
     write(tmp_path, ["train.ipynb"], content)
     write(tmp_path, ["plain.ipynb"], b'{"cells": []}')
-    plain, train = files.run(files.find([str(tmp_path)]), write=True)
+    plain, train = files.write(files.run(files.find([str(tmp_path)])))
     assert (plain.status, train.status) == (report.UNCHANGED, report.ERROR)
     assert "nbconvert" in train.error
     assert (tmp_path / "train.ipynb").read_bytes() == content
@@ -62,7 +62,7 @@ def test_without_write_no_file_changes(tmp_path):
 def test_write_keeps_permissions_and_leaves_nothing_else_behind(tmp_path):
     write(tmp_path, ["a.py"])
     (tmp_path / "a.py").chmod(0o751)
-    (one,) = files.run([str(tmp_path / "a.py")], write=True)
+    (one,) = files.write(files.run([str(tmp_path / "a.py")]))
     assert one.status == report.CHANGED
     assert (tmp_path / "a.py").read_bytes() == NEW
     assert stat.S_IMODE((tmp_path / "a.py").stat().st_mode) == 0o751
@@ -73,7 +73,7 @@ def test_write_keeps_permissions_and_leaves_nothing_else_behind(tmp_path):
 def test_write_keeps_the_owner(tmp_path):
     write(tmp_path, ["a.py"])
     os.chown(tmp_path / "a.py", 12345, 54321)
-    (one,) = files.run([str(tmp_path / "a.py")], write=True)
+    (one,) = files.write(files.run([str(tmp_path / "a.py")]))
     after = (tmp_path / "a.py").stat()
     assert (one.status, after.st_uid, after.st_gid) == (report.CHANGED, 12345, 54321)
 
@@ -81,7 +81,7 @@ def test_write_keeps_the_owner(tmp_path):
 def test_a_named_link_stays_a_link_and_its_file_is_changed(tmp_path):
     write(tmp_path, ["real/a.py"])
     (tmp_path / "link.py").symlink_to(tmp_path / "real/a.py")
-    list(files.run([str(tmp_path / "link.py")], write=True))
+    list(files.write(files.run([str(tmp_path / "link.py")])))
     assert (tmp_path / "link.py").is_symlink()
     assert (tmp_path / "real/a.py").read_bytes() == NEW
 
@@ -93,7 +93,7 @@ def test_when_writing_fails_the_file_is_as_it_was(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(files.os, "replace", fail)
-    (one,) = files.run([str(tmp_path / "a.py")], write=True)
+    (one,) = files.write(files.run([str(tmp_path / "a.py")]))
     assert (one.status, one.error) == (report.ERROR, "No space left on device")
     assert (tmp_path / "a.py").read_bytes() == OLD
     assert os.listdir(tmp_path) == ["a.py"]
@@ -102,7 +102,7 @@ def test_when_writing_fails_the_file_is_as_it_was(tmp_path, monkeypatch):
 def test_a_file_that_may_not_be_written_is_reported_and_left(tmp_path, monkeypatch):
     write(tmp_path, ["a.py"])
     monkeypatch.setattr(files.os, "access", lambda path, mode: False)
-    (one,) = files.run([str(tmp_path / "a.py")], write=True)
+    (one,) = files.write(files.run([str(tmp_path / "a.py")]))
     assert one.status == report.ERROR
     assert "not writable" in one.error
     assert (tmp_path / "a.py").read_bytes() == OLD
@@ -114,7 +114,7 @@ def test_odd_files_are_reported_and_do_not_stop_the_others(tmp_path):
     write(tmp_path, ["c.py"], OLD.decode().encode("utf-16"))
     (tmp_path / "d.py").symlink_to(tmp_path / "nowhere.py")
     paths = [str(tmp_path / name) for name in ("a.py", "b.py", "c.py", "d.py")]
-    reports = list(files.run(paths, write=True))
+    reports = list(files.write(files.run(paths)))
     assert [one.status for one in reports] == ["changed", "error", "error", "error"]
     assert [pathlib.Path(one.path).name for one in reports] == ["a.py", "b.py", "c.py", "d.py"]
     assert "line 1" in reports[1].error
@@ -140,10 +140,48 @@ def test_many_files_on_several_cores_come_out_as_on_one(tmp_path):
 def test_a_name_that_another_file_imports_is_kept(tmp_path):
     provider = b"from tensorflow.keras.mixed_precision import experimental as mp\nopt = mp.LossScaleOptimizer(opt, 8)\n"
     write(tmp_path, ["provider.py"], provider)
-    list(files.run(files.find([str(tmp_path)]), write=True))
+    list(files.write(files.run(files.find([str(tmp_path)]))))
     assert b"mixed_precision" not in (tmp_path / "provider.py").read_bytes()
     write(tmp_path, ["provider.py"], provider)
     write(tmp_path, ["user.py"], b"from provider import mp\nmp.set_policy('mixed_float16')\n")
-    list(files.run(files.find([str(tmp_path)]), write=True))
+    list(files.write(files.run(files.find([str(tmp_path)]))))
     assert b"from tensorflow.keras import mixed_precision as mp" in (tmp_path / "provider.py").read_bytes()
     assert (tmp_path / "user.py").read_bytes() == b"from provider import mp\nmp.set_global_policy('mixed_float16')\n"
+
+
+def test_a_file_that_somebody_changes_after_it_was_read_is_left(tmp_path):
+    write(tmp_path, ["a.py", "b.py"])
+    reports = list(files.run([str(tmp_path / "a.py"), str(tmp_path / "b.py")]))
+    write(tmp_path, ["a.py"], b"mine = 1\n")
+    a, b = files.write(reports)
+    assert (a.status, b.status) == (report.ERROR, report.CHANGED)
+    assert "changed by somebody else" in a.error
+    assert (tmp_path / "a.py").read_bytes() == b"mine = 1\n"
+
+
+def test_a_panic_of_the_parser_does_not_stop_the_others(tmp_path, monkeypatch):
+    class Panic(BaseException):
+        pass
+
+    def migrate(source, known, requested):
+        if b"odd" in source:
+            raise Panic("unwrap of nothing")
+        return codemod.migrate(source, known, requested)
+
+    monkeypatch.setattr(files, "migrate", migrate)
+    write(tmp_path, ["a.py"], OLD + b"odd = 1\n")
+    write(tmp_path, ["b.py"])
+    a, b = files.write(files.run(files.find([str(tmp_path)])))
+    assert (a.status, a.error, b.status) == (report.ERROR, "Panic: unwrap of nothing", report.CHANGED)
+
+
+def test_nothing_is_written_before_the_last_file_is_worked_out(tmp_path):
+    write(tmp_path, ["a.py", "b.py"])
+
+    def stopped():
+        yield from files.run([str(tmp_path / "a.py"), str(tmp_path / "b.py")])
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        list(files.write(stopped()))
+    assert (tmp_path / "a.py").read_bytes() == (tmp_path / "b.py").read_bytes() == OLD

@@ -248,3 +248,30 @@ def _copied(folder, to):
     import shutil
 
     shutil.copytree(folder, to)
+
+
+@pytest.mark.parametrize("command", [["inspect"], ["inspect", "--json"], ["convert", "--to", "keras3", "--out"]])
+@pytest.mark.parametrize("number", ["1" + "0" * 400, "1e400", "1e300"])
+@pytest.mark.parametrize("name", ["learning_rate", "epsilon"])
+def test_a_number_that_no_float_holds_is_said(tmp_path, capsys, name, number, command):
+    model = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
+    model.compile(LossScaleOptimizer(tf.keras.optimizers.Adam()), "mse")
+    model.save(tmp_path / "good.keras")
+    with zipfile.ZipFile(tmp_path / "good.keras") as good, zipfile.ZipFile(tmp_path / "bad.keras", "w") as bad:
+        for member in good.namelist():
+            content = good.read(member)
+            if member == "config.json":
+                config = json.loads(content)
+                config["compile_config"]["optimizer"]["config"]["inner_optimizer"]["config"][name] = "NUMBER"
+                content = json.dumps(config).replace('"NUMBER"', number).encode()
+            bad.writestr(member, content)
+    out = [str(tmp_path / "new")] if command[0] == "convert" else []
+    code = cli.main([*command, *out, str(tmp_path / "bad.keras")])
+    if number == "1e300" and command[0] == "inspect":
+        assert code == 0
+        return
+    assert code == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"tf-lossscale {command[0]}: {tmp_path / 'bad.keras'}: ")
+    assert "no float holds 1" in error or f"its {name} is 1e+300, which no float32 holds" in error
+    assert not (tmp_path / "new").exists()

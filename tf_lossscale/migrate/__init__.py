@@ -1,8 +1,9 @@
 """Moving house: old source code, old checkpoints and old models.
 
-The codemod's rooms: `names` (what is old, a table), `project` (which of a project's modules pass old names on), `tree`
-and `resolve` (what a name means where it stands), `arguments` and `calls` (what a call becomes); `refusals`,
-`policies`, `plan`, `objects`, `unseen` and `imports` (what is to be done, in this order), `edits` (where they note it),
+The codemod's rooms: `names` (what is old, a table), `project` (which of a project's modules pass old names on),
+`nesting` (what can be parsed), `tree` and `resolve` (what a name means where it stands), `arguments` and `calls` (what
+a call becomes); `refusals`, `policies`, `plan`, `objects`, `unseen` and `imports` (what is to be done, in this order),
+`edits` (where they note it),
 `rewrite` (does it), `codemod` (one file), `files` (many files), `report`, `command`.
 `checkpoints` is the room of old files: `restore` brings an old optimizer's state into today's, `saver_names` maps the
 names in TensorFlow 1's files.

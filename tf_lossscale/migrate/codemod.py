@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import tokenize
 import warnings
 from collections.abc import Collection
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from libcst.metadata import MetadataWrapper
 from tf_lossscale.migrate.calls import Calls
 from tf_lossscale.migrate.edits import MARK, Edits
 from tf_lossscale.migrate.imports import ImportPlanner
+from tf_lossscale.migrate.nesting import TooDeepError, require_shallow
 from tf_lossscale.migrate.objects import ObjectPlanner
 from tf_lossscale.migrate.plan import Planner
 from tf_lossscale.migrate.policies import PolicyPlanner
@@ -52,8 +54,18 @@ def migrate(source: bytes, known: Known | None = None, requested: Collection[str
         the bytes are the same.
 
     Raises:
-        ValueError: the file does not parse, or cannot be written back as it was.
+        ValueError: the file does not parse, is nested too deeply for that, or cannot be written back as it was.
     """
+    try:
+        require_shallow(source)
+        return _until_settled(source, known, requested)
+    except RecursionError as error:
+        raise TooDeepError() from error
+    except (tokenize.TokenError, SyntaxError, UnicodeError) as error:
+        raise _unparsable(source, error) from error
+
+
+def _until_settled(source: bytes, known: Known | None, requested: Collection[str]) -> Outcome:
     outcome = one_pass(source, known, requested)
     findings = list(outcome.findings)
     # One pass settles what people write. What the old libraries did not have (`experimental.experimental`) may turn
@@ -72,8 +84,8 @@ def one_pass(source: bytes, known: Known | None = None, requested: Collection[st
     try:
         module = cst.parse_module(source)
         unchanged = module.bytes == source
-    except (cst.ParserSyntaxError, SyntaxError, UnicodeError, LookupError, RecursionError) as error:
-        raise ValueError(f"does not parse: {_first_line(_as_python_says_it(source) or error)}") from error
+    except (cst.ParserSyntaxError, SyntaxError, UnicodeError, LookupError) as error:
+        raise _unparsable(source, error) from error
     if not unchanged:
         raise ValueError("cannot be written back as it is: its bytes are not those of its text")
     # One tree may hold a node twice where there is no whitespace, and metadata needs each to be itself.
@@ -113,6 +125,10 @@ def _left_by_an_earlier_run(resolver: Resolver, edits: Edits) -> list[Finding]:
                 start = resolver.positions[comment].start
                 findings.append(Finding(start.line, start.column, TODO, comment.value, reason=reason))
     return sorted(findings)
+
+
+def _unparsable(source: bytes, error: Exception) -> ValueError:
+    return ValueError(f"does not parse: {_first_line(_as_python_says_it(source) or error)}")
 
 
 def _as_python_says_it(source: bytes) -> Exception | None:

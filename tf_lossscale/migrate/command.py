@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from concurrent.futures import BrokenExecutor
 from typing import Any
 
 from tf_lossscale import optional
@@ -54,20 +55,30 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"tf-lossscale migrate: {error}", file=sys.stderr)
         return 2
     progress = optional.load("tqdm", "migrate").tqdm(
-        files.run(paths, arguments.write, arguments.jobs),
+        files.run(paths, arguments.jobs),
         total=len(paths),
         unit="file",
         disable=len(paths) < 2 or not sys.stderr.isatty(),
         leave=False,
     )
-    reports = list(progress)
+    try:
+        reports = list(progress)
+    except BrokenExecutor as error:
+        print(f"tf-lossscale migrate: {error} Nothing was changed. Try again with --jobs 1.", file=sys.stderr)
+        return 2
+    console = optional.load("rich.console", "migrate").Console(stderr=True, highlight=False, soft_wrap=True)
+    # Before any file is changed: a run that is killed must not leave files changed of which nobody was told.
+    _print_findings(reports, console)
+    if arguments.write:
+        planned, reports = reports, list(files.write(reports))
+        _print_findings([new for old, new in zip(planned, reports) if new is not old], console)
     if arguments.json:
         print(report.as_json(reports, arguments.write))
     elif not arguments.check and not arguments.write:
         for each in reports:
             sys.stdout.write(each.diff.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace"))
     sys.stdout.flush()
-    _summarize(reports, arguments)
+    console.print(_table(report.counts(reports), arguments.write))
     if any(each.status == report.ERROR for each in reports):
         return 2
     return int(arguments.check and any(each.left_to_do for each in reports))
@@ -80,9 +91,8 @@ def _jobs(value: str) -> int:
     return number
 
 
-def _summarize(reports: Sequence[report.FileReport], arguments: argparse.Namespace) -> None:
+def _print_findings(reports: Sequence[report.FileReport], console: Any) -> None:
     """Prints what people have to know, to stderr, so that stdout is a diff or JSON and nothing else."""
-    console = optional.load("rich.console", "migrate").Console(stderr=True, highlight=False, soft_wrap=True)
     for each in reports:
         if each.status == report.ERROR:
             console.print(f"{each.path}: {each.error}", style="red", markup=False)
@@ -90,7 +100,7 @@ def _summarize(reports: Sequence[report.FileReport], arguments: argparse.Namespa
             if finding.kind != report.REWRITTEN:
                 place = f"{each.path}:{finding.line}:{finding.column + 1}"
                 console.print(f"{place}: {finding.kind}: {finding.old}: {finding.reason}", markup=False)
-    console.print(_table(report.counts(reports), arguments.write))
+    console.file.flush()
 
 
 def _table(counted: dict[str, int], written: bool) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import difflib
 import multiprocessing
 import os
 import shutil
@@ -27,7 +26,6 @@ class Job(NamedTuple):
     shown: str
     known: project.Known
     requested: tuple[str, ...]
-    write: bool
     worth_parsing: bool
 
 
@@ -74,16 +72,15 @@ def _is_source(root: str, name: str) -> bool:
     return not os.path.exists(os.path.join(path, "pyvenv.cfg"))
 
 
-def run(paths: Sequence[str], write: bool = False, jobs: int = 0) -> Iterator[report.FileReport]:
-    """Migrates files, one report after the other, in the order of the paths.
+def run(paths: Sequence[str], jobs: int = 0) -> Iterator[report.FileReport]:
+    """Migrates files, one report after the other, in the order of the paths; changes none.
 
     Args:
         paths: the files, as from `find`.
-        write: whether to change them; else only the reports say how they would be.
         jobs: the number of processes; 0 for one for each core.
 
     Yields:
-        A report for each file.
+        A report for each file, with its new content.
     """
     jobs = min(jobs or os.cpu_count() or 1, max(1, len(paths) // _FEW))
     with _Pool(jobs) as pool:
@@ -95,7 +92,7 @@ def run(paths: Sequence[str], write: bool = False, jobs: int = 0) -> Iterator[re
             real = os.path.realpath(path)
             known = linked.known(real)
             worth = read[path][1] or _passes_old_names_on(known)
-            work.append(Job(real, path, known, tuple(sorted(linked.requested(real))), write, worth))
+            work.append(Job(real, path, known, tuple(sorted(linked.requested(real))), worth))
         yield from pool.map(_migrate, work)
 
 
@@ -151,14 +148,47 @@ def _migrate(job: Job) -> report.FileReport:
         new, findings = migrate(old, job.known, job.requested)
         if new == old:
             return report.FileReport(job.shown, report.UNCHANGED, findings)
-        if job.write:
-            write_atomically(job.path, new)
-        return report.FileReport(job.shown, report.CHANGED, findings, diff=_diff(job.shown, old, new))
+        return report.FileReport(job.shown, report.CHANGED, findings, old=old, new=new)
     except (OSError, ValueError) as error:
-        message = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        return report.FileReport(job.shown, report.ERROR, error=message)
-    except Exception as error:  # one odd file must not stop the others; the report names it
+        return _failed(job.shown, error)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # one odd file must not stop the others; a panic of LibCST's parser is no Exception
         return report.FileReport(job.shown, report.ERROR, error=f"{type(error).__name__}: {error}")
+
+
+def _failed(path: str, error: OSError | ValueError) -> report.FileReport:
+    message = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return report.FileReport(path, report.ERROR, error=message)
+
+
+def write(reports: Iterable[report.FileReport]) -> Iterator[report.FileReport]:
+    """Writes what `run` made of the files, each as a whole or not at all.
+
+    All of `run` comes before the first write: who stops it has either no file changed, or has been told of all.
+
+    Args:
+        reports: those of `run`.
+
+    Yields:
+        A report for each file: the same, or what stood in the way.
+    """
+    for each in list(reports):
+        try:
+            if each.status == report.CHANGED:
+                _write(each)
+        except (OSError, ValueError) as error:
+            yield _failed(each.path, error)
+        else:
+            yield each
+
+
+def _write(changed: report.FileReport) -> None:
+    path = os.path.realpath(changed.path)
+    with open(path, "rb") as file:
+        if file.read() != changed.old:
+            raise ValueError("was changed by somebody else in the meantime. Migrate it again")
+    write_atomically(path, changed.new)
 
 
 def write_atomically(path: str, content: bytes) -> None:
@@ -193,13 +223,3 @@ def _keep_owner(path: str, temporary: str) -> None:
     if (before.st_uid, before.st_gid) != (now.st_uid, now.st_gid):
         with contextlib.suppress(OSError):
             os.chown(temporary, before.st_uid, before.st_gid)
-
-
-def _diff(path: str, old: bytes, new: bytes) -> str:
-    shown = path.replace(os.sep, "/").lstrip("/")
-    lines = difflib.unified_diff(_lines(old), _lines(new), f"a/{shown}", f"b/{shown}")
-    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
-
-
-def _lines(content: bytes) -> list[str]:
-    return [line.decode("utf-8", "surrogateescape") for line in content.splitlines(keepends=True)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from tf_lossscale.migrate import names
@@ -40,7 +40,8 @@ def read(source: str | bytes) -> Bindings:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return bindings
-    _read_block(tree.body, bindings)
+    for statement in _at_top_level(tree):
+        _read_statement(statement, bindings)
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             bindings.imports.append((_module(node), [alias.name for alias in node.names]))
@@ -49,30 +50,36 @@ def read(source: str | bytes) -> Bindings:
     return bindings
 
 
-def _read_block(body: Iterable[ast.stmt], bindings: Bindings) -> None:
-    for statement in body:
-        if isinstance(statement, ast.Import):
-            for alias in statement.names:
-                bound = alias.asname or alias.name.split(".", 1)[0]
-                _bind(bindings, bound, [alias.name if alias.asname else bound])
-        elif isinstance(statement, ast.ImportFrom):
-            module = _module(statement)
-            for alias in statement.names:
-                if alias.name == "*":
-                    bindings.stars.append(module)
-                else:
-                    _bind(bindings, alias.asname or alias.name, [join(module, alias.name)])
-        elif isinstance(statement, ast.Assign):
-            for target in statement.targets:
-                if isinstance(target, ast.Name):
-                    _bind(bindings, target.id, _dotted(statement.value, bindings))
-        elif isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            _bind(bindings, statement.name, [UNKNOWN])
-        for field in ("body", "orelse", "finalbody"):
-            if not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-                _read_block(getattr(statement, field, []), bindings)
-        for handler in getattr(statement, "handlers", []):
-            _read_block(handler.body, bindings)
+def _at_top_level(tree: ast.Module) -> Iterator[ast.stmt]:
+    """The statements that run in the module's own scope, those in blocks too; without recursion, however deep."""
+    waiting: list[ast.stmt] = tree.body[::-1]
+    while waiting:
+        statement = waiting.pop()
+        yield statement
+        if not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            blocks = [getattr(statement, field, []) for field in ("body", "orelse", "finalbody")]
+            blocks += [handler.body for handler in getattr(statement, "handlers", [])]
+            waiting.extend(inner for block in reversed(blocks) for inner in reversed(block))
+
+
+def _read_statement(statement: ast.stmt, bindings: Bindings) -> None:
+    if isinstance(statement, ast.Import):
+        for alias in statement.names:
+            bound = alias.asname or alias.name.split(".", 1)[0]
+            _bind(bindings, bound, [alias.name if alias.asname else bound])
+    elif isinstance(statement, ast.ImportFrom):
+        module = _module(statement)
+        for alias in statement.names:
+            if alias.name == "*":
+                bindings.stars.append(module)
+            else:
+                _bind(bindings, alias.asname or alias.name, [join(module, alias.name)])
+    elif isinstance(statement, ast.Assign):
+        for target in statement.targets:
+            if isinstance(target, ast.Name):
+                _bind(bindings, target.id, _dotted(statement.value, bindings))
+    elif isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        _bind(bindings, statement.name, [UNKNOWN])
 
 
 def _bind(bindings: Bindings, name: str, meanings: list[str]) -> None:
@@ -81,10 +88,12 @@ def _bind(bindings: Bindings, name: str, meanings: list[str]) -> None:
 
 
 def _dotted(value: ast.expr, bindings: Bindings) -> list[str]:
+    attributes = ""
+    while isinstance(value, ast.Attribute):
+        attributes = f".{value.attr}{attributes}"
+        value = value.value
     if isinstance(value, ast.Name):
-        return list(bindings.names.get(value.id, [UNKNOWN]))
-    if isinstance(value, ast.Attribute):
-        return [m if m == UNKNOWN else f"{m}.{value.attr}" for m in _dotted(value.value, bindings)]
+        return [m if m == UNKNOWN else m + attributes for m in bindings.names.get(value.id, [UNKNOWN])]
     return [] if isinstance(value, ast.Constant) and value.value is None else [UNKNOWN]
 
 

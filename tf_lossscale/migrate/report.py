@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import difflib
 import json
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -41,12 +43,24 @@ class FileReport:
     status: str  # CHANGED, UNCHANGED or ERROR
     findings: tuple[Finding, ...] = ()
     error: str | None = None
-    diff: str = ""
+    old: bytes = b""  # the content, if it is CHANGED, and what it becomes
+    new: bytes = b""
+
+    @property
+    def diff(self) -> str:
+        """The change as a unified diff; empty if there is none."""
+        shown = self.path.replace(os.sep, "/").lstrip("/")
+        lines = difflib.unified_diff(_lines(self.old), _lines(self.new), f"a/{shown}", f"b/{shown}")
+        return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
     @property
     def left_to_do(self) -> bool:
         """Whether `--check` has to say so."""
         return self.status != UNCHANGED or any(finding.kind == TODO for finding in self.findings)
+
+
+def _lines(content: bytes) -> list[str]:
+    return [line.decode("utf-8", "surrogateescape") for line in content.splitlines(keepends=True)]
 
 
 def counts(reports: Iterable[FileReport]) -> dict[str, int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import os
 import pathlib
 import sys
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_lossscale import optional
+from tf_lossscale.writing import whole_file
 
 # What is drawn -> its names: ours, and those that Keras's TensorBoard callback makes of logs.
 _TAGS = {
@@ -113,12 +113,8 @@ def draw(runs: dict[str, dict[str, Series]], out: pathlib.Path) -> None:
     axes[0].set_yscale("log", base=2)
     axes[0].legend(title="x: steps skipped since the last reading", loc="best")
     axes[-1].set_xlabel("step")
-    temporary = out.with_name(f".{out.stem}.tmp{out.suffix}")
-    try:
+    with whole_file(out) as temporary:
         figure.savefig(temporary, dpi=120)
-        os.replace(temporary, out)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 _LABELS = {"loss_scale": "loss scale", "loss": "loss", "skipped_steps": "skipped steps, in all"}

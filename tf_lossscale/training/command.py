@@ -5,20 +5,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import json
 import math
-import os
 import pathlib
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import tensorflow as tf
-
 from tf_lossscale import optional
-from tf_lossscale.training import report
-from tf_lossscale.training.lenet import OPTIMIZERS, SETUPS, Digits, Record, Run, Settings
+from tf_lossscale.training import report, saved
+from tf_lossscale.training.lenet import OPTIMIZERS, SETUPS, Digits, Run, Settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         if given:
             options = ", ".join("--" + name.replace("_", "-") for name in given)
             raise ValueError(f"--resume goes on with the settings that the run was started with. Leave out: {options}.")
-        settings, state = _saved(arguments.out)
+        settings, state = saved.read(arguments.out)
         return _train(settings, state, arguments.out, compare=not arguments.no_compare)
     except (ValueError, ImportError, OSError) as error:
         print(f"tf-lossscale train: {error}", file=sys.stderr)
@@ -79,8 +75,10 @@ def _train(settings: Settings, state: dict[str, Any] | None, out: pathlib.Path, 
     digits = Digits(settings.seed)
     scaled = Run(SETUPS[-1], settings)
     if state is not None:
-        _restore(scaled, state, out)
-    _make_ready(out, resuming=state is not None)
+        saved.restore(scaled, state, out)
+    saved.make_ready(out)
+    if state is None:
+        _tell_what_is_replaced(out)
 
     with _ctrl_c() as asked_to_stop:
         first = len(scaled.history)
@@ -91,8 +89,10 @@ def _train(settings: Settings, state: dict[str, Any] | None, out: pathlib.Path, 
                 bar.update()
                 if asked_to_stop():
                     break
-        _save(scaled, settings, out)
+        unsaved = _save(scaled, settings, out)
     if asked_to_stop():
+        if unsaved:
+            saved.save(scaled, settings, out)
         print(
             f"stopped after {len(scaled.history)} of {settings.steps} steps. Go on with: "
             f"tf-lossscale train --resume --out {out}"
@@ -100,80 +100,42 @@ def _train(settings: Settings, state: dict[str, Any] | None, out: pathlib.Path, 
         return 130
 
     runs = [scaled]
-    if compare:
-        runs = [Run(setup, settings) for setup in SETUPS[:-1]] + runs
-        for each in runs[:-1]:
-            batches = digits.batches(0, settings.steps)
-            for batch in tqdm(batches, total=settings.steps, desc=each.setup.name, unit="step"):
-                each.step(*batch)
-    report.print_table(runs, digits.test, settings)
+    try:
+        if compare:
+            runs = [Run(setup, settings) for setup in SETUPS[:-1]] + runs
+            for each in runs[:-1]:
+                batches = digits.batches(0, settings.steps)
+                for batch in tqdm(batches, total=settings.steps, desc=each.setup.name, unit="step"):
+                    each.step(*batch)
+        report.print_table(runs, digits.test, settings)
+    finally:
+        if unsaved:
+            saved.save(scaled, settings, out)
     report.plot(scaled.history, out / "training.png")
     print(f"loss and loss scale are drawn in {out / 'training.png'}")
     return 0
 
 
-def _make_ready(out: pathlib.Path, *, resuming: bool) -> None:
-    """Makes the folder; raises before the training, not after it, if nothing can be written there."""
-    out.mkdir(parents=True, exist_ok=True)
-    trial = out / "state.tmp"
-    trial.write_text("")
-    trial.unlink()
-    if resuming or not (out / "state.json").exists():
+def _save(run: Run, settings: Settings, out: pathlib.Path) -> OSError | None:
+    """Saves the run; returns what stands in the way, which may be gone at the end."""
+    try:
+        saved.save(run, settings, out)
+    except OSError as error:
+        print(f"tf-lossscale train: {error} The end of this command tries once more.", file=sys.stderr)
+        return error
+    return None
+
+
+def _tell_what_is_replaced(out: pathlib.Path) -> None:
+    if not (out / saved.STATE).exists():
         return
     with contextlib.suppress(ValueError):
-        settings, state = _saved(out)
+        settings, state = saved.read(out)
         if len(state["history"]) < settings.steps:
             print(
                 f"{out} holds a run that was stopped after {len(state['history'])} of {settings.steps} steps, which "
                 "--resume would go on with. This run will replace it."
             )
-
-
-def _save(run: Run, settings: Settings, out: pathlib.Path) -> None:
-    """Writes a checkpoint, and then the file that names it: stopped in between, the one before is still whole."""
-    manager = _manager(run, out)
-    last = manager.latest_checkpoint  # of this run, or of one before it in the same folder
-    number = int(last.rpartition("-")[2]) + 1 if last else 1
-    state = {
-        "settings": dataclasses.asdict(settings),
-        "checkpoint": pathlib.Path(manager.save(checkpoint_number=number)).name,
-        "loss_scale": float(run.optimizer.loss_scale),
-        "counter": int(run.optimizer.dynamic_counter),
-        "history": run.history,
-    }
-    temporary = out / "state.tmp"
-    temporary.write_text(json.dumps(state))
-    os.replace(temporary, out / "state.json")
-
-
-def _saved(out: pathlib.Path) -> tuple[Settings, dict[str, Any]]:
-    path = out / "state.json"
-    if not path.exists():
-        raise ValueError(f"nothing to resume: {path} does not exist. Start a run without --resume.")
-    try:
-        state = json.loads(path.read_text())
-        state["history"] = [Record(*record) for record in state["history"]]
-        return Settings(**state["settings"]), state
-    except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{path} is not what a stopped run leaves. Start a run without --resume.") from error
-
-
-def _restore(run: Run, state: dict[str, Any], out: pathlib.Path) -> None:
-    path = str(out / "checkpoint" / state["checkpoint"])
-    try:
-        _manager(run, out).checkpoint.restore(path).assert_consumed()
-    except tf.errors.OpError as error:
-        raise ValueError(f"the checkpoint {path} cannot be read: {error.message}") from error
-    run.history = state["history"]
-    print(
-        f"resumed after {len(run.history)} steps with loss scale {float(run.optimizer.loss_scale):g} "
-        f"and counter {int(run.optimizer.dynamic_counter)}"
-    )
-
-
-def _manager(run: Run, out: pathlib.Path) -> tf.train.CheckpointManager:
-    checkpoint = tf.train.Checkpoint(model=run.model, optimizer=run.optimizer)
-    return tf.train.CheckpointManager(checkpoint, str(out / "checkpoint"), max_to_keep=2)
 
 
 @contextlib.contextmanager

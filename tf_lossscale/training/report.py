@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 
 from tf_lossscale import optional
 from tf_lossscale.training.lenet import Record, Run, Settings
+from tf_lossscale.writing import whole_file
 
 
 def print_table(runs: Sequence[Run], test: Any, settings: Settings) -> None:
@@ -39,7 +39,7 @@ def print_table(runs: Sequence[Run], test: Any, settings: Settings) -> None:
 def plot(history: Sequence[Record], path: pathlib.Path) -> None:
     """Draws loss and loss scale over the steps, with the skipped steps marked.
 
-    >>> import tempfile
+    >>> import os, tempfile
     >>> history = [Record(2.5, 1024.0, True, 0.0), Record(2.0, 512.0, False, 0.0)]
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     plot(history, pathlib.Path(folder) / "training.png")
@@ -66,6 +66,5 @@ def plot(history: Sequence[Record], path: pathlib.Path) -> None:
         axes.plot(skipped, values[skipped], "x", color="tab:red", label=f"{len(skipped)} skipped steps")
         axes.grid(alpha=0.3)
     above.legend(loc="upper right")  # the scale may be anywhere in its half
-    temporary = path.with_suffix(".tmp.png")
-    figure.savefig(temporary, dpi=120)
-    os.replace(temporary, path)
+    with whole_file(path) as temporary:
+        figure.savefig(temporary, dpi=120)

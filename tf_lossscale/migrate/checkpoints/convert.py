@@ -10,11 +10,16 @@ import secrets
 import shutil
 from typing import Any
 
+import numpy as np
+
 from tf_lossscale import LossScaleOptimizer, keras_versions
 from tf_lossscale.migrate.checkpoints import matching, model_parts, slots
 from tf_lossscale.migrate.checkpoints.read import read
 from tf_lossscale.migrate.checkpoints.restore import Restored, restore_from
 from tf_lossscale.migrate.checkpoints.saved import File, Optimizer
+from tf_lossscale.writing import checkpoint_errors_are_os_errors
+
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +63,7 @@ def convert(
     Raises:
         FileExistsError: there is something in the folder.
         FileNotFoundError: there is no such file.
+        OSError: the folder cannot be written; it is as it was.
         ValueError: the file is damaged, its optimizer is of no class of today, or its learning rate has to be given.
     """
     folder = pathlib.Path(out)
@@ -67,7 +73,10 @@ def convert(
     if not file.optimizers:
         raise ValueError(f"{file.path}: there is no optimizer in it, only {len(file.variables)} variables.")
     parts, converted = _parts(file, to, learning_rate)
-    _write(folder, _tree(file, parts, to))
+    try:
+        _write(folder, _tree(file, parts, to))
+    except OSError as error:
+        raise OSError(f"{folder}: it cannot be written ({error}). It is as it was.") from error
     return converted
 
 
@@ -122,6 +131,11 @@ def _optimizer(file: File, saved: Optimizer, to: str) -> tuple[Any, str]:
     taken = inspect.signature(cls).parameters
     unlike = {"weight_decay"} if saved.family == "tf_keras_legacy" else set()  # see `slots.DIFFERENCES`
     options = {name: value for name, value in options.items() if name in taken and name not in unlike}
+    for name, value in options.items():
+        if value is not None and abs(value) > _FLOAT32_MAX:
+            raise ValueError(
+                f"{file.path}: its {name} is {value:g}, which no float32 holds. Restore another copy of it."
+            )
     arguments = ", ".join(f"{name}={_shown(value)}" for name, value in options.items())
     shown = "tf.keras" if to == "keras3" else keras_versions.package_of_keras_2()
     code = f"{shown}.optimizers.{saved.name}({arguments})"
@@ -174,7 +188,8 @@ def _write(folder: pathlib.Path, root: Any) -> None:
     unfinished = folder.absolute().parent / f".{folder.name}.{secrets.token_hex(4)}"
     unfinished.mkdir()
     try:
-        tf.train.Checkpoint(root).write(str(unfinished / "ckpt"))
+        with checkpoint_errors_are_os_errors():
+            tf.train.Checkpoint(root).write(str(unfinished / "ckpt"))
         (unfinished / "checkpoint").write_text('model_checkpoint_path: "ckpt"\nall_model_checkpoint_paths: "ckpt"\n')
         if folder.exists():
             folder.rmdir()  # empty, or this is an error

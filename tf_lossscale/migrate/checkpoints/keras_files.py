@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 import zipfile
 from typing import Any
 
@@ -25,9 +26,9 @@ def read_archive(path: str) -> File:
     """
     parts = {member: _member(path, member) for member in ("metadata.json", "config.json", "model.weights.h5")}
     with damage_is_said(path, "metadata.json"):
-        version = json.loads(parts["metadata.json"])["keras_version"]
+        version = _json(parts["metadata.json"])["keras_version"]
     with damage_is_said(path, "config.json"):
-        config = (json.loads(parts["config.json"]).get("compile_config") or {}).get("optimizer")
+        config = (_json(parts["config.json"]).get("compile_config") or {}).get("optimizer")
         optimizers = [] if not isinstance(config, dict) else [_of_config(config, version)]
     with damage_is_said(path, "model.weights.h5"):
         variables, stored = _weights(path, _h5(io.BytesIO(parts["model.weights.h5"])))
@@ -58,7 +59,7 @@ def read_h5(path: str) -> File:
             variables, _ = _weights(path, file)
         return File(path, ".weights.h5", _writer(version) if version else "Keras", variables, [])
     with damage_is_said(path, "training_config"):
-        config = json.loads(_text(file.attrs.get("training_config", "{}"))).get("optimizer_config")
+        config = _json(_text(file.attrs.get("training_config", "{}"))).get("optimizer_config")
         optimizers = [] if not isinstance(config, dict) else [_of_config(config, version)]
     with damage_is_said(path, "model_weights"):
         variables = []
@@ -80,6 +81,21 @@ def _member(path: str, member: str) -> bytes:
             with damage_is_said(path, member):
                 return archive.read(member)
     raise UnreadableError(f"{path}: it is an archive, but has no {member}: it is no model of Keras.")
+
+
+def _json(text: str | bytes) -> Any:
+    """Parses JSON; raises OverflowError for a number that no float holds: Python makes it infinite, or a long int."""
+
+    def of(kind: type) -> Any:
+        return lambda digits: _held(kind(digits), digits)
+
+    return json.loads(text, parse_int=of(int), parse_float=of(float))
+
+
+def _held(number: Any, digits: str) -> Any:
+    if abs(number) > sys.float_info.max:
+        raise OverflowError(f"no float holds {digits if len(digits) < 20 else digits[:20] + '...'}")
+    return number
 
 
 def _h5(file: Any) -> Any:

@@ -1,0 +1,156 @@
+"""What the main job leaves in its folder: a checkpoint, and `state.json`, which names it and has the rest.
+
+A checkpoint is deleted only after no file names it any more: stopped at any moment, `state.json` names a whole one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import pathlib
+import re
+import shutil
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from tf_lossscale.training.lenet import Record, Run, Settings
+from tf_lossscale.writing import checkpoint_errors_are_os_errors, whole_file
+
+STATE = "state.json"
+_FOLDER = "checkpoint"
+_NUMBERED = re.compile(r"ckpt-\d+[._].*")  # a checkpoint's files, those that an interrupted write left too
+
+
+def make_ready(out: pathlib.Path) -> None:
+    """Makes the folder; raises before the training, not after it, if nothing can be written there.
+
+    Args:
+        out: the folder.
+
+    Raises:
+        OSError: what stands in the way.
+    """
+    for folder in (out, out / _FOLDER):
+        folder.mkdir(parents=True, exist_ok=True)
+        with whole_file(folder / "trial") as trial:
+            trial.write_text("")
+        (folder / "trial").unlink()
+    for name in (STATE, "training.png"):
+        if (out / name).is_dir():
+            raise IsADirectoryError(f"{out / name} is a folder, but a file will be written there. Pass another --out.")
+
+
+def save(run: Run, settings: Settings, out: pathlib.Path) -> None:
+    """Writes a checkpoint, then the file that names it, and only then deletes the checkpoints before it.
+
+    Args:
+        run: what to save.
+        settings: its settings.
+        out: the folder, as `make_ready` left it.
+
+    Raises:
+        OSError: it cannot be written; says which checkpoint is the last whole one.
+    """
+    folder = out / _FOLDER
+    number = max(map(_number, _files(folder)), default=0) + 1
+    name = f"ckpt-{number}"
+    state = {
+        "settings": dataclasses.asdict(settings),
+        "checkpoint": name,
+        "loss_scale": float(run.optimizer.loss_scale),
+        "counter": int(run.optimizer.dynamic_counter),
+        "history": run.history,
+    }
+    try:
+        with checkpoint_errors_are_os_errors():
+            _checkpoint(run).write(str(folder / name))
+        with whole_file(out / STATE) as temporary:
+            temporary.write_text(json.dumps(state))
+    except OSError as error:
+        _delete(file for file in _files(folder) if _number(file) == number)
+        raise OSError(f"the checkpoint {folder / name} cannot be written ({error}). {_last_whole(out)}") from error
+    # If this fails, what is left is deleted after the next save.
+    with contextlib.suppress(OSError), checkpoint_errors_are_os_errors():
+        tf.compat.v1.train.update_checkpoint_state(str(folder), name, [name])
+        _delete(file for file in _files(folder) if _number(file) < number)
+
+
+def read(out: pathlib.Path) -> tuple[Settings, dict[str, Any]]:
+    """Returns the settings of the run in a folder, and what `save` wrote.
+
+    Args:
+        out: the folder.
+
+    Returns:
+        The settings and the state.
+
+    Raises:
+        ValueError: there is no run in it, or the file is damaged.
+    """
+    path = out / STATE
+    if not path.exists():
+        raise ValueError(f"nothing to resume: {path} does not exist. Start a run without --resume.")
+    try:
+        state = json.loads(path.read_text())
+        state["history"] = [Record(*record) for record in state["history"]]
+        return Settings(**state["settings"]), state
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path} is not what a stopped run leaves. Start a run without --resume.") from error
+
+
+def restore(run: Run, state: dict[str, Any], out: pathlib.Path) -> None:
+    """Sets a run to what was saved.
+
+    Args:
+        run: made with the settings that were saved.
+        state: as from `read`.
+        out: the folder.
+
+    Raises:
+        ValueError: the checkpoint cannot be read.
+    """
+    path = str(out / _FOLDER / state["checkpoint"])
+    try:
+        _checkpoint(run).restore(path).assert_consumed()
+    except tf.errors.OpError as error:
+        raise ValueError(f"the checkpoint {path} cannot be read: {error.message}") from error
+    run.history = state["history"]
+    print(
+        f"resumed after {len(run.history)} steps with loss scale {float(run.optimizer.loss_scale):g} "
+        f"and counter {int(run.optimizer.dynamic_counter)}"
+    )
+
+
+def _checkpoint(run: Run) -> tf.train.Checkpoint:
+    checkpoint = tf.train.Checkpoint(model=run.model, optimizer=run.optimizer)
+    _ = checkpoint.save_counter  # reading makes it: `restore` wants it in the file
+    return checkpoint
+
+
+def _last_whole(out: pathlib.Path) -> str:
+    try:
+        settings, state = read(out)
+    except (ValueError, OSError):
+        return f"There is no whole checkpoint in {out}."
+    return (
+        f"The last whole checkpoint is {out / _FOLDER / state['checkpoint']}, after {len(state['history'])} of "
+        f"{settings.steps} steps: --resume goes on from it."
+    )
+
+
+def _files(folder: pathlib.Path) -> list[pathlib.Path]:
+    return [path for path in folder.iterdir() if _NUMBERED.fullmatch(path.name)]
+
+
+def _number(path: pathlib.Path) -> int:
+    """The number of the checkpoint that a file belongs to."""
+    return int(path.name.removeprefix("ckpt-").partition(".")[0].partition("_")[0])
+
+
+def _delete(files: Iterable[pathlib.Path]) -> None:
+    for file in files:
+        with contextlib.suppress(OSError):
+            file.unlink() if not file.is_dir() else shutil.rmtree(file)

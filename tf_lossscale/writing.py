@@ -1,0 +1,65 @@
+"""Output that is there as a whole or not at all, and one kind of error where it cannot be written."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import re
+from collections.abc import Iterator
+
+_NODES = re.compile(r"\{\{.*?\}\} | \[Op:\w+\]")  # which operation failed: nothing that helps
+
+
+@contextlib.contextmanager
+def whole_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields a temporary path beside a file, which replaces the file at the end, or disappears after an error.
+
+    >>> import tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "state.json"
+    >>> with whole_file(path) as temporary:
+    ...     _ = temporary.write_text("{}")
+    >>> os.listdir(path.parent)
+    ['state.json']
+
+    Args:
+        path: the file to write.
+
+    Yields:
+        The path to write to; it has the file's suffix.
+
+    Raises:
+        OSError: it cannot be written; then the file is as it was.
+    """
+    temporary = path.with_name(f".{path.stem}.tmp{path.suffix}")
+    try:
+        yield temporary
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+@contextlib.contextmanager
+def checkpoint_errors_are_os_errors() -> Iterator[None]:
+    """Turns TensorFlow's errors of files into OSError, which commands report.
+
+    >>> import tensorflow as tf
+    >>> try:
+    ...     with checkpoint_errors_are_os_errors():
+    ...         raise tf.errors.ResourceExhaustedError(None, None, "ckpt: No space left on device [Op:SaveV2]")
+    ... except OSError as error:
+    ...     print(error)
+    ckpt: No space left on device
+
+    Raises:
+        OSError: TensorFlow's message.
+    """
+    import tensorflow as tf
+
+    try:
+        yield
+    except tf.errors.OpError as error:
+        raise OSError(_NODES.sub("", error.message)) from error
