@@ -149,6 +149,7 @@ class Configurable:
         inner = memo[id(self._optimizer)] = self._copied_inner(memo)
         memo[id(vars(self)["_contract"])] = Contract()
         new.__dict__.update({name: copy.deepcopy(value, memo) for name, value in vars(self).items()})
+        new._save_scale_with_inner()
         wrapping.mark(inner)
         return new
 

@@ -167,9 +167,10 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         on_floor = OnFloor(on_floor)
         diagnosis = _new_diagnosis(diagnose, loss_scale)
         chosen = self._checked_options(inner_optimizer, kwargs)
-        # Past this line nothing raises: a failed construction leaves the inner optimizer as it was.
         self.__dict__.update(_optimizer=inner_optimizer, _scale=loss_scale, _contract=Contract(), _traced=False)
         self.__dict__.update(_on_floor=on_floor, _diagnosis=diagnosis)
+        self._save_scale_with_inner()
+        # Past this line nothing raises: a failed construction leaves the inner optimizer as it was.
         loss_scale.prepare()
         on_floor.prepare(loss_scale)
         self._adopt(chosen)
@@ -183,6 +184,22 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         """Sets the constructor's options on the inner optimizer, and whatever the base class needs on the wrapper."""
         for name, value in options.items():
             setattr(self._optimizer, name, value)
+
+    def _save_scale_with_inner(self) -> None:
+        """Makes the loss scale a part of the inner optimizer: a checkpoint of that alone holds it, and restores it."""
+        inner, scale = self._optimizer, self._loss_scale
+        if not hasattr(inner, "_track_trackable"):
+            return
+        inner._maybe_initialize_trackable()  # the legacy optimizers' constructors do not
+        there = inner._lookup_dependency("loss_scale")
+        if there is not None and not isinstance(there, LossScale):
+            raise ValueError(
+                f"`inner_optimizer` must not have a part named 'loss_scale', but {type(inner).__name__} has one: "
+                f"{there!r}. A checkpoint would mix it up with the wrapper's loss scale. Give the attribute another name."
+            )
+        if there is not None or not isinstance(scale, FixedLossScale):
+            inner._track_trackable(scale, "loss_scale", overwrite=True)
+            inner._handle_deferred_dependencies("loss_scale", scale)
 
     def _reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
         """Sums the gradients over the replicas, in a replica context."""
@@ -596,6 +613,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         scale.prepare()
         self._on_floor.prepare(scale)
         self.__dict__["_scale"] = scale
+        self._save_scale_with_inner()
 
     @property
     def dynamic_counter(self) -> tf.Variable | None:

@@ -245,10 +245,6 @@ class LossScaleOptimizer(
         # With gradient accumulation Keras counts micro-steps inside, and shows steps.
         inner._iterations.assign(value * (inner.gradient_accumulation_steps or 1))
 
-    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
-        children = dict(self._optimizer._trackable_children(save_type, **kwargs))
-        return {**children, "loss_scale": self._loss_scale} if self._loss_scale.variables else children
-
     def _part_of_keras_wrapper(self, name: str) -> Any:
         """What a part of Keras's own LossScaleOptimizer is here; its step count and learning rate mean nothing."""
         parts = {
@@ -282,8 +278,6 @@ class LossScaleOptimizer(
                 "this one is of keras.optimizers.LossScaleOptimizer. Restore it with TensorFlow 2.17 or newer, or save "
                 "the model as .keras, which is read here too. Nothing was restored."
             )
-        if name == "loss_scale" and self._loss_scale.variables:
-            return self._loss_scale
         return self._optimizer._lookup_dependency(name, *args)
 
 
