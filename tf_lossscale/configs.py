@@ -49,7 +49,8 @@ class Configurable:
     def _take_state(self, inner: Any) -> None:
         """Sets the state that `_with_state` put into a config."""
         if isinstance(inner, dict) and _STATE in inner and isinstance(self._loss_scale, DynamicLossScale):
-            self.set_state(inner[_STATE])
+            state = inner[_STATE]
+            self.set_state({**state, "loss_scale": self._loss_scale.in_range(state["loss_scale"])})
 
     @classmethod
     def _deserialized_inner(cls, config: Any, custom_objects: dict[str, Any] | None) -> Any:

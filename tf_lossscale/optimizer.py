@@ -98,8 +98,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         hysteresis: number of overflows it takes to lower the scale.
         min_scale: the scale is never lowered below this.
         max_scale: the scale never grows above this; None for float32's maximum.
-        on_floor: what happens, once, when 100 steps in a row were skipped and the scale is at `min_scale`: "warn",
-            "raise" (a FloatingPointError; from a graph an InvalidArgumentError) or a function that is called with the
+        on_floor: what happens, once, when 100 steps in a row were skipped, wherever the scale stands: "warn", "raise" (a FloatingPointError; from a graph an InvalidArgumentError) or a function that is called with the
             optimizer. It is noticed by that step in eager mode and by the next one in a graph; where XLA compiles the
             step when `loss_scale` or `state()` is read, and at the end of `fit`.
         diagnose: whether to note which variables' gradients overflow, for `overflow_report`, and the norm of all
@@ -662,7 +661,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         """Sets the values of `weights`, or of `variables`.
 
         Args:
-            weights: NumPy arrays, as from `get_weights`; those of the loss scale may follow, as h5 files have them.
+            weights: NumPy arrays, as from `get_weights`; those of the loss scale may follow, as h5 files have them. A
+                scale with which training could not go on (infinity, NaN, zero) is replaced, with a warning.
 
         Raises:
             ValueError: the number or a shape of the arrays does not fit; then nothing is set.
@@ -683,6 +683,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
                 )
         for variable, weight in zip(variables, weights):
             variable.assign(weight)
+        self._loss_scale.bring_into_range()
 
     @_as_written
     def build(self, var_list: Iterable[Any]) -> None:

@@ -206,11 +206,11 @@ class LossScaleOptimizer(
 
     def load_own_variables(self, store: Any) -> None:
         values = [store[str(i)] for i in range(len(store.keys()))]
-        inner = self.weights
+        inner, of_scale = self.weights, {}
         if len(values) == len(inner) + 4 or (not self.built and _are_of_a_wrapper(values)):
             if self.dynamic:
-                self._loss_scale.good_steps.assign(int(values[2][()]))
-                self._loss_scale.current_loss_scale.assign(float(values[3][()]))
+                of_scale = {self._loss_scale.good_steps.ref(): int(values[2][()])}
+                of_scale[self._loss_scale.current_loss_scale.ref()] = float(values[3][()])
             values = values[4:]
         if len(values) > len(inner) and not self.built:
             logging.warning(
@@ -224,6 +224,9 @@ class LossScaleOptimizer(
             )
         for variable, value in zip(inner, values):
             variable.assign(value)
+        for reference, value in of_scale.items():
+            reference.deref().assign(value)
+        self._loss_scale.bring_into_range()
 
     # What `migrate.restore` asks of an optimizer, wrapped or bare.
 
@@ -249,7 +252,7 @@ class LossScaleOptimizer(
         """What a part of Keras's own LossScaleOptimizer is here; its step count and learning rate mean nothing."""
         parts = {
             "inner_optimizer": self._optimizer,
-            "dynamic_scale": self._loss_scale.current_loss_scale,
+            "dynamic_scale": self._loss_scale._lookup_dependency("current_loss_scale"),
             "step_counter": self._loss_scale.good_steps,
         }
         if name not in parts:

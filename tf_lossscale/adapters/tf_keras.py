@@ -131,6 +131,10 @@ class LossScaleOptimizer(
         """Excludes variables from the inner optimizer's weight decay; call it before `build`."""
         self._optimizer.exclude_from_weight_decay(var_list=var_list, var_names=var_names)
 
+    def load_own_variables(self, store: Any) -> None:
+        super().load_own_variables(store)
+        self._loss_scale.bring_into_range()
+
     def _serialized_inner(self) -> Any:
         return self._with_state(tf_keras.optimizers.serialize(self._optimizer))
 
