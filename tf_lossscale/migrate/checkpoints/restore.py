@@ -111,6 +111,9 @@ def restore_from(file: File, saved: Optimizer, optimizer: Any, variables: Any) -
     kind = _class_of(file, saved, inner)
     pairs = matching.pairs(file, variables)
     iterations = _iterations(file, saved, inner)
+    for what, count in (("iterations", iterations), ("counter", saved.counter)):
+        if count is not None and not 0 <= count < 2**63:
+            raise ValueError(f"{file.path}: its {what} must be a count that an int64 holds, but are {count:g}.")
     notes = [*matching.notes(pairs), *_notes(saved, kind, inner, family)]
     values = [(variable, tensor.value()) for tensor, variable in pairs]
     planned = _planned_slots(file, saved, kind, pairs, inner)
