@@ -117,8 +117,8 @@ FLOAT32_ZERO = 2.0**-150  # this, and what is below, is zero in float32
 
 def _whole(name: str, value: Any, remedy: str, least: int) -> int:
     number = _as_float(name, value, remedy)
-    if isinstance(value, int):
-        whole = value  # a float would round it
+    if isinstance(value, numbers.Integral):
+        whole = int(value)  # a float would round it
     elif math.isfinite(number) and number == int(number):
         whole = int(number)
     else:

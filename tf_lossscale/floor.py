@@ -142,6 +142,6 @@ WHAT_TO_TRY = (
     "scale sink further with min_scale."
 )
 MESSAGE = (
-    "The last {} steps were all skipped. The loss scale is {} now, and is never lowered below {}. The gradients are not "
-    f"finite, and training does not move. {WHAT_TO_TRY}"
+    "The last {} steps were all skipped. The loss scale is {} now, and is never lowered below {}. The gradients are "
+    f"not finite, and training does not move. {WHAT_TO_TRY}"
 )

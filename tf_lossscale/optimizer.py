@@ -98,7 +98,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         hysteresis: number of overflows it takes to lower the scale.
         min_scale: the scale is never lowered below this.
         max_scale: the scale never grows above this; None for float32's maximum.
-        on_floor: what happens, once, when 100 steps in a row were skipped, wherever the scale stands: "warn", "raise" (a FloatingPointError; from a graph an InvalidArgumentError) or a function that is called with the
+        on_floor: what happens, once, when 100 steps in a row were skipped, wherever the scale stands: "warn", "raise"
+            (a FloatingPointError; from a graph an InvalidArgumentError) or a function that is called with the
             optimizer. It is noticed by that step in eager mode and by the next one in a graph; where XLA compiles the
             step when `loss_scale` or `state()` is read, and at the end of `fit`.
         diagnose: whether to note which variables' gradients overflow, for `overflow_report`, and the norm of all
@@ -194,7 +195,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         if there is not None and not isinstance(there, LossScale):
             raise ValueError(
                 f"`inner_optimizer` must not have a part named 'loss_scale', but {type(inner).__name__} has one: "
-                f"{there!r}. A checkpoint would mix it up with the wrapper's loss scale. Give the attribute another name."
+                f"{there!r}. A checkpoint would mix it up with the wrapper's loss scale. Give it another name."
             )
         if there is not None or not isinstance(scale, FixedLossScale):
             inner._track_trackable(scale, "loss_scale", overwrite=True)

@@ -103,7 +103,9 @@ def changed(saved, tmp_path, change):
     return path
 
 
-@pytest.mark.parametrize("name", ["schedules", "get", "deserialize", "Optimizer", "LossScaleOptimizer", "__doc__", "Lion"])
+@pytest.mark.parametrize(
+    "name", ["schedules", "get", "deserialize", "Optimizer", "LossScaleOptimizer", "__doc__", "Lion"]
+)
 @pytest.mark.parametrize("to", ["keras3", "tf_keras"])
 def test_a_file_names_no_other_thing_to_call_than_an_optimizer_class(saved, tmp_path, capsys, name, to):
     path = changed(saved, tmp_path, lambda config: config["inner_optimizer"].update(class_name=name))
@@ -127,7 +129,7 @@ def test_a_number_that_no_float_holds_is_an_error_with_a_sentence(saved, tmp_pat
     path = changed(saved, tmp_path, change)
     more = ["--to", "keras3", "--out", str(tmp_path / "out")] if command == "convert" else []
     assert cli.main([command, str(path), *more]) == 2
-    assert "of its optimizer is a number of 1329 bits, which no float holds" in capsys.readouterr().err
+    assert "of its optimizer is a number that no float holds" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("rate", ["1e400", "nan", "-1"])

@@ -179,10 +179,13 @@ class LossScaleOptimizer(
         # Keras's own copy of an optimizer that is built has no state.
         inner = self._optimizer
         copied = type(inner).from_config(inner.get_config())
+        if hasattr(inner, "_exclude_from_weight_decay"):  # no part of a config
+            copied._exclude_from_weight_decay = set(inner._exclude_from_weight_decay)
+            copied._exclude_from_weight_decay_pattern = inner._exclude_from_weight_decay_pattern
         if inner.built:
             copied.build(inner._trainable_variables)
-            for old, new in zip(inner.variables, copied.variables):
-                new.assign(old)
+        for old, new in zip(inner.variables, copied.variables):
+            new.assign(old)
         return copied
 
     def set_weights(self, weights: list[Any]) -> None:
@@ -206,11 +209,12 @@ class LossScaleOptimizer(
 
     def load_own_variables(self, store: Any) -> None:
         values = [store[str(i)] for i in range(len(store.keys()))]
-        inner, of_scale = self.weights, {}
+        inner: list[Any] = self.weights
+        of_scale: list[tuple[Any, Any]] = []
         if len(values) == len(inner) + 4 or (not self.built and _are_of_a_wrapper(values)):
             if self.dynamic:
-                of_scale = {self._loss_scale.good_steps.ref(): int(values[2][()])}
-                of_scale[self._loss_scale.current_loss_scale.ref()] = float(values[3][()])
+                of_scale.append((self._loss_scale.good_steps, int(values[2][()])))
+                of_scale.append((self._loss_scale.current_loss_scale, float(values[3][()])))
             values = values[4:]
         if len(values) > len(inner) and not self.built:
             logging.warning(
@@ -222,10 +226,8 @@ class LossScaleOptimizer(
                 f"The saved optimizer has {len(values)} variables, but {type(self._optimizer).__name__} has "
                 f"{len(inner)}. Build the optimizer for the same variables before loading."
             )
-        for variable, value in zip(inner, values):
+        for variable, value in [*zip(inner, values), *of_scale]:
             variable.assign(value)
-        for reference, value in of_scale.items():
-            reference.deref().assign(value)
         self._loss_scale.bring_into_range()
 
     # What `migrate.restore` asks of an optimizer, wrapped or bare.

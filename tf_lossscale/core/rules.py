@@ -91,7 +91,8 @@ class Rules:
             )
         if np.float32(backoff) >= 1:
             raise ValueError(
-                f"`backoff_factor` must be below 1 in float32, but got: {self.backoff_factor!r}. The usual value is 0.5."
+                f"`backoff_factor` must be below 1 in float32, but got: {self.backoff_factor!r}. "
+                "The usual value is 0.5."
             )
         low = errors.positive_number("min_scale", self.min_scale, "The usual value is 1.0.")
         high = None

@@ -221,7 +221,9 @@ class DynamicLossScale(LossScale):
         >>> scale().numpy().item()
         8.0
         """
-        if not tf.executing_eagerly() or (tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()):
+        if not tf.executing_eagerly() or (
+            tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
+        ):
             return
         self.__dict__["_restored"] = False
         loaded = plain(self.current_loss_scale)

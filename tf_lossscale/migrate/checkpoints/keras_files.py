@@ -184,7 +184,7 @@ def _numbers(path: str, settings: dict[str, Any]) -> dict[str, Any]:
             float(value)
         except OverflowError as error:
             raise UnreadableError(
-                f"{path}: {name} of its optimizer is a number of {value.bit_length()} bits, which no float holds. "
+                f"{path}: {name} of its optimizer is a number that no float holds. "
                 "Correct it, or restore another copy of the file."
             ) from error
     return numbers
@@ -204,7 +204,7 @@ def _without_scale_by_name(optimizer: Optimizer, stored: list[Tensor]) -> list[T
     return [tensor for tensor in stored if tensor not in ours]
 
 
-def _without_scale_by_place(optimizer: Optimizer, stored: list[Tensor], config: dict[str, Any]) -> list[Tensor]:
+def _without_scale_by_place(optimizer: Optimizer, stored: list[Tensor], config: Any) -> list[Tensor]:
     """Takes scale and counter from a `.keras` file's list of variables, which has no names, and returns the others."""
     if optimizer.wrapper and optimizer.family == "keras3" and len(stored) >= 4:
         return _without_keras_3s_wrapper(optimizer, stored)

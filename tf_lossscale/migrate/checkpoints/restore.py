@@ -282,7 +282,7 @@ def _set_loss_scale(optimizer: Any, saved: Optimizer) -> float | None:
     if saved.scale is None:
         return None
     for scale, counter in (("current_loss_scale", "good_steps"), ("current_loss_scale", "counter")):
-        state = getattr(optimizer, "_loss_scale", None)
+        state: Any = getattr(optimizer, "_loss_scale", None)
         if hasattr(state, scale) and hasattr(state, counter):
             getattr(state, scale).assign(saved.scale)
             getattr(state, counter).assign(saved.counter or 0)
