@@ -56,7 +56,7 @@ BAD_ARGUMENTS = [
 
 
 @pytest.mark.parametrize(
-    ("arguments", "name"), BAD_ARGUMENTS, ids=[re.sub(r" at 0x\w+", "", str(a)) for a, _ in BAD_ARGUMENTS]
+    ("arguments", "name"), BAD_ARGUMENTS, ids=[re.sub(r" at 0x\w+", "", str(a))[:60] for a, _ in BAD_ARGUMENTS]
 )
 def test_bad_arguments_name_themselves_and_leave_the_inner_optimizer_free(arguments, name):
     for family in ALL_FAMILIES:
