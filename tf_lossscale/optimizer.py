@@ -167,10 +167,10 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         on_floor = OnFloor(on_floor)
         diagnosis = _new_diagnosis(diagnose, loss_scale)
         chosen = self._checked_options(inner_optimizer, kwargs)
+        # Past this line nothing raises: a failed construction leaves the inner optimizer as it was.
         self.__dict__.update(_optimizer=inner_optimizer, _scale=loss_scale, _contract=Contract(), _traced=False)
         self.__dict__.update(_on_floor=on_floor, _diagnosis=diagnosis)
-        self._save_scale_with_inner()
-        # Past this line nothing raises: a failed construction leaves the inner optimizer as it was.
+        self._save_scale_with_inner()  # raises before it changes the inner optimizer
         loss_scale.prepare()
         on_floor.prepare(loss_scale)
         self._adopt(chosen)
