@@ -16,12 +16,29 @@ families = pytest.mark.parametrize("family", FAMILIES, ids=IDS)
 all_families = pytest.mark.parametrize("family", ALL_FAMILIES, ids=ALL_IDS)
 
 NAN, INF = float("nan"), float("inf")
+NUMBERS = (
+    "initial_scale",
+    "dynamic_growth_steps",
+    "growth_factor",
+    "backoff_factor",
+    "hysteresis",
+    "min_scale",
+    "max_scale",
+)
 BAD_ARGUMENTS = [
     *[({"initial_scale": value}, "initial_scale") for value in (0, -4, NAN, INF, 1e39, 1e-50, "8", "dynamic", True)],
     *[({"initial_scale": value}, "initial_scale") for value in ([8.0], tf.constant(0.0), np.float32(NAN), object())],
     *[({"dynamic_growth_steps": value}, "dynamic_growth_steps") for value in (0, -1, 2.5, NAN, INF, "5", True)],
-    *[({"growth_factor": value}, "growth_factor") for value in (1.0, 0.5, 0, -2.0, NAN, INF, "2", None)],
-    *[({"backoff_factor": value}, "backoff_factor") for value in (1.0, 2.0, 0.0, -0.5, NAN, INF, "0.5", None)],
+    *[
+        ({"growth_factor": value}, "growth_factor")
+        for value in (1.0, 0.5, 0, -2.0, NAN, INF, "2", None, 1.00000001, 10**400)
+    ],
+    *[
+        ({"backoff_factor": value}, "backoff_factor")
+        for value in (1.0, 2.0, 0.0, -0.5, NAN, INF, "0.5", None, 0.99999999)
+    ],
+    *[({name: value}, name) for name in NUMBERS for value in (np.True_, tf.constant(True), -(10**400))],
+    *[({name: 10**400}, name) for name in NUMBERS],
     *[({"hysteresis": value}, "hysteresis") for value in (0, -1, 1.5, NAN, "1", None)],
     *[({"min_scale": value}, "min_scale") for value in (0.0, -1.0, NAN, INF, None)],
     *[({"max_scale": value}, "max_scale") for value in (0.0, -1.0, NAN, INF, "8")],
@@ -39,7 +56,7 @@ BAD_ARGUMENTS = [
 
 
 @pytest.mark.parametrize(
-    ("arguments", "name"), BAD_ARGUMENTS, ids=[re.sub(r" at 0x\w+", "", str(a)) for a, _ in BAD_ARGUMENTS]
+    ("arguments", "name"), BAD_ARGUMENTS, ids=[re.sub(r" at 0x\w+", "", str(a))[:60] for a, _ in BAD_ARGUMENTS]
 )
 def test_bad_arguments_name_themselves_and_leave_the_inner_optimizer_free(arguments, name):
     for family in ALL_FAMILIES:

@@ -131,6 +131,25 @@ def test_a_deep_copy_goes_on_where_the_first_one_is_and_moves_alone(family):
         LossScaleOptimizer(deep.inner_optimizer)
 
 
+@pytest.mark.parametrize("built", [False, True], ids=["not built", "built"])
+@pytest.mark.parametrize("family", FAMILIES[:2], ids=IDS[:2])
+def test_a_deep_copy_decays_the_weights_that_the_first_one_decays(family, built):
+    optimizer = LossScaleOptimizer(family.sgd(weight_decay=0.5))
+    weights = [family.variable([1.0], name=name) for name in ("kernel", "bias", "gain")]
+    optimizer.exclude_from_weight_decay(var_list=weights[2:], var_names=["bias"])
+    optimizer.iterations = 3
+    if built:
+        optimizer.build(weights)
+    after = []
+    for each in (optimizer, copy.deepcopy(optimizer)):
+        for weight in weights:
+            weight.assign([1.0])
+        each.apply_gradients([(tf.constant([0.0]), weight) for weight in weights])
+        after.append([float(tf.convert_to_tensor(weight)[0]) for weight in weights])
+        assert int(each.iterations) == 4
+    assert after == [[0.75, 1.0, 1.0]] * 2
+
+
 @families
 def test_it_pickles_with_its_scale_where_the_inner_optimizer_pickles(family):
     warnings.simplefilter("ignore")
@@ -144,6 +163,9 @@ def test_it_pickles_with_its_scale_where_the_inner_optimizer_pickles(family):
     again = pickle.loads(pickle.dumps(optimizer))
     assert again.get_config() == optimizer.get_config()
     assert (float(again.loss_scale), int(again.dynamic_counter), int(again.iterations)) == (4.0, 1, 4)
+    assert len(again.weights) == len(pickle.loads(pickle.dumps(inner)).variables), (
+        "the slots are lost, as the bare one's"
+    )
 
 
 class NoUnscaling(LossScaleOptimizer):

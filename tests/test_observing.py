@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.families import ALL_FAMILIES, ALL_IDS, FAMILIES, IDS
-from tf_lossscale import LossScaleOptimizer
+from tf_lossscale import LossScaleOptimizer, legacy
 
 families = pytest.mark.parametrize("family", FAMILIES, ids=IDS)
 all_families = pytest.mark.parametrize("family", ALL_FAMILIES, ids=ALL_IDS)
@@ -96,6 +96,14 @@ def test_counts_that_an_older_state_lacks_are_zero():
         ({"loss_scale": "4", "dynamic_counter": 1}, TypeError, "`loss_scale` must be a number"),
         ({"loss_scale": 4.0, "dynamic_counter": -1}, ValueError, "`dynamic_counter` must be a whole number of at"),
         ({"loss_scale": 4.0, "dynamic_counter": 1, "total_steps": 0.5}, ValueError, "`total_steps` must be a whole"),
+        (
+            {"loss_scale": 4.0, "dynamic_counter": 1, "total_steps": 2**63},
+            ValueError,
+            r"`total_steps` must be below 2\*\*63",
+        ),
+        ({"loss_scale": 4.0, "dynamic_counter": 10**400}, ValueError, "`dynamic_counter` must be below"),
+        ({"loss_scale": 10**400, "dynamic_counter": 1}, ValueError, "`loss_scale` must be a finite float32 number"),
+        ({"loss_scale": 4.0, "dynamic_counter": np.True_}, TypeError, "`dynamic_counter` must be a number"),
     ],
 )
 def test_a_bad_state_is_refused_and_sets_nothing(state, error, text):
@@ -103,6 +111,22 @@ def test_a_bad_state_is_refused_and_sets_nothing(state, error, text):
     before = optimizer.state()
     with pytest.raises(error, match=text):
         optimizer.set_state(state)
+    assert optimizer.state() == before
+
+
+def test_the_largest_counts_are_set_as_they_are():
+    optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD())
+    state = {**optimizer.state(), "total_steps": 2**63 - 1, "skipped_steps": 2**62 + 1}
+    optimizer.set_state(state)
+    assert optimizer.state() == state
+
+
+def test_a_count_that_the_variables_of_contrib_cannot_hold_sets_nothing():
+    manager = legacy.ExponentialUpdateLossScaleManager(8.0, 100)
+    optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), loss_scale_manager=manager)
+    before = optimizer.state()
+    with pytest.raises(ValueError, match="`dynamic_counter` must be at most 2147483647, but got: 2147483648"):
+        optimizer.set_state({"loss_scale": 64.0, "dynamic_counter": 2**31})
     assert optimizer.state() == before
 
 

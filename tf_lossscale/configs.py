@@ -13,7 +13,8 @@ from tf_lossscale.contract import Contract
 from tf_lossscale.core.rules import Rules
 from tf_lossscale.core.state import DynamicLossScale, FixedLossScale
 
-_STATE = "loss_scale_state"
+#: The key of the loss scale's state in the config of the inner optimizer of a model that is saved.
+STATE = "loss_scale_state"
 _BEYOND_THE_ORIGINAL = ("growth_factor", "backoff_factor", "hysteresis", "min_scale", "max_scale")
 
 
@@ -44,12 +45,13 @@ class Configurable:
         """
         if not isinstance(self._loss_scale, DynamicLossScale) or not _a_model_is_being_saved():
             return inner
-        return {**inner, _STATE: self.state()}
+        return {**inner, STATE: self.state()}
 
     def _take_state(self, inner: Any) -> None:
         """Sets the state that `_with_state` put into a config."""
-        if isinstance(inner, dict) and _STATE in inner and isinstance(self._loss_scale, DynamicLossScale):
-            self.set_state(inner[_STATE])
+        if isinstance(inner, dict) and STATE in inner and isinstance(self._loss_scale, DynamicLossScale):
+            state = inner[STATE]
+            self.set_state({**state, "loss_scale": self._loss_scale.in_range(state["loss_scale"])})
 
     @classmethod
     def _deserialized_inner(cls, config: Any, custom_objects: dict[str, Any] | None) -> Any:
@@ -149,6 +151,7 @@ class Configurable:
         inner = memo[id(self._optimizer)] = self._copied_inner(memo)
         memo[id(vars(self)["_contract"])] = Contract()
         new.__dict__.update({name: copy.deepcopy(value, memo) for name, value in vars(self).items()})
+        new._save_scale_with_inner()
         wrapping.mark(inner)
         return new
 

@@ -61,12 +61,9 @@ def whole_number(name: str, value: Any, remedy: str) -> int:
 
     Raises:
         TypeError: `value` is not a number.
-        ValueError: `value` is below 1 or not whole.
+        ValueError: `value` is below 1, not whole, or above what an int64 holds.
     """
-    number = _as_float(name, value, remedy)
-    if not math.isfinite(number) or number < 1 or number != int(number):
-        raise ValueError(f"`{name}` must be a whole number of at least 1, but got: {value!r}. {remedy}")
-    return int(number)
+    return _whole(name, value, remedy, 1)
 
 
 def count(name: str, value: Any, remedy: str) -> int:
@@ -85,12 +82,9 @@ def count(name: str, value: Any, remedy: str) -> int:
 
     Raises:
         TypeError: `value` is not a number.
-        ValueError: `value` is negative or not whole.
+        ValueError: `value` is negative, not whole, or above what an int64 holds.
     """
-    number = _as_float(name, value, remedy)
-    if not math.isfinite(number) or number < 0 or number != int(number):
-        raise ValueError(f"`{name}` must be a whole number of at least 0, but got: {value!r}. {remedy}")
-    return int(number)
+    return _whole(name, value, remedy, 0)
 
 
 def boolean(name: str, value: Any, remedy: str) -> bool:
@@ -121,11 +115,30 @@ FLOAT32_MAX = 3.4028234663852886e38
 FLOAT32_ZERO = 2.0**-150  # this, and what is below, is zero in float32
 
 
+def _whole(name: str, value: Any, remedy: str, least: int) -> int:
+    number = _as_float(name, value, remedy)
+    if isinstance(value, numbers.Integral):
+        whole = int(value)  # a float would round it
+    elif math.isfinite(number) and number == int(number):
+        whole = int(number)
+    else:
+        whole = least - 1
+    if whole < least:
+        raise ValueError(f"`{name}` must be a whole number of at least {least}, but got: {value!r}. {remedy}")
+    if whole >= 2**63:
+        raise ValueError(f"`{name}` must be below 2**63, as an int64 holds it, but got: {value!r}. {remedy}")
+    return whole
+
+
 def _as_float(name: str, value: Any, remedy: str) -> float:
     if hasattr(value, "numpy"):
         value = value.numpy()
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    is_scalar_array = getattr(value, "shape", None) == () and getattr(value, "dtype", None) is not None
+    dtype = getattr(value, "dtype", None)
+    is_scalar_array = getattr(value, "shape", None) == () and dtype is not None and dtype.kind not in "bcOSU"
     if not (is_number or is_scalar_array):
         raise TypeError(f"`{name}` must be a number, but got: {value!r}. {remedy}")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:  # a whole number that no float holds
+        return math.inf if value > 0 else -math.inf

@@ -1,4 +1,4 @@
-"""What happens when training no longer moves: every step is skipped, and the scale is as low as it may be."""
+"""What happens when training no longer moves: every step is skipped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tf_lossscale.core.branches import operations
 from tf_lossscale.core.state import DynamicLossScale
 from tf_lossscale.core.weights import plain, unless, value_or_zero
 
-#: Steps skipped in a row, with the scale at its floor at their end, that make a stall.
+#: Steps skipped in a row that make a stall, wherever the scale stands.
 PATIENCE = 100
 
 
@@ -35,7 +35,7 @@ class OnFloor:
         if action not in ("warn", "raise") and not callable(action):
             raise ValueError(
                 f"`on_floor` must be 'warn', 'raise' or a function of the optimizer, but got: {action!r}. "
-                "It says what happens when every step is skipped although the loss scale is at its floor."
+                "It says what happens when 100 steps in a row were skipped."
             )
         self.action = action
 
@@ -53,7 +53,7 @@ class OnFloor:
 
         Args:
             optimizer: the one to speak of.
-            scale: its loss scale; only a `DynamicLossScale` has a floor.
+            scale: its loss scale; only a `DynamicLossScale` is looked at.
 
         Raises:
             FloatingPointError: training has stalled, and the action is "raise".
@@ -62,9 +62,9 @@ class OnFloor:
             return
         in_a_row = plain(scale.last_step_skipped) and plain(scale.skipped_in_a_row)
         told = scale.told_of_stall(self.action)
-        if in_a_row >= PATIENCE and not plain(told) and plain(scale()) <= scale.rules.min_scale:
+        if in_a_row >= PATIENCE and not plain(told):
             told.assign(True)
-            self._act(optimizer, in_a_row, scale.rules.min_scale)
+            self._act(optimizer, in_a_row, scale)
 
     def watch(self, optimizer: Any, scale: Any) -> list[Any]:
         """Acts, in a graph, if training has stalled before this step; called in the branch that skips it.
@@ -89,10 +89,9 @@ class OnFloor:
             return []
         if not self._acts_in_this_graph(told):
             return operations(noted)
-        moves = tf.logical_or(in_a_row < PATIENCE, scale() > scale.rules.min_scale)
         with tf.control_dependencies(operations(noted)):
             return unless(
-                tf.logical_or(was_told, moves),
+                tf.logical_or(was_told, in_a_row < PATIENCE),
                 lambda: _outside_xla(lambda: self._act_in_graph(optimizer, scale, in_a_row)),
             )
 
@@ -107,16 +106,17 @@ class OnFloor:
         with tf.control_dependencies(operations(scale.told_of_stall(self.action).assign(True))):
             if callable(self.action):
                 return tf.numpy_function(lambda: self.action(optimizer), [], [])
-            message = tf.strings.format(MESSAGE.format("{}", f"{scale.rules.min_scale:g}"), (in_a_row,))
+            message = MESSAGE.format("{}", "{}", f"{scale.rules.min_scale:g}")
+            message = tf.strings.format(message, (in_a_row, scale()))
             if self.action == "raise":
                 return tf.debugging.Assert(False, [message])
             return tf.print(tf.strings.join(["WARNING: ", message]), output_stream=sys.stderr)
 
-    def _act(self, optimizer: Any, in_a_row: int, floor: float) -> None:
+    def _act(self, optimizer: Any, in_a_row: int, scale: DynamicLossScale) -> None:
         if callable(self.action):
             self.action(optimizer)
             return
-        message = MESSAGE.format(in_a_row, f"{floor:g}")
+        message = MESSAGE.format(in_a_row, f"{plain(scale()):g}", f"{scale.rules.min_scale:g}")
         if self.action == "raise":
             raise FloatingPointError(message)
         logging.warning("%s", message)
@@ -142,6 +142,6 @@ WHAT_TO_TRY = (
     "scale sink further with min_scale."
 )
 MESSAGE = (
-    "The last {} steps were all skipped although the loss scale is at its floor of {}: the gradients are not finite "
-    f"whatever the scale, and training does not move. {WHAT_TO_TRY}"
+    "The last {} steps were all skipped. The loss scale is {} now, and is never lowered below {}. The gradients are "
+    f"not finite, and training does not move. {WHAT_TO_TRY}"
 )

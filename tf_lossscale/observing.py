@@ -165,10 +165,13 @@ class Observable:
                 raise ValueError(f"The loss scale here stays at {plain(scale()):g}, but the state has {value!r}.")
             return
         counts = {name: errors.count(name, state.get(name, 0), "Pass what state() returned.") for name in _COUNTS}
+        variables = {name: getattr(scale, attribute) for name, attribute in _COUNTS.items()}
+        for name, variable in variables.items():
+            if variable is not None and counts[name] > variable.dtype.max:  # contrib's are int32
+                raise ValueError(f"`{name}` must be at most {variable.dtype.max}, but got: {counts[name]!r}.")
         scale.current_loss_scale.assign(value)
         scale.last_step_skipped.assign(counts["skipped_in_a_row"] > 0)
-        for name, attribute in _COUNTS.items():
-            variable = getattr(scale, attribute)
+        for name, variable in variables.items():
             if variable is not None:
                 variable.assign(counts[name])
 

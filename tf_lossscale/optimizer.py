@@ -97,8 +97,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         hysteresis: number of overflows it takes to lower the scale.
         min_scale: the scale is never lowered below this.
         max_scale: the scale never grows above this; None for float32's maximum.
-        on_floor: what happens, once, when 100 steps in a row were skipped and the scale is at `min_scale`: "warn",
-            "raise" (a FloatingPointError; from a graph an InvalidArgumentError) or a function that is called with the
+        on_floor: what happens, once, when 100 steps in a row were skipped, wherever the scale stands: "warn", "raise"
+            (a FloatingPointError; from a graph an InvalidArgumentError) or a function that is called with the
             optimizer. It is noticed by that step in eager mode and by the next one in a graph; where XLA compiles the
             step when `loss_scale` or `state()` is read, and at the end of `fit`.
         diagnose: whether to note which variables' gradients overflow, for `overflow_report`, and the norm of all
@@ -171,6 +171,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             _optimizer=inner_optimizer, _scale=loss_scale, _contract=contract.Contract(), _traced=False
         )
         self.__dict__.update(_on_floor=on_floor, _diagnosis=diagnosis)
+        self._save_scale_with_inner()  # raises before it changes the inner optimizer
         loss_scale.prepare()
         on_floor.prepare(loss_scale)
         self._adopt(chosen)
@@ -184,6 +185,22 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         """Sets the constructor's options on the inner optimizer, and whatever the base class needs on the wrapper."""
         for name, value in options.items():
             setattr(self._optimizer, name, value)
+
+    def _save_scale_with_inner(self) -> None:
+        """Makes the loss scale a part of the inner optimizer: a checkpoint of that alone holds it, and restores it."""
+        inner, scale = self._optimizer, self._loss_scale
+        if not hasattr(inner, "_track_trackable"):
+            return
+        inner._maybe_initialize_trackable()  # the legacy optimizers' constructors do not
+        there = inner._lookup_dependency("loss_scale")
+        if there is not None and not isinstance(there, LossScale):
+            raise ValueError(
+                f"`inner_optimizer` must not have a part named 'loss_scale', but {type(inner).__name__} has one: "
+                f"{there!r}. A checkpoint would mix it up with the wrapper's loss scale. Give it another name."
+            )
+        if there is not None or not isinstance(scale, FixedLossScale):
+            inner._track_trackable(scale, "loss_scale", overwrite=True)
+            inner._handle_deferred_dependencies("loss_scale", scale)
 
     def _reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
         """Sums the gradients over the replicas, in a replica context."""
@@ -604,6 +621,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         scale.prepare()
         self._on_floor.prepare(scale)
         self.__dict__["_scale"] = scale
+        self._save_scale_with_inner()
 
     @property
     def dynamic_counter(self) -> tf.Variable | None:
@@ -652,7 +670,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         """Sets the values of `weights`, or of `variables`.
 
         Args:
-            weights: NumPy arrays, as from `get_weights`; those of the loss scale may follow, as h5 files have them.
+            weights: NumPy arrays, as from `get_weights`; those of the loss scale may follow, as h5 files have them. A
+                scale with which training could not go on (infinity, NaN, zero) is replaced, with a warning.
 
         Raises:
             ValueError: the number or a shape of the arrays does not fit; then nothing is set.
@@ -673,6 +692,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
                 )
         for variable, weight in zip(variables, weights):
             variable.assign(weight)
+        self._loss_scale.bring_into_range()
 
     @_as_written
     def build(self, var_list: Iterable[Any]) -> None:

@@ -180,10 +180,13 @@ class LossScaleOptimizer(
         # Keras's own copy of an optimizer that is built has no state.
         inner = self._optimizer
         copied = type(inner).from_config(inner.get_config())
+        if hasattr(inner, "_exclude_from_weight_decay"):  # no part of a config
+            copied._exclude_from_weight_decay = set(inner._exclude_from_weight_decay)
+            copied._exclude_from_weight_decay_pattern = inner._exclude_from_weight_decay_pattern
         if inner.built:
             copied.build(inner._trainable_variables)
-            for old, new in zip(inner.variables, copied.variables):
-                new.assign(old)
+        for old, new in zip(inner.variables, copied.variables):
+            new.assign(old)
         return copied
 
     def set_weights(self, weights: list[Any]) -> None:
@@ -207,11 +210,12 @@ class LossScaleOptimizer(
 
     def load_own_variables(self, store: Any) -> None:
         values = [store[str(i)] for i in range(len(store.keys()))]
-        inner = self.weights
+        inner: list[Any] = self.weights
+        of_scale: list[tuple[Any, Any]] = []
         if len(values) == len(inner) + 4 or (not self.built and _are_of_a_wrapper(values)):
             if self.dynamic:
-                self._loss_scale.good_steps.assign(int(values[2][()]))
-                self._loss_scale.current_loss_scale.assign(float(values[3][()]))
+                of_scale.append((self._loss_scale.good_steps, int(values[2][()])))
+                of_scale.append((self._loss_scale.current_loss_scale, float(values[3][()])))
             values = values[4:]
         if len(values) > len(inner) and not self.built:
             logging.warning(
@@ -223,8 +227,9 @@ class LossScaleOptimizer(
                 f"The saved optimizer has {len(values)} variables, but {type(self._optimizer).__name__} has "
                 f"{len(inner)}. Build the optimizer for the same variables before loading."
             )
-        for variable, value in zip(inner, values):
+        for variable, value in [*zip(inner, values), *of_scale]:
             variable.assign(value)
+        self._loss_scale.bring_into_range()
 
     # What `migrate.restore` asks of an optimizer, wrapped or bare.
 
@@ -246,15 +251,11 @@ class LossScaleOptimizer(
         # With gradient accumulation Keras counts micro-steps inside, and shows steps.
         inner._iterations.assign(value * (inner.gradient_accumulation_steps or 1))
 
-    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
-        children = dict(self._optimizer._trackable_children(save_type, **kwargs))
-        return {**children, "loss_scale": self._loss_scale} if self._loss_scale.variables else children
-
     def _part_of_keras_wrapper(self, name: str) -> Any:
         """What a part of Keras's own LossScaleOptimizer is here; its step count and learning rate mean nothing."""
         parts = {
             "inner_optimizer": self._optimizer,
-            "dynamic_scale": self._loss_scale.current_loss_scale,
+            "dynamic_scale": self._loss_scale._lookup_dependency("current_loss_scale"),
             "step_counter": self._loss_scale.good_steps,
         }
         if name not in parts:
@@ -283,8 +284,6 @@ class LossScaleOptimizer(
                 "this one is of keras.optimizers.LossScaleOptimizer. Restore it with TensorFlow 2.17 or newer, or save "
                 "the model as .keras, which is read here too. Nothing was restored."
             )
-        if name == "loss_scale" and self._loss_scale.variables:
-            return self._loss_scale
         return self._optimizer._lookup_dependency(name, *args)
 
 

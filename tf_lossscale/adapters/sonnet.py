@@ -81,12 +81,6 @@ class _Wrapper(optimizer.LossScaleOptimizer):
             "Sonnet optimizers have no config, and so their wrapper has none. Save it with tf.train.Checkpoint."
         )
 
-    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
-        return {**self._optimizer._trackable_children(save_type, **kwargs), "loss_scale": self._loss_scale}
-
-    def _lookup_dependency(self, name: str, *args: Any) -> Any:
-        return self._loss_scale if name == "loss_scale" else self._optimizer._lookup_dependency(name, *args)
-
 
 class LossScaleOptimizer(_Wrapper, tf.__internal__.tracking.DelegatingTrackableMixin, sonnet.Optimizer):
     """The wrapper around a Sonnet 2 optimizer."""

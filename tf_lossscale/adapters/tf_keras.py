@@ -61,6 +61,11 @@ class LossScaleOptimizer(
         if self._optimizer._mesh:
             self._loss_scale.move_to_mesh(self._optimizer._mesh)
 
+    def _save_scale_with_inner(self) -> None:
+        super()._save_scale_with_inner()
+        # tf_keras lists an optimizer's parts once, when it is first saved or restored.
+        vars(self._optimizer).pop("_coalesced_children", None)
+
     @property
     def _walled(self) -> bool:
         return not self._optimizer._mesh
@@ -126,6 +131,10 @@ class LossScaleOptimizer(
         """Excludes variables from the inner optimizer's weight decay; call it before `build`."""
         self._optimizer.exclude_from_weight_decay(var_list=var_list, var_names=var_names)
 
+    def load_own_variables(self, store: Any) -> None:
+        super().load_own_variables(store)
+        self._loss_scale.bring_into_range()
+
     def _serialized_inner(self) -> Any:
         return self._with_state(tf_keras.optimizers.serialize(self._optimizer))
 
@@ -160,12 +169,3 @@ class LossScaleOptimizer(
     @staticmethod
     def _set_iterations(inner: Any, value: int) -> None:
         inner._iterations.assign(value)
-
-    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
-        children = dict(self._optimizer._trackable_children(save_type, **kwargs))
-        return {**children, "loss_scale": self._loss_scale} if self._loss_scale.variables else children
-
-    def _lookup_dependency(self, name: str, *args: Any) -> Any:
-        if name == "loss_scale" and self._loss_scale.variables:
-            return self._loss_scale
-        return self._optimizer._lookup_dependency(name, *args)

@@ -214,15 +214,6 @@ class LossScaleOptimizer(
     def _set_iterations(inner: Any, value: int) -> None:
         inner.iterations.assign(value)
 
-    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
-        children = dict(self._optimizer._trackable_children(save_type, **kwargs))
-        return {**children, "loss_scale": self._loss_scale} if self._loss_scale.variables else children
-
-    def _lookup_dependency(self, name: str, *args: Any) -> Any:
-        if name == "loss_scale" and self._loss_scale.variables:
-            return self._loss_scale
-        return self._optimizer._lookup_dependency(name, *args)
-
 
 def _require_number(name: str, value: Any) -> None:
     """Raises for what the inner optimizer would take, and stumble over in its next step."""

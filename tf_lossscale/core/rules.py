@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tf_lossscale import errors
@@ -84,13 +85,14 @@ class Rules:
         """
         growth = errors.positive_number("growth_factor", self.growth_factor, "The usual value is 2.0.")
         backoff = errors.positive_number("backoff_factor", self.backoff_factor, "The usual value is 0.5.")
-        if growth <= 1:
+        if np.float32(growth) <= 1:
             raise ValueError(
-                f"`growth_factor` must be above 1, but got: {self.growth_factor!r}. The usual value is 2.0."
+                f"`growth_factor` must be above 1 in float32, but got: {self.growth_factor!r}. The usual value is 2.0."
             )
-        if backoff >= 1:
+        if np.float32(backoff) >= 1:
             raise ValueError(
-                f"`backoff_factor` must be below 1, but got: {self.backoff_factor!r}. The usual value is 0.5."
+                f"`backoff_factor` must be below 1 in float32, but got: {self.backoff_factor!r}. "
+                "The usual value is 0.5."
             )
         low = errors.positive_number("min_scale", self.min_scale, "The usual value is 1.0.")
         high = None

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from tf_lossscale import errors
 from tf_lossscale.core import finite as finite_lib
@@ -45,6 +48,9 @@ class LossScale(Weights):
     def __call__(self) -> tf.Tensor:
         """Returns the current scale, a float32 scalar tensor."""
         raise NotImplementedError
+
+    def bring_into_range(self) -> None:
+        """Replaces a scale that was loaded, if training could not go on with it; here none is loaded."""
 
     def check(self, gradients: Iterable[Any]) -> tf.Tensor:
         """Returns whether the step with these reduced gradients is to be applied, a bool scalar tensor."""
@@ -165,6 +171,7 @@ class DynamicLossScale(LossScale):
     def _make_weights(self) -> None:
         for variable in ("current_loss_scale", "good_steps", "bad_steps"):
             getattr(self, variable)
+        self.__dict__["_restored"] = False
 
     # The names of the first two are those of every TensorFlow version, so that checkpoints fit.
 
@@ -184,7 +191,7 @@ class DynamicLossScale(LossScale):
         return self._weight("bad_steps", 0, tf.int64) if self.rules.hysteresis > 1 else None
 
     def told_of_stall(self, action: Any) -> tf.Variable:
-        """Whether a stall, which is when every step is skipped at `min_scale`, was acted on; a bool scalar variable.
+        """Whether a stall, which is when every step is skipped, was acted on; a bool scalar variable.
 
         Args:
             action: each way of acting has a variable, which optimizers that share the scale share as well.
@@ -195,7 +202,57 @@ class DynamicLossScale(LossScale):
         return self._weight(f"told_of_stall_{actions.index(action)}", False, tf.bool, tracked=False)
 
     def __call__(self) -> tf.Tensor:
+        if vars(self).get("_restored"):
+            with tf.init_scope():
+                self.bring_into_range()
         return tf.convert_to_tensor(self.current_loss_scale)
+
+    def _lookup_dependency(self, name: str, *args: Any) -> Any:
+        # TensorFlow asks for a part right before it restores it, and tells nobody when it has.
+        self.__dict__["_restored"] = True
+        return super()._lookup_dependency(name, *args)
+
+    def bring_into_range(self) -> None:
+        """Replaces a scale that was loaded, if training could not go on with it, and warns; in eager mode only.
+
+        >>> scale = DynamicLossScale(8.0)
+        >>> _ = scale.current_loss_scale.assign(float("inf"))
+        >>> scale.bring_into_range()
+        >>> scale().numpy().item()
+        8.0
+        """
+        if not tf.executing_eagerly() or (
+            tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
+        ):
+            return
+        self.__dict__["_restored"] = False
+        loaded = plain(self.current_loss_scale)
+        fitting = self.in_range(loaded)
+        if fitting != loaded and math.isfinite(fitting):
+            self.current_loss_scale.assign(fitting)
+
+    def in_range(self, loaded: float) -> float:
+        """Returns a scale that was loaded, or warns and returns one that training can go on with.
+
+        >>> DynamicLossScale(8.0).in_range(0.0)
+        1.0
+
+        Args:
+            loaded: any number.
+
+        Returns:
+            The number, or the nearest from `min_scale` (or `initial_scale`, if that is lower) to `max_scale`; in place
+            of infinity and NaN, which tell nothing of the gradients, `initial_scale`.
+        """
+        low, high = self.rules.min_scale, self.rules.max_scale or errors.FLOAT32_MAX
+        low, high = (float(np.float32(bound)) for bound in (min(low, self.initial_scale), high))
+        fitting = min(max(loaded, low), high) if math.isfinite(loaded) else self.initial_scale
+        if fitting != loaded:
+            logging.warning(
+                "The loss scale that was loaded is %g, but must be a finite number from %g to %g. It is set to %g.",
+                *(loaded, low, high, fitting),
+            )
+        return fitting
 
     def record(self, applied: tf.Tensor) -> list[Any]:
         return [*self.move(applied), *super().record(applied)]
@@ -207,8 +264,10 @@ class DynamicLossScale(LossScale):
             return [add_one(self.good_steps)]  # the usual step, in one operation and not in twenty
         bad = 0 if bad_steps is None else bad_steps
         after = self.rules.next(applied, Counts(self.current_loss_scale, self.good_steps, bad))
+        # Infinity or NaN, restored where no value can be looked at, would stay for ever: every step is skipped then.
+        scale = tf.where(tf.math.is_finite(after.scale), after.scale, self.initial_scale)
         done = [
-            self.current_loss_scale.assign(after.scale),
+            self.current_loss_scale.assign(scale),
             self.good_steps.assign(tf.cast(after.good, self.good_steps.dtype)),
         ]
         if bad_steps is not None:

@@ -175,7 +175,7 @@ class DynamicLossScale(LossScale, state.DynamicLossScale):
         return self.good_steps
 
     def __call__(self) -> tf.Tensor:
-        return tf.convert_to_tensor(self.current_loss_scale)
+        return state.DynamicLossScale.__call__(self)
 
     @_as_written
     def update(self, grads: Any) -> tuple[Any, Any]:

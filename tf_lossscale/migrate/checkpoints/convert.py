@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tf_lossscale import LossScaleOptimizer, keras_versions
+from tf_lossscale import LossScaleOptimizer, errors, keras_versions
 from tf_lossscale.migrate.checkpoints import matching, model_parts, slots
 from tf_lossscale.migrate.checkpoints.read import read
 from tf_lossscale.migrate.checkpoints.restore import Restored, restore_from
@@ -66,6 +66,8 @@ def convert(
         OSError: the folder cannot be written; it is as it was.
         ValueError: the file is damaged, its optimizer is of no class of today, or its learning rate has to be given.
     """
+    if learning_rate is not None:
+        errors.positive_number("learning_rate", learning_rate, "Pass the one that training goes on with.")
     folder = pathlib.Path(out)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileExistsError(f"{folder}: it is there already, and not empty. Pass a folder that is to be made.")
@@ -112,10 +114,13 @@ def _path(file: File, saved: Optimizer) -> str:
 def _optimizer(file: File, saved: Optimizer, to: str) -> tuple[Any, str]:
     """An optimizer of today with the options that the file tells of, and the code that constructs it."""
     library = (keras_versions.keras_3 if to == "keras3" else keras_versions.keras_2)("optimizers")
-    cls = getattr(library, saved.name or "", None)
+    # The file says which class is called: no other name of the library is.
+    cls = getattr(library, saved.name, None) if saved.name in slots.ATTRIBUTES else None
     if cls is None:
+        part = saved.path or "its optimizer"
+        told = f"{part} is of class {saved.name!r}, not of one of {', '.join(slots.ATTRIBUTES)}"
         raise ValueError(
-            f"{file.path}: it cannot be told of which class {saved.path or 'its optimizer'} is. Construct the "
+            f"{file.path}: {told if saved.name else f'it cannot be told of which class {part} is'}. Construct the "
             "optimizer in code, and call tf_lossscale.migrate.restore."
         )
     if saved.learning_rate is None and saved.family == "tf1":

@@ -8,6 +8,7 @@ import sys
 import zipfile
 from typing import Any
 
+from tf_lossscale.configs import STATE as _STATE
 from tf_lossscale.migrate.checkpoints import slots as slot_names
 from tf_lossscale.migrate.checkpoints.saved import File, Optimizer, Slots, Tensor, UnreadableError, damage_is_said
 
@@ -31,9 +32,9 @@ def read_archive(path: str) -> File:
         config = (_json(parts["config.json"]).get("compile_config") or {}).get("optimizer")
         optimizers = [] if not isinstance(config, dict) else [_of_config(config, version)]
     with damage_is_said(path, "model.weights.h5"):
-        variables, stored = _weights(path, _h5(io.BytesIO(parts["model.weights.h5"])))
-    for optimizer in optimizers:
-        _fill_from_list(optimizer, stored, variables)
+        variables, stored = _weights(path, _h5(path, io.BytesIO(parts["model.weights.h5"])))
+        for optimizer in optimizers:
+            _fill_from_list(optimizer, _without_scale_by_place(optimizer, stored, config), variables)
     return File(path, ".keras", _writer(version), variables, optimizers)
 
 
@@ -50,7 +51,7 @@ def read_h5(path: str) -> File:
         ValueError: the file is damaged, or of something else.
     """
     with damage_is_said(path, "the HDF5 file"):
-        file = _h5(path)
+        file = _h5(path, path)
         version = _text(file.attrs.get("keras_version", ""))
         if "model_weights" not in file and "layers" not in file and "layer_names" not in file.attrs:
             raise UnreadableError(f"{path}: it is an HDF5 file, but no model of Keras.")
@@ -69,9 +70,8 @@ def read_h5(path: str) -> File:
     with damage_is_said(path, "optimizer_weights"):
         if optimizers and "optimizer_weights" in file:
             group = file["optimizer_weights"]
-            _fill_from_list(
-                optimizers[0], [_tensor(path, group, _text(n)) for n in group.attrs["weight_names"]], variables
-            )
+            stored = [_tensor(path, group, _text(name)) for name in group.attrs["weight_names"]]
+            _fill_from_list(optimizers[0], _without_scale_by_name(optimizers[0], stored), variables)
     return File(path, ".h5", _writer(version), variables, optimizers)
 
 
@@ -98,10 +98,28 @@ def _held(number: Any, digits: str) -> Any:
     return number
 
 
-def _h5(file: Any) -> Any:
+def _h5(path: str, source: Any) -> Any:
+    """Opens an HDF5 file all of whose values are in it: what it says of other files would be read from this machine."""
     import h5py  # comes with Keras
 
-    return h5py.File(file, "r")
+    file = h5py.File(source, "r")
+    waiting, seen = [file], set()
+    while waiting:
+        group = waiting.pop()
+        if h5py.h5o.get_info(group.id).addr in seen:
+            continue
+        seen.add(h5py.h5o.get_info(group.id).addr)
+        for name in group:
+            link = group.get(name, getlink=True)
+            item = group[name] if isinstance(link, h5py.HardLink) else None
+            if isinstance(item, h5py.Group):
+                waiting.append(item)
+            elif item is None or (isinstance(item, h5py.Dataset) and (item.external or item.is_virtual)):
+                raise UnreadableError(
+                    f"{path}: {group.name.rstrip('/')}/{name} is not in the file itself, but a link or data of another "
+                    "file. Keras writes no such files, and nothing of this one was read. Get it from its author anew."
+                )
+    return file
 
 
 def _text(value: Any) -> str:
@@ -148,34 +166,71 @@ def _named(tensor: Tensor, name: str) -> Tensor:
 
 
 def _of_config(config: dict[str, Any], version: str) -> Optimizer:
-    wrapper, inner, values = None, config, config.get("config", {})
-    for name in ("inner_optimizer", "optimizer"):
-        if isinstance(values.get(name), dict):
-            wrapper, inner = config["class_name"], values[name]
+    inner, values = _inner_config(config), config.get("config", {})
+    wrapper = None if inner is config else config["class_name"]
     settings = inner["config"]
     keys = settings.keys()
     if version.startswith("3."):
         family = "keras3"
     else:
         family = "tf_keras" if "is_legacy_optimizer" in keys or "jit_compile" in keys else "tf_keras_legacy"
-    numbers = {name: value for name, value in settings.items() if isinstance(value, (int, float))}
+    numbers = _numbers(settings)
     rate = numbers.pop("learning_rate", None)
-    fixed = values["initial_scale"] if wrapper and values.get("dynamic") is False else None
+    fixed = _numbers(values).get("initial_scale") if wrapper and values.get("dynamic") is False else None
     name = inner["class_name"].rpartition(">")[2]
-    return Optimizer("optimizer", family, name, wrapper, scale=fixed, learning_rate=rate, hyperparameters=numbers)
+    made = Optimizer("optimizer", family, name, wrapper, scale=fixed, learning_rate=rate, hyperparameters=numbers)
+    if _STATE in inner:
+        state = _numbers(inner[_STATE])
+        made.scale, made.counter = float(state["loss_scale"]), int(state["dynamic_counter"])
+    return made
+
+
+def _inner_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The config of the optimizer that a wrapper's config holds; of a bare optimizer its own."""
+    values = config.get("config", {})
+    parts = (values.get(name) for name in ("optimizer", "inner_optimizer"))
+    return next((part for part in parts if isinstance(part, dict)), config)
+
+
+def _numbers(settings: dict[str, Any]) -> dict[str, Any]:
+    """Returns the settings that are numbers."""
+    return {name: value for name, value in settings.items() if isinstance(value, (int, float))}
+
+
+def _without_scale_by_name(optimizer: Optimizer, stored: list[Tensor]) -> list[Tensor]:
+    """Takes scale and counter from an `.h5` file's list of variables, which has their names, and returns the others."""
+    named = {tensor.name.rpartition("/")[2]: tensor for tensor in stored}
+    if not optimizer.wrapper:
+        return stored
+    if "dynamic_scale" in named:
+        return _without_keras_3s_wrapper(optimizer, stored)
+    if "current_loss_scale" in named:
+        optimizer.scale = float(named["current_loss_scale"].value())
+        optimizer.counter = int(named["good_steps"].value())
+    ours = [named.get(name) for name in ("current_loss_scale", "good_steps", "bad_steps")]
+    return [tensor for tensor in stored if tensor not in ours]
+
+
+def _without_scale_by_place(optimizer: Optimizer, stored: list[Tensor], config: Any) -> list[Tensor]:
+    """Takes scale and counter from a `.keras` file's list of variables, which has no names, and returns the others."""
+    if optimizer.wrapper and optimizer.family == "keras3" and len(stored) >= 4:
+        return _without_keras_3s_wrapper(optimizer, stored)
+    if optimizer.family == "tf_keras" and _STATE in _inner_config(config):
+        # tf_lossscale around an optimizer of tf_keras: scale and counter come last, and with a hysteresis its count.
+        count = 3 if config["config"].get("hysteresis", 1) > 1 else 2
+        *stored, scale, counter = stored[: len(stored) - count + 2]
+        optimizer.scale, optimizer.counter = float(scale.value()), int(counter.value())
+    return stored
+
+
+def _without_keras_3s_wrapper(optimizer: Optimizer, stored: list[Tensor]) -> list[Tensor]:
+    # Its own count of steps and learning rate, which mean nothing, then counter and scale.
+    optimizer.counter, optimizer.scale = int(stored[2].value()), float(stored[3].value())
+    return stored[4:]
 
 
 def _fill_from_list(optimizer: Optimizer, stored: list[Tensor], variables: list[Tensor]) -> None:
     """Tells what a list of an optimizer's variables is: these files hold nothing but their order."""
-    stored = list(stored)
-    if optimizer.wrapper and optimizer.family == "keras3" and len(stored) >= 4:
-        # Keras 3's wrapper: its own count of steps and learning rate, which mean nothing, counter and scale.
-        optimizer.counter, optimizer.scale = int(stored[2].value()), float(stored[3].value())
-        stored = stored[4:]
-    elif optimizer.wrapper and len(stored) >= 2 and not stored[-1].shape and not stored[-2].shape:
-        # tf_lossscale around an optimizer of tf_keras: scale and counter come last.
-        optimizer.scale, optimizer.counter = float(stored[-2].value()), int(stored[-1].value())
-        stored = stored[:-2]
     if stored and not stored[0].shape:
         optimizer.iterations = int(stored[0].value())
         stored = stored[1:]

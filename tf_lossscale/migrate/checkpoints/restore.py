@@ -111,6 +111,9 @@ def restore_from(file: File, saved: Optimizer, optimizer: Any, variables: Any) -
     kind = _class_of(file, saved, inner)
     pairs = matching.pairs(file, variables)
     iterations = _iterations(file, saved, inner)
+    for what, count in (("iterations", iterations), ("counter", saved.counter)):
+        if count is not None and not 0 <= count < 2**63:
+            raise ValueError(f"{file.path}: its {what} must be a count that an int64 holds, but are {count:g}.")
     notes = [*matching.notes(pairs), *_notes(saved, kind, inner, family)]
     values = [(variable, tensor.value()) for tensor, variable in pairs]
     planned = _planned_slots(file, saved, kind, pairs, inner)
@@ -128,8 +131,8 @@ def restore_from(file: File, saved: Optimizer, optimizer: Any, variables: Any) -
         (inner._m_cache if legacy else inner._u_product).assign(product)
     if saved.learning_rate is not None:
         _set_learning_rate(inner, saved.learning_rate)
-    scaled = _set_loss_scale(optimizer, saved)
-    return Restored(iterations, saved.scale if scaled else None, saved.counter if scaled else None, tuple(notes))
+    scale = _set_loss_scale(optimizer, saved)
+    return Restored(iterations, scale, None if scale is None else saved.counter, tuple(notes))
 
 
 def _chosen(file: File, name: str | None) -> Optimizer:
@@ -274,17 +277,20 @@ def _set_learning_rate(inner: Any, value: float) -> None:
         inner.learning_rate = value
 
 
-def _set_loss_scale(optimizer: Any, saved: Optimizer) -> bool:
+def _set_loss_scale(optimizer: Any, saved: Optimizer) -> float | None:
+    """Sets scale and counter where there is a place for them, and returns the scale that is there then."""
     if saved.scale is None:
-        return False
+        return None
     for scale, counter in (("current_loss_scale", "good_steps"), ("current_loss_scale", "counter")):
-        state = getattr(optimizer, "_loss_scale", None)
+        state: Any = getattr(optimizer, "_loss_scale", None)
         if hasattr(state, scale) and hasattr(state, counter):
             getattr(state, scale).assign(saved.scale)
             getattr(state, counter).assign(saved.counter or 0)
-            return True
+            if hasattr(state, "bring_into_range"):  # tf_keras's own wrapper may be given
+                state.bring_into_range()
+            return float(getattr(state, scale).numpy())
     if hasattr(optimizer, "dynamic_scale"):
         optimizer.dynamic_scale.assign(saved.scale)
         optimizer.step_counter.assign(saved.counter or 0)
-        return True
-    return False
+        return saved.scale
+    return None
