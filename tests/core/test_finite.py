@@ -106,7 +106,7 @@ def running_sum(values):
 @pytest.mark.parametrize("compiled", [None, False], ids=["eager", "function"])
 @pytest.mark.parametrize(
     ("first", "row", "count"),
-    # Each row is rounded up in the running sum: by 15, by all but 17 of 32, and from a quarter of the largest number on.
+    # In the running sum each row is rounded, up to 32 in the first case: its result is what is applied.
     [(32768.0, 17.0, 1024), (-32768.0, -17.0, 1024), (16384.0, 8.5, 2200), (32768.0, 16.0, 3000), (60000.0, 1.0, 5000)],
 )
 def test_a_sum_of_float16_rows_is_judged_as_it_is_rounded_when_it_is_applied(first, row, count, compiled):

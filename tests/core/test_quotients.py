@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tests import strategies
+from tf_lossscale import LossScaleOptimizer
 from tf_lossscale.core import groups, scaling
 
 INTEGERS = {"float16": np.uint16, "bfloat16": np.uint16, "float32": np.uint32, "float64": np.uint64}
@@ -133,3 +134,28 @@ def test_each_replica_unscales_by_the_largest_scale(dtype):
 
     for result in strategy.experimental_local_results(everywhere()):
         assert_quotients(result.numpy(), values, 2.0**127)
+
+
+@pytest.mark.parametrize("mode", WRAPPERS)
+@pytest.mark.parametrize("scale", [2.0**15, 2.0**120, 2.0**127])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_step_at_a_high_scale_moves_large_and_small_weights_as_without_a_scale(dtype, scale, mode):
+    # In a graph nothing may make of gradient * reciprocal * learning rate a product with what is too small a number.
+    shapes = [[2 * groups._SMALL], [3], [3]]
+    bare, weights = [[tf.Variable(tf.ones(shape, dtype)) for shape in shapes] for _ in range(2)]
+    optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(2.0**-9), initial_scale=scale)
+    optimizer.build(weights)
+    scaled = tf.cast(min(scale, 2.0**15), dtype)
+
+    @WRAPPERS[mode]
+    def step(gradient):
+        optimizer.get_scaled_loss(1.0)
+        gradients = optimizer.get_unscaled_gradients([tf.fill(shape, gradient) for shape in shapes])
+        optimizer.apply_gradients(zip(gradients, weights))
+
+    step(scaled if dtype == "float16" else tf.constant(scale))
+    gradient = tf.cast(float(scaled) / scale, dtype) if dtype == "float16" else tf.constant(1.0)
+    plain = tf.keras.optimizers.SGD(2.0**-9)
+    plain.apply_gradients([(tf.fill(shape, gradient), weight) for shape, weight in zip(shapes, bare)])
+    for mine, theirs in zip(weights, bare):
+        np.testing.assert_array_equal(mine, theirs)

@@ -141,6 +141,8 @@ class _ByReciprocal:
         if groups.compiled() or not self._branching:
             return tf.where(precise, _product(values, reciprocal), _quotient(values, self._scale))
         # A function that is traced once: a conditional for each gradient takes seconds to trace in a large model.
+        # Behind it the graph optimizer does not make gradient * (reciprocal * learning rate) of what follows, either:
+        # that product may be too small a number.
         either = _product_or_quotient.get_concrete_function(
             tf.TensorSpec(None, dtype), tf.TensorSpec([], dtype), tf.TensorSpec([]), tf.TensorSpec([], tf.bool)
         )
@@ -149,11 +151,11 @@ class _ByReciprocal:
         return result
 
 
-@tf.function(autograph=False)
-def _product_or_quotient(
-    values: tf.Tensor, reciprocal: tf.Tensor, scale: tf.Tensor, precise: tf.Tensor
-) -> tf.Tensor:
+def _conditional(values: tf.Tensor, reciprocal: tf.Tensor, scale: tf.Tensor, precise: tf.Tensor) -> tf.Tensor:
     return tf.cond(precise, lambda: _product(values, reciprocal), lambda: _quotient(values, scale))
+
+
+_product_or_quotient: Any = tf.function(_conditional, autograph=False)
 
 
 def _is_precise(reciprocal: tf.Tensor, scale: tf.Tensor) -> Any:
@@ -162,7 +164,8 @@ def _is_precise(reciprocal: tf.Tensor, scale: tf.Tensor) -> Any:
     A normal number is. A subnormal one may have lost bits, and kernels take it for zero in float32 and bfloat16; they
     do not in float16, where that of a power of two is exact.
     """
-    wide, equal, both = functools.partial(tf.cast, dtype=tf.float64), tf.equal, tf.logical_and
+    wide: Callable[[Any], Any] = functools.partial(tf.cast, dtype=tf.float64)
+    equal, both = tf.equal, tf.logical_and
     if tf.executing_eagerly():
         wide, equal, both = float, operator.eq, operator.and_  # one read costs less than a few operations
     known = wide(reciprocal)
