@@ -59,8 +59,10 @@ def unscale(gradients: Iterable[Any], scale: tf.Tensor, walled: bool = True) -> 
     Raises:
         TypeError: a gradient is not of a floating dtype.
     """
+    if not walled:
+        return divide(gradients, scale, walled)  # a mesh has no choice between two operations
     scale = _divisor(scale, walled)
-    return _of_each(gradients, Unscaling(scale, _ByReciprocal(scale, walled)), walled)
+    return _of_each(gradients, Unscaling(scale, _ByReciprocal(scale)), walled)
 
 
 def divide(gradients: Iterable[Any], scale: tf.Tensor, walled: bool = True) -> list[Any]:
@@ -111,12 +113,10 @@ class _ByReciprocal:
 
     Args:
         scale: float32 scalar.
-        branching: False where a choice between two operations is not possible in a graph.
     """
 
-    def __init__(self, scale: tf.Tensor, branching: bool):
-        self._scale, self._branching = scale, branching
-        self._wide = 1.0 / scale
+    def __init__(self, scale: tf.Tensor):
+        self._scale, self._wide = scale, 1.0 / scale
         self._known: dict[tf.DType, tuple[tf.Tensor, Any]] = {}
 
     def __call__(self, values: tf.Tensor) -> tf.Tensor:
@@ -138,7 +138,7 @@ class _ByReciprocal:
         if branches.compiled_for_the_cpu():
             exact = 1.0 / tf.cast(self._scale, tf.float64)
             return _float64_product(values, tf.where(precise, tf.cast(reciprocal, tf.float64), exact))
-        if groups.compiled() or not self._branching:
+        if groups.compiled():
             return tf.where(precise, _product(values, reciprocal), _quotient(values, self._scale))
         # A function that is traced once: a conditional for each gradient takes seconds to trace in a large model.
         # Behind it the graph optimizer does not make gradient * (reciprocal * learning rate) of what follows, either:
