@@ -96,3 +96,37 @@ def test_random_sparse_rows_count_as_their_sum(values, indices):
     hypothesis.assume(not ((sizes > 65000) & (np.abs(sums) < 66000)).any())
     expected = bool(np.all(np.isfinite(sums)) and np.all(np.abs(sums) <= 65504))
     assert bool(all_finite([slices(values, indices, "float16")])) == expected
+
+
+def running_sum(values):
+    """What tf_keras applies of sparse rows with the same index."""
+    return tf.math.unsorted_segment_sum(values, tf.zeros([len(values)], tf.int32), 1)
+
+
+@pytest.mark.parametrize("compiled", [None, False], ids=["eager", "function"])
+@pytest.mark.parametrize(
+    ("first", "row", "count"),
+    # In the running sum each row is rounded, up to 32 in the first case: its result is what is applied.
+    [(32768.0, 17.0, 1024), (-32768.0, -17.0, 1024), (16384.0, 8.5, 2200), (32768.0, 16.0, 3000), (60000.0, 1.0, 5000)],
+)
+def test_a_sum_of_float16_rows_is_judged_as_it_is_rounded_when_it_is_applied(first, row, count, compiled):
+    check = all_finite if compiled is None else tf.function(all_finite, jit_compile=compiled)
+    values = tf.cast(tf.concat([[[first]], tf.fill([count, 1], row)], 0), tf.float16)
+    applied = bool(tf.reduce_all(tf.math.is_finite(running_sum(values))))
+    assert bool(check([tf.IndexedSlices(values, tf.zeros([count + 1], tf.int32), tf.constant([4, 1]))])) == applied
+
+
+@SETTINGS
+@hypothesis.given(
+    st.sampled_from(["float16", "bfloat16", "float32"]),
+    st.integers(0, 2**32 - 1),
+    st.integers(1, 400),
+    st.floats(0.001, 4.0),
+)
+def test_random_rows_near_the_largest_number_are_judged_as_they_are_applied(dtype, seed, count, size):
+    # One sign, so that sums come near the largest number and each rounding matters.
+    random = np.random.default_rng(seed).uniform(0.1, 1.0, (count, 1))
+    values = tf.cast(random * (size / random.sum()) * float(tf.as_dtype(dtype).max), dtype)
+    applied = bool(tf.reduce_all(tf.math.is_finite(running_sum(values))))
+    rows = tf.IndexedSlices(values, tf.fill([count], 3), tf.constant([4, 1]))
+    assert bool(all_finite([rows])) == applied

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
 
 from tf_lossscale.amp import managers
-from tf_lossscale.core import finite
+from tf_lossscale.core import finite, scaling
 from tf_lossscale.core.rules import Counts, Rules
 
 
@@ -72,7 +72,7 @@ class StaticLossScaler(tf.Module):
         Raises:
             TypeError: one is None, or of no floating dtype.
         """
-        return _times(inputs, self.scale_value)
+        return _each(inputs, lambda values: values * tf.cast(self.scale_value, values.dtype))
 
     def unscale(self, inputs: Any) -> Any:
         """Returns the inputs divided by the scale.
@@ -86,7 +86,8 @@ class StaticLossScaler(tf.Module):
         Raises:
             TypeError: one is None, or of no floating dtype.
         """
-        return _times(inputs, 1.0 / self.scale_value)
+        scale = tf.convert_to_tensor(self.scale_value)
+        return _each(inputs, lambda values: scaling.unscale([values], scale)[0])
 
     def adjust(self, grads_finite: Any) -> bool:
         """Returns False: the scale is fixed.
@@ -147,18 +148,17 @@ class DynamicLossScaler(StaticLossScaler):
         return True
 
 
-def _times(inputs: Any, factor: Any) -> Any:
-    def scaled(value: Any) -> Any:
+def _each(inputs: Any, function: Callable[[tf.Tensor], tf.Tensor]) -> Any:
+    def result(value: Any) -> Any:
         tensor = _as_tensor("inputs", value)
         if not tensor.dtype.is_floating:
             raise TypeError(f"`inputs` must be floating tensors, but got one of {tensor.dtype.name}. Cast it first.")
         if isinstance(tensor, tf.IndexedSlices):
-            values = tensor.values * tf.cast(factor, tensor.dtype)
-            return tf.IndexedSlices(values, tensor.indices, tensor.dense_shape)
-        return tensor * tf.cast(factor, tensor.dtype)
+            return tf.IndexedSlices(function(tensor.values), tensor.indices, tensor.dense_shape)
+        return function(tensor)
 
     # IndexedSlices are leaves here: what is done to their indices is nothing.
-    return tf.nest.map_structure(scaled, inputs)
+    return tf.nest.map_structure(result, inputs)
 
 
 def _as_tensor(name: str, value: Any) -> Any:

@@ -22,7 +22,16 @@ def loops() -> bool:
     >>> loops()
     False
     """
-    return groups.compiled() and not tf.distribute.has_strategy() and _only_the_cpu()
+    return compiled_for_the_cpu() and not tf.distribute.has_strategy()
+
+
+def compiled_for_the_cpu() -> bool:
+    """Returns whether XLA compiles the function that is being traced, and there is no other device than the CPU.
+
+    >>> compiled_for_the_cpu()
+    False
+    """
+    return groups.compiled() and _only_the_cpu()
 
 
 def at_most_once(predicate: tf.Tensor, function: Callable[[tf.Tensor], tf.Tensor], otherwise: tf.Tensor) -> tf.Tensor:

@@ -12,25 +12,24 @@ from tf_lossscale.core import groups
 
 
 class Unscaling(NamedTuple):
-    """How gradients are unscaled: what is computed once for all of them, and what is done with it.
+    """How gradients are unscaled: by which scale, and what is done to each.
 
-    >>> by = Unscaling(tf.constant(4.0), 1.0 / tf.constant(4.0), lambda values, factor: values * factor)
+    >>> by = Unscaling(tf.constant(4.0), lambda values: values / 4.0)
     >>> by(tf.constant(8.0)).numpy().item()
     2.0
     """
 
     scale: tf.Tensor
-    factor: tf.Tensor
-    function: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+    function: Callable[[tf.Tensor], tf.Tensor]
 
     def __call__(self, values: tf.Tensor) -> tf.Tensor:
-        return self.function(values, self.factor)
+        return self.function(values)
 
 
 class Scaled(NamedTuple):
     """A gradient of the scaled loss, and how to unscale it.
 
-    >>> Scaled(tf.constant(8.0), Unscaling(tf.constant(4.0), tf.constant(4.0), tf.divide)).unscaled().numpy().item()
+    >>> Scaled(tf.constant(8.0), Unscaling(tf.constant(4.0), lambda values: values / 4.0)).unscaled().numpy().item()
     2.0
     """
 

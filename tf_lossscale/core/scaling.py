@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -35,10 +37,16 @@ def scale_loss(loss: Any, scale: Callable[[], tf.Tensor]) -> Any:
 
 
 def unscale(gradients: Iterable[Any], scale: tf.Tensor, walled: bool = True) -> list[Any]:
-    """Returns each gradient divided by the scale: multiplied by its reciprocal, as TensorFlow always did.
+    """Returns each gradient divided by the scale, to one unit in the last place.
+
+    A gradient is multiplied by the reciprocal, as TensorFlow always did, if the reciprocal is precise in the gradient's
+    dtype. It is not above 2**126 in float32, for one, where it is subnormal and kernels take it for zero: then the
+    gradient is divided.
 
     >>> [g.numpy().tolist() for g in unscale([tf.constant([8.0, 16.0])], tf.constant(8.0))]
     [[1.0, 2.0]]
+    >>> unscale([tf.constant(2.0**127)], tf.constant(2.0**127))[0].numpy().item()
+    1.0
 
     Args:
         gradients: floating tensors, IndexedSlices (kept sparse) or None (kept).
@@ -51,11 +59,14 @@ def unscale(gradients: Iterable[Any], scale: tf.Tensor, walled: bool = True) -> 
     Raises:
         TypeError: a gradient is not of a floating dtype.
     """
-    return _of_each(gradients, Unscaling(scale, 1.0 / scale, _product), walled)
+    if not walled:
+        return divide(gradients, scale, walled)  # a mesh has no choice between two operations
+    scale = _divisor(scale, walled)
+    return _of_each(gradients, Unscaling(scale, _ByReciprocal(scale)), walled)
 
 
 def divide(gradients: Iterable[Any], scale: tf.Tensor, walled: bool = True) -> list[Any]:
-    """Returns each gradient divided by the scale, as Keras 3 does: the reciprocal of 2**127 would be zero.
+    """Returns each gradient divided by the scale, as Keras 3 does: the rounded quotient.
 
     >>> [g.numpy().tolist() for g in divide([tf.constant([8.0, 16.0])], tf.constant(8.0))]
     [[1.0, 2.0]]
@@ -71,7 +82,8 @@ def divide(gradients: Iterable[Any], scale: tf.Tensor, walled: bool = True) -> l
     Raises:
         TypeError: a gradient is not of a floating dtype.
     """
-    return _of_each(gradients, Unscaling(scale, scale, _quotient), walled)
+    scale = _divisor(scale, walled)
+    return _of_each(gradients, Unscaling(scale, functools.partial(_quotient, scale=scale)), walled)
 
 
 def _scaled(loss: Any, factor: tf.Tensor) -> tf.Tensor:
@@ -90,25 +102,100 @@ def _product(values: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
     return tf.raw_ops.Mul(x=values, y=factor)
 
 
+def _divisor(scale: tf.Tensor, walled: bool) -> tf.Tensor:
+    """The scale; the graph optimizer would make a product with the reciprocal of a division by a constant."""
+    scale = tf.convert_to_tensor(scale)
+    return opaque(scale) if walled else scale
+
+
+class _ByReciprocal:
+    """Divides tensors by a scale: a product with the reciprocal, or a quotient where the product would be wrong.
+
+    Args:
+        scale: float32 scalar.
+    """
+
+    def __init__(self, scale: tf.Tensor):
+        self._scale, self._wide = scale, 1.0 / scale
+        self._known: dict[tf.DType, tuple[tf.Tensor, Any]] = {}
+
+    def __call__(self, values: tf.Tensor) -> tf.Tensor:
+        dtype = values.dtype
+        if dtype == tf.float64:
+            return _quotient(values, self._scale)  # a float32 reciprocal is not precise here
+        if dtype not in self._known:
+            # Made outside of the branches that use it later.
+            reciprocal = self._wide if dtype == tf.float32 else tf.cast(self._wide, dtype)
+            self._known[dtype] = reciprocal, _is_precise(reciprocal, self._scale)
+        reciprocal, precise = self._known[dtype]
+        if tf.executing_eagerly():
+            return _product(values, reciprocal) if precise else _quotient(values, self._scale)
+        if branches.compiled_for_the_cpu() and dtype == tf.float16:
+            # float32 holds each product; a conversion to float64 would be a call for each value.
+            exact = tf.maximum(self._wide, 2.0**-126)  # an infinity times zero would be NaN
+            factor = tf.where(precise, tf.cast(reciprocal, tf.float32), exact)
+            return tf.cast(tf.cast(values, tf.float32) * factor, dtype)
+        if branches.compiled_for_the_cpu():
+            exact = 1.0 / tf.cast(self._scale, tf.float64)
+            return _float64_product(values, tf.where(precise, tf.cast(reciprocal, tf.float64), exact))
+        if groups.compiled():
+            return tf.where(precise, _product(values, reciprocal), _quotient(values, self._scale))
+        # A function that is traced once: a conditional for each gradient takes seconds to trace in a large model.
+        # Behind it the graph optimizer does not make gradient * (reciprocal * learning rate) of what follows, either:
+        # that product may be too small a number.
+        either = _product_or_quotient.get_concrete_function(
+            tf.TensorSpec(None, dtype), tf.TensorSpec([], dtype), tf.TensorSpec([]), tf.TensorSpec([], tf.bool)
+        )
+        result = either(values, reciprocal, self._scale, precise)
+        result.set_shape(values.shape)
+        return result
+
+
+def _conditional(values: tf.Tensor, reciprocal: tf.Tensor, scale: tf.Tensor, precise: tf.Tensor) -> tf.Tensor:
+    return tf.cond(precise, lambda: _product(values, reciprocal), lambda: _quotient(values, scale))
+
+
+_product_or_quotient: Any = tf.function(_conditional, autograph=False)
+
+
+def _is_precise(reciprocal: tf.Tensor, scale: tf.Tensor) -> Any:
+    """Whether a reciprocal is off by no more than half a unit in the last place; a bool in eager mode.
+
+    A normal number is. A subnormal one may have lost bits, and kernels take it for zero in float32 and bfloat16; they
+    do not in float16, where that of a power of two is exact.
+    """
+    wide: Callable[[Any], Any] = functools.partial(tf.cast, dtype=tf.float64)
+    equal, both = tf.equal, tf.logical_and
+    if tf.executing_eagerly():
+        wide, equal, both = float, operator.eq, operator.and_  # one read costs less than a few operations
+    known = wide(reciprocal)
+    half = reciprocal.dtype == tf.float16
+    normal = both(known >= (2.0**-14 if half else 2.0**-126), known < float("inf"))
+    return normal | equal(known * wide(scale), 1.0) if half else normal
+
+
 def _quotient(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
     if values.dtype == tf.float64:
         return tf.raw_ops.RealDiv(x=values, y=tf.cast(scale, values.dtype))
     if values.dtype != tf.float32:
         return tf.cast(_quotient(tf.cast(values, tf.float32), scale), values.dtype)  # float16 does not hold 2**16
-    if branches.loops() and not groups.is_small(values):
-        return _quotient_by_product(values, scale)
+    if branches.compiled_for_the_cpu():
+        return _float64_product(values, 1.0 / tf.cast(scale, tf.float64))
     return tf.raw_ops.RealDiv(x=values, y=scale)
 
 
-def _quotient_by_product(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
-    """The float32 quotient, bit for bit, without a division for each value, which costs a fused step a quarter more.
+def _float64_product(values: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+    """The product with a float64 factor, rounded to the dtype of the values.
 
-    The product of a float32 number with a reciprocal in float64 is within 2**-52 of the quotient, in proportion. What
+    If the factor is a number of that dtype, these are the bits of the plain product, which float64 holds.
+
+    If it is a reciprocal in float64, these are the bits of the float32 quotient, without a division for each value,
+    which costs a fused step a quarter more. (XLA makes a product of a division by a constant, too: by zero for 2**127.)
+    The product of a float32 number with such a reciprocal is within 2**-52 of the quotient, in proportion. What
     rounds to another float32 number is further away: a quotient of two numbers of 24 bits is at least 2**-49 from
     the middle between two. (That holds for normal numbers; XLA takes smaller ones on the CPU for zero.)
     """
-    reciprocal = 1 / tf.cast(scale, tf.float64)
-    return tf.cast(tf.cast(values, tf.float64) * reciprocal, tf.float32)
+    return tf.cast(tf.cast(values, tf.float64) * factor, values.dtype)
 
 
 def _of_each(gradients: Iterable[Any], by: Unscaling, walled: bool) -> list[Any]:
