@@ -2,31 +2,39 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider -n 2 --dist worksteal
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: demo test lint doctest unit test-slow test-tpu test-gpu bench docs docs-tables docs-plots clean test-processors
+.PHONY: demo test quick lint doctest unit test-slow test-tpu test-gpu test-processors bench docs docs-tables docs-plots clean
 
 ## Install the package and run the main job.
 demo: $(VENV)/.demo
 	$(BIN)/tf-lossscale train --out runs
 
 ## Everything that has to pass: lint, types, doctests, tests.
-test: lint doctest unit test-slow
+test: lint
+	$(PYTEST) -m "not tpu and not gpu" --doctest-modules tf_lossscale tests tf_function_tests
+
+## For the loop of edit and test: lint, types, the core, and one family's row of the behaviours and of the promises.
+quick: lint
+	$(PYTEST) -m "not slow and not tpu and not gpu" -k "core or ($(FAMILY) and not mirrored_4 and not loop)" \
+		tests/core tests/test_families.py tf_function_tests/test_promises.py
+FAMILY := keras3
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+## Parts of it: the examples in docstrings, the tests within one process, the tests that start processes of their own.
 doctest: $(VENV)/.test
-	$(BIN)/python -m pytest -q -p no:cacheprovider --doctest-modules tf_lossscale
+	$(PYTEST) --doctest-modules tf_lossscale
 
 unit: $(VENV)/.test
-	$(BIN)/python -m pytest -q -p no:cacheprovider -n 2 -m "not slow and not tpu and not gpu" tests tf_function_tests
+	$(PYTEST) -m "not slow and not tpu and not gpu" tests tf_function_tests
 
-## Tests that start processes of their own.
 test-slow: $(VENV)/.test
-	$(BIN)/python -m pytest -q -p no:cacheprovider -n 2 -m slow tests tf_function_tests
+	$(PYTEST) -m slow tests tf_function_tests
 
 ## The compiled step, taken by the TPU compiler; needs no TPU but the extra tpu-check.
 test-tpu: $(VENV)/.tpu
@@ -44,7 +52,7 @@ test-processors: processor-SSE4_2-0-1 processor-AVX2-1-8 processor-AVX512-0-8
 processor-%: $(VENV)/.test
 	XLA_FLAGS=--xla_cpu_max_isa=$(word 1,$(subst -, ,$*)) TF_ENABLE_ONEDNN_OPTS=$(word 2,$(subst -, ,$*)) \
 		TF_NUM_INTRAOP_THREADS=$(word 3,$(subst -, ,$*)) \
-		$(BIN)/python -m pytest -q -p no:cacheprovider -n 2 -m "not slow and not tpu and not gpu" $(NUMERIC)
+		$(PYTEST) -m "not slow and not tpu and not gpu" $(NUMERIC)
 
 ## What a step costs, next to the bare optimizer and to the libraries' own (docs/performance.*); Adafactor's next to the others'.
 ## A run that was stopped goes on with `make bench BENCH=--missing`, or with a time: BENCH="--missing 2026-01-31T15:00".

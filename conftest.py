@@ -17,6 +17,11 @@ else:
     )
 
 
+def pytest_collection_modifyitems(items):
+    """Puts the slow tests first: one that starts last would keep one of two processes busy alone."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call():
     """Skips a test of which XLA cannot compile the float16."""

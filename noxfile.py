@@ -40,7 +40,7 @@ TESTS = {
         "tf_function_tests/test_compiled_steps.py",
     ),
 }
-ALONE = ("hypothesis", "pytest")
+ALONE = ("hypothesis", "pytest", "pytest-timeout")
 ALL = (".[train,migrate,plot,sonnet]", "h5py", "tensorboard", *ALONE)
 
 CELLS = [

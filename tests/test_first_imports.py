@@ -97,7 +97,7 @@ def run(code, *arguments, **environment):
         capture_output=True,
         text=True,
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **environment},
-        timeout=500,
+        timeout=1500,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "tf_lossscale" not in done.stderr, "a warning"

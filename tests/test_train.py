@@ -63,11 +63,11 @@ def test_ctrl_c_leaves_a_checkpoint_and_resume_goes_on_as_if_nothing_had_happene
 
     running = subprocess.Popen([*TRAIN, *options, "--out", cut], stderr=subprocess.PIPE, stdout=subprocess.PIPE)
     seen = b""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 1200
     while b"/150" not in seen.split(b"0/150")[-1] and time.monotonic() < deadline:
         seen += running.stderr.read(1)
     running.send_signal(signal.SIGINT)
-    out, _ = running.communicate(timeout=120)
+    out, _ = running.communicate(timeout=1200)
     assert running.returncode == 130, out
     stopped = state_of(cut)
     assert 0 < len(stopped["history"]) < 150

@@ -10,7 +10,7 @@ import sys
 import time
 
 ROOT = pathlib.Path(__file__).parents[1]
-PATIENCE = 400  # seconds
+PATIENCE = 1500  # seconds, for a machine that is busy with other things; a minute or two is usual
 
 SERVER = """
 import tensorflow as tf
@@ -56,9 +56,17 @@ class Cluster:
         return self._directory / f"{kind}-{index}.txt"
 
     def wait(self, done):
-        """Waits until `done()`, or until nobody would be patient any more."""
+        """Waits until `done()`.
+
+        Raises:
+            TimeoutError: it took more than PATIENCE; says which processes still run, and what they wrote last.
+        """
         deadline = time.monotonic() + PATIENCE
-        while not done() and time.monotonic() < deadline:
+        while not done():
+            if time.monotonic() > deadline:
+                running = [key for key, process in self._processes.items() if process.poll() is None]
+                wrote = [f"{key}: ...{self._output(*key).read_text()[-2000:]}" for key in running]
+                raise TimeoutError("\n".join([f"Still running after {PATIENCE} seconds:", *wrote]))
             time.sleep(0.2)
 
     def __enter__(self):

@@ -71,7 +71,7 @@ class Running:
         self.scale = make()
         if mode.startswith("graph"):
             self.session.run(tf.compat.v1.global_variables_initializer())
-        self.updates = {}
+        self.updates, self._read = {}, None
 
     def __enter__(self):
         return self
@@ -79,37 +79,41 @@ class Running:
     def __exit__(self, *error):
         self.stack.close()
 
-    def update(self, name, spec):
-        """Updates with one event; returns should_apply. A graph is built once for gradients of the same shapes."""
+    def update(self, spec):
+        """Updates with one event; returns should_apply. Gradients of the same shapes are traced once."""
         if self.mode == "eager":
             return bool(self.scale.update(structure(spec))[1])
-        if self.mode == "function":
-            if name not in self.updates:
-                self.updates[name] = tf.function(lambda: self.scale.update(structure(spec))[1])
-            return bool(self.updates[name]())
-        values, feeds = [], []
+        values, dtypes = [], []
 
         def noted(value, dtype):
             values.append(value)
+            dtypes.append(dtype)
             return f"{dtype}{value.shape}"
 
-        def fed(value, dtype):
-            feeds.append(tf.compat.v1.placeholder(dtype, value.shape))
-            return feeds[-1]
+        def updated(*tensors):
+            given = iter(tensors)
+            return self.scale.update(structure(spec, lambda *_: next(given)))
 
         outline = str(structure(spec, noted, lambda *parts: parts))
+        if self.mode == "function":
+            if outline not in self.updates:
+                self.updates[outline] = tf.function(lambda *tensors: updated(*tensors)[1])
+            return bool(self.updates[outline](*map(tf.constant, values, dtypes)))
         if outline not in self.updates:
-            operation, apply = self.scale.update(structure(spec, fed))
+            feeds = [tf.compat.v1.placeholder(dtype, value.shape) for value, dtype in zip(values, dtypes)]
+            operation, apply = updated(*feeds)
             self.updates[outline] = [apply, operation], feeds
         fetched, feeds = self.updates[outline]
         return bool(self.session.run(fetched, dict(zip(feeds, values)))[0])
 
     def state(self):
         """(scale, counter)."""
-        values = [self.scale(), self.scale.good_steps]
-        if self.mode.startswith("graph"):
-            values = self.session.run(values)
-        return float(values[0]), int(values[1])
+        if not self.mode.startswith("graph"):
+            return float(self.scale()), int(self.scale.good_steps)
+        if self._read is None:  # more operations in the graph would have it optimized anew
+            self._read = [self.scale(), self.scale.good_steps]
+        scale, counter = self.session.run(self._read)
+        return float(scale), int(counter)
 
 
 def trace_of(recording, name, mode):
@@ -131,7 +135,7 @@ def test_dynamic_loss_scale_moves_as_all_versions_recorded(name, mode):
     with Running(mode, lambda: legacy.DynamicLossScale(**numbers(case["kwargs"]))) as running:
         states = [(*running.state(), None)]
         for event in events:
-            apply = running.update(event, recorded["events"][event])
+            apply = running.update(recorded["events"][event])
             states.append((*running.state(), apply))
         after = repr(running.scale)
     compared = 0
@@ -169,15 +173,15 @@ def test_single_updates_are_as_recorded(recording, part, mode):
         spec = case["grads"]
         with Running(mode, lambda: legacy.DynamicLossScale(64.0, 3, 2.0)) as running:
             if (recording, name) in DIFFERENCES:
-                assert running.update(name, spec) == DIFFERENCES[recording, name][0]
+                assert running.update(spec) == DIFFERENCES[recording, name][0]
             for recorded in theirs if (recording, name) not in DIFFERENCES else []:
                 if "error" in recorded:
                     with pytest.raises((TypeError, ValueError, tf.errors.InvalidArgumentError)):
-                        running.update(name, spec)
+                        running.update(spec)
                     assert running.state() == (64.0, 0), name
                 else:
                     if running.state() == (64.0, 0):
-                        assert running.update(name, spec) == recorded["ok"]["should_apply"], name
+                        assert running.update(spec) == recorded["ok"]["should_apply"], name
                     assert running.state() == (recorded["ok"]["scale"], recorded["ok"]["good_steps"]), name
 
 
