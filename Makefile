@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: demo test lint doctest unit test-slow test-tpu test-gpu bench docs docs-tables docs-plots clean
+.PHONY: demo test lint doctest unit test-slow test-tpu test-gpu fuzz bench docs docs-tables docs-plots clean
 
 ## Install the package and run the main job.
 demo: $(VENV)/.demo
@@ -35,6 +35,10 @@ test-tpu: $(VENV)/.tpu
 ## The promises and fit on the GPUs of this machine; skipped with the reason where TensorFlow finds none.
 test-gpu: $(VENV)/.test
 	$(BIN)/python -m pytest -q -p no:cacheprovider -rs -m gpu tf_function_tests
+
+## Random programs against a NumPy model, and faults, for MINUTES=10; SEED=... repeats a run.
+fuzz: $(VENV)/.test
+	$(BIN)/python -m fuzz $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(FUZZ)
 
 ## What a step costs, next to the bare optimizer and to the libraries' own (docs/performance.*); Adafactor's next to the others'.
 ## A run that was stopped goes on with `make bench BENCH=--missing`, or with a time: BENCH="--missing 2026-01-31T15:00".
