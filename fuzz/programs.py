@@ -154,7 +154,7 @@ def _loops(draw, program):
         missing=draw(st.none() | st.integers(0, variables - 1)) if variables > 1 else None,
         sparse=sparse,
         recompute=not sparse and draw(st.booleans()),
-        backwards=draw(st.booleans()),
+        backwards=program["family"] != "sonnet" and draw(st.booleans()),  # Sonnet's slots go by position
         repeated=draw(st.sampled_from(["no", "no", "if", "while"])) if function and calls != "two_functions" else "no",
     )
 

@@ -1,13 +1,16 @@
 """What is saved: models after some steps, in every format; what is read back is whole, or an error."""
 
 import functools
+import os
 import pathlib
+import signal
 
 import numpy as np
 import tensorflow as tf
 
 from tests.families import FAMILIES
-from tf_lossscale import LossScaleOptimizer
+from tf_lossscale import LossScaleOptimizer, cli
+from tf_lossscale.training import lenet
 
 STEPS = 6
 BATCH = np.random.default_rng(0).normal(size=(4, 3)).astype("float32")
@@ -17,6 +20,11 @@ FORMATS = {
     "tf_keras_legacy": ("checkpoint", "keras", "h5", "saved_model"),
 }
 SUFFIX = {"keras": ".keras", "h5": ".h5", "weights": ".weights.h5", "saved_model": ""}
+
+
+def batch(i):
+    """The examples of step i; every third step overflows."""
+    return BATCH * np.float32(np.inf if i % 3 == 1 else i + 1)
 
 
 class Trainee:
@@ -34,12 +42,11 @@ class Trainee:
             [keras.layers.Input((3,)), keras.layers.Dense(2, kernel_initializer="ones"), keras.layers.Dense(1)]
         )
         self.model.layers[1].set_weights([np.float32([[1.0], [-2.0]]), np.zeros(1, np.float32)])
-        self.model.compile(self.optimizer, "mse", run_eagerly=True, jit_compile=False)
+        self.model.compile(self.optimizer, keras.losses.MeanSquaredError(), run_eagerly=True, jit_compile=False)
 
     def step(self, i):
         """Takes step i."""
-        bad = i % 3 == 1
-        self.model.train_on_batch(BATCH * np.float32(np.inf if bad else i + 1), np.ones((4, 1), np.float32))
+        self.model.train_on_batch(batch(i), np.ones((4, 1), np.float32))
 
     def save(self, kind, directory, i):
         """Saves under the number i."""
@@ -57,6 +64,7 @@ class Trainee:
         if kind == "checkpoint":
             self._checkpoint().restore(str(pathlib.Path(directory, f"ckpt-{i}"))).assert_existing_objects_matched()
         elif kind == "weights":
+            self.optimizer.build(self.model.trainable_variables)
             self.model.load_weights(str(pathlib.Path(directory, f"{i}{SUFFIX[kind]}")))
         else:
             self.model = self.family.keras.models.load_model(str(pathlib.Path(directory, f"{i}{SUFFIX[kind]}")))
@@ -111,3 +119,24 @@ def assert_same(one, other, what):
     """Raises an AssertionError unless two states are equal, bit by bit."""
     for a, b in zip(one, other, strict=True):
         np.testing.assert_array_equal(a, b, err_msg=what)
+
+
+def train_command(begin, directory, options, interrupted_at):
+    """Runs `tf-lossscale train`, with Ctrl-C after some steps; `begin` is called right before that.
+
+    Returns:
+        The exit code.
+    """
+    del directory
+    step, taken = lenet.Run.step, []
+
+    def counting(self, *arguments):
+        record = step(self, *arguments)
+        taken.append(record)
+        if len(taken) == interrupted_at:
+            begin()
+            os.kill(os.getpid(), signal.SIGINT)
+        return record
+
+    lenet.Run.step = counting
+    return cli.main(["train", *options])
