@@ -116,7 +116,7 @@ def _programs(which):
         try:
             run_one()
         except Exception:
-            return f"{traceback.format_exc(limit=-1)}Add to FOUND in tests/test_fuzz.py:\n    {failed[0]!r},"
+            return f"{traceback.format_exc(limit=-1)[:3000]}\nAdd to FOUND in tests/test_fuzz.py:\n    {failed[0]!r},"
         return None
 
     return turn

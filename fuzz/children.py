@@ -66,6 +66,9 @@ def _child(connection, function, arguments, killed_at):
             _die_at(killed_at, str(arguments[0]))
         connection.send(("began", None))
 
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(quiet, 1)
+    os.dup2(quiet, 2)
     try:
         connection.send(("returned", function(begin, *arguments)))
     except BaseException:

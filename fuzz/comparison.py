@@ -5,18 +5,24 @@ import tensorflow as tf
 
 from fuzz import model
 from fuzz.changes import CHANGES
-from fuzz.programs import ADAM, MOMENTUM, RATE, SCALED, SHAPES
+from fuzz.programs import ADAM, LAZY, MOMENTUM, RATE, SCALED, SHAPES
 
 #: Distance to the model, in proportion to the largest value that a variable had.
 TOLERANCES = {"float16": 2.0**-7, "bfloat16": 2.0**-4, "float32": 2.0**-19, "float64": 2.0**-19}
 
 
 def inner_model(family, name):
-    """The same in NumPy."""
+    """The update rule of an optimizer, by its name."""
     if name == "adam":
         return model.Adam(RATE, **ADAM, hat=family.name == "sonnet", lazy=family.name == "sonnet")
-    lazy = family.name in ("tf_keras_legacy", "tf1", "sonnet")
-    return model.SGD(RATE, MOMENTUM if name == "momentum" else 0.0, lazy)
+    return model.SGD(RATE, MOMENTUM if name == "momentum" else 0.0, lazy=family.name in LAZY)
+
+
+def changed(names, gradients, number):
+    """The gradients after the changes of these names, one after the other."""
+    for name in names:
+        gradients = CHANGES[name].model(gradients, number)
+    return gradients
 
 
 class Model:
@@ -43,12 +49,8 @@ class Model:
             found[1] = model.Rows(found[1], rows[replica])
         scale = self.training.loss_scale.scale
         found = [model.scaled(g, scale, tf.as_dtype(d).as_numpy_dtype) for g, d in zip(found, self.program.dtypes)]
-        for name in loop.scaled:
-            found = CHANGES[name].model(found, step.number)
-        found = [model.unscaled(g, scale) for g in found]
-        for name in loop.unscaled:
-            found = CHANGES[name].model(found, step.number)
-        return found
+        found = [model.unscaled(g, scale) for g in changed(loop.scaled, found, step.number)]
+        return changed(loop.unscaled, found, step.number)
 
 
 class Comparison:

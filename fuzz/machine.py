@@ -6,7 +6,7 @@ import sonnet
 import tensorflow as tf
 
 from fuzz.changes import CHANGES
-from fuzz.programs import ADAM, MOMENTUM, RATE, SCALED, SHAPES
+from fuzz.programs import ADAM, MOMENTUM, RATE, SHAPES
 from tests import strategies
 from tests.families import ALL_FAMILIES
 from tf_lossscale import LossScaleOptimizer
@@ -122,35 +122,42 @@ class Machine:
         optimizer, variables = self.optimizer, self.variables
         if loop.calls == "minimize":
             return optimizer.minimize(loss, variables)
-        elif loop.calls == "compute_gradients":
-            pairs = optimizer.compute_gradients(loss, variables)
-            return self._apply(loop, _changed(loop.unscaled, [gradient for gradient, _ in pairs], number))
-        elif loop.calls in SCALED:
-            found = self._scaled(loop, loss, optimizer.scale_loss, number)
-            if loop.calls == "apply":
-                return optimizer.apply(found, variables)
-            else:
-                return self._apply(loop, found)
+        if loop.calls == "apply":
+            return optimizer.apply(self._scaled(loop, loss, optimizer.scale_loss, number), variables)
+        if loop.calls == "apply_gradients":
+            return self._apply(loop, self._scaled(loop, loss, optimizer.scale_loss, number))
+        if loop.calls == "compute_gradients":
+            found = [gradient for gradient, _ in optimizer.compute_gradients(loss, variables)]
         else:
-            found = optimizer.get_unscaled_gradients(self._scaled(loop, loss, optimizer.get_scaled_loss, number))
-            return self._apply(loop, _changed(loop.unscaled, found, number))
+            found = self._unscaled(loop, self._scaled(loop, loss, optimizer.get_scaled_loss, number))
+        return self._apply(loop, _changed(loop.unscaled, found, number))
 
     def _scaled(self, loop, loss, scale, number):
         with tf.GradientTape() as tape:
             scaled = scale(loss())
         return _changed(loop.scaled, tape.gradient(scaled, self.variables), number)
 
+    def _unscaled(self, loop, gradients):
+        """The gradients, unscaled where the loop says."""
+        present = [i for i, gradient in enumerate(gradients) if gradient is not None]
+        unscale = functools.partial(self.optimizer.get_unscaled_gradients, [gradients[i] for i in present])
+        if loop.place == "function":
+            unscale = tf.function(unscale)
+        elif loop.place == "cond":
+            unscale = functools.partial(tf.cond, tf.constant(True), unscale, unscale)
+        found = dict(zip(present, unscale()))
+        return [found.get(i) for i in range(len(gradients))]
+
     def _apply(self, loop, gradients):
-        pairs = list(zip(gradients, self.variables))
+        pairs = list(zip(gradients, self.variables))[:: -1 if loop.backwards else 1]
         if self.family.name == "sonnet":
-            return self.optimizer.apply(*zip(*(pairs[::-1] if loop.backwards else pairs)))
-        else:
-            return self.optimizer.apply_gradients(pairs[::-1] if loop.backwards else pairs)
+            return self.optimizer.apply(*zip(*pairs))
+        return self.optimizer.apply_gradients(pairs)
 
     def _keep(self, loop, kept, *inputs):
         *gradients, rows, number = inputs
         loss = functools.partial(self._loss, loop, gradients, rows)
-        found = self.optimizer.get_unscaled_gradients(self._scaled(loop, loss, self.optimizer.get_scaled_loss, number))
+        found = self._unscaled(loop, self._scaled(loop, loss, self.optimizer.get_scaled_loss, number))
         for variable, gradient in zip(kept, found):
             if gradient is not None:
                 variable.assign(gradient)
