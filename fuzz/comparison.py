@@ -65,6 +65,11 @@ class Comparison:
         self.machine, self.program = machine, program
         self.expected = Model(program, machine.family)
         self._sizes = [1.0] * len(program.dtypes)
+        self._tolerances = [TOLERANCES[dtype] for dtype in program.dtypes]
+        if any(
+            "clip_by_norm" in loop.unscaled for loop in program.loops
+        ):  # what half precision does to one moves all of them
+            self._tolerances = [max(self._tolerances)] * len(program.dtypes)
 
     def step(self, step):
         """Has the model take a step."""
@@ -96,7 +101,7 @@ class Comparison:
             for copy in machine.copies(variable):
                 assert np.isfinite(np.asarray(copy, np.float64)).all(), f"{where}: {variable}"
         for i, (variable, value) in enumerate(zip(machine.variables, training.values)):
-            atol = TOLERANCES[self.program.dtypes[i]] * self._sizes[i]
+            atol = self._tolerances[i] * self._sizes[i]
             for copy in machine.copies(variable):
                 found = np.asarray(copy, np.float64).reshape(value.shape)
                 np.testing.assert_allclose(found, value, rtol=0, atol=atol, err_msg=f"{where}: variable {i}")
