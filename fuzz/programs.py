@@ -149,7 +149,8 @@ def _loops(draw, program):
     rows_alone = program["inner"] == "momentum" and program["family"] in LAZY  # an operation that XLA lacks
     sparse = variables > 1 and calls != "two_functions" and not (rows_alone and program["mode"] == "compiled")
     squares_rows = program["inner"] == "adam" and program["family"] == "keras3"  # each alone, and sums them then
-    sparse = sparse and not squares_rows and draw(st.booleans())
+    gathered = program["mode"] == "mirrored" and "bfloat16" in program["dtypes"]  # a dtype that collectives lack
+    sparse = sparse and not squares_rows and not gathered and draw(st.booleans())
     # XLA rounds half precision less often, and overflows later.
     exact = program["mode"] != "compiled" or set(program["dtypes"]) <= {"float32", "float64"}
     scaled = () if calls in ("minimize", "compute_gradients") or not exact else draw(_some(changes, 2))
