@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider -n 2 --dist worksteal
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: demo test quick lint doctest unit test-slow test-tpu test-gpu test-processors bench docs docs-tables docs-plots clean
+.PHONY: demo test quick lint doctest unit test-slow test-tpu test-gpu test-processors fuzz bench docs docs-tables docs-plots clean
 
 ## Install the package and run the main job.
 demo: $(VENV)/.demo
@@ -53,6 +53,10 @@ processor-%: $(VENV)/.test
 	XLA_FLAGS=--xla_cpu_max_isa=$(word 1,$(subst -, ,$*)) TF_ENABLE_ONEDNN_OPTS=$(word 2,$(subst -, ,$*)) \
 		TF_NUM_INTRAOP_THREADS=$(word 3,$(subst -, ,$*)) \
 		$(PYTEST) -m "not slow and not tpu and not gpu" $(NUMERIC)
+
+## Random programs against a NumPy model, and faults, for MINUTES=10; SEED=... repeats a run.
+fuzz: $(VENV)/.test
+	$(BIN)/python -m fuzz $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(FUZZ)
 
 ## What a step costs, next to the bare optimizer and to the libraries' own (docs/performance.*); Adafactor's next to the others'.
 ## A run that was stopped goes on with `make bench BENCH=--missing`, or with a time: BENCH="--missing 2026-01-31T15:00".

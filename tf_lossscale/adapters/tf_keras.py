@@ -40,6 +40,7 @@ class LossScaleOptimizer(
         "use_ema",
         "ema_momentum",
         "jit_compile",
+        "name",  # tf_keras warns with it when a file does not fit the optimizer
         "_iterations",
         "_learning_rate",
         "_mesh",

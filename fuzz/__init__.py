@@ -1,0 +1,1 @@
+"""Random programs against a NumPy model, and faults: `python -m fuzz`."""

@@ -1,0 +1,126 @@
+"""`python -m fuzz`: random programs and faults, for some minutes.
+
+    python -m fuzz [--minutes 10] [--seed 1] [--only programs|libraries|faults]
+
+A program that fails is shrunk and printed as a test; of a fault the call is printed. The exit code is 1 then, else 0.
+"""
+
+import argparse
+import itertools
+import logging
+import os
+import random
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import hypothesis
+
+import conftest  # noqa: F401  the virtual CPUs
+from fuzz import cluster_faults, faults, programs, running
+
+AT_ONCE = 10  # programs of one run of Hypothesis
+MOST_FAILURES = 3
+STRATEGIES = {"programs": programs.programs, "libraries": programs.library_programs}
+
+
+def main(arguments=None):
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=10.0, help="nothing is begun after them")
+    parser.add_argument("--seed", type=int, help="of an earlier run, which is repeated")
+    parser.add_argument("--only", choices=[*STRATEGIES, "faults"], help="a part of it")
+    options = parser.parse_args(arguments)
+    seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
+    print(f"seed {seed}: repeat with `make fuzz SEED={seed}`", flush=True)
+    logging.disable(logging.ERROR)
+    warnings.simplefilter("ignore")
+
+    counts = dict.fromkeys(("programs", "steps", "faults", "failures"), 0)
+    deadline = time.monotonic() + 60 * options.minutes
+    for number, turn in enumerate(_turns(options.only), seed):
+        if time.monotonic() > deadline or counts["failures"] == MOST_FAILURES:
+            break
+        failure = turn(number, counts, deadline)
+        if failure:
+            counts["failures"] += 1
+            print(f"\n{failure}", flush=True)
+    print(", ".join(f"{count} {what}" for what, count in counts.items()))
+    return 1 if counts["failures"] else 0
+
+
+def _turns(only):
+    """Endlessly what to do next: functions of a seed, the counts, and the time when nothing more is begun."""
+    local, clusters = iter(faults.FAULTS), iter(cluster_faults.FAULTS)
+    in_turn = [*itertools.islice(local, 2), *clusters, *local]  # those that take long are not the last
+    each = itertools.cycle(map(_fault, filter(_possible, in_turn)))
+    while True:
+        for which in [only] if only else ["programs", "faults", "libraries", "faults"]:
+            yield next(each) if which == "faults" else _programs(which)
+
+
+def _possible(fault):
+    """Whether this machine can do it; says why not."""
+    reason = getattr(fault, "why_not", None)
+    if reason:
+        print(f"skipped: {fault.__name__}, which {reason}", flush=True)
+    return not reason
+
+
+def _fault(fault):
+    def turn(seed, counts, deadline):
+        """Has one thing go wrong; returns a description of the failure, if there is one."""
+        del deadline
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
+            try:
+                fault(random.Random(seed), directory)
+            except Exception:
+                call = f"{fault.__module__}.{fault.__name__}(random.Random({seed}), DIRECTORY)"
+                return f"{traceback.format_exc(limit=-2)}Call {call}"
+        counts["faults"] += 1
+        return None
+
+    return turn
+
+
+def _programs(which):
+    def turn(seed, counts, deadline):
+        """Runs some programs; returns a description of the failure, shrunk, if there is one."""
+        failed = []
+
+        @hypothesis.seed(seed)
+        @hypothesis.settings(
+            max_examples=AT_ONCE,
+            deadline=None,
+            database=None,
+            report_multiple_bugs=False,
+            suppress_health_check=list(hypothesis.HealthCheck),
+            phases=[hypothesis.Phase.generate, hypothesis.Phase.shrink],
+        )
+        @hypothesis.given(STRATEGIES[which]())
+        def run_one(program):
+            if time.monotonic() > deadline and not failed:
+                return
+            try:
+                running.run(program)
+            except Exception:
+                failed[:] = [program]
+                raise
+            counts["programs"] += 1
+            counts["steps"] += len(program.steps)
+
+        try:
+            run_one()
+        except Exception:
+            return f"{traceback.format_exc(limit=-1)[:3000]}\nAdd to FOUND in tests/test_fuzz.py:\n    {failed[0]!r},"
+        return None
+
+    return turn
+
+
+if __name__ == "__main__":
+    sys.exit(main())

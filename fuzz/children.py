@@ -1,0 +1,89 @@
+"""Processes that are killed, or that the system refuses something, while they work for the fuzzer."""
+
+import functools
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import traceback
+
+PATIENCE = 300  # seconds
+_EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir")
+
+
+@functools.cache
+def _context():
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["fuzz.saves"])  # imports TensorFlow once, and starts none of its threads
+    return context
+
+
+def run(function, *arguments, killed_at=None, killed_after=None):
+    """Calls a function in a process of its own.
+
+    Args:
+        function: of a module; gets `begin`, which it calls when the part begins in which it may be killed.
+        *arguments: for the function, after `begin`; the first is the directory where it writes.
+        killed_at: how many times it may open, rename or remove something in the directory after `begin`.
+        killed_after: how many seconds it may go on after `begin`.
+
+    Returns:
+        What the function returned, or None if the process was killed.
+
+    Raises:
+        AssertionError: the function raised an error, which is in the message.
+    """
+    mine, other = _context().Pipe()
+    process = _context().Process(target=_child, args=(other, function, arguments, killed_at))
+    process.start()
+    other.close()
+    answer = None
+    deadline = time.monotonic() + PATIENCE
+    try:
+        while mine.poll(max(0.0, deadline - time.monotonic())):
+            kind, answer = mine.recv()
+            if kind == "returned":
+                return answer
+            assert kind == "began", answer
+            if killed_after is not None:
+                time.sleep(killed_after)
+                process.kill()
+    except EOFError:
+        process.join()
+        assert process.exitcode == -signal.SIGKILL, f"{function.__name__} ended with exit code {process.exitcode}"
+        return None
+    finally:
+        process.kill()
+        process.join()
+        mine.close()
+    raise AssertionError(f"{function.__name__} has not ended after {PATIENCE} seconds")
+
+
+def _child(connection, function, arguments, killed_at):
+    def begin():
+        if killed_at is not None:
+            _die_at(killed_at, str(arguments[0]))
+        connection.send(("began", None))
+
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(quiet, 1)
+    os.dup2(quiet, 2)
+    try:
+        connection.send(("returned", function(begin, *arguments)))
+    except BaseException:
+        connection.send(("raised", traceback.format_exc()))
+    connection.close()
+    os._exit(0)  # without waiting for threads
+
+
+def _die_at(count, directory):
+    seen = []
+
+    def hook(event, arguments):
+        if event in _EVENTS and str(arguments[0]).startswith(directory):
+            seen.append(event)
+            if len(seen) > count:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)

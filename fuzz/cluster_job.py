@@ -1,0 +1,97 @@
+"""What a process of a cluster does; TF_CONFIG says which one it is.
+
+    TF_CONFIG=... python -m fuzz.cluster_job fit DIRECTORY [BATCH WORKER SECONDS]
+    TF_CONFIG=... python -m fuzz.cluster_job parameter_server SEED
+
+`fit` trains with BackupAndRestore over all workers; WORKER kills itself SECONDS after batch number BATCH began.
+`parameter_server` schedules steps on workers, of which one is killed. Both print what they come to, as JSON.
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+import threading
+
+import numpy as np
+import tensorflow as tf
+
+import conftest  # noqa: F401  makes the strategy, before any operation
+from tests import strategies
+from tests.families import FAMILIES
+from tf_lossscale import LossScaleOptimizer
+
+EPOCHS, BATCHES = 4, 5
+TF_KERAS = FAMILIES[1]
+
+
+def fit(directory, dies=None):
+    """Trains; every epoch has a batch that overflows."""
+    strategy, keras = strategies.get("workers_2"), TF_KERAS.keras
+    x = np.random.default_rng(0).normal(size=(8 * BATCHES, 2)).astype("float32")
+    y = x @ np.float32([[2.0], [-1.0]])
+    x[17] = 1e38
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1, kernel_initializer="ones")])
+        optimizer = LossScaleOptimizer(TF_KERAS.adam(), initial_scale=64.0, dynamic_growth_steps=3)
+        model.compile(optimizer, "mse")
+    begun = []
+
+    def on_train_batch_begin(batch, logs=None):
+        begun.append(batch)
+        if dies and len(begun) == dies[0] and strategy.cluster_resolver.task_id == dies[1]:
+            threading.Timer(dies[2], os.kill, (os.getpid(), signal.SIGKILL)).start()
+
+    callbacks = [
+        keras.callbacks.BackupAndRestore(directory),
+        keras.callbacks.LambdaCallback(on_train_batch_begin=on_train_batch_begin),
+    ]
+    model.fit(x, y, batch_size=8, epochs=EPOCHS, shuffle=False, verbose=0, callbacks=callbacks)
+    if dies:
+        threading.Event().wait()  # it is killed here if not before
+    return {
+        "scale": [float(optimizer.loss_scale), int(optimizer.dynamic_counter.numpy())],
+        "optimizer": [np.asarray(value).tolist() for value in optimizer.get_weights()],
+        "weights": [np.asarray(value).tolist() for value in model.get_weights()],
+    }
+
+
+def parameter_server(seed):
+    """Steps of two workers, one of which is killed amid them; the others take its steps over."""
+    choose = random.Random(seed)
+    bad = [choose.random() < 0.3 for _ in range(60)]
+    dies_at, worker = choose.randrange(5, 55), choose.randrange(2)
+    coordinator, strategy = strategies.coordinator(), strategies.get("parameter_server")
+    with strategy.scope():
+        weight = tf.Variable([0.0, 0.0])
+        optimizer = LossScaleOptimizer(TF_KERAS.sgd(), initial_scale=2.0**10, dynamic_growth_steps=3)
+
+    def replica(gradient):
+        with tf.GradientTape() as tape:
+            scaled = optimizer.get_scaled_loss(tf.reduce_sum(weight * gradient))
+        unscaled = optimizer.get_unscaled_gradients(tape.gradient(scaled, [weight]))
+        optimizer.apply_gradients(zip(unscaled, [weight]))
+
+    step = tf.function(lambda gradient: strategy.run(replica, args=(gradient,)))
+    for i, overflows in enumerate(bad):
+        coordinator.schedule(step, args=(tf.constant(np.inf if overflows else 1.0),))
+        if i == dies_at:
+            os.kill(int(os.environ["WORKERS"].split()[worker]), signal.SIGKILL)
+    coordinator.join()
+    return {
+        "finite": len(bad) - sum(bad),
+        "steps": len(bad),
+        "weight": weight.numpy().tolist(),
+        "iterations": int(optimizer.iterations.numpy()),
+        "scale": float(optimizer.loss_scale),
+    }
+
+
+if __name__ == "__main__":
+    what, first, *others = sys.argv[1:]
+    if what == "fit":
+        found = fit(first, (int(others[0]), int(others[1]), float(others[2])) if others else None)
+    else:
+        found = parameter_server(int(first))
+    print("RESULT", json.dumps(found), flush=True)

@@ -1,0 +1,108 @@
+"""The program in NumPy, and whether TensorFlow did the same."""
+
+import numpy as np
+import tensorflow as tf
+
+from fuzz import model
+from fuzz.changes import CHANGES
+from fuzz.programs import ADAM, LAZY, MOMENTUM, RATE, SCALED, SHAPES
+
+#: Distance to the model, in proportion to the largest value that a variable had.
+TOLERANCES = {"float16": 2.0**-7, "bfloat16": 2.0**-4, "float32": 2.0**-19, "float64": 2.0**-19}
+
+
+def inner_model(family, name):
+    """The update rule of an optimizer, by its name."""
+    if name == "adam":
+        return model.Adam(RATE, **ADAM, hat=family.name == "sonnet", lazy=family.name == "sonnet")
+    return model.SGD(RATE, MOMENTUM if name == "momentum" else 0.0, lazy=family.name in LAZY)
+
+
+def changed(names, gradients, number):
+    """The gradients after the changes of these names, one after the other."""
+    for name in names:
+        gradients = CHANGES[name].model(gradients, number)
+    return gradients
+
+
+class Model:
+    """The same program in NumPy."""
+
+    def __init__(self, program, family):
+        self.program = program
+        values = [np.ones(shape) for shape in SHAPES[: len(program.dtypes)]]
+        self.training = model.Training(program.rules, inner_model(family, program.inner), values)
+        self.adam_sees_skipped = family.counts
+
+    def call(self, step):
+        """Takes a step, or as many as the loop repeats it."""
+        loop = self.program.loops[step.loop]
+        times = {"no": 1, "if": int(step.number > 1), "while": step.number}[loop.repeated]
+        for _ in range(times):
+            of_replicas = [self._gradients(loop, step, replica) for replica in range(self.program.replicas)]
+            self.training.step(of_replicas, self.adam_sees_skipped and loop.calls not in SCALED)
+
+    def _gradients(self, loop, step, replica):
+        values, rows = self.program.gradients(step)
+        found = [None if i == loop.missing else value[replica] for i, value in enumerate(values)]
+        if loop.sparse and found[1] is not None:
+            found[1] = model.Rows(found[1], rows[replica])
+        scale = self.training.loss_scale.scale
+        found = [model.scaled(g, scale, tf.as_dtype(d).as_numpy_dtype) for g, d in zip(found, self.program.dtypes)]
+        found = [model.unscaled(g, scale) for g in changed(loop.scaled, found, step.number)]
+        return changed(loop.unscaled, found, step.number)
+
+
+class Comparison:
+    """Compares a machine with the model, step by step.
+
+    Args:
+        machine: has `family`, `variables`, `state()`, `iterations()`, `copies(variable)` and `all_variables()`.
+        program: what it runs.
+    """
+
+    def __init__(self, machine, program):
+        self.machine, self.program = machine, program
+        self.expected = Model(program, machine.family)
+        self._sizes = [1.0] * len(program.dtypes)
+        self._tolerances = [TOLERANCES[dtype] for dtype in program.dtypes]
+        if any(
+            "clip_by_norm" in loop.unscaled for loop in program.loops
+        ):  # what half precision does to one moves all of them
+            self._tolerances = [max(self._tolerances)] * len(program.dtypes)
+
+    def step(self, step):
+        """Has the model take a step."""
+        before = self.expected.training.values
+        self.expected.call(step)
+        for k, (old, new) in enumerate(zip(before, self.expected.training.values)):
+            self._sizes[k] = max(self._sizes[k], np.abs(old).max(), np.abs(new).max())
+
+    def check(self, where):
+        """Raises an AssertionError where the machine is not where the model is.
+
+        Args:
+            where: the beginning of the error's message.
+        """
+        machine, training = self.machine, self.expected.training
+        scale, got = training.loss_scale, machine.state()
+        wanted = {
+            "loss_scale": float(scale.scale),
+            "dynamic_counter": scale.good,
+            "bad_steps": scale.bad,
+            "total_steps": scale.total,
+            "skipped_steps": scale.skipped,
+        }
+        for name, value in got.items():
+            assert wanted.get(name, value) == value, f"{where}: {name} is {value}, not {wanted[name]}"
+        if machine.family.counts:
+            assert set(machine.iterations()) == {training.iterations}, f"{where}: {machine.iterations()} iterations"
+        for variable in machine.all_variables():
+            for copy in machine.copies(variable):
+                assert np.isfinite(np.asarray(copy, np.float64)).all(), f"{where}: {variable}"
+        for i, (variable, value) in enumerate(zip(machine.variables, training.values)):
+            atol = self._tolerances[i] * self._sizes[i]
+            for copy in machine.copies(variable):
+                found = np.asarray(copy, np.float64).reshape(value.shape)
+                np.testing.assert_allclose(found, value, rtol=0, atol=atol, err_msg=f"{where}: variable {i}")
+            training.values[i] = found  # the next step is compared as closely as this one

@@ -1,0 +1,126 @@
+"""Programs whose loop is a library's: `fit`, TensorFlow Probability's `minimize`, a session of a legacy graph."""
+
+import numpy as np
+import tensorflow as tf
+
+from fuzz.machine import Machine, inner_optimizer
+from fuzz.programs import Step
+from tests.families import ALL_FAMILIES
+from tf_lossscale import LossScaleOptimizer, probability
+
+
+class Whole:
+    """A machine whose loop takes all steps by itself, with one variable of shape (2,)."""
+
+    def __init__(self, program):
+        self.program = program
+        self.family = next(family for family in ALL_FAMILIES if family.name == program.family)
+        self.optimizer = LossScaleOptimizer(inner_optimizer(self.family, program.inner), **program.rules.arguments())
+        self.gradients = np.stack([program.gradients(step)[0][0][0] for step in program.steps])
+
+    def state(self):
+        return self.optimizer.state()
+
+    def iterations(self):
+        return [int(self.optimizer.iterations)]
+
+    def copies(self, variable):
+        return [np.asarray(variable)]
+
+    def all_variables(self):
+        return [*self.variables, *self.optimizer.variables]
+
+
+class Fit(Whole):
+    """`fit` on a layer whose kernel's gradient is the example: one example is one step."""
+
+    def __init__(self, program):
+        super().__init__(program)
+        keras = self.family.keras
+        layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+        self.model = keras.Sequential([keras.layers.Input((2,)), layer])
+        self.model.compile(
+            self.optimizer,
+            lambda y, prediction: prediction[:, 0],
+            steps_per_execution=program.at_once,
+            jit_compile=program.mode == "fit_compiled",
+        )
+        self.variables = list(self.model.trainable_variables)
+
+    def run(self, comparison, directory):
+        """Trains, and compares after each execution."""
+        steps, done = self.program.steps, []
+
+        def on_train_batch_end(batch, logs):
+            for step in steps[len(done) : batch + 1]:
+                comparison.step(step)
+                done.append(step)
+            comparison.check(f"after step {batch} of fit")
+
+        callback = self.family.keras.callbacks.LambdaCallback(on_train_batch_end=on_train_batch_end)
+        x, y = self.gradients, np.zeros(len(self.gradients), np.float32)
+        self.model.fit(x, y, batch_size=1, shuffle=False, verbose=0, callbacks=[callback])
+        assert len(done) == len(steps), f"fit ended after {len(done)} steps"
+
+
+class Probability(Whole):
+    """`tf_lossscale.probability.minimize`; the scale is compared after every step, the variable at the end."""
+
+    def __init__(self, program):
+        super().__init__(program)
+        self.variables = [tf.Variable(tf.ones(2))]
+
+    def run(self, comparison, directory):
+        """Minimizes, and compares."""
+        [variable], gradients, calls = self.variables, tf.constant(self.gradients), tf.Variable(-1, trainable=False)
+        scales = probability.minimize(
+            lambda: tf.reduce_sum(variable * tf.gather(gradients, calls.assign_add(1))),
+            len(self.program.steps),
+            self.optimizer,
+            trainable_variables=self.variables,
+            trace_fn=lambda quantities: tf.identity(self.optimizer.loss_scale),
+        )
+        expected = []
+        for step in self.program.steps:
+            comparison.step(step)
+            expected.append(comparison.expected.training.loss_scale.scale)
+        np.testing.assert_array_equal(scales.numpy(), expected, "the scale after each step")
+        comparison.check("after minimize")
+
+
+class Session(Machine):
+    """The loops of a program as operations of a legacy graph."""
+
+    def __init__(self, program):
+        self._graph, self._inputs = tf.Graph(), None
+        with self._graph.as_default():
+            super().__init__(program)
+            if program.rules.dynamic:
+                names = ("loss_scale", "dynamic_counter", "skipped_steps")
+                self._state = {name: tf.identity(getattr(self.optimizer, name)) for name in names}
+            self._session = tf.compat.v1.Session()
+            self._session.run(tf.compat.v1.global_variables_initializer())
+
+    def _traced(self, loop):
+        gradients, rows = self.program.gradients(Step(loop=self.program.loops.index(loop)))
+        inputs = [tf.compat.v1.placeholder(value.dtype, value.shape) for value in (*gradients, rows, np.int32(0))]
+        return inputs, self._step(loop, *(value[0] for value in inputs[:-1]), inputs[-1])
+
+    def call(self, step):
+        gradients, rows = self.program.gradients(step)
+        inputs, operation = self._calls[step.loop]
+        self._session.run(operation, dict(zip(inputs, (*gradients, rows, step.number))))
+
+    def state(self):
+        return self._session.run(self._state) if self.program.rules.dynamic else {}
+
+    def copies(self, variable):
+        return [self._session.run(variable)]
+
+    def run(self, comparison, directory):
+        """Takes the steps one by one, and compares."""
+        with self._graph.as_default(), self._session:
+            for i, step in enumerate(self.program.steps):
+                self.call(step)
+                comparison.step(step)
+                comparison.check(f"after step {i} of the session")

@@ -1,0 +1,196 @@
+"""The independent model: the state machine of the loss scale and the update rules, in NumPy.
+
+It is written from the text of the rules, and shares no code with the package.
+"""
+
+import dataclasses
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """The arguments of a `LossScaleOptimizer`."""
+
+    initial_scale: float = 1024.0
+    growth_steps: int = 2
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    hysteresis: int = 1
+    min_scale: float = 1.0
+    max_scale: float | None = None
+    dynamic: bool = True
+
+    def arguments(self):
+        """Keyword arguments for the constructor of the wrapper."""
+        if not self.dynamic:
+            return {"dynamic": False, "initial_scale": self.initial_scale}
+        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        given["dynamic_growth_steps"] = given.pop("growth_steps")
+        return given
+
+
+class LossScale:
+    """The scale and the two counters that the outcomes of steps move."""
+
+    def __init__(self, rules):
+        self.rules = rules
+        self.scale = np.float32(rules.initial_scale)
+        self.good = self.bad = self.total = self.skipped = 0
+
+    def step(self, finite):
+        """Moves the scale after a step; returns whether the step is applied."""
+        rules = self.rules
+        if not rules.dynamic:
+            return True
+        self.total += 1
+        self.skipped += not finite
+        if finite:
+            self.good, self.bad = self.good + 1, 0
+            if self.good >= rules.growth_steps:
+                self.good = 0
+                bigger = self.scale * np.float32(rules.growth_factor)
+                if rules.max_scale is not None:
+                    self.scale = min(bigger, np.float32(rules.max_scale))
+                elif np.isfinite(bigger):
+                    self.scale = bigger
+        else:
+            self.good, self.bad = 0, self.bad + 1
+            if self.bad >= rules.hysteresis:
+                self.bad = 0
+                self.scale = max(self.scale * np.float32(rules.backoff_factor), np.float32(rules.min_scale))
+        return finite
+
+
+@dataclasses.dataclass
+class Rows:
+    """A sparse gradient: `values[i]` belongs to row `indices[i]`, and what belongs to one row is summed."""
+
+    values: np.ndarray
+    indices: np.ndarray
+
+    def dense(self, shape):
+        """The array of all rows."""
+        found = np.zeros(shape, self.values.dtype)
+        np.add.at(found, self.indices, self.values)
+        return found
+
+
+def on_values(function, gradient):
+    """Applies a function to a dense gradient, or to the rows of a sparse one; None stays None."""
+    if gradient is None:
+        return None
+    return Rows(function(gradient.values), gradient.indices) if isinstance(gradient, Rows) else function(gradient)
+
+
+def scaled(gradient, scale, dtype):
+    """The gradient of the scaled loss: a float32 product, rounded to the dtype of the variable."""
+    return on_values(lambda values: (np.float32(scale) * values).astype(dtype), gradient)
+
+
+def unscaled(gradient, scale):
+    """The gradient divided by the scale, in its own dtype."""
+    return on_values(lambda values: (values.astype(np.float64) / np.float64(scale)).astype(values.dtype), gradient)
+
+
+class SGD:
+    """`w -= rate * g`; with a momentum `m = momentum * m + g` and `w -= rate * m`.
+
+    Args:
+        momentum: 0 for none.
+        lazy: whether a sparse gradient leaves the momentum of other rows alone.
+    """
+
+    def __init__(self, rate=0.0625, momentum=0.0, lazy=False):
+        self.rate, self.momentum, self.lazy = rate, momentum, lazy
+        self.slots = {}
+
+    def update(self, key, gradient, rows, step):
+        """What a variable loses.
+
+        Args:
+            key: of the variable.
+            gradient: dense, float64.
+            rows: those that a sparse gradient names, or all.
+            step: which step of the optimizer it is, from 1 on.
+        """
+        del step
+        if not self.momentum:
+            return self.rate * gradient
+        slot = self.slots.setdefault(key, np.zeros_like(gradient))
+        rows = rows if self.lazy else ...
+        slot[rows] = self.momentum * slot[rows] + gradient[rows]
+        change = np.zeros_like(gradient)
+        change[rows] = self.rate * slot[rows]
+        return change
+
+
+class Adam:
+    """Adam of Kingma and Ba, https://arxiv.org/abs/1412.6980, with the efficient order of section 2.
+
+    Args:
+        hat: whether epsilon is added to the corrected estimate, as in the paper's algorithm 1.
+        lazy: whether a sparse gradient leaves the moments and the values of other rows alone.
+    """
+
+    def __init__(self, rate=0.0625, beta_1=0.5, beta_2=0.75, epsilon=0.0625, hat=False, lazy=False):
+        self.rate, self.betas, self.epsilon, self.hat, self.lazy = rate, (beta_1, beta_2), epsilon, hat, lazy
+        self.slots = {}
+
+    def update(self, key, gradient, rows, step):
+        """As `SGD.update`."""
+        first, second = self.slots.setdefault(key, (np.zeros_like(gradient), np.zeros_like(gradient)))
+        rows = rows if self.lazy else ...
+        (b1, b2), g = self.betas, gradient[rows]
+        first[rows] = b1 * first[rows] + (1 - b1) * g
+        second[rows] = b2 * second[rows] + (1 - b2) * g * g
+        correction_1, correction_2 = 1 - b1**step, 1 - b2**step
+        root = np.sqrt(second[rows] / correction_2)
+        epsilon = self.epsilon if self.hat else self.epsilon / np.sqrt(correction_2)
+        change = np.zeros_like(gradient)
+        change[rows] = self.rate * first[rows] / correction_1 / (root + epsilon)
+        return change
+
+
+class Training:
+    """Variables, an update rule and a loss scale that step together.
+
+    Args:
+        rules: of the loss scale.
+        inner: an `SGD` or an `Adam`.
+        values: of the variables.
+        counts_skipped: whether a skipped step advances the step that `inner` sees.
+    """
+
+    def __init__(self, rules, inner, values):
+        self.loss_scale = LossScale(rules)
+        self.inner = inner
+        self.values = [np.asarray(value, np.float64) for value in values]
+        self.iterations = 0
+
+    def step(self, of_replicas, count_skipped):
+        """Takes a step; returns whether it was applied.
+
+        Args:
+            of_replicas: for each replica the unscaled gradient of each variable, or None.
+            count_skipped: whether a skipped step advances `iterations`.
+        """
+        reduced = [self._reduced(i, column) for i, column in enumerate(zip(*of_replicas, strict=True))]
+        finite = all(found is None or np.isfinite(found[0]).all() for found in reduced)
+        applied = self.loss_scale.step(finite)
+        self.iterations += applied or count_skipped
+        for i, found in enumerate(reduced):
+            if applied and found is not None:
+                gradient, rows = found
+                self.values[i] = self.values[i] - self.inner.update(
+                    i, gradient.astype(np.float64), rows, self.iterations
+                )
+        return applied
+
+    def _reduced(self, i, gradients):
+        """The sum over the replicas, in the gradients' dtype, and the rows it names."""
+        if gradients[0] is None:
+            return None
+        rows = np.unique(np.concatenate([g.indices for g in gradients])) if isinstance(gradients[0], Rows) else ...
+        dense = [g.dense(self.values[i].shape) if isinstance(g, Rows) else g for g in gradients]
+        return np.sum(dense, axis=0, dtype=dense[0].dtype), rows

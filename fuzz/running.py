@@ -1,0 +1,22 @@
+"""Runs a program, in TensorFlow and in NumPy."""
+
+import tempfile
+
+import numpy as np
+
+from fuzz.comparison import Comparison
+from fuzz.library_loops import Fit, Probability, Session
+from fuzz.machine import Machine
+
+MACHINES = {"fit": Fit, "fit_compiled": Fit, "probability": Probability, "session": Session}
+
+
+def run(program):
+    """Runs a program; an AssertionError says where TensorFlow and the model part.
+
+    Args:
+        program: a Program.
+    """
+    with np.errstate(all="ignore"), tempfile.TemporaryDirectory() as directory:
+        machine = MACHINES.get(program.mode, Machine)(program)
+        machine.run(Comparison(machine, program), directory)

@@ -1,0 +1,142 @@
+"""What is saved: models after some steps, in every format; what is read back is whole, or an error."""
+
+import functools
+import os
+import pathlib
+import signal
+
+import numpy as np
+import tensorflow as tf
+
+from tests.families import FAMILIES
+from tf_lossscale import LossScaleOptimizer, cli
+from tf_lossscale.training import lenet
+
+STEPS = 6
+BATCH = np.random.default_rng(0).normal(size=(4, 3)).astype("float32")
+FORMATS = {
+    "keras3": ("checkpoint", "keras", "h5", "weights"),
+    "tf_keras": ("checkpoint", "keras", "h5", "weights", "saved_model"),
+    "tf_keras_legacy": ("checkpoint", "keras", "h5", "saved_model"),
+}
+SUFFIX = {"keras": ".keras", "h5": ".h5", "weights": ".weights.h5", "saved_model": ""}
+
+
+def batch(i):
+    """The examples of step i; every third step overflows."""
+    return BATCH * np.float32(np.inf if i % 3 == 1 else i + 1)
+
+
+class Trainee:
+    """A model whose steps are the same in every process; every third one overflows.
+
+    Args:
+        name: of the family of its optimizer.
+    """
+
+    def __init__(self, name):
+        self.family = next(family for family in FAMILIES if family.name == name)
+        keras = self.family.keras
+        self.optimizer = LossScaleOptimizer(self.family.adam(), initial_scale=64.0, dynamic_growth_steps=2)
+        self.model = keras.Sequential(
+            [keras.layers.Input((3,)), keras.layers.Dense(2, kernel_initializer="ones"), keras.layers.Dense(1)]
+        )
+        self.model.layers[1].set_weights([np.float32([[1.0], [-2.0]]), np.zeros(1, np.float32)])
+        self.model.compile(self.optimizer, keras.losses.MeanSquaredError(), run_eagerly=True, jit_compile=False)
+
+    def step(self, i):
+        """Takes step i."""
+        self.model.train_on_batch(batch(i), np.ones((4, 1), np.float32))
+
+    def save(self, kind, directory, i):
+        """Saves under the number i."""
+        if kind == "checkpoint":
+            self._manager(directory).save(checkpoint_number=i)
+            return
+        path = str(pathlib.Path(directory, f"{i}{SUFFIX[kind]}"))
+        if kind == "weights":
+            self.model.save_weights(path)
+        else:
+            self.model.save(path, **({"save_format": "tf"} if kind == "saved_model" else {}))
+
+    def load(self, kind, directory, i):
+        """Restores what was saved under the number i."""
+        if kind == "checkpoint":
+            self._checkpoint().restore(str(pathlib.Path(directory, f"ckpt-{i}"))).assert_existing_objects_matched()
+        elif kind == "weights":
+            self.optimizer.build(self.model.trainable_variables)
+            self.model.load_weights(str(pathlib.Path(directory, f"{i}{SUFFIX[kind]}")))
+        else:
+            self.model = self.family.keras.models.load_model(str(pathlib.Path(directory, f"{i}{SUFFIX[kind]}")))
+            self.optimizer = self.model.optimizer
+
+    def _checkpoint(self):
+        return tf.train.Checkpoint(model=self.model, optimizer=self.optimizer)
+
+    def _manager(self, directory):
+        return tf.train.CheckpointManager(self._checkpoint(), str(directory), max_to_keep=None)
+
+    def state(self):
+        """The weights, the scale and its counter."""
+        numbers = (float(self.optimizer.loss_scale), int(self.optimizer.dynamic_counter))
+        return [*map(np.asarray, self.model.get_weights()), *map(np.asarray, numbers)]
+
+    def is_finite(self):
+        """Whether every variable is."""
+        variables = [*self.model.get_weights(), *(np.asarray(v) for v in self.optimizer.variables)]
+        return all(np.isfinite(np.asarray(value, np.float64)).all() for value in variables)
+
+
+@functools.cache
+def expected(name):
+    """The states of a Trainee that nothing happens to, before each step and after the last."""
+    trainee = Trainee(name)
+    states = [trainee.state()]
+    for i in range(STEPS):
+        trainee.step(i)
+        states.append(trainee.state())
+    return states
+
+
+def train(begin, directory, name, kind, begins):
+    """Trains and saves after every step; `begin` is called before save number `begins`."""
+    trainee = Trainee(name)
+    for i in range(STEPS):
+        trainee.step(i)
+        if i + 1 == begins:
+            begin()
+        trainee.save(kind, directory, i + 1)
+
+
+def saved_numbers(kind, directory):
+    """The numbers under which something was saved, or was being saved."""
+    if kind == "checkpoint":
+        return sorted(int(path.stem.rpartition("-")[2]) for path in pathlib.Path(directory).glob("ckpt-*.index"))
+    return sorted(int(path.name.partition(".")[0]) for path in pathlib.Path(directory).iterdir())
+
+
+def assert_same(one, other, what):
+    """Raises an AssertionError unless two states are equal, bit by bit."""
+    for a, b in zip(one, other, strict=True):
+        np.testing.assert_array_equal(a, b, err_msg=what)
+
+
+def train_command(begin, directory, options, interrupted_at):
+    """Runs `tf-lossscale train`, with Ctrl-C after some steps; `begin` is called right before that.
+
+    Returns:
+        The exit code.
+    """
+    del directory
+    step, taken = lenet.Run.step, []
+
+    def counting(self, *arguments):
+        record = step(self, *arguments)
+        taken.append(record)
+        if len(taken) == interrupted_at:
+            begin()
+            os.kill(os.getpid(), signal.SIGINT)
+        return record
+
+    lenet.Run.step = counting
+    return cli.main(["train", *options])
