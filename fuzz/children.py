@@ -19,7 +19,7 @@ def _context():
     return context
 
 
-def run(function, *arguments, killed_at=None, killed_after=None):
+def run(function, *arguments, killed_at=None, killed_after=None, may_crash=False):
     """Calls a function in a process of its own.
 
     Args:
@@ -27,6 +27,7 @@ def run(function, *arguments, killed_at=None, killed_after=None):
         *arguments: for the function, after `begin`; the first is the directory where it writes.
         killed_at: how many times it may open, rename or remove something in the directory after `begin`.
         killed_after: how many seconds it may go on after `begin`.
+        may_crash: whether a segmentation fault of the process counts as a kill.
 
     Returns:
         What the function returned, or None if the process was killed.
@@ -51,7 +52,8 @@ def run(function, *arguments, killed_at=None, killed_after=None):
                 process.kill()
     except EOFError:
         process.join()
-        assert process.exitcode == -signal.SIGKILL, f"{function.__name__} ended with exit code {process.exitcode}"
+        ends = (-signal.SIGKILL, -signal.SIGSEGV) if may_crash else (-signal.SIGKILL,)
+        assert process.exitcode in ends, f"{function.__name__} ended with exit code {process.exitcode}"
         return None
     finally:
         process.kill()

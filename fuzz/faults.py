@@ -101,9 +101,14 @@ def small_files_only(random, directory):
     """RLIMIT_FSIZE: no file may be longer than some bytes."""
     name, kind = _a_format(random)
     most = random.choice([0, 100, 1000, 5000, 20000])
-    children.run(_refused, directory, name, kind, functools.partial(_limit_files, most))
+    children.run(_refused, directory, name, kind, functools.partial(_limit_files, most), may_crash=_is_hdf5(kind))
     assert_whole(name, kind, directory, surely=0, what=f"{name}, {kind}, at most {most} bytes")
     assert_saved(name, kind, directory)
+
+
+def _is_hdf5(kind):
+    # HDF5 may crash on a file that cannot grow, under a bare optimizer as well.
+    return kind in ("h5", "weights")
 
 
 def assert_saved(name, kind, directory):
@@ -128,7 +133,8 @@ def full_file_system(random, directory):
     try:
         place = disk / "saves"
         place.mkdir()
-        children.run(_refused, str(place), name, kind, functools.partial(_fill, random.randrange(0, 40000)))
+        fill = functools.partial(_fill, random.randrange(0, 40000))
+        children.run(_refused, str(place), name, kind, fill, may_crash=_is_hdf5(kind))
         (disk / "filler").unlink()
         assert_whole(name, kind, place, surely=0, what=f"{name}, {kind}, on a full file system")
         assert_saved(name, kind, place)

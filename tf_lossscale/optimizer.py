@@ -575,7 +575,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     def _unscale(self, gradients: list[Any], variables: list[Any], factor: tf.Tensor) -> list[Any]:
         del variables
-        return scaling.divide(gradients, factor, self._walled)
+        return scaling.unscale(gradients, factor, self._walled)
 
     def _require_keywords(self, kwargs: dict[str, Any]) -> None:
         """Raises if the inner optimizer does not take these keywords, before anything has changed."""

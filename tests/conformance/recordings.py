@@ -23,7 +23,10 @@ def array(value, dtype="float64"):
 
 
 def right_gradients(recorded, dense, scale, dtype):
-    """Returns recorded unscaled gradients; the true quotient where the recorded one is further from it than rounding.
+    """Returns what gradients are unscaled to here: the rounded quotients.
+
+    The recorded products with a rounded reciprocal are up to one unit in the last place away, if the reciprocal is no
+    subnormal number. What is smaller than a normal number is as recorded, since kernels may take it for zero.
 
     Args:
         recorded: a recording of a scaling, with the `input`.
@@ -31,13 +34,14 @@ def right_gradients(recorded, dense, scale, dtype):
         scale: the loss scale.
         dtype: of the gradients, a name.
     """
-    unscaled, given, info = array(dense), array(recorded["input"]), ml_dtypes.finfo(dtype)
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
     with np.errstate(all="ignore"):
-        true = given / np.float64(np.float32(scale))
-        true = np.where(np.abs(true) > float(info.max), np.sign(true) * np.inf, true)
-        # A reciprocal and a product are rounded: to within one and a half units in the last place.
-        right = np.abs(unscaled - true) <= 1.5 * float(info.eps) * np.abs(true) + float(info.smallest_normal)
-    return np.where(right | (unscaled == true) | np.isnan(given), unscaled, true)
+        quotients = (array(recorded["input"]).astype(kind).astype("float64") / np.float64(np.float32(scale))).astype(
+            kind
+        )
+    quotients, unscaled = quotients.astype("float64"), array(dense)
+    small = np.abs(quotients) <= float(ml_dtypes.finfo(dtype).smallest_normal)
+    return np.where(small & ~np.isnan(unscaled), unscaled, quotients)
 
 
 def passed_over(scale_before, scale_after, gradient, learning_rate):

@@ -17,7 +17,6 @@ WRAPPERS = {
     "function": tf.function,
     "xla": lambda function: tf.function(function, jit_compile=True),
 }
-UNDO = {"unscale": scaling.unscale, "divide": scaling.divide}
 
 
 def array(bits, dtype):
@@ -74,12 +73,11 @@ def assert_quotients(result, values, scale):
     assert not wrong.any(), (scale, values[wrong][:3], result[wrong][:3], rounded[wrong][:3])
 
 
-@pytest.mark.parametrize("undo", UNDO)
 @pytest.mark.parametrize("mode", WRAPPERS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_quotient_is_right_at_every_scale_from_one_to_the_largest(dtype, mode, undo):
+def test_the_quotient_is_right_at_every_scale_from_one_to_the_largest(dtype, mode):
     values = values_of(dtype)
-    unscaled = WRAPPERS[mode](lambda given, scale: UNDO[undo]([given], scale)[0])
+    unscaled = WRAPPERS[mode](lambda given, scale: scaling.unscale([given], scale)[0])
     for scale in scales():
         result = unscaled(tf.constant(values), tf.constant(scale)).numpy()
         assert_quotients(result, values, scale)
@@ -87,8 +85,8 @@ def test_the_quotient_is_right_at_every_scale_from_one_to_the_largest(dtype, mod
 
 @pytest.mark.parametrize("mode", WRAPPERS)
 @pytest.mark.parametrize("dtype", NARROW)
-@pytest.mark.parametrize("scale", [1.0, 3.0, 7.3, 1000.0, 2.0**14, 2.0**15, 2.0**24, 1e30, 2.0**126])
-def test_where_a_reciprocal_is_precise_the_bits_are_those_of_the_product_with_it(dtype, mode, scale):
+@pytest.mark.parametrize("scale", [1.0, 2.0**14, 2.0**15, 2.0**24, 2.0**126])
+def test_by_a_power_of_two_the_bits_are_those_of_the_product_with_the_reciprocal(dtype, mode, scale):
     if dtype == "float16" and scale > 2.0**24:
         pytest.skip("float16 holds no such reciprocal")
     values = values_of(dtype)
@@ -101,10 +99,9 @@ def test_where_a_reciprocal_is_precise_the_bits_are_those_of_the_product_with_it
     assert result[compared].tobytes() == product[compared].tobytes()
 
 
-@pytest.mark.parametrize("undo", UNDO)
 @pytest.mark.parametrize("mode", WRAPPERS)
 @pytest.mark.parametrize("scale", [2.0**127, 2.0**25, 3.0])
-def test_small_large_and_sparse_gradients_of_every_dtype_at_a_scale_that_is_a_constant(scale, mode, undo):
+def test_small_large_and_sparse_gradients_of_every_dtype_at_a_scale_that_is_a_constant(scale, mode):
     small = [values_of(dtype)[: groups._SMALL].reshape(2, -1)[:, ::8] for dtype in DTYPES]
     large = [values_of(dtype)[-2 * groups._SMALL :] for dtype in DTYPES]
     arrays = [*small, *small, *large, *small]
@@ -114,7 +111,7 @@ def test_small_large_and_sparse_gradients_of_every_dtype_at_a_scale_that_is_a_co
         given = [tf.constant(a) for a in arrays]
         for position, rows in enumerate(indices, len(arrays) - len(small)):
             given[position] = tf.IndexedSlices(given[position], tf.constant(rows))
-        found = UNDO[undo](given, tf.constant(scale))
+        found = scaling.unscale(given, tf.constant(scale))
         return [g.values if isinstance(g, tf.IndexedSlices) else g for g in found]
 
     for result, values in zip(WRAPPERS[mode](unscaled)(), arrays):

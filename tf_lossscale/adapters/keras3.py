@@ -102,7 +102,7 @@ class LossScaleOptimizer(
         return [g if keep else r for g, r, keep in zip(gradients, reduced, kept)]
 
     def _unscale(self, gradients: list[Any], variables: list[Any], factor: tf.Tensor) -> list[Any]:
-        unscaled = scaling.divide([None if _overwrites(v) else g for g, v in zip(gradients, variables)], factor)
+        unscaled = scaling.unscale([None if _overwrites(v) else g for g, v in zip(gradients, variables)], factor)
         return [g if _overwrites(v) else u for g, u, v in zip(gradients, unscaled, variables)]
 
     def _apply_reduced(self, grads_and_vars: list[tuple[Any, Any]], **kwargs: Any) -> None:
