@@ -22,8 +22,8 @@ OPTIMIZERS = {
 def stands_still(recording, scale):
     """Whether the original's weights stand still at a scale: its reciprocal is zero. Keras 3 divides.
 
-    From then on weights are not compared with the recording; tests/core/test_quotients.py compares such steps with those
-    of a bare optimizer.
+    From then on weights are not compared with the recording; tests/core/test_quotients.py compares such steps with
+    those of a bare optimizer.
     """
     return recording != "keras3_lso" and 2.0**126 < scale < np.inf
 
