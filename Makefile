@@ -11,9 +11,13 @@ export TF_CPP_MIN_LOG_LEVEL ?= 3
 demo: $(VENV)/.demo
 	$(BIN)/tf-lossscale train --out runs
 
-## Everything that has to pass: lint, types, doctests, tests.
+## What has to pass: lint, types, the examples in docstrings, the tests within one process.
 test: lint
-	$(PYTEST) -m "not tpu and not gpu" --doctest-modules tf_lossscale tests tf_function_tests
+	$(PYTEST) -m "not slow and not tpu and not gpu" --doctest-modules tf_lossscale tests tf_function_tests
+
+## The tests that start processes of their own; they have to pass, too, and do so in CI.
+test-slow: $(VENV)/.test
+	$(PYTEST) -m slow tests tf_function_tests
 
 ## For the loop of edit and test: lint, types, the core, and one family's row of the behaviours and of the promises.
 quick: lint
@@ -26,15 +30,12 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-## Parts of it: the examples in docstrings, the tests within one process, the tests that start processes of their own.
+## Parts of `test`.
 doctest: $(VENV)/.test
 	$(PYTEST) --doctest-modules tf_lossscale
 
 unit: $(VENV)/.test
 	$(PYTEST) -m "not slow and not tpu and not gpu" tests tf_function_tests
-
-test-slow: $(VENV)/.test
-	$(PYTEST) -m slow tests tf_function_tests
 
 ## The compiled step, taken by the TPU compiler; needs no TPU but the extra tpu-check.
 test-tpu: $(VENV)/.tpu

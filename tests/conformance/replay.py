@@ -112,7 +112,7 @@ class GraphReplay(Replay):
         self._stack.enter_context(self.graph.as_default())
         self.session = self._stack.enter_context(tf.compat.v1.Session())
         super().__init__(recording, case, initial)
-        self._steps = {}
+        self._steps, self._read = {}, None
 
     def close(self):
         """Leaves the graph."""
@@ -140,15 +140,12 @@ class GraphReplay(Replay):
 
     def state(self):
         """Returns what the recordings have after each step."""
-        optimizer = self.optimizer
-        values = self.session.run(
-            {
-                "w0": self.variables[0],
-                "w1": self.variables[1],
-                "w2": self.variables[2],
+        if self._read is None:  # more operations in the graph would have it optimized anew
+            optimizer = self.optimizer
+            self._read = {
+                **dict(zip(("w0", "w1", "w2"), self.variables)),
                 "loss_scale": optimizer.loss_scale,
                 "iterations": optimizer.iterations,
                 **({"dynamic_counter": optimizer.dynamic_counter} if optimizer.dynamic else {}),
             }
-        )
-        return {"dynamic_counter": None, **values}
+        return {"dynamic_counter": None, **self.session.run(self._read)}
