@@ -12,8 +12,7 @@ demo: $(VENV)/.demo
 	$(BIN)/tf-lossscale train --out runs
 
 ## What has to pass: lint, types, the examples in docstrings, the tests within one process.
-test: lint
-	$(PYTEST) -m "not slow and not tpu and not gpu" --doctest-modules tf_lossscale tests tf_function_tests
+test: lint doctest unit
 
 ## The tests that start processes of their own; they have to pass, too, and do so in CI.
 test-slow: $(VENV)/.test
@@ -32,7 +31,7 @@ lint: $(VENV)/.test
 
 ## Parts of `test`.
 doctest: $(VENV)/.test
-	$(PYTEST) --doctest-modules tf_lossscale
+	$(BIN)/python -m pytest -q -p no:cacheprovider --doctest-modules tf_lossscale
 
 unit: $(VENV)/.test
 	$(PYTEST) -m "not slow and not tpu and not gpu" tests tf_function_tests
