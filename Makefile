@@ -11,10 +11,10 @@ export TF_CPP_MIN_LOG_LEVEL ?= 3
 demo: $(VENV)/.demo
 	$(BIN)/tf-lossscale train --out runs
 
-## What has to pass: lint, types, the examples in docstrings, the tests within one process.
+## What has to pass: lint, types, the examples in docstrings, and all tests but the slow ones.
 test: lint doctest unit
 
-## The tests that start processes of their own; they have to pass, too, and do so in CI.
+## The tests that start processes of their own, or train or measure for seconds; CI runs them after `make test`.
 test-slow: $(VENV)/.test
 	$(PYTEST) -m slow tests tf_function_tests
 

@@ -44,6 +44,7 @@ def test_every_cell_has_a_name_of_its_own_and_every_workload_has_as_many_gradien
     assert len(workloads.shapes(workloads.RESNET)) == 160
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", contenders.FAMILIES)
 @pytest.mark.parametrize("mode", ["tf.function", "eager", "jit_compile"])
 def test_each_family_minimizes_in_each_mode(mode, family):
@@ -51,6 +52,7 @@ def test_each_family_minimizes_in_each_mode(mode, family):
     assert set(row["ratios"]) == {*contenders.MINIMIZERS, contenders.LEAST}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workload", [*workloads.MODELS, workloads.LENET])
 def test_each_model_learns_its_batch(workload):
     variables, loss = workloads.model(workload)
@@ -63,6 +65,7 @@ def test_each_model_learns_its_batch(workload):
     assert float(loss()) < before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("what", "mode"), [("tracing", "tf.function"), ("compiling", "jit_compile")])
 def test_tracing_counts_the_nodes_that_each_contender_adds(what, mode):
     row = costs.measure({"what": what, **TINY, "mode": mode}, seconds=0, least=1)

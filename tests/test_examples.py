@@ -21,6 +21,7 @@ def test_a_custom_loop_lowers_a_scale_that_is_too_high_and_learns(capsys):
     assert "60 iterations" in printed
 
 
+@pytest.mark.slow
 def test_variational_inference_in_float16_needs_the_scale(capsys):
     main = runpy.run_path(str(EXAMPLES / "variational_inference.py"))["main"]
     accuracies = main(["--steps", "100"])
@@ -52,6 +53,7 @@ def test_workers_of_which_one_dies_end_as_two_devices_of_one_process():
         assert seen[-1].partition(", ")[2] == end.partition(", ")[2]
 
 
+@pytest.mark.slow
 def test_adafactor_in_float16_learns_the_digits_with_little_state(capsys):
     main = runpy.run_path(str(EXAMPLES / "adafactor_digits.py"))["main"]
     accuracy, optimizer = main(["--epochs", "3"])
@@ -71,6 +73,7 @@ def test_a_gan_with_one_scale_skips_both_networks_together(capsys):
     assert int(skipped[0].split()[0]) > 5
 
 
+@pytest.mark.slow
 def test_a_gan_with_two_scales_learns_too(capsys):
     main = runpy.run_path(str(EXAMPLES / "gan.py"))["main"]
     assert main(["--steps", "800", "--scales", "separate"]) < 0.3

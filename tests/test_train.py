@@ -20,6 +20,7 @@ def state_of(folder):
     return json.loads((folder / "state.json").read_text())
 
 
+@pytest.mark.slow
 def test_it_compares_the_three_runs_and_plots(tmp_path, capsys):
     assert exit_code(["train", "--steps", "60", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
@@ -39,6 +40,7 @@ def test_it_compares_the_three_runs_and_plots(tmp_path, capsys):
     assert not list(tmp_path.glob("*.tmp*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "rmsprop"])
 def test_other_optimizers_learn_too(tmp_path, optimizer):
     arguments = ["train", "--optimizer", optimizer, "--steps", "60", "--out", str(tmp_path), "--no-compare"]
@@ -193,6 +195,7 @@ def test_a_disk_that_is_full_only_for_a_while_loses_nothing(tmp_path, capsys, mo
     assert exit_code(["train", "--resume", "--no-compare", "--out", str(tmp_path)]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "moment", ["json.dumps", "os.replace", "tf.compat.v1.train.update_checkpoint_state", "_delete"]
 )
