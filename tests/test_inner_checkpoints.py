@@ -35,6 +35,18 @@ def came_to(optimizer):
     return float(optimizer.loss_scale), int(optimizer.dynamic_counter)
 
 
+def restored(wrap, family, path, wrapped):
+    """A new optimizer, wrapped before or after its checkpoint is restored."""
+    inner, weight = family.adam(), tf.Variable(1.0)
+    if wrapped == "before the restore":
+        optimizer = wrap(inner, initial_scale=1024.0)
+    status = tf.train.Checkpoint(optimizer=inner, weight=weight).read(path)
+    if wrapped == "after the restore":
+        optimizer = wrap(inner, initial_scale=1024.0)
+    status.assert_existing_objects_matched()
+    return optimizer
+
+
 @pytest.mark.parametrize("wrapped", ["before the restore", "after the restore"])
 @pytest.mark.parametrize("made", ["before the wrapper", "after the wrapper"])
 @all_families
@@ -46,14 +58,7 @@ def test_the_inner_optimizers_checkpoint_brings_back_scale_and_counter(family, m
         checkpoint = tf.train.Checkpoint(optimizer=inner, weight=weight)
     path = checkpoint.write(str(tmp_path / "ckpt"))
 
-    inner, weight = family.adam(), tf.Variable(1.0)
-    if wrapped == "before the restore":
-        optimizer = LossScaleOptimizer(inner, initial_scale=1024.0)
-    status = tf.train.Checkpoint(optimizer=inner, weight=weight).read(path)
-    if wrapped == "after the restore":
-        optimizer = LossScaleOptimizer(inner, initial_scale=1024.0)
-    status.assert_existing_objects_matched()
-    assert came_to(optimizer) == (512.0, 2)
+    assert came_to(restored(LossScaleOptimizer, family, path, wrapped)) == (512.0, 2)
 
 
 @pytest.mark.parametrize("wrapped", ["before the restore", "after the restore"])
@@ -63,14 +68,7 @@ def test_the_original_and_the_wrapper_read_each_others(family, write, read, wrap
     inner, weight = family.adam(), tf.Variable(1.0)
     trained(write, inner, weight)
     path = saved(inner, weight, tmp_path)
-    inner, weight = family.adam(), tf.Variable(1.0)
-    if wrapped == "before the restore":
-        optimizer = read(inner, initial_scale=1024.0)
-    status = tf.train.Checkpoint(optimizer=inner, weight=weight).read(path)
-    if wrapped == "after the restore":
-        optimizer = read(inner, initial_scale=1024.0)
-    status.assert_existing_objects_matched()
-    assert came_to(optimizer) == (512.0, 2)
+    assert came_to(restored(read, family, path, wrapped)) == (512.0, 2)
 
 
 @keras_2

@@ -278,7 +278,7 @@ def _contradiction(method: str) -> RuntimeError:
 
 
 def _require_an_update(note: _Note, function: Any) -> None:
-    """Has each call of a function being traced raise unless an update follows the note in there."""
+    """Makes each call of the function being traced raise, unless an update follows the note in that function."""
 
     def check() -> tf.Tensor:
         if not note.followed_in:

@@ -1,4 +1,4 @@
-"""What happens when training no longer moves: every step is skipped."""
+"""Report a stall: a hundred skipped steps in a row."""
 
 from __future__ import annotations
 

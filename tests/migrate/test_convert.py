@@ -299,7 +299,7 @@ WRONG = {
     without_an_optimizer: "weights: there is no optimizer in it, only 1 variables",
     cut_short: r"old.data-00000-of-00001: the variables have \d+ bytes, but the data \d+: the file is cut short",
     with_other_bytes: r"old: the variable \S+ cannot be read, the file is cut short or damaged",
-    of_an_unknown_class: "mine: it cannot be told of which class optimizer is. Construct the optimizer in code",
+    of_an_unknown_class: "mine: the file does not say of which class optimizer is. Construct the optimizer in code",
 }
 
 

@@ -14,22 +14,22 @@ from tf_lossscale.core import groups
 class Unscaling(NamedTuple):
     """How gradients are unscaled: by which scale, and what is done to each.
 
-    >>> by = Unscaling(tf.constant(4.0), lambda values: values / 4.0)
+    >>> by = Unscaling(tf.constant(4.0), tf.divide)
     >>> by(tf.constant(8.0)).numpy().item()
     2.0
     """
 
     scale: tf.Tensor
-    function: Callable[[tf.Tensor], tf.Tensor]
+    function: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
     def __call__(self, values: tf.Tensor) -> tf.Tensor:
-        return self.function(values)
+        return self.function(values, self.scale)
 
 
 class Scaled(NamedTuple):
     """A gradient of the scaled loss, and how to unscale it.
 
-    >>> Scaled(tf.constant(8.0), Unscaling(tf.constant(4.0), lambda values: values / 4.0)).unscaled().numpy().item()
+    >>> Scaled(tf.constant(8.0), Unscaling(tf.constant(4.0), tf.divide)).unscaled().numpy().item()
     2.0
     """
 

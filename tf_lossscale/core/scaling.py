@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -59,7 +58,7 @@ def unscale(gradients: Iterable[Any], scale: tf.Tensor, walled: bool = True) -> 
     """
     # The graph optimizer would make a product with the reciprocal of a division by a constant.
     scale = opaque(tf.convert_to_tensor(scale)) if walled else tf.convert_to_tensor(scale)
-    return _of_each(gradients, Unscaling(scale, functools.partial(_quotient, scale=scale)), walled)
+    return _of_each(gradients, Unscaling(scale, _quotient), walled)
 
 
 def _scaled(loss: Any, factor: tf.Tensor) -> tf.Tensor:

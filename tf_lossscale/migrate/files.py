@@ -165,7 +165,7 @@ def _failed(path: str, error: OSError | ValueError) -> report.FileReport:
 def write(reports: Iterable[report.FileReport]) -> Iterator[report.FileReport]:
     """Writes what `run` made of the files, each as a whole or not at all.
 
-    All of `run` comes before the first write: who stops it has either no file changed, or has been told of all.
+    `run` ends before the first write. A user who stops the command has either no changed file or all notices.
 
     Args:
         reports: those of `run`.

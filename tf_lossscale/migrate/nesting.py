@@ -37,7 +37,7 @@ class TooDeepError(ValueError):
 
 @dataclasses.dataclass
 class _Level:
-    """What is between two brackets, or outside of all: its tokens since the last comma that ends an item."""
+    """Tokens of one bracket level, counted since the last comma that ends an item."""
 
     tokens: int = 0
     ends: list[str] = dataclasses.field(default_factory=list)

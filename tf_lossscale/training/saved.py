@@ -1,4 +1,4 @@
-"""What the main job leaves in its folder: a checkpoint, and `state.json`, which names it and has the rest.
+"""Files of a training run: a checkpoint, and `state.json`, which names the checkpoint and holds all other state.
 
 A checkpoint is deleted only after no file names it any more: stopped at any moment, `state.json` names a whole one.
 """

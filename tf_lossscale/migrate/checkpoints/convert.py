@@ -120,7 +120,7 @@ def _optimizer(file: File, saved: Optimizer, to: str) -> tuple[Any, str]:
         part = saved.path or "its optimizer"
         told = f"{part} is of class {saved.name!r}, not of one of {', '.join(slots.ATTRIBUTES)}"
         raise ValueError(
-            f"{file.path}: {told if saved.name else f'it cannot be told of which class {part} is'}. Construct the "
+            f"{file.path}: {told if saved.name else f'the file does not say of which class {part} is'}. Construct the "
             "optimizer in code, and call tf_lossscale.migrate.restore."
         )
     if saved.learning_rate is None and saved.family == "tf1":
