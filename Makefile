@@ -76,7 +76,7 @@ docs-plots: $(VENV)/.demo
 
 ## Write the tables of docs/migration.md and docs/distributed.md anew, from what is tested.
 docs-tables: $(VENV)/.test
-	$(BIN)/python -m tests.migrate.docs_table
+	$(BIN)/python -m tests.migrate.codemod.docs_table
 	$(BIN)/python -m tf_function_tests.docs_table
 
 $(VENV)/.tpu: $(VENV)/.test

@@ -29,12 +29,12 @@ TESTS = {
     "none": ("tests/core", "tests/test_examples.py", "-k", "not variational and not digits"),
     "all": (
         "tests/core",
-        "tests/test_contract.py",
-        "tests/test_optimizer.py",
+        "tests/wrapper/test_contract.py",
+        "tests/wrapper/test_optimizer.py",
         "tests/test_families.py",
         "tests/test_fit.py",
         "tests/test_probability.py",
-        "tests/test_keras_versions.py",
+        "tests/libraries/test_keras_versions.py",
         "tests/legacy/test_install.py",
         "tests/conformance/test_checkpoints.py",
         "tf_function_tests/test_compiled_steps.py",
@@ -79,7 +79,7 @@ def tests(session, tensorflow, libraries):
 # What the doctests and the promises import, beside what the demo needs.
 EXTRAS = "migrate,plot,probability,sonnet,tf-keras,train"
 # One family's promises, without those under strategies.
-PROMISES = ("tests/test_contract.py", "tests/test_optimizer.py", "tf_function_tests/test_promises.py")
+PROMISES = ("tests/wrapper/test_contract.py", "tests/wrapper/test_optimizer.py", "tf_function_tests/test_promises.py")
 
 
 @nox.session

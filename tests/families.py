@@ -8,7 +8,7 @@ import pytest
 import sonnet
 import tensorflow as tf
 
-from tf_lossscale import keras_versions
+from tf_lossscale.libraries import keras_versions
 
 tf_keras = keras_versions.keras_2()
 
@@ -78,3 +78,7 @@ ALL_FAMILIES = (
     Sonnet("sonnet", sonnet.optimizers, None, counts=False),
 )
 ALL_IDS = [family.name for family in ALL_FAMILIES]
+
+# Decorators: a test that runs for each family.
+families = pytest.mark.parametrize("family", FAMILIES, ids=IDS)
+all_families = pytest.mark.parametrize("family", ALL_FAMILIES, ids=ALL_IDS)

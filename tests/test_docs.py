@@ -48,6 +48,6 @@ def test_the_site_builds_without_a_warning_and_shows_examples_as_code(tmp_path):
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
     page = (tmp_path / "reference" / "optimizer.html").read_text()
-    assert 'id="tf_lossscale.optimizer.LossScaleOptimizer.get_scaled_loss"' in page
+    assert 'id="tf_lossscale.wrapper.optimizer.LossScaleOptimizer.get_scaled_loss"' in page
     assert "<blockquote>" not in page
     assert "every name of" not in page

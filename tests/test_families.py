@@ -10,10 +10,8 @@ import sonnet
 import tensorflow as tf
 
 import tf_lossscale
-from tests.families import ALL_FAMILIES, ALL_IDS, FAMILIES, IDS, tf_keras
+from tests.families import ALL_FAMILIES, FAMILIES, all_families, families, tf_keras
 from tf_lossscale import LossScaleOptimizer
-
-families = pytest.mark.parametrize("family", FAMILIES, ids=IDS)
 
 # Public classes of the libraries that are no optimizer with a step of its own, with the reason.
 NOT_IN_THE_TABLE = {
@@ -56,7 +54,7 @@ def public_classes(family):
 ROWS = [pytest.param(f, name, id=f"{f.name}-{name}") for f in ALL_FAMILIES for name in sorted(TABLE[f.name])]
 
 
-@pytest.mark.parametrize("family", ALL_FAMILIES, ids=ALL_IDS)
+@all_families
 def test_no_public_optimizer_class_is_missing_from_the_table(family):
     public = public_classes(family)
     missing = public - TABLE[family.name] - set(NOT_IN_THE_TABLE)
@@ -340,7 +338,7 @@ def test_langevin_dynamics_of_tensorflow_probability_are_wrapped():
 
 
 @pytest.mark.parametrize("dynamic", [True, False])
-@pytest.mark.parametrize("family", ALL_FAMILIES, ids=ALL_IDS)
+@all_families
 def test_in_a_function_apply_gradients_returns_a_tensor_to_wait_for_and_to_return(family, dynamic):
     optimizer = LossScaleOptimizer(family.sgd(), dynamic=dynamic, initial_scale=8.0)
     weight = tf.Variable(1.0)

@@ -7,10 +7,9 @@ import pytest
 import tensorflow as tf
 
 from tests import numerics
-from tests.families import FAMILIES, IDS, tf_keras
+from tests.families import FAMILIES, families, tf_keras
 from tf_lossscale import LossScaleOptimizer
 
-families = pytest.mark.parametrize("family", FAMILIES, ids=IDS)
 KERAS3 = FAMILIES[0]
 
 

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from tests.families import FAMILIES, IDS
+from tests.families import FAMILIES, IDS, families
 from tf_lossscale import LossScaleOptimizer, migrate
 
 X = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
@@ -77,7 +77,7 @@ def test_a_model_that_was_loaded_is_saved_and_loaded_again(family, kind, tmp_pat
     assert (state["loss_scale"], state["dynamic_counter"], state["bad_steps"]) == (64.0, 0, 2)
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=IDS)
+@families
 def test_a_checkpoint_after_fit_holds_no_slot_twice_and_goes_on_bit_by_bit(family, tmp_path):
     model, again = model_of(family), model_of(family)
     model.fit(X, Y, batch_size=2, epochs=1, verbose=0)
@@ -95,7 +95,7 @@ def test_a_checkpoint_after_fit_holds_no_slot_twice_and_goes_on_bit_by_bit(famil
     assert float(model.optimizer.loss_scale) == float(again.optimizer.loss_scale)
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=IDS)
+@families
 def test_a_config_that_is_not_being_saved_starts_anew(family):
     first, second = model_of(family).optimizer, model_of(family).optimizer
     second.set_state({"loss_scale": 64.0, "dynamic_counter": 1})
@@ -117,7 +117,7 @@ def test_a_model_file_of_ours_is_read_by_the_original_under_its_own_name(family,
     assert np.isfinite(loaded.train_on_batch(X, Y))
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=IDS)
+@families
 @pytest.mark.parametrize("built", [True, False], ids=["built", "not_built"])
 def test_weights_alone_are_loaded_whether_the_optimizer_was_built_or_not(family, built, tmp_path):
     model, loaded = model_of(family), model_of(family)

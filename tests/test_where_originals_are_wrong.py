@@ -14,7 +14,7 @@ import tensorflow as tf
 import tf_keras
 
 from tests import numerics
-from tests.families import FAMILIES, IDS
+from tests.families import FAMILIES, families
 from tf_lossscale import LossScaleOptimizer
 
 KERAS3, TF_KERAS, LEGACY = FAMILIES
@@ -206,7 +206,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize("promise", [promise for promise, _ in ROWS], ids=NAMES)
-@pytest.mark.parametrize("family", FAMILIES, ids=IDS)
+@families
 def test_the_promise_is_kept_here(promise, family):
     promise(LossScaleOptimizer, family)
 
@@ -223,7 +223,7 @@ def test_the_promise_is_broken_by_the_original(promise, family):
     assert not kept(), "the original keeps this promise now: take its name out of the row"
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=IDS)
+@families
 def test_a_step_in_keras_3s_contract_without_scale_loss_warns_once(family, monkeypatch):
     seen = []
     monkeypatch.setattr("absl.logging.warning", lambda message, *values: seen.append(message % values))

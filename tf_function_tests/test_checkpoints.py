@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests import numerics
-from tests.families import ALL_FAMILIES, ALL_IDS, FAMILIES, IDS
+from tests.families import all_families, families
 from tf_function_tests.cell import Cell
 
 
@@ -28,7 +28,7 @@ def restore(cell, path):
         checkpoint_of(cell).restore(path)
 
 
-@pytest.mark.parametrize("family", ALL_FAMILIES, ids=ALL_IDS)
+@all_families
 @pytest.mark.parametrize("where", ["inside", "outside"])
 @pytest.mark.parametrize(
     ("before", "after"),
@@ -60,7 +60,7 @@ def test_training_goes_on_with_another_number_of_replicas(family, where, before,
         numerics.assert_close(mine, old.copies(old.weight)[0], 1e-5, [1.0, -2.0])
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=IDS)
+@families
 @pytest.mark.parametrize("name", ["none", "mirrored_2"])
 def test_a_write_that_is_cut_short_leaves_the_checkpoint_before_usable(family, name, tmp_path):
     cell = Cell(family, name, "function")
@@ -95,7 +95,7 @@ def test_a_write_that_is_cut_short_leaves_the_checkpoint_before_usable(family, n
     assert resumed.scale() == (16.0, 1.0, 1.0)
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=IDS)
+@families
 def test_restoring_into_another_optimizer_names_the_part_that_does_not_fit(family, tmp_path):
     cell = Cell(family, "none", "function")
     step(cell, 1.0)

@@ -6,7 +6,7 @@ import tensorflow as tf
 import tf_keras
 
 from tests import strategies
-from tests.families import ALL_FAMILIES, FAMILIES, IDS
+from tests.families import ALL_FAMILIES, families
 from tf_lossscale import LossScaleOptimizer
 
 
@@ -24,7 +24,7 @@ def made(family, name, inner=None):
         return strategy, tf.Variable(1.0), LossScaleOptimizer(inner or family.sgd(), initial_scale=4.0)
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=IDS)
+@families
 def test_a_loop_inside_the_replicas_is_refused_and_one_around_them_recommended(family):
     strategy, weight, optimizer = made(family, "mirrored_2")
     step = step_of(strategy, optimizer, weight)
@@ -59,7 +59,7 @@ def test_legacy_optimizers_that_clip_are_refused_in_central_storage(option):
     assert weight.numpy() == 1.0
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=IDS)
+@families
 def test_a_step_outside_strategy_run_is_refused(family):
     strategy, weight, optimizer = made(family, "mirrored_2")
     with strategy.scope():
@@ -69,7 +69,7 @@ def test_a_step_outside_strategy_run_is_refused(family):
             optimizer.apply([tf.constant(1.0)], [weight])
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=IDS)
+@families
 def test_a_step_that_failed_leaves_the_next_one_whole(family):
     strategy, weight, optimizer = made(family, "mirrored_2")
 

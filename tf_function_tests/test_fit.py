@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tests import strategies
-from tests.families import FAMILIES, IDS
+from tests.families import FAMILIES, families
 from tf_function_tests.cell import why_not
 from tf_lossscale import LossScaleOptimizer
 
@@ -64,7 +64,7 @@ def count(optimizer):
     return int(np.asarray(optimizer.iterations))
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=IDS)
+@families
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_fit_skips_the_step_of_a_batch_that_overflows_on_the_last_replica(family, name):
     if why_not(family, name, "fit"):
@@ -82,7 +82,7 @@ def test_fit_skips_the_step_of_a_batch_that_overflows_on_the_last_replica(family
     assert count(optimizer) == (3 if family.name == "keras3" else 4)
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=IDS)
+@families
 @pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "none"])
 def test_fit_learns_under_a_strategy_what_it_learns_without(family, name):
     if why_not(family, name, "fit"):
@@ -101,7 +101,7 @@ def learned_without(family):
     return model.get_weights(), float(model.optimizer.loss_scale)
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=IDS)
+@families
 @pytest.mark.parametrize("name", ["none", "one_device"])
 def test_compiled_fit_in_float16_is_fit(family, name):
     x, y = data(4)
@@ -132,7 +132,7 @@ class TestCompiledFitOverSeveralReplicas:
                 jit_compile=True,
             )
 
-    @pytest.mark.parametrize("family", FAMILIES, ids=IDS)
+    @families
     def test_it_is_traced(self, family):
         x, y = data(1)
         with pytest.raises(tf.errors.InvalidArgumentError, match="tfvariable_on_a_different_device"):

@@ -12,10 +12,9 @@ import tf_keras
 from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
 
 from tests import strategies
-from tests.families import FAMILIES, IDS
+from tests.families import FAMILIES, IDS, families
 from tf_lossscale import LossScaleOptimizer
 
-families = pytest.mark.parametrize("family", FAMILIES, ids=IDS)
 compiled = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
 
 

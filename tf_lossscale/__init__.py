@@ -14,9 +14,9 @@ __version__ = "0.1.0"
 
 # Public name -> the module it is in. Loaded on first use: importing this package costs next to nothing.
 _HOMES = {
-    "LossScaleOptimizer": "tf_lossscale.optimizer",
+    "LossScaleOptimizer": "tf_lossscale.wrapper.optimizer",
     "LossScaleMonitor": "tf_lossscale.monitoring.callback",
-    "SharedLossScale": "tf_lossscale.shared",
+    "SharedLossScale": "tf_lossscale.wrapper.shared",
     "install": "tf_lossscale.legacy.install",
     "uninstall": "tf_lossscale.legacy.install",
     "write_summary": "tf_lossscale.monitoring.summaries",
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from tf_lossscale.legacy.install import install, uninstall
     from tf_lossscale.monitoring.callback import LossScaleMonitor
     from tf_lossscale.monitoring.summaries import write_summary
-    from tf_lossscale.optimizer import LossScaleOptimizer
-    from tf_lossscale.shared import SharedLossScale
+    from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
+    from tf_lossscale.wrapper.shared import SharedLossScale
 
 
 def __getattr__(name: str) -> Any:

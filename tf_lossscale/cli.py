@@ -21,7 +21,10 @@ _COMMANDS = {
         "tf_lossscale.migrate.checkpoints.inspect_command",
         "show what a checkpoint or model holds",
     ),
-    "migrate": ("tf_lossscale.migrate.command", "rewrite code of TensorFlow 1.13 to 2.15 to this package's API"),
+    "migrate": (
+        "tf_lossscale.migrate.codemod.command",
+        "rewrite code of TensorFlow 1.13 to 2.15 to this package's API",
+    ),
     "plot": ("tf_lossscale.monitoring.plot", "draw loss scale, loss and skipped steps of a TensorBoard folder"),
     "run": ("tf_lossscale.legacy.run", "run a script or module written for TensorFlow 1.13 to 2.15, unchanged"),
     "train": (

@@ -12,8 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale import optional
-from tf_lossscale.optimizer import LossScaleOptimizer
+from tf_lossscale.libraries import optional
+from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
 __all__ = ["fit_surrogate_posterior", "minimize"]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import types
 
-from tf_lossscale import import_hooks, registry
+from tf_lossscale.libraries import import_hooks
+from tf_lossscale.wrapper import families
 
 
 def register_when_imported() -> None:
@@ -18,7 +19,7 @@ def register_when_imported() -> None:
 
 
 def _register_for(module: types.ModuleType) -> None:
-    _register(registry.library_in(module.__name__))  # the module may stand in sys.modules under another's name
+    _register(families.library_in(module.__name__))  # the module may stand in sys.modules under another's name
 
 
 def _register(library: str) -> None:
@@ -27,7 +28,7 @@ def _register(library: str) -> None:
     try:
         from tf_lossscale.legacy import experimental
 
-        if not registry.load_all(library):  # a second Keras 2
+        if not families.load_all(library):  # a second Keras 2
             return
         experimental.register(library)
         importlib.import_module(f"tf_lossscale.optimizers.{'keras3' if library == 'keras' else library}")

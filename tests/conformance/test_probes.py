@@ -205,7 +205,7 @@ ELSEWHERE = {
     "experimental.*": "the experimental class has recordings of its own",
     "LossScaleOptimizerV1 *": "the same",
     "*LossScaleOptimizerV3*": "there is one public class",
-    "*BaseLossScaleOptimizer*": "tests/test_optimizer.py: isinstance for every family",
+    "*BaseLossScaleOptimizer*": "tests/wrapper/test_optimizer.py: isinstance for every family",
     "isinstance of the optimizer base": "the same",
     "public class with the other family": "the same",
     "LSO(keras 3 optimizer)": "all families are accepted",

@@ -8,12 +8,11 @@ import tensorflow as tf
 import tf_keras
 
 import tf_lossscale
-from tests.families import FAMILIES, IDS
+from tests.families import families
 from tf_lossscale import legacy
 from tf_lossscale.legacy import experimental
 from tf_lossscale.legacy.policy import policies_of
 
-families = pytest.mark.parametrize("family", FAMILIES, ids=IDS)
 libraries = pytest.mark.parametrize("library", ["keras", "tf_keras"])
 
 

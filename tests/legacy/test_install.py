@@ -15,19 +15,18 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 import tf_lossscale
-from tests.families import FAMILIES, IDS, tf_keras
-from tf_lossscale import legacy, registry
-from tf_lossscale.legacy import experimental, places
+from tests.families import FAMILIES, families, tf_keras
+from tf_lossscale import legacy
+from tf_lossscale.legacy import experimental, patch_table
 from tf_lossscale.legacy.policy import policies_of
-
-families = pytest.mark.parametrize("family", FAMILIES, ids=IDS)
+from tf_lossscale.wrapper import families as families_of_optimizers
 
 
 @pytest.fixture
 def installed():
     with tf_lossscale.install():
         yield
-        for library in {registry.keras_of_tensorflow(), "tf_keras"}:
+        for library in {families_of_optimizers.keras_of_tensorflow(), "tf_keras"}:
             policies_of(library).set_policy("float32")
 
 
@@ -135,7 +134,7 @@ def test_a_module_that_is_in_no_file_says_its_name_and_can_be_looked_for(install
 
 
 def test_each_library_has_its_own_policies(installed):
-    if registry.keras_of_tensorflow() == "tf_keras":
+    if families_of_optimizers.keras_of_tensorflow() == "tf_keras":
         pytest.skip("TensorFlow 2.15: there is one Keras")
     tf_keras.mixed_precision.experimental.set_policy("mixed_float16")
     assert tf.keras.layers.Dense(1).compute_dtype == "float32"
@@ -144,7 +143,7 @@ def test_each_library_has_its_own_policies(installed):
 
 def state_of_the_modules():
     """What is in every module that install() knows, and the list of all modules."""
-    modules = {name: sys.modules[name] for name in places.PLACES if name in sys.modules}
+    modules = {name: sys.modules[name] for name in patch_table.PLACES if name in sys.modules}
     content = {name: {key: id(value) for key, value in vars(module).items()} for name, module in modules.items()}
     return content, {name: id(module) for name, module in sys.modules.items()}, list(sys.meta_path)
 

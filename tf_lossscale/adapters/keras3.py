@@ -9,9 +9,10 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from tf_lossscale import hyperparameters, keras_versions, optimizer
-from tf_lossscale import options as options_lib
-from tf_lossscale.core import replicas, scaling, strategies
+from tf_lossscale.core import replicas, scaling
+from tf_lossscale.libraries import keras_versions
+from tf_lossscale.wrapper import hyperparameters, optimizer
+from tf_lossscale.wrapper import options as options_lib
 
 keras: Any = keras_versions.keras_3()
 
@@ -59,7 +60,7 @@ class LossScaleOptimizer(
     def _adopt(self, options: dict[str, Any]) -> None:
         name = options.pop("name")
         inner = self._optimizer
-        if strategies.several_processes():
+        if replicas.several_processes():
             # Keras's fit fails before it calls any optimizer, in words that help nobody.
             logging.warning(
                 "model.fit of Keras 3 fails under %s, with any optimizer. Take the steps in a loop of your own, or use "
@@ -87,7 +88,7 @@ class LossScaleOptimizer(
 
     def _build_inner(self, variables: list[Any]) -> None:
         if not self._optimizer.built and variables:
-            strategies.once(lambda: self._build_in_this_context(variables))
+            replicas.once(lambda: self._build_in_this_context(variables))
 
     def _build_in_this_context(self, variables: list[Any]) -> None:
         with tf.init_scope(), keras.name_scope(self.name):
@@ -117,7 +118,7 @@ class LossScaleOptimizer(
             return self._optimizer.iterations.assign_add(1)
 
     def _own_copies(self) -> contextlib.AbstractContextManager[None]:
-        return strategies.own_copies((variable, "_value") for variable in self._optimizer.variables)
+        return replicas.own_copies((variable, "_value") for variable in self._optimizer.variables)
 
     def _step_result(self, operation: Any) -> Any:
         return self._optimizer.iterations if tf.executing_eagerly() else super()._step_result(operation)
@@ -329,5 +330,5 @@ def _gradients_taken_as_they_are(inner: Any) -> Iterator[None]:
     """Has Keras neither reduce nor unscale the gradients given to `apply`: both are done."""
     with contextlib.ExitStack() as stack:
         for each in _with_parts(inner):
-            stack.enter_context(strategies.overriding(each, _all_reduce_sum_gradients=list, loss_scale_factor=None))
+            stack.enter_context(replicas.overriding(each, _all_reduce_sum_gradients=list, loss_scale_factor=None))
         yield

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tf_lossscale import keras_versions
+from tf_lossscale.libraries import keras_versions
 
 keras = library = keras_versions.keras_3()
 

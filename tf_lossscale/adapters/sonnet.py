@@ -9,8 +9,8 @@ from typing import Any
 import sonnet
 import tensorflow as tf
 
-from tf_lossscale import contract, optimizer
-from tf_lossscale.core import replicas
+from tf_lossscale.core.step import Part
+from tf_lossscale.wrapper import contract, optimizer
 
 
 # Apart from the class below, since Sonnet's metaclass puts a name scope around each method that it finds in a class.
@@ -46,7 +46,7 @@ class _Wrapper(optimizer.LossScaleOptimizer):
             self._contract.warn_before_apply()
         return scaled
 
-    def _part(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> replicas.Part:
+    def _part(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> Part:
         return super()._part(gradients, variables, **{**kwargs, "aggregate": False})
 
     def _build_inner(self, variables: list[Any]) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale import optimizer
-from tf_lossscale.core import strategies
+from tf_lossscale.core import replicas
+from tf_lossscale.wrapper import optimizer
 
 _Optimizer: Any = tf.compat.v1.train.Optimizer
 
@@ -103,14 +103,14 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
         return self.apply_gradients(pairs, global_step=global_step, name=name)
 
     def _build_inner(self, variables: list[Any]) -> None:
-        strategies.once(lambda: self._create_slots_of(variables))
+        replicas.once(lambda: self._create_slots_of(variables))
 
     def _create_slots_of(self, variables: list[Any]) -> None:
         with tf.init_scope():
             self._optimizer._create_slots(variables)
 
     def _apply_reduced(self, grads_and_vars: list[tuple[Any, Any]], **kwargs: Any) -> Any:
-        if strategies.several_replicas():
+        if replicas.several_replicas():
             # These optimizers sum over the replicas by themselves: one gives the sum, the others zeros.
             first = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0)
             grads_and_vars = [(_only_if(first, g), v) for g, v in grads_and_vars]

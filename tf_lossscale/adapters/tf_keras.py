@@ -7,8 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale import hyperparameters, keras_versions, optimizer
-from tf_lossscale.core import strategies
+from tf_lossscale.core import replicas
+from tf_lossscale.libraries import keras_versions
+from tf_lossscale.wrapper import hyperparameters, optimizer
 
 tf_keras: Any = keras_versions.keras_2()
 
@@ -76,7 +77,7 @@ class LossScaleOptimizer(
         if tf.distribute.has_strategy():
             # tf_keras notes the strategy when the optimizer is constructed, which may be outside its scope.
             inner._distribution_strategy = tf.distribute.get_strategy()
-        strategies.give_copies(inner, ("_iterations", "_learning_rate", "_current_learning_rate"), inner._variables)
+        replicas.give_copies(inner, ("_iterations", "_learning_rate", "_current_learning_rate"), inner._variables)
         with tf.init_scope():
             inner.build(variables)
 
@@ -106,7 +107,7 @@ class LossScaleOptimizer(
         with self._own_copies():
             if self._inner_takes("skip_gradients_aggregation"):
                 return inner.apply_gradients(grads_and_vars, skip_gradients_aggregation=True, **kwargs)
-            with strategies.overriding(inner, aggregate_gradients=list):
+            with replicas.overriding(inner, aggregate_gradients=list):
                 return inner.apply_gradients(grads_and_vars, **kwargs)
 
     def _advance_iterations(self) -> Any:
@@ -114,7 +115,7 @@ class LossScaleOptimizer(
             return self._optimizer.iterations.assign_add(1)
 
     def _own_copies(self) -> contextlib.AbstractContextManager[None]:
-        return strategies.own_copies([(self._optimizer, "_iterations")])
+        return replicas.own_copies([(self._optimizer, "_iterations")])
 
     def _hyperparameter_names(self) -> tuple[str, ...]:
         return hyperparameters.names(self._optimizer)

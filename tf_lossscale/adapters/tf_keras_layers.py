@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale import keras_versions
+from tf_lossscale.libraries import keras_versions
 
 tf_keras = library = keras_versions.keras_2()
 autocast_variable = keras_versions.keras_2("src.mixed_precision.autocast_variable")

@@ -8,8 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale import keras_versions, optimizer
-from tf_lossscale.core import strategies
+from tf_lossscale.core import replicas
+from tf_lossscale.libraries import keras_versions
+from tf_lossscale.wrapper import optimizer
 
 tf_keras: Any = keras_versions.keras_2()
 
@@ -57,7 +58,7 @@ class LossScaleOptimizer(
 
     def _build_inner(self, variables: list[Any]) -> None:
         _require_no_clipping_in_central_storage(self._optimizer)
-        strategies.give_copies(self._optimizer, ("_iterations",), self._optimizer._weights)
+        replicas.give_copies(self._optimizer, ("_iterations",), self._optimizer._weights)
         # Under the optimizer's name, as the original has it: nothing else in a checkpoint tells Adam from Adamax.
         with tf.name_scope(self._optimizer._name), tf.init_scope():
             self._optimizer._create_all_weights(variables)
@@ -94,7 +95,7 @@ class LossScaleOptimizer(
         with self._own_copies():
             if takes and not isinstance(tf.distribute.get_strategy(), _ALWAYS_AGGREGATING):
                 return inner.apply_gradients(grads_and_vars, experimental_aggregate_gradients=False, **kwargs)
-            with strategies.overriding(inner, _transform_unaggregated_gradients=list, _aggregate_gradients=list):
+            with replicas.overriding(inner, _transform_unaggregated_gradients=list, _aggregate_gradients=list):
                 return inner.apply_gradients(grads_and_vars, **kwargs)
 
     def _advance_iterations(self) -> Any:
@@ -102,7 +103,7 @@ class LossScaleOptimizer(
             return self._optimizer.iterations.assign_add(1)
 
     def _own_copies(self) -> contextlib.AbstractContextManager[None]:
-        return strategies.own_copies([(self._optimizer, "_iterations")])
+        return replicas.own_copies([(self._optimizer, "_iterations")])
 
     def _hyperparameter_names(self) -> tuple[str, ...]:
         return tuple(name for name in self._optimizer._hyper if name != "learning_rate")
@@ -185,7 +186,7 @@ class LossScaleOptimizer(
         self, slot_variable_position: Any, slot_name: str, variable: Any, **kwargs: Any
     ) -> Any:
         # A checkpoint may be restored outside the scope of the strategy, which its slots then have to be made in.
-        with strategies.scope_of(variable):
+        with replicas.scope_of(variable):
             return self._optimizer._create_or_restore_slot_variable(
                 slot_variable_position, slot_name, variable, **kwargs
             )

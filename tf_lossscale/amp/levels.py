@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tf_lossscale import registry
+from tf_lossscale.wrapper import families
 
 # The matrix and convolution layers, which gain most from half precision.
 _MATRIX_LAYERS = frozenset(
@@ -126,7 +126,7 @@ def to_float(layer: Any, dtype: Any) -> Any:
     Source: MindSpore, `mindspore.nn.Cell.to_float`.
     """
     dtype = _dtype(dtype, ("float32", *_HALF))
-    registry.layers_of(layer)  # raises if it is no layer
+    families.layers_of(layer)  # raises if it is no layer
     inner = _layers(layer) if getattr(layer, "layers", None) else list(_with_parts(layer, layer.name, layer))
     for _, each, _ in inner:
         _set(each, dtype)
@@ -244,4 +244,4 @@ def _dtype(dtype: Any, allowed: tuple[str, ...]) -> str:
 
 
 def _set(layer: Any, dtype: str) -> None:
-    registry.layers_of(layer).set_compute_dtype(layer, dtype)
+    families.layers_of(layer).set_compute_dtype(layer, dtype)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tf_lossscale import registry
 from tf_lossscale.amp import levels
 from tf_lossscale.amp.managers import DynamicLossScaleManager
 from tf_lossscale.amp.monitors import LossMonitor
-from tf_lossscale.optimizer import LossScaleOptimizer
+from tf_lossscale.wrapper import families
+from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
 # Levels that come with a dynamic loss scale unless a manager is given.
 _DYNAMIC = ("O2", "auto")
@@ -88,7 +88,7 @@ class Model:
             raise ValueError(f"`epoch` must be an int above 0, but got: {epoch!r}.")
         if self.optimizer is None:
             raise ValueError("train() needs an optimizer: pass `optimizer` to Model(...).")
-        keras = registry.library_of(self.network)
+        keras = families.library_of(self.network)
         return self.network.fit(
             train_dataset, epochs=epoch, verbose=verbose, callbacks=[_as_callback(c, keras) for c in _list(callbacks)]
         )
@@ -104,7 +104,7 @@ class Model:
         Returns:
             The loss and the metrics by name.
         """
-        keras = registry.library_of(self.network)
+        keras = families.library_of(self.network)
         return self.network.evaluate(
             valid_dataset,
             verbose=verbose,

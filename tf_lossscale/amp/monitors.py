@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tf_lossscale.optimizer import LossScaleOptimizer
+from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
 
 class LossMonitor:

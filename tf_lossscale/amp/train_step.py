@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_lossscale.amp.managers import FixedLossScaleManager
 from tf_lossscale.core import finite
-from tf_lossscale.optimizer import LossScaleOptimizer
+from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
 
 class WithLoss:

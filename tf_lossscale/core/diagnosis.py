@@ -8,8 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf_lossscale.core import finite as finite_lib
-from tf_lossscale.core import strategies
-from tf_lossscale.core.weights import Weights, unless, value_or_zero
+from tf_lossscale.core import replicas
+from tf_lossscale.core.variables import Weights, unless, value_or_zero
 
 
 class Diagnosis(Weights):
@@ -45,7 +45,7 @@ class Diagnosis(Weights):
             names: of the trained variables.
         """
         if names not in self._tables:
-            strategies.once(lambda: self._make(names))  # where all replicas have come to: each finds none
+            replicas.once(lambda: self._make(names))  # where all replicas have come to: each finds none
 
     def record(
         self, names: tuple[str, ...], applied: tf.Tensor, gradients: list[Any], judged: list[Any]

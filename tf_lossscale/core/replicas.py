@@ -1,20 +1,289 @@
-"""One step across replicas: reduce, agree, apply or skip under one tf.cond."""
+"""What the replicas of the strategy in use can do: meet within a step, or write apart."""
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import functools
-import itertools
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from tf_lossscale.core import finite as finite_lib
-from tf_lossscale.core import groups, origins, strategies
-from tf_lossscale.core.branches import Branch, either, operations
-from tf_lossscale.core.state import LossScale
+from tf_lossscale.core import origins
 
-Gradients = list[Any]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def several_replicas() -> bool:
+    """Whether the caller runs on more than one replica.
+
+    >>> several_replicas()
+    False
+    """
+    return tf.distribute.has_strategy() and tf.distribute.get_strategy().num_replicas_in_sync > 1
+
+
+def in_one_of_several() -> bool:
+    """Whether the caller is in the context of one of several replicas, which does nothing for the others.
+
+    >>> in_one_of_several()
+    False
+    """
+    return several_replicas() and not tf.distribute.in_cross_replica_context()
+
+
+def meet() -> bool:
+    """Whether a step is taken in a cross-replica context, from which each replica is called once more.
+
+    A TPU's replicas are one program: they reduce and branch in their replica context, all alike.
+
+    >>> meet()
+    False
+    """
+    if not tf.distribute.has_strategy() or tf.__internal__.distribute.strategy_supports_no_merge_call():
+        return False
+    tpu = (tf.distribute.TPUStrategy, tf.distribute.experimental.TPUStrategy)
+    return not isinstance(tf.distribute.get_strategy(), tpu)
+
+
+def workers_step_alone() -> bool:
+    """Whether workers share the variables but not their steps: one may move the scale amid a step of another.
+
+    >>> workers_step_alone()
+    False
+    """
+    return isinstance(tf.distribute.get_strategy(), tf.distribute.ParameterServerStrategy)
+
+
+def several_processes() -> bool:
+    """Whether other processes take part in the training.
+
+    >>> several_processes()
+    False
+    """
+    strategy = tf.distribute.get_strategy()
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return workers_step_alone()
+    return len(strategy.extended.worker_devices) < strategy.num_replicas_in_sync
+
+
+def write_apart() -> bool:
+    """Whether each replica writes its own copies of the variables, since replicas cannot meet within the step.
+
+    >>> write_apart()
+    False
+
+    Returns:
+        True under MirroredStrategy where XLA compiles the function that the replicas run on GPUs.
+    """
+    return several_replicas() and tf.__internal__.distribute.strategy_supports_no_merge_call()
+
+
+def is_missing_copies(variable: tf.Variable) -> bool:
+    """Whether replicas do not meet, but the variable was made outside the strategy's scope and has one copy for all.
+
+    >>> is_missing_copies(tf.Variable(1.0))
+    False
+
+    Args:
+        variable: of the loss scale or of an optimizer.
+    """
+    if not tf.distribute.has_strategy() or meet():
+        return False
+    return not tf.distribute.get_strategy().extended.variable_created_in_scope(variable)
+
+
+def scope_of(variable: tf.Variable) -> contextlib.AbstractContextManager[Any]:
+    """Returns the scope of the strategy that a variable was made under, for `with`; one of no effect if we are in it.
+
+    >>> with scope_of(tf.Variable(1.0)):
+    ...     tf.distribute.has_strategy()
+    False
+
+    Args:
+        variable: any variable.
+    """
+    strategy = getattr(variable, "distribute_strategy", None) or getattr(variable, "_distribute_strategy", None)
+    if strategy is None or tf.distribute.has_strategy():
+        return contextlib.nullcontext()
+    return strategy.scope()
+
+
+def give_copies(holder: Any, names: Iterable[str], listed: list[Any]) -> None:
+    """Has an object's variables made anew, with their values, where `is_missing_copies` says so.
+
+    >>> class Count:
+    ...     steps = None
+    >>> give_copies(Count, ["steps"], [])
+
+    Args:
+        holder: an optimizer.
+        names: of attributes; those that are no variables are left alone.
+        listed: the holder's list of its variables, which is changed as well.
+    """
+    for name in names:
+        old = getattr(holder, name, None)
+        if not isinstance(old, tf.Variable) or not is_missing_copies(old):
+            continue
+        with tf.init_scope():
+            new = tf.Variable(
+                old.numpy(), trainable=False, dtype=old.dtype, aggregation=old.aggregation, name=old.name.split(":")[0]
+            )
+            setattr(holder, name, new)
+            listed[:] = [new if each is old else each for each in listed]
+
+
+def explains_where_replicas_cannot_meet(function: Function) -> Function:
+    """Has a function that calls `merge_call` say, where TensorFlow refuses that, what to write instead.
+
+    >>> @explains_where_replicas_cannot_meet
+    ... def one():
+    ...     return 1
+    >>> one()
+    1
+
+    Args:
+        function: to be called in a replica context.
+
+    Returns:
+        The function, with another text in its RuntimeError.
+    """
+
+    @functools.wraps(function)
+    def explained(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except RuntimeError as error:
+            if "`merge_call` called while defining" not in str(error):
+                raise
+            strategy = type(tf.distribute.get_strategy()).__name__
+            if write_apart():
+                raise RuntimeError(
+                    f"The replicas of {strategy} cannot meet in a function that XLA compiles for several GPUs, but the "
+                    "inner optimizer has them meet when it applies gradients. Use an optimizer of tf.keras.optimizers "
+                    "or tf_keras.optimizers, or leave out jit_compile."
+                ) from error
+            raise RuntimeError(
+                "A step with LossScaleOptimizer cannot be taken inside a tf.while_loop, tf.cond or tf.function that is "
+                f"inside the function given to strategy.run: the replicas of {strategy} cannot meet there. Put the "
+                "loop, the condition or the tf.function around strategy.run."
+            ) from error
+
+    return explained  # type: ignore[return-value]
+
+
+@explains_where_replicas_cannot_meet
+def once(function: Callable[[], Any]) -> None:
+    """Calls a function once for all replicas, not once on each: variables are made so.
+
+    >>> calls = []
+    >>> once(lambda: calls.append(1))
+    >>> calls
+    [1]
+
+    Args:
+        function: takes nothing; runs in a cross-replica context where there is one.
+    """
+    context = tf.distribute.get_replica_context()  # None in strategy.scope() itself
+    if context is None or not tf.distribute.has_strategy():
+        function()
+    elif meet():
+
+        def across_replicas(strategy: tf.distribute.Strategy) -> None:
+            del strategy
+            function()
+
+        context.merge_call(across_replicas)
+    else:
+        _in_scope(tf.distribute.get_strategy(), function)
+
+
+def _in_scope(strategy: tf.distribute.Strategy, function: Callable[[], Any]) -> None:
+    """Calls a function in a strategy's scope: in a thread of its own, since a replica context cannot be left.
+
+    In a replica context, what a checkpoint has for a new variable would be restored on that replica alone.
+    """
+
+    def call() -> None:
+        with strategy.scope():
+            function()
+
+    with concurrent.futures.ThreadPoolExecutor(max_workers=1) as thread:
+        thread.submit(call).result()
+
+
+@contextlib.contextmanager
+def own_copies(places: Iterable[tuple[Any, str]]) -> Iterator[None]:
+    """Has objects hold this replica's copies of their variables, where replicas write apart.
+
+    Otherwise each write would have to be agreed upon by all replicas, which cannot be done inside a tf.cond.
+
+    >>> class Count:
+    ...     steps = None
+    >>> with own_copies([(Count, "steps")]):
+    ...     pass
+
+    Args:
+        places: (object, attribute) pairs; the attribute is a variable.
+    """
+    if not write_apart():
+        yield
+        return
+    held = [(place.__dict__, name, place.__dict__[name]) for place, name in places]
+    try:
+        for attributes, name, variable in held:
+            attributes[name] = _own_copy(variable)
+        yield
+    finally:
+        for attributes, name, variable in held:
+            attributes[name] = variable
+
+
+def _own_copy(variable: Any) -> Any:
+    # A worker has as many replicas as it has copies, and all workers have equally many.
+    copies = tf.distribute.get_strategy().experimental_local_results(variable)
+    replica = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
+    return copies[int(replica) % len(copies)]
+
+
+@contextlib.contextmanager
+def overriding(holder: Any, **attributes: Any) -> Iterator[None]:
+    """Has an object's attributes at other values for a while.
+
+    The replicas of a strategy, whose threads take turns, may be inside at the same time: what the first one found is
+    what the last one leaves.
+
+    >>> class Count:
+    ...     steps = 1
+    >>> count = Count()
+    >>> with overriding(count, steps=2):
+    ...     count.steps
+    2
+    >>> count.steps
+    1
+
+    Args:
+        holder: an object; its `__dict__` is set, not its `__setattr__` called.
+        **attributes: the values.
+    """
+    held = holder.__dict__
+    depth, before = held.get(_OVERRIDDEN, (0, {name: held[name] for name in attributes if name in held}))
+    held.update(attributes)
+    held[_OVERRIDDEN] = (depth + 1, before)
+    try:
+        yield
+    finally:
+        depth, before = held.pop(_OVERRIDDEN)
+        if depth > 1:
+            held[_OVERRIDDEN] = (depth - 1, before)
+        else:
+            for name in attributes:
+                del held[name]
+            held.update(before)
+
+
+_OVERRIDDEN = "_overridden_by_tf_lossscale"
 
 
 def require_replica_context(method: str) -> None:
@@ -35,142 +304,7 @@ def require_replica_context(method: str) -> None:
         )
 
 
-class Part(NamedTuple):
-    """What one optimizer brings to a step.
-
-    >>> weight = tf.Variable(1.0)
-    >>> part = Part([tf.constant(0.25)], reduce=list, apply=lambda gradients: weight.assign_sub(gradients[0]))
-    >>> part.aggregate
-    True
-    """
-
-    #: This replica's, tensors or IndexedSlices or None.
-    gradients: Gradients
-    #: Sums them over the replicas, in a replica context.
-    reduce: Callable[[Gradients], Gradients]
-    #: Applies reduced gradients without reducing them again, in a replica context.
-    apply: Callable[[Gradients], Any]
-    #: What a skipped step still does, in a cross-replica context where there is one.
-    skip: Callable[[], Any] = lambda: None
-    #: Whether the gradients still have to be summed over the replicas.
-    aggregate: bool = True
-    #: Notes (applied, the reduced gradients, what was judged of each), after each step, where it is to be noted.
-    observe: Callable[[tf.Tensor, Gradients, Gradients], Any] | None = None
-
-
-@strategies.explains_where_replicas_cannot_meet
-def step(loss_scale: LossScale, part: Part) -> Any:
-    """Applies the gradients on all replicas, or skips them on all.
-
-    >>> from tf_lossscale.core.state import DynamicLossScale
-    >>> weight = tf.Variable(1.0)
-    >>> part = Part([tf.constant(0.25)], reduce=list, apply=lambda gradients: weight.assign_sub(gradients[0]))
-    >>> step(DynamicLossScale(), part)
-    True
-    >>> weight.numpy().item()
-    0.75
-
-    Args:
-        loss_scale: decides, and is moved once.
-        part: the gradients, and what is done with them.
-
-    Returns:
-        In eager mode whether the step was applied; in a legacy graph the operation to run.
-    """
-    gradients = part.reduce(part.gradients) if part.aggregate else part.gradients
-    if not loss_scale.may_skip:
-        done = part.apply(gradients)
-        return True if tf.executing_eagerly() else done
-    small, agreed = groups.are_small(gradients), None
-    if not part.aggregate and strategies.several_replicas():
-        agreed = _agree(gradients, exactly=part.observe is not None)
-
-    def skip(_: Any) -> list[Any]:
-        done = part.skip()  # may raise: then nothing is counted
-        with tf.control_dependencies([] if tf.executing_eagerly() else operations(done)):
-            return [done, loss_scale.skip()]
-
-    def decide(local: Gradients, judged: Gradients, apply: Branch) -> Any:
-        applied, known, done = loss_scale.check(judged), None, []
-        if tf.executing_eagerly():
-            known = bool(applied)  # the one wait for the device
-            (apply if known else skip)(None)
-        else:
-            done = either(applied, apply, skip, as_one_call=small)
-        with tf.control_dependencies(done):
-            recorded = loss_scale.record(applied)
-            if part.observe is not None:
-                recorded = [recorded, part.observe(applied, local, judged)]
-            return _group(recorded) if known is None else known
-
-    as_they_are = tf.executing_eagerly() or part.observe is not None or loss_scale.looks_at_values
-    if not strategies.meet():
-        if agreed or as_they_are:
-            return decide(gradients, agreed or gradients, lambda _: part.apply(gradients))
-        packed = origins.Packed(gradients)
-        return decide(gradients, packed.tensors, lambda one: _unpack_and(part.apply, packed, one))
-
-    given, apply = gradients, part.apply
-    if not as_they_are:
-        stacks = origins.Packed(gradients, scaled=False)
-        given, apply = stacks.tensors, lambda tensors: part.apply(stacks.unpacked(tensors=tensors))
-
-    def across_replicas(strategy: tf.distribute.Strategy, per_replica: Gradients, judged: Any) -> Any:
-        local, judged = ([_first(strategy, g) for g in each or []] for each in (per_replica, judged))
-        everywhere = functools.partial(strategy.extended.call_for_each_replica, apply, args=(per_replica,))
-        return decide(local, judged or local, lambda _: everywhere())
-
-    return tf.distribute.get_replica_context().merge_call(across_replicas, args=(given, agreed))
-
-
-def _unpack_and(apply: Callable[[Gradients], Any], packed: origins.Packed, one: tf.Tensor | None) -> Any:
-    gradients = packed.unpacked(one)
-    done = apply(gradients)
-    if not groups.compiled():
-        packed.one_by_one(gradients)
-    return done
-
-
-def joined(parts: list[Part]) -> Part:
-    """Returns the parts of several optimizers as one, which is applied or skipped as a whole.
-
-    >>> weights = [tf.Variable(1.0), tf.Variable(2.0)]
-    >>> parts = [Part([tf.constant(0.5)], reduce=list, apply=lambda g, w=w: w.assign_sub(g[0])) for w in weights]
-    >>> together = joined(parts)
-    >>> _ = together.apply(together.gradients)
-    >>> [weight.numpy().item() for weight in weights]
-    [0.5, 1.5]
-
-    Args:
-        parts: at least one; all of them summed over the replicas already, or none.
-
-    Returns:
-        A part.
-    """
-    ends = list(itertools.accumulate(len(part.gradients) for part in parts))
-
-    def each_of(gradients: Gradients) -> Iterator[Gradients]:
-        return (gradients[end - len(part.gradients) : end] for part, end in zip(parts, ends))
-
-    def reduce(gradients: Gradients) -> Gradients:
-        return [g for part, own in zip(parts, each_of(gradients)) for g in part.reduce(own)]
-
-    def apply(gradients: Gradients) -> Any:
-        return [part.apply(own) for part, own in zip(parts, each_of(gradients))]
-
-    def skip() -> Any:
-        return [part.skip() for part in parts]
-
-    def observe(applied: tf.Tensor, gradients: Gradients, judged: Gradients) -> Any:
-        each = zip(parts, each_of(gradients), each_of(judged))
-        return [part.observe(applied, *own) for part, *own in each if part.observe is not None]
-
-    observes = any(part.observe is not None for part in parts)
-    gradients = [g for part in parts for g in part.gradients]
-    return Part(gradients, reduce, apply, skip, parts[0].aggregate, observe if observes else None)
-
-
-def sum_over_replicas(gradients: Gradients) -> Gradients:
+def sum_over_replicas(gradients: list[Any]) -> list[Any]:
     """Returns the gradients summed over all replicas; None stays None, IndexedSlices stay sparse.
 
     >>> [g.numpy().item() for g in sum_over_replicas([tf.constant(2.0)])]
@@ -189,25 +323,3 @@ def sum_over_replicas(gradients: Gradients) -> Gradients:
         return gradients
     context = tf.distribute.get_replica_context()
     return packed.unpacked(tensors=context.all_reduce(tf.distribute.ReduceOp.SUM, packed.tensors))
-
-
-def _agree(gradients: Gradients, exactly: bool) -> Gradients:
-    """In place of gradients what all replicas judge by: zero for a finite one, else NaN, or exactly infinity or NaN.
-
-    Unless it has to be exact, one number stands for all.
-    """
-    if exactly:
-        alone = [finite_lib.kind(g) for g in gradients if g is not None]
-    else:
-        alone = [tf.where(finite_lib.all_finite(gradients), 0.0, float("nan"))]
-    context = tf.distribute.get_replica_context()
-    total = iter(tf.unstack(context.all_reduce(tf.distribute.ReduceOp.SUM, tf.stack(alone))))
-    return [None if g is None else next(total) for g in gradients] if exactly else list(total)
-
-
-def _first(strategy: tf.distribute.Strategy, per_replica: Any) -> Any:
-    return None if per_replica is None else strategy.experimental_local_results(per_replica)[0]
-
-
-def _group(result: Any) -> Any:
-    return None if tf.executing_eagerly() else tf.group(*operations(result))

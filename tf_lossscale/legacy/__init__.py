@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from tf_lossscale.legacy.loss_scale import DynamicLossScale as DynamicLossScale
     from tf_lossscale.legacy.loss_scale import FixedLossScale as FixedLossScale
     from tf_lossscale.legacy.loss_scale import LossScale as LossScale
+    from tf_lossscale.legacy.loss_scale import from_loss_scale as from_loss_scale
     from tf_lossscale.legacy.loss_scale import get as get
-    from tf_lossscale.legacy.wrap import from_loss_scale as from_loss_scale
 
 
 def __getattr__(name: str) -> Any:

@@ -7,11 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale import wrapping
 from tf_lossscale.adapters import tf1
 from tf_lossscale.core import state
 from tf_lossscale.core.autograph import as_written
 from tf_lossscale.core.rules import Rules
+from tf_lossscale.wrapper import families
 
 
 class LossScaleManager(abc.ABC):
@@ -168,7 +168,7 @@ class LossScaleOptimizer(tf1.LossScaleOptimizer):
                 )
         if not hasattr(loss_scale_manager, "as_loss_scale"):
             loss_scale_manager = _Managed(loss_scale_manager)
-        wrapping.release(opt)  # as TensorFlow 1 had it: each graph that a program builds may wrap it anew
+        families.release(opt)  # as TensorFlow 1 had it: each graph that a program builds may wrap it anew
         super().__init__(opt, loss_scale_manager=loss_scale_manager)
 
 

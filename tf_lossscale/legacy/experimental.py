@@ -14,10 +14,10 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from tf_lossscale import configs, registry, wrapping
 from tf_lossscale.legacy import loss_scale as loss_scale_lib
-from tf_lossscale.legacy.faces import OldLossScaleOptimizer, inner_of
+from tf_lossscale.legacy.isinstance_names import OldLossScaleOptimizer, inner_of
 from tf_lossscale.legacy.policy import config_of, policies_of
+from tf_lossscale.wrapper import configs, families
 
 __all__ = ["LossScaleOptimizer", "Policy", "get_layer_policy", "global_policy", "set_policy"]  # noqa: F822
 
@@ -76,7 +76,7 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
         """
         inner = copy.deepcopy(configs.inner_of(config))
         config = copy.deepcopy({k: v for k, v in config.items() if k not in ("optimizer", "inner_optimizer")})
-        of_inner: Any = cls if cls._is_adapter else registry.of_config(inner)
+        of_inner: Any = cls if cls._is_adapter else families.of_config(inner)
         optimizer = of_inner._deserialized_inner(inner, custom_objects)
         if "loss_scale" in config:
             loss_scale = _scale_from(config.pop("loss_scale"), custom_objects)
@@ -84,7 +84,7 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
             loss_scale = _scale_from_newer(**config)
             config = {}
         # The class of a config may be that of another family: an old config does not say which it is of.
-        fits = not cls._is_adapter or issubclass(cls, wrapping.adapter_of(optimizer))
+        fits = not cls._is_adapter or issubclass(cls, families.adapter_of(optimizer))
         new: Any = (cls if fits else LossScaleOptimizer)(optimizer=optimizer, loss_scale=loss_scale, **config)
         new._take_state(inner)
         return new
@@ -99,10 +99,10 @@ def register(library: str) -> None:
         library: "keras" or "tf_keras".
     """
     policies_of(library)  # has its class registered
-    saving = registry.layers_in(library).library.saving
-    for adapter in registry.load_all(library):
+    saving = families.layers_in(library).library.saving
+    for adapter in families.load_all(library):
         package = saving.get_registered_name(adapter).partition(">")[0]
-        saving.register_keras_serializable(f"{package}.experimental")(wrapping.joined(LossScaleOptimizer, adapter))
+        saving.register_keras_serializable(f"{package}.experimental")(families.joined(LossScaleOptimizer, adapter))
 
 
 def _scale_of(loss_scale: Any) -> Any:
@@ -163,7 +163,7 @@ def get_layer_policy(layer: Any) -> Any:
 
 
 def _policies() -> Any:
-    return policies_of(registry.keras_of_tensorflow())
+    return policies_of(families.keras_of_tensorflow())
 
 
 def _scale_from_newer(

@@ -7,10 +7,10 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from tf_lossscale import registry, wrapping
 from tf_lossscale.adapters import tf1
 from tf_lossscale.legacy import experimental
 from tf_lossscale.legacy import loss_scale as loss_scale_lib
+from tf_lossscale.wrapper import families
 
 
 class MixedPrecisionLossScaleOptimizer(tf1.LossScaleOptimizer):
@@ -40,7 +40,7 @@ class MixedPrecisionLossScaleOptimizer(tf1.LossScaleOptimizer):
                 "Wrap a Keras optimizer with tf_lossscale.LossScaleOptimizer."
             )
         scale = _scale(loss_scale)
-        wrapping.release(opt)  # as TensorFlow 1 had it: each graph that a program builds may wrap it anew
+        families.release(opt)  # as TensorFlow 1 had it: each graph that a program builds may wrap it anew
         super().__init__(opt, loss_scale_manager=scale)
 
 
@@ -65,7 +65,7 @@ def enable_mixed_precision_graph_rewrite(opt: Any, loss_scale: Any = "dynamic") 
 
     Source: `tf.train.experimental.enable_mixed_precision_graph_rewrite`.
     """
-    if wrapping.scales_losses(opt):
+    if families.scales_losses(opt):
         raise ValueError(
             f'"opt" must not already be an instance of a LossScaleOptimizer, but got: {opt!r}. '
             "Pass the optimizer that it wraps."
@@ -73,7 +73,7 @@ def enable_mixed_precision_graph_rewrite(opt: Any, loss_scale: Any = "dynamic") 
     scale = _scale(loss_scale)
     if isinstance(opt, tf.compat.v1.train.Optimizer):
         wrapped: Any = MixedPrecisionLossScaleOptimizer(opt, scale)
-    elif registry.adapter_for(opt) is not None:
+    elif families.adapter_for(opt) is not None:
         wrapped = experimental.LossScaleOptimizer(opt, scale)
     else:
         raise ValueError(

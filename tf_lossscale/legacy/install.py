@@ -35,7 +35,7 @@ def install() -> Installation:
     """Puts the names of TensorFlow 1.13 to 2.15 back where old code looks for them.
 
     Call it before or after `import tensorflow`, once or more often. What is put where is the table in
-    `tf_lossscale/legacy/places.py`; nothing else is touched, and `uninstall()` takes it back.
+    `tf_lossscale/legacy/patch_table.py`; nothing else is touched, and `uninstall()` takes it back.
 
     >>> import tensorflow as tf
     >>> with install():
@@ -70,7 +70,7 @@ def uninstall() -> None:
 
 def _put_all(patches: Patches, tensorflow: types.ModuleType) -> None:
     del tensorflow
-    from tf_lossscale.legacy import places  # which imports TensorFlow
+    from tf_lossscale.legacy import patch_table  # which imports TensorFlow
 
-    for name, put in places.PLACES.items():
+    for name, put in patch_table.PLACES.items():
         patches.when_imported(name, put)

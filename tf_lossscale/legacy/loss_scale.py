@@ -8,11 +8,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale.core import branches, state, strategies
+from tf_lossscale.core import branches, replicas, state
 from tf_lossscale.core import finite as finite_lib
 from tf_lossscale.core.autograph import as_written as _as_written
 from tf_lossscale.legacy import versions
 from tf_lossscale.legacy.tensor_like import TensorLike
+from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
 
 class LossScale(TensorLike, state.LossScale, abc.ABC):
@@ -187,7 +188,7 @@ class DynamicLossScale(LossScale, state.DynamicLossScale):
         Returns:
             The operation that moves it, and whether to apply the gradients, a bool scalar tensor.
         """
-        if strategies.several_replicas() and not tf.distribute.in_cross_replica_context():
+        if replicas.several_replicas() and not tf.distribute.in_cross_replica_context():
             context = tf.distribute.get_replica_context()
             return context.merge_call(lambda _, per_replica: self.update(per_replica), args=(grads,))
         apply = finite_lib.all_finite(versions.values_to_check(grads))
@@ -245,3 +246,30 @@ def get(identifier: Any) -> LossScale | None:
     raise ValueError(
         f"Could not interpret loss scale identifier: {identifier!r}. Pass 'dynamic', a number, a LossScale, or None."
     )
+
+
+def from_loss_scale(optimizer: Any, loss_scale: Any = "dynamic") -> Any:
+    """Wraps an optimizer as `loss_scale` says, where that is known only when the program runs.
+
+    >>> import tensorflow as tf
+    >>> wrapped = from_loss_scale(tf.keras.optimizers.SGD(), 128)
+    >>> wrapped.dynamic, wrapped.loss_scale.numpy().item()
+    (False, 128.0)
+    >>> inner = tf.keras.optimizers.SGD()
+    >>> from_loss_scale(inner, None) is inner
+    True
+
+    Args:
+        optimizer: an optimizer of a family that `LossScaleOptimizer` knows.
+        loss_scale: "dynamic", a number, a LossScale, a config, or None for no loss scaling.
+
+    Returns:
+        A `LossScaleOptimizer`; `optimizer` itself if `loss_scale` is None.
+
+    Raises:
+        ValueError: `loss_scale` is none of these.
+    """
+    scale = get(loss_scale)
+    if scale is None:
+        return optimizer
+    return LossScaleOptimizer(optimizer, loss_scale_manager=scale)

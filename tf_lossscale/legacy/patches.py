@@ -9,7 +9,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tf_lossscale import import_hooks
+from tf_lossscale.libraries import import_hooks
 
 _MISSING = object()
 

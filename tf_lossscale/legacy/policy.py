@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from tf_lossscale import registry
 from tf_lossscale.legacy import loss_scale as loss_scale_lib
+from tf_lossscale.wrapper import families
 
 
 class Policies:
@@ -100,7 +100,7 @@ def policies_of(library: str) -> Policies:
     Returns:
         The same object on every call.
     """
-    return Policies(registry.layers_in(library))
+    return Policies(families.layers_in(library))
 
 
 def _policy_class(library: Any) -> Any:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numbers
 from typing import Any
 
-from tf_lossscale import optimizer as optimizer_lib
-from tf_lossscale import registry
 from tf_lossscale.legacy import loss_scale as loss_scale_lib
-from tf_lossscale.legacy.faces import OldLossScaleOptimizer, inner_of
+from tf_lossscale.legacy.isinstance_names import OldLossScaleOptimizer, inner_of
+from tf_lossscale.wrapper import families
+from tf_lossscale.wrapper import optimizer as optimizer_lib
 
 
 class LossScaleOptimizer(OldLossScaleOptimizer):
@@ -92,7 +92,7 @@ def _is_number(value: Any) -> bool:
 
 def _original_for(inner: Any) -> Any:
     """TensorFlow's private class, for the optimizers that only it can wrap."""
-    if registry.adapter_for(inner) is not None or not type(inner).__module__.startswith("tensorflow.python.keras."):
+    if families.adapter_for(inner) is not None or not type(inner).__module__.startswith("tensorflow.python.keras."):
         return None
     from tensorflow.python.keras.mixed_precision import loss_scale_optimizer
 

@@ -8,8 +8,8 @@ import tensorflow as tf
 from absl import logging
 
 from tf_lossscale import errors
-from tf_lossscale.floor import WHAT_TO_TRY
 from tf_lossscale.monitoring.summaries import require_ours, write_summary
+from tf_lossscale.wrapper.stall import WHAT_TO_TRY
 
 #: So many steps at least are looked at before it is said that too many of them were skipped.
 WINDOW = 50

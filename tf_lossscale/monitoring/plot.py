@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale import optional
+from tf_lossscale.libraries import optional
 from tf_lossscale.writing import whole_file
 
 # What is drawn -> its names: ours, and those that Keras's TensorBoard callback makes of logs.

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale.optimizer import LossScaleOptimizer
+from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
 
 def write_summary(optimizer: LossScaleOptimizer, step: Any = None, loss: Any = None) -> None:

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     if name == "Adafactor":
-        from tf_lossscale import registry
+        from tf_lossscale.wrapper import families
 
-        room = "tf_keras" if registry.keras_of_tensorflow() == "tf_keras" else "keras3"
+        room = "tf_keras" if families.keras_of_tensorflow() == "tf_keras" else "keras3"
         return importlib.import_module(f"tf_lossscale.optimizers.{room}").Adafactor
     if name in _ROOMS:
         return importlib.import_module(f"tf_lossscale.optimizers.{name}")

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale import keras_versions
+from tf_lossscale.libraries import keras_versions
 from tf_lossscale.optimizers.adafactor import AdafactorBase
 
 tf_keras: Any = keras_versions.keras_2()

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tf_lossscale import optional
+from tf_lossscale.libraries import optional
 from tf_lossscale.training import report, saved
 from tf_lossscale.training.lenet import OPTIMIZERS, SETUPS, Digits, Run, Settings
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tf_lossscale import optional
-from tf_lossscale.optimizer import LossScaleOptimizer
+from tf_lossscale.libraries import optional
+from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
 OPTIMIZERS = ("adam", "rmsprop", "sgd")
 _BATCH = 64

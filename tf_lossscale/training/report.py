@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tf_lossscale import optional
+from tf_lossscale.libraries import optional
 from tf_lossscale.training.lenet import Record, Run, Settings
 from tf_lossscale.writing import whole_file
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from tf_lossscale import LossScaleOptimizer, errors, keras_versions
-from tf_lossscale.migrate.checkpoints import matching, model_parts, slots
+from tf_lossscale import LossScaleOptimizer, errors
+from tf_lossscale.libraries import keras_versions
+from tf_lossscale.migrate.checkpoints import matching, slots
 from tf_lossscale.migrate.checkpoints.read import read
 from tf_lossscale.migrate.checkpoints.restore import Restored, restore_from
 from tf_lossscale.migrate.checkpoints.saved import File, Optimizer
@@ -175,7 +176,7 @@ def _tree(file: File, parts: dict[str, Any], to: str) -> Any:
     import tensorflow as tf
 
     objects = file.objects or {"": {path: path for path in parts}}
-    objects = model_parts.with_keras3_names(objects) if to == "keras3" and file.objects else objects
+    objects = matching.with_keras3_names(objects) if to == "keras3" and file.objects else objects
     reached = {path for each in objects.values() for path in each.values()}
     objects[""] = {**objects.get("", {}), **{path: path for path in parts if path not in reached}}
     nodes = {path: tf.__internal__.tracking.AutoTrackable() for path in objects}

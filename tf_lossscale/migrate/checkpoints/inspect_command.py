@@ -8,7 +8,7 @@ import math
 import sys
 from typing import Any
 
-from tf_lossscale import optional
+from tf_lossscale.libraries import optional
 from tf_lossscale.migrate.checkpoints import slots as slot_names
 from tf_lossscale.migrate.checkpoints.matching import owner_of
 from tf_lossscale.migrate.checkpoints.saved import LIBRARIES, File, Optimizer, Slots, Tensor

@@ -8,9 +8,9 @@ import sys
 import zipfile
 from typing import Any
 
-from tf_lossscale.configs import STATE as _STATE
 from tf_lossscale.migrate.checkpoints import slots as slot_names
 from tf_lossscale.migrate.checkpoints.saved import File, Optimizer, Slots, Tensor, UnreadableError, damage_is_said
+from tf_lossscale.wrapper.configs import STATE as _STATE
 
 
 def read_archive(path: str) -> File:

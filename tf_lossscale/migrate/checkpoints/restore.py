@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from tf_lossscale import registry
 from tf_lossscale.migrate.checkpoints import matching
 from tf_lossscale.migrate.checkpoints import slots as slot_names
 from tf_lossscale.migrate.checkpoints.read import read
 from tf_lossscale.migrate.checkpoints.saved import File, Optimizer
+from tf_lossscale.wrapper import families
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +101,7 @@ def restore_from(file: File, saved: Optimizer, optimizer: Any, variables: Any) -
     inner = optimizer
     while hasattr(inner, "inner_optimizer"):
         inner = inner.inner_optimizer
-    family: Any = registry.adapter_for(inner)
+    family: Any = families.adapter_for(inner)
     if family is None or not hasattr(family, "_slot_of"):
         raise TypeError(
             f"`optimizer` must be one of Keras 3, tf_keras or tf_keras.legacy, but got: {optimizer!r}. Into an "

@@ -1,0 +1,152 @@
+"""The codemod's cases, and what holds for every file that it is given."""
+
+import difflib
+import io
+import tokenize
+
+import pytest
+
+from tests.migrate.codemod import case_files
+from tf_lossscale.migrate.codemod.migrate_file import migrate, one_pass
+
+CASES = [pytest.param(case, id=f"{case.topic}: {case.title}") for case in case_files.load()]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_case_becomes_what_it_says(case):
+    for name, outcome in case.migrated().items():
+        expected, got = case.after[name], outcome.source.decode()
+        difference = "".join(difflib.unified_diff(expected.splitlines(True), got.splitlines(True), "wanted", "got"))
+        assert not difference, difference
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_case_reports_what_it_says_and_nothing_else(case):
+    found = [f for outcome in case.migrated().values() for f in outcome.findings if f.kind != "rewritten"]
+    for kind, text in case.reported:
+        assert any(f.kind == kind and text in f.reason for f in found), (kind, text, found)
+    for finding in found:
+        assert any(finding.kind == kind and text in finding.reason for kind, text in case.reported), finding
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_twice_is_once(case):
+    once = {name: outcome.source for name, outcome in case.migrated().items()}
+    twice = case_files.migrate_files({name: source.decode() for name, source in once.items()})
+    assert {name: outcome.source for name, outcome in twice.items()} == once
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_pass_settles_what_people_write(case):
+    linked = case_files.linked(case.before)
+    for name, source in case.before.items():
+        others = linked.known(f"/{name}"), linked.requested(f"/{name}")
+        assert one_pass(source.encode(), *others).source.decode() == case.after[name]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_left_to_do_is_left_to_do_on_the_second_run(case):
+    once = case.migrated()
+    twice = case_files.migrate_files({name: outcome.source.decode() for name, outcome in once.items()})
+    for name, outcome in once.items():
+        left = {f.kind for f in outcome.findings} & {"todo"}
+        assert {f.kind for f in twice[name].findings} & {"todo"} == left
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_rewritten_use_is_in_the_report(case):
+    for name, outcome in case.migrated().items():
+        rewritten = [f for f in outcome.findings if f.kind == "rewritten"]
+        todo = [f for f in outcome.findings if f.kind == "todo"]
+        changed = outcome.source.decode() != case.before[name]
+        assert changed == bool(rewritten or todo), outcome.findings
+        lines = case.before[name].splitlines()
+        for finding in outcome.findings:
+            assert lines[finding.line - 1][finding.column :].startswith(finding.old.split()[0][:8])
+
+
+def tokens_of(kind, source):
+    return [t.string for t in tokenize.generate_tokens(io.StringIO(source).readline) if t.type == kind]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_comment_is_lost(case):
+    for name, outcome in case.migrated().items():
+        before = tokens_of(tokenize.COMMENT, case.before[name])
+        after = tokens_of(tokenize.COMMENT, outcome.source.decode())
+        for comment in before:
+            assert before.count(comment) <= after.count(comment)
+
+
+USE = "optimizer = tf.keras.mixed_precision.LossScaleOptimizer(größe)"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "cookie"), [("utf-8", ""), ("utf-8-sig", ""), ("latin-1", "# -*- coding: latin-1 -*-")]
+)
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@pytest.mark.parametrize("end", [True, False])
+def test_encoding_line_ends_and_the_end_of_the_file_stay(encoding, cookie, newline, end):
+    def text(*lines):
+        lines = [cookie, *lines] if cookie else lines
+        return (newline.join(lines) + newline * end).encode(encoding)
+
+    outcome = migrate(text("import tensorflow as tf", USE))
+    new = "optimizer = tf_lossscale.LossScaleOptimizer(größe)"
+    assert outcome.source == text("import tensorflow as tf", "import tf_lossscale", new)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        b"",
+        b"\n",
+        b"# only a comment, LossScaleOptimizer",
+        b"\xef\xbb\xbfimport tensorflow as tf\r\nx = 1",
+        b"# -*- coding: latin-1 -*-\nname = '\xe4'\n",
+        b"import os\n\x0c\nx = 1\n",
+        b"if x :\n\ty=( 1,\n 2 )  ;z  =3\n",
+    ],
+)
+def test_a_file_without_uses_is_the_same_bytes(source):
+    outcome = migrate(source)
+    assert outcome.source == source
+    assert outcome.findings == ()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        b"def (:\n",
+        b"print 'Python 2'\n",
+        b"# -*- coding: klingon -*-\nx = 1\n",
+        b"name = '\xff'\n",
+        "x = 1\n".encode("utf-16"),
+        b"x = (" * 3,
+        b"\x0cimport os\n",  # LibCST does not give the form feed back
+    ],
+)
+def test_a_file_that_does_not_parse_is_an_error_that_says_so(source):
+    with pytest.raises(ValueError, match=r"does not parse|cannot be written back"):
+        migrate(source)
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (b"x = 1\nprint 'Python 2'\n", r"print.*\(line 2\)"),
+        (b"x = 1\ntry:\n    x\nexcept Exception, e:\n    print `e`\n", r"\(line [45]\)"),
+        (b"if 1:\n        a = 1\n\tb = 2\n", r"inconsistent use of tabs.*\(line 3\)"),
+        (b"x = 1\n%matplotlib inline\n", r"invalid syntax \(line 2\)"),
+    ],
+)
+def test_what_does_not_parse_is_said_as_python_says_it_with_the_line(source, said):
+    with pytest.raises(ValueError, match=said):
+        migrate(source)
+
+
+def test_a_todo_of_an_earlier_run_is_found_again_when_its_cause_is_not():
+    source = b"# TODO(tf-lossscale): look at this.\nx = 1\n"
+    outcome = migrate(source)
+    assert outcome.source == source
+    assert [(f.kind, f.line, f.reason) for f in outcome.findings] == [("todo", 1, "look at this.")]

@@ -1,0 +1,88 @@
+"""Files that are nested deeply: handled, or refused with a sentence, and never the end of the command."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tf_lossscale.migrate.codemod import files, nesting, project, report
+from tf_lossscale.migrate.codemod.migrate_file import migrate
+
+OLD = b"import tensorflow as tf\nopt = tf.keras.mixed_precision.LossScaleOptimizer(opt)\n"
+# What may stand around an expression, or follow it, any number of times.
+AROUND = (
+    ("-", ""),
+    ("not ", ""),
+    ("(", ")"),
+    ("[", ", 2]"),
+    ("{1: ", "}"),
+    ("f(a, ", ")"),
+    ("", ".b"),
+    ("", ".b(1, 2)"),
+    ("", "[0]"),
+    ("", " + 1"),
+    ("", " and a"),
+    ("2 ** ", ""),
+    ("lambda a, b=1: ", ""),
+    ("a if b else ", ""),
+    ("(yield ", ")"),
+)
+DEEP = {
+    **{f"{before}x{after}": f"y = {before * 20000}x{after * 20000}\n" for before, after in AROUND},
+    "strings": "y = (" + "'a'\n" * 20000 + ")\n",
+    "loops": "y = [1 " + "for a, b in c " * 20000 + "]\n",
+    "branches": "if a, b:\n  pass\n" + "elif a, b:\n  pass\n" * 20000,
+    "blocks": "".join(" " * i + "if a:\n" for i in range(300)) + " " * 300 + "pass\n",
+    "f-string": "y = f'{" + "-" * 20000 + "1}'\n",
+    "unclosed": "y = " + "(" * 20000 + "\n",
+}
+
+
+@pytest.mark.parametrize("source", [pytest.param(source.encode(), id=name) for name, source in DEEP.items()])
+def test_a_file_that_would_overflow_the_parsers_stack_is_refused_before_it_is_parsed(source):
+    with pytest.raises(ValueError, match=r"nested too deeply \(line \d+\)|does not parse: too many nested parentheses"):
+        migrate(OLD + source)
+
+
+def test_the_other_files_are_migrated_and_the_deep_one_is_left(tmp_path):
+    deep = OLD + DEEP["-x"].encode()
+    (tmp_path / "a.py").write_bytes(deep)
+    (tmp_path / "b.py").write_bytes(OLD)
+    a, b = files.write(files.run(files.find([str(tmp_path)])))
+    assert (a.status, b.status) == (report.ERROR, report.CHANGED)
+    assert a.error.startswith("is nested too deeply (line 3)")
+    assert (tmp_path / "a.py").read_bytes() == deep
+    assert b"tf_lossscale" in (tmp_path / "b.py").read_bytes()
+
+
+def test_where_only_the_visitors_recurse_too_deeply_the_same_is_said():
+    with pytest.raises(nesting.TooDeepError):
+        migrate(OLD + b"y = x" + b".b()" * 240 + b"\n")
+
+
+@pytest.mark.parametrize("source", ["y = x" + ".b" * 1500, "if a: pass\n" + "elif a: pass\n" * 900])
+def test_a_deep_file_without_uses_does_not_stop_the_command(tmp_path, source):
+    (tmp_path / "a.py").write_text(source)
+    (one,) = files.run([str(tmp_path / "a.py")])
+    assert one.status == report.UNCHANGED
+    bindings = project.read("import tensorflow as tf\nmp = tf.keras.mixed_precision\n" + source)
+    assert bindings.names["mp"] == ["tensorflow.keras.mixed_precision"]
+
+
+def test_a_long_file_that_is_not_deep_is_migrated():
+    table = "TABLE = {\n" + "".join(f"    'k{i}': [(lambda a, b: a + b), {i}, (-{i}, 'x' 'y')],\n" for i in range(400))
+    branches = "".join(f"def f{i}(a):\n    if a == 1: return {i}\n    elif a: return 2; pass\n" for i in range(100))
+    source = OLD.decode() + table + "}\n" + branches + "x = 1; " * 400 + "\n"
+    assert "opt = tf_lossscale.LossScaleOptimizer(opt)" in migrate(source.encode()).source.decode()
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.sampled_from(AROUND), min_size=1, max_size=6))
+def test_any_mixture_is_taken_when_flat_and_refused_when_deep(around):
+    flat = deep = "x"
+    for before, after in around:
+        flat = f"({before}{flat}{after})"
+    for before, after in around * 1200:
+        deep = before + deep + after
+    assert migrate(f"y = {flat}\n".encode()).source.decode() == f"y = {flat}\n"
+    with pytest.raises((nesting.TooDeepError, nesting.tokenize.TokenError)):
+        nesting.require_shallow(f"y = {deep}\n".encode())

@@ -1,7 +1,0 @@
-"""The tables of the migration guide are those of the cases."""
-
-from tests.migrate import docs_table
-
-
-def test_the_tables_are_up_to_date():
-    assert docs_table.PAGE.read_text() == docs_table.page(), "run: python -m tests.migrate.docs_table"

@@ -1,0 +1,198 @@
+"""The loss scale in fit's logs, in TensorBoard and as a plot."""
+
+import csv
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl import logging
+
+from tests.families import FAMILIES, families
+from tf_lossscale import LossScaleMonitor, LossScaleOptimizer, cli, write_summary
+from tf_lossscale.monitoring.plot import read
+
+
+@pytest.fixture
+def warnings(monkeypatch):
+    said = []
+    monkeypatch.setattr(logging, "warning", lambda message, *values: said.append(message % values))
+    return said
+
+
+def fit(family, x, callbacks, epochs=1, verbose=0, jit_compile=False, **kwargs):
+    keras = family.keras
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(0.01), initial_scale=64.0, **kwargs)
+    model.compile(optimizer, "mse", jit_compile=jit_compile)
+    y = np.zeros((len(x), 1), np.float32)
+    history = model.fit(x, y, batch_size=1, epochs=epochs, verbose=verbose, shuffle=False, callbacks=callbacks)
+    return history.history, optimizer
+
+
+def data(n, bad=()):
+    x = np.ones((n, 2), np.float32)
+    x[list(bad)] = np.inf
+    return x
+
+
+@families
+def test_fits_history_bar_and_csv_have_the_scale_the_skips_and_the_norm(family, tmp_path, capsys):
+    path = tmp_path / "log.csv"
+    callbacks = [LossScaleMonitor(), family.keras.callbacks.CSVLogger(str(path))]
+    history, optimizer = fit(family, data(8, bad=[1, 3]), callbacks, epochs=2, verbose=2, diagnose=True)
+    assert history["loss_scale"] == [16.0, 4.0]
+    assert history["skipped_steps"] == [2, 4]
+    assert history["grad_norm"][-1] == pytest.approx(float(optimizer.gradient_norm))
+    printed = capsys.readouterr().out
+    assert "loss_scale: 16" in printed
+    assert "skipped_steps: 4" in printed
+    rows = list(csv.DictReader(path.open()))
+    assert [float(row["loss_scale"]) for row in rows] == [16.0, 4.0]
+    assert [float(row["skipped_steps"]) for row in rows] == [2.0, 4.0]
+    assert float(rows[1]["grad_norm"]) > 0
+
+
+@families
+def test_with_a_frequency_each_batch_shows_the_last_reading(family):
+    seen = []
+    show = family.keras.callbacks.LambdaCallback(on_batch_end=lambda batch, logs: seen.append(logs.get("loss_scale")))
+    fit(family, data(6, bad=[0, 3]), [LossScaleMonitor(update_freq=2), show])
+    assert seen == [None, 32.0, 32.0, 16.0, 16.0, 16.0]
+
+
+@families
+def test_without_a_frequency_batches_are_not_waited_for(family):
+    monitor = LossScaleMonitor()
+    assert not monitor._implements_train_batch_hooks()
+    assert LossScaleMonitor(update_freq=3)._implements_train_batch_hooks()
+    history, _ = fit(family, data(4), [monitor])
+    assert "grad_norm" not in history, "only with diagnose=True"
+
+
+@families
+def test_tensorboard_scalars_have_the_plain_names_and_the_steps(family, tmp_path):
+    monitor = LossScaleMonitor(update_freq=2, log_dir=tmp_path)
+    fit(family, data(6, bad=[0, 3]), [monitor], diagnose=True)
+    (run,) = read(tmp_path).values()
+    assert sorted(set(run["loss_scale"])) == [(2, 32.0), (4, 16.0), (6, 16.0)]
+    assert sorted(set(run["skipped_steps"])) == [(2, 1.0), (4, 2.0), (6, 2.0)]
+    assert {step for step, _ in run["loss"]} == {2, 4, 6}
+    events = [e for path in tmp_path.glob("*") for e in tf.compat.v1.train.summary_iterator(str(path))]
+    assert "grad_norm" in {value.tag for event in events for value in event.summary.value}
+
+
+@families
+def test_kerass_own_tensorboard_callback_writes_them_too_and_plot_reads_it(family, tmp_path):
+    callbacks = [LossScaleMonitor(), family.keras.callbacks.TensorBoard(str(tmp_path))]
+    fit(family, data(4, bad=[1]), callbacks)
+    assert read(tmp_path)["train"]["loss_scale"] == [(0, 32.0)]
+
+
+def test_too_many_skipped_steps_are_said_once_with_what_to_try(warnings):
+    x = data(60, bad=range(0, 60, 4))
+    fit(FAMILIES[0], x, [LossScaleMonitor()], epochs=3, min_scale=2.0**-100)
+    assert len(warnings) == 1
+    assert "25 % of the last 60 steps were skipped, more than 20 %" in warnings[0]
+    assert "overflow_report()" in warnings[0]
+
+
+def test_few_skipped_steps_or_few_steps_at_all_are_not_worth_a_warning(warnings):
+    fit(FAMILIES[0], data(60, bad=range(0, 60, 6)), [LossScaleMonitor()], min_scale=2.0**-100)
+    fit(FAMILIES[0], data(10, bad=range(10)), [LossScaleMonitor()], min_scale=2.0**-100)
+    assert not warnings
+
+
+def test_a_stall_at_the_floor_is_noticed_at_the_end_of_the_epoch_where_xla_compiles():
+    with pytest.raises(FloatingPointError, match="The last 120 steps were all skipped"):
+        fit(FAMILIES[0], data(120, bad=range(120)), [LossScaleMonitor()], 5, jit_compile=True, on_floor="raise")
+
+
+def test_one_of_several_optimizers_is_watched_and_a_fixed_scale_too():
+    other = LossScaleOptimizer(tf.keras.optimizers.SGD(), dynamic=False, initial_scale=8)
+    history, _ = fit(FAMILIES[0], data(2), [LossScaleMonitor(optimizer=other)])
+    assert (history["loss_scale"], history["skipped_steps"]) == ([8.0], [0])
+
+
+def test_an_optimizer_without_a_loss_scale_is_refused_with_what_to_do():
+    model = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(TypeError, match="Wrap it before compile"):
+        model.fit(data(2), data(2), verbose=0, callbacks=[LossScaleMonitor()])
+    for call in (lambda: LossScaleMonitor(optimizer=3), lambda: write_summary(3)):
+        with pytest.raises(TypeError, match=r"must be a tf_lossscale\.LossScaleOptimizer"):
+            call()
+    for arguments in ({"update_freq": 0}, {"update_freq": 1.5}, {"max_skipped": -1}):
+        with pytest.raises(ValueError, match="must"):
+            LossScaleMonitor(**arguments)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+def test_a_loop_of_ones_own_writes_the_same_scalars(compiled, tmp_path):
+    optimizer, weight = (
+        LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), initial_scale=64, diagnose=True),
+        tf.Variable(1.0),
+    )
+
+    def step(i, gradient):
+        optimizer.get_scaled_loss(0.0), optimizer.get_unscaled_gradients([])
+        optimizer.apply_gradients([(gradient, weight)])
+        write_summary(optimizer, i, loss=gradient)
+
+    function = tf.function(step) if compiled else step
+    writer = tf.summary.create_file_writer(str(tmp_path))
+    with writer.as_default():
+        for i, gradient in enumerate((1.0, np.nan, 2.0)):
+            function(tf.constant(i, tf.int64), tf.constant(gradient))
+    writer.close()
+    (run,) = read(tmp_path).values()
+    assert run["loss_scale"] == [(0, 64.0), (1, 32.0), (2, 32.0)]
+    assert run["skipped_steps"] == [(0, 0.0), (1, 1.0), (2, 1.0)]
+    assert [run["loss"][0], run["loss"][2]] == [(0, 1.0), (2, 2.0)]
+
+
+def scalars(folder, scales=(64.0, 32.0, 32.0)):
+    with tf.summary.create_file_writer(str(folder)).as_default():
+        for i, scale in enumerate(scales):
+            for name, value in (("loss_scale", scale), ("skipped_steps", i / 2), ("loss", 1.0 / (i + 1))):
+                tf.summary.scalar(name, value, step=i)
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_plot_draws_all_runs_of_a_folder(suffix, tmp_path, capsys):
+    scalars(tmp_path / "logs" / "a")
+    scalars(tmp_path / "logs" / "b")
+    out = tmp_path / f"scale.{suffix}"
+    assert cli.main(["plot", str(tmp_path / "logs"), "--out", str(out)]) == 0
+    assert capsys.readouterr().out == f"{out}: a, b\n"
+    start = out.read_bytes()[:200]
+    assert start.startswith(b"\x89PNG") if suffix == "png" else b"<?xml" in start
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["logs", out.name], "nothing else is left behind"
+
+
+def test_plot_keeps_a_picture_that_is_there_and_writes_into_the_folder_by_itself(tmp_path, capsys):
+    scalars(tmp_path)
+    assert cli.main(["plot", str(tmp_path)]) == 0
+    before = (tmp_path / "loss_scale.png").read_bytes()
+    assert cli.main(["plot", str(tmp_path)]) == 2
+    assert "add --force" in capsys.readouterr().err
+    assert (tmp_path / "loss_scale.png").read_bytes() == before
+    assert cli.main(["plot", str(tmp_path), "--force"]) == 0
+
+
+def test_plot_reads_what_a_killed_run_left(tmp_path):
+    scalars(tmp_path)
+    (path,) = tmp_path.glob("*.tfevents.*")
+    path.write_bytes(path.read_bytes()[:-5])
+    (run,) = read(tmp_path).values()
+    assert len(run["loss_scale"]) == 3
+    assert len(run["loss"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [(["none"], "no event file with a loss scale"), (["none", "--out", "a.pdf"], "must end in .png or .svg")],
+)
+def test_plot_says_what_is_wrong(arguments, text, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["plot", *arguments]) == 2
+    assert text in capsys.readouterr().err

@@ -1,0 +1,271 @@
+"""Bad input is a ValueError or TypeError that says what to do, and changes nothing."""
+
+import re
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from tests import strategies
+from tests.families import ALL_FAMILIES, all_families, families
+from tf_lossscale import LossScaleOptimizer
+
+NAN, INF = float("nan"), float("inf")
+NUMBERS = (
+    "initial_scale",
+    "dynamic_growth_steps",
+    "growth_factor",
+    "backoff_factor",
+    "hysteresis",
+    "min_scale",
+    "max_scale",
+)
+BAD_ARGUMENTS = [
+    *[({"initial_scale": value}, "initial_scale") for value in (0, -4, NAN, INF, 1e39, 1e-50, "8", "dynamic", True)],
+    *[({"initial_scale": value}, "initial_scale") for value in ([8.0], tf.constant(0.0), np.float32(NAN), object())],
+    *[({"dynamic_growth_steps": value}, "dynamic_growth_steps") for value in (0, -1, 2.5, NAN, INF, "5", True)],
+    *[
+        ({"growth_factor": value}, "growth_factor")
+        for value in (1.0, 0.5, 0, -2.0, NAN, INF, "2", None, 1.00000001, 10**400)
+    ],
+    *[
+        ({"backoff_factor": value}, "backoff_factor")
+        for value in (1.0, 2.0, 0.0, -0.5, NAN, INF, "0.5", None, 0.99999999)
+    ],
+    *[({name: value}, name) for name in NUMBERS for value in (np.True_, tf.constant(True), -(10**400))],
+    *[({name: 10**400}, name) for name in NUMBERS],
+    *[({"hysteresis": value}, "hysteresis") for value in (0, -1, 1.5, NAN, "1", None)],
+    *[({"min_scale": value}, "min_scale") for value in (0.0, -1.0, NAN, INF, None)],
+    *[({"max_scale": value}, "max_scale") for value in (0.0, -1.0, NAN, INF, "8")],
+    ({"min_scale": 8.0, "max_scale": 4.0}, "min_scale"),
+    ({"initial_scale": 8.0, "max_scale": 4.0}, "initial_scale"),
+    ({"dynamic": False}, "initial_scale"),
+    ({"dynamic": False, "initial_scale": 0}, "initial_scale"),
+    ({"dynamic": False, "initial_scale": 8, "dynamic_growth_steps": 5}, "dynamic_growth_steps"),
+    *[({"dynamic": value}, "dynamic") for value in ("dynamic", 1024, 1, None)],
+    ({"loss_scale": 8}, "loss_scale"),
+    ({"unknown": 8}, "unknown"),
+    ({"loss_scale_manager": 8}, "loss_scale_manager"),
+    ({"clipnorm": 1.0, "clipvalue": 1.0}, "clipnorm"),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"), BAD_ARGUMENTS, ids=[re.sub(r" at 0x\w+", "", str(a))[:60] for a, _ in BAD_ARGUMENTS]
+)
+def test_bad_arguments_name_themselves_and_leave_the_inner_optimizer_free(arguments, name):
+    for family in ALL_FAMILIES:
+        inner = family.adam()
+        before = dict(vars(inner))
+        with pytest.raises((TypeError, ValueError), match=name):
+            LossScaleOptimizer(inner, **arguments)
+        assert vars(inner) == before
+        LossScaleOptimizer(inner)
+
+
+@all_families
+def test_positional_arguments_of_older_and_newer_wrappers_are_refused(family):
+    for arguments in (("dynamic",), (1024,), (1024, 2000)):
+        with pytest.raises(TypeError, match=r"dynamic=False, initial_scale=1024"):
+            LossScaleOptimizer(family.sgd(), *arguments)
+    with pytest.raises(TypeError):
+        LossScaleOptimizer(family.sgd(), True, 8.0, 5, 2.0)
+
+
+NO_OPTIMIZERS = [None, 3, "sgd", object(), tf.keras.optimizers.SGD, [tf.keras.optimizers.SGD()], tf.Module(), len]
+
+
+@pytest.mark.parametrize("inner", NO_OPTIMIZERS, ids=lambda inner: repr(inner)[:20])
+def test_what_is_no_optimizer_is_refused_and_the_accepted_ones_are_named(inner):
+    with pytest.raises(TypeError, match=r"must be an instance of an optimizer class.*tf_keras\.optimizers\.legacy"):
+        LossScaleOptimizer(inner)
+
+
+@all_families
+def test_nested_and_double_wrapping(family):
+    inner = family.sgd()
+    first = LossScaleOptimizer(inner, initial_scale=8.0)
+    with pytest.raises(TypeError, match="cannot wrap another LossScaleOptimizer"):
+        LossScaleOptimizer(first)
+    with pytest.raises(ValueError, match="already wrapped by a LossScaleOptimizer"):
+        LossScaleOptimizer(inner)
+    weight = tf.Variable(1.0)
+    first.apply_gradients([(tf.constant(1.0), weight)])
+    assert weight.numpy() == 0.5
+
+
+def test_other_libraries_wrappers_are_refused_and_refuse_ours():
+    for wrapper, optimizers in (
+        (keras.optimizers.LossScaleOptimizer, keras.optimizers),
+        (tf_keras.mixed_precision.LossScaleOptimizer, tf_keras.optimizers),
+        (tf_keras.mixed_precision.LossScaleOptimizer, tf_keras.optimizers.legacy),
+    ):
+        with pytest.raises(TypeError, match="cannot wrap another LossScaleOptimizer"):
+            LossScaleOptimizer(wrapper(optimizers.SGD()))
+    # Keras 3's own asks nothing.
+    for optimizers in (tf_keras.optimizers, tf_keras.optimizers.legacy):
+        with pytest.raises((TypeError, ValueError), match="LossScaleOptimizer"):
+            tf_keras.mixed_precision.LossScaleOptimizer(LossScaleOptimizer(optimizers.SGD()))
+
+
+@all_families
+def test_a_wrapper_class_of_one_family_refuses_the_optimizers_of_another(family):
+    cls = type(LossScaleOptimizer(family.sgd()))
+    for other in ALL_FAMILIES:
+        if other is not family:
+            with pytest.raises(TypeError, match=r"Call tf_lossscale\.LossScaleOptimizer"):
+                cls(other.sgd())
+
+
+def good(weights):
+    return [tf.ones(w.shape) for w in weights]
+
+
+# Name -> (error, text, call of an optimizer with its two variables of shapes [2] and [3]).
+BAD_CALLS = {
+    "fewer gradients": (ValueError, "one gradient for each variable", lambda o, w: o.apply(good(w)[:1], w)),
+    "more gradients": (ValueError, "one gradient for each variable", lambda o, w: o.apply(good(w), w[:1])),
+    "no gradients": (ValueError, "one gradient for each variable", lambda o, w: o.apply([], w)),
+    "all None": (ValueError, "No gradients provided for any variable", lambda o, w: o.apply([None, None], w)),
+    "all None in pairs": (
+        ValueError,
+        "No gradients provided for any variable",
+        lambda o, w: o.apply_gradients([(None, v) for v in w]),
+    ),
+    "a triple": (ValueError, "pairs", lambda o, w: o.apply_gradients([(good(w)[0], w[0], 1)])),
+    "one pair, not a list": (ValueError, "pairs", lambda o, w: o.apply_gradients((good(w)[0], w[0]))),
+    "variables before gradients": (
+        TypeError,
+        "in place of a variable is",
+        lambda o, w: o.apply_gradients(zip(w, good(w))),
+    ),
+    "None": (TypeError, "", lambda o, w: o.apply_gradients(None)),
+    "a shape that does not fit": (
+        ValueError,
+        r"has shape \(2,\), but the variable has shape \(3,\)",
+        lambda o, w: o.apply_gradients(zip(good(w), w[::-1])),
+    ),
+    "a shape that does not fit in apply": (ValueError, "shape", lambda o, w: o.apply(good(w), w[::-1])),
+    "whole-number gradients": (
+        TypeError,
+        "must be a floating tensor, but got dtype int32",
+        lambda o, w: o.apply_gradients([(tf.constant([1, 2]), w[0])]),
+    ),
+    "unscaling whole numbers": (TypeError, "floating", lambda o, w: o.get_unscaled_gradients([tf.constant([1, 2])])),
+    "a whole-number loss": (TypeError, "`loss` must be a floating tensor", lambda o, w: o.get_scaled_loss(3)),
+    "a whole-number loss in scale_loss": (TypeError, "floating", lambda o, w: o.scale_loss(tf.constant(3))),
+    "a string as loss": (TypeError, "floating", lambda o, w: o.get_scaled_loss("loss")),
+}
+
+
+def value_of(variable):
+    return (variable.value if isinstance(variable, keras.Variable) else variable).numpy()
+
+
+def state(optimizer, weights):
+    inner = optimizer.inner_optimizer.variables
+    variables = [*(inner() if callable(inner) else inner), *optimizer._loss_scale.variables, *weights]
+    return [value_of(v) for v in [*variables, optimizer.skipped_steps, optimizer.last_step_skipped]]
+
+
+@all_families
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+def test_bad_calls_change_no_variable_and_not_what_the_next_call_means(family, compiled):
+    weights = [tf.Variable([1.0, 2.0]), tf.Variable([1.0, 2.0, 3.0])]
+    optimizer = LossScaleOptimizer(family.adam(), initial_scale=8.0)
+    optimizer.apply_gradients([(g * np.inf, w) for g, w in zip(good(weights), weights)])
+    optimizer.apply_gradients(zip(good(weights), weights))
+    before = state(optimizer, weights)
+    for name, (error, text, call) in BAD_CALLS.items():
+        bad = (
+            (lambda call=call: call(optimizer, weights))
+            if not compiled
+            else tf.function(lambda call=call: call(optimizer, weights) and None)
+        )
+        with pytest.raises(error, match=text):
+            bad()
+        for a, b in zip(before, state(optimizer, weights)):
+            np.testing.assert_array_equal(a, b, err_msg=name)
+
+
+@all_families
+def test_a_bad_call_after_scale_loss_leaves_the_gradients_scaled_ones(family):
+    weight = tf.Variable([1.0])
+    optimizer = LossScaleOptimizer(family.sgd(), initial_scale=8.0)
+    optimizer.scale_loss(tf.constant(1.0))
+    with pytest.raises(ValueError, match="No gradients"):
+        optimizer.apply_gradients([(None, weight)])
+    optimizer.apply_gradients([(tf.constant([8.0]), weight)])
+    np.testing.assert_array_equal(weight, [0.5])
+
+
+@all_families
+def test_unknown_keywords(family):
+    weight = tf.Variable([1.0])
+    optimizer = LossScaleOptimizer(family.sgd())
+    if family.name == "tf_keras":
+        pytest.skip("its optimizers take any keyword")
+    with pytest.raises(TypeError, match="bogus"):
+        optimizer.apply_gradients([(tf.constant([1.0]), weight)], bogus=1)
+    with pytest.raises(TypeError, match="bogus"):
+        optimizer.minimize(lambda: tf.reduce_sum(weight), var_list=[weight], bogus=1)
+    np.testing.assert_array_equal(weight, [1.0])
+
+
+@families
+def test_a_cross_replica_context(family):
+    for name in ("one_device", "mirrored_2"):
+        strategy = strategies.get(name)
+        with strategy.scope():
+            weight = tf.Variable([1.0])
+            optimizer = LossScaleOptimizer(family.sgd())
+            before = state(optimizer, [weight])
+            with pytest.raises(ValueError, match=r"apply_gradients\(\) must be called in a replica context"):
+                optimizer.apply_gradients([(tf.constant([1.0]), weight)])
+            with pytest.raises(ValueError, match=r"apply\(\) must be called in a replica context"):
+                optimizer.apply([tf.constant([1.0])], [weight])
+            for a, b in zip(before, state(optimizer, [weight])):
+                np.testing.assert_array_equal(a, b)
+
+
+@families
+def test_apply_without_variables_before_build(family):
+    with pytest.raises(ValueError, match="Call build"):
+        LossScaleOptimizer(family.adam()).apply([tf.constant([1.0])])
+
+
+@families
+def test_weights_that_do_not_fit_change_none(family):
+    weight = tf.Variable([1.0, 2.0])
+    optimizer = LossScaleOptimizer(family.adam())
+    optimizer.apply_gradients([(tf.constant([0.5, -1.0]), weight)])
+    before = optimizer.get_weights()
+    wrong_shape = [np.zeros(5) if np.ndim(w) else np.zeros_like(w) for w in before]
+    for bad in ([np.zeros(3)], before[:-1], wrong_shape):
+        with pytest.raises(ValueError, match=r"set_weights|shape"):
+            optimizer.set_weights(bad)
+    for a, b in zip(before, optimizer.get_weights()):
+        np.testing.assert_array_equal(a, b)
+
+
+@families
+def test_a_sparse_index_out_of_range_in_a_function_leaves_scale_and_counter_and_the_next_step_counts(family):
+    variables = [family.variable(tf.ones([4, 2])) for _ in range(3)]
+    optimizer = LossScaleOptimizer(family.sgd(), initial_scale=8, dynamic_growth_steps=5)
+
+    @tf.function
+    def step(index):
+        sparse = tf.IndexedSlices(tf.ones([1, 2]), index, tf.constant([4, 2]))
+        optimizer.apply_gradients(zip([tf.ones([4, 2]), sparse, tf.ones([4, 2])], variables))
+
+    step(tf.constant([1]))
+    before = variables[1].numpy()
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        step(tf.constant([9]))
+    assert (float(optimizer.loss_scale), int(optimizer.dynamic_counter)) == (8.0, 1)
+    np.testing.assert_array_equal(variables[1].numpy(), before)
+    step(tf.constant([1]))
+    assert int(optimizer.dynamic_counter) == 2
+    np.testing.assert_array_equal(variables[1].numpy()[1], before[1] - 0.5)

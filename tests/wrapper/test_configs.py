@@ -1,0 +1,245 @@
+"""Configs, copies, pickles and classes derived from the wrapper."""
+
+import copy
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from tests.families import FAMILIES, IDS, families
+from tf_lossscale import LossScaleOptimizer
+
+CONFIGS = [
+    {},
+    {"initial_scale": 8.0, "dynamic_growth_steps": 5},
+    {"dynamic": False, "initial_scale": 0.5},
+    {"growth_factor": 4.0, "backoff_factor": 0.25, "hysteresis": 3, "min_scale": 0.5, "max_scale": 2.0**16},
+]
+DEFAULTS = {"dynamic": True, "initial_scale": 2.0**15, "dynamic_growth_steps": 2000}
+
+
+@families
+@pytest.mark.parametrize("config", CONFIGS, ids=["default", "dynamic", "fixed", "all"])
+@pytest.mark.parametrize("way", ["from_config", "LossScaleOptimizer.from_config", "serialize"])
+def test_a_config_goes_round(family, config, way):
+    optimizer = LossScaleOptimizer(family.optimizers.Adam(0.25, beta_1=0.75), **config)
+    written = optimizer.get_config()
+    before = copy.deepcopy(written)
+    if way == "serialize":
+        written = family.keras.optimizers.serialize(optimizer)
+        again = family.keras.optimizers.deserialize(written)
+    else:
+        again = (type(optimizer) if way == "from_config" else LossScaleOptimizer).from_config(written)
+        assert written == before, "the argument was changed"
+    assert type(again) is type(optimizer)
+    assert again.get_config() == optimizer.get_config()
+    assert (float(again.learning_rate), float(again.beta_1)) == (0.25, 0.75)
+    for name, value in {**(DEFAULTS if config.get("dynamic", True) else {}), **config}.items():
+        assert again.get_config()[name] == value
+
+
+@families
+def test_a_config_holds_plain_values_that_json_can_write(family):
+    optimizer = LossScaleOptimizer(family.adam(), initial_scale=tf.constant(8.0), dynamic_growth_steps=np.int64(5))
+    config = optimizer.get_config()
+    assert {type(config[name]) for name in ("dynamic", "initial_scale", "dynamic_growth_steps")} == {bool, float, int}
+    # What the original did not have is not there unless it is used: the original can read the config too.
+    assert not {"growth_factor", "backoff_factor", "hysteresis", "min_scale", "max_scale"} & set(config)
+
+
+def test_tf_keras_itself_reads_our_config():
+    for optimizers in (tf_keras.optimizers, tf_keras.optimizers.legacy):
+        config = LossScaleOptimizer(optimizers.Adam(0.25), initial_scale=8.0).get_config()
+        original_class = type(tf_keras.mixed_precision.LossScaleOptimizer(optimizers.Adam()))
+        original = original_class.from_config(config)
+        assert float(original.loss_scale) == 8.0
+
+
+OLD_SGD = {"class_name": "SGD", "config": {"name": "SGD", "learning_rate": 0.25, "momentum": 0.0, "nesterov": False}}
+OLD_SCALES = [
+    ("dynamic", (True, 2.0**15, 2000)),
+    (128.0, (False, 128.0, None)),
+    ({"class_name": "FixedLossScale", "config": {"loss_scale_value": 8.0}}, (False, 8.0, None)),
+    (
+        {
+            "class_name": "DynamicLossScale",
+            "config": {"initial_loss_scale": 64.0, "increment_period": 5, "multiplier": 2.0},
+        },
+        (True, 64.0, 5),
+    ),
+]
+
+
+@families
+@pytest.mark.parametrize(("loss_scale", "expected"), OLD_SCALES, ids=["string", "number", "fixed", "dynamic"])
+def test_configs_of_tensorflow_2_3_and_older_are_read(family, loss_scale, expected):
+    wrapper = type(LossScaleOptimizer(family.sgd()))
+    made = wrapper.from_config({"optimizer": OLD_SGD, "loss_scale": loss_scale})
+    assert (made.dynamic, made.initial_scale, made.dynamic_growth_steps) == expected
+    assert float(made.learning_rate) == 0.25
+
+
+def test_a_custom_inner_optimizer_is_found_in_custom_objects():
+    class Mine(tf_keras.optimizers.legacy.SGD):
+        pass
+
+    optimizer = LossScaleOptimizer(Mine(0.5))
+    again = LossScaleOptimizer.from_config(optimizer.get_config(), custom_objects={"Mine": Mine})
+    assert isinstance(again.inner_optimizer, Mine)
+
+
+def gone_three_steps(family, cls=LossScaleOptimizer):
+    weight = tf.Variable([1.0, 2.0])
+    optimizer = cls(family.adam(), initial_scale=8.0)
+    for gradient in (1.0, -0.5, np.inf, 0.25):
+        optimizer.apply_gradients([(tf.constant([gradient, 1.0]), weight)])
+    return optimizer, weight
+
+
+@families
+def test_a_copy_shares_everything(family):
+    optimizer, _ = gone_three_steps(family)
+    shallow = copy.copy(optimizer)
+    assert type(shallow) is type(optimizer)
+    assert shallow.inner_optimizer is optimizer.inner_optimizer
+    assert shallow.dynamic_counter is optimizer.dynamic_counter
+
+
+@families
+def test_a_deep_copy_goes_on_where_the_first_one_is_and_moves_alone(family):
+    optimizer, weight = gone_three_steps(family)
+    optimizer.mine = {"a": [1]}
+    deep = copy.deepcopy(optimizer)
+    assert deep.mine == {"a": [1]}
+    assert deep.mine is not optimizer.mine
+    start, after = weight.numpy(), []
+    for each in (optimizer, deep):
+        weight.assign(start)
+        each.apply_gradients([(tf.constant([0.5, -1.0]), weight)])
+        after.append(weight.numpy())
+    np.testing.assert_array_equal(*after)
+    deep.apply_gradients([(tf.constant([np.inf, 1.0]), weight)])
+    assert (float(deep.loss_scale), float(optimizer.loss_scale)) == (2.0, 4.0)
+    assert (int(deep.iterations), int(optimizer.iterations)) == (6, 5)
+    assert (int(deep.dynamic_counter), int(optimizer.dynamic_counter)) == (0, 2)
+    with pytest.raises(ValueError, match="already wrapped"):
+        LossScaleOptimizer(deep.inner_optimizer)
+
+
+@pytest.mark.parametrize("built", [False, True], ids=["not built", "built"])
+@pytest.mark.parametrize("family", FAMILIES[:2], ids=IDS[:2])
+def test_a_deep_copy_decays_the_weights_that_the_first_one_decays(family, built):
+    optimizer = LossScaleOptimizer(family.sgd(weight_decay=0.5))
+    weights = [family.variable([1.0], name=name) for name in ("kernel", "bias", "gain")]
+    optimizer.exclude_from_weight_decay(var_list=weights[2:], var_names=["bias"])
+    optimizer.iterations = 3
+    if built:
+        optimizer.build(weights)
+    after = []
+    for each in (optimizer, copy.deepcopy(optimizer)):
+        for weight in weights:
+            weight.assign([1.0])
+        each.apply_gradients([(tf.constant([0.0]), weight) for weight in weights])
+        after.append([float(tf.convert_to_tensor(weight)[0]) for weight in weights])
+        assert int(each.iterations) == 4
+    assert after == [[0.75, 1.0, 1.0]] * 2
+
+
+@families
+def test_it_pickles_with_its_scale_where_the_inner_optimizer_pickles(family):
+    warnings.simplefilter("ignore")
+    inner = family.adam()
+    inner.apply_gradients([(tf.constant([1.0, 1.0]), tf.Variable([1.0, 2.0]))])
+    try:
+        pickle.loads(pickle.dumps(inner))
+    except (TypeError, AttributeError) as error:
+        pytest.skip(f"{family.name}'s own optimizers do not pickle: {error}")
+    optimizer, _ = gone_three_steps(family)
+    again = pickle.loads(pickle.dumps(optimizer))
+    assert again.get_config() == optimizer.get_config()
+    assert (float(again.loss_scale), int(again.dynamic_counter), int(again.iterations)) == (4.0, 1, 4)
+    assert len(again.weights) == len(pickle.loads(pickle.dumps(inner)).variables), (
+        "the slots are lost, as the bare one's"
+    )
+
+
+class NoUnscaling(LossScaleOptimizer):
+    """Counts its calls, as a user's class may."""
+
+    calls = 0
+
+    def get_unscaled_gradients(self, grads):
+        self.calls += 1
+        return super().get_unscaled_gradients(grads)
+
+
+@families
+def test_a_derived_class_overrides_what_it_likes(family):
+    weight = tf.Variable(1.0)
+    optimizer = NoUnscaling(family.sgd(), initial_scale=8.0)
+    optimizer.minimize(lambda: 1.0 * weight, [weight])
+    assert optimizer.calls == 1
+    assert weight.numpy() == 0.5
+    assert type(optimizer).__name__ == "NoUnscaling"
+    assert isinstance(optimizer, NoUnscaling)
+    assert isinstance(optimizer, type(LossScaleOptimizer(family.sgd())))
+    for again in (
+        NoUnscaling.from_config(optimizer.get_config()),
+        type(optimizer).from_config(optimizer.get_config()),
+        copy.deepcopy(optimizer),
+    ):
+        assert isinstance(again, NoUnscaling)
+
+
+@families
+def test_a_derived_class_that_changes_the_constructor_and_apply_gradients(family):
+    class Mine(LossScaleOptimizer):
+        def __init__(self, optimizer, scale):
+            super().__init__(optimizer, dynamic=False, initial_scale=scale)
+            self.applied = []
+
+        def apply_gradients(self, grads, name=None, experimental_aggregate_gradients=True):
+            pairs = list(grads)
+            self.applied.append(len(pairs))
+            return super().apply_gradients(pairs, name, experimental_aggregate_gradients)
+
+    weight = tf.Variable(1.0)
+    optimizer = Mine(family.sgd(), 8.0)
+    optimizer.minimize(lambda: 1.0 * weight, [weight])
+    assert optimizer.applied == [1]
+    assert weight.numpy() == 0.5
+
+
+@families
+def test_a_class_made_from_the_instances_class_as_horovod_makes_it(family):
+    optimizer = LossScaleOptimizer(family.sgd(), initial_scale=8.0)
+    seen = []
+
+    def get_unscaled_gradients(self, grads):
+        seen.append(type(self).__name__)
+        return [2.0 * g for g in super(cls, self).get_unscaled_gradients(grads)]
+
+    namespace = {"get_unscaled_gradients": get_unscaled_gradients}
+    cls = type(optimizer.__class__.__name__, (optimizer.__class__,), namespace)
+    distributed = cls.from_config(optimizer.get_config())
+    weight = tf.Variable(2.0)
+    distributed.minimize(lambda: 1.0 * weight, [weight])
+    assert seen == ["LossScaleOptimizer"]
+    assert weight.numpy() == 1.0
+    assert isinstance(distributed, LossScaleOptimizer)
+    assert isinstance(distributed, family.optimizers.Optimizer)
+
+
+@families
+def test_the_loss_scale_can_be_replaced_by_another_and_by_nothing_else(family):
+    from tf_lossscale.core.state import FixedLossScale
+
+    optimizer = LossScaleOptimizer(family.sgd())
+    with pytest.raises(TypeError, match="_loss_scale"):
+        optimizer._loss_scale = 8.0
+    optimizer._loss_scale = FixedLossScale(8.0)
+    assert float(optimizer.get_scaled_loss(tf.constant(1.0))) == float(optimizer.loss_scale) == 8.0
+    assert not optimizer.dynamic

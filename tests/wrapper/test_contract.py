@@ -1,0 +1,408 @@
+"""Who scales and who unscales: the two contracts, in every order that real code has."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl import logging
+
+from tests.families import ALL_FAMILIES, all_families
+from tf_lossscale import LossScaleOptimizer
+
+compiled = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+
+
+@pytest.fixture
+def warnings(monkeypatch):
+    seen = []
+    monkeypatch.setattr(logging, "warning", lambda message, *values: seen.append(message % values))
+    return seen
+
+
+def run(step, compiled, steps=3):
+    function = tf.function(step) if compiled else step
+    for _ in range(steps):
+        function()
+
+
+def bare(family, steps=3):
+    weight = tf.Variable(2.0)
+    inner = family.sgd()
+    for _ in range(steps):
+        with tf.GradientTape() as tape:
+            loss = 0.25 * weight**2
+        family.apply(inner, [tape.gradient(loss, weight)], [weight])
+    return weight.numpy()
+
+
+def setup(family):
+    return tf.Variable(2.0), LossScaleOptimizer(family.sgd(), initial_scale=1024.0)
+
+
+@all_families
+@compiled
+def test_the_tensorflow_2_contract_equals_the_bare_optimizer(family, compiled, warnings):
+    weight, optimizer = setup(family)
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = optimizer.get_scaled_loss(0.25 * weight**2)
+        (gradient,) = optimizer.get_unscaled_gradients([tape.gradient(loss, weight)])
+        optimizer.apply_gradients([(gradient, weight)])
+
+    run(step, compiled)
+    assert weight.numpy() == bare(family)
+    assert not warnings
+
+
+@all_families
+@compiled
+@pytest.mark.parametrize("method", ["apply_gradients", "apply"])
+def test_the_keras_3_contract_equals_the_bare_optimizer(family, compiled, method, warnings):
+    weight, optimizer = setup(family)
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = optimizer.scale_loss(0.25 * weight**2)
+        gradient = tape.gradient(loss, weight)
+        if method == "apply":
+            optimizer.apply([gradient], [weight])
+        else:
+            optimizer.apply_gradients([(gradient, weight)])
+
+    run(step, compiled)
+    assert weight.numpy() == bare(family)
+    assert not warnings
+
+
+@all_families
+@compiled
+@pytest.mark.parametrize("how", ["callable", "tensor", "one variable", "callable variables", "keyword"])
+def test_minimize_equals_the_bare_optimizer(family, compiled, how, warnings):
+    if family.name == "tf1" and how in ("one variable", "callable variables"):
+        pytest.skip("the second argument of TensorFlow 1's minimize is global_step")
+    weight, optimizer = setup(family)
+
+    def step():
+        if how == "tensor":
+            with tf.GradientTape() as tape:
+                loss = 0.25 * weight**2
+            optimizer.minimize(loss, [weight], tape=tape)
+        elif how == "one variable":
+            optimizer.minimize(lambda: 0.25 * weight**2, weight)
+        elif how == "callable variables":
+            optimizer.minimize(lambda: 0.25 * weight**2, lambda: [weight])
+        else:
+            optimizer.minimize(lambda: 0.25 * weight**2, var_list=[weight], name="step")
+
+    run(step, compiled)
+    assert weight.numpy() == bare(family)
+    assert not warnings
+
+
+@all_families
+def test_grad_loss_multiplies_the_gradient(family):
+    weight, optimizer = setup(family)
+    optimizer.minimize(lambda: 3.0 * weight, [weight], grad_loss=tf.constant(0.5))
+    assert weight.numpy() == 2.0 - 0.5 * 1.5
+
+
+@all_families
+@pytest.mark.parametrize("order", ["get_scaled_loss first", "scale_loss first"])
+@compiled
+def test_code_that_probes_for_either_api_trains_the_same(family, order, compiled):
+    weight, optimizer = setup(family)
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = 0.25 * weight**2
+            if order == "get_scaled_loss first" and hasattr(optimizer, "get_scaled_loss"):
+                scaled = optimizer.get_scaled_loss(loss)
+            elif hasattr(optimizer, "scale_loss"):
+                scaled = optimizer.scale_loss(loss)
+            else:
+                scaled = loss
+        gradients = tape.gradient(scaled, [weight])
+        if order == "get_scaled_loss first":
+            gradients = optimizer.get_unscaled_gradients(gradients)
+        optimizer.apply_gradients(zip(gradients, [weight]))
+
+    run(step, compiled)
+    assert weight.numpy() == bare(family)
+
+
+@all_families
+def test_scaling_in_a_tf_function_and_applying_outside_goes_on_after_the_first_trace(family):
+    weight, optimizer = setup(family)
+
+    @tf.function
+    def gradient():
+        with tf.GradientTape() as tape:
+            loss = optimizer.scale_loss(0.25 * weight**2)
+        return tape.gradient(loss, weight)
+
+    for _ in range(3):
+        optimizer.apply_gradients([(gradient(), weight)])
+    assert weight.numpy() == bare(family)
+
+
+@all_families
+def test_a_second_update_after_one_scale_loss_raises_since_its_gradients_may_be_of_either_kind(family):
+    weight, optimizer = setup(family)
+    with tf.GradientTape() as tape:
+        loss = optimizer.scale_loss(3.0 * weight)
+    gradient = tape.gradient(loss, weight)
+    optimizer.apply_gradients([(gradient, weight)])
+    assert weight.numpy() == 0.5
+    before = optimizer.state()
+    for of_either_kind in (gradient, tf.constant(3.0)):
+        with pytest.raises(RuntimeError, match="one of two ways"):
+            optimizer.apply_gradients([(of_either_kind, weight)])
+    assert weight.numpy() == 0.5
+    assert optimizer.state() == before
+    optimizer.apply_gradients([(optimizer.get_unscaled_gradients([gradient])[0], weight)])
+    assert weight.numpy() == -1.0
+
+
+@all_families
+def test_the_parts_of_unscaled_gradients_may_go_to_several_updates(family):
+    first, optimizer = setup(family)
+    second = tf.Variable(2.0)
+    optimizer.build([first, second])
+    with tf.GradientTape() as tape:
+        loss = optimizer.get_scaled_loss(3.0 * first + second)
+    gradients = optimizer.get_unscaled_gradients(tape.gradient(loss, [first, second]))
+    for gradient, weight in zip(gradients, (first, second)):
+        optimizer.apply_gradients([(1.0 * gradient, weight)])
+    assert [first.numpy(), second.numpy()] == [0.5, 1.5]
+
+
+@all_families
+def test_scale_loss_then_get_unscaled_gradients_unscales_once(family):
+    weight, optimizer = setup(family)
+    with tf.GradientTape() as tape:
+        loss = optimizer.scale_loss(3.0 * weight)
+    gradients = optimizer.get_unscaled_gradients([tape.gradient(loss, weight)])
+    optimizer.apply_gradients(zip(gradients, [weight]))
+    assert weight.numpy() == 0.5
+
+
+@all_families
+def test_forgetting_both_warns_once_and_applies_the_gradients_as_they_are(family, warnings):
+    weight, optimizer = setup(family)
+    for _ in range(3):
+        optimizer.apply_gradients([(tf.constant(1.0), weight)])
+    assert weight.numpy() == 0.5
+    assert len(warnings) == 1
+    assert "get_scaled_loss() and LossScaleOptimizer.get_unscaled_gradients()" in warnings[0]
+
+
+@all_families
+def test_forgetting_one_of_the_two_warns_and_names_it(family, warnings):
+    weight, optimizer = setup(family)
+    optimizer.get_scaled_loss(tf.constant(1.0))
+    optimizer.apply_gradients([(tf.constant(1.0), weight)])
+    assert len(warnings) == 1
+    assert "call LossScaleOptimizer.get_unscaled_gradients() before" in warnings[0]
+
+
+@all_families
+def test_apply_without_scale_loss_warns_once_that_training_stalls(family, warnings):
+    weight, optimizer = setup(family)
+    for _ in range(3):
+        optimizer.apply([tf.constant(1024.0)], [weight])
+    assert weight.numpy() == 0.5
+    assert len(warnings) == 1
+    assert "training will stall" in warnings[0]
+
+
+@all_families
+def test_apply_refuses_what_get_unscaled_gradients_returned(family):
+    if family.name == "sonnet":
+        pytest.skip("Sonnet's apply takes what get_unscaled_gradients returned as it is")
+    weight, optimizer = setup(family)
+    optimizer.get_scaled_loss(tf.constant(1.0))
+    gradients = optimizer.get_unscaled_gradients([tf.constant(1024.0)])
+    with pytest.raises(RuntimeError, match="has done so with these"):
+        optimizer.apply(gradients, [weight])
+    assert weight.numpy() == 2.0
+
+
+@all_families
+def test_apply_of_what_was_made_from_unscaled_gradients_warns_that_it_divides_twice(family, warnings):
+    if family.name == "sonnet":
+        pytest.skip("Sonnet's apply takes what get_unscaled_gradients returned as it is")
+    weight, optimizer = setup(family)
+    optimizer.get_scaled_loss(tf.constant(1.0))
+    (gradient,) = optimizer.get_unscaled_gradients([tf.constant(1024.0)])
+    optimizer.apply([1.0 * gradient], [weight])
+    assert len(warnings) == 1
+    assert "twice" in warnings[0]
+
+
+@all_families
+def test_a_gradient_function_and_an_update_function_of_their_own_follow_either_way(family):
+    for keras_3 in (False, True):
+        weight, optimizer = setup(family)
+
+        @tf.function
+        def gradient(optimizer=optimizer, weight=weight, keras_3=keras_3):
+            with tf.GradientTape() as tape:
+                loss = 0.25 * weight**2
+                loss = optimizer.scale_loss(loss) if keras_3 else optimizer.get_scaled_loss(loss)
+            found = tape.gradient(loss, weight)
+            return found if keras_3 else optimizer.get_unscaled_gradients([found])[0]
+
+        @tf.function
+        def update(gradient, optimizer=optimizer, weight=weight):
+            optimizer.apply_gradients([(gradient, weight)])
+
+        for _ in range(3):
+            update(gradient())
+        assert weight.numpy() == bare(family)
+
+
+@all_families
+def test_a_function_that_updates_keeps_its_answer_and_what_contradicts_it_raises(family):
+    weight, optimizer = setup(family)
+    update = tf.function(lambda gradient: optimizer.apply_gradients([(gradient, weight)]))
+    update(tf.constant(0.0))  # as is done to make slots
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = optimizer.scale_loss(0.25 * weight**2)
+        optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+
+    run(step, compiled=True)
+    assert weight.numpy() == bare(family)
+
+    @tf.function
+    def gradient():
+        with tf.GradientTape() as tape:
+            loss = optimizer.scale_loss(0.25 * weight**2)
+        return tape.gradient(loss, weight)
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"traced before calls apply_gradients.*unscaled"):
+            gradient()
+    with pytest.raises(RuntimeError, match=r"traced before calls apply_gradients.*unscaled"):
+        optimizer.scale_loss(tf.constant(1.0))
+    optimizer.minimize(lambda: 0.25 * weight**2, var_list=[weight])
+    assert weight.numpy() == bare(family, steps=4)
+
+
+@all_families
+def test_a_skipped_step_counts_in_the_tensorflow_2_contract_and_not_in_keras_3s(family):
+    weight, optimizer = setup(family)
+    optimizer.get_scaled_loss(0.0)
+    optimizer.get_unscaled_gradients([])
+    optimizer.apply_gradients([(tf.constant(np.inf), weight)])
+    assert not family.counts or int(optimizer.iterations) == 1
+    optimizer.scale_loss(0.0)
+    optimizer.apply([tf.constant(np.inf)], [weight])
+    optimizer.scale_loss(0.0)
+    optimizer.apply_gradients([(tf.constant(np.inf), weight)])
+    assert not family.counts or int(optimizer.iterations) == 1
+    assert float(optimizer.loss_scale) == 128.0
+    assert int(optimizer.skipped_steps) == 3
+
+
+@all_families
+def test_only_apply_gradients_moves_the_scale_so_micro_batches_can_be_summed(family):
+    weight, optimizer = setup(family)
+    total_scaled, total_unscaled = tf.constant(0.0), tf.constant(0.0)
+    for _ in range(4):
+        with tf.GradientTape() as tape:
+            loss = optimizer.get_scaled_loss(0.75 * weight)
+        scaled = tape.gradient(loss, weight)
+        total_scaled += scaled
+        total_unscaled += optimizer.get_unscaled_gradients([scaled])[0]
+    assert float(optimizer.loss_scale) == 1024.0
+    assert optimizer.get_unscaled_gradients([total_scaled])[0].numpy() == total_unscaled.numpy() == 3.0
+    optimizer.apply_gradients([(total_unscaled, weight)])
+    assert weight.numpy() == 0.5
+
+
+@all_families
+def test_losses_of_every_kind_are_scaled_in_their_own_dtype(family):
+    _, optimizer = setup(family)
+    for dtype in ("float16", "bfloat16", "float32", "float64"):
+        scaled = optimizer.get_scaled_loss(tf.constant(2.0, dtype))
+        assert scaled.dtype == dtype
+        assert float(scaled) == 2048.0
+    nested = optimizer.get_scaled_loss({"a": tf.constant(1.0), "b": (tf.constant([2.0]), tf.constant(3.0))})
+    assert float(nested["a"]) == 1024.0
+    assert float(nested["b"][1]) == 3072.0
+    assert float(optimizer.get_scaled_loss(lambda: tf.constant(2.0))()) == 2048.0
+    assert optimizer.scale_loss(tf.constant(100.0, tf.float16)).dtype == tf.float32
+    assert float(optimizer.scale_loss(tf.constant(100.0, tf.float16))) == 102400.0
+    with pytest.raises(TypeError, match="floating"):
+        optimizer.get_scaled_loss(tf.constant(3))
+    with pytest.raises(TypeError, match="floating"):
+        optimizer.scale_loss(tf.constant(3))
+
+
+def test_a_float16_loss_that_cannot_hold_the_scale_warns(monkeypatch):
+    seen = []
+    monkeypatch.setattr(logging, "log_first_n", lambda level, message, n, *values: seen.append(message % values))
+    optimizer = LossScaleOptimizer(ALL_FAMILIES[0].sgd(), initial_scale=2.0**17)
+    assert np.isinf(optimizer.get_scaled_loss(tf.constant(1e-3, tf.float16)))
+    assert "Cast the loss first" in seen[0]
+    assert float(optimizer.get_scaled_loss(tf.constant(1e-3))) == pytest.approx(131.072)
+
+
+@all_families
+@pytest.mark.parametrize("options", [{}, {"jit_compile": True}], ids=["function", "xla"])
+@pytest.mark.parametrize("contract", ["tf2", "keras3"])
+def test_an_overflow_that_only_the_scaling_causes_is_seen_when_compiled(family, options, contract):
+    weight = tf.Variable([1.0, 1.0])
+    optimizer = LossScaleOptimizer(family.sgd(), initial_scale=2.0**15)
+
+    @tf.function(**options)
+    def step(gradient):
+        if contract == "tf2":
+            optimizer.minimize(lambda: tf.reduce_sum(weight * gradient), var_list=[weight])
+            return
+        with tf.GradientTape() as tape:
+            loss = optimizer.scale_loss(tf.reduce_sum(weight * gradient))
+        optimizer.apply([tape.gradient(loss, weight)], [weight])
+
+    step(tf.constant([1e36, 1.0]))
+    np.testing.assert_array_equal(weight, [1.0, 1.0])
+    assert float(optimizer.loss_scale) == 2.0**14
+
+
+@all_families
+@compiled
+def test_variables_without_a_gradient_are_left_alone(family, compiled):
+    first, unused, last = tf.Variable(1.0), tf.Variable(1.0), tf.Variable(1.0)
+    optimizer = LossScaleOptimizer(family.sgd(), initial_scale=8.0)
+
+    def step(factor):
+        with tf.GradientTape() as tape:
+            loss = optimizer.get_scaled_loss(factor * first + last)
+        gradients = optimizer.get_unscaled_gradients(tape.gradient(loss, [first, unused, last]))
+        optimizer.apply_gradients(zip(gradients, [first, unused, last]))
+
+    function = tf.function(step) if compiled else step
+    for factor in (1.0, np.nan):
+        function(tf.constant(factor))
+        assert [float(v) for v in (first, unused, last)] == [0.5, 1.0, 0.5]
+    assert float(optimizer.loss_scale) == 4.0
+
+
+@all_families
+@compiled
+def test_a_gradient_that_overflows_when_it_is_unscaled_skips_the_step(family, compiled):
+    weight = tf.Variable(1.0)
+    optimizer = LossScaleOptimizer(family.sgd(), initial_scale=1e-30, min_scale=1e-35)
+
+    def step():
+        optimizer.scale_loss(0.0)
+        optimizer.apply([tf.constant(1e30)], [weight])
+        (gradient,) = optimizer.get_unscaled_gradients([tf.constant(1e30)])
+        optimizer.apply_gradients([(gradient, weight)])
+
+    run(step, compiled, steps=1)
+    assert weight.numpy() == 1.0
+    assert int(optimizer.skipped_steps) == 2

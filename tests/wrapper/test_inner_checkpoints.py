@@ -1,0 +1,173 @@
+"""A checkpoint of the inner optimizer alone holds scale and counter, as those of tf_keras's wrappers do."""
+
+import copy
+import gc
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.families import FAMILIES, IDS, all_families, families, tf_keras
+from tf_lossscale import LossScaleOptimizer, SharedLossScale
+from tf_lossscale.wrapper.families import is_wrapped, release
+
+keras_2 = pytest.mark.parametrize("family", FAMILIES[1:], ids=IDS[1:])
+
+
+def original(inner, **kwargs):
+    return tf_keras.mixed_precision.LossScaleOptimizer(inner, **kwargs)
+
+
+def trained(wrap, inner, weight):
+    """A wrapper with a scale of 512 and a counter of 2."""
+    optimizer = wrap(inner, initial_scale=1024.0)
+    for gradient in (np.inf, 1.0, 1.0):
+        optimizer.get_scaled_loss(tf.constant(0.0)), optimizer.get_unscaled_gradients([])
+        optimizer.apply_gradients([(tf.constant(gradient), weight)])
+    return optimizer
+
+
+def saved(inner, weight, tmp_path):
+    return tf.train.Checkpoint(optimizer=inner, weight=weight).write(str(tmp_path / "ckpt"))
+
+
+def came_to(optimizer):
+    return float(optimizer.loss_scale), int(optimizer.dynamic_counter)
+
+
+def restored(wrap, family, path, wrapped):
+    """A new optimizer, wrapped before or after its checkpoint is restored."""
+    inner, weight = family.adam(), tf.Variable(1.0)
+    if wrapped == "before the restore":
+        optimizer = wrap(inner, initial_scale=1024.0)
+    status = tf.train.Checkpoint(optimizer=inner, weight=weight).read(path)
+    if wrapped == "after the restore":
+        optimizer = wrap(inner, initial_scale=1024.0)
+    status.assert_existing_objects_matched()
+    return optimizer
+
+
+@pytest.mark.parametrize("wrapped", ["before the restore", "after the restore"])
+@pytest.mark.parametrize("made", ["before the wrapper", "after the wrapper"])
+@all_families
+def test_the_inner_optimizers_checkpoint_brings_back_scale_and_counter(family, made, wrapped, tmp_path):
+    inner, weight = family.adam(), tf.Variable(1.0)
+    checkpoint = tf.train.Checkpoint(optimizer=inner, weight=weight)
+    trained(LossScaleOptimizer, inner, weight)
+    if made == "after the wrapper":
+        checkpoint = tf.train.Checkpoint(optimizer=inner, weight=weight)
+    path = checkpoint.write(str(tmp_path / "ckpt"))
+
+    assert came_to(restored(LossScaleOptimizer, family, path, wrapped)) == (512.0, 2)
+
+
+@pytest.mark.parametrize("wrapped", ["before the restore", "after the restore"])
+@pytest.mark.parametrize(("write", "read"), [(original, LossScaleOptimizer), (LossScaleOptimizer, original)])
+@keras_2
+def test_the_original_and_the_wrapper_read_each_others(family, write, read, wrapped, tmp_path):
+    inner, weight = family.adam(), tf.Variable(1.0)
+    trained(write, inner, weight)
+    path = saved(inner, weight, tmp_path)
+    assert came_to(restored(read, family, path, wrapped)) == (512.0, 2)
+
+
+@keras_2
+def test_the_file_has_the_variables_of_the_originals_file(family, tmp_path):
+    listed = []
+    for name, wrap in (("original", original), ("ours", LossScaleOptimizer)):
+        inner, weight = family.adam(), tf.Variable(1.0)
+        trained(wrap, inner, weight)
+        path = tf.train.Checkpoint(optimizer=inner, weight=weight).write(str(tmp_path / name))
+        listed.append([each for each in tf.train.list_variables(path) if "OBJECT_GRAPH" not in each[0]])
+    assert listed[0] == listed[1]
+
+
+@pytest.mark.parametrize("parts", [("whole", "inner"), ("inner", "whole")], ids="-".join)
+@all_families
+def test_a_file_of_the_wrapper_and_one_of_its_inner_optimizer_hold_the_same(family, parts, tmp_path):
+    if family.name == "tf1":
+        pytest.skip("a wrapper of TensorFlow 1 has its inner optimizer as a part, and is not of its form")
+    inner, weight = family.adam(), tf.Variable(1.0)
+    optimizer = trained(LossScaleOptimizer, inner, weight)
+    path = saved(optimizer if parts[0] == "whole" else inner, weight, tmp_path)
+    inner, weight = family.adam(), tf.Variable(1.0)
+    optimizer = LossScaleOptimizer(inner)
+    optimizer.build([weight])
+    part = optimizer if parts[1] == "whole" else inner
+    tf.train.Checkpoint(optimizer=part, weight=weight).read(path).assert_consumed()
+    assert came_to(optimizer) == (512.0, 2)
+
+
+@all_families
+def test_optimizers_that_share_a_scale_bring_it_back_from_any_of_them(family, tmp_path):
+    shared, inner = SharedLossScale(8.0), [family.sgd(), family.sgd()]
+    for each in inner:
+        LossScaleOptimizer(each, loss_scale_manager=shared)
+    shared.current_loss_scale.assign(2.0)
+    path = tf.train.Checkpoint(second=inner[1]).write(str(tmp_path / "ckpt"))
+    shared, inner = SharedLossScale(8.0), [family.sgd(), family.sgd()]
+    tf.train.Checkpoint(second=inner[1]).read(path)
+    for each in inner:
+        LossScaleOptimizer(each, loss_scale_manager=shared)
+    assert float(shared()) == 2.0
+
+
+def scales_in(inner, tmp_path):
+    path = tf.train.Checkpoint(optimizer=inner).write(str(tmp_path / "again"))
+    return [tf.train.load_variable(path, name) for name, _ in tf.train.list_variables(path) if "current_loss" in name]
+
+
+@pytest.mark.parametrize("second", [{"initial_scale": 4.0}, {"dynamic": False, "initial_scale": 2.0}], ids=repr)
+@all_families
+def test_of_two_wrappers_made_in_turn_the_second_is_saved(family, second, tmp_path):
+    inner = family.sgd()
+    LossScaleOptimizer(inner, initial_scale=8.0)
+    gc.collect()
+    release(inner)
+    assert scales_in(inner, tmp_path) == [8.0], "the last that it came to"
+    LossScaleOptimizer(inner, **second)
+    assert scales_in(inner, tmp_path) == ([4.0] if "dynamic" not in second else [])
+
+
+@all_families
+def test_a_loss_scale_that_replaces_another_is_saved_in_its_place(family, tmp_path):
+    optimizer = LossScaleOptimizer(family.sgd(), initial_scale=8.0)
+    optimizer._loss_scale = SharedLossScale(16.0)
+    assert scales_in(optimizer.inner_optimizer, tmp_path) == [16.0]
+
+
+@all_families
+def test_what_is_wrapped_after_its_first_checkpoint_is_saved_with_the_scale_by_the_next(family, tmp_path):
+    inner, weight = family.adam(), tf.Variable(1.0)
+    saved(inner, weight, tmp_path)
+    optimizer = LossScaleOptimizer(inner, initial_scale=8.0)
+    assert scales_in(inner, tmp_path) == [8.0]
+    assert scales_in(optimizer, tmp_path) == [8.0]
+
+
+@families
+def test_a_copys_inner_optimizer_holds_the_copys_scale(family, tmp_path):
+    first = LossScaleOptimizer(family.sgd(), initial_scale=8.0)
+    second = copy.deepcopy(first)
+    second.set_state({"loss_scale": 4.0, "dynamic_counter": 0})
+    assert scales_in(first.inner_optimizer, tmp_path) == [8.0]
+    assert scales_in(second.inner_optimizer, tmp_path) == [4.0]
+
+
+@all_families
+def test_a_fixed_scale_puts_nothing_into_the_file(family, tmp_path):
+    inner = family.sgd()
+    before = tf.train.list_variables(tf.train.Checkpoint(optimizer=inner).write(str(tmp_path / "bare")))
+    LossScaleOptimizer(inner, dynamic=False, initial_scale=8.0)
+    after = tf.train.list_variables(tf.train.Checkpoint(optimizer=inner).write(str(tmp_path / "fixed")))
+    assert [name for name, _ in before] == [name for name, _ in after]
+
+
+@all_families
+def test_an_inner_optimizer_with_a_part_of_that_name_is_refused_and_stays_as_it_was(family):
+    inner, own = family.sgd(), tf.Variable(3.0)
+    inner._track_trackable(own, "loss_scale") if hasattr(inner, "_track_trackable") else None
+    with pytest.raises(ValueError, match=r"must not have a part named 'loss_scale', but .* Give it another name\."):
+        LossScaleOptimizer(inner)
+    assert inner._lookup_dependency("loss_scale") is own
+    assert not is_wrapped(inner)

@@ -1,0 +1,181 @@
+"""A scale that training could not go on with, from whatever file, is replaced, with a warning that says what it was."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl import logging
+
+from tests.families import FAMILIES, IDS, all_families, families
+from tf_lossscale import LossScaleOptimizer, migrate
+
+keras_new_families = pytest.mark.parametrize("family", FAMILIES[:2], ids=IDS[:2])
+# What is in the file, and what is taken in its place with initial_scale=64, min_scale=2 and max_scale=1024.
+BAD = {"inf": 64.0, "nan": 64.0, "-inf": 64.0, "0": 2.0, "-8": 2.0, "0.5": 2.0, "4096": 1024.0}
+bad_scales = pytest.mark.parametrize(("bad", "taken"), BAD.items(), ids=BAD)
+
+
+@pytest.fixture
+def warnings(monkeypatch):
+    said = []
+    monkeypatch.setattr(logging, "warning", lambda message, *values: said.append(message % values))
+    return said
+
+
+def made(inner, **kwargs):
+    return LossScaleOptimizer(inner, initial_scale=64.0, min_scale=2.0, max_scale=1024.0, **kwargs)
+
+
+def broken(family, weight, bad):
+    """An optimizer whose scale is a bad one, and the counter 5."""
+    optimizer = made(family.sgd())
+    optimizer.build([weight])
+    optimizer._loss_scale.current_loss_scale.assign(float(bad))
+    optimizer._loss_scale.good_steps.assign(5)
+    return optimizer
+
+
+def require(optimizer, bad, taken, warnings):
+    assert float(optimizer.loss_scale) == taken
+    assert int(optimizer.dynamic_counter) == 5
+    said = [each for each in warnings if "loss scale that was loaded" in each]
+    assert said == [
+        f"The loss scale that was loaded is {bad}, but must be a finite number from 2 to 1024. It is set to {taken:g}."
+    ]
+
+
+@pytest.mark.parametrize("part", ["wrapper", "inner optimizer", "inner optimizer, wrapped later"])
+@bad_scales
+@all_families
+def test_from_a_checkpoint(family, bad, taken, part, warnings, tmp_path):
+    weight = tf.Variable(1.0)
+    optimizer = broken(family, weight, bad)
+    path = tf.train.Checkpoint(optimizer=optimizer if part == "wrapper" else optimizer.inner_optimizer).write(
+        str(tmp_path / "ckpt")
+    )
+    inner = family.sgd()
+    if part.endswith("later"):
+        tf.train.Checkpoint(optimizer=inner).read(path).expect_partial()
+    optimizer = made(inner)
+    if not part.endswith("later"):
+        whole = part == "wrapper"
+        tf.train.Checkpoint(optimizer=optimizer if whole else inner).read(path).expect_partial()
+    require(optimizer, bad, taken, warnings)
+
+
+@bad_scales
+@pytest.mark.parametrize("family", FAMILIES[:2], ids=IDS[:2])
+def test_from_set_weights(family, bad, taken, warnings):
+    weight = family.variable(1.0)
+    values = [variable.numpy() for variable in broken(family, weight, bad).variables]
+    optimizer = made(family.sgd())
+    optimizer.build([weight])
+    optimizer.set_weights(values)
+    require(optimizer, bad, taken, warnings)
+
+
+@bad_scales
+@pytest.mark.parametrize("family", FAMILIES[:2], ids=IDS[:2])
+def test_from_the_variables_of_a_keras_file(family, bad, taken, warnings):
+    weight, store = family.variable(1.0), {}
+    broken(family, weight, bad).save_own_variables(store)
+    optimizer = made(family.sgd())
+    optimizer.build([weight])
+    optimizer.load_own_variables({name: np.asarray(value) for name, value in store.items()})
+    require(optimizer, bad, taken, warnings)
+
+
+@bad_scales
+@families
+def test_from_migrate_restore(family, bad, taken, warnings, tmp_path):
+    weight = tf.Variable(1.0, name="weight")
+    optimizer = broken(family, weight, bad)
+    path = tf.train.Checkpoint(optimizer=optimizer, weight=weight).write(str(tmp_path / "ckpt"))
+    optimizer = made(family.sgd())
+    restored = migrate.restore(path, optimizer, [weight])
+    require(optimizer, bad, taken, warnings)
+    assert restored.loss_scale == taken
+
+
+@pytest.mark.parametrize("suffix", [".h5", ".keras", ""])
+@pytest.mark.parametrize("bad", ["inf", "nan", "0"])
+@families
+def test_from_a_saved_model(family, bad, suffix, warnings, tmp_path):
+    keras = family.keras
+    if not suffix and family.name == "keras3":
+        pytest.skip("Keras 3 loads no SavedModel")
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(made(family.sgd()), keras.losses.MeanSquaredError())
+    model.fit(np.ones((2, 2)), np.ones((2, 1)), verbose=0)
+    model.optimizer._loss_scale.current_loss_scale.assign(float(bad))
+    model.optimizer._loss_scale.good_steps.assign(5)
+    model.save(tmp_path / f"model{suffix}")
+    loaded = keras.models.load_model(tmp_path / f"model{suffix}")
+    assert float(loaded.optimizer.loss_scale) == BAD[bad]
+    assert any(f"loss scale that was loaded is {bad}," in each for each in warnings)
+    loaded.fit(np.ones((2, 2)), np.ones((2, 1)), verbose=0)
+    assert loaded.optimizer.state()["skipped_steps"] == 0
+
+
+def test_from_keras_3s_own_wrapper_whose_scale_grew_to_infinity(warnings, tmp_path):
+    keras = FAMILIES[0].keras
+    old = keras.optimizers.LossScaleOptimizer(FAMILIES[0].sgd())
+    weight = keras.Variable(1.0)
+    old.build([weight])
+    old.dynamic_scale.assign(np.inf)
+    old.step_counter.assign(5)
+    store = {}
+    old.save_own_variables(store)
+    optimizer = made(FAMILIES[0].sgd())
+    optimizer.build([weight])
+    optimizer.load_own_variables({name: np.asarray(value) for name, value in store.items()})
+    require(optimizer, "inf", 64.0, warnings)
+    warnings.clear()
+    if hasattr(tf.Module, "_checkpoint_adapter"):
+        path = tf.train.Checkpoint(optimizer=old).write(str(tmp_path / "ckpt"))
+        tf.train.Checkpoint(optimizer=optimizer).read(path).expect_partial()
+        require(optimizer, "inf", 64.0, warnings)
+
+
+@all_families
+def test_a_scale_that_started_below_min_scale_is_no_bad_one(family, warnings, tmp_path):
+    optimizer = LossScaleOptimizer(family.sgd(), initial_scale=0.1)
+    path = tf.train.Checkpoint(optimizer=optimizer).write(str(tmp_path / "ckpt"))
+    tf.train.Checkpoint(optimizer=optimizer).read(path)
+    assert float(optimizer.loss_scale) == np.float32(0.1)
+    assert not warnings
+
+
+@pytest.mark.parametrize("bad", ["inf", "nan", "0"])
+@pytest.mark.parametrize("how", ["eager", "function", "XLA"])
+@all_families
+def test_one_that_nobody_could_look_at_costs_one_step(family, how, bad):
+    optimizer, weight = made(family.sgd(), on_floor="raise"), tf.Variable(1.0)
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = optimizer.get_scaled_loss(weight * 0.5)
+        gradients = optimizer.get_unscaled_gradients(tape.gradient(loss, [weight]))
+        optimizer.apply_gradients(zip(gradients, [weight]))
+
+    step = step if how == "eager" else tf.function(step, jit_compile=how == "XLA")
+    step()
+    optimizer._loss_scale.current_loss_scale.assign(float(bad))
+    for _ in range(3):
+        step()
+    assert float(optimizer.loss_scale) == BAD[bad]
+    assert optimizer.state()["skipped_steps"] == 1
+    assert float(weight) == 1 - 3 * 0.25
+
+
+def test_variables_that_do_not_fit_leave_the_scale_as_it_was():
+    optimizer = made(tf.keras.optimizers.SGD())
+    optimizer.build([tf.Variable(1.0)])
+    store = {str(i): np.asarray(value) for i, value in enumerate([0, 0.0, 5, 8.0, 1])}
+    with pytest.raises(ValueError, match="The saved optimizer has 5 variables"):
+        optimizer.load_own_variables(store)
+    optimizer = made(tf.keras.optimizers.SGD(momentum=0.5))
+    optimizer.build([tf.Variable([1.0, 1.0])])
+    store = {str(i): np.asarray(value) for i, value in enumerate([0, 0.0, 5, 8.0, 1, 0.5, [1.0, 2.0, 3.0]])}
+    with pytest.raises(ValueError, match="shape"):
+        optimizer.load_own_variables(store)
+    assert (float(optimizer.loss_scale), int(optimizer.dynamic_counter)) == (64.0, 0)

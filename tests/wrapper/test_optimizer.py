@@ -1,0 +1,394 @@
+"""What a wrapper does in a step and shows of itself, for every family."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import strategies
+from tests.families import all_families, families, tf_keras
+from tf_lossscale import LossScaleOptimizer
+
+compiled = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+
+
+@all_families
+def test_the_scale_can_be_read_before_the_first_step(family):
+    optimizer = LossScaleOptimizer(family.adam())
+    assert isinstance(optimizer.loss_scale, tf.Tensor)
+    assert optimizer.loss_scale.dtype == tf.float32
+    assert float(optimizer.loss_scale) == 32768.0
+    assert f"{optimizer.loss_scale}" == "32768.0"
+    assert (optimizer.dynamic, optimizer.initial_scale, optimizer.dynamic_growth_steps) == (True, 32768.0, 2000)
+    assert int(optimizer.dynamic_counter) == 0
+    assert optimizer.dynamic_counter.dtype == tf.int64
+    inner = family.adam()
+    fixed = LossScaleOptimizer(inner, False, 8)
+    assert (fixed.dynamic, fixed.dynamic_counter, fixed.dynamic_growth_steps) == (False, None, None)
+    assert float(fixed.loss_scale) == fixed.initial_scale == 8.0
+    assert fixed.inner_optimizer is inner
+
+
+@all_families
+@compiled
+def test_the_outcome_of_the_last_step_can_be_read(family, compiled):
+    weight = tf.Variable(1.0)
+    optimizer = LossScaleOptimizer(family.sgd())
+
+    def step(gradient):
+        optimizer.apply_gradients([(gradient, weight)])
+        return tf.identity(optimizer.last_step_skipped), tf.identity(optimizer.skipped_steps)
+
+    function = tf.function(step) if compiled else step
+    outcomes = [tuple(int(o) for o in function(tf.constant(g))) for g in (1.0, np.inf, np.nan, 1.0)]
+    assert outcomes == [(0, 0), (1, 1), (1, 2), (0, 2)]
+    fixed = LossScaleOptimizer(family.sgd(), dynamic=False, initial_scale=8)
+    fixed.apply_gradients([(tf.constant(1.0), weight)])
+    assert (fixed.last_step_skipped, fixed.skipped_steps) == (False, 0)
+
+
+@all_families
+def test_a_fixed_scale_skips_no_step(family):
+    weight = tf.Variable(1.0)
+    optimizer = LossScaleOptimizer(family.sgd(), dynamic=False, initial_scale=8)
+    optimizer.apply_gradients([(tf.constant(-np.inf), weight)])
+    assert weight.numpy() == np.inf
+    assert float(optimizer.loss_scale) == 8.0
+
+
+@all_families
+@compiled
+def test_scale_counter_and_steps_follow_the_rules(family, compiled):
+    weight = tf.Variable(0.0)
+    config = {"initial_scale": 4.0, "dynamic_growth_steps": 2, "growth_factor": 4.0, "backoff_factor": 0.25}
+    optimizer = LossScaleOptimizer(family.sgd(), **config, hysteresis=2, min_scale=0.5, max_scale=32.0)
+
+    def step(gradient):
+        optimizer.apply_gradients([(gradient, weight)])
+
+    function = tf.function(step) if compiled else step
+    good, bad = 0.0, np.nan
+    seen = []
+    for gradient in (good, good, good, good, bad, good, bad, bad, bad, bad, bad, bad, good):
+        function(tf.constant(gradient))
+        seen.append((float(optimizer.loss_scale), int(optimizer.dynamic_counter)))
+    grown = [(4.0, 1), (16.0, 0), (16.0, 1), (32.0, 0)]
+    forgiven = [(32.0, 0), (32.0, 1)]
+    lowered = [(32.0, 0), (8.0, 0), (8.0, 0), (2.0, 0), (2.0, 0), (0.5, 0)]
+    assert seen == [*grown, *forgiven, *lowered, (0.5, 1)]
+
+
+@all_families
+def test_the_floor_of_one_is_kept_and_left_again(family):
+    weight = tf.Variable(0.0)
+    optimizer = LossScaleOptimizer(family.sgd(), initial_scale=4.0, dynamic_growth_steps=1)
+    for _ in range(10):
+        optimizer.apply_gradients([(tf.constant(np.inf), weight)])
+    assert float(optimizer.loss_scale) == 1.0
+    assert int(optimizer.skipped_steps) == 10
+    optimizer.apply_gradients([(tf.constant(0.0), weight)])
+    assert float(optimizer.loss_scale) == 2.0
+
+
+@families
+def test_variables_are_a_list_that_can_be_called(family):
+    weight = tf.Variable([1.0])
+    optimizer = LossScaleOptimizer(family.adam())
+    optimizer.build([weight])
+    assert isinstance(optimizer.variables, list)
+    assert list(optimizer.variables()) == list(optimizer.variables)
+    inner = optimizer.inner_optimizer.variables
+    inner = inner() if callable(inner) else inner
+    assert [id(v) for v in optimizer.variables[: len(inner)]] == [id(v) for v in inner]
+    assert [id(v) for v in optimizer.weights] == [id(v) for v in inner]
+    if family.name == "keras3":  # tf_keras's own wrappers list the inner optimizer's alone
+        assert [v.name for v in optimizer.variables[-2:]] == ["current_loss_scale:0", "good_steps:0"]
+
+
+@families
+def test_weights_go_round_and_training_continues_the_same(family):
+    first = LossScaleOptimizer(family.adam())
+    weight, twin = tf.Variable([1.0, 2.0]), tf.Variable([1.0, 2.0])
+    first.apply_gradients([(tf.constant([0.5, -1.0]), weight)])
+    second = LossScaleOptimizer(family.adam())
+    second.build([twin])
+    second.set_weights(first.get_weights())
+    assert int(second.iterations) == 1
+    twin.assign(weight)
+    for optimizer, variable in ((first, weight), (second, twin)):
+        optimizer.apply_gradients([(tf.constant([0.25, 1.0]), variable)])
+    np.testing.assert_array_equal(weight, twin)
+
+
+@families
+@compiled
+def test_a_plain_variable_and_a_keras_variable_are_trained_alike(family, compiled):
+    if family.name != "keras3":
+        pytest.skip("tf_keras knows no keras.Variable")
+
+    def trained(make):
+        variables = [make([1.0, 2.0]), make(3.0)]
+        optimizer = LossScaleOptimizer(family.adam())
+
+        def step():
+            optimizer.minimize(lambda: tf.reduce_sum(variables[0] ** 2) * variables[1], variables)
+
+        function = tf.function(step) if compiled else step
+        for _ in range(3):
+            function()
+        return [(v.value if make is tf.keras.Variable else v).numpy() for v in variables]
+
+    for a, b in zip(trained(tf.Variable), trained(tf.keras.Variable)):
+        np.testing.assert_array_equal(a, b)
+        assert not np.array_equal(a, [1.0, 2.0])
+
+
+@families
+@compiled
+def test_sparse_and_missing_gradients(family, compiled):
+    table, unused = tf.Variable([[1.0, 1.0], [2.0, 2.0]]), tf.Variable(1.0)
+    optimizer = LossScaleOptimizer(family.sgd(), initial_scale=8.0)
+
+    def step(factor):
+        with tf.GradientTape() as tape:
+            loss = optimizer.get_scaled_loss(factor * tf.reduce_sum(tf.gather(table, [1])))
+        gradients = optimizer.get_unscaled_gradients(tape.gradient(loss, [table, unused]))
+        assert isinstance(gradients[0], tf.IndexedSlices)
+        assert gradients[1] is None
+        optimizer.apply_gradients(zip(gradients, [table, unused]))
+
+    function = tf.function(step) if compiled else step
+    function(tf.constant(1.0))
+    np.testing.assert_array_equal(table, [[1.0, 1.0], [1.5, 1.5]])
+    function(tf.constant(np.inf))
+    np.testing.assert_array_equal(table, [[1.0, 1.0], [1.5, 1.5]])
+    assert float(optimizer.loss_scale) == 4.0
+    assert unused.numpy() == 1.0
+
+
+@families
+def test_other_keywords_reach_the_inner_optimizer(family):
+    class Keywords(family.optimizers.SGD):
+        def apply_gradients(self, grads_and_vars, decay_var_list=None, **kwargs):
+            self.__dict__["seen"] = decay_var_list
+            return super().apply_gradients(grads_and_vars, **kwargs)
+
+        def apply(self, grads, trainable_variables=None, decay_var_list=None):
+            self.__dict__["seen"] = decay_var_list
+            return super().apply(grads, trainable_variables)
+
+    weight = tf.Variable(1.0)
+    optimizer = LossScaleOptimizer(Keywords(0.5))
+    optimizer.apply_gradients([(tf.constant(1.0), weight)], decay_var_list=["kernel"])
+    assert optimizer.inner_optimizer.__dict__["seen"] == ["kernel"]
+    optimizer.minimize(lambda: 1.0 * weight, [weight], decay_var_list=["bias"])
+    assert optimizer.inner_optimizer.__dict__["seen"] == ["bias"]
+
+
+@families
+def test_the_second_positional_argument_of_apply_gradients_may_be_anything(family):
+    weight = tf.Variable(1.0)
+    LossScaleOptimizer(family.sgd()).apply_gradients([(tf.constant(1.0), weight)], 1.0)
+    assert weight.numpy() == 0.5
+
+
+@families
+@pytest.mark.parametrize("pairs", [list, tuple, iter, dict], ids=lambda pairs: pairs.__name__)
+def test_gradients_and_variables_come_in_any_iterable(family, pairs):
+    weight = tf.Variable(1.0)
+    optimizer = LossScaleOptimizer(family.sgd())
+    if pairs is dict:
+        optimizer.apply_gradients({"any": (np.float32(1.0), weight)}.values())
+    else:
+        optimizer.apply_gradients(pairs([(1.0, weight)]))
+    assert weight.numpy() == 0.5
+
+
+@families
+@compiled
+def test_apply_without_variables_takes_those_that_were_built(family, compiled):
+    if family.name != "keras3":
+        pytest.skip("only Keras 3's contract has apply(grads)")
+    weight = family.keras.Variable([1.0])
+    optimizer = LossScaleOptimizer(family.sgd(), initial_scale=8.0)
+    optimizer.build([weight])
+
+    def step(gradient):
+        optimizer.scale_loss(0.0)
+        optimizer.apply([gradient])
+
+    (tf.function(step) if compiled else step)(tf.constant([8.0]))
+    assert np.asarray(weight) == 0.5
+
+
+@all_families
+@compiled
+def test_a_tape_that_is_entered_again_to_scale_the_loss(family, compiled):
+    weight = tf.Variable(2.0)
+    optimizer = LossScaleOptimizer(family.sgd(), initial_scale=8.0)
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = 0.25 * weight**2
+        with tape:
+            loss = optimizer.get_scaled_loss(loss)
+        gradients = optimizer.get_unscaled_gradients(tape.gradient(loss, [weight]))
+        optimizer.apply_gradients(zip(gradients, [weight]))
+
+    (tf.function(step) if compiled else step)()
+    assert weight.numpy() == 1.5
+
+
+@all_families
+@compiled
+def test_losses_per_example_and_clipping_between_unscaling_and_applying(family, compiled):
+    weight = tf.Variable([3.0, 4.0])
+    optimizer = LossScaleOptimizer(family.sgd(), initial_scale=1024.0)
+
+    def step():
+        with tf.GradientTape() as tape:
+            losses = optimizer.get_scaled_loss(weight * weight * 0.5)
+        gradients = optimizer.get_unscaled_gradients(tape.gradient(losses, [weight]))
+        clipped, norm = tf.clip_by_global_norm(gradients, 2.5)
+        optimizer.apply_gradients(zip(clipped, [weight]))
+        return norm
+
+    assert float((tf.function(step) if compiled else step)()) == 5.0
+    np.testing.assert_allclose(weight, [3.0 - 0.75, 4.0 - 1.0], rtol=1e-6)
+
+
+@families
+def test_a_first_step_in_a_tf_function_makes_all_variables_and_no_step_traces_again(family):
+    weight = tf.Variable([1.0, 2.0])
+    optimizer = LossScaleOptimizer(family.adam())
+    traces = []
+
+    @tf.function
+    def step(gradient):
+        traces.append(1)
+        optimizer.apply_gradients([(gradient * tf.ones(2), weight)])
+
+    step(tf.constant(1.0))
+    after_first = len(traces)
+    assert after_first <= 2, "TensorFlow traces twice when variables are made in the first call"
+    for gradient in (np.inf, 1.0, 2.0):
+        step(tf.constant(gradient))
+    assert len(traces) == after_first
+    assert int(optimizer.iterations) == 4
+
+
+@families
+@pytest.mark.parametrize("name", ["one_device", "mirrored_2"])
+def test_a_trainer_that_asks_for_the_class_and_runs_under_a_strategy(family, name):
+    strategy = strategies.get(name)
+    with strategy.scope():
+        weight = tf.Variable(2.0)
+        optimizer = LossScaleOptimizer(family.sgd(), initial_scale=1024.0)
+
+    @tf.function
+    def train_step():
+        def replica():
+            with tf.GradientTape() as tape:
+                loss = 0.25 * weight**2 / strategy.num_replicas_in_sync
+                if isinstance(optimizer, LossScaleOptimizer):
+                    scaled_loss = optimizer.get_scaled_loss(loss)
+            gradients = tape.gradient(scaled_loss, [weight])
+            if isinstance(optimizer, LossScaleOptimizer):
+                gradients = optimizer.get_unscaled_gradients(gradients)
+            optimizer.apply_gradients(zip(gradients, [weight]))
+            return loss
+
+        return strategy.run(replica)
+
+    train_step()
+    assert weight.numpy() == 1.5
+
+
+@families
+def test_it_is_built_in_the_scope_of_a_strategy(family):
+    strategy = strategies.get("mirrored_2")
+    with strategy.scope():
+        weight = family.variable(2.0)
+        optimizer = LossScaleOptimizer(family.adam())
+        optimizer.build([weight])
+    built = len(optimizer.variables)
+    strategy.run(lambda: optimizer.apply_gradients([(tf.constant(1.0), weight)]))
+    assert weight.numpy() == pytest.approx(1.9)
+    assert len(optimizer.variables) == built > 2
+
+
+@families
+def test_two_optimizers_of_one_program_keep_their_scales_apart(family):
+    weights = [tf.Variable(1.0), tf.Variable(1.0)]
+    generator, discriminator = (LossScaleOptimizer(family.sgd(), initial_scale=8.0) for _ in range(2))
+
+    @tf.function
+    def step(gradient):
+        with tf.GradientTape(persistent=True) as tape:
+            losses = generator.get_scaled_loss(weights[0] * gradient), discriminator.get_scaled_loss(weights[1] * 1.0)
+        for optimizer, loss, weight in zip((generator, discriminator), losses, weights):
+            gradients = optimizer.get_unscaled_gradients(tape.gradient(loss, [weight]))
+            optimizer.apply_gradients(zip(gradients, [weight]))
+
+    step(tf.constant(np.inf))
+    assert [float(w) for w in weights] == [1.0, 0.5]
+    assert (float(generator.loss_scale), float(discriminator.loss_scale)) == (4.0, 8.0)
+
+
+@families
+def test_an_inner_optimizer_that_tracks_a_base_optimizer_is_checkpointed(family, tmp_path):
+    class Averaging(family.optimizers.SGD):
+        def __init__(self):
+            super().__init__(0.5)
+            self.base_optimizer = tf.Module(name="base")
+            self.base_optimizer.state = tf.Variable(3.0)
+            if family.name == "tf_keras_legacy":  # the others track every attribute
+                self._track_trackable(self.base_optimizer, "base_optimizer")
+
+    optimizer = LossScaleOptimizer(Averaging(), initial_scale=8.0)
+    weight = tf.Variable(1.0)
+    optimizer.apply_gradients([(tf.constant(np.inf), weight)])
+    path = tf.train.Checkpoint(optimizer=optimizer).save(str(tmp_path / "checkpoint"))
+    again = LossScaleOptimizer(Averaging(), initial_scale=8.0)
+    again.inner_optimizer.base_optimizer.state.assign(0.0)
+    tf.train.Checkpoint(optimizer=again).restore(path)
+    assert float(again.loss_scale) == 4.0
+    assert float(again.inner_optimizer.base_optimizer.state) == 3.0
+
+
+@families
+def test_minimize_returns_and_takes_what_the_documentation_says(family):
+    weight = tf.Variable(2.0)
+    optimizer = LossScaleOptimizer(family.sgd(), initial_scale=8.0)
+    with pytest.raises(ValueError, match="`tape` is required when `loss` is a tensor"):
+        optimizer.minimize(tf.constant(1.0), [weight])
+    optimizer.minimize(loss=lambda: 1.0 * weight, var_list=[weight], grad_loss=None, name="step", tape=None)
+    assert weight.numpy() == 1.5
+    tape = tf.GradientTape()
+    optimizer.minimize(lambda: 1.0 * weight, weight, tape=tape)
+    assert weight.numpy() == 1.0
+    ((gradient, variable),) = optimizer.compute_gradients(lambda: 3.0 * weight, [weight])
+    assert gradient.numpy() == 3.0
+    assert variable is weight
+    for variables in (iter([weight]), lambda: weight, lambda: (weight,)):
+        before = weight.numpy()
+        with tf.GradientTape() as tape:
+            loss = 1.0 * weight
+        optimizer.minimize(loss, variables, tape=tape)
+        assert weight.numpy() == before - 0.5
+
+
+def test_legacy_graphs_with_tf_keras_legacy_optimizers():
+    with tf.Graph().as_default() as graph, tf.compat.v1.Session() as session:
+        weight, factor = tf.Variable(2.0), tf.compat.v1.placeholder(tf.float32, [])
+        optimizer = LossScaleOptimizer(tf_keras.optimizers.legacy.SGD(0.5), initial_scale=8.0)
+        loss = factor * weight
+        (gradient,) = optimizer.get_gradients(loss, [weight])
+        (update,) = optimizer.get_updates(loss, [weight])
+        global_variables = {v.name for v in graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)}
+        assert {v.name for v in optimizer._loss_scale.variables} <= global_variables
+        session.run(tf.compat.v1.global_variables_initializer())
+        assert session.run(gradient, {factor: 3.0}) == 3.0
+        session.run(update, {factor: 1.0})
+        assert session.run(weight) == 1.5
+        session.run(update, {factor: np.nan})
+        assert session.run([weight, optimizer.loss_scale]) == [1.5, 4.0]

@@ -1,0 +1,303 @@
+"""Keras's ten arguments of an optimizer, on the wrapper; MultiOptimizer and variables that overwrite themselves."""
+
+import inspect
+import itertools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import numerics
+from tests.families import FAMILIES
+from tf_lossscale import LossScaleOptimizer
+from tf_lossscale.wrapper import options as options_lib
+
+KERAS3, TF_KERAS, LEGACY = FAMILIES
+compiled = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+
+OPTIONS = [
+    {"weight_decay": 0.1},
+    {"clipnorm": 0.25},
+    {"clipvalue": 0.25},
+    {"global_clipnorm": 0.25},
+    {"use_ema": True, "ema_momentum": 0.5},
+    {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 2},
+    {"gradient_accumulation_steps": 2},
+    {"gradient_accumulation_steps": 3, "use_ema": True, "ema_overwrite_frequency": 1, "global_clipnorm": 0.5},
+]
+HAVE = {
+    "keras3": OPTIONS,
+    "tf_keras": OPTIONS[:6],
+    "tf_keras_legacy": OPTIONS[1:4],
+}
+ROWS = [
+    pytest.param(family, options, id=f"{family.name}-{'-'.join(options)}")
+    for family in FAMILIES
+    for options in HAVE[family.name]
+]
+START = [1.0, -2.0]
+GRADIENTS = [[1.0, 3.0], [-0.5, 0.25], [0.25, -2.0], [2.0, 1.0], [-1.0, 0.5], [0.125, 0.0]]
+
+
+def trained(family, optimizer, step, compiled):
+    weight = tf.keras.Variable(START) if family is KERAS3 else tf.Variable(START)
+
+    def take(gradient):
+        step(optimizer, gradient, weight)
+
+    function = tf.function(take) if compiled else take
+    for gradient in GRADIENTS:
+        function(tf.constant(gradient))
+    return (weight.value if family is KERAS3 else weight).numpy(), weight
+
+
+def bare_step(optimizer, gradient, weight):
+    optimizer.apply_gradients([(gradient, weight)])
+
+
+def tf2_step(optimizer, gradient, weight):
+    scaled = gradient * tf.cast(optimizer.get_scaled_loss(tf.constant(1.0)), gradient.dtype)
+    (unscaled,) = optimizer.get_unscaled_gradients([scaled])
+    optimizer.apply_gradients([(unscaled, weight)])
+
+
+def keras_step(optimizer, gradient, weight):
+    optimizer.apply([gradient * optimizer.scale_loss(tf.constant(1.0))], [weight])
+
+
+@pytest.mark.parametrize(("family", "options"), ROWS)
+@pytest.mark.parametrize("step", [tf2_step, keras_step], ids=["tf2", "keras3"])
+@compiled
+def test_an_option_on_the_wrapper_does_what_it_does_on_the_inner_optimizer(family, options, step, compiled):
+    bare, _ = trained(family, family.optimizers.Adam(0.5, **options), bare_step, compiled)
+    wrapper = LossScaleOptimizer(family.optimizers.Adam(0.5), initial_scale=8.0, **options)
+    wrapped, weight = trained(family, wrapper, step, compiled)
+    if compiled:  # the graph optimizer may merge multiplications in one of the two
+        numerics.assert_close(wrapped, bare, 1e-6, START)
+    else:
+        np.testing.assert_array_equal(wrapped, bare)
+    assert int(wrapper.iterations) == len(GRADIENTS) // options.get("gradient_accumulation_steps", 1)
+    again = type(wrapper).from_config(wrapper.get_config())
+    for name, value in options.items():
+        assert getattr(wrapper.inner_optimizer, name) == value
+        assert family is not KERAS3 or getattr(wrapper, name) == value
+        assert getattr(again.inner_optimizer, name) == value
+    if options.get("use_ema"):
+        wrapper.finalize_variable_values([weight])
+        value = (weight.value if family is KERAS3 else weight).numpy()
+        assert "ema_overwrite_frequency" in options or not np.array_equal(value, wrapped)
+
+
+def test_the_ten_names_and_their_defaults_are_keras_3s():
+    signatures = (inspect.signature(base.__init__).parameters for base in keras.optimizers.Optimizer.__mro__)
+    parameters = next(signature for signature in signatures if "weight_decay" in signature)
+    keras_defaults = {name: p.default for name, p in parameters.items() if name in options_lib.DEFAULTS}
+    assert {**keras_defaults, "name": None} == options_lib.DEFAULTS
+    assert set(parameters) - set(options_lib.DEFAULTS) == {"self", "learning_rate", "kwargs"}
+
+
+def test_iterations_are_set_in_steps_also_with_accumulation():
+    optimizer = LossScaleOptimizer(KERAS3.sgd(), gradient_accumulation_steps=2)
+    optimizer.iterations = 3
+    assert int(optimizer.iterations) == int(optimizer.inner_optimizer.iterations) == 3
+
+
+def test_a_name_names_the_wrapper():
+    optimizer = LossScaleOptimizer(KERAS3.sgd(), name="scaled")
+    assert optimizer.name == optimizer.get_config()["name"] == "scaled"
+    assert LossScaleOptimizer.from_config(optimizer.get_config()).name == "scaled"
+
+
+@pytest.mark.parametrize("method", ["scale_loss", "get_scaled_loss"])
+def test_a_loss_scale_factor_multiplies_the_loss_and_cancels_in_the_step(method):
+    optimizer = LossScaleOptimizer(KERAS3.sgd(), initial_scale=8.0, loss_scale_factor=4.0)
+    assert float(getattr(optimizer, method)(tf.constant(1.0))) == 32.0
+    weight = tf.Variable([1.0])
+    if method == "scale_loss":
+        optimizer.apply([tf.constant([32.0])], [weight])
+    else:
+        optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients([tf.constant([32.0])]), [weight]))
+    assert weight.numpy() == 0.5
+    assert float(optimizer.loss_scale) == 8.0
+
+
+def test_the_inner_optimizers_own_loss_scale_factor_is_ignored_and_that_is_said(monkeypatch):
+    seen = []
+    monkeypatch.setattr("absl.logging.warning", lambda message, *values: seen.append(message % values))
+    optimizer = LossScaleOptimizer(KERAS3.optimizers.SGD(0.5, loss_scale_factor=8.0), initial_scale=8.0)
+    assert "loss_scale_factor=8.0" in seen[0]
+    assert float(optimizer.scale_loss(tf.constant(1.0))) == 8.0
+    weight = tf.Variable([1.0])
+    optimizer.apply([tf.constant([8.0])], [weight])
+    assert weight.numpy() == 0.5
+
+
+def test_variables_excluded_from_weight_decay_do_not_decay():
+    for family in (KERAS3, TF_KERAS):
+        optimizer = LossScaleOptimizer(family.sgd(), weight_decay=0.5)
+        kernel, bias = tf.Variable([1.0], name="kernel"), tf.Variable([1.0], name="bias")
+        optimizer.exclude_from_weight_decay(var_names=["bias"])
+        optimizer.apply_gradients([(tf.constant([0.0]), kernel), (tf.constant([0.0]), bias)])
+        assert (kernel.numpy(), bias.numpy()) == (0.75, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("inner", "options"),
+    [
+        ({"clipnorm": 1.0}, {"clipnorm": 2.0}),
+        ({"clipnorm": 1.0}, {"clipvalue": 2.0}),
+        ({"weight_decay": 0.1}, {"weight_decay": 0.2}),
+        ({"use_ema": True, "ema_momentum": 0.5}, {"ema_momentum": 0.9}),
+        ({"loss_scale_factor": 2.0}, {"loss_scale_factor": 4.0}),
+        ({"gradient_accumulation_steps": 2}, {"gradient_accumulation_steps": 4}),
+        ({}, {"clipnorm": 1.0, "clipvalue": 1.0}),
+        ({}, {"use_ema": True, "ema_momentum": 1.5}),
+        ({}, {"gradient_accumulation_steps": 1}),
+    ],
+)
+def test_an_option_that_contradicts_the_inner_optimizer_or_keras_is_a_value_error(inner, options):
+    optimizer = KERAS3.optimizers.SGD(0.5, **inner)
+    with pytest.raises(ValueError, match="|".join(options)):
+        LossScaleOptimizer(optimizer, **options)
+    for name, value in inner.items():
+        assert getattr(optimizer, name) == value
+    LossScaleOptimizer(optimizer, **inner)
+
+
+def test_an_option_after_the_inner_optimizer_is_built_is_a_value_error():
+    for family, variable in ((KERAS3, tf.keras.Variable([1.0])), (TF_KERAS, tf.Variable([1.0]))):
+        inner = family.sgd()
+        inner.build([variable])
+        with pytest.raises(ValueError, match="before the inner SGD is built"):
+            LossScaleOptimizer(inner, use_ema=True)
+        LossScaleOptimizer(inner)
+
+
+MISSING = [
+    (TF_KERAS, "gradient_accumulation_steps", 2),
+    (TF_KERAS, "loss_scale_factor", 2.0),
+    *[(LEGACY, name, value) for name, value in {"weight_decay": 0.1, "use_ema": True, "ema_momentum": 0.5}.items()],
+    *[(LEGACY, name, 2) for name in ("ema_overwrite_frequency", "loss_scale_factor", "gradient_accumulation_steps")],
+]
+
+
+@pytest.mark.parametrize(("family", "name", "value"), MISSING, ids=[f"{f.name}-{name}" for f, name, _ in MISSING])
+def test_an_option_that_the_family_does_not_have_is_a_value_error_that_says_so(family, name, value):
+    with pytest.raises(ValueError, match=f"`{name}` is not supported for SGD"):
+        LossScaleOptimizer(family.sgd(), **{name: value})
+
+
+@compiled
+@pytest.mark.parametrize("contract", ["tf2", "keras3"])
+@pytest.mark.parametrize("bad_at", [0, 1, 2])
+def test_a_skipped_micro_step_never_advances_iterations(compiled, contract, bad_at):
+    weight = tf.keras.Variable([1.0])
+    optimizer = LossScaleOptimizer(KERAS3.sgd(), initial_scale=8.0, gradient_accumulation_steps=2)
+    step = {"tf2": tf2_step, "keras3": keras_step}[contract]
+    function = tf.function(lambda g: step(optimizer, g, weight)) if compiled else lambda g: step(optimizer, g, weight)
+    gradients = [1.0, 3.0]
+    gradients.insert(bad_at, np.inf)
+    counts = []
+    for gradient in gradients:
+        function(tf.constant([gradient]))
+        counts.append(int(optimizer._iterations))
+    assert counts[-1] == 2
+    assert counts[bad_at] == (counts[bad_at - 1] if bad_at else 0)
+    assert weight.value.numpy() == 1.0 - 0.5 * 2.0, "the mean of 1 and 3"
+    assert int(optimizer.skipped_steps) == 1
+
+
+def two_part_optimizer(wrap, **kwargs):
+    optimizers = keras.optimizers
+    parts = {"bias": optimizers.Adam(0.25), "kernel": optimizers.SGD(0.5, momentum=0.5, **kwargs)}
+    return wrap(optimizers.MultiOptimizer(optimizers.OptimizerMap(optimizers.SGD(0.125), parts)))
+
+
+def weights_of_three_parts():
+    return [keras.Variable([1.0, 2.0], name=name) for name in ("kernel", "bias", "other")]
+
+
+@pytest.mark.skipif(not hasattr(keras.optimizers, "MultiOptimizer"), reason="this Keras has no MultiOptimizer")
+@compiled
+@pytest.mark.parametrize("kwargs", [{}, {"clipnorm": 0.5}, {"gradient_accumulation_steps": 2}], ids=str)
+def test_multi_optimizer_takes_the_same_steps_and_skips_in_all_its_parts(compiled, kwargs):
+    rng = np.random.default_rng(0)
+    gradients = [rng.normal(size=(3, 2)).astype("float32") for _ in range(5)]
+    results = []
+    for wrapped in (False, True):
+        weights = weights_of_three_parts()
+        optimizer = two_part_optimizer(LossScaleOptimizer if wrapped else lambda inner: inner, **kwargs)
+
+        def step(gradient, optimizer=optimizer, weights=tuple(weights), wrapped=wrapped):
+            scale = optimizer.scale_loss(tf.constant(1.0)) if wrapped else 1.0
+            optimizer.apply(tf.unstack(gradient * scale), list(weights))
+
+        function = tf.function(lambda gradient, step=step: step(gradient)) if compiled else step
+        for gradient in gradients:
+            function(tf.constant(gradient))
+            if wrapped:
+                function(tf.constant([[1.0, 1.0], [1.0, np.nan], [1.0, 1.0]]))
+        results.append([w.value.numpy() for w in weights])
+    for a, b in zip(*results):
+        numerics.assert_close(a, b, 1e-6, [1.0, 2.0])
+    assert int(optimizer.skipped_steps) == 5
+    assert float(optimizer.loss_scale) == 2.0**10
+    assert all("loss_scale_factor" in vars(part) for part in optimizer.inner_optimizer.optimizers)
+
+
+@pytest.mark.skipif(not hasattr(keras.optimizers, "MultiOptimizer"), reason="this Keras has no MultiOptimizer")
+def test_multi_optimizer_is_as_it_was_after_a_step_that_failed():
+    optimizer = two_part_optimizer(LossScaleOptimizer)
+    parts = optimizer.inner_optimizer.optimizers
+    before = [(part._all_reduce_sum_gradients, part.loss_scale_factor) for part in parts]
+    weights = weights_of_three_parts()
+    optimizer.build(weights)
+
+    class Broken(Exception):
+        pass
+
+    def fail(*args, **kwargs):
+        raise Broken
+
+    parts[0].update_step = fail
+    optimizer.scale_loss(tf.constant(1.0))
+    with pytest.raises(Broken):
+        optimizer.apply([tf.ones(2)] * 3, weights)
+    assert [(part._all_reduce_sum_gradients, part.loss_scale_factor) for part in parts] == before
+
+
+@compiled
+def test_variables_that_are_overwritten_take_their_gradient_as_it_is(compiled):
+    weight, amax = keras.Variable([1.0]), keras.Variable([0.0])
+    amax.overwrite_with_gradient = True
+    optimizer = LossScaleOptimizer(KERAS3.sgd(), initial_scale=8.0, loss_scale_factor=2.0)
+
+    def step(gradient, new):
+        optimizer.scale_loss(0.0)
+        optimizer.apply([gradient, new], [weight, amax])
+
+    function = tf.function(step) if compiled else step
+    function(tf.constant([16.0]), tf.constant([3.0]))
+    assert (weight.value.numpy(), amax.value.numpy()) == (0.5, 3.0)
+    function(tf.constant([np.inf]), tf.constant([5.0]))
+    assert (weight.value.numpy(), amax.value.numpy()) == (0.5, 3.0)
+    assert float(optimizer.loss_scale) == 4.0
+
+
+@compiled
+def test_combinations_of_options_and_a_plain_tensorflow_variable(compiled):
+    for clip, decay in itertools.product(({}, {"clipvalue": 0.25}), ({}, {"weight_decay": 0.25})):
+        options = {**clip, **decay}
+        weights = [tf.Variable([1.0]), tf.Variable([1.0])]
+        bare = KERAS3.optimizers.SGD(0.5, **options)
+        wrapped = LossScaleOptimizer(KERAS3.sgd(), initial_scale=8.0, **options)
+
+        def steps(gradient, bare=bare, wrapped=wrapped, first=weights[0], second=weights[1]):
+            bare.apply([gradient], [first])
+            keras_step(wrapped, gradient, second)
+
+        function = tf.function(lambda gradient, steps=steps: steps(gradient)) if compiled else steps
+        for gradient in (1.0, -0.125):
+            function(tf.constant([gradient]))
+        np.testing.assert_array_equal(*weights)

@@ -1,0 +1,260 @@
+"""The state as plain numbers, and the report of which gradients overflowed."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.families import ALL_FAMILIES, FAMILIES, all_families, families
+from tf_lossscale import LossScaleOptimizer, legacy
+
+INF, NAN = np.inf, np.nan
+
+
+def stepper(optimizer, variables, call="eager"):
+    """A function that takes a step with these gradients, by either contract's shortest way."""
+
+    def step(*gradients):
+        optimizer.apply_gradients(zip(gradients, variables))
+
+    function = tf.function(step, jit_compile=call == "compiled") if call != "eager" else step
+    return lambda *gradients: function(*[tf.constant(g, tf.float32) for g in gradients])
+
+
+CALLS = [
+    *((family, call) for family in ALL_FAMILIES for call in ("eager", "function")),
+    (FAMILIES[0], "compiled"),
+]
+calls = pytest.mark.parametrize(("family", "call"), CALLS, ids=[f"{family.name}-{call}" for family, call in CALLS])
+
+
+@calls
+def test_the_state_is_plain_numbers_that_follow_each_step(family, call):
+    optimizer = LossScaleOptimizer(family.sgd(), initial_scale=8, dynamic_growth_steps=3, hysteresis=2)
+    step = stepper(optimizer, [tf.Variable(0.0)], call)
+    for gradient in (1.0, 1.0, INF, NAN, INF):
+        step(gradient)
+    state = optimizer.state()
+    assert state == {
+        "loss_scale": 4.0,
+        "dynamic_counter": 0,
+        "bad_steps": 1,
+        "skipped_steps": 3,
+        "skipped_in_a_row": 3,
+        "total_steps": 5,
+    }
+    assert [type(value) for value in state.values()] == [float] + [int] * 5
+    step(1.0)
+    after = optimizer.state()
+    assert (after["dynamic_counter"], after["skipped_in_a_row"], after["total_steps"]) == (1, 0, 6)
+
+
+@all_families
+def test_a_state_goes_through_json_and_training_goes_on_where_it_was(family):
+    def make():
+        optimizer = LossScaleOptimizer(family.sgd(), initial_scale=64, dynamic_growth_steps=3, hysteresis=2)
+        return optimizer, stepper(optimizer, [tf.Variable(0.0)])
+
+    first, step_first = make()
+    for gradient in (INF, 1.0, 1.0, INF):
+        step_first(gradient)
+    second, step_second = make()
+    second.set_state(json.loads(json.dumps(first.state())))
+    assert bool(second.last_step_skipped)
+    for gradient in (NAN, 1.0, 1.0, 1.0, INF):
+        step_first(gradient)
+        step_second(gradient)
+        assert first.state() == second.state()
+
+
+def test_a_state_of_a_fixed_scale_is_the_scale_and_fits_only_the_same():
+    fixed = LossScaleOptimizer(tf.keras.optimizers.SGD(), dynamic=False, initial_scale=8)
+    assert fixed.state() == {"loss_scale": 8.0}
+    fixed.set_state({"loss_scale": 8.0})
+    with pytest.raises(ValueError, match=r"stays at 8, but the state has 16\.0"):
+        fixed.set_state({"loss_scale": 16.0})
+
+
+def test_counts_that_an_older_state_lacks_are_zero():
+    optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD())
+    stepper(optimizer, [tf.Variable(0.0)])(INF)
+    optimizer.set_state({"loss_scale": 4.0, "dynamic_counter": 7})
+    state = optimizer.state()
+    assert (state["loss_scale"], state["dynamic_counter"]) == (4.0, 7)
+    assert state["skipped_steps"] == state["total_steps"] == 0
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "text"),
+    [
+        ({"loss_scale": 4.0}, ValueError, "must have the keys"),
+        ({"loss_scale": 4.0, "dynamic_counter": 1, "scale": 2}, ValueError, "must have the keys"),
+        ({"loss_scale": 0.0, "dynamic_counter": 1}, ValueError, "`loss_scale` must be a finite float32 number"),
+        ({"loss_scale": "4", "dynamic_counter": 1}, TypeError, "`loss_scale` must be a number"),
+        ({"loss_scale": 4.0, "dynamic_counter": -1}, ValueError, "`dynamic_counter` must be a whole number of at"),
+        ({"loss_scale": 4.0, "dynamic_counter": 1, "total_steps": 0.5}, ValueError, "`total_steps` must be a whole"),
+        (
+            {"loss_scale": 4.0, "dynamic_counter": 1, "total_steps": 2**63},
+            ValueError,
+            r"`total_steps` must be below 2\*\*63",
+        ),
+        ({"loss_scale": 4.0, "dynamic_counter": 10**400}, ValueError, "`dynamic_counter` must be below"),
+        ({"loss_scale": 10**400, "dynamic_counter": 1}, ValueError, "`loss_scale` must be a finite float32 number"),
+        ({"loss_scale": 4.0, "dynamic_counter": np.True_}, TypeError, "`dynamic_counter` must be a number"),
+    ],
+)
+def test_a_bad_state_is_refused_and_sets_nothing(state, error, text):
+    optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD())
+    before = optimizer.state()
+    with pytest.raises(error, match=text):
+        optimizer.set_state(state)
+    assert optimizer.state() == before
+
+
+def test_the_largest_counts_are_set_as_they_are():
+    optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD())
+    state = {**optimizer.state(), "total_steps": 2**63 - 1, "skipped_steps": 2**62 + 1}
+    optimizer.set_state(state)
+    assert optimizer.state() == state
+
+
+def test_a_count_that_the_variables_of_contrib_cannot_hold_sets_nothing():
+    manager = legacy.ExponentialUpdateLossScaleManager(8.0, 100)
+    optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), loss_scale_manager=manager)
+    before = optimizer.state()
+    with pytest.raises(ValueError, match="`dynamic_counter` must be at most 2147483647, but got: 2147483648"):
+        optimizer.set_state({"loss_scale": 64.0, "dynamic_counter": 2**31})
+    assert optimizer.state() == before
+
+
+def test_the_state_is_not_read_while_a_graph_is_built():
+    optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), diagnose=True)
+    for read in (optimizer.state, optimizer.overflow_report, lambda: optimizer.set_state({})):
+        with pytest.raises(RuntimeError, match=r"Call it outside of tf\.function"):
+            tf.function(read)()
+
+
+@calls
+def test_the_report_names_the_variables_that_overflowed_how_often_when_and_how(family, call):
+    variables = [tf.Variable([1.0, 1.0], name="kernel"), tf.Variable(1.0, name="bias"), tf.Variable(1.0, name="gamma")]
+    optimizer = LossScaleOptimizer(family.sgd(), initial_scale=8, diagnose=True)
+    step = stepper(optimizer, variables, call)
+    good = [1.0, 1.0]
+    assert repr(optimizer.overflow_report()) == "No gradient was infinite or NaN."
+    step(good, 1.0, 1.0)
+    step([1.0, INF], 1.0, 1.0)
+    step([1.0, -INF], NAN, 1.0)
+    step(good, 1.0, 1.0)
+    step([INF, NAN], 1.0, 1.0)
+    step(good, 1.0, 1.0)
+    report = optimizer.overflow_report()
+    rows = [(row.variable, row.steps, row.last_step, row.kind) for row in report]
+    assert rows == [("kernel", 3, 5, "inf, NaN"), ("bias", 1, 3, "NaN")]
+    assert [(row.infinite_steps, row.nan_steps) for row in report] == [(2, 1), (0, 1)]
+    assert repr(report).splitlines()[1] == "kernel        3          5  inf, NaN"
+
+
+@families
+@pytest.mark.parametrize("call", ["eager", "function"])
+def test_the_norm_of_the_gradients_is_that_before_clipping(family, call):
+    variable = tf.Variable([0.0, 0.0])
+    optimizer = LossScaleOptimizer(family.sgd(clipnorm=1.0), diagnose=True)
+    step = stepper(optimizer, [variable], call)
+    step([3.0, 4.0])
+    assert float(optimizer.gradient_norm) == pytest.approx(5.0)
+    np.testing.assert_allclose(variable, [-0.3, -0.4], rtol=1e-6)
+    step([INF, 0.0])
+    assert not np.isfinite(float(optimizer.gradient_norm))
+
+
+@families
+def test_nothing_is_noted_when_it_is_off_and_the_report_says_how_to_turn_it_on(family):
+    operations = []
+    for diagnose in (False, True):
+        variables = [tf.Variable(1.0), tf.Variable(1.0)]
+        optimizer = LossScaleOptimizer(family.sgd(), diagnose=diagnose)
+        optimizer.build(variables)
+
+        @tf.function
+        def step(gradient, optimizer=optimizer, variables=variables):
+            optimizer.apply_gradients([(gradient, v) for v in variables])
+
+        step(tf.constant(1.0))
+        graph = step.get_concrete_function(tf.constant(1.0)).graph
+        operations.append({o.type for o in graph.get_operations()})
+        if not diagnose:
+            assert optimizer.gradient_norm is None
+            with pytest.raises(ValueError, match=r"Make it with LossScaleOptimizer\(..., diagnose=True\)"):
+                optimizer.overflow_report()
+    assert "L2Loss" not in operations[0]
+    assert "L2Loss" in operations[1]
+
+
+def test_sparse_missing_and_half_gradients_are_diagnosed():
+    table, unused, half = tf.Variable(tf.zeros([3, 2])), tf.Variable(1.0, name="unused"), tf.Variable([1.0, 1.0])
+    optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), diagnose=True)
+
+    def apply(rows, values):
+        slices = tf.IndexedSlices(tf.constant(rows), tf.constant([1, 1]), tf.constant([3, 2]))
+        gradients = [slices, None, tf.constant(values, tf.float16)]
+        optimizer.apply_gradients(zip(gradients, [table, unused, half]))
+
+    huge = [[3e38, 0.0], [3e38, 0.0]]
+    apply(huge, [300.0, 400.0])  # each row is finite, the sum of the two is not
+    apply([[0.0, 0.0], [0.0, 0.0]], [300.0, 400.0])  # the squares overflow float16, the norm does not
+    assert float(optimizer.gradient_norm) == pytest.approx(500.0)
+    apply([[0.0, 0.0], [NAN, 0.0]], [INF, 0.0])
+    rows = [(row.variable, row.steps, row.last_step, row.kind) for row in optimizer.overflow_report()]
+    assert rows == [("Variable", 2, 3, "inf, NaN"), ("Variable_1", 1, 3, "inf")]
+
+
+def test_a_model_is_reported_by_the_paths_of_its_variables():
+    layers = tf.keras.layers
+    model = tf.keras.Sequential([tf.keras.Input((2,)), layers.Dense(1, name="head")])
+    optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), diagnose=True)
+    model.compile(optimizer, "mse")
+    model.fit(np.full((2, 2), np.inf), np.zeros((2, 1)), verbose=0)
+    names = [row.variable.removeprefix(f"{model.name}/") for row in optimizer.overflow_report()]
+    assert names == ["head/kernel", "head/bias"]
+
+
+def test_in_a_session_the_report_is_kept_though_only_global_variables_are_initialized():
+    with tf.Graph().as_default() as graph, tf.compat.v1.Session() as session:
+        weight = tf.compat.v1.get_variable("weight", initializer=1.0, use_resource=True)
+        inner = tf.compat.v1.train.GradientDescentOptimizer(0.5)
+        optimizer = LossScaleOptimizer(inner, diagnose=True)
+        gradient = tf.compat.v1.placeholder(tf.float32, [])
+        step = optimizer.apply_gradients([(gradient, weight)])
+        session.run(tf.compat.v1.global_variables_initializer())
+        for value in (1.0, INF, NAN, 1.0, INF):
+            session.run(step, {gradient: value})
+        tables = [v for v in graph.get_collection("local_variables") if v.op.name == "table_0"]
+        np.testing.assert_array_equal(session.run(tables[0]), [[3, 5, 2, 1]])
+
+
+@families
+def test_configs_and_copies_keep_the_diagnosis(family):
+    optimizer = LossScaleOptimizer(family.sgd(), diagnose=True)
+    assert optimizer.get_config()["diagnose"] is True
+    assert "diagnose" not in LossScaleOptimizer(family.sgd()).get_config()
+    again = LossScaleOptimizer.from_config(optimizer.get_config())
+    assert again.overflow_report() == ()
+
+
+def test_a_checkpoint_made_without_a_diagnosis_fills_all_of_an_optimizer_with_one(tmp_path):
+    variable = tf.Variable(1.0)
+    optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD())
+    stepper(optimizer, [variable])(INF)
+    path = tf.train.Checkpoint(optimizer=optimizer).write(str(tmp_path / "checkpoint"))
+    diagnosing = LossScaleOptimizer(tf.keras.optimizers.SGD(), diagnose=True)
+    stepper(diagnosing, [variable])(INF)
+    tf.train.Checkpoint(optimizer=diagnosing).read(path).assert_consumed()
+    assert diagnosing.overflow_report()[0].steps == 1, "counted since this object was made"
+
+
+def test_a_diagnosis_of_a_fixed_scale_is_refused():
+    with pytest.raises(ValueError, match="`diagnose` cannot be True with a fixed scale"):
+        LossScaleOptimizer(tf.keras.optimizers.SGD(), dynamic=False, initial_scale=8, diagnose=True)
+    with pytest.raises(TypeError, match='"diagnose" argument'):
+        LossScaleOptimizer(tf.keras.optimizers.SGD(), diagnose=1)

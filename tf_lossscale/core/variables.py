@@ -1,0 +1,188 @@
+"""Variables that are not trained, wherever they are needed: each legacy graph has its own, a strategy its copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tf_lossscale.core import replicas
+
+
+class Weights(tf.Module):
+    """Holds variables by name, made on first use.
+
+    >>> weights = Weights("counts")
+    >>> weights._weight("steps", 0, tf.int64).assign_add(1).numpy().item()
+    1
+    >>> weights._weight("steps", 0, tf.int64).numpy().item()
+    1
+
+    Args:
+        name: the module's name.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        del args, kwargs
+        this = super().__new__(cls)  # here, so that a subclass need not call our __init__
+        # (graph, name) -> variable: a legacy graph has variables of its own. Not an attribute that is tracked.
+        this.__dict__.update(_weights={}, _tracked_names=[])
+        return this
+
+    def _weight(self, name: str, initial_value: Any, dtype: tf.DType, tracked: bool = True) -> tf.Variable:
+        """Returns the variable of this name in the graph in use; makes it on the first call.
+
+        Args:
+            name: the variable's name, also in checkpoints.
+            initial_value: a Python number, or a list of them.
+            dtype: of the variable.
+            tracked: whether it goes into checkpoints.
+
+        Returns:
+            A variable that is not trained.
+        """
+        key = _graph_in_use(), name
+        made = self._weights.get(key)
+        if made is None or replicas.is_missing_copies(made):
+            with tf.init_scope():
+                variable = _variable(name, initial_value if made is None else made.numpy(), dtype, saved=tracked)
+            self._weights[key] = variable
+            if tracked:
+                self._track_trackable(variable, name, overwrite=True)
+                self._handle_deferred_dependencies(name=name, trackable=variable)
+                if name not in self._tracked_names:
+                    self._tracked_names.append(name)
+        return self._weights[key]
+
+    def move_to_mesh(self, mesh: Any) -> None:
+        """Has the variables on every device of a DTensor mesh, with their values.
+
+        Args:
+            mesh: a `tf.experimental.dtensor.Mesh`.
+        """
+        dtensor = tf.experimental.dtensor
+        for (graph, name), variable in list(self._weights.items()):
+            layout = dtensor.Layout.replicated(mesh, rank=variable.shape.rank)
+            value = dtensor.copy_to_mesh(variable.read_value(), layout)
+            self._weights[graph, name] = dtensor.DVariable(value, trainable=False, name=name)
+            if name in self._tracked_names:
+                self._track_trackable(self._weights[graph, name], name, overwrite=True)
+
+    @property
+    def variables(self) -> tuple[tf.Variable, ...]:
+        """What a checkpoint holds, of the graph in use."""
+        return tuple(self._tracked().values())
+
+    def _tracked(self) -> dict[str, tf.Variable]:
+        made = self._all()
+        return {name: made[name] for name in self._tracked_names if name in made}
+
+    def _all(self) -> dict[str, tf.Variable]:
+        graph = _graph_in_use()
+        return {name: variable for (where, name), variable in self._weights.items() if where is graph}
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+        # A function that takes a step is exported with all that it writes.
+        own = self._tracked() if save_type == "checkpoint" else self._all()
+        return {**super()._trackable_children(save_type, **kwargs), **own}
+
+
+def value_or_zero(variable: tf.Variable) -> tf.Tensor:
+    """Returns the value; zeros in a legacy graph where only the global variables were initialized.
+
+    >>> value_or_zero(tf.Variable(3)).numpy().item()
+    3
+
+    Args:
+        variable: one that is not saved.
+    """
+    if tf.compat.v1.executing_eagerly_outside_functions():
+        return tf.convert_to_tensor(variable)
+    return tf.cond(variable.is_initialized(), variable.read_value, lambda: tf.zeros(variable.shape, variable.dtype))
+
+
+def add_one(variable: tf.Variable) -> Any:
+    """Counts a step; from 0 on in a legacy graph where only the global variables were initialized.
+
+    >>> variable = tf.Variable(3)
+    >>> _ = add_one(variable)
+    >>> variable.numpy().item()
+    4
+
+    Args:
+        variable: one that is not saved.
+
+    Returns:
+        In a graph what `assign` returns.
+    """
+    if tf.compat.v1.executing_eagerly_outside_functions():
+        # What reads it in a graph also lists it among the variables of the graph.
+        return variable.assign_add(tf.constant(1, variable.dtype), read_value=not tf.executing_eagerly())
+    return variable.assign(value_or_zero(variable) + 1)
+
+
+def unless(fine: tf.Tensor, change: Callable[[], Any]) -> list[tf.Operation]:
+    """Changes variables if something is not fine.
+
+    >>> variable = tf.Variable(3)
+    >>> unless(tf.constant(False), lambda: variable.assign(4))
+    []
+    >>> variable.numpy().item()
+    4
+
+    Args:
+        fine: a bool scalar.
+        change: assigns, and returns what `assign` returns, or a list of that.
+
+    Returns:
+        The operations that do it, for legacy graphs to run.
+    """
+    if tf.executing_eagerly():
+        if not fine:
+            change()
+        return []
+
+    def changed() -> tf.Tensor:
+        with tf.control_dependencies([getattr(each, "op", each) for each in tf.nest.flatten(change())]):
+            return tf.constant(True)
+
+    return [tf.cond(fine, lambda: tf.constant(True), changed).op]
+
+
+def plain(variable: Any) -> Any:
+    """Returns the value as a Python number, in eager mode; a strategy's variables know no `int`.
+
+    >>> plain(tf.Variable(3))
+    3
+
+    Args:
+        variable: a scalar variable or tensor.
+    """
+    return tf.convert_to_tensor(variable).numpy().item()
+
+
+def _graph_in_use() -> Any:
+    """The legacy graph that is being built, or None for eager mode and tf.functions, which share their variables."""
+    if tf.compat.v1.executing_eagerly_outside_functions():
+        return None
+    graph: Any = tf.compat.v1.get_default_graph()
+    while getattr(graph, "outer_graph", None) is not None:
+        graph = graph.outer_graph
+    return graph
+
+
+def _variable(name: str, value: Any, dtype: tf.DType, saved: bool) -> tf.Variable:
+    if not saved and not tf.executing_eagerly():
+        # A local variable of the legacy graph: a Saver, which goes by the global ones, fills every part as well.
+        local = [tf.compat.v1.GraphKeys.LOCAL_VARIABLES]
+        return tf.compat.v1.Variable(
+            tf.constant(value, dtype), trainable=False, name=name, collections=local, use_resource=True
+        )
+    return tf.Variable(
+        tf.constant(value, dtype),
+        trainable=False,
+        name=name,
+        synchronization=tf.VariableSynchronization.AUTO,
+        aggregation=tf.VariableAggregation.NONE,
+    )

@@ -1,0 +1,73 @@
+"""What the old names of LossScaleOptimizer have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tf_lossscale.wrapper import optimizer as optimizer_lib
+
+
+class Face(type):
+    """The class of a class that is one of several names for the same thing.
+
+    Code of one generation asks `isinstance(optimizer, LossScaleOptimizer)` with the name it knows; what it asks
+    about was made by another name, by `compile`, or by Keras itself. All of them are instances of every such name.
+    Classes derived from one behave as classes do.
+    """
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        return type.__call__(cls, *args, **kwargs)  # tf_keras's own has the first argument always positional
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return super().__instancecheck__(instance) or ("is_face" in vars(cls) and _scales_losses(type(instance)))
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return super().__subclasscheck__(subclass) or ("is_face" in vars(cls) and _scales_losses(subclass))
+
+
+def _scales_losses(cls: type) -> bool:
+    """Whether a class is one of our wrappers, or a LossScaleOptimizer of a Keras library."""
+    return any(
+        base is optimizer_lib.LossScaleOptimizer
+        or (base.__name__.startswith(_NAMES) and base.__module__.startswith(_LIBRARIES))
+        for base in getattr(cls, "__mro__", ())
+    )
+
+
+_NAMES = ("LossScaleOptimizer", "BaseLossScaleOptimizer")
+_LIBRARIES = ("keras.", "tf_keras.", "tensorflow.python.keras.")
+
+
+class OldLossScaleOptimizer(optimizer_lib.LossScaleOptimizer, metaclass=Face):
+    """What old code may do with a LossScaleOptimizer, by whichever name: see `experimental` and `stable`."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        inner, _, _ = inner_of(args, kwargs)
+        return super().__new__(cls, inner)
+
+    def _raise_if_strategy_unsupported(self) -> None:
+        """Subclasses call or override it: every strategy is supported."""
+
+
+def inner_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Returns the inner optimizer by any of its names, and the arguments without it.
+
+    >>> inner_of((), {"opt": 1, "loss_scale": 8})
+    (1, (), {'loss_scale': 8})
+
+    Args:
+        args: positional arguments.
+        kwargs: keyword arguments.
+
+    Returns:
+        The inner optimizer, the rest of `args`, the rest of `kwargs`.
+
+    Raises:
+        TypeError: there is none.
+    """
+    if args:
+        return args[0], args[1:], kwargs
+    for name in ("inner_optimizer", "optimizer", "opt"):
+        if name in kwargs:
+            return kwargs[name], (), {key: value for key, value in kwargs.items() if key != name}
+    raise TypeError("LossScaleOptimizer() needs the optimizer to wrap, for example LossScaleOptimizer(SGD(0.1)).")

@@ -1,0 +1,61 @@
+"""What `compile` wraps an optimizer with, while `install()` is in force."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any
+
+from tf_lossscale.legacy import experimental
+from tf_lossscale.legacy.isinstance_names import Face
+from tf_lossscale.legacy.policy import policies_of
+from tf_lossscale.wrapper import families
+from tf_lossscale.wrapper import optimizer as optimizer_lib
+
+# Inner optimizer -> the wrapper that `compile` made of it: a model may be compiled again with the same optimizer.
+_made: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+
+
+@functools.cache
+def compiled_for(library: str) -> Any:
+    """Returns what stands in for the class that a Keras library's `compile` makes and asks for.
+
+    >>> import tensorflow as tf
+    >>> stand_in = compiled_for("keras")
+    >>> wrapped = stand_in(tf.keras.optimizers.SGD())
+    >>> isinstance(wrapped, optimizer_lib.LossScaleOptimizer), isinstance(wrapped, stand_in)
+    (True, True)
+
+    Args:
+        library: "keras" or "tf_keras".
+
+    Returns:
+        A class whose instances are those of every LossScaleOptimizer, and which makes ours.
+    """
+
+    class LossScaleOptimizer(metaclass=Face):
+        is_face = True
+
+        def __new__(cls, inner_optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            del args, kwargs
+            return _wrapped(inner_optimizer, library)
+
+    return LossScaleOptimizer
+
+
+def _wrapped(inner_optimizer: Any, library: str) -> Any:
+    policies = policies_of(library)
+    loss_scale = policies.loss_scale_of_models()
+    if loss_scale is None:
+        return inner_optimizer
+    if inner_optimizer in _made:
+        before = _made[inner_optimizer]()
+        if before is not None:
+            return before
+        families.release(inner_optimizer)
+    if policies.is_set_by_an_old_name():
+        wrapper: Any = experimental.LossScaleOptimizer(inner_optimizer, loss_scale)
+    else:
+        wrapper = optimizer_lib.LossScaleOptimizer(inner_optimizer)
+    _made[inner_optimizer] = weakref.ref(wrapper)
+    return wrapper

@@ -1,0 +1,80 @@
+"""Keras 2 and Keras 3, whichever packages they are: up to TensorFlow 2.15 the package keras is Keras 2."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from typing import Any
+
+from tf_lossscale.libraries import optional
+
+
+def package_of_keras_2() -> str:
+    """Returns the name of the package that Keras 2 is: "keras" with TensorFlow 2.15, else "tf_keras".
+
+    >>> package_of_keras_2()
+    'tf_keras'
+    """
+    loaded = sys.modules.get("keras")  # where it is Keras 2, TensorFlow loads it
+    is_keras_2 = getattr(loaded, "__version__", "").startswith("2.")
+    return "keras" if is_keras_2 and not _is_replaced() else "tf_keras"
+
+
+def keras_2(module: str = "") -> Any:
+    """Returns Keras 2, or a module of it.
+
+    >>> keras_2("optimizers").__name__
+    'tf_keras.optimizers'
+
+    Args:
+        module: its dotted name within the package; "" for the package.
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    return optional.load(_dotted(package_of_keras_2(), module), "tf-keras")
+
+
+def keras_3(module: str = "") -> Any:
+    """Returns Keras 3, or a module of it.
+
+    >>> keras_3("optimizers").__name__
+    'keras.optimizers'
+
+    Args:
+        module: its dotted name within the package; "" for the package.
+
+    Raises:
+        ImportError: the Keras that is installed is Keras 2, or `sys.modules["keras"]` is another package and Keras 3
+            cannot be imported beside it.
+    """
+    if package_of_keras_2() == "keras":
+        raise ImportError("Keras 3 is needed for this, and Keras here is Keras 2. Install TensorFlow 2.16 or newer.")
+    if not _is_replaced():
+        return optional.load(_dotted("keras", module), "")
+    return functools.reduce(getattr, filter(None, module.split(".")), _replaced())
+
+
+def _is_replaced() -> bool:
+    """Whether another package has been put in the place of Keras: `sys.modules["keras"] = tf_keras`."""
+    return getattr(sys.modules.get("keras"), "__name__", "keras") != "keras"
+
+
+@functools.cache
+def _replaced() -> Any:
+    """Keras 3 where `import keras` no longer leads to it. What TensorFlow has loaded of it is not loaded again."""
+    replacement = sys.modules.pop("keras")
+    try:
+        return importlib.import_module("keras")
+    except ImportError as error:
+        raise ImportError(
+            f"Keras 3 is needed for this, but `sys.modules['keras']` is {replacement.__name__}, and Keras 3 cannot be "
+            "imported beside it. Import tf_lossscale before the replacement, or use the optimizers of tf_keras."
+        ) from error
+    finally:
+        sys.modules["keras"] = replacement
+
+
+def _dotted(package: str, module: str) -> str:
+    return f"{package}.{module}" if module else package

@@ -1,0 +1,299 @@
+"""Old arguments to new ones: what a call of an old name is when it is written as a LossScaleOptimizer.
+
+Pure functions over a call's arguments. Whatever they cannot prove they refuse, with the reason.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import libcst as cst
+import libcst.matchers as m
+
+from tf_lossscale.migrate.codemod import names
+
+
+class Unprovable(Exception):
+    """A call that has to stay as it is; the text is the reason."""
+
+
+#: A new argument: its keyword, and the index of an old argument, an old expression, or code.
+Argument = tuple[str | None, "int | str | cst.BaseExpression"]
+
+
+class Written(NamedTuple):
+    """A call as it is to be written."""
+
+    target: str  # dotted name of the function
+    arguments: Sequence[Argument]
+    consumed: tuple[cst.CSTNode, ...] = ()  # nodes whose names are gone afterwards
+
+
+#: Says which constructor of a loss scale an expression calls, by its short name; None if none of them.
+LossScaleOf = Callable[[cst.BaseExpression], str | None]
+Binding = dict[str, int]
+
+SIGNATURES = {
+    names.EXPERIMENTAL: ("optimizer", "loss_scale"),
+    names.GRAPH_REWRITE: ("opt", "loss_scale"),
+    names.CONTRIB: ("opt", "loss_scale_manager"),
+    names.STABLE: ("inner_optimizer", "dynamic", "initial_scale", "dynamic_growth_steps"),
+    names.POLICY: ("name", "loss_scale"),
+    "FixedLossScale": ("loss_scale_value",),
+    "DynamicLossScale": ("initial_loss_scale", "increment_period", "multiplier"),
+    "ExponentialUpdateLossScaleManager": (
+        "init_loss_scale",
+        "incr_every_n_steps",
+        "decr_every_n_nan_or_inf",
+        "incr_ratio",
+        "decr_ratio",
+    ),
+}
+
+
+def bind(arguments: Sequence[cst.Arg], signature: Sequence[str]) -> Binding | None:
+    """Returns parameter name -> index of its argument; None if stars or unknown keywords make that unclear."""
+    found: Binding = {}
+    for index, argument in enumerate(arguments):
+        if argument.star:
+            return None
+        if argument.keyword is not None:
+            name = argument.keyword.value
+        elif index < len(signature):
+            name = signature[index]
+        else:
+            return None
+        if name not in signature or name in found:
+            return None
+        found[name] = index
+    return found
+
+
+def number(expression: cst.BaseExpression) -> float | None:
+    """Returns the value of a number written out, such as `2 ** 15`; None if it is something else."""
+    allowed = m.Integer() | m.Float() | m.BinaryOperation() | m.UnaryOperation()
+    if not m.matches(expression, allowed):
+        return None
+    if m.findall(expression, m.Name() | m.Call() | m.SimpleString() | m.Subscript() | m.Attribute() | m.Comment()):
+        return None
+    try:
+        tree = ast.parse(code(expression), mode="eval")
+        return float(_evaluated(tree.body))
+    except (ValueError, OverflowError, ZeroDivisionError, SyntaxError):
+        return None
+
+
+def _evaluated(node: ast.expr) -> float:
+    if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
+        return node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.UAdd, ast.USub)):
+        value = _evaluated(node.operand)
+        return -value if isinstance(node.op, ast.USub) else value
+    if isinstance(node, ast.BinOp):
+        left, right = _evaluated(node.left), _evaluated(node.right)
+        if isinstance(node.op, ast.Pow) and abs(right) <= 1024 and abs(left) <= 1024:
+            return float(left) ** right
+        if isinstance(node.op, ast.Mult):
+            return left * right
+        if isinstance(node.op, ast.Div):
+            return left / right
+        if isinstance(node.op, ast.Add):
+            return left + right
+        if isinstance(node.op, ast.Sub):
+            return left - right
+    raise ValueError("not a number")
+
+
+def text(expression: cst.BaseExpression) -> str | None:
+    """Returns the value of a string literal; None if it is something else."""
+    if isinstance(expression, cst.SimpleString) and isinstance(expression.evaluated_value, str):
+        return expression.evaluated_value
+    return None
+
+
+def code(node: cst.CSTNode) -> str:
+    """Returns the code of a node."""
+    return cst.Module([]).code_for_node(node)
+
+
+def scale_arguments(
+    expression: cst.BaseExpression, loss_scale_of: LossScaleOf
+) -> tuple[list[Argument], list[cst.CSTNode]] | None:
+    """Returns the arguments of a LossScaleOptimizer that say the same as an old `loss_scale`.
+
+    >>> scale_arguments(cst.parse_expression("'dynamic'"), lambda _: None)
+    ([], [])
+
+    Args:
+        expression: the old argument.
+        loss_scale_of: knows the constructors `FixedLossScale` and `DynamicLossScale`.
+
+    Returns:
+        The arguments, and the nodes whose names are not used any more; None if only running the program can tell what
+        the expression is.
+    """
+    if text(expression) == "dynamic":
+        return [], []
+    value = number(expression)
+    if value is not None and value > 0:
+        return [("dynamic", "False"), ("initial_scale", expression)], []
+    kind = loss_scale_of(expression) if isinstance(expression, cst.Call) else None
+    if kind not in ("FixedLossScale", "DynamicLossScale") or not isinstance(expression, cst.Call):
+        return None
+    bound = bind(expression.args, SIGNATURES[kind])
+    if bound is None or (kind == "FixedLossScale" and not bound) or has_comment(expression):
+        return None
+    values = {name: expression.args[index].value for name, index in bound.items()}
+    written_out = [number(value) for value in values.values()]
+    if any(value is not None and value <= 0 for value in written_out):
+        return None
+    if kind == "FixedLossScale":
+        return [("dynamic", "False"), ("initial_scale", values["loss_scale_value"])], [expression.func]
+    written: list[Argument] = []
+    if "initial_loss_scale" in values:
+        written.append(("initial_scale", values["initial_loss_scale"]))
+    if "increment_period" in values:
+        period = number(values["increment_period"])
+        if period is not None and period != int(period):
+            return None
+        written.append(("dynamic_growth_steps", values["increment_period"]))
+    if "multiplier" in values:
+        factor = number(values["multiplier"])
+        if factor is None or factor <= 1:
+            return None
+        if factor != 2:
+            multiplier = values["multiplier"]
+            shown = code(multiplier) if isinstance(multiplier, (cst.Integer, cst.Float)) else f"({code(multiplier)})"
+            written += [("growth_factor", multiplier), ("backoff_factor", f"1 / {shown}")]
+    return written, [expression.func]
+
+
+def manager_arguments(expression: cst.Call) -> list[Argument] | None:
+    """Returns the arguments of a LossScaleOptimizer equal to an ExponentialUpdateLossScaleManager.
+
+    Equal only if every overflow lowers the scale: with `decr_every_n_nan_or_inf` above 1 the manager goes on counting
+    overflows over finite steps between them, and `hysteresis` starts again.
+
+    >>> call = cst.parse_expression("ExponentialUpdateLossScaleManager(64, 3, 1, 2, 0.5)")
+    >>> [(keyword, code(value)) for keyword, value in manager_arguments(call)]
+    [('initial_scale', '64'), ('dynamic_growth_steps', '3')]
+
+    Args:
+        expression: the call.
+
+    Returns:
+        The arguments, or None.
+    """
+    bound = bind(expression.args, SIGNATURES["ExponentialUpdateLossScaleManager"])
+    if bound is None or has_comment(expression):
+        return None
+    given = {name: expression.args[index].value for name, index in bound.items()}
+    if not {"init_loss_scale", "incr_every_n_steps", "decr_every_n_nan_or_inf", "decr_ratio"} <= given.keys():
+        return None  # the defaults are 2 and 0.8
+    values = {name: number(value) for name, value in given.items()}
+    up = values.get("incr_ratio", 2.0)
+    start, period, down = values["init_loss_scale"], values["incr_every_n_steps"], values["decr_ratio"]
+    if start is None or period is None or up is None or down is None or values["decr_every_n_nan_or_inf"] != 1:
+        return None
+    if start <= 0 or period < 1 or period != int(period) or up <= 1 or not 0 < down < 1:
+        return None
+    written: list[Argument] = [
+        ("initial_scale", given["init_loss_scale"]),
+        ("dynamic_growth_steps", given["incr_every_n_steps"]),
+    ]
+    if up != 2:
+        written.append(("growth_factor", given["incr_ratio"]))
+    if down != 0.5:
+        written.append(("backoff_factor", given["decr_ratio"]))
+    return written
+
+
+def has_comment(node: cst.CSTNode) -> bool:
+    """Whether a comment stands inside a node."""
+    return bool(m.findall(node, m.Comment()))
+
+
+def rewritten(
+    call: cst.Call,
+    written: Written,
+    func: cst.BaseExpression | None,
+    now: Callable[[cst.BaseExpression], cst.BaseExpression],
+) -> cst.Call:
+    """Returns the call with its new arguments, keeping what surrounds the old ones.
+
+    Args:
+        call: the call, its inner parts rewritten already.
+        written: what to write.
+        func: the new function; None to keep the old one.
+        now: returns what an old expression has been rewritten to.
+
+    Returns:
+        A new call.
+    """
+    old = call.args
+    new: list[cst.Arg] = []
+    for keyword, what in written.arguments:
+        if isinstance(what, int):
+            argument = old[what]
+            renamed = None if keyword is None else cst.Name(keyword)
+            if (argument.keyword.value if argument.keyword else None) != keyword:
+                argument = argument.with_changes(
+                    keyword=renamed, equal=_EQUAL if renamed else cst.MaybeSentinel.DEFAULT
+                )
+            new.append(argument)
+        else:
+            name = None if keyword is None else cst.Name(keyword)
+            value = cst.parse_expression(what) if isinstance(what, str) else now(what)
+            new.append(cst.Arg(value, name, equal=_EQUAL if name else cst.MaybeSentinel.DEFAULT))
+    return call.with_changes(func=func or call.func, args=_spaced(old, new))
+
+
+_EQUAL = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
+
+
+def _spaced(old: Sequence[cst.Arg], new: list[cst.Arg]) -> list[cst.Arg]:
+    """Gives the new arguments the commas, line breaks and comments that stood between the old ones."""
+    if not new or not old:
+        return new
+    spaced = []
+    for index, argument in enumerate(new):
+        gap = old[index] if index < len(old) - 1 and index < len(new) - 1 else None
+        if gap is not None:
+            argument = argument.with_changes(comma=gap.comma, whitespace_after_arg=gap.whitespace_after_arg)
+        elif index < len(new) - 1:
+            argument = argument.with_changes(comma=_COMMA, whitespace_after_arg=cst.SimpleWhitespace(""))
+        else:
+            argument = argument.with_changes(comma=old[-1].comma, whitespace_after_arg=old[-1].whitespace_after_arg)
+        spaced.append(argument)
+    lost = [
+        comment
+        for argument in old[len(new) - 1 : -1]
+        for comment in m.findall(argument.comma, m.Comment())
+        if isinstance(comment, cst.Comment)
+    ]
+    if lost:
+        spaced[-1] = _with_comments(spaced[-1], lost)
+    return spaced
+
+
+_COMMA = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
+
+
+def _with_comments(argument: cst.Arg, lost: list[cst.Comment]) -> cst.Arg:
+    """Puts comments behind an argument, before those that are there already."""
+    ends_with_comma = isinstance(argument.comma, cst.Comma)
+    gap = argument.comma.whitespace_after if ends_with_comma else argument.whitespace_after_arg
+    if not isinstance(gap, cst.ParenthesizedWhitespace):
+        gap = cst.ParenthesizedWhitespace(last_line=cst.SimpleWhitespace(""))
+    own = [gap.first_line.comment] if gap.first_line.comment else []
+    first, *others = [*lost, *own]
+    gap = gap.with_changes(
+        first_line=cst.TrailingWhitespace(cst.SimpleWhitespace("  "), first),
+        empty_lines=[
+            *(cst.EmptyLine(True, cst.SimpleWhitespace("    "), comment) for comment in others),
+            *gap.empty_lines,
+        ],
+    )
+    return argument.with_changes(comma=cst.Comma(whitespace_after=gap), whitespace_after_arg=cst.SimpleWhitespace(""))

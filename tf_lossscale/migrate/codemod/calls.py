@@ -1,0 +1,317 @@
+"""What a call of an old name is to be written as, and what the objects that come out of it are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import libcst as cst
+from libcst.helpers import get_full_name_for_node
+
+from tf_lossscale.migrate.codemod import names
+from tf_lossscale.migrate.codemod.arguments import (
+    SIGNATURES,
+    Argument,
+    Unprovable,
+    Written,
+    bind,
+    has_comment,
+    manager_arguments,
+    number,
+    scale_arguments,
+    text,
+)
+from tf_lossscale.migrate.codemod.project import UNKNOWN
+from tf_lossscale.migrate.codemod.resolve import Meaning, Resolver
+
+# What a variable can hold.
+WRAPPER = "wrapper"  # a tf_lossscale.LossScaleOptimizer, once its call is rewritten
+FACE = "face"  # an old class, from tf_lossscale.legacy
+LEFT = "left as it is"
+POLICY = "policy"
+KERAS_OPTIMIZER = "Keras optimizer"
+V1_OPTIMIZER = "optimizer of tf.compat.v1.train"
+OTHER = "something else"
+
+_FACES = {
+    names.EXPERIMENTAL: names.FACES[names.EXPERIMENTAL],
+    names.CONTRIB: names.FACES[names.CONTRIB],
+}
+
+
+class Calls:
+    """The calls of old names in one module.
+
+    Args:
+        resolver: of the module.
+    """
+
+    def __init__(self, resolver: Resolver):
+        self._resolver = resolver
+        self._written: dict[cst.Call, Written | Unprovable] = {}
+        self._open: set[cst.CSTNode] = set()
+
+    def written(self, call: cst.Call, meaning: Meaning) -> Written:
+        """Returns a wrapper's constructor call as it is to be written, or raises Unprovable.
+
+        Args:
+            call: a call of one of `names.WRAPPERS`, or of the graph rewrite.
+            meaning: of the function that it calls.
+        """
+        if call not in self._written:
+            try:
+                self._written[call] = self._decided(call, meaning)
+            except Unprovable as refusal:
+                self._written[call] = refusal
+        outcome = self._written[call]
+        if isinstance(outcome, Unprovable):
+            raise outcome
+        return outcome
+
+    def _decided(self, call: cst.Call, meaning: Meaning) -> Written:
+        roles = meaning.roles
+        if roles <= {names.STABLE, names.OURS}:
+            return self._stable(call, roles)
+        if roles == {names.EXPERIMENTAL}:
+            return self._experimental(call)
+        if roles == {names.CONTRIB}:
+            return self._contrib(call)
+        if roles == {names.GRAPH_REWRITE}:
+            return self._graph_rewrite(call)
+        if roles <= {names.STABLE, names.OURS, names.EXPERIMENTAL}:
+            # One name for two classes, told apart by the arguments that each of them takes.
+            if self._has_old_arguments(call):
+                return self._experimental(call)
+            if self._is_certainly_stable(call):
+                return _unchanged(call, names.WRAPPER)
+        raise Unprovable(f"this can be a call of {_listed(meaning)}, and the arguments do not tell which")
+
+    # The four kinds of calls. -----------------------------------------------------------------------------------
+
+    def _stable(self, call: cst.Call, roles: set[str]) -> Written:
+        if self._has_old_arguments(call):
+            second = _argument(call, 1, "dynamic")
+            if roles == {names.STABLE} and second is not None and number(second) is not None:
+                raise Unprovable(
+                    "a number as the second argument is a fixed scale in TensorFlow 2.3 and initial_scale in Keras 3: "
+                    "write dynamic=False, initial_scale=N or initial_scale=N"
+                )
+            return self._experimental(call)
+        return _unchanged(call, names.WRAPPER)
+
+    def _has_old_arguments(self, call: cst.Call) -> bool:
+        """Whether the arguments fit `(optimizer, loss_scale)` only."""
+        keywords = {argument.keyword.value for argument in call.args if argument.keyword}
+        if any(argument.star for argument in call.args):
+            return False
+        if keywords & {"loss_scale", "optimizer"}:
+            return True
+        second = _argument(call, 1, "dynamic")
+        if second is None:
+            return False
+        return text(second) == "dynamic" or number(second) is not None or self.loss_scale_class(second) is not None
+
+    def _is_certainly_stable(self, call: cst.Call) -> bool:
+        if any(argument.star for argument in call.args):
+            return False
+        second = _argument(call, 1, "dynamic")
+        keywords = {argument.keyword.value for argument in call.args if argument.keyword}
+        return (
+            second is None
+            or bool(keywords & {"dynamic", "initial_scale", "dynamic_growth_steps"})
+            or (isinstance(second, cst.Name) and second.value in ("True", "False"))
+            or len(call.args) > 2
+        )
+
+    def _experimental(self, call: cst.Call) -> Written:
+        if any(argument.star for argument in call.args):
+            return _unchanged(call, _FACES[names.EXPERIMENTAL])
+        bound = bind(call.args, SIGNATURES[names.EXPERIMENTAL])
+        if bound is None:
+            bound = bind(call.args, ("inner_optimizer", "loss_scale"))
+            bound = bound and {"optimizer" if k == "inner_optimizer" else k: v for k, v in bound.items()}
+        if bound is None or "optimizer" not in bound:
+            raise Unprovable("the arguments do not fit (optimizer, loss_scale)")
+        if "loss_scale" not in bound:
+            return Written(names.WRAPPER, [_inner(call, bound["optimizer"])])
+        return self._wrapped(call, bound["optimizer"], bound["loss_scale"])
+
+    def _wrapped(self, call: cst.Call, optimizer: int, scale: int) -> Written:
+        """The wrapper with the scale as arguments if it is known, through the helper if only a run can tell."""
+        value = call.args[scale].value
+        if has_comment(value):
+            raise Unprovable("a comment stands inside the arguments")
+        converted = self.scale(value)
+        if converted is None:
+            return Written(names.HELPER, [(None, optimizer), (None, scale)])
+        arguments, consumed = converted
+        inner = _inner(call, optimizer)
+        new: list[Argument] = [inner, *arguments] if optimizer < scale else [*arguments, inner]
+        return Written(names.WRAPPER, new, tuple(consumed))
+
+    def scale(self, value: cst.BaseExpression) -> tuple[list[Argument], list[cst.CSTNode]] | None:
+        """The wrapper's arguments for an old loss scale; None if only a run can tell. May raise Unprovable."""
+        if isinstance(value, cst.Attribute) and value.attr.value in ("loss_scale", "_loss_scale"):
+            kinds = self.kinds(value.value)
+            if POLICY in kinds or self.is_global_policy(value.value):
+                return self._scale_of_policy(value)
+            if kinds & {WRAPPER, FACE, LEFT}:
+                raise Unprovable("two wrappers shared one loss scale here; now each has its own")
+        return scale_arguments(value, self.loss_scale_class)
+
+    def _scale_of_policy(self, value: cst.Attribute) -> tuple[list[Argument], list[cst.CSTNode]]:
+        made = [v for v in self._resolver.values(value.value) if v is not None]
+        if len(made) == 1 and isinstance(made[0], cst.Call):
+            bound = bind(made[0].args, SIGNATURES[names.POLICY])
+            if bound and "name" in bound:
+                given = made[0].args[bound["loss_scale"]].value if "loss_scale" in bound else None
+                if given is None or text(given) == "auto":
+                    if text(made[0].args[bound["name"]].value) == "mixed_float16":
+                        return [], [value]
+                elif (converted := scale_arguments(given, lambda _: None)) is not None:
+                    return converted[0], [value]
+        raise Unprovable("policies have no loss_scale any more; give the scale to LossScaleOptimizer")
+
+    def _contrib(self, call: cst.Call) -> Written:
+        bound = bind(call.args, SIGNATURES[names.CONTRIB])
+        if bound is not None and {"opt", "loss_scale_manager"} <= bound.keys():
+            manager = call.args[bound["loss_scale_manager"]].value
+            if isinstance(manager, cst.Call) and self._is(manager, "ExponentialUpdateLossScaleManager"):
+                converted = manager_arguments(manager)
+                if converted is not None:
+                    inner = _inner(call, bound["opt"])
+                    in_order = bound["opt"] < bound["loss_scale_manager"]
+                    arguments = [inner, *converted] if in_order else [*converted, inner]
+                    return Written(names.WRAPPER, arguments, (manager.func,))
+        return _unchanged(call, _FACES[names.CONTRIB])
+
+    def _graph_rewrite(self, call: cst.Call) -> Written:
+        """A wrapper if the optimizer is surely one of Keras; the option that turns the rewrite on is the planner's."""
+        bound = bind(call.args, SIGNATURES[names.GRAPH_REWRITE])
+        face = _unchanged(call, f"{names.LEGACY_MODULE}.enable_mixed_precision_graph_rewrite")
+        if bound is None or "opt" not in bound or self.kinds(call.args[bound["opt"]].value) != {KERAS_OPTIMIZER}:
+            return face
+        if "loss_scale" not in bound:
+            return Written(names.WRAPPER, [_inner(call, bound["opt"])])
+        wrapped = self._wrapped(call, bound["opt"], bound["loss_scale"])
+        return wrapped if wrapped.target == names.WRAPPER else face
+
+    # Objects. ---------------------------------------------------------------------------------------------------
+
+    def loss_scale_class(self, expression: cst.BaseExpression) -> str | None:
+        """The short name of the loss scale class that an expression calls."""
+        for name in ("FixedLossScale", "DynamicLossScale"):
+            if isinstance(expression, cst.Call) and self._is(expression, name):
+                return name
+        return None
+
+    def _is(self, call: cst.Call, short: str) -> bool:
+        meaning = self._resolver.meaning(call.func)
+        return bool(meaning.old) and meaning.sure and all(o.new.endswith(f".{short}") for _, o in meaning.old)
+
+    def is_global_policy(self, expression: cst.BaseExpression) -> bool:
+        """Whether an expression is `global_policy()`, old or new."""
+        if not isinstance(expression, cst.Call):
+            return False
+        return any(d.endswith("mixed_precision.global_policy") or d.endswith("experimental.global_policy")
+                   for d in self._resolver.dotted(expression.func))  # fmt: skip
+
+    def kinds(self, expression: cst.BaseExpression) -> set[str]:
+        """What an expression can evaluate to: a set of the constants of this module, and UNKNOWN."""
+        guarded = self._guard(expression)
+        if guarded:
+            return {guarded}
+        if isinstance(expression, cst.IfExp):
+            return self.kinds(expression.body) | self.kinds(expression.orelse)
+        if isinstance(expression, cst.NamedExpr):
+            return self.kinds(expression.value)
+        if isinstance(expression, cst.Call):
+            return self._kinds_of_call(expression)
+        if not isinstance(expression, (cst.Name, cst.Attribute)):
+            return {UNKNOWN}
+        found: set[str] = set()
+        for value in self._resolver.values(expression):
+            if value is None:
+                found.add(UNKNOWN)
+            elif value not in self._open and not (isinstance(value, cst.Name) and value.value == "None"):
+                self._open.add(value)
+                found |= self.kinds(value)
+                self._open.discard(value)
+        return found or {UNKNOWN}
+
+    def _kinds_of_call(self, call: cst.Call) -> set[str]:
+        meaning = self._resolver.meaning(call.func)
+        if self.is_global_policy(call):
+            return {POLICY}
+        if meaning.old and meaning.sure:
+            if meaning.roles <= {names.POLICY}:
+                return {POLICY}
+            if meaning.roles <= {*names.WRAPPERS, names.GRAPH_REWRITE}:
+                try:
+                    target = self.written(call, meaning).target
+                except Unprovable:
+                    return {LEFT}
+                return {FACE if target in names.FACES.values() else WRAPPER}
+            return {OTHER}
+        dotted = self._resolver.dotted(call.func)
+        if names.HELPER in dotted:
+            return {WRAPPER}
+        if UNKNOWN in dotted:
+            return {OTHER} if self._is_own_class(call.func) else {UNKNOWN}
+        canonical = {names.canonical(d) for d in dotted}
+        if all(d.startswith(names.KERAS_OPTIMIZERS) for d in canonical):
+            return {KERAS_OPTIMIZER}
+        if all(d.startswith(names.V1_OPTIMIZERS) for d in canonical):
+            return {V1_OPTIMIZER}
+        return {UNKNOWN}
+
+    def _is_own_class(self, func: cst.BaseExpression) -> bool:
+        if not isinstance(func, cst.Name):
+            return False
+        nodes = [getattr(a, "node", None) for a in self._resolver.assignments(func)]
+        return bool(nodes) and all(isinstance(node, cst.ClassDef) for node in nodes)
+
+    def _guard(self, expression: cst.BaseExpression) -> str | None:
+        """WRAPPER if the expression stands under an `if isinstance(expression, LossScaleOptimizer)`."""
+        name = get_full_name_for_node(expression) if isinstance(expression, (cst.Name, cst.Attribute)) else None
+        if name is None:
+            return None
+        inner: cst.CSTNode = expression
+        for node in self._resolver.ancestors(expression, stop=(cst.FunctionDef, cst.Lambda)):
+            under = isinstance(node, (cst.If, cst.IfExp)) and inner is node.body
+            if under and any(self._tests(test, name) for test in _conditions(node.test)):
+                return WRAPPER
+            inner = node
+        return None
+
+    def _tests(self, test: cst.BaseExpression, name: str) -> bool:
+        if not isinstance(test, cst.Call) or len(test.args) != 2:
+            return False
+        if not self._resolver.is_builtin(test.func, "isinstance") or get_full_name_for_node(test.args[0].value) != name:
+            return False
+        meaning = self._resolver.meaning(test.args[1].value)
+        return bool(meaning.old) and meaning.roles <= {names.STABLE, names.EXPERIMENTAL, names.OURS}
+
+
+def _conditions(test: cst.BaseExpression) -> Sequence[cst.BaseExpression]:
+    if isinstance(test, cst.BooleanOperation) and isinstance(test.operator, cst.And):
+        return [*_conditions(test.left), *_conditions(test.right)]
+    return [test]
+
+
+def _argument(call: cst.Call, index: int, keyword: str) -> cst.BaseExpression | None:
+    for position, argument in enumerate(call.args):
+        if (argument.keyword is None and position == index) or (argument.keyword and argument.keyword.value == keyword):
+            return argument.value
+    return None
+
+
+def _inner(call: cst.Call, index: int) -> Argument:
+    return ("inner_optimizer" if call.args[index].keyword else None), index
+
+
+def _unchanged(call: cst.Call, target: str) -> Written:
+    return Written(target, [(a.keyword.value if a.keyword else None, index) for index, a in enumerate(call.args)])
+
+
+def _listed(meaning: Meaning) -> str:
+    return " or ".join(sorted({dotted for dotted, _ in meaning.old}))

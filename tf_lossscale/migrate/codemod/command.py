@@ -1,0 +1,118 @@
+"""The subcommand `migrate`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from concurrent.futures import BrokenExecutor
+from typing import Any
+
+from tf_lossscale.libraries import optional
+from tf_lossscale.migrate.codemod import report
+
+_EXIT_CODES = """\
+exit code:
+  0  all went well
+  1  with --check: something is left to do
+  2  bad arguments, or a file could not be read, parsed or written (it is left as it was)
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `migrate`.
+
+    Args:
+        parser: the parser of the subcommand.
+    """
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _EXIT_CODES
+    parser.add_argument("paths", nargs="+", metavar="PATH", help="a Python file, or a folder of them")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--diff", action="store_true", help="print what would change, as a unified diff (the default)")
+    what.add_argument("--write", action="store_true", help="change the files")
+    what.add_argument("--check", action="store_true", help="only say whether something is left to do")
+    parser.add_argument("--json", action="store_true", help="print a report for programs in place of the diff")
+    parser.add_argument("--jobs", type=_jobs, default=0, metavar="N", help="processes; all cores if not given")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs `migrate`.
+
+    Args:
+        arguments: as `add_arguments` described them.
+
+    Returns:
+        The exit code.
+    """
+    try:
+        for module in ("libcst", "rich", "tqdm"):
+            optional.load(module, "migrate")
+        from tf_lossscale.migrate.codemod import files
+
+        paths = files.find(arguments.paths)
+    except (ImportError, FileNotFoundError) as error:
+        print(f"tf-lossscale migrate: {error}", file=sys.stderr)
+        return 2
+    progress = optional.load("tqdm", "migrate").tqdm(
+        files.run(paths, arguments.jobs),
+        total=len(paths),
+        unit="file",
+        disable=len(paths) < 2 or not sys.stderr.isatty(),
+        leave=False,
+    )
+    try:
+        reports = list(progress)
+    except BrokenExecutor as error:
+        print(f"tf-lossscale migrate: {error} Nothing was changed. Try again with --jobs 1.", file=sys.stderr)
+        return 2
+    console = optional.load("rich.console", "migrate").Console(stderr=True, highlight=False, soft_wrap=True)
+    # Before any file is changed: a run that is killed must not leave files changed of which nobody was told.
+    _print_findings(reports, console)
+    if arguments.write:
+        planned, reports = reports, list(files.write(reports))
+        _print_findings([new for old, new in zip(planned, reports) if new is not old], console)
+    if arguments.json:
+        print(report.as_json(reports, arguments.write))
+    elif not arguments.check and not arguments.write:
+        for each in reports:
+            sys.stdout.write(each.diff.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace"))
+    sys.stdout.flush()
+    console.print(_table(report.counts(reports), arguments.write))
+    if any(each.status == report.ERROR for each in reports):
+        return 2
+    return int(arguments.check and any(each.left_to_do for each in reports))
+
+
+def _jobs(value: str) -> int:
+    number = int(value)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, but got: {value}")
+    return number
+
+
+def _print_findings(reports: Sequence[report.FileReport], console: Any) -> None:
+    """Prints what people have to know, to stderr, so that stdout is a diff or JSON and nothing else."""
+    for each in reports:
+        if each.status == report.ERROR:
+            console.print(f"{each.path}: {each.error}", style="red", markup=False)
+        for finding in each.findings:
+            if finding.kind != report.REWRITTEN:
+                place = f"{each.path}:{finding.line}:{finding.column + 1}"
+                console.print(f"{place}: {finding.kind}: {finding.old}: {finding.reason}", markup=False)
+    console.file.flush()
+
+
+def _table(counted: dict[str, int], written: bool) -> Any:
+    table = optional.load("rich.table", "migrate").Table(show_header=False, box=None, pad_edge=False)
+    changed = "changed" if written else "would change"
+    for name, label in (
+        ("files", "files"),
+        (report.CHANGED, changed),
+        (report.ERROR, "not read, parsed or written"),
+        (report.REWRITTEN, "uses rewritten" if written else "uses to rewrite"),
+        (report.TODO, "uses left, with a TODO(tf-lossscale) comment"),
+        (report.NOTICE, "notices"),
+    ):
+        table.add_row(label, str(counted[name]))
+    return table

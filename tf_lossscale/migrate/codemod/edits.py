@@ -1,0 +1,116 @@
+"""What is to be done to one file: collected first, done later, since an import is decided by its uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import libcst as cst
+
+from tf_lossscale.migrate.codemod import names, report
+from tf_lossscale.migrate.codemod.arguments import code
+from tf_lossscale.migrate.codemod.resolve import Resolver
+
+MARK = "# TODO(tf-lossscale):"
+
+Now = Callable[[cst.BaseExpression], cst.BaseExpression]
+
+
+class Import(NamedTuple):
+    """An import statement to be written: `from module import name as bound`; `import module` if there is no name."""
+
+    module: str
+    name: str | None = None
+    bound: str | None = None
+
+
+class Edits:
+    """The edits of one file.
+
+    Args:
+        resolver: of the file's module.
+    """
+
+    def __init__(self, resolver: Resolver):
+        self._resolver = resolver
+        #: Node -> what makes its replacement of the node as its inner edits left it.
+        self.expressions: dict[cst.CSTNode, Callable[[cst.CSTNode, Now], cst.CSTNode]] = {}
+        #: Nodes whose names are not used any more.
+        self.gone: set[cst.CSTNode] = set()
+        #: Statement -> comments to put above it.
+        self.todos: dict[cst.CSTNode, list[str]] = {}
+        #: Statement -> lines to put above it.
+        self.lines: dict[cst.CSTNode, list[str]] = {}
+        #: Import alias or star -> what to import in its place; nothing to remove it.
+        self.imports: dict[cst.CSTNode, list[Import]] = {}
+        #: Nodes that stay as they are, and names whose bindings stay because such a node goes through them.
+        self.frozen: set[cst.CSTNode] = set()
+        self.pinned: set[str] = set()
+        self.findings: list[report.Finding] = []
+
+    def any(self) -> bool:
+        """Whether there is anything to do."""
+        return bool(self.expressions or self.todos or self.lines or self.imports)
+
+    def replace(self, node: cst.CSTNode, make: Callable[[cst.CSTNode, Now], cst.CSTNode], new: str) -> None:
+        """Has a node replaced, and reports it."""
+        self.expressions[node] = make
+        self._report(node, report.REWRITTEN, new=new)
+
+    def replace_name(self, node: cst.CSTNode, dotted: str) -> None:
+        """Has a name replaced by a dotted one."""
+        self.expressions[node] = lambda updated, now: with_parentheses_of(updated, cst.parse_expression(dotted))
+        self.gone.add(node)
+
+    def refuse(self, node: cst.Call, reason: str) -> None:
+        """Leaves a call as it is, together with all that the name of its function needs."""
+        self.todo(node, reason)
+        self._freeze(node.func)
+
+    def _freeze(self, function: cst.BaseExpression) -> None:
+        node = function
+        self.frozen.add(node)
+        while isinstance(node, cst.Attribute):
+            node = node.value
+            self.frozen.add(node)
+        if not isinstance(node, cst.Name) or node.value in self.pinned:
+            return
+        canonical = {names.canonical(dotted) for dotted in self._resolver.dotted(node)}
+        if canonical & {*names.OLD, *names.EMPTIED}:
+            self.pinned.add(node.value)
+            for value in self._resolver.values(node):
+                if isinstance(value, (cst.Name, cst.Attribute)):
+                    self._freeze(value)
+
+    def todo(self, node: cst.CSTNode, reason: str) -> None:
+        """Leaves a node as it is, with a comment that says why."""
+        comments = self.todos.setdefault(self._resolver.statement(node), [])
+        if reason not in comments:
+            comments.append(reason)
+        self._report(node, report.TODO, reason=reason)
+
+    def noted_import(self, statement: cst.CSTNode, alias: cst.CSTNode, new: list[Import]) -> None:
+        """Reports an import that will be replaced, or removed if there is nothing new."""
+        shown = "; ".join(f"from {i.module} import {i.name}" if i.name else f"import {i.module}" for i in new)
+        self._report(statement, report.REWRITTEN, new=shown or "(removed)")
+
+    def notice(self, node: cst.CSTNode, reason: str) -> None:
+        """Leaves a node as it is, and says so in the report only."""
+        self._report(node, report.NOTICE, reason=reason)
+
+    def _report(self, node: cst.CSTNode, kind: str, new: str | None = None, reason: str | None = None) -> None:
+        start = self._resolver.positions[node].start
+        old = " ".join(code(node).split())
+        finding = report.Finding(start.line, start.column, kind, _short(old), new and _short(new), reason)
+        if finding not in self.findings:
+            self.findings.append(finding)
+
+
+def with_parentheses_of(old: cst.CSTNode, new: cst.BaseExpression) -> cst.BaseExpression:
+    """Returns the new expression within the parentheses of the old one."""
+    return new.with_changes(lpar=getattr(old, "lpar", ()), rpar=getattr(old, "rpar", ()))
+
+
+def _short(shown: str, length: int = 200) -> str:
+    shown = " ".join(shown.split())
+    return shown if len(shown) <= length else shown[: length - 3] + "..."

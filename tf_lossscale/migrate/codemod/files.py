@@ -1,0 +1,225 @@
+"""Many files: which ones, in which order, on how many cores, and how they are written."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import multiprocessing
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
+
+from tf_lossscale.migrate.codemod import names, project, report
+from tf_lossscale.migrate.codemod.migrate_file import migrate
+
+_NEVER = ("__pycache__", "node_modules", "site-packages")
+_NOTEBOOK = ".ipynb"
+_FEW = 16  # starting processes costs more than this many files
+
+
+class Job(NamedTuple):
+    """One file to be migrated, with what other files have to do with it."""
+
+    path: str
+    shown: str
+    known: project.Known
+    requested: tuple[str, ...]
+    worth_parsing: bool
+
+
+def find(paths: Iterable[str]) -> list[str]:
+    """Returns the Python files and notebooks under the given paths, each once, sorted within a folder.
+
+    A file that is named is always taken. In folders are left out: hidden ones, virtual environments, `__pycache__`,
+    `node_modules`, `site-packages`, and symbolic links (what they lead to is found where it is).
+
+    >>> find([__file__]) == [__file__]
+    True
+
+    Args:
+        paths: files and folders.
+
+    Returns:
+        Paths as they were given, joined with what is below.
+
+    Raises:
+        FileNotFoundError: a path does not exist.
+    """
+    found: dict[str, str] = {}
+    for path in paths:
+        if not os.path.lexists(path):
+            raise FileNotFoundError(f"No such file or folder: {path}")
+        for file in [path] if not os.path.isdir(path) else _below(path):
+            found.setdefault(os.path.realpath(file), file)
+    return list(found.values())
+
+
+def _below(folder: str) -> Iterator[str]:
+    for root, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if _is_source(root, name))
+        for name in sorted(files):
+            path = os.path.join(root, name)
+            if name.endswith((".py", ".pyi", _NOTEBOOK)) and not name.startswith(".") and not os.path.islink(path):
+                yield path
+
+
+def _is_source(root: str, name: str) -> bool:
+    path = os.path.join(root, name)
+    if name.startswith(".") or name in _NEVER or os.path.islink(path):
+        return False
+    return not os.path.exists(os.path.join(path, "pyvenv.cfg"))
+
+
+def run(paths: Sequence[str], jobs: int = 0) -> Iterator[report.FileReport]:
+    """Migrates files, one report after the other, in the order of the paths; changes none.
+
+    Args:
+        paths: the files, as from `find`.
+        jobs: the number of processes; 0 for one for each core.
+
+    Yields:
+        A report for each file, with its new content.
+    """
+    jobs = min(jobs or os.cpu_count() or 1, max(1, len(paths) // _FEW))
+    with _Pool(jobs) as pool:
+        read = dict(zip(paths, pool.map(_read, paths)))
+        modules = {os.path.realpath(path): bindings for path, (bindings, _) in read.items()}
+        linked = project.Project(modules)
+        work = []
+        for path in paths:
+            real = os.path.realpath(path)
+            known = linked.known(real)
+            worth = read[path][1] or _passes_old_names_on(known)
+            work.append(Job(real, path, known, tuple(sorted(linked.requested(real))), worth))
+        yield from pool.map(_migrate, work)
+
+
+_In = TypeVar("_In")
+_Out = TypeVar("_Out")
+
+
+class _Pool:
+    """`map` over processes, or in this one where it is not worth the start."""
+
+    def __init__(self, jobs: int):
+        context = multiprocessing.get_context("spawn")
+        self._executor = concurrent.futures.ProcessPoolExecutor(jobs, context) if jobs > 1 else None
+
+    def __enter__(self) -> _Pool:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._executor:
+            self._executor.shutdown(cancel_futures=True)
+
+    def map(self, function: Callable[[_In], _Out], items: Iterable[_In]) -> Iterable[_Out]:
+        """`map`, in order."""
+        if self._executor is None:
+            return map(function, items)
+        return self._executor.map(function, items, chunksize=8)
+
+
+def _read(path: str) -> tuple[project.Bindings, bool]:
+    """A file's bindings, and whether an old name can stand in it."""
+    try:
+        with open(path, "rb") as file:
+            source = file.read()
+    except OSError:
+        return project.read(""), True  # the second pass reports it
+    # With a zero byte it may be UTF-16, in which no token would be seen; parsing will say what is wrong.
+    return project.read(source), bool(names.TOKENS.search(source)) or b"\0" in source
+
+
+def _passes_old_names_on(known: project.Known) -> bool:
+    meanings = {m for exported in known.values() for ms in exported.values() for m in ms}
+    return any(names.canonical(m) in names.OLD or names.canonical(m) in names.MODULES for m in meanings)
+
+
+def _migrate(job: Job) -> report.FileReport:
+    if not job.worth_parsing:
+        return report.FileReport(job.shown, report.UNCHANGED)
+    try:
+        with open(job.path, "rb") as file:
+            old = file.read()
+        if job.path.endswith(_NOTEBOOK):
+            raise ValueError("is a notebook. Export it (jupyter nbconvert --to script) and migrate the script")
+        new, findings = migrate(old, job.known, job.requested)
+        if new == old:
+            return report.FileReport(job.shown, report.UNCHANGED, findings)
+        return report.FileReport(job.shown, report.CHANGED, findings, old=old, new=new)
+    except (OSError, ValueError) as error:
+        return _failed(job.shown, error)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # one odd file must not stop the others; a panic of LibCST's parser is no Exception
+        return report.FileReport(job.shown, report.ERROR, error=f"{type(error).__name__}: {error}")
+
+
+def _failed(path: str, error: OSError | ValueError) -> report.FileReport:
+    message = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return report.FileReport(path, report.ERROR, error=message)
+
+
+def write(reports: Iterable[report.FileReport]) -> Iterator[report.FileReport]:
+    """Writes what `run` made of the files, each as a whole or not at all.
+
+    `run` ends before the first write. A user who stops the command has either no changed file or all notices.
+
+    Args:
+        reports: those of `run`.
+
+    Yields:
+        A report for each file: the same, or what stood in the way.
+    """
+    for each in list(reports):
+        try:
+            if each.status == report.CHANGED:
+                _write(each)
+        except (OSError, ValueError) as error:
+            yield _failed(each.path, error)
+        else:
+            yield each
+
+
+def _write(changed: report.FileReport) -> None:
+    path = os.path.realpath(changed.path)
+    with open(path, "rb") as file:
+        if file.read() != changed.old:
+            raise ValueError("was changed by somebody else in the meantime. Migrate it again")
+    write_atomically(path, changed.new)
+
+
+def write_atomically(path: str, content: bytes) -> None:
+    """Replaces a file's content at once, keeping its permissions: a reader sees the old or the new, never a part.
+
+    Args:
+        path: the file.
+        content: its new bytes.
+
+    Raises:
+        OSError: it cannot be written; then it is as it was.
+    """
+    if not os.access(path, os.W_OK):
+        raise PermissionError(f"is not writable: {path}")
+    descriptor, temporary = tempfile.mkstemp(prefix=".tf-lossscale-", dir=os.path.dirname(path))
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        shutil.copymode(path, temporary)
+        _keep_owner(path, temporary)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _keep_owner(path: str, temporary: str) -> None:
+    """Gives the new file the old one's owner, where the system knows owners and lets us."""
+    before, now = os.stat(path), os.stat(temporary)
+    if (before.st_uid, before.st_gid) != (now.st_uid, now.st_gid):
+        with contextlib.suppress(OSError):
+            os.chown(temporary, before.st_uid, before.st_gid)

@@ -1,0 +1,141 @@
+"""Decides what becomes of the import statements, once it is known which uses of a name remain."""
+
+from __future__ import annotations
+
+import libcst as cst
+from libcst.metadata import GlobalScope, ImportAssignment
+
+from tf_lossscale.migrate.codemod import names
+from tf_lossscale.migrate.codemod.edits import Edits, Import
+from tf_lossscale.migrate.codemod.project import join
+from tf_lossscale.migrate.codemod.resolve import Resolver, module_of
+
+_MIXED_PRECISION = "keras.mixed_precision"
+
+
+class ImportPlanner(cst.CSTVisitor):
+    """Fills the edits of one module with those of its imports; the uses must have been planned.
+
+    Args:
+        resolver: of the module.
+        edits: to be filled.
+        requested: names that other files import from this one; "*" stands for any.
+    """
+
+    def __init__(self, resolver: Resolver, edits: Edits, requested: set[str]):
+        super().__init__()
+        self._resolver = resolver
+        self._edits = edits
+        self._requested = requested | _listed_in_all(resolver.module)
+
+    def visit_ImportFrom(self, node: cst.ImportFrom) -> bool:
+        module = module_of(node)
+        if isinstance(node.names, cst.ImportStar):
+            self._star(node, node.names, module)
+            return False
+        for alias in node.names:
+            if not self._is_project(module, alias.evaluated_name):
+                bound = alias.evaluated_alias or alias.evaluated_name
+                self._decide(node, alias, join(module, alias.evaluated_name), bound, bool(alias.asname))
+        return False
+
+    def visit_Import(self, node: cst.Import) -> bool:
+        for alias in node.names:
+            dotted = alias.evaluated_name
+            if alias.asname:
+                self._decide(node, alias, dotted, alias.evaluated_alias or "", True)
+            elif names.canonical(dotted) in names.MODULES or "contrib.mixed_precision" in dotted:
+                self._put(node, alias, [Import(dotted.split(".", 1)[0])])
+        return False
+
+    def _decide(self, node: cst.CSTNode, alias: cst.ImportAlias, dotted: str, bound: str, renamed: bool) -> None:
+        name = names.canonical(dotted)
+        if name.rsplit(".", 1)[0] in names.PRIVATE and name not in names.OLD:
+            self._edits.todo(node, f"{dotted.rsplit('.', 1)[1]} is private and has no counterpart.")
+            return
+        new = self._new(dotted, name, bound)
+        if (new is None and name not in names.EMPTIED) or not self._may_change(dotted, name):
+            return
+        if bound in self._edits.pinned:
+            if new is None:
+                return
+            self._edits.todo(node, f"{bound} stays because not every use of it could be rewritten.")
+            return
+        uses, remain = self._uses(node, bound)
+        if uses and not remain and not self._is_exported(node, bound):
+            self._put(node, alias, [])
+        elif new is not None:
+            self._put(node, alias, [new])
+
+    def _may_change(self, dotted: str, name: str) -> bool:
+        standalone = dotted.startswith("keras.") and "experimental" not in dotted
+        return not standalone or self._resolver.imports_tensorflow
+
+    def _new(self, dotted: str, name: str, bound: str) -> Import | None:
+        old = names.OLD.get(name)
+        if old is None and name not in names.MODULES:
+            return None
+        if old is None:
+            target = names.MODULES[name]
+        elif old.role == names.EXPERIMENTAL:
+            target = names.WRAPPER
+        else:
+            target = old.new
+        if target.startswith("keras."):
+            target = _library(dotted) + target[len("keras") :]
+        if target == dotted:
+            return None
+        module, short = target.rsplit(".", 1)
+        return Import(module, short, bound)
+
+    def _star(self, node: cst.ImportFrom, star: cst.ImportStar, module: str) -> None:
+        name = names.canonical(module)
+        if names.MODULES.get(name) == _MIXED_PRECISION:
+            self._put(node, star, [Import(f"{_library(module)}.mixed_precision", "*")])
+        elif name in names.MODULES or (name in names.EMPTIED and name != _MIXED_PRECISION):
+            self._put(node, star, [])
+
+    def _put(self, statement: cst.CSTNode, alias: cst.CSTNode, new: list[Import]) -> None:
+        self._edits.imports[alias] = new
+        self._edits.noted_import(statement, alias, new)
+
+    def _is_project(self, module: str, name: str) -> bool:
+        return self._resolver.knows(module, name)
+
+    def _uses(self, statement: cst.CSTNode, bound: str) -> tuple[int, int]:
+        """How often the binding is used in this file, and how many of these uses will be left."""
+        uses = remain = 0
+        for node in self._resolver.scopes:
+            if not isinstance(node, cst.Name) or node.value != bound:
+                continue
+            if not self._resolver.is_read(node) and not self._resolver.is_deleted(node):
+                continue
+            assignments = self._resolver.assignments(node)
+            if any(isinstance(a, ImportAssignment) and a.node is statement for a in assignments):
+                uses += 1
+                gone = self._edits.gone
+                remain += node not in gone and not any(a in gone for a in self._resolver.ancestors(node))
+        return uses, remain + (bound in self._resolver.annotated)
+
+    def _is_exported(self, statement: cst.CSTNode, bound: str) -> bool:
+        is_global = isinstance(self._resolver.scopes.get(statement), GlobalScope)
+        return is_global and bool({bound, "*"} & self._requested)
+
+
+def _library(dotted: str) -> str:
+    for root in ("tf_keras", "keras"):
+        if dotted.startswith(f"{root}."):
+            return root
+    return "tensorflow.keras"
+
+
+def _listed_in_all(module: cst.Module) -> set[str]:
+    listed: set[str] = set()
+    for line in module.body:
+        for statement in line.body if isinstance(line, cst.SimpleStatementLine) else ():
+            if isinstance(statement, cst.Assign) and isinstance(statement.value, (cst.List, cst.Tuple)):
+                targets = [t.target.value for t in statement.targets if isinstance(t.target, cst.Name)]
+                if "__all__" in targets:
+                    values = [e.value for e in statement.value.elements]
+                    listed |= {str(v.evaluated_value) for v in values if isinstance(v, cst.SimpleString)}
+    return listed

@@ -1,0 +1,147 @@
+"""One file: old source in, new source and findings out."""
+
+from __future__ import annotations
+
+import ast
+import tokenize
+import warnings
+from collections.abc import Collection
+from typing import NamedTuple
+
+import libcst as cst
+import libcst.matchers as m
+from libcst.metadata import MetadataWrapper
+
+from tf_lossscale.migrate.codemod.calls import Calls
+from tf_lossscale.migrate.codemod.edits import MARK, Edits
+from tf_lossscale.migrate.codemod.imports import ImportPlanner
+from tf_lossscale.migrate.codemod.nesting import TooDeepError, require_shallow
+from tf_lossscale.migrate.codemod.objects import ObjectPlanner
+from tf_lossscale.migrate.codemod.plan import Planner
+from tf_lossscale.migrate.codemod.policies import PolicyPlanner, RefusalPlanner
+from tf_lossscale.migrate.codemod.project import Known
+from tf_lossscale.migrate.codemod.report import REWRITTEN, TODO, Finding
+from tf_lossscale.migrate.codemod.resolve import Resolver
+from tf_lossscale.migrate.codemod.rewrite import Rewriter, loses_comments
+from tf_lossscale.migrate.codemod.unseen import UnseenPlanner
+
+_PASSES = 4
+
+
+class Outcome(NamedTuple):
+    """A migrated file."""
+
+    source: bytes
+    findings: tuple[Finding, ...]
+
+
+def migrate(source: bytes, known: Known | None = None, requested: Collection[str] = ()) -> Outcome:
+    """Rewrites the uses of old names in one file.
+
+    >>> old = b"from tensorflow.keras.mixed_precision import LossScaleOptimizer\\nopt = LossScaleOptimizer(inner)\\n"
+    >>> print(migrate(old).source.decode(), end="")
+    from tf_lossscale import LossScaleOptimizer
+    opt = LossScaleOptimizer(inner)
+
+    Args:
+        source: the file's bytes, in any encoding that Python reads.
+        known: old names that other modules of the project pass on to this one, see `project.Project`.
+        requested: names that other modules import from this one; "*" stands for any.
+
+    Returns:
+        The new bytes, in the same encoding and with the same line ends, and what was found; where nothing was changed
+        the bytes are the same.
+
+    Raises:
+        ValueError: the file does not parse, is nested too deeply for that, or cannot be written back as it was.
+    """
+    try:
+        require_shallow(source)
+        return _until_settled(source, known, requested)
+    except RecursionError as error:
+        raise TooDeepError() from error
+    except (tokenize.TokenError, SyntaxError, UnicodeError) as error:
+        raise _unparsable(source, error) from error
+
+
+def _until_settled(source: bytes, known: Known | None, requested: Collection[str]) -> Outcome:
+    outcome = one_pass(source, known, requested)
+    findings = list(outcome.findings)
+    # One pass settles what people write. What the old libraries did not have (`experimental.experimental`) may turn
+    # into an old name only when it is rewritten; twice must be once for that as well.
+    for _ in range(_PASSES):
+        again = one_pass(outcome.source, known, requested) if outcome.source != source else outcome
+        if again.source == outcome.source:
+            return Outcome(outcome.source, tuple(findings))
+        findings += [finding for finding in again.findings if finding.kind == REWRITTEN]
+        outcome = again
+    raise ValueError("changes again each time it is rewritten, which is our fault")
+
+
+def one_pass(source: bytes, known: Known | None = None, requested: Collection[str] = ()) -> Outcome:
+    """Does what `migrate` does, once; see there."""
+    try:
+        module = cst.parse_module(source)
+        unchanged = module.bytes == source
+    except (cst.ParserSyntaxError, SyntaxError, UnicodeError, LookupError) as error:
+        raise _unparsable(source, error) from error
+    if not unchanged:
+        raise ValueError("cannot be written back as it is: its bytes are not those of its text")
+    # One tree may hold a node twice where there is no whitespace, and metadata needs each to be itself.
+    wrapper = MetadataWrapper(module)
+    resolver = Resolver(wrapper, known)
+    calls, edits = Calls(resolver), Edits(resolver)
+    tree = wrapper.module
+    for planner in (
+        RefusalPlanner(resolver, calls, edits),
+        PolicyPlanner(resolver, calls, edits),
+        Planner(resolver, calls, edits),
+        ObjectPlanner(resolver, calls, edits),
+        UnseenPlanner(resolver, edits),
+        ImportPlanner(resolver, edits, set(requested)),
+    ):
+        tree.visit(planner)
+    new = tree.visit(Rewriter(edits)) if edits.any() else module
+    result = new.bytes
+    if result != source:
+        if loses_comments(tree, new):
+            raise ValueError("would lose a comment, which is our fault")
+        try:
+            cst.parse_module(result)
+        except cst.ParserSyntaxError as error:
+            raise ValueError(f"would not parse afterwards, which is our fault: {_first_line(error)}") from error
+    return Outcome(result, (*sorted(edits.findings), *_left_by_an_earlier_run(resolver, edits)))
+
+
+def _left_by_an_earlier_run(resolver: Resolver, edits: Edits) -> list[Finding]:
+    """What the comments in the file say is left to do, and was not found again."""
+    found = {finding.reason for finding in edits.findings if finding.kind == TODO}
+    findings = []
+    for comment in m.findall(resolver.module, m.Comment()):
+        if isinstance(comment, cst.Comment) and comment.value.startswith(MARK):
+            reason = comment.value[len(MARK) :].strip()
+            if not any(known and known.startswith(reason) for known in found):
+                start = resolver.positions[comment].start
+                findings.append(Finding(start.line, start.column, TODO, comment.value, reason=reason))
+    return sorted(findings)
+
+
+def _unparsable(source: bytes, error: Exception) -> ValueError:
+    return ValueError(f"does not parse: {_first_line(_as_python_says_it(source) or error)}")
+
+
+def _as_python_says_it(source: bytes) -> Exception | None:
+    """Python's own error, which names the line and often the cause; None if it has none."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return error
+    return None
+
+
+def _first_line(error: Exception) -> str:
+    message = getattr(error, "message", None) or getattr(error, "msg", None) or str(error) or type(error).__name__
+    line = getattr(error, "raw_line", None) or getattr(error, "lineno", None)
+    return f"{str(message).splitlines()[0]}" + (f" (line {line})" if line else "")

@@ -1,0 +1,298 @@
+"""Goes through a module and decides, for every use of an old name, what is to be done with it."""
+
+from __future__ import annotations
+
+import libcst as cst
+from libcst.metadata import ClassScope
+
+from tf_lossscale.migrate.codemod import names
+from tf_lossscale.migrate.codemod.arguments import Written, code, rewritten, text
+from tf_lossscale.migrate.codemod.calls import Calls
+from tf_lossscale.migrate.codemod.edits import Edits
+from tf_lossscale.migrate.codemod.project import UNKNOWN
+from tf_lossscale.migrate.codemod.resolve import Meaning, Resolver
+
+# What can stand between a class and the test, annotation or assignment that it is in.
+_TRANSPARENT = (
+    cst.Arg,
+    cst.BinaryOperation,
+    cst.ComparisonTarget,
+    cst.Element,
+    cst.IfExp,
+    cst.Index,
+    cst.List,
+    cst.Subscript,
+    cst.SubscriptElement,
+    cst.Tuple,
+)
+
+
+class Planner(cst.CSTVisitor):
+    """Fills the edits of one module.
+
+    Args:
+        resolver: of the module.
+        calls: of the module.
+        edits: to be filled.
+    """
+
+    def __init__(self, resolver: Resolver, calls: Calls, edits: Edits):
+        super().__init__()
+        self._resolver = resolver
+        self._edits = edits
+        self._handled: set[cst.CSTNode] = set()
+        self.calls = calls
+
+    # Calls. -----------------------------------------------------------------------------------------------------
+
+    def visit_Call(self, node: cst.Call) -> None:
+        if self._resolver.is_builtin(node.func, "hasattr"):
+            self._probe(node)
+        elif self._resolver.is_builtin(node.func, "getattr"):
+            self._getattr(node)
+        elif self._resolver.is_builtin(node.func, "isinstance") and len(node.args) == 2:
+            self._isinstance(node)
+        meaning = self._resolver.meaning(node.func)
+        if meaning.old:
+            self._call_of_old_name(node, meaning)
+
+    def _call_of_old_name(self, node: cst.Call, meaning: Meaning) -> None:
+        roles = meaning.roles
+        if node.func in self._edits.frozen or not roles & {*names.WRAPPERS, names.GRAPH_REWRITE}:
+            return  # a name that is only renamed: the visit of the name does it
+        self._handled.add(node.func)
+        if roles == {names.GRAPH_REWRITE}:
+            self._graph_rewrite(node, meaning)
+            return
+        written = self.calls.written(node, meaning)
+        self._write(node, written)
+
+    def _write(self, node: cst.Call, written: Written) -> None:
+        func = None if self._keeps_name(node.func, written.target) else written.target
+        if func is None and self._is_unchanged(node, written):
+            return
+        if func is not None:
+            self._edits.gone.add(node.func)
+        self._edits.gone.update(written.consumed)
+        self._handled.update(written.consumed)
+
+        new = cst.parse_expression(func) if func else None
+        self._edits.replace(
+            node,
+            lambda updated, now: rewritten(updated, written, new, now),
+            code(rewritten(node, written, new, lambda old: old)),
+        )
+
+    def _is_unchanged(self, node: cst.Call, written: Written) -> bool:
+        same = [(a.keyword.value if a.keyword else None, index) for index, a in enumerate(node.args)]
+        return list(written.arguments) == same and (
+            written.target == names.WRAPPER or not self._resolver.meaning(node.func).roles & {names.EXPERIMENTAL}
+        )
+
+    def _graph_rewrite(self, node: cst.Call, meaning: Meaning) -> None:
+        written = self.calls.written(node, meaning)
+        statement = self._resolver.statement(node)
+        option = self._option_line(node)
+        alone = isinstance(statement, cst.SimpleStatementLine) and len(statement.body) == 1
+        is_value = alone and isinstance(statement.body[0], cst.Assign) and statement.body[0].value is node
+        if written.target == names.WRAPPER and option and is_value:
+            self._edits.lines.setdefault(statement, []).append(option)
+        elif written.target == names.WRAPPER:
+            same = [(a.keyword.value if a.keyword else None, index) for index, a in enumerate(node.args)]
+            written = Written(next(o.new for _, o in meaning.old), same)
+        self._write(node, written)
+
+    def _option_line(self, node: cst.Call) -> str | None:
+        root: cst.CSTNode = node.func
+        while isinstance(root, cst.Attribute):
+            root = root.value
+        if isinstance(root, cst.Name) and isinstance(node.func, cst.Attribute):
+            modules = {names.canonical(d + ".x") for d in self._resolver.dotted(root)}
+            if modules == {"tensorflow.x"}:
+                return f'{root.value}.config.optimizer.set_experimental_options({{"auto_mixed_precision": True}})'
+        return None
+
+    def _probe(self, node: cst.Call) -> None:
+        """`hasattr(module, "old name")`: true again if the name was there before."""
+        if len(node.args) != 2 or (attribute := text(node.args[1].value)) is None:
+            return
+        full = {names.canonical(f"{d}.{attribute}") for d in self._resolver.dotted(node.args[0].value) if d != UNKNOWN}
+        if len(full) != 1:
+            return
+        (name,) = full
+        old = names.OLD.get(name)
+        if old and old.role in (names.STABLE, names.OURS):
+            return  # still there
+        if old and old.new.startswith("keras."):
+            short = old.new.rsplit(".", 1)[1]
+            if short == attribute:
+                return
+            self._edits.replace(
+                node.args[1].value,
+                lambda updated, now: cst.SimpleString(repr(short) if "'" in code(updated) else f'"{short}"'),
+                short,
+            )
+            return
+        if old is None and name not in names.MODULES:
+            return
+        new = names.FACES.get(old.role, old.new) if old else names.MODULES[name]
+        new = f"{names.LEGACY_MODULE}.experimental" if new == "keras.mixed_precision" else new
+        module, short = new.rsplit(".", 1)
+        self._edits.gone.add(node.args[0].value)
+        self._handled.add(node.args[0].value)
+        quote = node.args[1].value.quote if isinstance(node.args[1].value, cst.SimpleString) else '"'
+
+        def make(updated: cst.CSTNode, now: object) -> cst.CSTNode:
+            first, second = updated.args
+            return updated.with_changes(
+                args=[
+                    first.with_changes(value=cst.parse_expression(module)),
+                    second.with_changes(value=cst.SimpleString(quote + short + quote)),
+                ]
+            )
+
+        self._edits.replace(node, make, f"hasattr({module}, {quote}{short}{quote})")
+
+    def _isinstance(self, node: cst.Call) -> None:
+        tested, classes = (argument.value for argument in node.args)
+        if isinstance(tested, cst.Attribute) and code(tested) == "self.optimizer":
+            old = self._resolver.meaning(classes)
+            if old.roles & {names.STABLE, names.EXPERIMENTAL}:
+                self._edits.notice(node, "compile() under mixed_float16 wraps in Keras's class: give it one of ours.")
+
+    def _getattr(self, node: cst.Call) -> None:
+        if len(node.args) == 2 and self._resolver.meaning(node).old:
+            self._reference(node)
+        elif len(node.args) == 3 and (attribute := text(node.args[1].value)) is not None:
+            bases = self._resolver.dotted(node.args[0].value) - {UNKNOWN}
+            if any(names.canonical(f"{base}.{attribute}") in {*names.OLD, *names.MODULES} for base in bases):
+                self._edits.notice(node, "getattr with a default hides an old name: it gives the default from now on.")
+
+    # Names and attributes. --------------------------------------------------------------------------------------
+
+    def visit_Attribute(self, node: cst.Attribute) -> bool:
+        if node in self._edits.frozen:
+            return False
+        if node in self._handled:
+            return True
+        meaning = self._resolver.meaning(node)
+        if meaning.old:
+            self._reference(node)
+            return bool(meaning.roles & {names.KERAS_FUNCTION, names.POLICY})
+        dotted = {names.canonical(d) for d in self._resolver.dotted(node) if d != UNKNOWN}
+        if dotted & names.MODULES.keys():
+            return self._module(node, dotted)
+        if any(d.rsplit(".", 1)[0] in names.PRIVATE for d in dotted):
+            self._edits.todo(node, f"{code(node)} is private and has no counterpart.")
+        return True
+
+    def visit_Name(self, node: cst.Name) -> None:
+        if node in self._handled or node in self._edits.frozen or not self._resolver.is_read(node):
+            return
+        if self._is_expression(node) and self._resolver.meaning(node).old:
+            self._reference(node)
+
+    def _is_expression(self, node: cst.Name) -> bool:
+        parent = self._resolver.parents.get(node)
+        if isinstance(parent, (cst.Attribute, cst.Arg)):
+            return parent.value is node
+        return not isinstance(parent, (cst.ImportAlias, cst.AsName, cst.Param, cst.NameItem, cst.ImportFrom))
+
+    def _reference(self, node: cst.BaseExpression) -> None:
+        """An old name that is not called here as a wrapper."""
+        meaning = self._resolver.meaning(node)
+        roles = meaning.roles
+        if roles & {names.KERAS_FUNCTION, names.POLICY}:
+            self._rename_keras(node, meaning)
+            return
+        target = self._target(node, roles)
+        if target is None:
+            self._edits.todo(node, f"{code(node)} was one of two classes here, with different arguments.")
+            target = names.WRAPPER
+        if not self._keeps_name(node, target):
+            self._edits.replace_name(node, target)
+            self._edits.replace(node, self._edits.expressions[node], target)
+
+    def _target(self, node: cst.BaseExpression, roles: set[str]) -> str | None:
+        if roles <= set(names.WRAPPERS):
+            context = self._context(node)
+            if context == "type" or roles <= {names.STABLE, names.OURS}:
+                return names.FACES[names.CONTRIB] if roles == {names.CONTRIB} else names.WRAPPER
+            return names.FACES[next(iter(roles))] if len(roles) == 1 else None
+        new = {old.new for _, old in self._resolver.meaning(node).old}
+        return new.pop() if len(new) == 1 else None
+
+    def _context(self, node: cst.BaseExpression) -> str:
+        """ "type" where a class is only named or compared, "value" where it can be called or derived from."""
+        inner: cst.CSTNode = node
+        for outer in self._resolver.ancestors(node):
+            if isinstance(outer, (cst.Annotation, cst.Comparison, cst.Attribute)):
+                return "type"
+            if isinstance(outer, cst.Call):
+                is_test = any(self._resolver.is_builtin(outer.func, f) for f in ("isinstance", "issubclass"))
+                return "type" if is_test else "value"
+            if isinstance(outer, cst.Assign) and outer.value is inner:
+                # In a class body it can be called through an instance, which is not followed.
+                in_class = isinstance(self._resolver.scopes.get(outer), ClassScope)
+                is_alias = not in_class and all(isinstance(target.target, cst.Name) for target in outer.targets)
+                return "type" if is_alias else "value"
+            if not isinstance(outer, _TRANSPARENT):
+                return "value"
+            inner = outer
+        return "value"
+
+    def _keeps_name(self, node: cst.BaseExpression, target: str) -> bool:
+        """Whether the name is bound by a statement that is rewritten to bind it to the target."""
+        if isinstance(node, cst.Name) and node.value in self._edits.pinned:
+            return False
+        meaning = self._resolver.meaning(node)
+        if meaning.roles <= {names.OURS}:
+            return target == names.WRAPPER
+        bound = {names.WRAPPER if o.role in (names.STABLE, names.EXPERIMENTAL) else o.new for _, o in meaning.old}
+        if bound != {target}:
+            return False
+        if isinstance(node, cst.Name):
+            return bool(self._resolver.assignments(node))
+        return self._resolver.through_project(node)
+
+    def _rename_keras(self, node: cst.BaseExpression, meaning: Meaning) -> None:
+        """`x.experimental.set_policy` -> `x.set_global_policy`; the module in front is renamed by its own rule."""
+        new = {old.new.rsplit(".", 1)[1] for _, old in meaning.old}
+        old_module = any(not d.endswith(o.new) for d, o in meaning.old)
+        if len(new) != 1 or not old_module or self._is_pinned(node):
+            return
+        (short,) = new
+        if isinstance(node, cst.Attribute) and not self._resolver.through_project(node):
+            shown = code(node.with_changes(attr=cst.Name(short))).replace(".experimental", "")
+            self._edits.replace(node, lambda u, now: u.with_changes(attr=cst.Name(short)), shown)
+        elif isinstance(node, cst.Name) and not self._resolver.assignments(node) and short != node.value:
+            self._edits.replace(node, lambda u, now: u.with_changes(value=short), short)
+
+    def _is_pinned(self, node: cst.BaseExpression) -> bool:
+        while isinstance(node, cst.Attribute):
+            node = node.value
+        return isinstance(node, cst.Name) and node.value in self._edits.pinned
+
+    def _module(self, node: cst.Attribute, dotted: set[str]) -> bool:
+        """A module that is gone, as a value or in front of a name that the table does not have."""
+        parent = self._resolver.parents[node]
+        if isinstance(parent, cst.Attribute) and parent.value is node and parent not in self._edits.expressions:
+            full = {names.canonical(d) for d in self._resolver.dotted(parent)}
+            if not any(name in names.OLD or name in names.MODULES for name in full):
+                self._edits.todo(parent, f"{code(parent)} has no counterpart.")
+                return False
+        if self._resolver.through_project(node):
+            return True
+        new = {names.MODULES.get(name, name) for name in dotted}
+        if len(new) == 1 and "keras.mixed_precision" in new:
+            if node.attr.value == "experimental":
+                self._edits.expressions[node] = lambda updated, now: updated.value
+                if not isinstance(parent, cst.Attribute):
+                    self._edits.replace(node, self._edits.expressions[node], code(node.value))
+            return True
+        if len(new) == 1 and not isinstance(parent, cst.Attribute):
+            (module,) = new
+            self._edits.replace_name(node, module)
+            self._edits.replace(node, self._edits.expressions[node], module)
+            return False
+        return True

@@ -1,0 +1,263 @@
+"""The first pass: which modules of a project pass old names on under names of their own.
+
+Only module-level bindings matter here, so the standard library's `ast` is enough, and fast.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tf_lossscale.migrate.codemod import names
+
+UNKNOWN = "?"
+
+
+class Bindings(NamedTuple):
+    """What a module binds at its top level, as it is written there."""
+
+    names: dict[str, list[str]]  # name -> dotted names it may stand for; UNKNOWN for what is no import or alias
+    stars: list[str]  # modules of `from module import *`
+    imports: list[tuple[str, list[str]]]  # every `from module import names`, at any depth
+
+
+def read(source: str | bytes) -> Bindings:
+    """Returns the module-level bindings of a source file.
+
+    >>> read("import tensorflow as tf\\nmp = tf.keras.mixed_precision").names["mp"]
+    ['tensorflow.keras.mixed_precision']
+
+    Args:
+        source: Python code.
+
+    Returns:
+        The bindings; empty if the code does not parse (the second pass reports that).
+    """
+    bindings = Bindings({}, [], [])
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return bindings
+    for statement in _at_top_level(tree):
+        _read_statement(statement, bindings)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            bindings.imports.append((_module(node), [alias.name for alias in node.names]))
+        elif isinstance(node, ast.Import):
+            bindings.imports.extend((alias.name, []) for alias in node.names)
+    return bindings
+
+
+def _at_top_level(tree: ast.Module) -> Iterator[ast.stmt]:
+    """The statements that run in the module's own scope, those in blocks too; without recursion, however deep."""
+    waiting: list[ast.stmt] = tree.body[::-1]
+    while waiting:
+        statement = waiting.pop()
+        yield statement
+        if not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            blocks = [getattr(statement, field, []) for field in ("body", "orelse", "finalbody")]
+            blocks += [handler.body for handler in getattr(statement, "handlers", [])]
+            waiting.extend(inner for block in reversed(blocks) for inner in reversed(block))
+
+
+def _read_statement(statement: ast.stmt, bindings: Bindings) -> None:
+    if isinstance(statement, ast.Import):
+        for alias in statement.names:
+            bound = alias.asname or alias.name.split(".", 1)[0]
+            _bind(bindings, bound, [alias.name if alias.asname else bound])
+    elif isinstance(statement, ast.ImportFrom):
+        module = _module(statement)
+        for alias in statement.names:
+            if alias.name == "*":
+                bindings.stars.append(module)
+            else:
+                _bind(bindings, alias.asname or alias.name, [join(module, alias.name)])
+    elif isinstance(statement, ast.Assign):
+        for target in statement.targets:
+            if isinstance(target, ast.Name):
+                _bind(bindings, target.id, _dotted(statement.value, bindings))
+    elif isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        _bind(bindings, statement.name, [UNKNOWN])
+
+
+def _bind(bindings: Bindings, name: str, meanings: list[str]) -> None:
+    known = bindings.names.setdefault(name, [])
+    known.extend(meaning for meaning in meanings if meaning not in known)
+
+
+def _dotted(value: ast.expr, bindings: Bindings) -> list[str]:
+    attributes = ""
+    while isinstance(value, ast.Attribute):
+        attributes = f".{value.attr}{attributes}"
+        value = value.value
+    if isinstance(value, ast.Name):
+        return [m if m == UNKNOWN else m + attributes for m in bindings.names.get(value.id, [UNKNOWN])]
+    return [] if isinstance(value, ast.Constant) and value.value is None else [UNKNOWN]
+
+
+def _module(node: ast.ImportFrom) -> str:
+    return "." * node.level + (node.module or "")
+
+
+def join(module: str, name: str) -> str:
+    """Returns the dotted name of something in a module, which may be a relative one.
+
+    >>> join("..", "compat"), join("a.b", "c")
+    ('..compat', 'a.b.c')
+
+    Args:
+        module: as it is written in an import statement.
+        name: a name in it.
+
+    Returns:
+        The two, joined.
+    """
+    return module + name if module.endswith(".") or not module else f"{module}.{name}"
+
+
+#: What a file has to know of the other ones: module, as this file names it -> name -> the dotted names behind it;
+#: under "*" are the libraries' modules that it passes on whole.
+Known = dict[str, dict[str, list[str]]]
+
+
+class Project:
+    """The modules that were read, linked: what each of them passes on to the others.
+
+    >>> project = Project({
+    ...     "/p/compat.py": read("from tensorflow.keras.mixed_precision import LossScaleOptimizer as LSO"),
+    ...     "/p/train.py": read("from compat import LSO"),
+    ... })
+    >>> project.known("/p/train.py")
+    {'compat': {'LSO': ['tensorflow.keras.mixed_precision.LossScaleOptimizer']}}
+
+    Args:
+        modules: absolute path -> its bindings.
+    """
+
+    def __init__(self, modules: dict[str, Bindings]):
+        self._modules = modules
+        self._by_tail: dict[str, list[str]] = {}
+        for path in modules:
+            self._by_tail.setdefault(_tail(path), []).append(path)
+        self._exports: dict[str, dict[str, list[str]]] = {}
+        self._open: set[str] = set()
+        self._requested: dict[str, set[str]] = {}
+        for path, bindings in modules.items():
+            for module, wanted in bindings.imports:
+                provider = self._find(path, module)
+                if provider:
+                    self._requested.setdefault(provider, set()).update(wanted or {"*"})
+                for name in wanted:
+                    inner = self._find(path, join(module, name))
+                    if inner:  # used as module.name: any name of it may be meant
+                        self._requested.setdefault(inner, set()).add("*")
+
+    def requested(self, path: str) -> set[str]:
+        """Returns the names that other files take from this one; "*" among them if that can be any."""
+        return self._requested.get(path, set())
+
+    def known(self, path: str) -> Known:
+        """Returns what this file can reach in other files of the project, old names only."""
+        found: Known = {}
+        for module, wanted in self._modules[path].imports:
+            for candidate in (module, *(join(module, name) for name in wanted)):
+                provider = self._find(path, candidate)
+                if provider and provider != path:
+                    exported = self._exported(provider)
+                    if exported:
+                        found[candidate] = exported
+        return found
+
+    def _exported(self, path: str) -> dict[str, list[str]]:
+        if path in self._exports or path in self._open:
+            return self._exports.get(path, {})
+        self._open.add(path)
+        bindings = self._modules[path]
+        exported: dict[str, list[str]] = {}
+        for star in bindings.stars:
+            provider = self._find(path, star)
+            if provider:
+                exported.update(self._exported(provider))
+            elif leads_to_old(star):
+                exported.setdefault("*", []).append(star)
+        for name, meanings in bindings.names.items():
+            linked = [m for meaning in meanings for m in self._linked(path, meaning)]
+            if any(leads_to_old(m) for m in linked):
+                exported[name] = sorted(set(linked))
+        self._open.discard(path)
+        self._exports[path] = exported
+        return exported
+
+    def _linked(self, path: str, dotted: str) -> list[str]:
+        """The library's names behind a dotted name that may go through modules of the project."""
+        relative = dotted[: len(dotted) - len(dotted.lstrip("."))]
+        parts = dotted[len(relative) :].split(".")
+        for split in range(len(parts) - 1, -1 if relative else 0, -1):
+            provider = self._find(path, relative + ".".join(parts[:split]))
+            if provider and provider != path:
+                rest = "".join(f".{part}" for part in parts[split + 1 :])
+                return [m + rest for m in self._exported(provider).get(parts[split], [UNKNOWN]) if m != UNKNOWN] or [
+                    UNKNOWN
+                ]
+        return [dotted]
+
+    def _find(self, path: str, module: str) -> str | None:
+        """The file of a module, as the file at `path` names it."""
+        if module.startswith("."):
+            level = len(module) - len(module.lstrip("."))
+            folder = os.path.dirname(path)
+            for _ in range(level - 1):
+                folder = os.path.dirname(folder)
+            rest = module[level:].replace(".", os.sep)
+            stem = os.path.join(folder, rest) if rest else folder
+            candidates = [f"{stem}.py", os.path.join(stem, "__init__.py")]
+            return next((c for c in candidates if c in self._modules), None)
+        return self._find_absolute(path, module)
+
+    def _find_absolute(self, path: str, module: str) -> str | None:
+        tail = module.replace(".", os.sep)
+        if not tail:
+            return None
+        matches = [
+            candidate
+            for candidate in self._by_tail.get(tail.rsplit(os.sep, 1)[-1], [])
+            if _stem(candidate).endswith(os.sep + tail)
+        ]
+        if not matches:
+            return None
+        # The nearest one: the longest way in common. Two equally near ones could be either: none.
+        matches.sort(key=lambda candidate: -len(os.path.commonpath([os.path.dirname(path), candidate])))
+        if len(matches) > 1 and _distance(path, matches[0]) == _distance(path, matches[1]):
+            return None
+        return matches[0]
+
+
+def _distance(path: str, candidate: str) -> tuple[int, int]:
+    return len(os.path.commonpath([os.path.dirname(path), candidate])), candidate.count(os.sep)
+
+
+def _stem(path: str) -> str:
+    stem = path[: -len(".py")]
+    return os.path.dirname(stem) if os.path.basename(stem) == "__init__" else stem
+
+
+def _tail(path: str) -> str:
+    return os.path.basename(_stem(path))
+
+
+def leads_to_old(dotted: str) -> bool:
+    """Whether a dotted name is an old one, or the beginning of one.
+
+    >>> leads_to_old("tensorflow.keras"), leads_to_old("tensorflow.data")
+    (True, False)
+
+    Args:
+        dotted: a qualified name.
+
+    Returns:
+        True if so.
+    """
+    name = names.canonical(dotted)
+    return name in names.OLD or name in names.LEADING or name in ("tensorflow.compat", "tensorflow.compat.v1")

@@ -1,0 +1,283 @@
+"""What a name means where it stands: through imports, aliases, ladders and a project's own modules."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import libcst as cst
+import libcst.matchers as m
+from libcst.helpers import get_full_name_for_node
+from libcst.metadata import ImportAssignment, MetadataWrapper
+
+from tf_lossscale.migrate.codemod import names
+from tf_lossscale.migrate.codemod.project import UNKNOWN, Known, join, leads_to_old
+from tf_lossscale.migrate.codemod.tree import Tree
+
+
+class Meaning(NamedTuple):
+    """What an expression may stand for."""
+
+    old: tuple[tuple[str, names.Old], ...]  # (dotted name, entry of the table)
+    sure: bool  # False if it may be something else as well
+
+    @property
+    def roles(self) -> set[str]:
+        """The roles of the old names."""
+        return {old.role for _, old in self.old}
+
+
+class Resolver(Tree):
+    """Answers what expressions of one module mean.
+
+    Args:
+        wrapper: the module with its metadata.
+        known: what other files of the project pass on, see `project`.
+    """
+
+    def __init__(self, wrapper: MetadataWrapper, known: Known | None = None):
+        super().__init__(wrapper)
+        self._known = known or {}
+        self._open: set[cst.CSTNode] = set()
+        self._attributes: dict[tuple[cst.CSTNode | None, str], list[cst.BaseExpression]] = {}
+        #: Words in annotations that are strings: they may be names that are used nowhere else.
+        self.annotated: set[str] = set()
+        self._dotted: dict[cst.CSTNode, set[str]] = {}
+        self.stars: list[str] = []
+        #: Whether this file is about TensorFlow: elsewhere `keras` may run on another backend.
+        self.imports_tensorflow = False
+        self.module.visit(_Collector(self))
+
+    # Names. -----------------------------------------------------------------------------------------------------
+
+    def meaning(self, expression: cst.BaseExpression) -> Meaning:
+        """What of the table an expression may stand for."""
+        dotted = self.dotted(expression)
+        if not self.imports_tensorflow and any(_on_any_backend(d) for d in dotted):
+            return Meaning((), False)
+        old = [(d, names.OLD[names.canonical(d)]) for d in sorted(dotted) if names.canonical(d) in names.OLD]
+        # What else it may be within the same libraries does not exist there: `mp` is one of two modules, say.
+        sure = all(names.canonical(d).startswith(("keras.", "tensorflow.", "tf_lossscale.")) for d in dotted)
+        return Meaning(tuple(old), sure)
+
+    @functools.cached_property
+    def uses_old_api(self) -> bool:
+        """Whether an old class of wrappers is named anywhere in the module."""
+        return any(
+            self.meaning(node).roles & {names.STABLE, names.EXPERIMENTAL, names.CONTRIB, names.GRAPH_REWRITE}
+            for node in self.scopes
+            # Scopes also know the names within annotations that are strings; those are not in the tree.
+            if isinstance(node, (cst.Name, cst.Attribute)) and node in self.positions
+        )
+
+    def dotted(self, expression: cst.BaseExpression) -> set[str]:
+        """The qualified names that an expression may stand for; UNKNOWN is among them if it may be anything."""
+        if expression not in self._dotted:
+            found = self._resolved(expression)
+            if self._open:  # on the way round a circle of aliases: not the whole answer
+                return found
+            self._dotted[expression] = found
+        return self._dotted[expression]
+
+    def _resolved(self, expression: cst.BaseExpression) -> set[str]:
+        if isinstance(expression, cst.Attribute):
+            through = {f"{base}.{expression.attr.value}" for base in self.dotted(expression.value) if base != UNKNOWN}
+            if through:
+                return {d for name in through for d in self._expanded(name)} | (
+                    {UNKNOWN} if UNKNOWN in self.dotted(expression.value) else set()
+                )
+            return self._of_values(self._attribute_values(expression))
+        if isinstance(expression, cst.Name):
+            return self._of_name(expression)
+        if isinstance(expression, cst.IfExp):
+            return self.dotted(expression.body) | self.dotted(expression.orelse)
+        if (
+            isinstance(expression, cst.Call)
+            and self.is_builtin(expression.func, "getattr")
+            and len(expression.args) == 2
+            and isinstance(expression.args[1].value, cst.SimpleString)
+        ):
+            attribute = expression.args[1].value.evaluated_value
+            bases = self.dotted(expression.args[0].value) - {UNKNOWN}
+            return {f"{base}.{attribute}" for base in bases} or {UNKNOWN}
+        return {UNKNOWN}
+
+    def through_project(self, expression: cst.BaseExpression) -> bool:
+        """Whether an attribute is taken from a module of the project, which binds it."""
+        if not isinstance(expression, cst.Attribute):
+            return False
+        return any(
+            base in self._known and expression.attr.value in self._known[base] for base in self.dotted(expression.value)
+        )
+
+    def knows(self, module: str, name: str) -> bool:
+        """Whether the project passes a name on in this module, as the file names it."""
+        return name in self._known.get(module, {})
+
+    def is_builtin(self, expression: cst.BaseExpression, name: str) -> bool:
+        """Whether an expression is the builtin of this name."""
+        if not isinstance(expression, cst.Name) or expression.value != name:
+            return False
+        return not self.assignments(expression)
+
+    def _of_name(self, name: cst.Name) -> set[str]:
+        found: set[str] = set()
+        assignments = self.assignments(name)
+        if not assignments:
+            starred = {
+                dotted
+                for star in self.stars
+                for dotted in self._expanded(join(star, name.value))
+                if leads_to_old(dotted)
+            }
+            return starred or {UNKNOWN}
+        for assignment in self.reaching(name):
+            if isinstance(assignment, ImportAssignment):
+                found |= self._of_import(assignment)
+            else:
+                value = self.assigned_value(assignment)
+                if value is None:
+                    found.add(UNKNOWN)
+                elif not _is_none(value):
+                    found |= self._of_values([value])
+        return found
+
+    def _of_values(self, values: Sequence[cst.BaseExpression]) -> set[str]:
+        found: set[str] = set() if values else {UNKNOWN}
+        for value in values:
+            if value in self._open:
+                continue
+            self._open.add(value)
+            found |= self.dotted(value)
+            self._open.discard(value)
+        return found
+
+    def _of_import(self, assignment: ImportAssignment) -> set[str]:
+        statement = assignment.node
+        for alias in statement.names if not isinstance(statement.names, cst.ImportStar) else ():
+            bound = alias.evaluated_alias or alias.evaluated_name
+            if bound.split(".")[0] != assignment.name.split(".")[0]:
+                continue
+            if isinstance(statement, cst.ImportFrom):
+                return self._expanded(join(module_of(statement), alias.evaluated_name))
+            if alias.asname:
+                return self._expanded(alias.evaluated_name)
+            return {bound.split(".")[0]}
+        return {UNKNOWN}
+
+    def _expanded(self, dotted: str) -> set[str]:
+        """Looks a dotted name up in the project's modules."""
+        parts = dotted.split(".")
+        for split in range(len(parts) - 1, 0, -1):
+            module = ".".join(parts[:split]) or "."
+            module = module if module.strip(".") else dotted[: len(dotted) - len(dotted.lstrip("."))]
+            exported = self._known.get(module, {})
+            if parts[split] in exported:
+                rest = "".join(f".{part}" for part in parts[split + 1 :])
+                return {d if d == UNKNOWN else d + rest for d in exported[parts[split]]}
+            starred = {join(star, ".".join(parts[split:])) for star in exported.get("*", ())}
+            starred = {name for name in starred if leads_to_old(name)}
+            if starred:
+                return starred
+        return {dotted}
+
+    # Values. ----------------------------------------------------------------------------------------------------
+
+    def values(self, expression: cst.BaseExpression) -> list[cst.BaseExpression | None]:
+        """The expressions whose value a variable or attribute may hold; None stands for an unknown one."""
+        if isinstance(expression, cst.Name):
+            return [self.assigned_value(a) for a in self.reaching(expression)] or [None]
+        if isinstance(expression, cst.Attribute):
+            return [*self._attribute_values(expression)] or [None]
+        return [expression]
+
+    def _attribute_values(self, attribute: cst.Attribute) -> list[cst.BaseExpression]:
+        text = get_full_name_for_node(attribute)
+        if text is None:
+            return []
+        owner = self.enclosing(attribute, cst.ClassDef)
+        if isinstance(owner, cst.ClassDef) and text.startswith("self."):
+            return self._in_family(owner, text)
+        found = self._attributes.get((owner, text), [])
+        if not found and isinstance(attribute.value, cst.Name):
+            made = [cls for value in self.values(attribute.value) for cls in self._class_of(value)]
+            found = [value for cls in made for value in self._in_family(cls, f"self.{attribute.attr.value}")]
+        return found
+
+    def _in_family(self, owner: cst.ClassDef, text: str, depth: int = 8) -> list[cst.BaseExpression]:
+        """What a class, or a base of it in this file, assigns to an attribute of `self`."""
+        found = list(self._attributes.get((owner, text), []))
+        for base in owner.bases if depth else ():
+            for node in self._definitions(base.value):
+                found += self._in_family(node, text, depth - 1)
+        return found
+
+    def _class_of(self, value: cst.BaseExpression | None) -> list[cst.ClassDef]:
+        """The classes of this file of which a call makes an object."""
+        return self._definitions(value.func) if isinstance(value, cst.Call) else []
+
+    def _definitions(self, name: cst.BaseExpression) -> list[cst.ClassDef]:
+        if not isinstance(name, cst.Name):
+            return []
+        nodes = [getattr(a, "node", None) for a in self.assignments(name)]
+        return [node for node in nodes if isinstance(node, cst.ClassDef)]
+
+    def assigns(self, attribute: str) -> bool:
+        """Whether an attribute of this name is assigned anywhere in the module."""
+        return any(text.endswith(f".{attribute}") for _, text in self._attributes)
+
+    def note_attribute(self, target: cst.Attribute, value: cst.BaseExpression) -> None:
+        """Remembers a `self.x = value`."""
+        text = get_full_name_for_node(target)
+        if text is not None:
+            self._attributes.setdefault((self.enclosing(target, cst.ClassDef), text), []).append(value)
+
+
+class _Collector(cst.CSTVisitor):
+    """Collects what scopes do not tell: star imports, and values assigned to attributes."""
+
+    def __init__(self, resolver: Resolver):
+        super().__init__()
+        self._resolver = resolver
+
+    def visit_Annotation(self, node: cst.Annotation) -> None:
+        for string in m.findall(node, m.SimpleString()):
+            self._resolver.annotated.update(re.findall(r"\w+", cst.ensure_type(string, cst.SimpleString).value))
+
+    def visit_Import(self, node: cst.Import) -> None:
+        self._note(alias.evaluated_name for alias in node.names)
+
+    def visit_ImportFrom(self, node: cst.ImportFrom) -> bool:
+        self._note([module_of(node)])
+        if isinstance(node.names, cst.ImportStar):
+            self._resolver.stars.append(module_of(node))
+        return False
+
+    def visit_Assign(self, node: cst.Assign) -> None:
+        for target in node.targets:
+            if isinstance(target.target, cst.Attribute):
+                self._resolver.note_attribute(target.target, node.value)
+
+    def visit_AnnAssign(self, node: cst.AnnAssign) -> None:
+        if isinstance(node.target, cst.Attribute) and node.value is not None:
+            self._resolver.note_attribute(node.target, node.value)
+
+    def _note(self, modules: Iterable[str]) -> None:
+        if any(module.split(".", 1)[0] in ("tensorflow", "tf_keras") for module in modules):
+            self._resolver.imports_tensorflow = True
+
+
+def _on_any_backend(dotted: str) -> bool:
+    return dotted.startswith("keras.") and names.canonical(dotted) in names.OLD and "experimental" not in dotted
+
+
+def module_of(statement: cst.ImportFrom) -> str:
+    """The module of a `from` import, as it is written."""
+    name = get_full_name_for_node(statement.module) if statement.module else ""
+    return "." * len(statement.relative) + (name or "")
+
+
+def _is_none(value: cst.BaseExpression) -> bool:
+    return isinstance(value, cst.Name) and value.value == "None"

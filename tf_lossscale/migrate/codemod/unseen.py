@@ -1,0 +1,95 @@
+"""Goes through a module for what syntax cannot see, and reports it: strings, unpacked arguments, unknown modules."""
+
+from __future__ import annotations
+
+import re
+
+import libcst as cst
+from libcst.helpers import get_full_name_for_node
+
+from tf_lossscale.migrate.codemod import names
+from tf_lossscale.migrate.codemod.arguments import text
+from tf_lossscale.migrate.codemod.edits import Edits
+from tf_lossscale.migrate.codemod.project import leads_to_old
+from tf_lossscale.migrate.codemod.resolve import Resolver
+
+# What the libraries are called by custom: such a name with an unknown meaning is likely to be one of them.
+_ROOTS = {"tf": "tensorflow", "tensorflow": "tensorflow", "keras": "keras", "tf_keras": "keras"}
+_IN_A_STRING = re.compile(
+    r"[\w.]*mixed_precision\.(experimental|(experimental\.)?(LossScaleOptimizer|set_policy))"
+    r"|tensorflow\.contrib\.mixed_precision[\w.]*"
+)
+_IMPORTED = re.compile(r"(tensorflow|tf_keras|keras)(\.[\w.]+)?\.mixed_precision")
+_UNPACKED = "loss_scale is an argument of the old class; where this is unpacked cannot be followed."
+
+
+class UnseenPlanner(cst.CSTVisitor):
+    """Fills the edits of one module with comments and notices.
+
+    Args:
+        resolver: of the module.
+        edits: to be filled.
+    """
+
+    def __init__(self, resolver: Resolver, edits: Edits):
+        super().__init__()
+        self._resolver = resolver
+        self._edits = edits
+
+    def visit_Attribute(self, node: cst.Attribute) -> None:
+        self._out_of_sight(node)
+        if node.attr.value == "experimental_run_v2" and self._resolver.uses_old_api:
+            self._edits.notice(node, "experimental_run_v2 is gone from tf.distribute: it is called run.")
+
+    def visit_Call(self, node: cst.Call) -> None:
+        if not self._resolver.is_builtin(node.func, "dict"):
+            return
+        for argument in node.args:
+            if argument.keyword and argument.keyword.value == "loss_scale" and text(argument.value) == "dynamic":
+                self._edits.notice(node, _UNPACKED)
+
+    def _out_of_sight(self, node: cst.Attribute) -> None:
+        name = get_full_name_for_node(node)
+        if isinstance(node.value, cst.Call) and node.attr.value in ("LossScaleOptimizer", "LossScaleManager"):
+            func = get_full_name_for_node(node.value.func) or ""
+            if func.rsplit(".", 1)[-1] == "mixed_precision":
+                self._edits.notice(node, "the module comes out of a function call, which cannot be followed.")
+        if name is None or name.split(".", 1)[0] not in _ROOTS:
+            return
+        root = name.split(".", 1)[0]
+        old = names.OLD.get(names.canonical(_ROOTS[root] + name[len(root) :]))
+        if old is None or (old.role == names.POLICY and "experimental" not in name):
+            return
+        dotted = self._resolver.dotted(node)
+        if name in dotted and root == "keras" and not self._resolver.imports_tensorflow:
+            self._edits.notice(node, "without TensorFlow in this file, keras may run on another backend.")
+        elif all(not leads_to_old(d) for d in dotted):
+            self._edits.todo(
+                node, f"it cannot be seen what {root} is here. If it is TensorFlow's, this name is gone: use {old.new}."
+            )
+
+    def visit_SimpleString(self, node: cst.SimpleString) -> None:
+        parent = self._resolver.parents.get(node)
+        value = text(node)
+        if isinstance(parent, cst.Expr) or value is None:
+            return
+        if _IN_A_STRING.fullmatch(value) or (_IMPORTED.fullmatch(value) and self._is_imported(parent)):
+            self._edits.notice(
+                node, "an old name in a string: strings are not changed. tf_lossscale.install() serves it."
+            )
+
+    def _is_imported(self, argument: cst.CSTNode | None) -> bool:
+        call = self._resolver.parents.get(argument) if isinstance(argument, cst.Arg) else None
+        name = get_full_name_for_node(call.func) if isinstance(call, cst.Call) else None
+        return (name or "").rsplit(".", 1)[-1] in ("import_module", "__import__")
+
+    def visit_DictElement(self, node: cst.DictElement) -> None:
+        if text(node.key) == "loss_scale" and text(node.value) == "dynamic":
+            self._edits.notice(node.value, _UNPACKED)
+
+    def visit_FunctionDef(self, node: cst.FunctionDef) -> None:
+        owner = self._resolver.enclosing(node, cst.ClassDef)
+        if node.name.value not in names.HOOKS or not isinstance(owner, cst.ClassDef):
+            return
+        if any(self._resolver.meaning(base.value).roles & set(names.WRAPPERS) for base in owner.bases):
+            self._edits.todo(node.name, f"{node.name.value} is private: tf_lossscale never calls it.")

@@ -1,0 +1,1 @@
+"""LossScaleOptimizer: the documented API, for every optimizer family."""

@@ -1,0 +1,202 @@
+"""Configs and copies of a wrapper."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from typing import Any
+
+import tensorflow as tf
+
+from tf_lossscale.core.rules import Rules
+from tf_lossscale.core.state import DynamicLossScale, FixedLossScale
+from tf_lossscale.wrapper import families
+from tf_lossscale.wrapper.contract import Contract
+
+#: The key of the loss scale's state in the config of the inner optimizer of a model that is saved.
+STATE = "loss_scale_state"
+_BEYOND_THE_ORIGINAL = ("growth_factor", "backoff_factor", "hysteresis", "min_scale", "max_scale")
+
+
+class Configurable:
+    """What a wrapper can be made from again: its config, an old one, another wrapper."""
+
+    _is_adapter = False
+    _optimizer: Any
+    _loss_scale: Any
+    _diagnosis: Any
+    _on_floor: Any
+    dynamic: Any
+    initial_scale: Any
+    dynamic_growth_steps: Any
+    state: Any
+    set_state: Any
+
+    def _serialized_inner(self) -> Any:
+        """The inner optimizer as a config."""
+        raise NotImplementedError
+
+    def _with_state(self, inner: dict[str, Any]) -> dict[str, Any]:
+        """An inner optimizer's config, with the state of the loss scale beside it while a model is being saved.
+
+        SavedModels, and the .h5 and .keras files of tf_keras legacy, keep nothing of a wrapper but its config; in Keras
+        3's `.keras` files there is no room for `bad_steps`. The originals read such a config too: of an inner optimizer
+        they look at the class and the config alone.
+        """
+        if not isinstance(self._loss_scale, DynamicLossScale) or not _a_model_is_being_saved():
+            return inner
+        return {**inner, STATE: self.state()}
+
+    def _take_state(self, inner: Any) -> None:
+        """Sets the state that `_with_state` put into a config."""
+        if isinstance(inner, dict) and STATE in inner and isinstance(self._loss_scale, DynamicLossScale):
+            state = inner[STATE]
+            self.set_state({**state, "loss_scale": self._loss_scale.in_range(state["loss_scale"])})
+
+    @classmethod
+    def _deserialized_inner(cls, config: Any, custom_objects: dict[str, Any] | None) -> Any:
+        """An optimizer from what `_serialized_inner` returned."""
+        raise NotImplementedError
+
+    def _copied_inner(self, memo: dict[int, Any]) -> Any:
+        """A copy of the inner optimizer, with its state."""
+        return copy.deepcopy(self._optimizer, memo)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns what `from_config` needs: plain values.
+
+        >>> import tensorflow as tf
+        >>> from tf_lossscale import LossScaleOptimizer
+        >>> config = LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8).get_config()
+        >>> config["initial_scale"], config["dynamic_growth_steps"]
+        (8.0, 2000)
+
+        Returns:
+            A dict. Arguments that the original did not have are in it only if they are not at their defaults. A
+            function given as `on_floor` is not in it.
+        """
+        scale: Any = self._loss_scale
+        if not isinstance(scale, (DynamicLossScale, FixedLossScale)) and hasattr(scale, "get_config"):
+            of_scale = {"class_name": type(scale).__name__, "config": scale.get_config()}
+            return {"inner_optimizer": self._serialized_inner(), "loss_scale": of_scale}
+        config: dict[str, Any] = {
+            "inner_optimizer": self._serialized_inner(),
+            "dynamic": self.dynamic,
+            "initial_scale": self.initial_scale,
+            "dynamic_growth_steps": self.dynamic_growth_steps,
+        }
+        if not self.dynamic and self._loss_scale.may_skip:
+            config["skip_overflow"] = True
+        if self._diagnosis is not None:
+            config["diagnose"] = True
+        if self._on_floor.action == "raise":  # a function is no plain value
+            config["on_floor"] = "raise"
+        if self.dynamic:
+            usual, rules = Rules(), self._loss_scale.rules
+            for name in _BEYOND_THE_ORIGINAL:
+                if getattr(rules, name) != getattr(usual, name):
+                    config[name] = getattr(rules, name)
+        return config
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
+        """Makes an optimizer from its config; configs written by TensorFlow 2.3 and older are read as well.
+
+        >>> import tensorflow as tf
+        >>> from tf_lossscale import LossScaleOptimizer
+        >>> config = LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8).get_config()
+        >>> LossScaleOptimizer.from_config(config).initial_scale
+        8.0
+
+        Args:
+            config: what `get_config` returned; it is not changed.
+            custom_objects: classes of your own that the inner optimizer needs, by name.
+
+        Returns:
+            A new LossScaleOptimizer with a new inner optimizer.
+
+        Raises:
+            KeyError: there is no inner optimizer in the config.
+            TypeError: the config is no dict, or has a key that the constructor does not take.
+            ValueError: the config's loss scale is of an unknown class.
+        """
+        this: Any = cls
+        inner = inner_of(config)
+        if not cls._is_adapter:
+            family = families.of_config(inner) if isinstance(inner, dict) else families.adapter_of(inner)
+            return families.joined(this, family).from_config(config, custom_objects)
+        config = {name: value for name, value in config.items() if name not in ("inner_optimizer", "optimizer")}
+        if "loss_scale" in config:
+            config.update(_from_tf23(config.pop("loss_scale"), custom_objects or {}))
+        skip_overflow = config.pop("skip_overflow", False)
+        of_inner = inner
+        if isinstance(inner, dict):
+            inner = cls._deserialized_inner(copy.deepcopy(inner), custom_objects)
+        # tf_keras reads an old config as a legacy optimizer, whichever class is asked.
+        family = families.adapter_of(inner)
+        new = (this if issubclass(this, family) else family)(inner_optimizer=inner, **config)
+        if skip_overflow:
+            new._loss_scale = FixedLossScale(new.initial_scale, skip_overflow=True)
+        new._take_state(of_inner)
+        return new
+
+    def __copy__(self) -> Any:
+        new: Any = object.__new__(type(self))
+        new.__dict__.update(self.__dict__)
+        return new
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        new: Any = object.__new__(type(self))
+        memo[id(self)] = new
+        inner = memo[id(self._optimizer)] = self._copied_inner(memo)
+        memo[id(vars(self)["_contract"])] = Contract()
+        new.__dict__.update({name: copy.deepcopy(value, memo) for name, value in vars(self).items()})
+        new._save_scale_with_inner()
+        families.mark(inner)
+        return new
+
+
+def _a_model_is_being_saved() -> bool:
+    """Whether `save_model` of a Keras library, which every `model.save` calls, is among the callers."""
+    frame: Any = sys._getframe()
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if frame.f_code.co_name == "save_model" and module.startswith(("keras.", "tf_keras.")):
+            return tf.executing_eagerly()
+        frame = frame.f_back
+    return False
+
+
+def inner_of(config: Any) -> Any:
+    """The inner optimizer in a config: its own config, or the object itself."""
+    if not isinstance(config, dict):
+        raise TypeError(f"`config` must be a dict, as get_config() returns it, but got: {config!r}.")
+    inner = config.get("inner_optimizer") or config.get("optimizer")
+    if not inner:
+        raise KeyError("`config` has no 'inner_optimizer'. Pass what get_config() of a LossScaleOptimizer returned.")
+    return inner
+
+
+def _from_tf23(loss_scale: Any, custom_objects: dict[str, Any]) -> dict[str, Any]:
+    """Our arguments for the `loss_scale` of a config that TensorFlow 2.3 or older wrote."""
+    if loss_scale == "dynamic":
+        return {}
+    if not isinstance(loss_scale, dict):
+        return {"dynamic": False, "initial_scale": loss_scale}
+    kind, values = loss_scale["class_name"], loss_scale["config"]
+    if kind in custom_objects:
+        return {"loss_scale_manager": custom_objects[kind].from_config(values)}
+    if kind == "FixedLossScale":
+        return {"dynamic": False, "initial_scale": values["loss_scale_value"]}
+    if kind == "DynamicLossScale":
+        arguments = {
+            "initial_scale": values["initial_loss_scale"],
+            "dynamic_growth_steps": values["increment_period"],
+        }
+        if values["multiplier"] != 2:
+            arguments.update(growth_factor=values["multiplier"], backoff_factor=1 / values["multiplier"])
+        return arguments
+    raise ValueError(
+        f"Cannot make a LossScaleOptimizer from a config with a loss scale of class {kind!r}. "
+        f"Known are FixedLossScale and DynamicLossScale; pass your own in custom_objects={{{kind!r}: {kind}}}."
+    )

@@ -1,0 +1,789 @@
+"""LossScaleOptimizer: the documented API, once, for every optimizer family."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from tf_lossscale import errors
+from tf_lossscale.core import branches, replicas, scaling, state
+from tf_lossscale.core.autograph import as_written as _as_written
+from tf_lossscale.core.diagnosis import Diagnosis
+from tf_lossscale.core.rules import Rules
+from tf_lossscale.core.state import DynamicLossScale, FixedLossScale, LossScale
+from tf_lossscale.core.step import Part, step
+from tf_lossscale.wrapper import contract, families, options
+from tf_lossscale.wrapper.configs import Configurable
+from tf_lossscale.wrapper.grads_and_vars import as_list, require_fitting, tensors_of, unzip
+from tf_lossscale.wrapper.hyperparameters import Delegating
+from tf_lossscale.wrapper.readings import Observable, names_of
+from tf_lossscale.wrapper.stall import OnFloor
+
+_DEFAULT_INITIAL_SCALE = 2.0**15
+_DEFAULT_GROWTH_STEPS = 2000
+
+
+class CallableList(list[Any]):
+    """A list that also answers a call with itself: `variables` was a method once and is a property now.
+
+    >>> CallableList([1])()
+    [1]
+    """
+
+    def __call__(self) -> CallableList:
+        return self
+
+
+class _SignatureOfInit:
+    """What `help` and `inspect.signature` show of a class: its constructor's arguments, not those of `__new__`."""
+
+    def __get__(self, instance: Any, owner: Any) -> inspect.Signature:
+        signature = inspect.signature(owner.__init__)
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+class LossScaleOptimizer(Delegating, Observable, Configurable):
+    """Wraps an optimizer so that float16 gradients do not vanish: scales the loss, unscales the gradients.
+
+    The step is skipped on every replica when any gradient on any replica overflowed, and the scale follows::
+
+        finite = every value of every reduced gradient is finite
+        finite:      good += 1;  bad = 0
+                     if good >= dynamic_growth_steps:
+                         scale = min(scale * growth_factor, max_scale) if scale * growth_factor is finite
+                         good = 0
+        not finite:  good = 0;   bad += 1
+                     if bad >= hysteresis:
+                         scale = max(scale * backoff_factor, min_scale)
+                         bad = 0
+                     skip the step
+
+    In a loop of your own:
+
+    >>> import tensorflow as tf
+    >>> import tf_lossscale
+    >>> optimizer = tf_lossscale.LossScaleOptimizer(tf.keras.optimizers.SGD(0.25))
+    >>> weight = tf.Variable(1.0)
+    >>> with tf.GradientTape() as tape:
+    ...     loss = weight**2
+    ...     scaled_loss = optimizer.get_scaled_loss(loss)
+    >>> scaled_gradients = tape.gradient(scaled_loss, [weight])
+    >>> gradients = optimizer.get_unscaled_gradients(scaled_gradients)
+    >>> _ = optimizer.apply_gradients(zip(gradients, [weight]))
+    >>> weight.numpy().item()
+    0.5
+
+    `minimize` does the same in one call; `model.compile(optimizer)` and `fit` do it by themselves.
+
+    Hyperparameters of the inner optimizer are read and set on the wrapper:
+
+    >>> optimizer = tf_lossscale.LossScaleOptimizer(tf.keras.optimizers.Adam(1.0))
+    >>> optimizer.beta_1 = 0.75
+    >>> optimizer.inner_optimizer.beta_1
+    0.75
+
+    Args:
+        inner_optimizer: the optimizer that does the update: one of Keras 3 (`tf.keras.optimizers`), `tf_keras`, or
+            `tf_keras.optimizers.legacy`.
+        dynamic: whether the scale moves. If False it stays at `initial_scale`, and no step is ever skipped.
+        initial_scale: the scale to start with, above 0; 2**15 if `dynamic`, else it has to be given.
+        dynamic_growth_steps: finite steps in a row after which the scale grows; 2000 if `dynamic`, else not allowed.
+        growth_factor: what the scale is multiplied by when it grows.
+        backoff_factor: what the scale is multiplied by after an overflow.
+        hysteresis: number of overflows it takes to lower the scale.
+        min_scale: the scale is never lowered below this.
+        max_scale: the scale never grows above this; None for float32's maximum.
+        on_floor: what happens, once, when 100 steps in a row were skipped, wherever the scale stands: "warn", "raise"
+            (a FloatingPointError; from a graph an InvalidArgumentError) or a function that is called with the
+            optimizer. It is noticed by that step in eager mode and by the next one in a graph; where XLA compiles the
+            step when `loss_scale` or `state()` is read, and at the end of `fit`.
+        diagnose: whether to note which variables' gradients overflow, for `overflow_report`, and the norm of all
+            gradients, in `gradient_norm`.
+        loss_scale_manager: an object of `tf_lossscale.amp`, or a `SharedLossScale`, that says all of the above down to
+            `max_scale` instead.
+        **kwargs: Keras 3's `name, weight_decay, clipnorm, clipvalue, global_clipnorm, use_ema, ema_momentum,
+            ema_overwrite_frequency, loss_scale_factor, gradient_accumulation_steps`: set on the inner optimizer.
+
+    Raises:
+        TypeError: `inner_optimizer` is of no known family, or is a LossScaleOptimizer; an argument is of a wrong type.
+        ValueError: `inner_optimizer` is wrapped already; a value is out of range, contradicts the inner optimizer, or
+            is one that its family does not have.
+
+    Source: `tf.keras.mixed_precision.LossScaleOptimizer`,
+    https://www.tensorflow.org/versions/r2.8/api_docs/python/tf/keras/mixed_precision/LossScaleOptimizer
+    """
+
+    # What an adapter says of its family. ------------------------------------------------------------------------
+
+    #: Keyword arguments of the constructor that the family's optimizers have, and that are set on them.
+    _inner_options: tuple[str, ...] = ("clipnorm", "clipvalue", "global_clipnorm")
+    #: Whether a step without any variable is a finite step, as it always was for the legacy optimizers, or an error.
+    _takes_empty_steps = False
+    #: Whether a variable without a gradient gets no slots: old checkpoints have none for it.
+    _slots_need_gradients = False
+    #: Whether instances have this very class: True in an adapter and in what is derived from one.
+    _is_adapter = False
+    __signature__ = _SignatureOfInit()
+
+    def __new__(cls, inner_optimizer: Any = None, *args: Any, **kwargs: Any) -> LossScaleOptimizer:
+        del args, kwargs
+        this: Any = cls
+        return object.__new__(cls if cls._is_adapter else families.joined(this, families.adapter_of(inner_optimizer)))
+
+    def __init__(
+        self,
+        inner_optimizer: Any,
+        dynamic: bool = True,
+        initial_scale: Any = None,
+        dynamic_growth_steps: Any = None,
+        *,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        hysteresis: int = 1,
+        min_scale: float = 1.0,
+        max_scale: float | None = None,
+        on_floor: Any = "warn",
+        diagnose: bool = False,
+        loss_scale_manager: Any = None,
+        **kwargs: Any,
+    ):
+        if not isinstance(self, families.adapter_of(inner_optimizer)):
+            raise TypeError(
+                f"This LossScaleOptimizer wraps optimizers of {type(self).__module__}, but got: {inner_optimizer!r}. "
+                "Call tf_lossscale.LossScaleOptimizer, which finds the right one."
+            )
+        errors.boolean("dynamic", dynamic, "For a scale that stays the same pass dynamic=False, initial_scale=1024.")
+        growth_steps = _DEFAULT_GROWTH_STEPS if dynamic_growth_steps is None else dynamic_growth_steps
+        rules = Rules(growth_steps, growth_factor, backoff_factor, hysteresis, min_scale, max_scale).checked()
+        if loss_scale_manager is None:
+            loss_scale = _new_loss_scale(dynamic, initial_scale, rules, dynamic_growth_steps)
+        else:
+            loss_scale = _from_manager(loss_scale_manager, not dynamic or initial_scale or dynamic_growth_steps)
+        on_floor = OnFloor(on_floor)
+        diagnosis = _new_diagnosis(diagnose, loss_scale)
+        chosen = self._checked_options(inner_optimizer, kwargs)
+        # Past this line nothing raises: a failed construction leaves the inner optimizer as it was.
+        self.__dict__.update(
+            _optimizer=inner_optimizer, _scale=loss_scale, _contract=contract.Contract(), _traced=False
+        )
+        self.__dict__.update(_on_floor=on_floor, _diagnosis=diagnosis)
+        self._save_scale_with_inner()  # raises before it changes the inner optimizer
+        loss_scale.prepare()
+        on_floor.prepare(loss_scale)
+        self._adopt(chosen)
+        families.mark(inner_optimizer)
+
+    def _checked_options(self, inner: Any, given: dict[str, Any]) -> dict[str, Any]:
+        """The constructor's extra keywords that have to be set on the inner optimizer, or raises."""
+        return options.checked(inner, given, self._inner_options)
+
+    def _adopt(self, options: dict[str, Any]) -> None:
+        """Sets the constructor's options on the inner optimizer, and whatever the base class needs on the wrapper."""
+        for name, value in options.items():
+            setattr(self._optimizer, name, value)
+
+    def _save_scale_with_inner(self) -> None:
+        """Makes the loss scale a part of the inner optimizer: a checkpoint of that alone holds it, and restores it."""
+        inner, scale = self._optimizer, self._loss_scale
+        if not hasattr(inner, "_track_trackable"):
+            return
+        inner._maybe_initialize_trackable()  # the legacy optimizers' constructors do not
+        there = inner._lookup_dependency("loss_scale")
+        if there is not None and not isinstance(there, LossScale):
+            raise ValueError(
+                f"`inner_optimizer` must not have a part named 'loss_scale', but {type(inner).__name__} has one: "
+                f"{there!r}. A checkpoint would mix it up with the wrapper's loss scale. Give it another name."
+            )
+        if there is not None or not isinstance(scale, FixedLossScale):
+            inner._track_trackable(scale, "loss_scale", overwrite=True)
+            inner._handle_deferred_dependencies("loss_scale", scale)
+
+    def _reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+        """Sums the gradients over the replicas, in a replica context."""
+        del variables
+        return replicas.sum_over_replicas(gradients)
+
+    @property
+    def _walled(self) -> bool:
+        """Whether the graph optimizer is kept from merging scaling and unscaling: not where its wall is unknown."""
+        return True
+
+    def _build_inner(self, variables: list[Any]) -> None:
+        """Creates the inner optimizer's variables, so that a first step that is skipped leaves it complete."""
+        raise NotImplementedError
+
+    def _apply_reduced(self, grads_and_vars: list[tuple[Any, Any]], **kwargs: Any) -> Any:
+        """Has the inner optimizer apply reduced gradients, without reducing them again."""
+        raise NotImplementedError
+
+    def _advance_iterations(self) -> Any:
+        """Counts a step that was skipped."""
+        raise NotImplementedError
+
+    # The loss and the gradients. --------------------------------------------------------------------------------
+
+    @_as_written
+    def get_scaled_loss(self, loss: Any) -> Any:
+        """Multiplies the loss by the scale; call it inside the tape.
+
+        >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8)
+        >>> optimizer.get_scaled_loss(tf.constant(2.0)).numpy().item()
+        16.0
+
+        Args:
+            loss: a floating tensor of any shape, a nested structure of them, or a function that returns one.
+
+        Returns:
+            The scaled loss, of the same structure and dtype; a function if `loss` is one.
+
+        Raises:
+            TypeError: the loss is not of a floating dtype.
+        """
+        self._contract.called("get_scaled_loss")
+        _warn_if_loss_cannot_hold(loss, self._factor)
+        return scaling.scale_loss(loss, self._factor_of_loss)
+
+    @_as_written
+    def scale_loss(self, loss: Any) -> Any:
+        """Multiplies the loss by the scale, by Keras 3's contract: `apply` or `apply_gradients` then unscales.
+
+        >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8)
+        >>> optimizer.scale_loss(tf.constant(2.0)).numpy().item()
+        16.0
+
+        Args:
+            loss: as in `get_scaled_loss`.
+
+        Returns:
+            The scaled loss. A float16 or bfloat16 loss comes back as float32, which holds large scales.
+
+        Raises:
+            TypeError: the loss is not of a floating dtype.
+        """
+        self._contract.called("scale_loss")
+        return scaling.scale_loss(tf.nest.map_structure(_at_least_float32, loss), self._factor)
+
+    @_as_written
+    def get_unscaled_gradients(self, grads: Iterable[Any]) -> list[Any]:
+        """Divides gradients by the scale.
+
+        >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8)
+        >>> [g.numpy().item() for g in optimizer.get_unscaled_gradients([tf.constant(16.0)])]
+        [2.0]
+
+        Args:
+            grads: floating tensors, IndexedSlices (kept sparse) or None (kept).
+
+        Returns:
+            A list of the unscaled gradients.
+
+        Raises:
+            TypeError: a gradient is not of a floating dtype.
+        """
+        self._contract.called("get_unscaled_gradients")
+        factor = self._contract.factor_of_loss() if replicas.workers_step_alone() else None
+        unscaled = scaling.unscale(grads, self._factor() if factor is None else factor, self._walled)
+        contract.mark(unscaled)
+        return unscaled
+
+    def _factor_of_loss(self) -> tf.Tensor:
+        factor = self._factor()
+        if replicas.workers_step_alone():
+            # Another worker may move the scale before this one's gradients are unscaled.
+            self._contract.loss_scaled_by(factor)
+        return factor
+
+    def _factor(self) -> tf.Tensor:
+        """What the loss is multiplied by, a float32 scalar."""
+        return self._loss_scale()
+
+    # The step. --------------------------------------------------------------------------------------------------
+
+    @_as_written
+    def apply_gradients(
+        self,
+        grads_and_vars: Iterable[tuple[Any, Any]],
+        name: Any = None,
+        experimental_aggregate_gradients: bool = True,
+        skip_gradients_aggregation: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """Applies unscaled gradients, or skips the step on all replicas if one of them is not finite.
+
+        After `scale_loss` without `get_unscaled_gradients`, as in Keras 3's `fit`, gradients are scaled ones; a skipped
+        step then does not count in `iterations`, else it does. Where both were called in ways that leave open which
+        gradients these are, the call raises.
+
+        >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), initial_scale=8)
+        >>> weight = tf.Variable(1.0)
+        >>> _ = optimizer.get_unscaled_gradients([]), optimizer.get_scaled_loss(0.0)
+        >>> _ = optimizer.apply_gradients([(tf.constant(float("inf")), weight)])
+        >>> weight.numpy().item(), optimizer.loss_scale.numpy().item()
+        (1.0, 4.0)
+
+        Args:
+            grads_and_vars: any iterable of (gradient, variable); a gradient may be None, a variable a `tf.Variable`
+                or a `keras.Variable`.
+            name: a name for the operation, where the inner optimizer takes one.
+            experimental_aggregate_gradients: False if the gradients are summed over the replicas already.
+            skip_gradients_aggregation: True if the gradients are summed over the replicas already.
+            **kwargs: passed to the inner optimizer.
+
+        Returns:
+            What the family returns: None, `iterations`, in a `tf.function` a tensor to wait for, or in a legacy graph
+            the operation to run.
+
+        Raises:
+            ValueError: all gradients are None, or the call is in a cross-replica context.
+            TypeError: the inner optimizer does not take a keyword.
+            RuntimeError: it is not known whether the gradients are scaled.
+        """
+        del name
+        replicas.require_replica_context("apply_gradients")
+        gradients, variables = unzip(grads_and_vars)
+        if gradients or not self._takes_empty_steps:
+            require_fitting(gradients, variables)
+        self._require_keywords(kwargs)
+        # Past this line the contract moves: a call with bad arguments has not happened.
+        scaled = self._contract.takes_scaled(gradients)
+        self._contract.warn_before_apply_gradients()
+        aggregate = experimental_aggregate_gradients and not skip_gradients_aggregation
+        return self._step(gradients, variables, scaled=scaled, aggregate=aggregate, count_skipped=not scaled, **kwargs)
+
+    @_as_written
+    def apply(self, grads: Iterable[Any], trainable_variables: Iterable[Any] | None = None) -> Any:
+        """Applies scaled gradients, by Keras 3's contract; a skipped step does not count in `iterations`.
+
+        >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), initial_scale=8)
+        >>> weight = tf.Variable(1.0)
+        >>> _ = optimizer.scale_loss(0.0)
+        >>> optimizer.apply([tf.constant(8.0)], [weight])
+        >>> weight.numpy().item()
+        0.5
+
+        Args:
+            grads: gradients of the scaled loss; None is allowed.
+            trainable_variables: the variables, one for each gradient; if None, those given to `build`.
+
+        Raises:
+            ValueError: the lengths differ, all gradients are None, there are no variables, or the call is in a
+                cross-replica context.
+            RuntimeError: a gradient was unscaled by `get_unscaled_gradients`.
+        """
+        replicas.require_replica_context("apply")
+        grads = list(grads)
+        variables = self._known_variables() if trainable_variables is None else list(trainable_variables)
+        require_fitting(grads, variables)
+        self._step(grads, variables, scaled=self._apply_takes_scaled(grads), aggregate=True, count_skipped=False)
+
+    def _apply_takes_scaled(self, gradients: list[Any]) -> bool:
+        """Whether the gradients that `apply` got are scaled ones; asked once in each call."""
+        self._contract.require_not_unscaled(gradients)
+        self._contract.warn_before_apply()
+        self._contract.update_follows()
+        return True
+
+    @_as_written
+    def compute_gradients(
+        self, loss: Any, var_list: Any, grad_loss: Any = None, tape: tf.GradientTape | None = None
+    ) -> list[tuple[Any, Any]]:
+        """Computes the unscaled gradients of a loss, scaling it on the way.
+
+        >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD())
+        >>> weight = tf.Variable(3.0)
+        >>> [(gradient, _)] = optimizer.compute_gradients(lambda: weight**2, [weight])
+        >>> gradient.numpy().item()
+        6.0
+
+        Args:
+            loss: a function that returns the loss, or a loss tensor together with its tape.
+            var_list: a variable, a list of them, or a function that returns one of these.
+            grad_loss: gradient of something with respect to the loss.
+            tape: the tape that recorded the loss; needed for a tensor.
+
+        Returns:
+            A list of (gradient, variable).
+
+        Raises:
+            ValueError: a tensor was given without its tape.
+        """
+        pairs = self._scaled_gradients(loss, var_list, grad_loss, tape)
+        return list(zip(self.get_unscaled_gradients([g for g, _ in pairs]), [v for _, v in pairs]))
+
+    @_as_written
+    def minimize(
+        self,
+        loss: Any,
+        var_list: Any,
+        grad_loss: Any = None,
+        name: Any = None,
+        tape: tf.GradientTape | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Takes one step: scales the loss, computes, unscales and applies the gradients.
+
+        >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.25))
+        >>> weight = tf.Variable(2.0)
+        >>> _ = optimizer.minimize(lambda: weight**2, [weight])
+        >>> weight.numpy().item()
+        1.0
+
+        Args:
+            loss: a function that returns the loss, or a loss tensor together with its tape.
+            var_list: a variable, a list of them, or a function that returns one of these.
+            grad_loss: gradient of something with respect to the loss.
+            name: a name for the operation, where the inner optimizer takes one.
+            tape: the tape that recorded the loss; needed for a tensor.
+            **kwargs: passed to the inner optimizer.
+
+        Returns:
+            What `apply_gradients` returns.
+
+        Raises:
+            ValueError: a tensor was given without its tape, or all gradients are None.
+        """
+        with self._contract.whole_step():
+            return self.apply_gradients(self._compute_gradients(loss, var_list, grad_loss, tape), name=name, **kwargs)
+
+    def _compute_gradients(
+        self, loss: Any, var_list: Any, grad_loss: Any = None, tape: tf.GradientTape | None = None
+    ) -> list[tuple[Any, Any]]:
+        """What `compute_gradients` is called in tf_keras legacy, where derived classes override it for `minimize`."""
+        keywords = {} if grad_loss is None else {"grad_loss": grad_loss}  # an override may not have it
+        return self.compute_gradients(loss, var_list, tape=tape, **keywords)
+
+    @_as_written
+    def get_gradients(self, loss: tf.Tensor, params: list[Any]) -> list[Any]:
+        """Returns the unscaled gradients of a loss in a legacy graph, without a tape.
+
+        >>> with tf.Graph().as_default():
+        ...     weight = tf.Variable(1.0)
+        ...     optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD())
+        ...     len(optimizer.get_gradients(weight**2, [weight]))
+        1
+
+        Args:
+            loss: a floating tensor.
+            params: the variables.
+
+        Returns:
+            A list of gradients.
+        """
+        return self.get_unscaled_gradients(tf.gradients(self.get_scaled_loss(loss), params))
+
+    def _scaled_gradients(
+        self, loss: Any, var_list: Any, grad_loss: Any, tape: tf.GradientTape | None
+    ) -> list[tuple[Any, Any]]:
+        if not callable(loss) and tape is None and tf.executing_eagerly():
+            raise ValueError(
+                "`tape` is required when `loss` is a tensor. Pass the GradientTape that recorded it, or pass a "
+                f"function that returns the loss. Received: loss={loss}, tape=None."
+            )
+        tape = tf.GradientTape() if tape is None else tape
+        if callable(loss):
+            with tape:
+                if not callable(var_list):
+                    tape.watch(tensors_of(as_list(var_list)))
+                loss = loss()
+                variables = as_list(var_list() if callable(var_list) else var_list)
+                scaled = self.get_scaled_loss(loss)
+        else:
+            variables = as_list(var_list() if callable(var_list) else var_list)
+            with tape:
+                scaled = self.get_scaled_loss(loss)
+        return self._gradients(scaled, variables, grad_loss, tape)
+
+    def _gradients(
+        self, loss: tf.Tensor, variables: list[Any], grad_loss: Any, tape: tf.GradientTape
+    ) -> list[tuple[Any, Any]]:
+        """The (gradient, variable) pairs of a scaled loss, by the inner optimizer's own method if it has one."""
+        return list(zip(tape.gradient(loss, tensors_of(variables), grad_loss), variables))
+
+    def _step(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> Any:
+        part = self._part(gradients, variables, **kwargs)
+        if self._loss_scale.defers(self, part):
+            return self._step_result(None)
+        result = step(self._loss_scale, part)
+        if result is False:  # in eager mode only: the one that has the outcome at hand
+            self._look_at_floor()
+        return self._step_result(result)
+
+    def _look_at_floor(self) -> None:
+        replicas.once(lambda: self._on_floor.look(self, self._loss_scale))
+
+    def _skip(self, count: bool) -> list[Any]:
+        """What a skipped step still does."""
+        watched = self._on_floor.watch(self, self._loss_scale)
+        with tf.control_dependencies(watched):
+            return [*watched, self._advance_iterations() if count else tf.no_op()]
+
+    def _part(
+        self,
+        gradients: list[Any],
+        variables: list[Any],
+        *,
+        scaled: bool,
+        aggregate: bool,
+        count_skipped: bool,
+        **kwargs: Any,
+    ) -> Part:
+        """What a step with these gradients is made of; the inner optimizer is complete then."""
+        if not tf.executing_eagerly():
+            self.__dict__["_traced"] = True
+        all_variables = not self._slots_need_gradients
+        self._have_built([v for g, v in zip(gradients, variables) if all_variables or g is not None])
+        if scaled:
+            gradients = self._unscale(gradients, variables, self._factor())
+        return Part(
+            gradients,
+            reduce=lambda local: self._reduce(local, variables),
+            apply=lambda reduced: self._apply_reduced(list(zip(reduced, variables)), **kwargs),
+            skip=lambda: self._skip(count_skipped),
+            aggregate=aggregate,
+            observe=self._observer(variables),
+        )
+
+    def _have_built(self, variables: list[Any]) -> None:
+        """Builds the inner optimizer for these variables; in eager mode not again when they are those of last time."""
+        noted = tf.executing_eagerly() and not tf.distribute.has_strategy()
+        these, last = [self._optimizer, *variables], self.__dict__.get("_built_for", [])
+        if noted and len(last) == len(these) and all(each() is one for each, one in zip(last, these)):
+            return
+        self._build_inner(variables)
+        self.__dict__["_built_for"] = [weakref.ref(one) for one in these] if noted else []
+
+    def _observer(self, variables: list[Any]) -> Callable[..., Any] | None:
+        diagnosis = self._diagnosis
+        if diagnosis is None:
+            return None
+        names = names_of(variables)
+        diagnosis.prepare(names)
+        return lambda *outcome: diagnosis.record(names, *outcome)
+
+    def _step_result(self, operation: Any) -> Any:
+        """What `apply_gradients` returns: in a graph something to wait for."""
+        if tf.executing_eagerly():
+            return None
+        if not tf.compat.v1.executing_eagerly_outside_functions():
+            return operation
+        with tf.control_dependencies(branches.operations(operation)):
+            return tf.constant(True)  # a tf.function can return a tensor, but no operation
+
+    def _unscale(self, gradients: list[Any], variables: list[Any], factor: tf.Tensor) -> list[Any]:
+        del variables
+        return scaling.unscale(gradients, factor, self._walled)
+
+    def _require_keywords(self, kwargs: dict[str, Any]) -> None:
+        """Raises if the inner optimizer does not take these keywords, before anything has changed."""
+        unknown = [name for name in kwargs if not self._inner_takes(name)]
+        if unknown:
+            raise TypeError(
+                f"apply_gradients() got an unexpected keyword argument '{unknown[0]}': neither LossScaleOptimizer nor "
+                f"the inner {type(self._optimizer).__name__} takes it."
+            )
+
+    def _inner_takes(self, keyword: str) -> bool:
+        """Whether the inner optimizer's `apply_gradients` takes a keyword; a user's may take few."""
+        method = self._optimizer.apply_gradients
+        return _takes(getattr(method, "__func__", method), keyword)
+
+    # What can be read. ------------------------------------------------------------------------------------------
+
+    @property
+    def inner_optimizer(self) -> Any:
+        """The optimizer that this one wraps."""
+        return self._optimizer
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether the loss scale moves."""
+        return isinstance(self._loss_scale, DynamicLossScale)
+
+    @property
+    def _loss_scale(self) -> Any:
+        return vars(self)["_scale"]
+
+    @_loss_scale.setter
+    def _loss_scale(self, value: Any) -> None:
+        self._replace_loss_scale(value)
+
+    def _replace_loss_scale(self, value: Any) -> None:
+        scale = state.adopted(value)
+        if scale is None:
+            raise TypeError(
+                "`_loss_scale` must be a tf_lossscale LossScale, or have the methods __call__() and update(grads) of "
+                f"one, but got: {value!r}. Make a new LossScaleOptimizer with the arguments you need."
+            )
+        scale.prepare()
+        self._on_floor.prepare(scale)
+        self.__dict__["_scale"] = scale
+        self._save_scale_with_inner()
+
+    @property
+    def dynamic_counter(self) -> tf.Variable | None:
+        """The number of finite steps since the scale last moved, an int64 variable; None if the scale is fixed."""
+        return self._loss_scale.good_steps if self.dynamic else None
+
+    @property
+    def initial_scale(self) -> float:
+        """The loss scale at the start."""
+        return self._loss_scale.initial_scale
+
+    @property
+    def dynamic_growth_steps(self) -> int | None:
+        """The number of finite steps in a row after which the scale grows; None if the scale is fixed."""
+        return self._loss_scale.rules.growth_steps if self.dynamic else None
+
+    @property
+    def iterations(self) -> Any:
+        """The inner optimizer's count of steps."""
+        return self._optimizer.iterations
+
+    @iterations.setter
+    def iterations(self, value: Any) -> None:
+        if isinstance(value, tf.Variable):
+            self._optimizer.iterations = value
+        else:
+            self._optimizer.iterations.assign(value)
+
+    @property
+    def variables(self) -> CallableList:
+        """The inner optimizer's variables, then those of the loss scale. `variables()` works as well."""
+        inner = self._optimizer.variables
+        return CallableList([*(inner() if callable(inner) else inner), *self._loss_scale.variables])
+
+    @property
+    def weights(self) -> list[Any]:
+        """The inner optimizer's variables."""
+        inner = self._optimizer.variables
+        return list(inner() if callable(inner) else inner)
+
+    def get_weights(self) -> list[Any]:
+        """Returns the values of `weights`, as NumPy arrays."""
+        return [weight.numpy() for weight in self.weights]
+
+    def set_weights(self, weights: list[Any]) -> None:
+        """Sets the values of `weights`, or of `variables`.
+
+        Args:
+            weights: NumPy arrays, as from `get_weights`; those of the loss scale may follow, as h5 files have them. A
+                scale with which training could not go on (infinity, NaN, zero) is replaced, with a warning.
+
+        Raises:
+            ValueError: the number or a shape of the arrays does not fit; then nothing is set.
+        """
+        variables = self.weights
+        if len(weights) > len(variables):
+            variables = list(self.variables)
+        if len(weights) != len(variables):
+            raise ValueError(
+                f"set_weights(weights) needs {len(variables)} arrays, as get_weights() returns them, but got "
+                f"{len(weights)}. Build the optimizer with build(variables) before setting its weights."
+            )
+        for variable, weight in zip(variables, weights):
+            if tuple(variable.shape) != tuple(getattr(weight, "shape", ())):
+                raise ValueError(
+                    f"set_weights(weights): {variable.name} has shape {tuple(variable.shape)}, but the array has "
+                    f"shape {tuple(getattr(weight, 'shape', ()))}."
+                )
+        for variable, weight in zip(variables, weights):
+            variable.assign(weight)
+        self._loss_scale.bring_into_range()
+
+    @_as_written
+    def build(self, var_list: Iterable[Any]) -> None:
+        """Creates the inner optimizer's variables.
+
+        Args:
+            var_list: the variables to train.
+        """
+        self._build_inner(list(var_list))
+
+    def _create_all_weights(self, var_list: list[Any]) -> None:
+        """What `build` was called once."""
+        self.build(var_list)
+
+    def _known_variables(self) -> list[Any]:
+        raise ValueError(
+            "apply(grads) without variables needs an optimizer that was built. "
+            "Call build(trainable_variables) first, or pass trainable_variables."
+        )
+
+    def __repr__(self) -> str:
+        scale = tf.convert_to_tensor(self._loss_scale())
+        shown = f"{scale.numpy().item():g}" if tf.executing_eagerly() else f"{self.initial_scale:g} at the start"
+        kind = f"dynamic_growth_steps={self.dynamic_growth_steps}" if self.dynamic else "fixed"
+        if self.dynamic and tf.executing_eagerly():
+            kind = f"dynamic_counter={int(tf.convert_to_tensor(self.dynamic_counter))}, {kind}"
+        return f"<LossScaleOptimizer loss_scale={shown}, {kind}, inner_optimizer={type(self._optimizer).__name__}>"
+
+
+@functools.lru_cache(maxsize=64)
+def _takes(function: Callable[..., Any], keyword: str) -> bool:
+    parameters = inspect.signature(function).parameters
+    return keyword in parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+
+
+def _new_loss_scale(dynamic: bool, initial_scale: Any, rules: Rules, dynamic_growth_steps: Any) -> LossScale:
+    if dynamic:
+        return DynamicLossScale(_DEFAULT_INITIAL_SCALE if initial_scale is None else initial_scale, rules)
+    if initial_scale is None:
+        raise ValueError('"initial_scale" must be specified if "dynamic" is False, for example initial_scale=1024.')
+    if dynamic_growth_steps is not None:
+        raise ValueError(
+            f'"dynamic_growth_steps" must be None if "dynamic" is False, but got: {dynamic_growth_steps!r}. '
+            "A fixed scale does not grow."
+        )
+    return FixedLossScale(initial_scale)
+
+
+def _new_diagnosis(diagnose: Any, loss_scale: LossScale) -> Diagnosis | None:
+    if not errors.boolean("diagnose", diagnose, "Pass True to note which gradients overflow."):
+        return None
+    if not loss_scale.may_skip:
+        raise ValueError(
+            "`diagnose` cannot be True with a fixed scale, which looks at no gradient. Pass dynamic=True; to keep the "
+            "scale where it is, min_scale and max_scale may be the same."
+        )
+    return Diagnosis()
+
+
+def _from_manager(manager: Any, has_other_arguments: Any) -> LossScale:
+    if has_other_arguments:
+        raise ValueError(
+            "`loss_scale_manager` says what the scale is and how it moves: leave out `dynamic`, `initial_scale` and "
+            "`dynamic_growth_steps`."
+        )
+    if not hasattr(manager, "as_loss_scale"):
+        raise TypeError(
+            "`loss_scale_manager` must be a FixedLossScaleManager or DynamicLossScaleManager of tf_lossscale.amp, or "
+            f"have a method as_loss_scale(), but got: {manager!r}."
+        )
+    return manager.as_loss_scale()
+
+
+def _warn_if_loss_cannot_hold(loss: Any, factor: Callable[[], tf.Tensor]) -> None:
+    if not isinstance(loss, tf.Tensor) or loss.dtype != tf.float16 or not tf.executing_eagerly():
+        return
+    scale = factor().numpy().item()
+    if scale > 65504:
+        logging.log_first_n(
+            logging.WARNING,
+            "The loss is float16, whose largest value is 65504, and the loss scale is %g: the scaled loss overflows. "
+            "Cast the loss first: optimizer.get_scaled_loss(tf.cast(loss, tf.float32)).",
+            1,
+            scale,
+        )
+
+
+def _at_least_float32(loss: Any) -> Any:
+    if callable(loss) and not tf.is_tensor(loss):
+        return lambda: tf.nest.map_structure(_at_least_float32, loss())
+    loss = tf.convert_to_tensor(loss)
+    return tf.cast(loss, tf.float32) if loss.dtype in (tf.float16, tf.bfloat16) else loss

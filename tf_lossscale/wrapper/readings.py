@@ -1,0 +1,235 @@
+"""What can be read of an optimizer's loss scale: its state as plain numbers, and which gradients overflowed."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from tf_lossscale import errors
+from tf_lossscale.core.diagnosis import Diagnosis
+from tf_lossscale.core.state import DynamicLossScale
+from tf_lossscale.core.variables import plain
+from tf_lossscale.wrapper.stall import OnFloor
+
+# Key of `state()` -> attribute of the loss scale; the first has to be in a state, the others may be missing.
+_COUNTS = {
+    "dynamic_counter": "good_steps",
+    "bad_steps": "bad_steps",
+    "skipped_steps": "skipped_steps",
+    "skipped_in_a_row": "skipped_in_a_row",
+    "total_steps": "total_steps",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Overflow:
+    """A row of an overflow report: one variable whose gradient was not finite in some steps.
+
+    >>> Overflow("dense/kernel", steps=3, last_step=17, infinite_steps=3, nan_steps=0).kind
+    'inf'
+    """
+
+    variable: str
+    steps: int
+    last_step: int
+    infinite_steps: int
+    nan_steps: int
+
+    @property
+    def kind(self) -> str:
+        """What was found: "inf", "NaN" or both; NaN if a gradient had both in one step."""
+        found = [name for name, steps in (("inf", self.infinite_steps), ("NaN", self.nan_steps)) if steps]
+        return ", ".join(found)
+
+
+class OverflowReport(tuple[Overflow, ...]):
+    """The rows of `overflow_report()`, most steps first; printed, a table.
+
+    >>> OverflowReport([Overflow("dense/kernel", 3, 17, 3, 0), Overflow("dense/bias", 1, 2, 0, 1)])
+    variable      steps  last step  kind
+    dense/kernel      3         17  inf
+    dense/bias        1          2  NaN
+    >>> OverflowReport()
+    No gradient was infinite or NaN.
+    """
+
+    def __repr__(self) -> str:
+        if not self:
+            return "No gradient was infinite or NaN."
+        width = max(8, *(len(row.variable) for row in self))
+        lines = [f"{'variable':{width}}  {'steps':>5}  {'last step':>9}  kind"]
+        lines += [f"{row.variable:{width}}  {row.steps:>5}  {row.last_step:>9}  {row.kind}" for row in self]
+        return "\n".join(lines)
+
+
+class Observable:
+    """Reads, and sets, what an optimizer's loss scale has come to."""
+
+    _loss_scale: Any
+    _diagnosis: Diagnosis | None
+    _on_floor: OnFloor
+    dynamic: Any
+
+    @property
+    def loss_scale(self) -> tf.Tensor:
+        """The current loss scale, a float32 scalar tensor."""
+        self._on_floor.look(self, self._loss_scale)
+        return tf.convert_to_tensor(self._loss_scale())
+
+    @property
+    def last_step_skipped(self) -> Any:
+        """Whether the last step was skipped, a bool variable that can be read without waiting.
+
+        False if no step is ever skipped: with a fixed scale, unless its manager drops overflows.
+        """
+        return self._loss_scale.last_step_skipped if self._loss_scale.may_skip else False
+
+    @property
+    def skipped_steps(self) -> Any:
+        """The number of steps skipped by this object, an int64 variable; 0 if no step is ever skipped."""
+        return self._loss_scale.skipped_steps if self._loss_scale.may_skip else 0
+
+    @property
+    def gradient_norm(self) -> tf.Variable | None:
+        """The norm of the last step's unscaled gradients over all variables; None without `diagnose=True`.
+
+        A float32 variable. It is what was given to `apply_gradients`, summed over the replicas and before the inner
+        optimizer clips; infinite or NaN if the step was skipped.
+        """
+        return None if self._diagnosis is None else self._diagnosis.gradient_norm
+
+    def state(self) -> dict[str, Any]:
+        """Returns what the loss scale has come to, as plain numbers: for a log, or for a JSON file.
+
+        >>> import tensorflow as tf
+        >>> from tf_lossscale import LossScaleOptimizer
+        >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8)
+        >>> optimizer.state()["loss_scale"], optimizer.state()["total_steps"]
+        (8.0, 0)
+
+        Returns:
+            A dict with `loss_scale` (float) and the ints `dynamic_counter` (finite steps since the scale last moved),
+            `bad_steps` (overflows that count towards the hysteresis), `skipped_steps`, `skipped_in_a_row` and
+            `total_steps`. Checkpoints have the first three; the others count from the object's start, or from
+            `set_state`. With a fixed scale, and with a loss scale of one's own, `loss_scale` alone.
+
+        Raises:
+            RuntimeError: called where there are no values, while a graph is built.
+        """
+        _require_eager("state")
+        scale = self._loss_scale
+        values = {"loss_scale": plain(scale())}
+        if isinstance(scale, DynamicLossScale):
+            variables = {name: getattr(scale, attribute) for name, attribute in _COUNTS.items()}
+            values.update({name: 0 if each is None else plain(each) for name, each in variables.items()})
+            values["skipped_in_a_row"] *= plain(scale.last_step_skipped)
+        self._on_floor.look(self, scale)
+        return values
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Sets what `state` returned, also after a round trip through JSON.
+
+        >>> import json
+        >>> import tensorflow as tf
+        >>> from tf_lossscale import LossScaleOptimizer
+        >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8)
+        >>> other = LossScaleOptimizer(tf.keras.optimizers.SGD())
+        >>> other.set_state(json.loads(json.dumps(optimizer.state())))
+        >>> other.loss_scale.numpy().item()
+        8.0
+
+        Args:
+            state: a dict as `state` returns it. Counts other than `dynamic_counter` may be missing, and become 0.
+
+        Raises:
+            ValueError: a key is missing or unknown, a value is no number in range, or the scale here does not move
+                and is another one. Then nothing is set.
+            TypeError: a value is no number.
+            RuntimeError: called while a graph is built.
+        """
+        _require_eager("set_state")
+        scale = self._loss_scale
+        moves = isinstance(scale, DynamicLossScale)
+        needed = {"loss_scale", "dynamic_counter"} if moves else {"loss_scale"}
+        known = {"loss_scale", *_COUNTS} if moves else needed
+        if not needed <= state.keys() <= known:
+            raise ValueError(
+                f"`state` must have the keys {sorted(needed)} and may have {sorted(known - needed)}, "
+                f"but got: {state!r}. Pass what state() of an optimizer with the same kind of loss scale returned."
+            )
+        value = errors.positive_number("loss_scale", state["loss_scale"], "Pass what state() returned.")
+        if not moves:
+            if value != plain(scale()):
+                raise ValueError(f"The loss scale here stays at {plain(scale()):g}, but the state has {value!r}.")
+            return
+        counts = {name: errors.count(name, state.get(name, 0), "Pass what state() returned.") for name in _COUNTS}
+        variables = {name: getattr(scale, attribute) for name, attribute in _COUNTS.items()}
+        for name, variable in variables.items():
+            if variable is not None and counts[name] > variable.dtype.max:  # contrib's are int32
+                raise ValueError(f"`{name}` must be at most {variable.dtype.max}, but got: {counts[name]!r}.")
+        scale.current_loss_scale.assign(value)
+        scale.last_step_skipped.assign(counts["skipped_in_a_row"] > 0)
+        for name, variable in variables.items():
+            if variable is not None:
+                variable.assign(counts[name])
+
+    def overflow_report(self) -> OverflowReport:
+        """Returns which variables' gradients were not finite, in how many steps, when last, and what they had.
+
+        >>> import tensorflow as tf
+        >>> from tf_lossscale import LossScaleOptimizer
+        >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), diagnose=True)
+        >>> kernel, bias = tf.Variable([1.0], name="kernel"), tf.Variable(1.0, name="bias")
+        >>> _ = optimizer.scale_loss(0.0)
+        >>> optimizer.apply([tf.constant([float("inf")]), tf.constant(1.0)], [kernel, bias])
+        >>> optimizer.overflow_report()
+        variable  steps  last step  kind
+        kernel        1          1  inf
+
+        Returns:
+            A tuple of `Overflow` rows, the variable with most steps first, that prints as a table. Steps are those of
+            this optimizer, counted from 1; the gradients are those summed over the replicas.
+
+        Raises:
+            ValueError: the optimizer was made without `diagnose=True`.
+            RuntimeError: called while a graph is built.
+        """
+        if self._diagnosis is None:
+            raise ValueError(
+                "overflow_report() needs an optimizer that notes overflows from its first step on. "
+                "Make it with LossScaleOptimizer(..., diagnose=True)."
+            )
+        _require_eager("overflow_report")
+        found = {name: [int(x) for x in row] for name, row in self._diagnosis.counts().items() if row[0]}
+        rows = [Overflow(name, *row) for name, row in found.items()]
+        return OverflowReport(sorted(rows, key=lambda row: -row.steps))
+
+
+def names_of(variables: list[Any]) -> tuple[str, ...]:
+    """Returns the names that a report has for variables: their Keras path where they have one, each only once.
+
+    >>> names_of([tf.Variable(1.0), tf.Variable(2.0), tf.keras.Variable(1.0, name="kernel")])
+    ('Variable', 'Variable_1', 'kernel')
+
+    Args:
+        variables: of TensorFlow or Keras 3.
+    """
+    names: list[str] = []
+    for variable in variables:
+        name = first = getattr(variable, "path", None) or variable.name.split(":")[0]
+        again = 0
+        while name in names:
+            again += 1
+            name = f"{first}_{again}"
+        names.append(name)
+    return tuple(names)
+
+
+def _require_eager(method: str) -> None:
+    if not tf.executing_eagerly():
+        raise RuntimeError(
+            f"{method}() reads values, and there are none while a graph is built. Call it outside of tf.function, "
+            "between the steps; in a tf.compat.v1.Session run the variables themselves, as optimizer.skipped_steps."
+        )

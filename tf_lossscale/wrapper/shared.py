@@ -1,0 +1,149 @@
+"""One loss scale for several optimizers that step together, or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tf_lossscale.core.autograph import as_written as _as_written
+from tf_lossscale.core.rules import Rules
+from tf_lossscale.core.state import DynamicLossScale
+from tf_lossscale.core.step import Part, joined, step
+
+
+class SharedLossScale(DynamicLossScale):
+    """One scale for several optimizers: an overflow in any of them skips the step of all, and moves the scale once.
+
+    For a GAN, or a model with several losses. Each optimizer is given it as `loss_scale_manager`; their steps are taken
+    inside `together`:
+
+    >>> import tf_lossscale
+    >>> shared = tf_lossscale.SharedLossScale(initial_scale=1024)
+    >>> make = lambda: tf_lossscale.LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), loss_scale_manager=shared)
+    >>> (first, second), (a, b) = (make(), make()), (tf.Variable(1.0), tf.Variable(1.0))
+    >>> with shared.together():
+    ...     _ = first.minimize(lambda: a**2, [a])
+    ...     _ = second.minimize(lambda: b * float("inf"), [b])
+    >>> a.numpy().item(), b.numpy().item(), first.loss_scale.numpy().item()
+    (1.0, 1.0, 512.0)
+
+    Args:
+        initial_scale: the scale to start with.
+        dynamic_growth_steps: finite steps in a row after which the scale grows.
+        growth_factor: what the scale is multiplied by when it grows.
+        backoff_factor: what the scale is multiplied by after an overflow.
+        hysteresis: number of overflows it takes to lower the scale.
+        min_scale: the scale is never lowered below this.
+        max_scale: the scale never grows above this; None for float32's maximum.
+
+    Raises:
+        TypeError: an argument is no number.
+        ValueError: an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        initial_scale: float = 2.0**15,
+        dynamic_growth_steps: int = 2000,
+        *,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        hysteresis: int = 1,
+        min_scale: float = 1.0,
+        max_scale: float | None = None,
+    ):
+        super().__init__(
+            initial_scale, Rules(dynamic_growth_steps, growth_factor, backoff_factor, hysteresis, min_scale, max_scale)
+        )
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[TogetherStep]:
+        """A step of all optimizers: what they apply inside is applied at the end, or skipped as a whole.
+
+        Works in eager mode, in a `tf.function` and in each replica of a strategy. If the block raises, nothing is
+        applied.
+
+        Yields:
+            The step; in a legacy graph its `operation` is, after the block, what to run.
+
+        Raises:
+            RuntimeError: it is entered inside itself.
+            ValueError: only some of the gradients are still to be summed over the replicas.
+        """
+        if self._step is not None:
+            raise RuntimeError("together() was entered inside itself. Take all steps in one block.")
+        together = _open.steps[id(self)] = TogetherStep()
+        try:
+            yield together
+        finally:
+            del _open.steps[id(self)]
+        if together.members:
+            self._take(together)
+
+    @_as_written
+    def _take(self, together: TogetherStep) -> None:
+        result = step(self, joined([part for _, part in together.members]))
+        if result is False:
+            for optimizer, _ in together.members:
+                optimizer._look_at_floor()
+        together.operation = None if tf.executing_eagerly() else result
+
+    @property
+    def _step(self) -> TogetherStep | None:
+        return _open.steps.get(id(self))
+
+    def defers(self, optimizer: Any, part: Part) -> bool:
+        """Takes an optimizer's part of the step, to be applied when the block ends.
+
+        Args:
+            optimizer: whose `apply_gradients`, or the like, was called.
+            part: what it would apply.
+
+        Returns:
+            True.
+
+        Raises:
+            RuntimeError: there is no step to be part of.
+            ValueError: the gradients of another part are to be summed over the replicas, and these are not, or vice
+                versa.
+        """
+        if self._step is None:
+            raise RuntimeError(
+                f"This {type(optimizer).__name__} shares its loss scale with others, and steps only with them. Write "
+                "`with shared.together():` around the calls that apply gradients, of all optimizers, and not around "
+                "strategy.run or a tf.function."
+            )
+        if any(other.aggregate != part.aggregate for _, other in self._step.members):
+            raise ValueError(
+                "Optimizers that step together must agree whether gradients are summed over the replicas already: "
+                "give all of them skip_gradients_aggregation=True, or none."
+            )
+        self._step.members.append((optimizer, part))
+        return True
+
+
+class TogetherStep:
+    """A step of several optimizers.
+
+    >>> TogetherStep().operation is None
+    True
+    """
+
+    def __init__(self) -> None:
+        self.members: list[tuple[Any, Part]] = []
+        #: In a legacy graph what to run, once the block has ended.
+        self.operation: Any = None
+
+
+class _Open(threading.local):
+    """The steps that are being put together: each replica's thread has its own."""
+
+    def __init__(self) -> None:
+        self.steps: dict[int, TogetherStep] = {}  # by the id of the scale
+
+
+_open = _Open()
