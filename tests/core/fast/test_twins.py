@@ -115,11 +115,20 @@ def arrays(draw):
     return found
 
 
+def with_one(value, dtype, rest=0.0):
+    """One value in the first place of each gradient of a dtype, others in the rest of them, and ones elsewhere."""
+    found = [np.full(shape, rest if own == dtype else 1.0) for _, shape, own in KINDS]
+    for array, (_, _, own) in zip(found, KINDS):
+        array.flat[0] = value if own == dtype else 1.0
+    return found
+
+
 @pytest.mark.parametrize("mode", MODES)
 @SETTINGS
 @hypothesis.given(given=arrays(), scale=st.sampled_from([1.0, 8.0, 3.0, 2.0**15, 2.0**100]))
-@hypothesis.example(given=[np.full(shape, 3e38) for _, shape, _ in KINDS], scale=0.5)
-@hypothesis.example(given=[np.full(shape, 3e38) for _, shape, _ in KINDS], scale=2.0**15)
+@hypothesis.example(given=with_one(3e38, "float32"), scale=0.5)  # overflows when it is divided
+@hypothesis.example(given=with_one(3e38, "float32", rest=3e38), scale=2.0**15)  # the sum overflows, no value does
+@hypothesis.example(given=with_one(60000.0, "float16", rest=60000.0), scale=2.0**15)
 def test_a_step_has_the_same_bits_with_all_tricks_and_with_none(mode, given, scale):
     with np.errstate(over="ignore"):
         expected = made(mode, tuple(fast.TRICKS)).bits_after(given, scale)
