@@ -9,6 +9,7 @@ import tensorflow as tf
 import tf_keras
 
 import tf_lossscale
+from tests import loops
 from tests.conformance import recordings, replay
 
 FILES = ["lso_tf24", "lso_tf28", "lso_tfkeras221_legacy", "lso_tfkeras221_new"]
@@ -291,10 +292,7 @@ def test_the_ends_of_float32_are_survived_as_recorded(recording, case):
     variable = tf.Variable(1.0)
 
     def step(gradient):
-        with tf.GradientTape() as tape:
-            loss = optimizer.get_scaled_loss(variable * gradient)
-        (scaled,) = tape.gradient(loss, [variable])
-        optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients([scaled]), [variable]))
+        loops.step(optimizer, lambda: variable * gradient, [variable])
 
     run = tf.function(step) if recorded["function"] else step
     gradients = [g for g, count in recorded["gradients_run_length"] for _ in range(count)]
