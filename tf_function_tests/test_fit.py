@@ -107,10 +107,18 @@ def test_compiled_fit_in_float16_is_fit(family, name):
     x, y = data(4)
     x[0] = 1e38
     mine = fitted(family, name, x, y, jit_compile=True)
-    theirs = fitted(family, name, x, y, jit_compile=False)
-    for a, b in zip(mine.get_weights(), theirs.get_weights()):
+    weights, scale = learned_from_an_overflow(family)
+    for a, b in zip(mine.get_weights(), weights):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
-    assert float(mine.optimizer.loss_scale) == float(theirs.optimizer.loss_scale) == 64.0
+    assert float(mine.optimizer.loss_scale) == scale == 64.0
+
+
+@functools.cache
+def learned_from_an_overflow(family):
+    x, y = data(4)
+    x[0] = 1e38
+    model = fitted(family, "none", x, y, jit_compile=False)
+    return model.get_weights(), float(model.optimizer.loss_scale)
 
 
 class TestCompiledFitOverSeveralReplicas:
