@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
 from absl import logging
 
+from tf_lossscale.adapters.keras3_layers import with_layer_names
 from tf_lossscale.core import replicas, scaling
 from tf_lossscale.libraries import keras_versions
 from tf_lossscale.wrapper import hyperparameters, optimizer
@@ -48,11 +49,6 @@ class LossScaleOptimizer(
     def _checked_options(self, inner: Any, options: dict[str, Any]) -> dict[str, Any]:
         name = options.pop("name", None)
         wanted = super()._checked_options(inner, options)
-        if inner.built and wanted:
-            raise ValueError(
-                f"`{next(iter(wanted))}` must be set before the inner {type(inner).__name__} is built, but it is "
-                "built. Wrap the optimizer before its first step."
-            )
         _require_valid(wanted)
         wanted["name"] = name
         return wanted
@@ -74,11 +70,7 @@ class LossScaleOptimizer(
             )
             inner.loss_scale_factor = None
         super()._adopt(options)
-        self.__dict__.update(
-            name=name or "loss_scale_optimizer",
-            _lock=False,
-            _trackable=inner,
-        )
+        self.__dict__.update(name=name or "loss_scale_optimizer", _lock=False)
         for variable in self._loss_scale.variables:
             variable.path = f"{self.name}/{variable.name.split(':')[0]}"  # Keras writes h5 files by path
 
@@ -87,15 +79,15 @@ class LossScaleOptimizer(
         return self._loss_scale() if factor is None else self._loss_scale() * factor
 
     def _build_inner(self, variables: list[Any]) -> None:
-        if not self._optimizer.built and variables:
-            replicas.once(lambda: self._build_in_this_context(variables))
+        def build() -> None:
+            with tf.init_scope(), keras.name_scope(self.name):
+                _move_under_strategy(self._optimizer)
+                self._optimizer.build(variables)
+                if "_loaded_weights" in vars(self):
+                    super(LossScaleOptimizer, self).set_weights(self.__dict__.pop("_loaded_weights"))
 
-    def _build_in_this_context(self, variables: list[Any]) -> None:
-        with tf.init_scope(), keras.name_scope(self.name):
-            _move_under_strategy(self._optimizer)
-            self._optimizer.build(variables)
-            if "_loaded_weights" in vars(self):
-                super().set_weights(self.__dict__.pop("_loaded_weights"))
+        if not self._optimizer.built and variables:
+            replicas.once(build)
 
     def _reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
         kept = [_overwrites(v) for v in variables]
@@ -107,29 +99,26 @@ class LossScaleOptimizer(
         return [g if _overwrites(v) else u for g, u, v in zip(gradients, unscaled, variables)]
 
     def _apply_reduced(self, grads_and_vars: list[tuple[Any, Any]], **kwargs: Any) -> None:
-        with _gradients_taken_as_they_are(self._optimizer), self._own_copies():
+        with _gradients_taken_as_they_are(self._optimizer):
             self._optimizer.apply([g for g, _ in grads_and_vars], [v for _, v in grads_and_vars], **kwargs)
 
     def _advance_iterations(self) -> Any:
         # With gradient accumulation the count tells which micro-steps are in the accumulators.
         if self._optimizer.gradient_accumulation_steps:
             return None
-        with self._own_copies():
-            return self._optimizer.iterations.assign_add(1)
+        return super()._advance_iterations()
 
-    def _own_copies(self) -> contextlib.AbstractContextManager[None]:
-        return replicas.own_copies((variable, "_value") for variable in self._optimizer.variables)
+    def _own_copies(self) -> Iterable[tuple[Any, str]]:
+        return ((variable, "_value") for variable in self._optimizer.variables)
 
-    def _step_result(self, operation: Any) -> Any:
-        return self._optimizer.iterations if tf.executing_eagerly() else super()._step_result(operation)
+    def _eager_result(self) -> Any:
+        return self._optimizer.iterations
 
     def _hyperparameter_names(self) -> tuple[str, ...]:
         return hyperparameters.names(self._optimizer)
 
-    def _known_variables(self) -> list[Any]:
-        if not self._optimizer.built:
-            return super()._known_variables()
-        return self._optimizer._trainable_variables
+    def _known_variables(self) -> list[Any] | None:
+        return self._optimizer._trainable_variables if self._optimizer.built else None
 
     @property
     def built(self) -> bool:
@@ -158,7 +147,7 @@ class LossScaleOptimizer(
     def finalize_variable_values(self, var_list: list[Any]) -> None:
         """Overwrites the variables with their moving average, if the inner optimizer keeps one."""
         self._optimizer.finalize_variable_values(var_list)
-        self._on_floor.look(self, self._loss_scale)  # `fit` ends here
+        self._stall.look(self, self._loss_scale)  # `fit` ends here
 
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
         """Excludes variables from the inner optimizer's weight decay; call it before `build`."""
@@ -168,7 +157,7 @@ class LossScaleOptimizer(
         return {"name": self.name, **super().get_config()}
 
     def _serialized_inner(self) -> Any:
-        return self._with_state(keras.saving.serialize_keras_object(self._optimizer))
+        return keras.saving.serialize_keras_object(self._optimizer)
 
     @classmethod
     def _deserialized_inner(cls, config: Any, custom_objects: dict[str, Any] | None) -> Any:
@@ -232,14 +221,15 @@ class LossScaleOptimizer(
             variable.assign(value)
         self._loss_scale.bring_into_range()
 
-    # What `migrate.restore` asks of an optimizer, wrapped or bare.
+    # Restoring.
 
-    _slots_are_lists = True
+    _optimizers = keras.optimizers
+    _optimizers_name = "tf.keras.optimizers"
+    _with_layer_names = staticmethod(with_layer_names)
 
     @staticmethod
-    def _prepare(optimizer: Any, variables: list[Any]) -> None:
-        if not optimizer.built:
-            optimizer.build(variables)
+    def _is_built(optimizer: Any) -> bool:
+        return optimizer.built
 
     @staticmethod
     def _slot_of(inner: Any, variable: Any, slot: str, attribute: str) -> Any:
@@ -252,25 +242,6 @@ class LossScaleOptimizer(
         # With gradient accumulation Keras counts micro-steps inside, and shows steps.
         inner._iterations.assign(value * (inner.gradient_accumulation_steps or 1))
 
-    def _part_of_keras_wrapper(self, name: str) -> Any:
-        """What a part of Keras's own LossScaleOptimizer is here; its step count and learning rate mean nothing."""
-        parts = {
-            "inner_optimizer": self._optimizer,
-            "dynamic_scale": self._loss_scale._lookup_dependency("current_loss_scale"),
-            "step_counter": self._loss_scale.good_steps,
-        }
-        if name not in parts:
-            dtype = {"_iterations": tf.int64, "_learning_rate": tf.float32}.get(name)
-            with tf.init_scope():
-                parts[name] = (
-                    tf.__internal__.tracking.AutoTrackable()
-                    if dtype is None
-                    else tf.Variable(tf.zeros([], dtype), trainable=False)
-                )
-            # Kept until the next restore: the checkpoint holds it only weakly.
-            self.__dict__.setdefault("_meaningless", {})[name] = parts[name]
-        return parts[name]
-
     def _checkpoint_adapter(self, path: str) -> None:
         # TensorFlow asks this before it looks for the parts: the moment to see who wrote the checkpoint.
         names = [name for name, _ in tf.train.list_variables(path)]
@@ -278,7 +249,7 @@ class LossScaleOptimizer(
 
     def _lookup_dependency(self, name: str, *args: Any) -> Any:
         if vars(self).get("_keras_wrote") and self.dynamic:
-            return self._part_of_keras_wrapper(name)
+            return _part_of_keras_wrapper(self, name)
         if name == "inner_optimizer" and "_keras_wrote" not in vars(self):
             raise ValueError(
                 f"TensorFlow {tf.__version__} does not tell who wrote a checkpoint before it looks for its parts, and "
@@ -286,6 +257,26 @@ class LossScaleOptimizer(
                 "the model as .keras, which is read here too. Nothing was restored."
             )
         return self._optimizer._lookup_dependency(name, *args)
+
+
+def _part_of_keras_wrapper(wrapper: LossScaleOptimizer, name: str) -> Any:
+    """What a part of Keras's own LossScaleOptimizer is here; its step count and learning rate mean nothing."""
+    parts = {
+        "inner_optimizer": wrapper._optimizer,
+        "dynamic_scale": wrapper._loss_scale._lookup_dependency("current_loss_scale"),
+        "step_counter": wrapper._loss_scale.good_steps,
+    }
+    if name not in parts:
+        dtype = {"_iterations": tf.int64, "_learning_rate": tf.float32}.get(name)
+        with tf.init_scope():
+            parts[name] = (
+                tf.__internal__.tracking.AutoTrackable()
+                if dtype is None
+                else tf.Variable(tf.zeros([], dtype), trainable=False)
+            )
+        # Kept until the next restore: the checkpoint holds it only weakly.
+        wrapper.__dict__.setdefault("_meaningless", {})[name] = parts[name]
+    return parts[name]
 
 
 def _are_of_a_wrapper(values: list[Any]) -> bool:

@@ -12,55 +12,39 @@ from tf_lossscale.core.rules import Rules
 from tf_lossscale.core.state import DynamicLossScale, FixedLossScale
 from tf_lossscale.wrapper import families
 from tf_lossscale.wrapper.contract import Contract
+from tf_lossscale.wrapper.family import Family
 
 #: The key of the loss scale's state in the config of the inner optimizer of a model that is saved.
 STATE = "loss_scale_state"
 _BEYOND_THE_ORIGINAL = ("growth_factor", "backoff_factor", "hysteresis", "min_scale", "max_scale")
 
 
-class Configurable:
+class Configurable(Family):
     """What a wrapper can be made from again: its config, an old one, another wrapper."""
 
-    _is_adapter = False
-    _optimizer: Any
-    _loss_scale: Any
-    _diagnosis: Any
-    _on_floor: Any
     dynamic: Any
     initial_scale: Any
     dynamic_growth_steps: Any
     state: Any
     set_state: Any
 
-    def _serialized_inner(self) -> Any:
-        """The inner optimizer as a config."""
-        raise NotImplementedError
-
-    def _with_state(self, inner: dict[str, Any]) -> dict[str, Any]:
-        """An inner optimizer's config, with the state of the loss scale beside it while a model is being saved.
+    def _inner_config(self) -> dict[str, Any]:
+        """Returns the inner optimizer's config, with the loss scale's state beside it while a model is being saved.
 
         SavedModels, and the .h5 and .keras files of tf_keras legacy, keep nothing of a wrapper but its config; in Keras
         3's `.keras` files there is no room for `bad_steps`. The originals read such a config too: of an inner optimizer
         they look at the class and the config alone.
         """
+        inner = self._serialized_inner()
         if not isinstance(self._loss_scale, DynamicLossScale) or not _a_model_is_being_saved():
             return inner
         return {**inner, STATE: self.state()}
 
     def _take_state(self, inner: Any) -> None:
-        """Sets the state that `_with_state` put into a config."""
+        """Sets the state that `_inner_config` put into a config."""
         if isinstance(inner, dict) and STATE in inner and isinstance(self._loss_scale, DynamicLossScale):
             state = inner[STATE]
             self.set_state({**state, "loss_scale": self._loss_scale.in_range(state["loss_scale"])})
-
-    @classmethod
-    def _deserialized_inner(cls, config: Any, custom_objects: dict[str, Any] | None) -> Any:
-        """An optimizer from what `_serialized_inner` returned."""
-        raise NotImplementedError
-
-    def _copied_inner(self, memo: dict[int, Any]) -> Any:
-        """A copy of the inner optimizer, with its state."""
-        return copy.deepcopy(self._optimizer, memo)
 
     def get_config(self) -> dict[str, Any]:
         """Returns what `from_config` needs: plain values.
@@ -78,9 +62,9 @@ class Configurable:
         scale: Any = self._loss_scale
         if not isinstance(scale, (DynamicLossScale, FixedLossScale)) and hasattr(scale, "get_config"):
             of_scale = {"class_name": type(scale).__name__, "config": scale.get_config()}
-            return {"inner_optimizer": self._serialized_inner(), "loss_scale": of_scale}
+            return {"inner_optimizer": self._inner_config(), "loss_scale": of_scale}
         config: dict[str, Any] = {
-            "inner_optimizer": self._serialized_inner(),
+            "inner_optimizer": self._inner_config(),
             "dynamic": self.dynamic,
             "initial_scale": self.initial_scale,
             "dynamic_growth_steps": self.dynamic_growth_steps,
@@ -89,7 +73,7 @@ class Configurable:
             config["skip_overflow"] = True
         if self._diagnosis is not None:
             config["diagnose"] = True
-        if self._on_floor.action == "raise":  # a function is no plain value
+        if self._stall.action == "raise":  # a function is no plain value
             config["on_floor"] = "raise"
         if self.dynamic:
             usual, rules = Rules(), self._loss_scale.rules

@@ -14,8 +14,6 @@ from absl import logging
 
 # What follows from a method for the gradients of the next update: whether they are scaled.
 APPLY_GRADIENTS = {"scale_loss": True, "get_scaled_loss": False, "get_unscaled_gradients": False}
-# Sonnet's `apply` is the only update method that it has, and takes either.
-SONNET_APPLY = {"scale_loss": True, "get_unscaled_gradients": False}
 
 _TWO_WAYS_OUT = (
     "Write every step in one of two ways: pass gradients of the scaled loss to apply(gradients, variables), which "

@@ -5,20 +5,35 @@ from __future__ import annotations
 import functools
 import importlib
 import weakref
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
 
 from tf_lossscale import errors
 from tf_lossscale.libraries import keras_versions
 
-# (library, module, class) of the base class that marks a family -> the adapter's module.
-# The module is "" where the class's name says enough within its package.
-_FAMILIES = (
-    ("keras", "", "BaseOptimizer", "keras3"),
-    ("tf_keras", "", "OptimizerV2", "tf_keras_legacy"),
-    ("tf_keras", "", "_BaseOptimizer", "tf_keras"),
-    ("tensorflow", "tensorflow.python.training.optimizer", "Optimizer", "tf1"),
-    ("sonnet", "", "Optimizer", "sonnet"),
-)
+
+class _Row(NamedTuple):
+    adapter: str  # the adapter's module in `adapters/`
+    # The base class that marks a family, by names: nothing is imported to find out.
+    library: str
+    base: str
+    module: str = ""  # where the class's name alone does not say enough within its library
+    # Whether only this family writes a serialized optimizer with this module and these keys in its config.
+    wrote: Callable[[str, Collection[str]], bool] = lambda module, keys: False
+
+
+_FAMILIES = [
+    _Row("keras3", "keras", "BaseOptimizer"),
+    _Row("tf_keras", "tf_keras", "_BaseOptimizer", wrote=lambda module, keys: "is_legacy_optimizer" in keys),
+    _Row(
+        "tf_keras_legacy",
+        "tf_keras",
+        "OptimizerV2",
+        wrote=lambda module, keys: module.endswith(".legacy") or ("decay" in keys and "weight_decay" not in keys),
+    ),
+    _Row("tf1", "tensorflow", "Optimizer", module="tensorflow.python.training.optimizer"),
+    _Row("sonnet", "sonnet", "Optimizer"),
+]
 
 ACCEPTED = (
     "an optimizer of tf.keras.optimizers, tf_keras.optimizers, tf_keras.optimizers.legacy, "
@@ -38,11 +53,15 @@ def adapter_for(optimizer: Any) -> type | None:
     Returns:
         A subclass of `tf_lossscale.LossScaleOptimizer`, its library loaded.
     """
-    for base in type(optimizer).__mro__:
-        library = library_in(base.__module__)
-        for family_library, module, name, adapter in _FAMILIES:
-            if (library, base.__name__) == (family_library, name) and base.__module__.startswith(module):
-                return load(adapter)
+    return _adapter_for_class(type(optimizer))
+
+
+def _adapter_for_class(optimizer_class: type) -> type | None:
+    for base in optimizer_class.__mro__:
+        marks = (library_in(base.__module__), base.__name__)
+        for row in _FAMILIES:
+            if marks == (row.library, row.base) and base.__module__.startswith(row.module):
+                return load(row.adapter)
     return None
 
 
@@ -88,7 +107,7 @@ def load_all(library: str) -> list[type]:
     Returns:
         Subclasses of `tf_lossscale.LossScaleOptimizer`.
     """
-    return [load(adapter) for family_library, _, _, adapter in _FAMILIES if family_library == library]
+    return [load(row.adapter) for row in _FAMILIES if row.library == library]
 
 
 def of_config(config: dict[str, Any]) -> type:
@@ -103,12 +122,12 @@ def of_config(config: dict[str, Any]) -> type:
     Returns:
         A subclass of `tf_lossscale.LossScaleOptimizer`.
     """
-    keys = config.get("config", {})
-    if "is_legacy_optimizer" in keys:
-        return load("tf_keras")
-    if str(config.get("module")).endswith(".legacy") or ("decay" in keys and "weight_decay" not in keys):
-        return load("tf_keras_legacy")
-    return load("tf_keras" if keras_of_tensorflow() == "tf_keras" else "keras3")
+    import tensorflow as tf
+
+    module, keys = str(config.get("module")), config.get("config", {})
+    told = next((row for row in _FAMILIES if row.wrote(module, keys)), None)
+    family: Any = load(told.adapter) if told else _adapter_for_class(tf.keras.optimizers.Optimizer)
+    return family
 
 
 def keras_of_tensorflow() -> str:

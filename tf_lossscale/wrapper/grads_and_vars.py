@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -75,6 +75,24 @@ def require_fitting(gradients: list[Any], variables: list[Any]) -> None:
                 f"The gradient of {variable.name} has shape {gradient.shape}, but the variable has shape "
                 f"{variable.shape}. Check the order of the gradients and the variables."
             )
+
+
+def without_none(change: Callable[..., Iterable[Any]], gradients: list[Any], variables: list[Any]) -> list[Any]:
+    """Returns gradients as changed by a function of (gradient, variable) pairs that takes no None.
+
+    >>> without_none(lambda pairs: [(2 * g, v) for g, v in pairs], [None, 3], ["weight", "bias"])
+    [None, 6]
+
+    Args:
+        change: takes and returns pairs, in the same order.
+        gradients: the gradients; None stays None.
+        variables: one for each gradient.
+
+    Returns:
+        A list as long as `gradients`.
+    """
+    changed = iter(change([(g, v) for g, v in zip(gradients, variables) if g is not None]))
+    return [None if g is None else next(changed)[0] for g in gradients]
 
 
 def as_list(var_list: Any) -> list[Any]:

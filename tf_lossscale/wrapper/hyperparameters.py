@@ -7,6 +7,8 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
+from tf_lossscale.wrapper.family import Family
+
 # What each optimizer's original (TensorFlow 2.4 to 2.8) passed to `_set_hyper`, so that `wrapper.beta_1` means what
 # it meant. Optimizers that are younger than that follow their nearest relative.
 _NAMES = {
@@ -49,17 +51,8 @@ def names(optimizer: object) -> tuple[str, ...]:
     return ()
 
 
-class Delegating:
+class Delegating(Family):
     """Reads, sets and lists the inner optimizer's hyperparameters on the wrapper, and nothing else of it."""
-
-    #: Attributes of the inner optimizer that are read and set through the wrapper, beside its hyperparameters.
-    _delegated: tuple[str, ...] = ("clipnorm", "clipvalue", "global_clipnorm")
-    _optimizer: Any
-    _traced: bool
-
-    def _hyperparameter_names(self) -> tuple[str, ...]:
-        """Names of the inner optimizer's hyperparameters, without those that have a property here."""
-        raise NotImplementedError
 
     @property
     def learning_rate(self) -> Any:

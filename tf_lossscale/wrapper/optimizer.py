@@ -18,12 +18,12 @@ from tf_lossscale.core.diagnosis import Diagnosis
 from tf_lossscale.core.rules import Rules
 from tf_lossscale.core.state import DynamicLossScale, FixedLossScale, LossScale
 from tf_lossscale.core.step import Part, step
-from tf_lossscale.wrapper import contract, families, options
+from tf_lossscale.wrapper import contract, families
 from tf_lossscale.wrapper.configs import Configurable
 from tf_lossscale.wrapper.grads_and_vars import as_list, require_fitting, tensors_of, unzip
 from tf_lossscale.wrapper.hyperparameters import Delegating
 from tf_lossscale.wrapper.readings import Observable, names_of
-from tf_lossscale.wrapper.stall import OnFloor
+from tf_lossscale.wrapper.stall import Stall
 
 _DEFAULT_INITIAL_SCALE = 2.0**15
 _DEFAULT_GROWTH_STEPS = 2000
@@ -119,16 +119,6 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     https://www.tensorflow.org/versions/r2.8/api_docs/python/tf/keras/mixed_precision/LossScaleOptimizer
     """
 
-    # What an adapter says of its family. ------------------------------------------------------------------------
-
-    #: Keyword arguments of the constructor that the family's optimizers have, and that are set on them.
-    _inner_options: tuple[str, ...] = ("clipnorm", "clipvalue", "global_clipnorm")
-    #: Whether a step without any variable is a finite step, as it always was for the legacy optimizers, or an error.
-    _takes_empty_steps = False
-    #: Whether a variable without a gradient gets no slots: old checkpoints have none for it.
-    _slots_need_gradients = False
-    #: Whether instances have this very class: True in an adapter and in what is derived from one.
-    _is_adapter = False
     __signature__ = _SignatureOfInit()
 
     def __new__(cls, inner_optimizer: Any = None, *args: Any, **kwargs: Any) -> LossScaleOptimizer:
@@ -165,28 +155,24 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             loss_scale = _new_loss_scale(dynamic, initial_scale, rules, dynamic_growth_steps)
         else:
             loss_scale = _from_manager(loss_scale_manager, not dynamic or initial_scale or dynamic_growth_steps)
-        on_floor = OnFloor(on_floor)
+        stall = Stall(on_floor)
         diagnosis = _new_diagnosis(diagnose, loss_scale)
         chosen = self._checked_options(inner_optimizer, kwargs)
         # Past this line nothing raises: a failed construction leaves the inner optimizer as it was.
         self.__dict__.update(
-            _optimizer=inner_optimizer, _scale=loss_scale, _contract=contract.Contract(), _traced=False
+            _optimizer=inner_optimizer,
+            _trackable=inner_optimizer,  # TensorFlow's DelegatingTrackableMixin, a base of most adapters, reads it
+            _scale=loss_scale,
+            _contract=contract.Contract(),
+            _traced=False,
+            _stall=stall,
+            _diagnosis=diagnosis,
         )
-        self.__dict__.update(_on_floor=on_floor, _diagnosis=diagnosis)
         self._save_scale_with_inner()  # raises before it changes the inner optimizer
         loss_scale.prepare()
-        on_floor.prepare(loss_scale)
+        stall.prepare(loss_scale)
         self._adopt(chosen)
         families.mark(inner_optimizer)
-
-    def _checked_options(self, inner: Any, given: dict[str, Any]) -> dict[str, Any]:
-        """The constructor's extra keywords that have to be set on the inner optimizer, or raises."""
-        return options.checked(inner, given, self._inner_options)
-
-    def _adopt(self, options: dict[str, Any]) -> None:
-        """Sets the constructor's options on the inner optimizer, and whatever the base class needs on the wrapper."""
-        for name, value in options.items():
-            setattr(self._optimizer, name, value)
 
     def _save_scale_with_inner(self) -> None:
         """Makes the loss scale a part of the inner optimizer: a checkpoint of that alone holds it, and restores it."""
@@ -203,28 +189,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         if there is not None or not isinstance(scale, FixedLossScale):
             inner._track_trackable(scale, "loss_scale", overwrite=True)
             inner._handle_deferred_dependencies("loss_scale", scale)
-
-    def _reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
-        """Sums the gradients over the replicas, in a replica context."""
-        del variables
-        return replicas.sum_over_replicas(gradients)
-
-    @property
-    def _walled(self) -> bool:
-        """Whether the graph optimizer is kept from merging scaling and unscaling: not where its wall is unknown."""
-        return True
-
-    def _build_inner(self, variables: list[Any]) -> None:
-        """Creates the inner optimizer's variables, so that a first step that is skipped leaves it complete."""
-        raise NotImplementedError
-
-    def _apply_reduced(self, grads_and_vars: list[tuple[Any, Any]], **kwargs: Any) -> Any:
-        """Has the inner optimizer apply reduced gradients, without reducing them again."""
-        raise NotImplementedError
-
-    def _advance_iterations(self) -> Any:
-        """Counts a step that was skipped."""
-        raise NotImplementedError
+            self._parts_changed()
 
     # The loss and the gradients. --------------------------------------------------------------------------------
 
@@ -298,10 +263,6 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             # Another worker may move the scale before this one's gradients are unscaled.
             self._contract.loss_scaled_by(factor)
         return factor
-
-    def _factor(self) -> tf.Tensor:
-        """What the loss is multiplied by, a float32 scalar."""
-        return self._loss_scale()
 
     # The step. --------------------------------------------------------------------------------------------------
 
@@ -378,16 +339,15 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         """
         replicas.require_replica_context("apply")
         grads = list(grads)
-        variables = self._known_variables() if trainable_variables is None else list(trainable_variables)
+        known = self._known_variables() if trainable_variables is None else trainable_variables
+        if known is None:
+            raise ValueError(
+                "apply(grads) without variables needs an optimizer that was built. "
+                "Call build(trainable_variables) first, or pass trainable_variables."
+            )
+        variables = list(known)
         require_fitting(grads, variables)
         self._step(grads, variables, scaled=self._apply_takes_scaled(grads), aggregate=True, count_skipped=False)
-
-    def _apply_takes_scaled(self, gradients: list[Any]) -> bool:
-        """Whether the gradients that `apply` got are scaled ones; asked once in each call."""
-        self._contract.require_not_unscaled(gradients)
-        self._contract.warn_before_apply()
-        self._contract.update_follows()
-        return True
 
     @_as_written
     def compute_gradients(
@@ -499,28 +459,22 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
                 scaled = self.get_scaled_loss(loss)
         return self._gradients(scaled, variables, grad_loss, tape)
 
-    def _gradients(
-        self, loss: tf.Tensor, variables: list[Any], grad_loss: Any, tape: tf.GradientTape
-    ) -> list[tuple[Any, Any]]:
-        """The (gradient, variable) pairs of a scaled loss, by the inner optimizer's own method if it has one."""
-        return list(zip(tape.gradient(loss, tensors_of(variables), grad_loss), variables))
-
     def _step(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> Any:
         part = self._part(gradients, variables, **kwargs)
         if self._loss_scale.defers(self, part):
             return self._step_result(None)
         result = step(self._loss_scale, part)
         if result is False:  # in eager mode only: the one that has the outcome at hand
-            self._look_at_floor()
+            self._report_stall()
         return self._step_result(result)
 
-    def _look_at_floor(self) -> None:
-        replicas.once(lambda: self._on_floor.look(self, self._loss_scale))
+    def _report_stall(self) -> None:
+        replicas.once(lambda: self._stall.look(self, self._loss_scale))
 
     def _skip(self, count: bool) -> list[Any]:
         """What a skipped step still does."""
-        watched = self._on_floor.watch(self, self._loss_scale)
-        with tf.control_dependencies(watched):
+        watched = self._stall.watch(self, self._loss_scale)
+        with tf.control_dependencies(watched), replicas.own_copies(self._own_copies()):
             return [*watched, self._advance_iterations() if count else tf.no_op()]
 
     def _part(
@@ -540,12 +494,17 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         self._have_built([v for g, v in zip(gradients, variables) if all_variables or g is not None])
         if scaled:
             gradients = self._unscale(gradients, variables, self._factor())
+
+        def apply(reduced: list[Any]) -> Any:
+            with replicas.own_copies(self._own_copies()):
+                return self._apply_reduced(list(zip(reduced, variables)), **kwargs)
+
         return Part(
             gradients,
             reduce=lambda local: self._reduce(local, variables),
-            apply=lambda reduced: self._apply_reduced(list(zip(reduced, variables)), **kwargs),
+            apply=apply,
             skip=lambda: self._skip(count_skipped),
-            aggregate=aggregate,
+            aggregate=aggregate and self._sums_over_replicas,
             observe=self._observer(variables),
         )
 
@@ -569,15 +528,11 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     def _step_result(self, operation: Any) -> Any:
         """What `apply_gradients` returns: in a graph something to wait for."""
         if tf.executing_eagerly():
-            return None
+            return self._eager_result()
         if not tf.compat.v1.executing_eagerly_outside_functions():
             return operation
         with tf.control_dependencies(branches.operations(operation)):
             return tf.constant(True)  # a tf.function can return a tensor, but no operation
-
-    def _unscale(self, gradients: list[Any], variables: list[Any], factor: tf.Tensor) -> list[Any]:
-        del variables
-        return scaling.unscale(gradients, factor, self._walled)
 
     def _require_keywords(self, kwargs: dict[str, Any]) -> None:
         """Raises if the inner optimizer does not take these keywords, before anything has changed."""
@@ -590,8 +545,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     def _inner_takes(self, keyword: str) -> bool:
         """Whether the inner optimizer's `apply_gradients` takes a keyword; a user's may take few."""
-        method = self._optimizer.apply_gradients
-        return _takes(getattr(method, "__func__", method), keyword)
+        method = getattr(self._optimizer, "apply_gradients", None)
+        return method is not None and _takes(getattr(method, "__func__", method), keyword)
 
     # What can be read. ------------------------------------------------------------------------------------------
 
@@ -621,7 +576,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
                 f"one, but got: {value!r}. Make a new LossScaleOptimizer with the arguments you need."
             )
         scale.prepare()
-        self._on_floor.prepare(scale)
+        self._stall.prepare(scale)
         self.__dict__["_scale"] = scale
         self._save_scale_with_inner()
 
@@ -708,12 +663,6 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     def _create_all_weights(self, var_list: list[Any]) -> None:
         """What `build` was called once."""
         self.build(var_list)
-
-    def _known_variables(self) -> list[Any]:
-        raise ValueError(
-            "apply(grads) without variables needs an optimizer that was built. "
-            "Call build(trainable_variables) first, or pass trainable_variables."
-        )
 
     def __repr__(self) -> str:
         scale = tf.convert_to_tensor(self._loss_scale())

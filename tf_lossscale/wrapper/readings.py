@@ -8,10 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from tf_lossscale import errors
-from tf_lossscale.core.diagnosis import Diagnosis
 from tf_lossscale.core.state import DynamicLossScale
 from tf_lossscale.core.variables import plain
-from tf_lossscale.wrapper.stall import OnFloor
+from tf_lossscale.wrapper.family import Family
 
 # Key of `state()` -> attribute of the loss scale; the first has to be in a state, the others may be missing.
 _COUNTS = {
@@ -64,18 +63,15 @@ class OverflowReport(tuple[Overflow, ...]):
         return "\n".join(lines)
 
 
-class Observable:
+class Observable(Family):
     """Reads, and sets, what an optimizer's loss scale has come to."""
 
-    _loss_scale: Any
-    _diagnosis: Diagnosis | None
-    _on_floor: OnFloor
     dynamic: Any
 
     @property
     def loss_scale(self) -> tf.Tensor:
         """The current loss scale, a float32 scalar tensor."""
-        self._on_floor.look(self, self._loss_scale)
+        self._stall.look(self, self._loss_scale)
         return tf.convert_to_tensor(self._loss_scale())
 
     @property
@@ -125,7 +121,7 @@ class Observable:
             variables = {name: getattr(scale, attribute) for name, attribute in _COUNTS.items()}
             values.update({name: 0 if each is None else plain(each) for name, each in variables.items()})
             values["skipped_in_a_row"] *= plain(scale.last_step_skipped)
-        self._on_floor.look(self, scale)
+        self._stall.look(self, scale)
         return values
 
     def set_state(self, state: dict[str, Any]) -> None:

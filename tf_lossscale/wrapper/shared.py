@@ -89,7 +89,7 @@ class SharedLossScale(DynamicLossScale):
         result = step(self, joined([part for _, part in together.members]))
         if result is False:
             for optimizer, _ in together.members:
-                optimizer._look_at_floor()
+                optimizer._report_stall()
         together.operation = None if tf.executing_eagerly() else result
 
     @property

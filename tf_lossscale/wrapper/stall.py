@@ -18,10 +18,10 @@ from tf_lossscale.core.variables import plain, unless, value_or_zero
 PATIENCE = 100
 
 
-class OnFloor:
+class Stall:
     """Warns, raises or calls a function, once for each stall; a step that succeeds ends one.
 
-    >>> OnFloor("warn").action
+    >>> Stall("warn").action
     'warn'
 
     Args:
@@ -46,7 +46,7 @@ class OnFloor:
             scale: the optimizer's loss scale.
         """
         if isinstance(scale, DynamicLossScale):
-            scale.told_of_stall(self.action)
+            scale.stall_reported(self.action)
 
     def look(self, optimizer: Any, scale: Any) -> None:
         """Acts if training has stalled. Reads variables, and so waits for the device; nothing in a graph.
@@ -61,7 +61,7 @@ class OnFloor:
         if not isinstance(scale, DynamicLossScale) or not tf.executing_eagerly() or replicas.in_one_of_several():
             return
         in_a_row = plain(scale.last_step_skipped) and plain(scale.skipped_in_a_row)
-        told = scale.told_of_stall(self.action)
+        told = scale.stall_reported(self.action)
         if in_a_row >= PATIENCE and not plain(told):
             told.assign(True)
             self._act(optimizer, in_a_row, scale)
@@ -81,7 +81,7 @@ class OnFloor:
         """
         if not isinstance(scale, DynamicLossScale):
             return []
-        told = scale.told_of_stall(self.action)
+        told = scale.stall_reported(self.action)
         in_a_row = scale.skipped_before()
         was_told = tf.logical_and(value_or_zero(told), in_a_row >= PATIENCE)
         noted = told.assign(was_told)
@@ -103,7 +103,7 @@ class OnFloor:
         return not callable(self.action) or tf.compat.v1.executing_eagerly_outside_functions()
 
     def _act_in_graph(self, optimizer: Any, scale: DynamicLossScale, in_a_row: tf.Tensor) -> Any:
-        with tf.control_dependencies(operations(scale.told_of_stall(self.action).assign(True))):
+        with tf.control_dependencies(operations(scale.stall_reported(self.action).assign(True))):
             if callable(self.action):
                 return tf.numpy_function(lambda: self.action(optimizer), [], [])
             message = MESSAGE.format("{}", "{}", f"{scale.rules.min_scale:g}")

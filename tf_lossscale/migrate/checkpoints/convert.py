@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from tf_lossscale import LossScaleOptimizer, errors
-from tf_lossscale.libraries import keras_versions
 from tf_lossscale.migrate.checkpoints import matching, slots
 from tf_lossscale.migrate.checkpoints.read import read
 from tf_lossscale.migrate.checkpoints.restore import Restored, restore_from
 from tf_lossscale.migrate.checkpoints.saved import File, Optimizer
+from tf_lossscale.wrapper import families
 from tf_lossscale.writing import checkpoint_errors_are_os_errors
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
@@ -75,15 +75,16 @@ def convert(
     file = read(path)
     if not file.optimizers:
         raise ValueError(f"{file.path}: there is no optimizer in it, only {len(file.variables)} variables.")
-    parts, converted = _parts(file, to, learning_rate)
+    family: Any = families.load(to)
+    parts, converted = _parts(file, family, learning_rate)
     try:
-        _write(folder, _tree(file, parts, to))
+        _write(folder, _tree(file, parts, family))
     except OSError as error:
         raise OSError(f"{folder}: it cannot be written ({error}). It is as it was.") from error
     return converted
 
 
-def _parts(file: File, to: str, learning_rate: float | None) -> tuple[dict[str, Any], list[Converted]]:
+def _parts(file: File, family: Any, learning_rate: float | None) -> tuple[dict[str, Any], list[Converted]]:
     """The variables and optimizers of today, by their paths, and what was done."""
     import tensorflow as tf
 
@@ -94,7 +95,7 @@ def _parts(file: File, to: str, learning_rate: float | None) -> tuple[dict[str, 
     for saved in file.optimizers:
         if learning_rate is not None:
             saved.learning_rate = learning_rate
-        inner, construct = _optimizer(file, saved, to)
+        inner, construct = _optimizer(file, saved, family)
         optimizer = inner if saved.counter is None else LossScaleOptimizer(inner)
         trained = {
             name: tf.Variable(parts[name], name=parts[name].name.partition(":")[0]) for name in _trained(file, saved)
@@ -112,9 +113,9 @@ def _path(file: File, saved: Optimizer) -> str:
     return known or "optimizer"
 
 
-def _optimizer(file: File, saved: Optimizer, to: str) -> tuple[Any, str]:
+def _optimizer(file: File, saved: Optimizer, family: Any) -> tuple[Any, str]:
     """An optimizer of today with the options that the file tells of, and the code that constructs it."""
-    library = (keras_versions.keras_3 if to == "keras3" else keras_versions.keras_2)("optimizers")
+    library = family._optimizers
     # The file says which class is called: no other name of the library is.
     cls = getattr(library, saved.name, None) if saved.name in slots.ATTRIBUTES else None
     if cls is None:
@@ -124,7 +125,7 @@ def _optimizer(file: File, saved: Optimizer, to: str) -> tuple[Any, str]:
             f"{file.path}: {told if saved.name else f'the file does not say of which class {part} is'}. Construct the "
             "optimizer in code, and call tf_lossscale.migrate.restore."
         )
-    if saved.learning_rate is None and saved.family == "tf1":
+    if saved.learning_rate is None and saved.of_tf1:
         raise ValueError(
             f"{file.path}: it does not hold the learning rate, which checkpoints of today's optimizers do. Pass it "
             "as --learning-rate."
@@ -135,7 +136,7 @@ def _optimizer(file: File, saved: Optimizer, to: str) -> tuple[Any, str]:
     if "momentum" in there and not options.get("momentum"):
         options["momentum"] = 0.9
     taken = inspect.signature(cls).parameters
-    unlike = {"weight_decay"} if saved.family == "tf_keras_legacy" else set()  # see `slots.DIFFERENCES`
+    unlike = set() if saved.slots_are_lists else {"weight_decay"}  # see `slots.DIFFERENCES`
     options = {name: value for name, value in options.items() if name in taken and name not in unlike}
     for name, value in options.items():
         if value is not None and abs(value) > _FLOAT32_MAX:
@@ -143,8 +144,7 @@ def _optimizer(file: File, saved: Optimizer, to: str) -> tuple[Any, str]:
                 f"{file.path}: its {name} is {value:g}, which no float32 holds. Restore another copy of it."
             )
     arguments = ", ".join(f"{name}={_shown(value)}" for name, value in options.items())
-    shown = "tf.keras" if to == "keras3" else keras_versions.package_of_keras_2()
-    code = f"{shown}.optimizers.{saved.name}({arguments})"
+    code = f"{family._optimizers_name}.{saved.name}({arguments})"
     if saved.learning_rate is None:
         # It had a schedule. With one an optimizer has no variable for the learning rate, and numbers its others anew.
         options["learning_rate"] = library.schedules.ExponentialDecay(1.0, 1, 1.0)
@@ -171,12 +171,11 @@ def _trained(file: File, saved: Optimizer) -> list[str]:
     return [tensor.path for tensor in file.variables if tensor.path in owners]
 
 
-def _tree(file: File, parts: dict[str, Any], to: str) -> Any:
+def _tree(file: File, parts: dict[str, Any], family: Any) -> Any:
     """The root of all parts: the file's own objects; for a file without any, the parts by their names."""
     import tensorflow as tf
 
-    objects = file.objects or {"": {path: path for path in parts}}
-    objects = matching.with_keras3_names(objects) if to == "keras3" and file.objects else objects
+    objects = family._with_layer_names(file.objects) if file.objects else {"": {path: path for path in parts}}
     reached = {path for each in objects.values() for path in each.values()}
     objects[""] = {**objects.get("", {}), **{path: path for path in parts if path not in reached}}
     nodes = {path: tf.__internal__.tracking.AutoTrackable() for path in objects}

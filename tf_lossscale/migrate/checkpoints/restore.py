@@ -102,7 +102,7 @@ def restore_from(file: File, saved: Optimizer, optimizer: Any, variables: Any) -
     while hasattr(inner, "inner_optimizer"):
         inner = inner.inner_optimizer
     family: Any = families.adapter_for(inner)
-    if family is None or not hasattr(family, "_slot_of"):
+    if family is None or family._optimizers is None:
         raise TypeError(
             f"`optimizer` must be one of Keras 3, tf_keras or tf_keras.legacy, but got: {optimizer!r}. Into an "
             "optimizer of tf.compat.v1.train the state goes with "
@@ -117,7 +117,8 @@ def restore_from(file: File, saved: Optimizer, optimizer: Any, variables: Any) -
     notes = [*matching.notes(pairs), *_notes(saved, kind, inner, family)]
     values = [(variable, tensor.value()) for tensor, variable in pairs]
     planned = _planned_slots(file, saved, kind, pairs, inner)
-    family._prepare(optimizer, [variable for variable, _ in values if getattr(variable, "trainable", True)])
+    if not family._is_built(optimizer):
+        family._build(optimizer, [variable for variable, _ in values if getattr(variable, "trainable", True)])
     values += _places(file, family, inner, kind, planned, values, notes)
 
     # Past this line nothing raises.
@@ -126,11 +127,12 @@ def restore_from(file: File, saved: Optimizer, optimizer: Any, variables: Any) -
     if iterations is not None:
         family._set_iterations(inner, iterations)
     if kind == "Nadam" and iterations is not None:
-        legacy = not hasattr(inner, "_u_product")
-        product = slot_names.nadam_product(float(_number(inner, "beta_1")), iterations, 0.004 if legacy else 1.0)
-        (inner._m_cache if legacy else inner._u_product).assign(product)
+        attribute, decay = family._nadam_product
+        getattr(inner, attribute).assign(slot_names.nadam_product(_number(inner, "beta_1"), iterations, decay))
     if saved.learning_rate is not None:
-        _set_learning_rate(inner, saved.learning_rate)
+        rate = family._given_learning_rate(inner)
+        if not callable(rate) or hasattr(rate, "assign"):  # a schedule stays
+            inner.learning_rate = saved.learning_rate
     scale = _set_loss_scale(optimizer, saved)
     return Restored(iterations, scale, None if scale is None else saved.counter, tuple(notes))
 
@@ -189,7 +191,7 @@ def _planned_slots(file: File, saved: Optimizer, kind: str, pairs: list[Any], in
                     f"{matching.name_of(variable)} has {tuple(variable.shape)}."
                 )
             value = tensor.value()
-            if saved.family == "tf1" and kind == "SGD":
+            if saved.of_tf1 and kind == "SGD":
                 # TensorFlow 1 multiplies the sum of gradients by the learning rate, Keras sums the products.
                 value = np.float32(-_learning_rate_now(inner)) * value
             planned.append((slot, variable, value))
@@ -228,7 +230,7 @@ def _iterations(file: File, saved: Optimizer, inner: Any) -> int | None:
         betas = (float(_number(inner, "beta_1")), float(_number(inner, "beta_2")))
         found = slot_names.steps_of_powers(saved.extra, betas)
         return saved.iterations if found is None else found
-    if saved.family == "tf1" and saved.name == "Adam" and saved.iterations is None:
+    if saved.of_tf1 and saved.name == "Adam" and saved.iterations is None:
         raise ValueError(
             f"{file.path}: it holds the counts of several Adam optimizers (beta1_power), and nothing tells which is "
             "whose. Save each optimizer's variables in a file of its own."
@@ -238,8 +240,8 @@ def _iterations(file: File, saved: Optimizer, inner: Any) -> int | None:
 
 def _notes(saved: Optimizer, kind: str, inner: Any, family: Any) -> list[str]:
     notes = []
-    old, new = saved.family in ("tf_keras_legacy", "tf1"), family._slots_are_lists
-    other = saved.family != "tf1" and (saved.family == "tf_keras_legacy") == new
+    old, new = not saved.slots_are_lists, family._slots_are_lists
+    other = not saved.of_tf1 and old == new
     same = kind == "RMSprop" and "momentum" in slot_names.canonical(kind, saved.slots)
     if other and not same and kind in slot_names.DIFFERENCES:
         notes.append(slot_names.DIFFERENCES[kind])
@@ -269,26 +271,18 @@ def _learning_rate_now(inner: Any) -> float:
     return float(rate(inner.iterations) if callable(rate) and not hasattr(rate, "numpy") else rate)
 
 
-def _set_learning_rate(inner: Any, value: float) -> None:
-    rate = getattr(inner, "_learning_rate", None)
-    if rate is None:
-        rate = inner._hyper["learning_rate"]
-    if not callable(rate) or hasattr(rate, "assign"):
-        inner.learning_rate = value
-
-
 def _set_loss_scale(optimizer: Any, saved: Optimizer) -> float | None:
     """Sets scale and counter where there is a place for them, and returns the scale that is there then."""
     if saved.scale is None:
         return None
-    for scale, counter in (("current_loss_scale", "good_steps"), ("current_loss_scale", "counter")):
-        state: Any = getattr(optimizer, "_loss_scale", None)
-        if hasattr(state, scale) and hasattr(state, counter):
-            getattr(state, scale).assign(saved.scale)
+    state: Any = getattr(optimizer, "_loss_scale", None)
+    for counter in ("good_steps", "counter"):  # ours, and that of tf_keras's own wrapper
+        if hasattr(state, "current_loss_scale") and hasattr(state, counter):
+            state.current_loss_scale.assign(saved.scale)
             getattr(state, counter).assign(saved.counter or 0)
-            if hasattr(state, "bring_into_range"):  # tf_keras's own wrapper may be given
+            if hasattr(state, "bring_into_range"):
                 state.bring_into_range()
-            return float(getattr(state, scale).numpy())
+            return float(state.current_loss_scale.numpy())
     if hasattr(optimizer, "dynamic_scale"):
         optimizer.dynamic_scale.assign(saved.scale)
         optimizer.step_counter.assign(saved.counter or 0)

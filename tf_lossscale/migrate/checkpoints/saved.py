@@ -73,6 +73,16 @@ class Optimizer:
     #: Values that are of no variable: Nadam's product of momenta.
     extra: dict[str, float] = dataclasses.field(default_factory=dict)
 
+    @property
+    def of_tf1(self) -> bool:
+        """Whether it is of TensorFlow 1: no file of that holds a learning rate, or a learning rate times a slot."""
+        return self.family == "tf1"
+
+    @property
+    def slots_are_lists(self) -> bool:
+        """Whether it is of Keras 3 or tf_keras, whose formulas are today's."""
+        return self.family in ("keras3", "tf_keras")
+
 
 @dataclasses.dataclass
 class File:
