@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
 from tf_lossscale import errors
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class Counts(NamedTuple):
@@ -131,6 +136,15 @@ class Rules:
         moves = tf.logical_or(grows, backs_off)
         return Counts(scale, tf.where(grows, zero, good), tf.where(moves, zero, bad))
 
+    @property
+    def counts_overflows(self) -> bool:
+        """Whether the count of overflows outlives a step, and needs a variable.
+
+        >>> Rules().counts_overflows, Rules(hysteresis=2).counts_overflows
+        (False, True)
+        """
+        return self.hysteresis > 1
+
     def only_counts(self, good: int) -> bool:
         """Returns whether one more finite step leaves the scale where it is.
 
@@ -150,3 +164,46 @@ class Rules:
 
     def _lowered(self, scale: tf.Tensor) -> tf.Tensor:
         return tf.maximum(scale * self.backoff_factor, self.min_scale)
+
+
+#: Rules that are keyword arguments under their own names, with their defaults. TensorFlow has named `growth_steps`
+#: `dynamic_growth_steps`, and only old optimizers are not `forgiving`.
+KEYWORDS = {
+    field.name: field.default for field in dataclasses.fields(Rules) if field.name not in ("growth_steps", "forgiving")
+}
+
+
+def with_rules(function: _Function) -> _Function:
+    """Decorates a function that takes `**rules`: its signature shows the keywords, and it takes no others.
+
+    >>> @with_rules
+    ... def limit(**rules):
+    ...     return rules.get("max_scale")
+    >>> limit(max_scale=8.0)
+    8.0
+    >>> str(inspect.signature(limit).parameters["hysteresis"])
+    'hysteresis: int = 1'
+
+    Args:
+        function: `**rules` is its last parameter.
+
+    Returns:
+        The function, which raises TypeError for other keywords.
+    """
+    *own, rules = inspect.signature(function).parameters.values()
+    types = {field.name: field.type for field in dataclasses.fields(Rules)}
+    named = [rules.replace(name=n, kind=rules.KEYWORD_ONLY, default=KEYWORDS[n], annotation=types[n]) for n in KEYWORDS]
+    signature = inspect.Signature([*own, *named])
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        unknown = kwargs.keys() - signature.parameters.keys()
+        if unknown:
+            raise TypeError(
+                f"{function.__qualname__}() got an unexpected keyword argument '{min(unknown)}'. "
+                f"The rules of a loss scale are {', '.join(KEYWORDS)}."
+            )
+        return function(*args, **kwargs)
+
+    checked.__signature__ = signature  # type: ignore[attr-defined]
+    return checked  # type: ignore[return-value]

@@ -189,7 +189,7 @@ class DynamicLossScale(LossScale):
     @property
     def bad_steps(self) -> tf.Variable | None:
         """The number of overflows since the scale last moved, an int64 scalar variable; None without a hysteresis."""
-        return self._weight("bad_steps", 0, tf.int64) if self.rules.hysteresis > 1 else None
+        return self._weight("bad_steps", 0, tf.int64) if self.rules.counts_overflows else None
 
     def stall_reported(self, action: Any) -> tf.Variable:
         """Whether a stall, which is when every step is skipped, was acted on; a bool scalar variable.

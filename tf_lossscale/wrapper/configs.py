@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale.core.rules import Rules
+from tf_lossscale.core.rules import KEYWORDS
 from tf_lossscale.core.state import DynamicLossScale, FixedLossScale
 from tf_lossscale.wrapper import families
 from tf_lossscale.wrapper.contract import Contract
@@ -16,7 +16,6 @@ from tf_lossscale.wrapper.family import Family
 
 #: The key of the loss scale's state in the config of the inner optimizer of a model that is saved.
 STATE = "loss_scale_state"
-_BEYOND_THE_ORIGINAL = ("growth_factor", "backoff_factor", "hysteresis", "min_scale", "max_scale")
 
 
 class Configurable(Family):
@@ -76,10 +75,8 @@ class Configurable(Family):
         if self._stall.action == "raise":  # a function is no plain value
             config["on_floor"] = "raise"
         if self.dynamic:
-            usual, rules = Rules(), self._loss_scale.rules
-            for name in _BEYOND_THE_ORIGINAL:
-                if getattr(rules, name) != getattr(usual, name):
-                    config[name] = getattr(rules, name)
+            given = {name: getattr(self._loss_scale.rules, name) for name in KEYWORDS}
+            config.update({name: value for name, value in given.items() if value != KEYWORDS[name]})
         return config
 
     @classmethod

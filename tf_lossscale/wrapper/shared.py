@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_lossscale.core.autograph import as_written as _as_written
-from tf_lossscale.core.rules import Rules
+from tf_lossscale.core.rules import Rules, with_rules
 from tf_lossscale.core.state import DynamicLossScale
 from tf_lossscale.core.step import Part, joined, step
 
@@ -34,31 +34,17 @@ class SharedLossScale(DynamicLossScale):
     Args:
         initial_scale: the scale to start with.
         dynamic_growth_steps: finite steps in a row after which the scale grows.
-        growth_factor: what the scale is multiplied by when it grows.
-        backoff_factor: what the scale is multiplied by after an overflow.
-        hysteresis: number of overflows it takes to lower the scale.
-        min_scale: the scale is never lowered below this.
-        max_scale: the scale never grows above this; None for float32's maximum.
+        **rules: `growth_factor`, `backoff_factor` and the other rules, which mean what they mean to
+            `LossScaleOptimizer`.
 
     Raises:
-        TypeError: an argument is no number.
+        TypeError: an argument is no number, or has another name.
         ValueError: an argument is out of range.
     """
 
-    def __init__(
-        self,
-        initial_scale: float = 2.0**15,
-        dynamic_growth_steps: int = 2000,
-        *,
-        growth_factor: float = 2.0,
-        backoff_factor: float = 0.5,
-        hysteresis: int = 1,
-        min_scale: float = 1.0,
-        max_scale: float | None = None,
-    ):
-        super().__init__(
-            initial_scale, Rules(dynamic_growth_steps, growth_factor, backoff_factor, hysteresis, min_scale, max_scale)
-        )
+    @with_rules
+    def __init__(self, initial_scale: float = 2.0**15, dynamic_growth_steps: int = 2000, **rules: Any):
+        super().__init__(initial_scale, Rules(dynamic_growth_steps, **rules))
 
     @contextlib.contextmanager
     def together(self) -> Iterator[TogetherStep]:

@@ -8,6 +8,7 @@ import sys
 import zipfile
 from typing import Any
 
+from tf_lossscale.core.rules import KEYWORDS, Rules
 from tf_lossscale.migrate.checkpoints import slots as slot_names
 from tf_lossscale.migrate.checkpoints.saved import File, Optimizer, Slots, Tensor, UnreadableError, damage_is_said
 from tf_lossscale.wrapper.configs import STATE as _STATE
@@ -217,10 +218,14 @@ def _without_scale_by_place(optimizer: Optimizer, stored: list[Tensor], config: 
         return _without_keras_3s_wrapper(optimizer, stored)
     if optimizer.family == "tf_keras" and _STATE in _inner_config(config):
         # tf_lossscale around an optimizer of tf_keras: scale and counter come last, and with a hysteresis its count.
-        count = 3 if config["config"].get("hysteresis", 1) > 1 else 2
+        count = 3 if _rules_of(config["config"]).counts_overflows else 2
         *stored, scale, counter = stored[: len(stored) - count + 2]
         optimizer.scale, optimizer.counter = float(scale.value()), int(counter.value())
     return stored
+
+
+def _rules_of(settings: dict[str, Any]) -> Rules:
+    return Rules(**{name: settings[name] for name in KEYWORDS if name in settings})
 
 
 def _without_keras_3s_wrapper(optimizer: Optimizer, stored: list[Tensor]) -> list[Tensor]:
