@@ -89,9 +89,9 @@ def tiny(monkeypatch):
         module = types.ModuleType(name)
         monkeypatch.setitem(sys.modules, name, module)
         exec(compile(code, name, "exec"), vars(module))
-    monkeypatch.setattr(families, "_FAMILIES", [*families._FAMILIES, *eval(f"[{row}]", vars(families))])
+    monkeypatch.setattr(families, "_FAMILIES", [*families._FAMILIES, eval(row, vars(families))])
     monkeypatch.setitem(test_families.ARGUMENTS, "tiny", {"SGD": test_families.RATE})
-    return eval(row_of_tests.strip().rstrip(","), {"ApplyOnly": ApplyOnly, "tiny": sys.modules["tiny"]})
+    return eval(row_of_tests, {"ApplyOnly": ApplyOnly, "tiny": sys.modules["tiny"]})
 
 
 def test_the_family_of_the_walk_through_keeps_the_promises(tiny):
