@@ -138,7 +138,7 @@ BAD_CALLS = {
     "one pair, not a list": (ValueError, "pairs", lambda o, w: o.apply_gradients((good(w)[0], w[0]))),
     "variables before gradients": (
         TypeError,
-        "in place of a variable is",
+        "is not a variable",
         lambda o, w: o.apply_gradients(zip(w, good(w))),
     ),
     "None": (TypeError, "", lambda o, w: o.apply_gradients(None)),

@@ -59,8 +59,8 @@ class LossScaleOptimizer(
         if replicas.several_processes():
             # Keras's fit fails before it calls any optimizer, in words that help nobody.
             logging.warning(
-                "model.fit of Keras 3 fails under %s, with any optimizer. Take the steps in a loop of your own, or use "
-                "a model and an optimizer of tf_keras (pip install tf-keras).",
+                "model.fit of Keras 3 fails under %s, with any optimizer. Write a custom training loop, or use a model "
+                "and an optimizer of tf_keras (pip install tf-keras).",
                 type(tf.distribute.get_strategy()).__name__,
             )
         if inner.loss_scale_factor is not None and "loss_scale_factor" not in options:
@@ -209,7 +209,8 @@ class LossScaleOptimizer(
             values = values[4:]
         if len(values) > len(inner) and not self.built:
             logging.warning(
-                "The slots of the saved optimizer are not loaded: %s is not built.", type(self._optimizer).__name__
+                "The saved slots are not loaded, because %s is not built. Build the optimizer before loading.",
+                type(self._optimizer).__name__,
             )
             values = values[: len(inner)]
         if len(values) != len(inner):
@@ -252,9 +253,9 @@ class LossScaleOptimizer(
             return _part_of_keras_wrapper(self, name)
         if name == "inner_optimizer" and "_keras_wrote" not in vars(self):
             raise ValueError(
-                f"TensorFlow {tf.__version__} does not tell who wrote a checkpoint before it looks for its parts, and "
-                "this one is of keras.optimizers.LossScaleOptimizer. Restore it with TensorFlow 2.17 or newer, or save "
-                "the model as .keras, which is read here too. Nothing was restored."
+                "keras.optimizers.LossScaleOptimizer wrote this checkpoint, which can be restored with TensorFlow 2.17 "
+                f"or newer, but not with {tf.__version__}. Use a newer TensorFlow, or save the model as .keras. "
+                "Nothing was restored."
             )
         return self._optimizer._lookup_dependency(name, *args)
 

@@ -220,6 +220,6 @@ def _require_no_clipping_in_central_storage(inner: Any) -> None:
         if value is not None:
             raise ValueError(
                 f"`{name}={value!r}` of the inner {type(inner).__name__} does not work under CentralStorageStrategy: "
-                "tf_keras's legacy optimizers cannot clip there. Use the optimizer of the same name of "
+                "tf_keras's legacy optimizers cannot clip there. Use the optimizer of the same name in "
                 "tf.keras.optimizers or tf_keras.optimizers, or another strategy."
             )

@@ -178,6 +178,6 @@ def _from_tf23(loss_scale: Any, custom_objects: dict[str, Any]) -> dict[str, Any
             arguments.update(growth_factor=values["multiplier"], backoff_factor=1 / values["multiplier"])
         return arguments
     raise ValueError(
-        f"Cannot make a LossScaleOptimizer from a config with a loss scale of class {kind!r}. "
-        f"Known are FixedLossScale and DynamicLossScale; pass your own in custom_objects={{{kind!r}: {kind}}}."
+        f"`config` has a loss scale of the unknown class {kind!r}. Known are FixedLossScale and DynamicLossScale; "
+        f"pass a class of your own as custom_objects={{{kind!r}: {kind}}}."
     )

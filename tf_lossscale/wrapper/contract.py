@@ -108,7 +108,7 @@ class Contract:
                 answers, from_outside = self._answers(functions, says)
             if len(answers) > 1 or (True in answers and any(marks)):
                 raise RuntimeError(
-                    "It is not known whether these gradients are scaled: both scale_loss() and "
+                    "Cannot tell whether these gradients are scaled: both scale_loss() and "
                     "get_unscaled_gradients() (or get_scaled_loss()) were called for this optimizer in other "
                     "functions, threads or steps, or more than one update follows one scale_loss(). "
                     f"{_TWO_WAYS_OUT}"

@@ -141,8 +141,8 @@ def keras_of_tensorflow() -> str:
     return library_in(tf.keras.optimizers.Optimizer.__module__)
 
 
-# Library of a Keras layer -> the adapter's module.
-_LAYERS = {"keras": "keras3_layers", "tf_keras": "tf_keras_layers"}
+#: Keras library -> the name of its modules: in `optimizers/`, and in `adapters/` for its layers.
+MODULES = {"keras": "keras3", "tf_keras": "tf_keras"}
 
 
 def layers_of(layer: Any) -> Any:
@@ -163,7 +163,7 @@ def layers_of(layer: Any) -> Any:
     """
     for base in type(layer).__mro__:
         library = library_in(base.__module__)
-        if base.__name__ == "Layer" and library in _LAYERS:
+        if base.__name__ == "Layer" and library in MODULES:
             return layers_in(library)
     raise TypeError(f"`layer` must be a layer of Keras 3 or tf_keras, but got: {layer!r}.")
 
@@ -180,7 +180,7 @@ def layers_in(library: str) -> Any:
     Returns:
         A module of `adapters/`.
     """
-    return importlib.import_module(f"tf_lossscale.adapters.{_LAYERS[library]}")
+    return importlib.import_module(f"tf_lossscale.adapters.{MODULES[library]}_layers")
 
 
 def library_of(layer: Any) -> Any:
@@ -223,18 +223,18 @@ def adapter_of(inner_optimizer: Any) -> Any:
     if scales_losses(inner_optimizer):
         raise errors.NotWrappable(
             f"LossScaleOptimizer cannot wrap another LossScaleOptimizer, but got: {inner_optimizer!r}. "
-            "Wrap the optimizer that is inside it."
+            "Wrap its inner optimizer."
         )
     if is_wrapped(inner_optimizer):
         raise ValueError(
             '"inner_optimizer" is already wrapped by a LossScaleOptimizer. An optimizer can only be wrapped by a '
-            "single LossScaleOptimizer. Make a new inner optimizer, or go on with the first wrapper."
+            "single LossScaleOptimizer. Create a new inner optimizer, or use the existing wrapper."
         )
     adapter = adapter_for(inner_optimizer)
     if adapter is None:
         raise errors.NotWrappable(
             f'"inner_optimizer" must be an instance of an optimizer class, but got: {inner_optimizer!r}. '
-            f"Accepted is {ACCEPTED}."
+            f"Pass {ACCEPTED}."
         )
     return adapter
 

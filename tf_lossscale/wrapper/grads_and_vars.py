@@ -28,7 +28,7 @@ def unzip(grads_and_vars: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[An
     pairs = list(grads_and_vars)
     for pair in pairs:
         if (not isinstance(pair, tuple) and tf.is_tensor(pair)) or len(pair) != 2:
-            raise ValueError(f"`grads_and_vars` must be (gradient, variable) pairs, but got: {pair}.")
+            raise ValueError(f"`grads_and_vars` must contain (gradient, variable) pairs, but got: {pair}.")
     return [_as_gradient(g, v) for g, v in pairs], [v for _, v in pairs]
 
 
@@ -47,13 +47,13 @@ def require_fitting(gradients: list[Any], variables: list[Any]) -> None:
     """
     if len(gradients) != len(variables):
         raise ValueError(
-            f"There must be one gradient for each variable, but got {len(gradients)} gradients and {len(variables)} "
-            "variables. Pass None where a variable has no gradient."
+            f"Each variable must have one gradient, but got {len(gradients)} gradients for {len(variables)} variables. "
+            "Pass None for a variable without a gradient."
         )
     for variable in variables:
         if not hasattr(variable, "assign"):
             raise TypeError(
-                f"There must be pairs of a gradient and a variable, but in place of a variable is {variable!r}."
+                f"`grads_and_vars` must contain (gradient, variable) pairs, but {variable!r} is not a variable."
             )
     if all(g is None for g in gradients):
         names = ([v.name for v in variables],)

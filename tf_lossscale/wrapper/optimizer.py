@@ -145,8 +145,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     ):
         if not isinstance(self, families.adapter_of(inner_optimizer)):
             raise TypeError(
-                f"This LossScaleOptimizer wraps optimizers of {type(self).__module__}, but got: {inner_optimizer!r}. "
-                "Call tf_lossscale.LossScaleOptimizer, which finds the right one."
+                f"{type(self).__module__}.LossScaleOptimizer cannot wrap this optimizer: {inner_optimizer!r}. Call "
+                "tf_lossscale.LossScaleOptimizer, which chooses the class."
             )
         errors.boolean("dynamic", dynamic, "For a scale that stays the same pass dynamic=False, initial_scale=1024.")
         growth_steps = _DEFAULT_GROWTH_STEPS if dynamic_growth_steps is None else dynamic_growth_steps
@@ -183,8 +183,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         there = inner._lookup_dependency("loss_scale")
         if there is not None and not isinstance(there, LossScale):
             raise ValueError(
-                f"`inner_optimizer` must not have a part named 'loss_scale', but {type(inner).__name__} has one: "
-                f"{there!r}. A checkpoint would mix it up with the wrapper's loss scale. Give it another name."
+                f"`inner_optimizer` must not track an object named 'loss_scale', but {type(inner).__name__} has one: "
+                f"{there!r}. In a checkpoint the wrapper's loss scale has this name. Rename yours."
             )
         if there is not None or not isinstance(scale, FixedLossScale):
             inner._track_trackable(scale, "loss_scale", overwrite=True)
@@ -342,8 +342,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         known = self._known_variables() if trainable_variables is None else trainable_variables
         if known is None:
             raise ValueError(
-                "apply(grads) without variables needs an optimizer that was built. "
-                "Call build(trainable_variables) first, or pass trainable_variables."
+                "apply(grads) without variables needs a built optimizer. Call build(trainable_variables) first, or "
+                "pass trainable_variables."
             )
         variables = list(known)
         require_fitting(grads, variables)
@@ -697,8 +697,8 @@ def _new_diagnosis(diagnose: Any, loss_scale: LossScale) -> Diagnosis | None:
         return None
     if not loss_scale.may_skip:
         raise ValueError(
-            "`diagnose` cannot be True with a fixed scale, which looks at no gradient. Pass dynamic=True; to keep the "
-            "scale where it is, min_scale and max_scale may be the same."
+            "`diagnose` cannot be True with a fixed scale, which does not check gradients. Pass dynamic=True; to keep "
+            "the scale constant, set min_scale, max_scale and initial_scale to the same value."
         )
     return Diagnosis()
 
@@ -706,7 +706,7 @@ def _new_diagnosis(diagnose: Any, loss_scale: LossScale) -> Diagnosis | None:
 def _from_manager(manager: Any, has_other_arguments: Any) -> LossScale:
     if has_other_arguments:
         raise ValueError(
-            "`loss_scale_manager` says what the scale is and how it moves: leave out `dynamic`, `initial_scale` and "
+            "`loss_scale_manager` sets the scale and how it moves. Leave out `dynamic`, `initial_scale` and "
             "`dynamic_growth_steps`."
         )
     if not hasattr(manager, "as_loss_scale"):

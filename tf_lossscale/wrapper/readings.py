@@ -158,7 +158,9 @@ class Observable(Family):
         value = errors.positive_number("loss_scale", state["loss_scale"], "Pass what state() returned.")
         if not moves:
             if value != plain(scale()):
-                raise ValueError(f"The loss scale here stays at {plain(scale()):g}, but the state has {value!r}.")
+                raise ValueError(
+                    f"The loss scale is fixed at {plain(scale()):g}, but `state` has the loss scale {value!r}."
+                )
             return
         counts = {name: errors.count(name, state.get(name, 0), "Pass what state() returned.") for name in _COUNTS}
         variables = {name: getattr(scale, attribute) for name, attribute in _COUNTS.items()}
@@ -194,8 +196,8 @@ class Observable(Family):
         """
         if self._diagnosis is None:
             raise ValueError(
-                "overflow_report() needs an optimizer that notes overflows from its first step on. "
-                "Make it with LossScaleOptimizer(..., diagnose=True)."
+                "overflow_report() needs an optimizer that records overflows from its first step on. "
+                "Create it with LossScaleOptimizer(..., diagnose=True)."
             )
         _require_eager("overflow_report")
         found = {name: [int(x) for x in row] for name, row in self._diagnosis.counts().items() if row[0]}
@@ -226,6 +228,6 @@ def names_of(variables: list[Any]) -> tuple[str, ...]:
 def _require_eager(method: str) -> None:
     if not tf.executing_eagerly():
         raise RuntimeError(
-            f"{method}() reads values, and there are none while a graph is built. Call it outside of tf.function, "
-            "between the steps; in a tf.compat.v1.Session run the variables themselves, as optimizer.skipped_steps."
+            f"{method}() reads the values of variables, which do not exist while a graph is built. Call it outside of "
+            "tf.function, between steps; in a tf.compat.v1.Session, run variables such as optimizer.skipped_steps."
         )

@@ -61,7 +61,7 @@ class SharedLossScale(DynamicLossScale):
             ValueError: only some of the gradients are still to be summed over the replicas.
         """
         if self._step is not None:
-            raise RuntimeError("together() was entered inside itself. Take all steps in one block.")
+            raise RuntimeError("together() cannot be nested. Take all steps in one block.")
         together = _open.steps[id(self)] = TogetherStep()
         try:
             yield together
@@ -99,14 +99,14 @@ class SharedLossScale(DynamicLossScale):
         """
         if self._step is None:
             raise RuntimeError(
-                f"This {type(optimizer).__name__} shares its loss scale with others, and steps only with them. Write "
-                "`with shared.together():` around the calls that apply gradients, of all optimizers, and not around "
-                "strategy.run or a tf.function."
+                f"This {type(optimizer).__name__} shares its loss scale, so it can only step inside `with "
+                "shared.together():`. Write that block around the calls of all optimizers that apply gradients, "
+                "inside strategy.run and inside the tf.function."
             )
         if any(other.aggregate != part.aggregate for _, other in self._step.members):
             raise ValueError(
-                "Optimizers that step together must agree whether gradients are summed over the replicas already: "
-                "give all of them skip_gradients_aggregation=True, or none."
+                "Optimizers that step together must all get gradients that are already summed over the replicas, or "
+                "all get gradients that are not. Pass skip_gradients_aggregation=True to all of them, or to none."
             )
         self._step.members.append((optimizer, part))
         return True

@@ -35,7 +35,7 @@ class Stall:
         if action not in ("warn", "raise") and not callable(action):
             raise ValueError(
                 f"`on_floor` must be 'warn', 'raise' or a function of the optimizer, but got: {action!r}. "
-                "It says what happens when 100 steps in a row were skipped."
+                "It sets the reaction to 100 skipped steps in a row."
             )
         self.action = action
 
@@ -138,10 +138,10 @@ def _outside_xla(act: Callable[[], Any]) -> tf.Tensor:
 
 WHAT_TO_TRY = (
     "Look for NaN in the data and in the loss; find the variables with LossScaleOptimizer(..., diagnose=True) and "
-    "overflow_report(); lower the learning rate, keep the layers that overflow in float32 or bfloat16, or let the "
-    "scale sink further with min_scale."
+    "overflow_report(); lower the learning rate, keep the layers that overflow in float32 or bfloat16, or lower "
+    "min_scale."
 )
 MESSAGE = (
-    "The last {} steps were all skipped. The loss scale is {} now, and is never lowered below {}. The gradients are "
-    f"not finite, and training does not move. {WHAT_TO_TRY}"
+    "The last {} steps were all skipped, because their gradients were not finite. The loss scale is {} now, and is "
+    f"never lowered below {{}}. {WHAT_TO_TRY}"
 )

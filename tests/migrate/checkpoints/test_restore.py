@@ -249,7 +249,7 @@ def test_of_several_optimizers_one_has_to_be_named(tmp_path):
     named = dict(zip(SHAPES, weights))
     path = tf.train.Checkpoint(discriminator=one, generator=two, **named).write(str(tmp_path / "gan"))
     new = LossScaleOptimizer(tf.keras.optimizers.SGD(0.1, momentum=0.9))
-    with pytest.raises(ValueError, match=r"its optimizers are discriminator, generator\. Pass the one"):
+    with pytest.raises(ValueError, match=r"the file has the optimizers discriminator, generator\. Pass one"):
         migrate.restore(path, new, weights)
     assert migrate.restore(path, new, weights, name="generator").loss_scale == 4.0
     assert float(new.learning_rate) == 0.25
@@ -349,4 +349,4 @@ def test_a_slot_without_a_place_is_noted(tmp_path):
     old.apply_gradients(list(zip(next(gradients(1)), weights)))
     path = checkpoint(tmp_path, old, weights)
     (_, place) = migrate.restore(path, tf.keras.optimizers.SGD(0.5), weights).notes
-    assert "SGD has no place for the file's momentum" in place
+    assert "SGD has no slots for the file's momentum" in place

@@ -71,16 +71,16 @@ def convert(
         errors.positive_number("learning_rate", learning_rate, "Pass the one that training goes on with.")
     folder = pathlib.Path(out)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FileExistsError(f"{folder}: it is there already, and not empty. Pass a folder that is to be made.")
+        raise FileExistsError(f"{folder}: the folder exists and is not empty. Pass one that does not exist.")
     file = read(path)
     if not file.optimizers:
-        raise ValueError(f"{file.path}: there is no optimizer in it, only {len(file.variables)} variables.")
+        raise ValueError(f"{file.path}: the file has no optimizer, only {len(file.variables)} variables.")
     family: Any = families.load(to)
     parts, converted = _parts(file, family, learning_rate)
     try:
         _write(folder, _tree(file, parts, family))
     except OSError as error:
-        raise OSError(f"{folder}: it cannot be written ({error}). It is as it was.") from error
+        raise OSError(f"{folder}: cannot write the folder ({error}). Nothing was changed.") from error
     return converted
 
 
@@ -120,15 +120,15 @@ def _optimizer(file: File, saved: Optimizer, family: Any) -> tuple[Any, str]:
     cls = getattr(library, saved.name, None) if saved.name in slots.ATTRIBUTES else None
     if cls is None:
         part = saved.path or "its optimizer"
-        told = f"{part} is of class {saved.name!r}, not of one of {', '.join(slots.ATTRIBUTES)}"
+        told = f"{part} is of class {saved.name!r}, which is none of {', '.join(slots.ATTRIBUTES)}"
         raise ValueError(
-            f"{file.path}: {told if saved.name else f'the file does not say of which class {part} is'}. Construct the "
+            f"{file.path}: {told if saved.name else f'the file does not name the class of {part}'}. Construct the "
             "optimizer in code, and call tf_lossscale.migrate.restore."
         )
     if saved.learning_rate is None and saved.of_tf1:
         raise ValueError(
-            f"{file.path}: it does not hold the learning rate, which checkpoints of today's optimizers do. Pass it "
-            "as --learning-rate."
+            f"{file.path}: the file does not have the learning rate, which the new checkpoint must have. Pass it as "
+            "--learning-rate."
         )
     there = slots.canonical(saved.name, saved.slots)
     options: dict[str, Any] = {"learning_rate": saved.learning_rate, **saved.hyperparameters}
@@ -141,7 +141,7 @@ def _optimizer(file: File, saved: Optimizer, family: Any) -> tuple[Any, str]:
     for name, value in options.items():
         if value is not None and abs(value) > _FLOAT32_MAX:
             raise ValueError(
-                f"{file.path}: its {name} is {value:g}, which no float32 holds. Restore another copy of it."
+                f"{file.path}: {name} is {value:g}, which is too large for a float32. Use another copy of the file."
             )
     arguments = ", ".join(f"{name}={_shown(value)}" for name, value in options.items())
     code = f"{family._optimizers_name}.{saved.name}({arguments})"
@@ -164,7 +164,7 @@ def _trained(file: File, saved: Optimizer) -> list[str]:
             owner = matching.owner_of(each, i, file.variables)
             if owner is None:
                 raise ValueError(
-                    f"{file.path}: it cannot be told which variable the slot {each.tensors[i].path} belongs to. Call "
+                    f"{file.path}: cannot tell which variable the slot {each.tensors[i].path} belongs to. Call "
                     "tf_lossscale.migrate.restore with the variables in the order of the optimizer."
                 )
             owners.add(owner.path)

@@ -122,13 +122,13 @@ def _print_tables(file: File) -> None:
         console.print()
         console.print(_two_columns(_rows(optimizer)))
     if not file.optimizers:
-        console.print("\nno optimizer in it")
+        console.print("\nno optimizer")
     console.print()
     console.print(_variables(file))
 
 
 def _rows(optimizer: Optimizer) -> list[tuple[str, str]]:
-    name = f"{optimizer.name or 'of a class that cannot be told'} of {LIBRARIES[optimizer.family]}"
+    name = f"{optimizer.name or 'of an unknown class'} of {LIBRARIES[optimizer.family]}"
     there = [
         ("optimizer", f"{optimizer.path}: {name}" if optimizer.path else name),
         ("wrapped in", optimizer.wrapper or "nothing"),

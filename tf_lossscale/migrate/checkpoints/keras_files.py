@@ -55,7 +55,7 @@ def read_h5(path: str) -> File:
         file = _h5(path, path)
         version = _text(file.attrs.get("keras_version", ""))
         if "model_weights" not in file and "layers" not in file and "layer_names" not in file.attrs:
-            raise UnreadableError(f"{path}: it is an HDF5 file, but no model of Keras.")
+            raise UnreadableError(f"{path}: the HDF5 file is not a Keras model.")
     if "model_weights" not in file:
         with damage_is_said(path, "the weights"):
             variables, _ = _weights(path, file)
@@ -81,7 +81,7 @@ def _member(path: str, member: str) -> bytes:
         if member in archive.namelist():
             with damage_is_said(path, member):
                 return archive.read(member)
-    raise UnreadableError(f"{path}: it is an archive, but has no {member}: it is no model of Keras.")
+    raise UnreadableError(f"{path}: the archive has no {member}, so it is not a Keras model.")
 
 
 def _json(text: str | bytes) -> Any:
@@ -95,7 +95,7 @@ def _json(text: str | bytes) -> Any:
 
 def _held(number: Any, digits: str) -> Any:
     if abs(number) > sys.float_info.max:
-        raise OverflowError(f"no float holds {digits if len(digits) < 20 else digits[:20] + '...'}")
+        raise OverflowError(f"too large for a float: {digits if len(digits) < 20 else digits[:20] + '...'}")
     return number
 
 
@@ -117,8 +117,8 @@ def _h5(path: str, source: Any) -> Any:
                 waiting.append(item)
             elif item is None or (isinstance(item, h5py.Dataset) and (item.external or item.is_virtual)):
                 raise UnreadableError(
-                    f"{path}: {group.name.rstrip('/')}/{name} is not in the file itself, but a link or data of another "
-                    "file. Keras writes no such files, and nothing of this one was read. Get it from its author anew."
+                    f"{path}: {group.name.rstrip('/')}/{name} is a link or refers to another file, which Keras never "
+                    "writes. Nothing was read. Get a new copy of the file from its author."
                 )
     return file
 

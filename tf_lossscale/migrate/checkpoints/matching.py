@@ -36,7 +36,7 @@ def pairs(file: File, variables: Any) -> list[tuple[Tensor, Any]]:
     found = by_name or _by_order(file.variables, variables)
     if found is None:
         raise ValueError(
-            f"{file.path}: its variables are not those given, neither by name nor by order and shape. The file has: "
+            f"{file.path}: `variables` match those of the file neither by name nor by order and shape. The file has: "
             f"{_listed([(t.path, t.shape) for t in file.variables])}. Given: "
             f"{_listed([(name_of(v), tuple(v.shape)) for v in variables])}. Pass a dict {{name in the file: variable}}."
         )
@@ -50,7 +50,7 @@ def notes(matched: list[tuple[Tensor, Any]]) -> list[str]:
     if not any(shapes.count(tensor.shape) > 1 for tensor in unnamed):
         return []
     order = _listed([(tensor.path, tensor.shape) for tensor, _ in matched])
-    return [f"The names of the variables are other ones in the file, so they were taken by its order: {order}."]
+    return [f"The variables have other names in the file, so they were matched by order: {order}."]
 
 
 def owner_of(slots: Slots, i: int, known: Sequence[Tensor]) -> Tensor | None:
@@ -76,7 +76,7 @@ def _named(file: File, name: str, variable: Any) -> Tensor:
     found = [tensor for tensor in file.variables if name in (tensor.path, tensor.name)]
     if not found:
         names = _listed([(tensor.path, tensor.shape) for tensor in file.variables])
-        raise ValueError(f"{file.path}: there is no variable {name!r} in it. It has: {names}.")
+        raise ValueError(f"{file.path}: the file has no variable {name!r}, only: {names}.")
     if found[0].shape != tuple(variable.shape):
         raise ValueError(
             f"{file.path}: the variable {name!r} has shape {found[0].shape}, but yours has {tuple(variable.shape)}."

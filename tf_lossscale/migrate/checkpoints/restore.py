@@ -104,16 +104,16 @@ def restore_from(file: File, saved: Optimizer, optimizer: Any, variables: Any) -
     family: Any = families.adapter_for(inner)
     if family is None or family._optimizers is None:
         raise TypeError(
-            f"`optimizer` must be one of Keras 3, tf_keras or tf_keras.legacy, but got: {optimizer!r}. Into an "
-            "optimizer of tf.compat.v1.train the state goes with "
+            f"`optimizer` must be of Keras 3, tf_keras or tf_keras.optimizers.legacy, but got: {optimizer!r}. For an "
+            "optimizer of tf.compat.v1.train use "
             "tf.compat.v1.train.Saver(tf_lossscale.migrate.saver_names(path))."
         )
     kind = _class_of(file, saved, inner)
     pairs = matching.pairs(file, variables)
     iterations = _iterations(file, saved, inner)
-    for what, count in (("iterations", iterations), ("counter", saved.counter)):
+    for what, count in (("iterations", iterations), ("the counter", saved.counter)):
         if count is not None and not 0 <= count < 2**63:
-            raise ValueError(f"{file.path}: its {what} must be a count that an int64 holds, but are {count:g}.")
+            raise ValueError(f"{file.path}: {what} must be a count that fits in an int64, but is {count:g}.")
     notes = [*matching.notes(pairs), *_notes(saved, kind, inner, family)]
     values = [(variable, tensor.value()) for tensor, variable in pairs]
     planned = _planned_slots(file, saved, kind, pairs, inner)
@@ -143,26 +143,26 @@ def _chosen(file: File, name: str | None) -> Optimizer:
         return found[0]
     names = ", ".join(each.path or "(the root)" for each in file.optimizers) or "none"
     if not file.optimizers:
-        raise ValueError(f"{file.path}: there is no optimizer in it, only {len(file.variables)} variables.")
-    raise ValueError(f"{file.path}: its optimizers are {names}. Pass the one that is meant as `name`.")
+        raise ValueError(f"{file.path}: the file has no optimizer, only {len(file.variables)} variables.")
+    raise ValueError(f"{file.path}: the file has the optimizers {names}. Pass one of these as `name`.")
 
 
 def _class_of(file: File, saved: Optimizer, inner: Any) -> str:
     kind = next((c.__name__ for c in type(inner).__mro__ if c.__name__ in slot_names.ATTRIBUTES), None)
     if kind is None:
         known = ", ".join(slot_names.ATTRIBUTES)
-        raise ValueError(f"{file.path}: state can be restored into {known}, but not into {type(inner).__name__}.")
+        raise ValueError(f"{file.path}: cannot restore state into {type(inner).__name__}, only into {known}.")
     if not slot_names.fits(saved.name, kind):
         raise ValueError(
-            f"{file.path}: {saved.path or 'the optimizer'} is of class {saved.name}, but the optimizer given is "
-            f"{type(inner).__name__}. Make one of the same class."
+            f"{file.path}: {saved.path or 'the optimizer'} is of class {saved.name}, but the given optimizer is "
+            f"{type(inner).__name__}. Create one of the same class."
         )
     there = set(slot_names.canonical(kind, saved.slots))
     lacking = slot_names.required(kind) - there
     if lacking and there:
         raise ValueError(
             f"{file.path}: {saved.path or 'the optimizer'} has the slots {', '.join(sorted(there))}, but "
-            f"{type(inner).__name__} needs {', '.join(sorted(lacking))} as well. Make one of the same class."
+            f"{type(inner).__name__} also needs {', '.join(sorted(lacking))}. Create one of the same class."
         )
     return kind
 
@@ -179,8 +179,8 @@ def _planned_slots(file: File, saved: Optimizer, kind: str, pairs: list[Any], in
             owner = matching.owner_of(each, i, known)
             if owner is None:
                 raise ValueError(
-                    f"{file.path}: it cannot be told which variable the slot {tensor.path} {tensor.shape} belongs to. "
-                    "Pass all variables that the optimizer trained, in its order."
+                    f"{file.path}: cannot tell which variable the slot {tensor.path} {tensor.shape} belongs to. Pass "
+                    "all variables that the optimizer trained, in its order."
                 )
             if owner.path not in variable_of:
                 continue
@@ -214,13 +214,13 @@ def _places(
                     places.append((family._slot_of(inner, variable, "", "_model_variables_moving_average"), value))
     except KeyError as error:
         raise ValueError(
-            f"{file.path}: the {type(inner).__name__} given was built for other variables than those given. Restore "
-            "into a new one, or pass the variables it was built for."
+            f"{file.path}: the given {type(inner).__name__} was built for other variables than `variables`. Restore "
+            "into a new one, or pass the variables that it was built for."
         ) from error
     if missing:
         notes.append(
-            f"{type(inner).__name__} has no place for the file's {', '.join(sorted(missing))}: make it with the "
-            "arguments it had (momentum, centered, amsgrad)."
+            f"{type(inner).__name__} has no slots for the file's {', '.join(sorted(missing))}. Create it with the "
+            "arguments that the saved one had (momentum, centered, amsgrad)."
         )
     return places
 
@@ -232,8 +232,8 @@ def _iterations(file: File, saved: Optimizer, inner: Any) -> int | None:
         return saved.iterations if found is None else found
     if saved.of_tf1 and saved.name == "Adam" and saved.iterations is None:
         raise ValueError(
-            f"{file.path}: it holds the counts of several Adam optimizers (beta1_power), and nothing tells which is "
-            "whose. Save each optimizer's variables in a file of its own."
+            f"{file.path}: the file has beta1_power for several Adam optimizers, and does not tell which belongs to "
+            "which. Save each optimizer's variables in its own file."
         )
     return saved.iterations
 
@@ -247,7 +247,7 @@ def _notes(saved: Optimizer, kind: str, inner: Any, family: Any) -> list[str]:
         notes.append(slot_names.DIFFERENCES[kind])
     if old and new and saved.hyperparameters.get("decay"):
         notes.append(
-            f"The file's learning rate decays, by decay={saved.hyperparameters['decay']:g}: give the optimizer the "
+            f"The file's learning rate decays, with decay={saved.hyperparameters['decay']:g}. Pass the optimizer the "
             f"schedule InverseTimeDecay({saved.learning_rate:g}, 1, {saved.hyperparameters['decay']:g})."
         )
     for name, value in saved.hyperparameters.items():
@@ -257,7 +257,7 @@ def _notes(saved: Optimizer, kind: str, inner: Any, family: Any) -> list[str]:
             and name not in ("decay", "ema_momentum")
             and not np.isclose(here, value, 1e-6)
         ):
-            notes.append(f"The file was written with {name}={value:g}, but the optimizer has {here:g}, and keeps it.")
+            notes.append(f"The file was written with {name}={value:g}, but the optimizer keeps its {here:g}.")
     return notes
 
 

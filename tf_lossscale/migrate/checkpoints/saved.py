@@ -108,7 +108,7 @@ def damage_is_said(path: str, part: str) -> Iterator[None]:
     ...         raise EOFError("no closing bracket")
     ... except UnreadableError as error:
     ...     print(str(error)[:67])
-    model.keras: config.json cannot be read, the file is cut short or d
+    model.keras: config.json cannot be read, because the file is cut sh
 
     Args:
         path: the file.
@@ -124,5 +124,5 @@ def damage_is_said(path: str, part: str) -> Iterator[None]:
     except Exception as error:  # each library raises something else for damaged files, and each byte something else
         why = " ".join(str(error).split())[:200] or type(error).__name__
         raise UnreadableError(
-            f"{path}: {part} cannot be read, the file is cut short or damaged ({why}). Restore another copy of it."
+            f"{path}: {part} cannot be read, because the file is cut short or damaged ({why}). Use another copy of it."
         ) from error

@@ -50,9 +50,9 @@ def saver_names(checkpoint_path: str | os.PathLike[str], variables: list[Any] | 
             found[powers[0]] = variable
         else:
             raise ValueError(
-                f"{os.fspath(checkpoint_path)}: there is no variable {name!r} in it"
-                + (f", and it has several of that kind: {', '.join(powers)}. " if powers else ". ")
-                + "Pass the `variables` that are in the file."
+                f"{os.fspath(checkpoint_path)}: the file has no variable {name!r}"
+                + (f", but several of that kind: {', '.join(powers)}. " if powers else ". ")
+                + "Pass only `variables` that are in the file."
             )
     return found
 
