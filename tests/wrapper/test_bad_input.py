@@ -125,9 +125,9 @@ def good(weights):
 
 # Name -> (error, text, call of an optimizer with its two variables of shapes [2] and [3]).
 BAD_CALLS = {
-    "fewer gradients": (ValueError, "one gradient for each variable", lambda o, w: o.apply(good(w)[:1], w)),
-    "more gradients": (ValueError, "one gradient for each variable", lambda o, w: o.apply(good(w), w[:1])),
-    "no gradients": (ValueError, "one gradient for each variable", lambda o, w: o.apply([], w)),
+    "fewer gradients": (ValueError, "Each variable must have one gradient", lambda o, w: o.apply(good(w)[:1], w)),
+    "more gradients": (ValueError, "Each variable must have one gradient", lambda o, w: o.apply(good(w), w[:1])),
+    "no gradients": (ValueError, "Each variable must have one gradient", lambda o, w: o.apply([], w)),
     "all None": (ValueError, "No gradients provided for any variable", lambda o, w: o.apply([None, None], w)),
     "all None in pairs": (
         ValueError,

@@ -185,7 +185,7 @@ def test_nothing_is_noted_when_it_is_off_and_the_report_says_how_to_turn_it_on(f
         operations.append({o.type for o in graph.get_operations()})
         if not diagnose:
             assert optimizer.gradient_norm is None
-            with pytest.raises(ValueError, match=r"Make it with LossScaleOptimizer\(..., diagnose=True\)"):
+            with pytest.raises(ValueError, match=r"Create it with LossScaleOptimizer\(..., diagnose=True\)"):
                 optimizer.overflow_report()
     assert "L2Loss" not in operations[0]
     assert "L2Loss" in operations[1]

@@ -26,8 +26,8 @@ class LossScaleOptimizer(
 ):
     """The wrapper around a Keras 3 optimizer.
 
-    Its base class is Keras's own LossScaleOptimizer, or `compile` would wrap it a second time. Nothing of that class
-    runs: the wrapper has no variables of its own but those of the loss scale.
+    Its base class is Keras's own LossScaleOptimizer, because `compile` would wrap any other class again. No code of
+    that class runs, and the wrapper's only variables are those of the loss scale.
     """
 
     _is_adapter = True
@@ -244,7 +244,7 @@ class LossScaleOptimizer(
         inner._iterations.assign(value * (inner.gradient_accumulation_steps or 1))
 
     def _checkpoint_adapter(self, path: str) -> None:
-        # TensorFlow asks this before it looks for the parts: the moment to see who wrote the checkpoint.
+        # TensorFlow calls this before it looks for the parts, so it is here that we see who wrote the checkpoint.
         names = [name for name, _ in tf.train.list_variables(path)]
         self.__dict__["_keras_wrote"] = any("/dynamic_scale/.ATTRIBUTES" in name for name in names)
 
@@ -261,7 +261,7 @@ class LossScaleOptimizer(
 
 
 def _part_of_keras_wrapper(wrapper: LossScaleOptimizer, name: str) -> Any:
-    """What a part of Keras's own LossScaleOptimizer is here; its step count and learning rate mean nothing."""
+    """Returns the counterpart of a part of Keras's LossScaleOptimizer; its count and learning rate are not used."""
     parts = {
         "inner_optimizer": wrapper._optimizer,
         "dynamic_scale": wrapper._loss_scale._lookup_dependency("current_loss_scale"),
@@ -281,7 +281,7 @@ def _part_of_keras_wrapper(wrapper: LossScaleOptimizer, name: str) -> Any:
 
 
 def _are_of_a_wrapper(values: list[Any]) -> bool:
-    """Whether saved values begin with those of a wrapper: its own learning rate is zero."""
+    """Returns whether saved values begin with those of a wrapper, whose own learning rate is zero."""
     return len(values) >= 4 and all(value.shape == () for value in values[:4]) and values[1][()] == 0
 
 
@@ -290,13 +290,13 @@ def _overwrites(variable: Any) -> bool:
 
 
 def _require_valid(options: dict[str, Any]) -> None:
-    """Has Keras itself check the options' ranges, on an optimizer that nobody uses."""
+    """Raises for options out of range, by creating a Keras optimizer with them."""
     if options:
         keras.optimizers.SGD(**options)
 
 
 def _move_under_strategy(inner: Any) -> None:
-    """Has an optimizer that was made outside the strategy's scope, and is not built, do as if it was made inside.
+    """Moves an optimizer, created outside the strategy's scope and not built, into that scope.
 
     Keras notes the strategy, and makes the step count and the learning rate, when the optimizer is constructed.
     """
@@ -313,13 +313,13 @@ def _move_under_strategy(inner: Any) -> None:
 
 
 def _with_parts(inner: Any) -> list[Any]:
-    """An optimizer, and those that it is made of."""
+    """Returns an optimizer, and the optimizers that it consists of."""
     return [inner, *getattr(inner, "optimizers", [])]
 
 
 @contextlib.contextmanager
 def _gradients_taken_as_they_are(inner: Any) -> Iterator[None]:
-    """Has Keras neither reduce nor unscale the gradients given to `apply`: both are done."""
+    """Keeps Keras from reducing and unscaling the gradients in `apply`: both are done already."""
     with contextlib.ExitStack() as stack:
         for each in _with_parts(inner):
             stack.enter_context(replicas.overriding(each, _all_reduce_sum_gradients=list, loss_scale_factor=None))

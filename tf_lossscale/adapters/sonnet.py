@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_lossscale.wrapper import optimizer
 
-# What follows from a method for the gradients of the next `apply`: whether they are scaled.
+# Method -> whether the gradients of the next `apply` are scaled.
 _APPLY = {"scale_loss": True, "get_unscaled_gradients": False}
 
 

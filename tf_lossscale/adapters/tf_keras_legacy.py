@@ -17,7 +17,7 @@ tf_keras: Any = keras_versions.keras_2()
 
 _Optimizer = tf_keras.optimizers.legacy.Optimizer
 _USUAL_AGGREGATOR = tf_keras.optimizers.legacy.SGD().gradient_aggregator
-# Strategies under which these optimizers refuse to be told that the gradients are summed already.
+# Strategies under which these optimizers refuse `experimental_aggregate_gradients=False`.
 _ALWAYS_AGGREGATING = (
     tf.distribute.experimental.CentralStorageStrategy,
     tf.distribute.experimental.ParameterServerStrategy,
@@ -205,7 +205,7 @@ class LossScaleOptimizer(
 
 
 def _require_number(name: str, value: Any) -> None:
-    """Raises for what the inner optimizer would take, and stumble over in its next step."""
+    """Raises for a value that the inner optimizer accepts, but that makes its next step fail."""
     if not (callable(value) or isinstance(value, numbers.Real) or hasattr(value, "dtype")):
         raise ValueError(
             f"`{name}` must be a number, a scalar tensor, a learning rate schedule or a function, but got: {value!r}."

@@ -19,7 +19,7 @@ STATE = "loss_scale_state"
 
 
 class Configurable(Family):
-    """What a wrapper can be made from again: its config, an old one, another wrapper."""
+    """Wrappers made from a config, from an old config, or as a copy of a wrapper."""
 
     dynamic: Any
     initial_scale: Any
@@ -30,9 +30,9 @@ class Configurable(Family):
     def _inner_config(self) -> dict[str, Any]:
         """Returns the inner optimizer's config, with the loss scale's state beside it while a model is being saved.
 
-        SavedModels, and the .h5 and .keras files of tf_keras legacy, keep nothing of a wrapper but its config; in Keras
-        3's `.keras` files there is no room for `bad_steps`. The originals read such a config too: of an inner optimizer
-        they look at the class and the config alone.
+        SavedModels, and the .h5 and .keras files of tf_keras legacy, keep only the config of a wrapper, and Keras 3's
+        `.keras` files do not keep `bad_steps`. The originals can read such a config: they only use the class and the
+        config of the inner optimizer.
         """
         inner = self._serialized_inner()
         if not isinstance(self._loss_scale, DynamicLossScale) or not _a_model_is_being_saved():
@@ -46,7 +46,7 @@ class Configurable(Family):
             self.set_state({**state, "loss_scale": self._loss_scale.in_range(state["loss_scale"])})
 
     def get_config(self) -> dict[str, Any]:
-        """Returns what `from_config` needs: plain values.
+        """Returns the config for `from_config`, of plain values.
 
         >>> import tensorflow as tf
         >>> from tf_lossscale import LossScaleOptimizer
@@ -138,7 +138,7 @@ class Configurable(Family):
 
 
 def _a_model_is_being_saved() -> bool:
-    """Whether `save_model` of a Keras library, which every `model.save` calls, is among the callers."""
+    """Returns whether `save_model` of a Keras library, which every `model.save` calls, is among the callers."""
     frame: Any = sys._getframe()
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
@@ -149,7 +149,7 @@ def _a_model_is_being_saved() -> bool:
 
 
 def inner_of(config: Any) -> Any:
-    """The inner optimizer in a config: its own config, or the object itself."""
+    """Returns the inner optimizer in a config: its own config, or the object itself."""
     if not isinstance(config, dict):
         raise TypeError(f"`config` must be a dict, as get_config() returns it, but got: {config!r}.")
     inner = config.get("inner_optimizer") or config.get("optimizer")
@@ -159,7 +159,7 @@ def inner_of(config: Any) -> Any:
 
 
 def _from_tf23(loss_scale: Any, custom_objects: dict[str, Any]) -> dict[str, Any]:
-    """Our arguments for the `loss_scale` of a config that TensorFlow 2.3 or older wrote."""
+    """Returns the constructor's arguments for the `loss_scale` of a config from TensorFlow 2.3 or older."""
     if loss_scale == "dynamic":
         return {}
     if not isinstance(loss_scale, dict):

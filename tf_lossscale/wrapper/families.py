@@ -214,7 +214,7 @@ def adapter_of(inner_optimizer: Any) -> Any:
     'tf_lossscale.adapters.keras3'
 
     Args:
-        inner_optimizer: what the user wants to wrap.
+        inner_optimizer: the object to wrap.
 
     Raises:
         NotWrappable: it is of no known family, or scales losses itself.
@@ -275,7 +275,7 @@ def joined(cls: Any, adapter: Any) -> Any:
 
 
 def mark(inner_optimizer: Any) -> None:
-    """Notes that an optimizer has a wrapper.
+    """Records that an optimizer has a wrapper.
 
     >>> class Optimizer: pass
     >>> inner = Optimizer()
@@ -299,7 +299,7 @@ def is_wrapped(inner_optimizer: Any) -> bool:
 
 
 def release(inner_optimizer: Any) -> None:
-    """Lets an optimizer be wrapped again, whose wrapper is gone.
+    """Allows an optimizer to be wrapped again.
 
     >>> class Optimizer: pass
     >>> release(Optimizer())

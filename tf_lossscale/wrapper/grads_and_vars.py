@@ -17,13 +17,13 @@ def unzip(grads_and_vars: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[An
     ([None, None], ['weight', 'bias'])
 
     Args:
-        grads_and_vars: any iterable of pairs; what is no tensor, IndexedSlices or None becomes a tensor.
+        grads_and_vars: any iterable of pairs; numbers and arrays become tensors.
 
     Returns:
         Two lists of the same length.
 
     Raises:
-        ValueError: something in it is no pair.
+        ValueError: an element is not a pair.
     """
     pairs = list(grads_and_vars)
     for pair in pairs:
@@ -43,7 +43,7 @@ def require_fitting(gradients: list[Any], variables: list[Any]) -> None:
 
     Raises:
         ValueError: the lengths differ, all gradients are None, or a shape does not fit.
-        TypeError: a gradient is not of a floating dtype, or what should be a variable is none.
+        TypeError: a gradient is not of a floating dtype, or a variable is not one.
     """
     if len(gradients) != len(variables):
         raise ValueError(
@@ -137,7 +137,7 @@ def _as_gradient(gradient: Any, variable: Any) -> Any:
 
 
 def _fits(gradient: tf.TensorShape, variable: tf.TensorShape) -> bool:
-    """Whether the gradient can be broadcast to the variable, as most optimizers do."""
+    """Returns whether the gradient can be broadcast to the variable, as most optimizers do."""
     try:
         return tf.broadcast_static_shape(gradient, variable).is_compatible_with(variable)
     except ValueError:

@@ -30,7 +30,7 @@ _DEFAULT_GROWTH_STEPS = 2000
 
 
 class CallableList(list[Any]):
-    """A list that also answers a call with itself: `variables` was a method once and is a property now.
+    """A list that returns itself when called: `variables` was a method once, and is a property now.
 
     >>> CallableList([1])()
     [1]
@@ -41,7 +41,7 @@ class CallableList(list[Any]):
 
 
 class _SignatureOfInit:
-    """What `help` and `inspect.signature` show of a class: its constructor's arguments, not those of `__new__`."""
+    """The signature of `__init__`, which `help` and `inspect.signature` show instead of that of `__new__`."""
 
     def __get__(self, instance: Any, owner: Any) -> inspect.Signature:
         signature = inspect.signature(owner.__init__)
@@ -94,19 +94,19 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         dynamic: whether the scale moves. If False it stays at `initial_scale`, and no step is ever skipped.
         initial_scale: the scale to start with, above 0; 2**15 if `dynamic`, else it has to be given.
         dynamic_growth_steps: finite steps in a row after which the scale grows; 2000 if `dynamic`, else not allowed.
-        growth_factor: what the scale is multiplied by when it grows.
-        backoff_factor: what the scale is multiplied by after an overflow.
+        growth_factor: the scale is multiplied by this when it grows.
+        backoff_factor: the scale is multiplied by this after an overflow.
         hysteresis: number of overflows it takes to lower the scale.
         min_scale: the scale is never lowered below this.
         max_scale: the scale never grows above this; None for float32's maximum.
-        on_floor: what happens, once, when 100 steps in a row were skipped, wherever the scale stands: "warn", "raise"
-            (a FloatingPointError; from a graph an InvalidArgumentError) or a function that is called with the
-            optimizer. It is noticed by that step in eager mode and by the next one in a graph; where XLA compiles the
-            step when `loss_scale` or `state()` is read, and at the end of `fit`.
-        diagnose: whether to note which variables' gradients overflow, for `overflow_report`, and the norm of all
-            gradients, in `gradient_norm`.
-        loss_scale_manager: an object of `tf_lossscale.amp`, or a `SharedLossScale`, that says all of the above down to
-            `max_scale` instead.
+        on_floor: the reaction to a stall, which is 100 skipped steps in a row, at any scale: "warn", "raise" (a
+            FloatingPointError; from a graph an InvalidArgumentError) or a function, called with the optimizer. It
+            happens once for each stall: in eager mode in that step, in a graph in the next step. If XLA compiles the
+            step, it happens when `loss_scale` or `state()` is read, and at the end of `fit`.
+        diagnose: whether to record which variables' gradients overflow, for `overflow_report`, and the norm of all
+            gradients, for `gradient_norm`.
+        loss_scale_manager: an object of `tf_lossscale.amp`, or a `SharedLossScale`, that replaces all arguments from
+            `dynamic` to `max_scale`.
         **kwargs: Keras 3's `name, weight_decay, clipnorm, clipvalue, global_clipnorm, use_ema, ema_momentum,
             ema_overwrite_frequency, loss_scale_factor, gradient_accumulation_steps`: set on the inner optimizer.
 
@@ -175,7 +175,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         families.mark(inner_optimizer)
 
     def _save_scale_with_inner(self) -> None:
-        """Makes the loss scale a part of the inner optimizer: a checkpoint of that alone holds it, and restores it."""
+        """Tracks the loss scale in the inner optimizer: a checkpoint of that alone saves and restores the scale."""
         inner, scale = self._optimizer, self._loss_scale
         if not hasattr(inner, "_track_trackable"):
             return
@@ -277,9 +277,9 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     ) -> Any:
         """Applies unscaled gradients, or skips the step on all replicas if one of them is not finite.
 
-        After `scale_loss` without `get_unscaled_gradients`, as in Keras 3's `fit`, gradients are scaled ones; a skipped
-        step then does not count in `iterations`, else it does. Where both were called in ways that leave open which
-        gradients these are, the call raises.
+        After `scale_loss` without `get_unscaled_gradients`, as in Keras 3's `fit`, the gradients are scaled, and a
+        skipped step does not count in `iterations`; otherwise it does. If the calls so far do not tell whether these
+        gradients are scaled, this call raises.
 
         >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), initial_scale=8)
         >>> weight = tf.Variable(1.0)
@@ -311,7 +311,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         if gradients or not self._takes_empty_steps:
             require_fitting(gradients, variables)
         self._require_keywords(kwargs)
-        # Past this line the contract moves: a call with bad arguments has not happened.
+        # Only now does the contract change: a call with bad arguments must not count.
         scaled = self._contract.takes_scaled(gradients)
         self._contract.warn_before_apply_gradients()
         aggregate = experimental_aggregate_gradients and not skip_gradients_aggregation
@@ -414,7 +414,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     def _compute_gradients(
         self, loss: Any, var_list: Any, grad_loss: Any = None, tape: tf.GradientTape | None = None
     ) -> list[tuple[Any, Any]]:
-        """What `compute_gradients` is called in tf_keras legacy, where derived classes override it for `minimize`."""
+        """tf_keras legacy's name for `compute_gradients`: derived classes override it, and `minimize` calls it."""
         keywords = {} if grad_loss is None else {"grad_loss": grad_loss}  # an override may not have it
         return self.compute_gradients(loss, var_list, tape=tape, **keywords)
 
@@ -472,7 +472,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         replicas.once(lambda: self._stall.look(self, self._loss_scale))
 
     def _skip(self, count: bool) -> list[Any]:
-        """What a skipped step still does."""
+        """Returns the operations of a skipped step."""
         watched = self._stall.watch(self, self._loss_scale)
         with tf.control_dependencies(watched), replicas.own_copies(self._own_copies()):
             return [*watched, self._advance_iterations() if count else tf.no_op()]
@@ -487,11 +487,11 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         count_skipped: bool,
         **kwargs: Any,
     ) -> Part:
-        """What a step with these gradients is made of; the inner optimizer is complete then."""
+        """Builds the inner optimizer, and returns the parts of a step with these gradients."""
         if not tf.executing_eagerly():
             self.__dict__["_traced"] = True
         all_variables = not self._slots_need_gradients
-        self._have_built([v for g, v in zip(gradients, variables) if all_variables or g is not None])
+        self._build_once([v for g, v in zip(gradients, variables) if all_variables or g is not None])
         if scaled:
             gradients = self._unscale(gradients, variables, self._factor())
 
@@ -508,8 +508,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             observe=self._observer(variables),
         )
 
-    def _have_built(self, variables: list[Any]) -> None:
-        """Builds the inner optimizer for these variables; in eager mode not again when they are those of last time."""
+    def _build_once(self, variables: list[Any]) -> None:
+        """Builds the inner optimizer; in eager mode only if the variables are not those of the last step."""
         noted = tf.executing_eagerly() and not tf.distribute.has_strategy()
         these, last = [self._optimizer, *variables], self.__dict__.get("_built_for", [])
         if noted and len(last) == len(these) and all(each() is one for each, one in zip(last, these)):
@@ -526,7 +526,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         return lambda *outcome: diagnosis.record(names, *outcome)
 
     def _step_result(self, operation: Any) -> Any:
-        """What `apply_gradients` returns: in a graph something to wait for."""
+        """Returns the result of `apply_gradients`: in a graph an operation or a tensor to wait for."""
         if tf.executing_eagerly():
             return self._eager_result()
         if not tf.compat.v1.executing_eagerly_outside_functions():
@@ -544,11 +544,11 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             )
 
     def _inner_takes(self, keyword: str) -> bool:
-        """Whether the inner optimizer's `apply_gradients` takes a keyword; a user's may take few."""
+        """Returns whether the inner optimizer's `apply_gradients` takes a keyword."""
         method = getattr(self._optimizer, "apply_gradients", None)
         return method is not None and _takes(getattr(method, "__func__", method), keyword)
 
-    # What can be read. ------------------------------------------------------------------------------------------
+    # Properties. --------------------------------------------------------------------------------------------
 
     @property
     def inner_optimizer(self) -> Any:
@@ -661,7 +661,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         self._build_inner(list(var_list))
 
     def _create_all_weights(self, var_list: list[Any]) -> None:
-        """What `build` was called once."""
+        """The old name of `build`."""
         self.build(var_list)
 
     def __repr__(self) -> str:

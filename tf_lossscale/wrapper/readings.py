@@ -1,4 +1,4 @@
-"""What can be read of an optimizer's loss scale: its state as plain numbers, and which gradients overflowed."""
+"""Readings of an optimizer's loss scale: its state as plain numbers, and the gradients that overflowed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Overflow:
 
     @property
     def kind(self) -> str:
-        """What was found: "inf", "NaN" or both; NaN if a gradient had both in one step."""
+        """The kinds of values: "inf", "NaN" or both; NaN if a gradient had both in one step."""
         found = [name for name, steps in (("inf", self.infinite_steps), ("NaN", self.nan_steps)) if steps]
         return ", ".join(found)
 
@@ -64,7 +64,7 @@ class OverflowReport(tuple[Overflow, ...]):
 
 
 class Observable(Family):
-    """Reads, and sets, what an optimizer's loss scale has come to."""
+    """The state of an optimizer's loss scale, to read and to set."""
 
     dynamic: Any
 
@@ -91,13 +91,13 @@ class Observable(Family):
     def gradient_norm(self) -> tf.Variable | None:
         """The norm of the last step's unscaled gradients over all variables; None without `diagnose=True`.
 
-        A float32 variable. It is what was given to `apply_gradients`, summed over the replicas and before the inner
-        optimizer clips; infinite or NaN if the step was skipped.
+        A float32 variable, of the gradients given to `apply_gradients`, summed over the replicas, before the inner
+        optimizer clips them; infinite or NaN if the step was skipped.
         """
         return None if self._diagnosis is None else self._diagnosis.gradient_norm
 
     def state(self) -> dict[str, Any]:
-        """Returns what the loss scale has come to, as plain numbers: for a log, or for a JSON file.
+        """Returns the state of the loss scale as plain numbers, for a log or a JSON file.
 
         >>> import tensorflow as tf
         >>> from tf_lossscale import LossScaleOptimizer
@@ -112,7 +112,7 @@ class Observable(Family):
             `set_state`. With a fixed scale, and with a loss scale of one's own, `loss_scale` alone.
 
         Raises:
-            RuntimeError: called where there are no values, while a graph is built.
+            RuntimeError: called while a graph is built.
         """
         _require_eager("state")
         scale = self._loss_scale
@@ -140,8 +140,8 @@ class Observable(Family):
             state: a dict as `state` returns it. Counts other than `dynamic_counter` may be missing, and become 0.
 
         Raises:
-            ValueError: a key is missing or unknown, a value is no number in range, or the scale here does not move
-                and is another one. Then nothing is set.
+            ValueError: a key is missing or unknown, a value is out of range, or the scale is fixed at
+                another value. Then nothing is set.
             TypeError: a value is no number.
             RuntimeError: called while a graph is built.
         """
@@ -174,7 +174,7 @@ class Observable(Family):
                 variable.assign(counts[name])
 
     def overflow_report(self) -> OverflowReport:
-        """Returns which variables' gradients were not finite, in how many steps, when last, and what they had.
+        """Returns the variables whose gradients were not finite, with the number of steps, the last one and the values.
 
         >>> import tensorflow as tf
         >>> from tf_lossscale import LossScaleOptimizer
@@ -206,7 +206,7 @@ class Observable(Family):
 
 
 def names_of(variables: list[Any]) -> tuple[str, ...]:
-    """Returns the names that a report has for variables: their Keras path where they have one, each only once.
+    """Returns unique names for variables in a report: their Keras path, or else their name.
 
     >>> names_of([tf.Variable(1.0), tf.Variable(2.0), tf.keras.Variable(1.0, name="kernel")])
     ('Variable', 'Variable_1', 'kernel')

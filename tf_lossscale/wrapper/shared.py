@@ -48,7 +48,7 @@ class SharedLossScale(DynamicLossScale):
 
     @contextlib.contextmanager
     def together(self) -> Iterator[TogetherStep]:
-        """A step of all optimizers: what they apply inside is applied at the end, or skipped as a whole.
+        """Joins the steps of all optimizers in one: at the end of the block it is applied or skipped as a whole.
 
         Works in eager mode, in a `tf.function` and in each replica of a strategy. If the block raises, nothing is
         applied.
@@ -121,12 +121,12 @@ class TogetherStep:
 
     def __init__(self) -> None:
         self.members: list[tuple[Any, Part]] = []
-        #: In a legacy graph what to run, once the block has ended.
+        #: In a legacy graph the operation to run, once the block has ended.
         self.operation: Any = None
 
 
 class _Open(threading.local):
-    """The steps that are being put together: each replica's thread has its own."""
+    """The open steps; each replica's thread has its own."""
 
     def __init__(self) -> None:
         self.steps: dict[int, TogetherStep] = {}  # by the id of the scale

@@ -1,4 +1,4 @@
-"""A checkpoint of any version, written anew as an optimizer of today has it."""
+"""Convert a checkpoint of any version into a checkpoint of an optimizer of today."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Converted:
 def convert(
     path: str | os.PathLike[str], to: str, out: str | os.PathLike[str], learning_rate: float | None = None
 ) -> list[Converted]:
-    """Writes a `tf.train.Checkpoint` with the variables of a file, and the state of its optimizers as of today.
+    """Writes a `tf.train.Checkpoint` with the variables of a file, and the state of its optimizers in today's form.
 
     >>> import tempfile, tensorflow as tf, tf_keras
     >>> weight = tf.Variable([1.0], name="weight")
@@ -55,16 +55,16 @@ def convert(
     Args:
         path: what `read` takes.
         to: `"keras3"` or `"tf_keras"`.
-        out: the folder to write, which must not be there, or be empty.
+        out: the folder to write, which must not exist or be empty.
         learning_rate: for files of TensorFlow 1's optimizers, which do not hold it; None for what the file has.
 
     Returns:
         What was converted, one entry per optimizer.
 
     Raises:
-        FileExistsError: there is something in the folder.
+        FileExistsError: the folder is not empty.
         FileNotFoundError: there is no such file.
-        OSError: the folder cannot be written; it is as it was.
+        OSError: the folder cannot be written; nothing was changed.
         ValueError: the file is damaged, its optimizer is of no class of today, or its learning rate has to be given.
     """
     if learning_rate is not None:
@@ -85,7 +85,7 @@ def convert(
 
 
 def _parts(file: File, family: Any, learning_rate: float | None) -> tuple[dict[str, Any], list[Converted]]:
-    """The variables and optimizers of today, by their paths, and what was done."""
+    """Returns the variables and optimizers of today, by their paths, and the result for each optimizer."""
     import tensorflow as tf
 
     parts: dict[str, Any] = {}
@@ -114,7 +114,7 @@ def _path(file: File, saved: Optimizer) -> str:
 
 
 def _optimizer(file: File, saved: Optimizer, family: Any) -> tuple[Any, str]:
-    """An optimizer of today with the options that the file tells of, and the code that constructs it."""
+    """Returns an optimizer of today with the options in the file, and the code that constructs it."""
     library = family._optimizers
     # The file says which class is called: no other name of the library is.
     cls = getattr(library, saved.name, None) if saved.name in slots.ATTRIBUTES else None
@@ -152,12 +152,12 @@ def _optimizer(file: File, saved: Optimizer, family: Any) -> tuple[Any, str]:
 
 
 def _shown(value: Any) -> str:
-    """The number that a float32 in a file was written as."""
+    """Returns the number as the user wrote it, before it became a float32."""
     return "<its schedule>" if value is None else repr(float(f"{value:.7g}") if isinstance(value, float) else value)
 
 
 def _trained(file: File, saved: Optimizer) -> list[str]:
-    """The paths of the variables that have slots, in the file's order."""
+    """Returns the paths of the variables that have slots, in the file's order."""
     owners = set()
     for each in slots.canonical(saved.name, saved.slots).values():
         for i in range(len(each.tensors)):
@@ -172,7 +172,7 @@ def _trained(file: File, saved: Optimizer) -> list[str]:
 
 
 def _tree(file: File, parts: dict[str, Any], family: Any) -> Any:
-    """The root of all parts: the file's own objects; for a file without any, the parts by their names."""
+    """Returns the root object: the file's own objects, or the parts by their names for a file without objects."""
     import tensorflow as tf
 
     objects = family._with_layer_names(file.objects) if file.objects else {"": {path: path for path in parts}}
@@ -186,7 +186,7 @@ def _tree(file: File, parts: dict[str, Any], family: Any) -> Any:
 
 
 def _write(folder: pathlib.Path, root: Any) -> None:
-    """Writes under another name, and renames the whole folder: it is there as a whole, or not at all."""
+    """Writes under another name and renames the folder, which so is complete or does not exist."""
     import tensorflow as tf
 
     folder.absolute().parent.mkdir(parents=True, exist_ok=True)

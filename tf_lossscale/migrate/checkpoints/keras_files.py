@@ -21,10 +21,10 @@ def read_archive(path: str) -> File:
         path: the file.
 
     Returns:
-        What it holds.
+        The content of the file.
 
     Raises:
-        ValueError: the file is damaged, or an archive of something else.
+        ValueError: the file is damaged, or not of Keras.
     """
     parts = {member: _member(path, member) for member in ("metadata.json", "config.json", "model.weights.h5")}
     with damage_is_said(path, "metadata.json"):
@@ -46,10 +46,10 @@ def read_h5(path: str) -> File:
         path: the file.
 
     Returns:
-        What it holds.
+        The content of the file.
 
     Raises:
-        ValueError: the file is damaged, or of something else.
+        ValueError: the file is damaged, or not of Keras.
     """
     with damage_is_said(path, "the HDF5 file"):
         file = _h5(path, path)
@@ -100,7 +100,7 @@ def _held(number: Any, digits: str) -> Any:
 
 
 def _h5(path: str, source: Any) -> Any:
-    """Opens an HDF5 file all of whose values are in it: what it says of other files would be read from this machine."""
+    """Opens an HDF5 file, all of whose values must be in it: a link would read another file of this machine."""
     import h5py  # comes with Keras
 
     file = h5py.File(source, "r")
@@ -235,7 +235,7 @@ def _without_keras_3s_wrapper(optimizer: Optimizer, stored: list[Tensor]) -> lis
 
 
 def _fill_from_list(optimizer: Optimizer, stored: list[Tensor], variables: list[Tensor]) -> None:
-    """Tells what a list of an optimizer's variables is: these files hold nothing but their order."""
+    """Identifies the variables in an optimizer's list, by their order: these files hold nothing else."""
     if stored and not stored[0].shape:
         optimizer.iterations = int(stored[0].value())
         stored = stored[1:]

@@ -1,4 +1,4 @@
-"""Which variable of a file is which of the user's."""
+"""Match the variables of a file with the user's variables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def pairs(file: File, variables: Any) -> list[tuple[Tensor, Any]]:
     [('w', 'Variable')]
 
     Args:
-        file: what was read.
+        file: the content of the file.
         variables: a list of variables; or a dict, by the file's names for them.
 
     Returns:
@@ -63,7 +63,7 @@ def owner_of(slots: Slots, i: int, known: Sequence[Tensor]) -> Tensor | None:
     ]
     if fitting:
         return max(fitting, key=lambda v: len(v.name))
-    # Nothing but the order is known.
+    # Only the order is known.
     return known[i] if len(known) == len(slots.tensors) and known[i].shape == slots.tensors[i].shape else None
 
 

@@ -1,4 +1,4 @@
-"""An optimizer's state, of whichever library, into the optimizer of today."""
+"""Restore the state of an optimizer, from a file of any library or version, into an optimizer of today."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tf_lossscale.wrapper import families
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """What `restore` restored; None for what the file, or the optimizer, does not have.
+    """The result of `restore`; None for a value that the file or the optimizer does not have.
 
     >>> restored = Restored(iterations=3, loss_scale=128.0, dynamic_counter=3, notes=())
     >>> restored.loss_scale
@@ -27,7 +27,7 @@ class Restored:
         iterations: the number of steps taken.
         loss_scale: the scale.
         dynamic_counter: the number of finite steps since the scale last moved.
-        notes: where training cannot go on with the same numbers, and why.
+        notes: the reasons why training cannot go on with the same numbers.
     """
 
     iterations: int | None
@@ -68,22 +68,22 @@ def restore(
             slots yet it gets them for those of `variables` that are trainable.
         variables: the variables to restore, for example `model.variables`: a list, matched by name, else by order and
             shape; or a dict, by the names that `tf-lossscale inspect` shows.
-        name: which optimizer of the file is meant, if it has several.
+        name: the optimizer in the file, if it has several.
 
     Returns:
-        What was restored, and notes where training cannot go on with the same numbers.
+        The restored values, and notes where training cannot go on with the same numbers.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is damaged, or what it holds does not fit; the message names the part.
-        TypeError: the optimizer is of none of these libraries.
+        ValueError: the file is damaged, or does not fit; the message names the part.
+        TypeError: the optimizer is of another library.
     """
     file = read(checkpoint_path)
     return restore_from(file, _chosen(file, name), optimizer, variables)
 
 
 def restore_from(file: File, saved: Optimizer, optimizer: Any, variables: Any) -> Restored:
-    """Does what `restore` does, from a file that was read.
+    """Restores as `restore` does, from a file that was read.
 
     Args:
         file: what `read` returned.
@@ -168,7 +168,7 @@ def _class_of(file: File, saved: Optimizer, inner: Any) -> str:
 
 
 def _planned_slots(file: File, saved: Optimizer, kind: str, pairs: list[Any], inner: Any) -> list[tuple[str, Any, Any]]:
-    """(slot, the user's variable, value) for all slots that the file has of these variables."""
+    """Returns (slot, the user's variable, value) for all slots that the file has of these variables."""
     variable_of = {tensor.path: variable for tensor, variable in pairs}
     known = [tensor for tensor, variable in pairs if getattr(variable, "trainable", True)]
     planned = []
@@ -201,7 +201,7 @@ def _planned_slots(file: File, saved: Optimizer, kind: str, pairs: list[Any], in
 def _places(
     file: File, family: Any, inner: Any, kind: str, planned: list[Any], values: list[Any], notes: list[str]
 ) -> list[tuple[Any, Any]]:
-    """(the optimizer's variable, value) for the slots; where it keeps averages of the variables, for these too."""
+    """Returns (the optimizer's variable, value) for the slots, and for the averages of variables if it keeps any."""
     places, missing = [], set()
     try:
         for slot, variable, value in planned:
@@ -272,7 +272,7 @@ def _learning_rate_now(inner: Any) -> float:
 
 
 def _set_loss_scale(optimizer: Any, saved: Optimizer) -> float | None:
-    """Sets scale and counter where there is a place for them, and returns the scale that is there then."""
+    """Sets scale and counter if the optimizer has them, and returns the new scale."""
     if saved.scale is None:
         return None
     state: Any = getattr(optimizer, "_loss_scale", None)

@@ -1,4 +1,4 @@
-"""What a file holds, whatever its format."""
+"""The content of a file, in any format."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-# What an `Optimizer.family` is called.
+# `Optimizer.family` -> its name for users.
 LIBRARIES = {
     "keras3": "Keras 3",
     "tf_keras": "tf_keras",
@@ -93,7 +93,7 @@ class File:
     writer: str
     variables: list[Tensor]
     optimizers: list[Optimizer]
-    #: What is of no model and of no optimizer: a manager's `save_counter`.
+    #: Variables of no model and no optimizer: a manager's `save_counter`.
     others: list[Tensor] = dataclasses.field(default_factory=list)
     #: Path of an object -> name of a part -> path of that part, down to variables; empty if the file tells no objects.
     objects: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
@@ -101,7 +101,7 @@ class File:
 
 @contextlib.contextmanager
 def damage_is_said(path: str, part: str) -> Iterator[None]:
-    """Turns what the libraries raise for damaged files into one clear error.
+    """Turns the errors that libraries raise for damaged files into one clear error.
 
     >>> try:
     ...     with damage_is_said("model.keras", "config.json"):
@@ -112,7 +112,7 @@ def damage_is_said(path: str, part: str) -> Iterator[None]:
 
     Args:
         path: the file.
-        part: what of it was read.
+        part: the part that is read inside.
 
     Raises:
         UnreadableError: names the file and the part.

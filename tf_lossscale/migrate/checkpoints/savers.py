@@ -21,7 +21,7 @@ def read(path: str, names: list[str], tensor: Any) -> File:
         tensor: makes a `Tensor` of (key, path, name).
 
     Returns:
-        What it holds.
+        The content of the file.
     """
     tensors = {name: tensor(name, name, name) for name in sorted(names)}
     state = {name: each for name, each in tensors.items() if last_part(name) in _STATE and not each.shape}

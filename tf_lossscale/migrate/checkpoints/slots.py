@@ -1,4 +1,4 @@
-"""What the same slot is called in each library, and what the libraries compute differently."""
+"""The names of slots in each library, and the differences between the libraries' formulas."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SAVER_SUFFIXES: dict[str, tuple[tuple[str, ...], ...]] = {
 # Class of `tf.compat.v1.train`, without "Optimizer" -> today's.
 _TODAY = {"GradientDescent": "SGD", "Momentum": "SGD", "RMSProp": "RMSprop"}
 
-# What cannot be the same numbers, said by `restore` and in docs/migration.md.
+# Differences in the numbers, which `restore` and docs/migration.md report.
 DIFFERENCES = {
     "RMSprop": (
         "RMSprop without momentum: the file's divides by sqrt(v) + epsilon, today's by sqrt(v + epsilon). Take the old "
@@ -83,7 +83,7 @@ def class_of(slots: set[str], others: set[str], names: Iterable[str], of_tf1: bo
 
     Args:
         slots: names of slots, as TensorFlow 2 has them.
-        others: names of what else it has.
+        others: names of its other variables.
         names: names of its variables, in which the optimizer's own name is.
         of_tf1: whether it is of `tf.compat.v1.train`, which has fewer classes.
 
@@ -109,8 +109,8 @@ def class_of_lists(attributes: set[str], others: set[str], names: Iterable[str])
 
     Args:
         attributes: names of its lists of variables.
-        others: names of what else it has.
-        names: the optimizer's own name, or what is known of it.
+        others: names of its other variables.
+        names: the optimizer's own name, or parts of it.
 
     Returns:
         A key of `ATTRIBUTES`; None if it cannot be told.
@@ -160,7 +160,7 @@ def canonical(name: str | None, slots: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fits(saved: str | None, wanted: str) -> bool:
-    """Returns whether the slots of one class are those of another; what is not known may fit.
+    """Returns whether the slots of one class are those of another; an unknown class may fit.
 
     >>> fits("Adam", "AdamW"), fits("Adam", "SGD"), fits(None, "SGD")
     (True, False, True)
@@ -202,10 +202,10 @@ def steps_of_powers(powers: Mapping[str, float], betas: tuple[float, float] = (0
 
     Args:
         powers: `beta1_power` and `beta2_power`.
-        betas: what they are powers of.
+        betas: the bases of the powers.
 
     Returns:
-        The number; None if neither power tells any more.
+        The number; None if neither power can tell.
     """
     for power, beta in zip((powers.get("beta2_power"), powers.get("beta1_power")), reversed(betas)):
         if power is not None and 1e-35 < power < 1.0 and 0.0 < beta < 1.0:
