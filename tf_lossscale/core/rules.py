@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
@@ -174,36 +173,22 @@ KEYWORDS = {
 
 
 def with_rules(function: _Function) -> _Function:
-    """Decorates a function that takes `**rules`: its signature shows the keywords, and it takes no others.
+    """Decorates a function that passes its `**rules` to `Rules`: its signature shows the keywords.
 
     >>> @with_rules
-    ... def limit(**rules):
-    ...     return rules.get("max_scale")
-    >>> limit(max_scale=8.0)
-    8.0
-    >>> str(inspect.signature(limit).parameters["hysteresis"])
-    'hysteresis: int = 1'
+    ... def make(growth_steps, **rules):
+    ...     return Rules(growth_steps, **rules)
+    >>> inspect.signature(make).parameters["hysteresis"].default
+    1
 
     Args:
         function: `**rules` is its last parameter.
 
     Returns:
-        The function, which raises TypeError for other keywords.
+        The function itself.
     """
     *own, rules = inspect.signature(function).parameters.values()
     types = {field.name: field.type for field in dataclasses.fields(Rules)}
     named = [rules.replace(name=n, kind=rules.KEYWORD_ONLY, default=KEYWORDS[n], annotation=types[n]) for n in KEYWORDS]
-    signature = inspect.Signature([*own, *named])
-
-    @functools.wraps(function)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        unknown = kwargs.keys() - signature.parameters.keys()
-        if unknown:
-            raise TypeError(
-                f"{function.__qualname__}() got an unexpected keyword argument '{min(unknown)}'. "
-                f"The rules of a loss scale are {', '.join(KEYWORDS)}."
-            )
-        return function(*args, **kwargs)
-
-    checked.__signature__ = signature  # type: ignore[attr-defined]
-    return checked  # type: ignore[return-value]
+    function.__signature__ = inspect.Signature([*own, *named])  # type: ignore[attr-defined]
+    return function

@@ -17,28 +17,31 @@ class _Row(NamedTuple):
     # The base class that marks a family, by names: nothing is imported to find out.
     library: str
     base: str
+    shown: str  # what users know the optimizers by, for messages
     module: str = ""  # where the class's name alone does not say enough within its library
     # Whether only this family writes a serialized optimizer with this module and these keys in its config.
     wrote: Callable[[str, Collection[str]], bool] = lambda module, keys: False
 
 
 _FAMILIES = [
-    _Row("keras3", "keras", "BaseOptimizer"),
-    _Row("tf_keras", "tf_keras", "_BaseOptimizer", wrote=lambda module, keys: "is_legacy_optimizer" in keys),
+    _Row("keras3", "keras", "BaseOptimizer", "tf.keras.optimizers"),
+    _Row(
+        "tf_keras",
+        "tf_keras",
+        "_BaseOptimizer",
+        "tf_keras.optimizers",
+        wrote=lambda module, keys: "is_legacy_optimizer" in keys,
+    ),
     _Row(
         "tf_keras_legacy",
         "tf_keras",
         "OptimizerV2",
+        "tf_keras.optimizers.legacy",
         wrote=lambda module, keys: module.endswith(".legacy") or ("decay" in keys and "weight_decay" not in keys),
     ),
-    _Row("tf1", "tensorflow", "Optimizer", module="tensorflow.python.training.optimizer"),
-    _Row("sonnet", "sonnet", "Optimizer"),
+    _Row("tf1", "tensorflow", "Optimizer", "tf.compat.v1.train", module="tensorflow.python.training.optimizer"),
+    _Row("sonnet", "sonnet", "Optimizer", "Sonnet 2"),
 ]
-
-ACCEPTED = (
-    "an optimizer of tf.keras.optimizers, tf_keras.optimizers, tf_keras.optimizers.legacy, "
-    "tf.compat.v1.train or Sonnet 2, or a subclass of one"
-)
 
 
 def adapter_for(optimizer: Any) -> type | None:
@@ -234,7 +237,7 @@ def adapter_of(inner_optimizer: Any) -> Any:
     if adapter is None:
         raise errors.NotWrappable(
             f'"inner_optimizer" must be an instance of an optimizer class, but got: {inner_optimizer!r}. '
-            f"Pass {ACCEPTED}."
+            f"Pass an optimizer of {', '.join(row.shown for row in _FAMILIES)}, or of a subclass."
         )
     return adapter
 
