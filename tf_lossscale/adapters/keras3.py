@@ -57,7 +57,7 @@ class LossScaleOptimizer(
         name = options.pop("name")
         inner = self._optimizer
         if replicas.several_processes():
-            # Keras's fit fails before it calls any optimizer, in words that help nobody.
+            # Keras's fit fails before it calls any optimizer, with an error that does not name the cause.
             logging.warning(
                 "model.fit of Keras 3 fails under %s, with any optimizer. Write a custom training loop, or use a model "
                 "and an optimizer of tf_keras (pip install tf-keras).",
@@ -183,7 +183,7 @@ class LossScaleOptimizer(
         if self.built or len(weights) <= len(self.variables):
             super().set_weights(weights)
             return
-        # Keras loads an .h5 model's optimizer without telling it the model's variables: the slots are set when it is
+        # Keras loads an .h5 model's optimizer without the model's variables: the slots are set when it is
         # built, the step count, the learning rate and the loss scale now.
         values = [keras.ops.convert_to_numpy(weight) for weight in weights]
         of_scale = list(self._loss_scale.variables)

@@ -49,7 +49,7 @@ class _Wrapper(optimizer.LossScaleOptimizer):
         return scaled
 
     def _build_inner(self, variables: list[Any]) -> None:
-        if hasattr(self._optimizer, "_initialize"):  # Sonnet makes moments on the first step, or when told so
+        if hasattr(self._optimizer, "_initialize"):  # else Sonnet creates the moments on the first step
             with tf.init_scope():
                 self._optimizer._initialize(variables)
 

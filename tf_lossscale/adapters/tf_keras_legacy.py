@@ -56,7 +56,7 @@ class LossScaleOptimizer(
     def _build_inner(self, variables: list[Any]) -> None:
         _require_no_clipping_in_central_storage(self._optimizer)
         replicas.give_copies(self._optimizer, ("_iterations",), self._optimizer._weights)
-        # Under the optimizer's name, as the original has it: nothing else in a checkpoint tells Adam from Adamax.
+        # Under the optimizer's name, as in the original: only the names in a checkpoint distinguish Adam from Adamax.
         with tf.name_scope(self._optimizer._name), tf.init_scope():
             self._optimizer._create_all_weights(variables)
 
@@ -99,7 +99,7 @@ class LossScaleOptimizer(
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("lr", "learning_rate"):
             _require_number(name, value)
-            _ = self._optimizer.learning_rate  # makes it a float32 variable, if it is not: a 2 would make it an int32
+            _ = self._optimizer.learning_rate  # creates the float32 variable: a 2 would create an int32
         elif "_optimizer" in vars(self) and name in self._optimizer._hyper:
             _require_number(name, value)
         super().__setattr__(name, value)

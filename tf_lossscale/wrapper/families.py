@@ -1,4 +1,4 @@
-"""Which adapter fits which optimizer. A new family is one line here and one file in `adapters/`."""
+"""The table of optimizer families, and the adapter for an optimizer, a config or a layer."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tf_lossscale.libraries import keras_versions
 
 class _Row(NamedTuple):
     adapter: str  # the adapter's module in `adapters/`
-    # The base class that marks a family, by names: nothing is imported to find out.
+    # The names of the base class that marks a family: no library is imported to compare them.
     library: str
     base: str
-    shown: str  # what users know the optimizers by, for messages
-    module: str = ""  # where the class's name alone does not say enough within its library
+    shown: str  # the name for users
+    module: str = ""  # the beginning of the class's module, if its name is not unique in the library
     # Whether only this family writes a serialized optimizer with this module and these keys in its config.
     wrote: Callable[[str, Collection[str]], bool] = lambda module, keys: False
 
@@ -94,7 +94,9 @@ def library_in(module: str) -> str:
     """
     package = module.partition(".")[0]
     if package in ("keras", "tf_keras") and keras_versions.package_of_keras_2() == "keras":
-        return "tf_keras" if package == "keras" else "tf_keras beside a Keras 2"  # which nothing here is derived from
+        return (
+            "tf_keras" if package == "keras" else "tf_keras beside a Keras 2"
+        )  # no class here is derived from its classes
     return package
 
 
@@ -114,13 +116,13 @@ def load_all(library: str) -> list[type]:
 
 
 def of_config(config: dict[str, Any]) -> type:
-    """Returns the wrapper class for an optimizer's config, told by the keys that only one family writes.
+    """Returns the wrapper class for an optimizer's config, by the keys that only one family writes.
 
     >>> of_config({"config": {"is_legacy_optimizer": False}}).__module__
     'tf_lossscale.adapters.tf_keras'
 
     Args:
-        config: a serialized optimizer; where it does not tell, the family is that of `tf.keras`.
+        config: a serialized optimizer. If several families may have written it, the answer is that of `tf.keras`.
 
     Returns:
         A subclass of `tf_lossscale.LossScaleOptimizer`.
@@ -128,8 +130,8 @@ def of_config(config: dict[str, Any]) -> type:
     import tensorflow as tf
 
     module, keys = str(config.get("module")), config.get("config", {})
-    told = next((row for row in _FAMILIES if row.wrote(module, keys)), None)
-    family: Any = load(told.adapter) if told else _adapter_for_class(tf.keras.optimizers.Optimizer)
+    writer = next((row for row in _FAMILIES if row.wrote(module, keys)), None)
+    family: Any = load(writer.adapter) if writer else _adapter_for_class(tf.keras.optimizers.Optimizer)
     return family
 
 
@@ -297,7 +299,7 @@ def is_wrapped(inner_optimizer: Any) -> bool:
     """
     try:
         return inner_optimizer in _wrapped
-    except TypeError:  # nothing that can be wrapped
+    except TypeError:  # not hashable, so not wrapped
         return False
 
 

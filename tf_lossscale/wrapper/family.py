@@ -14,7 +14,7 @@ from tf_lossscale.wrapper.grads_and_vars import tensors_of
 
 
 class Family:
-    """What differs between optimizer libraries; an adapter overrides what is declared here, and no other hook.
+    """The differences between optimizer libraries. An adapter overrides what is declared here, and no other hook.
 
     The methods with `inner` or `optimizer` as their first argument are static: `migrate` calls them for optimizers
     that are not wrapped.
@@ -153,7 +153,7 @@ class Family:
         """Returns a copy of the inner optimizer, with its state."""
         return copy.deepcopy(self._optimizer, memo)
 
-    # Restoring: what `migrate` asks. ----------------------------------------------------------------------------
+    # Restoring, for `migrate`. ---------------------------------------------------------------------------------
 
     #: The library's module of optimizer classes; None for a family that `migrate` cannot restore.
     _optimizers: Any = None
@@ -166,7 +166,7 @@ class Family:
 
     @staticmethod
     def _is_built(optimizer: Any) -> bool:
-        """Returns whether an optimizer has its slots, and takes no new options."""
+        """Returns whether an optimizer has its slots; then it takes no new options."""
         del optimizer
         return False
 

@@ -124,7 +124,7 @@ def tensors_of(variables: list[Any]) -> list[Any]:
     Returns:
         A list of the same length.
     """
-    # `value` is a method of TensorFlow's variables, and what is inside Keras's.
+    # `value` is a method of TensorFlow's variables, and the inner variable of Keras's.
     return [v if callable(getattr(v, "value", None)) else getattr(v, "value", v) for v in variables]
 
 

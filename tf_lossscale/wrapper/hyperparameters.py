@@ -9,8 +9,8 @@ from absl import logging
 
 from tf_lossscale.wrapper.family import Family
 
-# What each optimizer's original (TensorFlow 2.4 to 2.8) passed to `_set_hyper`, so that `wrapper.beta_1` means what
-# it meant. Optimizers that are younger than that follow their nearest relative.
+# The names that each original (TensorFlow 2.4 to 2.8) passed to `_set_hyper`, so that `wrapper.beta_1` keeps its
+# meaning. Optimizers that are younger than that follow their nearest relative.
 _NAMES = {
     "Adadelta": ("rho",),
     "Adam": ("beta_1", "beta_2"),
@@ -73,7 +73,7 @@ class Delegating(Family):
         self.learning_rate = value
 
     def __getattr__(self, name: str) -> Any:
-        # Only called for what is not found otherwise.
+        # Only called for attributes that are not found otherwise.
         if "_optimizer" in vars(self) and not name.startswith("__"):
             if self._is_delegated(name):
                 return getattr(self._optimizer, name)

@@ -158,7 +158,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         stall = Stall(on_floor)
         diagnosis = _new_diagnosis(diagnose, loss_scale)
         chosen = self._checked_options(inner_optimizer, kwargs)
-        # Past this line nothing raises: a failed construction leaves the inner optimizer as it was.
+        # A failed construction must leave the inner optimizer as it was: nothing below raises after changing it.
         self.__dict__.update(
             _optimizer=inner_optimizer,
             _trackable=inner_optimizer,  # TensorFlow's DelegatingTrackableMixin, a base of most adapters, reads it

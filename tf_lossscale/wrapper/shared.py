@@ -87,7 +87,7 @@ class SharedLossScale(DynamicLossScale):
 
         Args:
             optimizer: whose `apply_gradients`, or the like, was called.
-            part: what it would apply.
+            part: its gradients, and how to apply them.
 
         Returns:
             True.

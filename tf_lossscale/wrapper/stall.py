@@ -14,7 +14,7 @@ from tf_lossscale.core.branches import operations
 from tf_lossscale.core.state import DynamicLossScale
 from tf_lossscale.core.variables import plain, unless, value_or_zero
 
-#: Steps skipped in a row that make a stall, wherever the scale stands.
+#: The number of steps skipped in a row that make a stall, at any scale.
 PATIENCE = 100
 
 

@@ -53,7 +53,7 @@ def convert(
     (1, 64.0)
 
     Args:
-        path: what `read` takes.
+        path: as in `read`.
         to: `"keras3"` or `"tf_keras"`.
         out: the folder to write, which must not exist or be empty.
         learning_rate: for files of TensorFlow 1's optimizers, which do not hold it; None for what the file has.
@@ -120,9 +120,9 @@ def _optimizer(file: File, saved: Optimizer, family: Any) -> tuple[Any, str]:
     cls = getattr(library, saved.name, None) if saved.name in slots.ATTRIBUTES else None
     if cls is None:
         part = saved.path or "its optimizer"
-        told = f"{part} is of class {saved.name!r}, which is none of {', '.join(slots.ATTRIBUTES)}"
+        why = f"{part} is of class {saved.name!r}, which is none of {', '.join(slots.ATTRIBUTES)}"
         raise ValueError(
-            f"{file.path}: {told if saved.name else f'the file does not name the class of {part}'}. Construct the "
+            f"{file.path}: {why if saved.name else f'the file does not name the class of {part}'}. Construct the "
             "optimizer in code, and call tf_lossscale.migrate.restore."
         )
     if saved.learning_rate is None and saved.of_tf1:

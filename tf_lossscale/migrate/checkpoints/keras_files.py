@@ -229,7 +229,7 @@ def _rules_of(settings: dict[str, Any]) -> Rules:
 
 
 def _without_keras_3s_wrapper(optimizer: Optimizer, stored: list[Tensor]) -> list[Tensor]:
-    # Its own count of steps and learning rate, which mean nothing, then counter and scale.
+    # First come its own step count and learning rate, which it does not use, then counter and scale.
     optimizer.counter, optimizer.scale = int(stored[2].value()), float(stored[3].value())
     return stored[4:]
 

@@ -62,7 +62,7 @@ def restore(
     (1, 64.0, 1)
 
     Args:
-        checkpoint_path: what `tf-lossscale inspect` takes: the prefix of a `tf.train.Checkpoint` or a
+        checkpoint_path: any file that `tf-lossscale inspect` reads: the prefix of a `tf.train.Checkpoint` or a
             `tf.compat.v1.train.Saver`, a folder of them, a SavedModel, a `.keras` or `.h5` file.
         optimizer: an optimizer of Keras 3, tf_keras or tf_keras.legacy, bare or in a LossScaleOptimizer. If it has no
             slots yet it gets them for those of `variables` that are trainable.
@@ -86,7 +86,7 @@ def restore_from(file: File, saved: Optimizer, optimizer: Any, variables: Any) -
     """Restores as `restore` does, from a file that was read.
 
     Args:
-        file: what `read` returned.
+        file: the result of `read`.
         saved: one of its optimizers.
         optimizer: as in `restore`.
         variables: as in `restore`.
@@ -121,7 +121,7 @@ def restore_from(file: File, saved: Optimizer, optimizer: Any, variables: Any) -
         family._build(optimizer, [variable for variable, _ in values if getattr(variable, "trainable", True)])
     values += _places(file, family, inner, kind, planned, values, notes)
 
-    # Past this line nothing raises.
+    # Nothing raises from here on.
     for variable, value in values:
         variable.assign(value)
     if iterations is not None:

@@ -50,9 +50,9 @@ class Slots:
     """One slot of all variables: the momenta, say."""
 
     tensors: list[Tensor]
-    #: For each tensor the variable that it belongs to; None if the file does not tell.
+    #: For each tensor the variable that it belongs to; None if the file does not say.
     of: list[Tensor | None]
-    #: For each tensor the name of that variable, as far as the slot's own name tells.
+    #: For each tensor the name of that variable, as far as the slot's own name has it.
     names: list[str]
 
 
@@ -63,7 +63,7 @@ class Optimizer:
     path: str  # "optimizer"
     family: str  # the library: "tf_keras_legacy" (TensorFlow 2's too), "tf_keras", "keras3" or "tf1"
     name: str | None  # the class, "Adam"; None if the file does not tell
-    wrapper: str | None  # who wrapped it; None for nobody
+    wrapper: str | None  # the wrapper's name; None without a wrapper
     iterations: int | None = None
     scale: float | None = None
     counter: int | None = None
@@ -75,7 +75,7 @@ class Optimizer:
 
     @property
     def of_tf1(self) -> bool:
-        """Whether it is of TensorFlow 1: no file of that holds a learning rate, or a learning rate times a slot."""
+        """Whether it is of TensorFlow 1, whose files hold no learning rate, and momenta not multiplied by it."""
         return self.family == "tf1"
 
     @property
@@ -95,7 +95,7 @@ class File:
     optimizers: list[Optimizer]
     #: Variables of no model and no optimizer: a manager's `save_counter`.
     others: list[Tensor] = dataclasses.field(default_factory=list)
-    #: Path of an object -> name of a part -> path of that part, down to variables; empty if the file tells no objects.
+    #: Path of an object -> name of a part -> path of that part, down to variables; empty if the file has no objects.
     objects: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
 
 

@@ -60,5 +60,5 @@ def saver_names(checkpoint_path: str | os.PathLike[str], variables: list[Any] | 
 def _names(path: str | os.PathLike[str]) -> list[str]:
     import tensorflow as tf
 
-    read(path)  # says what is wrong with the file
+    read(path)  # raises clear errors for a damaged file
     return [name for name, _ in tf.train.list_variables(os.fspath(path))]

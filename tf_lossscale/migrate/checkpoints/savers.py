@@ -87,7 +87,7 @@ def _state(optimizer: Optimizer, state: dict[str, Tensor], tensors: dict[str, Te
     values: dict[str, set[float]] = {}
     for name, tensor in state.items():
         values.setdefault(last_part(name), set()).add(tensor.value().item())
-    # Of two optimizers' powers nothing tells which is whose: see `restore`.
+    # The powers of several optimizers cannot be assigned to them: see `restore`.
     one = {name: next(iter(each)) for name, each in values.items() if len(each) == 1}
     powers: dict[str, float] = {name: value for name, value in one.items() if name.endswith("_power")}
     optimizer.extra.update(powers)

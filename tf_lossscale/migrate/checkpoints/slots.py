@@ -76,7 +76,7 @@ def today(name: str) -> str:
 
 
 def class_of(slots: set[str], others: set[str], names: Iterable[str], of_tf1: bool = False) -> str | None:
-    """Returns the class of an optimizer that has these slots, told by names where several have them.
+    """Returns the class of an optimizer that has these slots, by names if several classes have these slots.
 
     >>> class_of({"m", "v"}, {"beta_1"}, ["Adamax/beta_1"])
     'Adamax'
@@ -88,7 +88,7 @@ def class_of(slots: set[str], others: set[str], names: Iterable[str], of_tf1: bo
         of_tf1: whether it is of `tf.compat.v1.train`, which has fewer classes.
 
     Returns:
-        A key of `ATTRIBUTES`; None if it cannot be told.
+        A key of `ATTRIBUTES`; None if that is not known.
     """
     if "momentum_cache" in others:
         return "Nadam"
@@ -113,7 +113,7 @@ def class_of_lists(attributes: set[str], others: set[str], names: Iterable[str])
         names: the optimizer's own name, or parts of it.
 
     Returns:
-        A key of `ATTRIBUTES`; None if it cannot be told.
+        A key of `ATTRIBUTES`; None if that is not known.
     """
     if "momentum_cache" in others:
         return "Nadam"
@@ -130,9 +130,9 @@ def class_of_lists(attributes: set[str], others: set[str], names: Iterable[str])
 def _told_by_names(fitting: list[str], names: Iterable[str]) -> str | None:
     parts = {part.lower() for name in names for part in re.split(r"[/:]", name)}
     parts |= {re.sub(r"_\d+$", "", part).replace("_", "") for part in parts}
-    told = [name for name in fitting if name.lower() in parts]
-    if len(told) == 1:
-        return told[0]
+    named = [name for name in fitting if name.lower() in parts]
+    if len(named) == 1:
+        return named[0]
     return fitting[0] if len(fitting) == 1 else None
 
 
@@ -195,7 +195,7 @@ def order_in_lists(name: str | None, family: str, config: Mapping[str, float]) -
 
 
 def steps_of_powers(powers: Mapping[str, float], betas: tuple[float, float] = (0.9, 0.999)) -> int | None:
-    """Returns the number of steps that TensorFlow 1's Adam took, told by the powers of its betas.
+    """Returns the number of steps that TensorFlow 1's Adam took, from the powers of its betas.
 
     >>> steps_of_powers({"beta1_power": 0.9**8, "beta2_power": 0.999**8})
     7
