@@ -56,11 +56,6 @@ class Family:
     #: Whether `apply_gradients` without any pair is a finite step; if not, it is an error.
     _takes_empty_steps = False
 
-    @property
-    def _walled(self) -> bool:
-        """Whether the graph optimizer is kept from merging scaling and unscaling: not where its wall is unknown."""
-        return True
-
     def _factor(self) -> tf.Tensor:
         """Returns the factor of the loss, a float32 scalar."""
         return self._loss_scale()
@@ -81,7 +76,11 @@ class Family:
     def _unscale(self, gradients: list[Any], variables: list[Any], factor: tf.Tensor) -> list[Any]:
         """Divides the gradients given to `apply` by the factor of the loss."""
         del variables
-        return scaling.unscale(gradients, factor, self._walled)
+        return self._quotients(gradients, factor)
+
+    def _quotients(self, gradients: Iterable[Any], factor: tf.Tensor) -> list[Any]:
+        """Divides gradients by the factor of the loss."""
+        return scaling.unscale(gradients, factor)
 
     def _reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
         """Sums the gradients over the replicas, in a replica context."""
