@@ -48,7 +48,9 @@ class LossScale(Weights):
 
     def __call__(self) -> tf.Tensor:
         """Returns the current scale, a float32 scalar tensor."""
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__} must define __call__(), which returns the current scale as a float32 scalar tensor."
+        )
 
     def bring_into_range(self) -> None:
         """Replaces a loaded scale with which training could not go on; here none is loaded."""
@@ -184,13 +186,13 @@ class DynamicLossScale(LossScale):
     @property
     def bad_steps(self) -> tf.Variable | None:
         """The number of overflows since the scale last moved, an int64 scalar variable; None without a hysteresis."""
-        return self._weight("bad_steps", 0, tf.int64) if self.rules.hysteresis > 1 else None
+        return self._weight("bad_steps", 0, tf.int64) if self.rules.counts_overflows else None
 
-    def told_of_stall(self, action: Any) -> tf.Variable:
-        """Whether a stall, which is when every step is skipped, was acted on; a bool scalar variable.
+    def stall_reported(self, action: Any) -> tf.Variable:
+        """Whether a stall was reported, a bool scalar variable.
 
         Args:
-            action: each way of acting has a variable, which optimizers that share the scale share as well.
+            action: the reaction to a stall; each has a variable, which all optimizers that share the scale use.
         """
         actions = self.__dict__.setdefault("_stall_actions", [])  # not an attribute that is tracked
         if action not in actions:
