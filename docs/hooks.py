@@ -8,9 +8,10 @@ _EVERY_NAME = re.compile(r"^::: every name of (\S+)$", re.MULTILINE)
 
 
 def names_of(module_name: str) -> list[str]:
-    """The public classes and functions of a module, by the full names of their homes."""
+    """Returns the full names of the public classes and functions of a module; LossScaleOptimizer is the first."""
     module = importlib.import_module(module_name)
-    public = [getattr(module, name) for name in module.__all__ if not name.startswith("__")]
+    names = sorted(module.__all__, key=lambda name: name != "LossScaleOptimizer")
+    public = [getattr(module, name) for name in names if not name.startswith("__")]
     return [f"{each.__module__}.{each.__qualname__}" for each in public]
 
 

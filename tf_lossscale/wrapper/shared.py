@@ -23,8 +23,11 @@ class SharedLossScale(DynamicLossScale):
 
     >>> import tf_lossscale
     >>> shared = tf_lossscale.SharedLossScale(initial_scale=1024)
-    >>> make = lambda: tf_lossscale.LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), loss_scale_manager=shared)
-    >>> (first, second), (a, b) = (make(), make()), (tf.Variable(1.0), tf.Variable(1.0))
+    >>> a, b = tf.Variable(1.0), tf.Variable(1.0)
+    >>> first, second = (
+    ...     tf_lossscale.LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), loss_scale_manager=shared)
+    ...     for _ in range(2)
+    ... )
     >>> with shared.together():
     ...     _ = first.minimize(lambda: a**2, [a])
     ...     _ = second.minimize(lambda: b * float("inf"), [b])
