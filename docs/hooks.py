@@ -8,10 +8,10 @@ _EVERY_NAME = re.compile(r"^::: every name of (\S+)$", re.MULTILINE)
 
 
 def names_of(module_name: str) -> list[str]:
-    """The public classes and functions of a module, by the full names of their homes."""
+    """The public classes and functions of a module, each by its full name in the module that defines it."""
     module = importlib.import_module(module_name)
-    public = [getattr(module, name) for name in module.__all__ if not name.startswith("__")]
-    return [f"{each.__module__}.{each.__qualname__}" for each in public]
+    public = [name for name in module.__all__ if not name.startswith("__")]
+    return [f"{getattr(module, name).__module__}.{name}" for name in public]
 
 
 def on_page_markdown(markdown: str, **kwargs: Any) -> str:

@@ -1,11 +1,10 @@
-"""Model, monitors and the step by hand."""
+"""Model and monitors."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
 
-from tests import numerics
 from tf_lossscale import LossScaleOptimizer, amp
 
 LIBRARIES = {"keras3": tf.keras, "tf_keras": tf_keras}
@@ -119,56 +118,3 @@ def test_the_overflow_monitor_says_that_there_is_no_scale(library, capsys):
 def test_a_monitor_prints_every_whole_number_of_steps(bad):
     with pytest.raises(ValueError, match="per_print_times"):
         amp.LossMonitor(bad)
-
-
-def mean_square(output, label):
-    return tf.reduce_mean((tf.cast(output, tf.float32) - label) ** 2)
-
-
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_a_step_by_hand_equals_one_without_a_scale(library):
-    keras = LIBRARIES[library]
-    x, y = tf.ones((4, 3)), tf.ones((4, 1))
-    results = []
-    for sens in (1.0, 1024.0):
-        model = network(keras)
-        step = amp.TrainOneStep(amp.WithLoss(model, mean_square), keras.optimizers.SGD(0.1), sens)
-        losses = [float(step(x, y)) for _ in range(3)]
-        assert losses[-1] < losses[0]
-        results.append([np.asarray(w) for w in model.get_weights()])
-    for a, b in zip(*results):
-        numerics.assert_close(a, b, 1e-6)
-
-
-def test_a_step_with_loss_scale_returns_loss_overflow_and_scale():
-    model = network(tf.keras)
-    manager = amp.DynamicLossScaleManager(init_loss_scale=64, scale_window=100)
-    step = amp.TrainOneStepWithLossScale(amp.WithLoss(model, mean_square), tf.keras.optimizers.SGD(0.1), manager)
-    good, bad = tf.ones((4, 3)), tf.constant(np.full((4, 3), np.inf, "float32"))
-    y = tf.ones((4, 1))
-    step(good, y)
-    before = [w.copy() for w in model.get_weights()]
-    _, overflow, scale = step(bad, y)
-    assert (bool(overflow), float(scale)) == (True, 64.0)
-    for a, b in zip(before, model.get_weights()):
-        np.testing.assert_array_equal(a, b)
-    _, overflow, scale = step(good, y)
-    assert (bool(overflow), float(scale)) == (False, 32.0)
-
-
-def test_a_step_of_ones_own_overrides_construct():
-    class Clipped(amp.TrainOneStep):
-        def construct(self, *inputs):
-            loss, gradients = self.loss_and_gradients(*inputs)
-            gradients, norm = tf.clip_by_global_norm(gradients, 1e-3)
-            self.update(gradients)
-            return loss, norm
-
-    model = network(tf.keras)
-    step = Clipped(amp.WithLoss(model, mean_square), tf.keras.optimizers.SGD(1.0), sens=1024.0)
-    model(tf.ones((1, 3)))
-    before = [w.copy() for w in model.get_weights()]
-    _, norm = step(tf.ones((4, 3)), 10 * tf.ones((4, 1)))
-    moved = np.sqrt(sum(((a - b) ** 2).sum() for a, b in zip(before, model.get_weights())))
-    assert float(norm) > 1
-    numerics.assert_close(moved, 1e-3, 1e-6, *before)

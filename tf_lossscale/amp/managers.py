@@ -168,6 +168,10 @@ class FixedLossScaleUpdateCell:
         del loss_scale
         return tf.convert_to_tensor(overflow)
 
+    def as_loss_scale(self) -> LossScale:
+        """Return the loss scale that `LossScaleOptimizer` drives: fixed, and a step that overflows is skipped."""
+        return FixedLossScale(self._loss_scale_value, skip_overflow=True)
+
 
 class DynamicLossScaleUpdateCell(tf.Module):
     """A dynamic scale's update for a graph: moves a scale variable, counts in variables of its own.
@@ -224,6 +228,10 @@ class DynamicLossScaleUpdateCell(tf.Module):
         self.last_overflow_iter.assign(tf.where(after.good == 0, now, self.last_overflow_iter))
         self.cur_iter.assign(now + 1)
         return overflow
+
+    def as_loss_scale(self) -> LossScale:
+        """Return the loss scale that `LossScaleOptimizer` drives by the same rule. The cell's own count stays."""
+        return DynamicLossScale(self.loss_scale_value, self._rules)
 
 
 def whole_above_zero(name: str, value: Any) -> int:
