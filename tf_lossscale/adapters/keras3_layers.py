@@ -27,3 +27,18 @@ def set_compute_dtype(layer: Any, dtype: str) -> None:
         dtype: "float32", "float16" or "bfloat16".
     """
     layer.dtype_policy = keras.DTypePolicy("float32" if dtype == "float32" else f"mixed_{dtype}")
+
+
+def compile_as_given(model: Any, **arguments: Any) -> None:
+    """Compile a model, and leave the optimizer as it is under a mixed_float16 policy too.
+
+    >>> model = keras.Sequential([keras.layers.Dense(2)])
+    >>> compile_as_given(model, optimizer=keras.optimizers.SGD())
+    >>> type(model.optimizer).__name__
+    'SGD'
+
+    Args:
+        model: a Keras 3 model.
+        **arguments: those of `compile`.
+    """
+    model.compile(auto_scale_loss=False, **arguments)

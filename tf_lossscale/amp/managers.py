@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import warnings
 from typing import Any
 
 import tensorflow as tf
@@ -96,6 +97,13 @@ class DynamicLossScaleManager(LossScaleManager):
                 f"`scale_factor` must be a finite number above 0, but got: {scale_factor!r}. The usual value is 2."
             )
         self.scale_window = whole_above_zero("scale_window", scale_window)
+        if self.scale_factor > max(self.loss_scale, 2):
+            warnings.warn(
+                f"DynamicLossScaleManager has init_loss_scale={init_loss_scale!r} and scale_factor={scale_factor!r}: "
+                "the first overflow lowers the scale to 1. If these are meant to be the factor and the window, pass "
+                f"DynamicLossScaleManager(scale_factor={init_loss_scale!r}, scale_window={scale_factor!r}).",
+                stacklevel=2,
+            )
         self.increase_ratio = self.scale_factor
         self.decrease_ratio = 1 / self.scale_factor
         self.cur_iter = 1
