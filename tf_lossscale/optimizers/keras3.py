@@ -194,7 +194,9 @@ class Adafactor(AdafactorBase, keras.optimizers.Optimizer):
         def beside(variable: Any, function: Any, arguments: Any) -> None:
             distribution.extended.update(variable, function, args=arguments, group=False)
 
-        self._update_all(grads_and_vars, beside)
+        grads_and_vars = list(grads_and_vars)
+        variables = [self._tensor_variable(variable) for _, variable in grads_and_vars]
+        self._between_hooks(variables, lambda: self._update_all(grads_and_vars, beside))
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any = None) -> None:
         """Updates one variable.

@@ -53,7 +53,10 @@ class TorchSurface(hooks.Hooked):
         return dict(self._defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds variables to update, with options of their own.
+        """Add variables to update, with options of their own, at any time: for example layers that are unfrozen.
+
+        The new variables start with empty state, those of the other groups keep theirs. A `tf.function` that was
+        traced before does not update them: make a new one.
 
         >>> from tf_lossscale.optimizers import Adafactor
         >>> optimizer = Adafactor([tf.Variable(1.0)])
@@ -62,7 +65,8 @@ class TorchSurface(hooks.Hooked):
         [0.01, 0.5]
 
         Args:
-            param_group: a dict with "params" and any of the options; what is missing is as in `defaults`.
+            param_group: a dict with "params" and any of the options; what is missing is as in `defaults`. "params" are
+                variables, or (name, variable) pairs, whose names the group then has as "param_names".
 
         Raises:
             TypeError: it is no dict, or holds something other than variables.
@@ -76,11 +80,13 @@ class TorchSurface(hooks.Hooked):
 
     # The step. --------------------------------------------------------------------------------------------------
 
-    def step(self, *args: Any, **kwargs: Any) -> Any:
-        """Updates the parameters by their gradients, and calls the hooks.
+    @hooks.around_step
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update the parameters by their gradients, and call the step hooks.
 
         The gradients are the variables' attributes `grad`. If after the closure none has one, they are those of the
-        loss that the closure returns.
+        loss that the closure returns. A variable whose gradient is None stays as it is, with its state. A gradient of
+        zeros is a step: it counts, the second moments decay, and so does the variable if there is a `weight_decay`.
 
         >>> from tf_lossscale.optimizers import Adafactor
         >>> weight = tf.Variable([4.0])
@@ -93,8 +99,7 @@ class TorchSurface(hooks.Hooked):
         3.0
 
         Args:
-            *args: `closure`, if there is one: a function without arguments that returns the loss.
-            **kwargs: `closure`, if it is not in `args`.
+            closure: a function without arguments that returns the loss; None if the variables have gradients.
 
         Returns:
             What the closure returned; None without one.
@@ -102,22 +107,6 @@ class TorchSurface(hooks.Hooked):
         Raises:
             RuntimeError: a hook returned something other than None or (new args, new kwargs).
         """
-        args = (self, *args)
-        for hook in (*hooks.before_every_step, *self._hooks["step_pre"]):
-            result = hook(self, args, kwargs)
-            if result is None:
-                continue
-            if not isinstance(result, tuple) or len(result) != 2:
-                raise RuntimeError(
-                    f"A step pre-hook must return None or a tuple (new_args, new_kwargs), but returned: {result!r}."
-                )
-            args, kwargs = result
-        loss = type(self)._step(*args, **kwargs)
-        for hook in (*self._hooks["step_post"], *hooks.after_every_step):
-            hook(self, args, kwargs)
-        return loss
-
-    def _step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss, tape = None, tf.GradientTape()
         if closure is not None:
             with tape:
@@ -132,10 +121,11 @@ class TorchSurface(hooks.Hooked):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forgets the variables' gradients.
+        """Reset the variables' gradients.
 
         Args:
-            set_to_none: whether `grad` becomes None; otherwise a gradient that there is becomes zeros.
+            set_to_none: whether `grad` becomes None. If False, a gradient becomes zeros, with which the next `step`
+                updates the variable and its state; with None it leaves both alone.
         """
         for variable in self._parameters():
             before = getattr(variable, "grad", None)
