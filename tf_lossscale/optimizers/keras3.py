@@ -70,8 +70,8 @@ class Adafactor(AdafactorBase, keras.optimizers.Optimizer):
 
     Args:
         params: the variables to update, as an iterable of variables, of (name, variable) pairs, or of dicts with
-            "params" and options of their own (parameter groups). None for the variables that the optimizer is built
-            for, as always in Keras.
+            "params" and options of their own (parameter groups). The names of pairs are in the group's "param_names",
+            and in state dicts. None for the variables that the optimizer is built for, as always in Keras.
         lr: the learning rate, at least 0: a number, a variable (read on every step), a `LearningRateSchedule` or a
             function without arguments. Also as `learning_rate`.
         beta2_decay: the exponent of w, at most 0.

@@ -44,7 +44,10 @@ class TorchSurface(hooks.Hooked):
 
     @property
     def param_groups(self) -> list[ParameterGroup]:
-        """The parameter groups; their options can be read and set, by name."""
+        """The parameter groups; their options can be read and set, by name.
+
+        "params" are the variables, and "param_names" their names, if they were given as (name, variable) pairs.
+        """
         return self._groups
 
     @property
