@@ -62,7 +62,7 @@ def measure(cell: dict[str, str], seconds: float, **rounds: int) -> dict[str, An
     refused: dict[str, str] = {}
     for name in _names(cell):
         try:
-            step = _in_mode(cell, name)
+            step = in_mode(cell, name)
             step()
         except Exception as error:  # whatever a library raises: the others are measured
             refused[name] = _reason(error)
@@ -109,7 +109,7 @@ def _has_a_line(cell: dict[str, str]) -> bool:
     return large or (cell["what"] == "training step" and cell["mode"] == "eager")
 
 
-def _in_mode(cell: dict[str, str], name: str) -> Callable[[], object]:
+def in_mode(cell: dict[str, str], name: str) -> Callable[[], object]:
     mode = cell["mode"]
     if mode == "mirrored":
         strategy = _two_replicas()

@@ -14,16 +14,16 @@ ROOT = pathlib.Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 
 
-ROOMS = ["", ".amp", ".legacy", ".migrate", ".optimizers", ".probability"]
+SUBPACKAGES = ["", ".amp", ".legacy", ".migrate", ".optimizers", ".probability"]
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_every_public_name_of_a_room_is_in_the_reference(room):
-    room = f"tf_lossscale{room}"
+@pytest.mark.parametrize("subpackage", SUBPACKAGES)
+def test_every_public_name_of_a_subpackage_is_in_the_reference(subpackage):
+    subpackage = f"tf_lossscale{subpackage}"
     pages = [page.read_text() for page in (DOCS / "reference").glob("*.md")]
-    assert sum(f"::: every name of {room}\n" in page for page in pages) == 1
-    names = runpy.run_path(str(DOCS / "hooks.py"))["names_of"](room)
-    public = [name for name in importlib.import_module(room).__all__ if not name.startswith("__")]
+    assert sum(f"::: every name of {subpackage}\n" in page for page in pages) == 1
+    names = runpy.run_path(str(DOCS / "hooks.py"))["names_of"](subpackage)
+    public = [name for name in importlib.import_module(subpackage).__all__ if not name.startswith("__")]
     assert [name.rpartition(".")[2] for name in names] == public
 
 

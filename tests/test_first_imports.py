@@ -20,7 +20,7 @@ pytestmark = [
 # One public name for each module that one comes from: what is imported with it is the same for the others.
 MODULES = (
     "tf_lossscale",
-    *(f"tf_lossscale.{room}" for room in tf_lossscale._ROOMS),
+    *(f"tf_lossscale.{subpackage}" for subpackage in tf_lossscale._SUBPACKAGES),
     "tf_lossscale.legacy.experimental",
 )
 

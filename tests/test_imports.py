@@ -16,12 +16,12 @@ PACKAGE = pathlib.Path(tf_lossscale.__file__).parent
 # Each module may import from those before it, and from those of its own line.
 ORDER = [
     ("errors", "writing", "libraries"),
-    ("core.autograph", "core.rules", "core.groups"),
-    ("core.branches", "core.origins"),
-    ("core.finite", "core.scaling", "core.replicas"),
+    ("core.rules", "core.graphs", "core.twins"),
+    ("core.scaling", "core.finite", "core.replicas"),
     ("core.variables", "core.diagnosis"),
     ("core.state",),
     ("core.step",),
+    ("core.fast",),  # which the core finds by name
     ("wrapper.contract", "wrapper.grads_and_vars", "wrapper.hyperparameters", "wrapper.options", "wrapper.families"),
     ("wrapper.stall", "wrapper.configs", "wrapper.readings"),
     ("wrapper.optimizer", "wrapper.shared"),

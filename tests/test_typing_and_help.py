@@ -15,7 +15,7 @@ import tf_lossscale
 from tests import families
 
 ROOT = pathlib.Path(__file__).parents[1]
-ROOMS = ["", ".amp", ".legacy", ".migrate", ".optimizers", ".probability"]
+SUBPACKAGES = ["", ".amp", ".legacy", ".migrate", ".optimizers", ".probability"]
 
 PROGRAM = """
 from typing import Any
@@ -68,9 +68,9 @@ def test_a_type_checker_takes_a_users_program_and_finds_what_is_wrong_in_it(tmp_
     assert "Found 4 errors in 1 file" in summary
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_help_and_dir_show_every_public_name(room):
-    module = importlib.import_module(f"tf_lossscale{room}")
+@pytest.mark.parametrize("subpackage", SUBPACKAGES)
+def test_help_and_dir_show_every_public_name(subpackage):
+    module = importlib.import_module(f"tf_lossscale{subpackage}")
     assert set(module.__all__) <= set(dir(module))
     for public in module.__all__:
         if not public.startswith("__"):
@@ -80,10 +80,10 @@ def test_help_and_dir_show_every_public_name(room):
 
 
 def test_rooms_are_found_from_the_package():
-    assert {f".{room}" for room in tf_lossscale._ROOMS} == set(ROOMS) - {""}
-    assert set(tf_lossscale._ROOMS) <= set(dir(tf_lossscale))
-    for room in tf_lossscale._ROOMS:
-        assert inspect.ismodule(getattr(tf_lossscale, room))
+    assert {f".{subpackage}" for subpackage in tf_lossscale._SUBPACKAGES} == set(SUBPACKAGES) - {""}
+    assert set(tf_lossscale._SUBPACKAGES) <= set(dir(tf_lossscale))
+    for subpackage in tf_lossscale._SUBPACKAGES:
+        assert inspect.ismodule(getattr(tf_lossscale, subpackage))
 
 
 def test_help_of_the_optimizer_shows_all_arguments_and_documents_every_public_member():

@@ -23,7 +23,7 @@ _HOMES = {
 }
 
 # Subpackages that `import tf_lossscale` is enough for.
-_ROOMS = ("amp", "legacy", "migrate", "optimizers", "probability")
+_SUBPACKAGES = ("amp", "legacy", "migrate", "optimizers", "probability")
 
 __all__ = [
     "LossScaleMonitor",
@@ -51,13 +51,13 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
-    if name in _ROOMS:
+    if name in _SUBPACKAGES:
         return importlib.import_module(f"tf_lossscale.{name}")
     raise AttributeError(f"module 'tf_lossscale' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *_ROOMS])
+    return sorted([*__all__, *_SUBPACKAGES])
 
 
 from tf_lossscale.serialization import register_when_imported as _register_when_imported  # noqa: E402

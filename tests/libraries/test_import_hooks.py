@@ -96,7 +96,7 @@ def test_an_action_waits_for_the_module_of_ours_that_imports_the_package(package
 
 def test_an_action_asked_for_in_a_module_of_ours_waits_for_its_end(package, when_imported, module_of_ours):
     ours = module_of_ours(
-        f"import {package}\nfrom tf_lossscale import import_hooks\n"
+        f"import {package}\nfrom tf_lossscale.libraries import import_hooks\n"
         f"import_hooks.when_imported({package!r}, lambda module: seen.append(loaded))\nseen = []\nloaded = True\n"
     )
     when_imported(f"{package}.later", lambda module: None)  # somebody watches

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale.core import replicas
+from tf_lossscale.core import replicas, scaling
 from tf_lossscale.libraries import keras_versions
 from tf_lossscale.wrapper import hyperparameters, optimizer
 
@@ -68,9 +69,10 @@ class LossScaleOptimizer(
         # tf_keras lists an optimizer's parts once, when it is first saved or restored.
         vars(self._optimizer).pop("_coalesced_children", None)
 
-    @property
-    def _walled(self) -> bool:
-        return not self._optimizer._mesh
+    def _quotients(self, gradients: Iterable[Any], factor: tf.Tensor) -> list[Any]:
+        if self._optimizer._mesh:  # DTensor does not know the operation that makes values opaque, and needs none
+            return scaling.quotients(gradients, factor)
+        return super()._quotients(gradients, factor)
 
     def _build_inner(self, variables: list[Any]) -> None:
         inner = self._optimizer

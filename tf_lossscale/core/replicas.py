@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from tf_lossscale.core import origins
+from tf_lossscale.core.twins import faster_in
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -304,6 +304,7 @@ def require_replica_context(method: str) -> None:
         )
 
 
+@faster_in("packing")
 def sum_over_replicas(gradients: list[Any]) -> list[Any]:
     """Returns the gradients summed over all replicas; None stays None, IndexedSlices stay sparse.
 
@@ -318,8 +319,11 @@ def sum_over_replicas(gradients: list[Any]) -> list[Any]:
     """
     if not tf.distribute.has_strategy():
         return gradients
-    packed = origins.Packed(gradients, scaled=False)
-    if not packed.tensors:
-        return gradients
-    context = tf.distribute.get_replica_context()
-    return packed.unpacked(tensors=context.all_reduce(tf.distribute.ReduceOp.SUM, packed.tensors))
+    sums: list[Any] = [None] * len(gradients)
+    # One all-reduce for each dtype: TensorFlow concatenates the tensors of one.
+    for dtype in {g.dtype: None for g in gradients if g is not None}:
+        here = [i for i, g in enumerate(gradients) if g is not None and g.dtype == dtype]
+        context = tf.distribute.get_replica_context()
+        for i, total in zip(here, context.all_reduce(tf.distribute.ReduceOp.SUM, [gradients[i] for i in here])):
+            sums[i] = total
+    return sums

@@ -1,4 +1,4 @@
-"""What a step does to a loss scale: pure functions over (scale, good steps, bad steps)."""
+"""The rule by which a step moves a loss scale: pure functions over (scale, good steps, bad steps)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tf_lossscale import errors
 
 
 class Counts(NamedTuple):
-    """The state of a loss scale: what a step reads and what it leaves.
+    """The state of a loss scale.
 
     >>> Counts(scale=32768.0, good=0, bad=0).scale
     32768.0
@@ -25,20 +25,26 @@ class Counts(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """How a dynamic loss scale moves.
+    """The rule by which a dynamic loss scale moves.
 
-    The algorithm, on every step::
+    The algorithm, on every step; a test executes these lines::
 
-        finite = every value of every reduced gradient is finite
-        finite:      good += 1;  bad = 0
-                     if good >= growth_steps:
-                         scale = min(scale * growth_factor, max_scale) if scale * growth_factor is finite
-                         good = 0
-        not finite:  good = 0;   bad += 1
-                     if bad >= hysteresis:
-                         scale = max(scale * backoff_factor, min_scale)
-                         bad = 0
-                     skip the step
+        if every_gradient_is_finite:
+            good += 1
+            bad = 0 if forgiving else bad
+            if good >= growth_steps:
+                good = bad = 0
+                if max_scale is not None:
+                    scale = min(scale * growth_factor, max_scale)
+                elif isfinite(scale * growth_factor):
+                    scale = scale * growth_factor
+        else:
+            skip_the_step()
+            good = 0
+            bad += 1
+            if bad >= hysteresis:
+                bad = 0
+                scale = max(scale * backoff_factor, min_scale)
 
     >>> rules = Rules(growth_steps=2)
     >>> after = rules.next(True, Counts(8.0, 1, 0))
@@ -48,13 +54,13 @@ class Rules:
     4.0
 
     Args:
-        growth_steps: whole number of finite steps in a row after which the scale grows.
-        growth_factor: what the scale is multiplied by when it grows; above 1.
-        backoff_factor: what the scale is multiplied by after an overflow; between 0 and 1.
-        hysteresis: whole number of non-finite steps it takes to lower the scale.
-        min_scale: the scale is never lowered below this.
-        max_scale: the scale never grows above this; None for float32's maximum.
-        forgiving: whether a finite step resets the count of overflows (`bad = 0` above).
+        growth_steps: number of finite steps in a row after which the scale grows.
+        growth_factor: factor by which the scale grows; above 1.
+        backoff_factor: factor by which an overflow lowers the scale; between 0 and 1.
+        hysteresis: number of overflows that lower the scale; steps in a row if `forgiving`.
+        min_scale: lower bound of a scale that is lowered.
+        max_scale: upper bound of a scale that grows; None for float32's maximum.
+        forgiving: whether a finite step resets the count of overflows; TensorFlow 1's contrib did not.
 
     Source: the state machine of `tf.keras.mixed_precision.LossScaleOptimizer`
     (https://www.tensorflow.org/versions/r2.8/api_docs/python/tf/keras/mixed_precision/LossScaleOptimizer),
@@ -67,11 +73,10 @@ class Rules:
     hysteresis: int = 1
     min_scale: float = 1.0
     max_scale: float | None = None
-    #: Whether a finite step forgives the overflows before it. TensorFlow 1's contrib did not.
     forgiving: bool = True
 
     def checked(self) -> Rules:
-        """Returns the same rules with plain Python numbers, or raises on bad ones.
+        """Returns the same rules as plain Python numbers.
 
         >>> Rules(growth_steps=3.0).checked().growth_steps
         3
@@ -111,7 +116,7 @@ class Rules:
         )
 
     def next(self, finite: Any, before: Counts) -> Counts:
-        """Returns the state after a step, without a branch: the same few scalar operations for both outcomes.
+        """Returns the state after a step, by the same few scalar operations for both outcomes.
 
         Args:
             finite: bool scalar; False if any value of any reduced gradient is infinite or NaN.
@@ -130,17 +135,6 @@ class Rules:
         scale = tf.where(grows, self._grown(scale), tf.where(backs_off, self._lowered(scale), scale))
         moves = tf.logical_or(grows, backs_off)
         return Counts(scale, tf.where(grows, zero, good), tf.where(moves, zero, bad))
-
-    def only_counts(self, good: int) -> bool:
-        """Returns whether one more finite step leaves the scale where it is.
-
-        >>> Rules(growth_steps=2).only_counts(0), Rules(growth_steps=2).only_counts(1)
-        (True, False)
-
-        Args:
-            good: the number of finite steps since the scale last moved.
-        """
-        return good + 1 < self.growth_steps
 
     def _grown(self, scale: tf.Tensor) -> tf.Tensor:
         bigger = scale * self.growth_factor

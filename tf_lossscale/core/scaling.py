@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale.core import branches, groups, origins
-from tf_lossscale.core.origins import Unscaling
+from tf_lossscale.core.graphs import opaque
+from tf_lossscale.core.twins import faster_in
 
 
 def scale_loss(loss: Any, scale: Callable[[], tf.Tensor]) -> Any:
@@ -34,33 +34,6 @@ def scale_loss(loss: Any, scale: Callable[[], tf.Tensor]) -> Any:
     return tf.nest.map_structure(lambda part: _scaled(part, factor), loss)
 
 
-def unscale(gradients: Iterable[Any], scale: tf.Tensor, walled: bool = True) -> list[Any]:
-    """Returns each gradient divided by the scale: the rounded quotient.
-
-    A product with the reciprocal of the scale has the same bits if the scale is a power of two up to 2**126. Above that
-    the reciprocal is subnormal, and kernels take it for zero; in float16 it is zero from 2**25 on.
-
-    >>> [g.numpy().tolist() for g in unscale([tf.constant([8.0, 16.0])], tf.constant(8.0))]
-    [[1.0, 2.0]]
-    >>> unscale([tf.constant(2.0**127)], tf.constant(2.0**127))[0].numpy().item()
-    1.0
-
-    Args:
-        gradients: floating tensors, IndexedSlices (kept sparse) or None (kept).
-        scale: float32 scalar.
-        walled: False where the wall of `opaque` is not known, and not needed: on a DTensor mesh.
-
-    Returns:
-        A list as long as `gradients`, of the same dtypes.
-
-    Raises:
-        TypeError: a gradient is not of a floating dtype.
-    """
-    # The graph optimizer would make a product with the reciprocal of a division by a constant.
-    scale = opaque(tf.convert_to_tensor(scale)) if walled else tf.convert_to_tensor(scale)
-    return _of_each(gradients, Unscaling(scale, _quotient), walled)
-
-
 def _scaled(loss: Any, factor: tf.Tensor) -> tf.Tensor:
     loss = tf.convert_to_tensor(loss)
     if not loss.dtype.is_floating:
@@ -71,75 +44,99 @@ def _scaled(loss: Any, factor: tf.Tensor) -> tf.Tensor:
     return tf.raw_ops.Mul(x=loss, y=tf.cast(factor, loss.dtype))
 
 
-def _quotient(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
-    if values.dtype == tf.float64:
-        return tf.raw_ops.RealDiv(x=values, y=tf.cast(scale, values.dtype))
-    if values.dtype != tf.float32:
-        return tf.cast(_quotient(tf.cast(values, tf.float32), scale), values.dtype)  # float16 does not hold 2**16
-    if branches.compiled_for_the_cpu():
-        return _quotient_by_product(values, scale)
-    return tf.raw_ops.RealDiv(x=values, y=scale)
+@faster_in("packing")
+def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
+    """Returns each gradient divided by the scale, as the graph optimizer cannot merge it with the scaling.
 
+    >>> [g.numpy().tolist() for g in unscale([tf.constant([8.0, 16.0])], tf.constant(8.0))]
+    [[1.0, 2.0]]
 
-def _quotient_by_product(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
-    """The float32 quotient by a product in float64, which rounds to the same bits.
+    Args:
+        gradients: floating tensors, IndexedSlices (kept sparse) or None (kept).
+        scale: float32 scalar.
 
-    A division for each value costs a fused step a quarter more. The product of a float32 number with the float64
-    reciprocal is within 2**-52 of the quotient, in proportion. What rounds to another float32 number is further away: a
-    quotient of two numbers of 24 bits is at least 2**-49 from the middle between two. (That holds for normal numbers;
-    XLA takes smaller ones on the CPU for zero.)
+    Returns:
+        A list as long as `gradients`, of the same dtypes.
+
+    Raises:
+        TypeError: a gradient is not of a floating dtype.
     """
-    return tf.cast(tf.cast(values, tf.float64) * (1.0 / tf.cast(scale, tf.float64)), tf.float32)
+    gradients = [over_values(opaque, gradient) for gradient in floating(gradients)]
+    return quotients(gradients, opaque(tf.convert_to_tensor(scale)))
 
 
-def _of_each(gradients: Iterable[Any], by: Unscaling, walled: bool) -> list[Any]:
-    """Each gradient unscaled: small ones in one call, where the stack is the wall."""
-    found = [g if g is None or isinstance(g, tf.IndexedSlices) else tf.convert_to_tensor(g) for g in gradients]
+def quotients(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
+    """Returns each gradient divided by the scale.
+
+    >>> [g.numpy().tolist() for g in quotients([tf.constant([8.0, 16.0])], tf.constant(8.0))]
+    [[1.0, 2.0]]
+
+    Args:
+        gradients: as in `unscale`.
+        scale: float32 scalar.
+
+    Returns:
+        A list as long as `gradients`, of the same dtypes.
+    """
+    return [over_values(lambda values: divide(values, scale), gradient) for gradient in floating(gradients)]
+
+
+@faster_in("checks")
+def divide(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+    """Returns the rounded quotient, in the dtype of the values; float16 and bfloat16 are divided in float32.
+
+    A product with the reciprocal of the scale has the same bits if the scale is a power of two up to 2**126. Above that
+    the reciprocal is subnormal, and kernels take it for zero; in float16 it is zero from 2**25 on.
+
+    >>> divide(tf.constant(2.0**127), tf.constant(2.0**127)).numpy().item()
+    1.0
+
+    Args:
+        values: a floating tensor.
+        scale: float32 scalar.
+
+    Returns:
+        A tensor of the same shape and dtype.
+    """
+    wide = tf.float64 if values.dtype == tf.float64 else tf.float32
+    return tf.cast(tf.raw_ops.RealDiv(x=tf.cast(values, wide), y=tf.cast(scale, wide)), values.dtype)
+
+
+def floating(gradients: Iterable[Any]) -> list[Any]:
+    """Returns gradients as tensors, IndexedSlices or None.
+
+    >>> floating([None, 2.0])[1].numpy().item()
+    2.0
+
+    Args:
+        gradients: anything that TensorFlow takes for a tensor, IndexedSlices or None.
+
+    Raises:
+        TypeError: a gradient is not of a floating dtype.
+    """
+    kept = (tf.IndexedSlices, type(None))
+    found = [g if isinstance(g, kept) else tf.convert_to_tensor(g) for g in gradients]
     for gradient in found:
         if gradient is not None and not gradient.dtype.is_floating:
             raise TypeError(
                 f"A gradient must be a floating tensor, but got dtype {gradient.dtype.name}. "
                 "Take gradients of floating variables only."
             )
-    grouped = groups.positions(found) if walled else []
-    done = {i for group in grouped for i in group}
-    result = [g if g is None or i in done else _of_one(g, by, walled) for i, g in enumerate(found)]
-    for group in grouped:
-        stack = by(groups.stacked(found, group))
-        for i, part in zip(group, origins.shares(stack)):
-            result[i] = part
-    return result
+    return found
 
 
-def _of_one(gradient: Any, by: Unscaling, walled: bool) -> Any:
-    if isinstance(gradient, tf.IndexedSlices):
-        values = by(opaque(gradient.values) if walled else gradient.values)
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    if not walled or tf.executing_eagerly():
-        return by(gradient)
-    behind = opaque(gradient)
-    result = by(behind)
-    if gradient.dtype != tf.float16 and (groups.compiled() or not groups.is_small(gradient)):
-        # Not float16: sums of it often overflow before it is unscaled.
-        origins.note(result, origins.Scaled(behind, by))
-    return result
+def over_values(function: Callable[[tf.Tensor], tf.Tensor], gradient: Any) -> Any:
+    """Returns a function of a gradient's values: of sparse ones, those of the rows; None for None.
 
-
-def opaque(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns the tensor, behind a wall for the graph optimizer.
-
-    In a tf.function the optimizer would turn `g * scale * (1 / scale)` into `g * (scale * (1 / scale))`, and an
-    overflow that only the scaling causes would go unseen.
-
-    >>> opaque(tf.constant(1.0)).numpy().item()
-    1.0
+    >>> over_values(tf.abs, tf.IndexedSlices(tf.constant([-2.0]), tf.constant([7]))).values.numpy().tolist()
+    [2.0]
 
     Args:
-        tensor: any tensor.
-
-    Returns:
-        The same values; in eager mode the same object.
+        function: of a tensor, which returns one of the same shape.
+        gradient: a tensor, IndexedSlices or None.
     """
-    if tf.executing_eagerly():
-        return tensor
-    return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=tensor.shape)
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(function(gradient.values), gradient.indices, gradient.dense_shape)
+    return function(gradient)

@@ -12,7 +12,7 @@ from absl import logging
 
 from tf_lossscale import errors
 from tf_lossscale.core import finite as finite_lib
-from tf_lossscale.core.branches import operations
+from tf_lossscale.core.graphs import operations
 from tf_lossscale.core.rules import Counts, Rules
 from tf_lossscale.core.variables import Weights, add_one, plain, value_or_zero
 
@@ -261,8 +261,6 @@ class DynamicLossScale(LossScale):
     def move(self, applied: tf.Tensor) -> list[Any]:
         """Moves the scale and its counters after a step; see `record`."""
         bad_steps = self.bad_steps
-        if bad_steps is None and tf.executing_eagerly() and applied and self.rules.only_counts(plain(self.good_steps)):
-            return [add_one(self.good_steps)]  # the usual step, in one operation and not in twenty
         bad = 0 if bad_steps is None else bad_steps
         after = self.rules.next(applied, Counts(self.current_loss_scale, self.good_steps, bad))
         # Infinity or NaN, restored where no value can be looked at, would stay for ever: every step is skipped then.

@@ -1,4 +1,4 @@
-"""One step across replicas: reduce, agree, apply or skip under one tf.cond."""
+"""One step: reduce, agree, apply or skip on all replicas."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_lossscale.core import finite as finite_lib
-from tf_lossscale.core import groups, origins, replicas
-from tf_lossscale.core.branches import Branch, either, operations
+from tf_lossscale.core import finite, replicas
+from tf_lossscale.core.graphs import finished, operations
 from tf_lossscale.core.state import LossScale
+from tf_lossscale.core.twins import faster_in
 
 Gradients = list[Any]
 
 
 class Part(NamedTuple):
-    """What one optimizer brings to a step.
+    """The part of one optimizer in a step.
 
     >>> weight = tf.Variable(1.0)
     >>> part = Part([tf.constant(0.25)], reduce=list, apply=lambda gradients: weight.assign_sub(gradients[0]))
@@ -32,11 +32,11 @@ class Part(NamedTuple):
     reduce: Callable[[Gradients], Gradients]
     #: Applies reduced gradients without reducing them again, in a replica context.
     apply: Callable[[Gradients], Any]
-    #: What a skipped step still does, in a cross-replica context where there is one.
+    #: Does what a skipped step still does, in a cross-replica context where there is one.
     skip: Callable[[], Any] = lambda: None
     #: Whether the gradients still have to be summed over the replicas.
     aggregate: bool = True
-    #: Notes (applied, the reduced gradients, what was judged of each), after each step, where it is to be noted.
+    #: Optional callback after each step: (applied, reduced gradients, evidence of whether each is finite).
     observe: Callable[[tf.Tensor, Gradients, Gradients], Any] | None = None
 
 
@@ -54,7 +54,7 @@ def step(loss_scale: LossScale, part: Part) -> Any:
 
     Args:
         loss_scale: decides, and is moved once.
-        part: the gradients, and what is done with them.
+        part: the gradients, and how they are reduced and applied.
 
     Returns:
         In eager mode whether the step was applied; in a legacy graph the operation to run.
@@ -63,54 +63,114 @@ def step(loss_scale: LossScale, part: Part) -> Any:
     if not loss_scale.may_skip:
         done = part.apply(gradients)
         return True if tf.executing_eagerly() else done
-    small, agreed = groups.are_small(gradients), None
+    evidence = None
     if not part.aggregate and replicas.several_replicas():
-        agreed = _agree(gradients, exactly=part.observe is not None)
+        evidence = _agreed(gradients, exactly=part.observe is not None)
+    decide = functools.partial(_decide, loss_scale, part)
+    if replicas.meet():
+        return decide_together(decide, gradients, evidence, part.apply)
+    return decide(gradients, gradients, evidence, part.apply)
 
-    def skip(_: Any) -> list[Any]:
+
+def _decide(
+    loss_scale: LossScale,
+    part: Part,
+    given: list[Any],
+    local: Gradients,
+    evidence: Gradients | None,
+    apply: Callable[[Any], Any],
+) -> Any:
+    """Applies or skips what is given: gradients, or those of each replica, of which one replica's are local."""
+    evidence = local if evidence is None else evidence
+    applied = loss_scale.check(evidence)
+
+    def skip() -> list[Any]:
         done = part.skip()  # may raise: then nothing is counted
-        with tf.control_dependencies([] if tf.executing_eagerly() else operations(done)):
+        with tf.control_dependencies(operations(done)):
             return [done, loss_scale.skip()]
 
-    def decide(local: Gradients, judged: Gradients, apply: Branch) -> Any:
-        applied, known, done = loss_scale.check(judged), None, []
-        if tf.executing_eagerly():
-            known = bool(applied)  # the one wait for the device
-            (apply if known else skip)(None)
-        else:
-            done = either(applied, apply, skip, as_one_call=small)
-        with tf.control_dependencies(done):
-            recorded = loss_scale.record(applied)
-            if part.observe is not None:
-                recorded = [recorded, part.observe(applied, local, judged)]
-            return _group(recorded) if known is None else known
+    def record() -> list[Any]:
+        recorded = loss_scale.record(applied)
+        return recorded if part.observe is None else [recorded, part.observe(applied, local, evidence)]
 
-    as_they_are = tf.executing_eagerly() or part.observe is not None or loss_scale.looks_at_values
-    if not replicas.meet():
-        if agreed or as_they_are:
-            return decide(gradients, agreed or gradients, lambda _: part.apply(gradients))
-        packed = origins.Packed(gradients)
-        return decide(gradients, packed.tensors, lambda one: _unpack_and(part.apply, packed, one))
-
-    given, apply = gradients, part.apply
-    if not as_they_are:
-        stacks = origins.Packed(gradients, scaled=False)
-        given, apply = stacks.tensors, lambda tensors: part.apply(stacks.unpacked(tensors=tensors))
-
-    def across_replicas(strategy: tf.distribute.Strategy, per_replica: Gradients, judged: Any) -> Any:
-        local, judged = ([_first(strategy, g) for g in each or []] for each in (per_replica, judged))
-        everywhere = functools.partial(strategy.extended.call_for_each_replica, apply, args=(per_replica,))
-        return decide(local, judged or local, lambda _: everywhere())
-
-    return tf.distribute.get_replica_context().merge_call(across_replicas, args=(given, agreed))
+    if tf.executing_eagerly():
+        known = bool(applied)  # the one wait for the device
+        apply(given) if known else skip()
+        record()
+        return known
+    with tf.control_dependencies(apply_or_skip(applied, given, apply, skip)):
+        return tf.group(*operations(record()))
 
 
-def _unpack_and(apply: Callable[[Gradients], Any], packed: origins.Packed, one: tf.Tensor | None) -> Any:
-    gradients = packed.unpacked(one)
-    done = apply(gradients)
-    if not groups.compiled():
-        packed.one_by_one(gradients)
-    return done
+@faster_in("branching")
+def apply_or_skip(
+    applied: tf.Tensor, gradients: list[Any], apply: Callable[[Any], Any], skip: Callable[[], Any]
+) -> list[Any]:
+    """Applies gradients under a condition, in a graph.
+
+    >>> weight = tf.Variable(1.0)
+    >>> @tf.function
+    ... def take(applied):
+    ...     apply_or_skip(applied, [tf.constant(0.25)], lambda gradients: weight.assign_sub(gradients[0]), lambda: None)
+    >>> take(tf.constant(False))
+    >>> take(tf.constant(True))
+    >>> weight.numpy().item()
+    0.75
+
+    Args:
+        applied: bool scalar tensor.
+        gradients: given to `apply`.
+        apply: called in the branch that applies.
+        skip: called in the branch that skips.
+
+    Returns:
+        Tensors, for what follows to wait for.
+    """
+    return [tf.cond(applied, lambda: finished(apply(gradients)), lambda: finished(skip()))]
+
+
+@faster_in("packing")
+def decide_together(
+    decide: Callable[..., Any], gradients: Gradients, evidence: Gradients | None, apply: Callable[[Gradients], Any]
+) -> Any:
+    """Decides once for all replicas, in the cross-replica context, from which each replica then applies its gradients.
+
+    Args:
+        decide: a function of the gradients of each replica, those of the first one, the evidence, and of a function
+            that applies gradients on each replica.
+        gradients: this replica's, reduced: equal on all.
+        evidence: of whether they are finite, if it is not the gradients themselves.
+        apply: applies gradients, in a replica context.
+
+    Returns:
+        The result of `decide`.
+    """
+
+    def in_cross_replica_context(strategy: tf.distribute.Strategy, given: list[Any], evidence: Any) -> Any:
+        def everywhere(given: list[Any]) -> Any:
+            return strategy.extended.call_for_each_replica(apply, args=(given,))
+
+        return decide(given, _first(strategy, given), evidence and _first(strategy, evidence), everywhere)
+
+    return tf.distribute.get_replica_context().merge_call(in_cross_replica_context, args=(gradients, evidence))
+
+
+def _first(strategy: tf.distribute.Strategy, per_replica: list[Any]) -> list[Any]:
+    return [None if each is None else strategy.experimental_local_results(each)[0] for each in per_replica]
+
+
+def _agreed(gradients: Gradients, exactly: bool) -> Gradients:
+    """Returns evidence that all replicas share: 0 for a finite gradient, else NaN, or exactly infinity or NaN.
+
+    Unless it has to be exact, one number stands for all.
+    """
+    if exactly:
+        alone = [finite.kind(g) for g in gradients if g is not None]
+    else:
+        alone = [tf.where(finite.all_finite(gradients), 0.0, float("nan"))]
+    context = tf.distribute.get_replica_context()
+    total = iter(tf.unstack(context.all_reduce(tf.distribute.ReduceOp.SUM, tf.stack(alone))))
+    return [None if g is None else next(total) for g in gradients] if exactly else list(total)
 
 
 def joined(parts: list[Part]) -> Part:
@@ -143,32 +203,10 @@ def joined(parts: list[Part]) -> Part:
     def skip() -> Any:
         return [part.skip() for part in parts]
 
-    def observe(applied: tf.Tensor, gradients: Gradients, judged: Gradients) -> Any:
-        each = zip(parts, each_of(gradients), each_of(judged))
+    def observe(applied: tf.Tensor, gradients: Gradients, evidence: Gradients) -> Any:
+        each = zip(parts, each_of(gradients), each_of(evidence))
         return [part.observe(applied, *own) for part, *own in each if part.observe is not None]
 
     observes = any(part.observe is not None for part in parts)
     gradients = [g for part in parts for g in part.gradients]
     return Part(gradients, reduce, apply, skip, parts[0].aggregate, observe if observes else None)
-
-
-def _agree(gradients: Gradients, exactly: bool) -> Gradients:
-    """In place of gradients what all replicas judge by: zero for a finite one, else NaN, or exactly infinity or NaN.
-
-    Unless it has to be exact, one number stands for all.
-    """
-    if exactly:
-        alone = [finite_lib.kind(g) for g in gradients if g is not None]
-    else:
-        alone = [tf.where(finite_lib.all_finite(gradients), 0.0, float("nan"))]
-    context = tf.distribute.get_replica_context()
-    total = iter(tf.unstack(context.all_reduce(tf.distribute.ReduceOp.SUM, tf.stack(alone))))
-    return [None if g is None else next(total) for g in gradients] if exactly else list(total)
-
-
-def _first(strategy: tf.distribute.Strategy, per_replica: Any) -> Any:
-    return None if per_replica is None else strategy.experimental_local_results(per_replica)[0]
-
-
-def _group(result: Any) -> Any:
-    return None if tf.executing_eagerly() else tf.group(*operations(result))

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tf_lossscale.adapters import tf1
 from tf_lossscale.core import state
-from tf_lossscale.core.autograph import as_written
+from tf_lossscale.core.graphs import as_written
 from tf_lossscale.core.rules import Rules
 from tf_lossscale.wrapper import families
 

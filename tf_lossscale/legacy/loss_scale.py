@@ -8,9 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale.core import branches, replicas, state
 from tf_lossscale.core import finite as finite_lib
-from tf_lossscale.core.autograph import as_written as _as_written
+from tf_lossscale.core import replicas, state
+from tf_lossscale.core.graphs import as_written as _as_written
+from tf_lossscale.core.graphs import operations
 from tf_lossscale.legacy import versions
 from tf_lossscale.legacy.tensor_like import TensorLike
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
@@ -74,7 +75,7 @@ class LossScale(TensorLike, state.LossScale, abc.ABC):
 
     def check(self, gradients: Any) -> tf.Tensor:
         update, apply = self.update(list(gradients))
-        with tf.control_dependencies([] if tf.executing_eagerly() else branches.operations(update)):
+        with tf.control_dependencies([] if tf.executing_eagerly() else operations(update)):
             return tf.identity(tf.convert_to_tensor(apply))
 
     def record(self, applied: tf.Tensor) -> list[Any]:

@@ -120,5 +120,5 @@ def _is_part(pending: _Pending, package: str) -> bool:
     return package in {name.partition(".")[0] for name in pending.needed}
 
 
-_OURS = f"{__package__}."
+_OURS = "tf_lossscale."
 _finder = _Finder()

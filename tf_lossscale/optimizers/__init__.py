@@ -27,8 +27,8 @@ def __getattr__(name: str) -> Any:
     if name == "Adafactor":
         from tf_lossscale.wrapper import families
 
-        room = "tf_keras" if families.keras_of_tensorflow() == "tf_keras" else "keras3"
-        return importlib.import_module(f"tf_lossscale.optimizers.{room}").Adafactor
+        module = "tf_keras" if families.keras_of_tensorflow() == "tf_keras" else "keras3"
+        return importlib.import_module(f"tf_lossscale.optimizers.{module}").Adafactor
     if name in _ROOMS:
         return importlib.import_module(f"tf_lossscale.optimizers.{name}")
     if name in _HOOKS:

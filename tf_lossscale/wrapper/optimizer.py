@@ -12,9 +12,10 @@ import tensorflow as tf
 from absl import logging
 
 from tf_lossscale import errors
-from tf_lossscale.core import branches, replicas, scaling, state
-from tf_lossscale.core.autograph import as_written as _as_written
+from tf_lossscale.core import replicas, scaling, state
 from tf_lossscale.core.diagnosis import Diagnosis
+from tf_lossscale.core.graphs import as_written as _as_written
+from tf_lossscale.core.graphs import operations
 from tf_lossscale.core.rules import Rules
 from tf_lossscale.core.state import DynamicLossScale, FixedLossScale, LossScale
 from tf_lossscale.core.step import Part, step
@@ -51,18 +52,9 @@ class _SignatureOfInit:
 class LossScaleOptimizer(Delegating, Observable, Configurable):
     """Wraps an optimizer so that float16 gradients do not vanish: scales the loss, unscales the gradients.
 
-    The step is skipped on every replica when any gradient on any replica overflowed, and the scale follows::
-
-        finite = every value of every reduced gradient is finite
-        finite:      good += 1;  bad = 0
-                     if good >= dynamic_growth_steps:
-                         scale = min(scale * growth_factor, max_scale) if scale * growth_factor is finite
-                         good = 0
-        not finite:  good = 0;   bad += 1
-                     if bad >= hysteresis:
-                         scale = max(scale * backoff_factor, min_scale)
-                         bad = 0
-                     skip the step
+    The step is skipped on every replica when any gradient on any replica overflowed, and the scale is multiplied by
+    `backoff_factor`; after `dynamic_growth_steps` finite steps in a row it is multiplied by `growth_factor`.
+    `tf_lossscale.core.rules.Rules` states the algorithm in full.
 
     In a loop of your own:
 
@@ -209,10 +201,9 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         del variables
         return replicas.sum_over_replicas(gradients)
 
-    @property
-    def _walled(self) -> bool:
-        """Whether the graph optimizer is kept from merging scaling and unscaling: not where its wall is unknown."""
-        return True
+    def _quotients(self, gradients: Iterable[Any], factor: tf.Tensor) -> list[Any]:
+        """Divides gradients by what the loss was multiplied by."""
+        return scaling.unscale(gradients, factor)
 
     def _build_inner(self, variables: list[Any]) -> None:
         """Creates the inner optimizer's variables, so that a first step that is skipped leaves it complete."""
@@ -288,7 +279,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         """
         self._contract.called("get_unscaled_gradients")
         factor = self._contract.factor_of_loss() if replicas.workers_step_alone() else None
-        unscaled = scaling.unscale(grads, self._factor() if factor is None else factor, self._walled)
+        unscaled = self._quotients(grads, self._factor() if factor is None else factor)
         contract.mark(unscaled)
         return unscaled
 
@@ -572,12 +563,12 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             return None
         if not tf.compat.v1.executing_eagerly_outside_functions():
             return operation
-        with tf.control_dependencies(branches.operations(operation)):
+        with tf.control_dependencies(operations(operation)):
             return tf.constant(True)  # a tf.function can return a tensor, but no operation
 
     def _unscale(self, gradients: list[Any], variables: list[Any], factor: tf.Tensor) -> list[Any]:
         del variables
-        return scaling.unscale(gradients, factor, self._walled)
+        return self._quotients(gradients, factor)
 
     def _require_keywords(self, kwargs: dict[str, Any]) -> None:
         """Raises if the inner optimizer does not take these keywords, before anything has changed."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale.core.autograph import as_written as _as_written
+from tf_lossscale.core.graphs import as_written as _as_written
 from tf_lossscale.core.rules import Rules
 from tf_lossscale.core.state import DynamicLossScale
 from tf_lossscale.core.step import Part, joined, step

@@ -9,8 +9,8 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from tf_lossscale.core import groups, replicas
-from tf_lossscale.core.branches import operations
+from tf_lossscale.core import replicas
+from tf_lossscale.core.graphs import compiled, operations
 from tf_lossscale.core.state import DynamicLossScale
 from tf_lossscale.core.variables import plain, unless, value_or_zero
 
@@ -96,7 +96,7 @@ class OnFloor:
             )
 
     def _acts_in_this_graph(self, told: tf.Variable) -> bool:
-        if groups.compiled() or replicas.workers_step_alone():
+        if compiled() or replicas.workers_step_alone():
             return False
         if isinstance(told, tf.experimental.dtensor.DVariable):  # a mesh takes no text
             return False

@@ -1,4 +1,4 @@
-"""What small tensors share, and that sharing changes no bit, adds few nodes and holds little memory."""
+"""Small gradients in stacks: the same bits, few nodes, little memory."""
 
 import hypothesis
 import hypothesis.extra.numpy as hnp
@@ -8,7 +8,8 @@ import pytest
 import tensorflow as tf
 
 from tf_lossscale import LossScaleOptimizer
-from tf_lossscale.core import groups, scaling
+from tf_lossscale.core import scaling
+from tf_lossscale.core.fast import packing
 from tf_lossscale.core.finite import all_finite
 
 SETTINGS = hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
@@ -89,13 +90,13 @@ def test_an_overflow_between_scaling_and_unscaling_small_gradients_stays_an_over
 
 
 def test_large_ones_of_unknown_shape_empty_ones_and_those_that_xla_compiles_are_left_alone():
-    assert groups.positions([tf.ones([10_000])] * 2) == []
-    assert groups.positions([tf.ones([0])] * 2) == []
-    assert groups.positions([tf.ones([2]), tf.ones([2], tf.float16)]) == []
+    assert packing.positions([tf.ones([10_000])] * 2) == []
+    assert packing.positions([tf.ones([0])] * 2) == []
+    assert packing.positions([tf.ones([2]), tf.ones([2], tf.float16)]) == []
     seen = []
 
     def look(values):
-        seen.append(groups.positions([values, values]))
+        seen.append(packing.positions([values, values]))
         return values
 
     tf.function(look, input_signature=[tf.TensorSpec([None])]).get_concrete_function()
@@ -105,7 +106,7 @@ def test_large_ones_of_unknown_shape_empty_ones_and_those_that_xla_compiles_are_
 
 
 def test_no_more_than_a_megabyte_is_copied_at_a_time():
-    together = groups.positions([tf.ones([1000])] * 1000)
+    together = packing.positions([tf.ones([1000])] * 1000)
     assert [i for group in together for i in group] == list(range(1000))
     assert max(map(len, together)) * 4000 <= 2**20
 

@@ -1,4 +1,4 @@
-"""What a branch takes in of gradients: the same bits come out, and large gradients are unscaled one at a time."""
+"""Gradients unscaled in the branch that applies them: the same bits, and large ones one at a time."""
 
 import hypothesis
 import hypothesis.extra.numpy as hnp
@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from tests import numerics
 from tf_lossscale import LossScaleOptimizer
-from tf_lossscale.core import branches, finite, groups, origins, scaling
+from tf_lossscale.core import finite, scaling
+from tf_lossscale.core.fast import branching, packing
 
 SETTINGS = hypothesis.settings(max_examples=15, deadline=None, derandomize=True)
 EDGES = [0.0, -0.0, 1.0, -3.0, 1e-30, 3e38, -3e38, float("inf"), float("-inf"), float("nan")]
@@ -18,11 +19,11 @@ SCALES = [1.0, 8.0, 3.0, 2.0**15, 0.5, 2.0**-20, 2.0**127]
 
 @pytest.fixture(autouse=True)
 def nothing_is_small(request, monkeypatch):
-    """Has gradients of a few values take the way of large ones, unless a test is about small ones."""
+    """Gradients of a few values count as large ones, unless a test is about small ones."""
     if "small" not in request.node.name:
-        monkeypatch.setattr(groups, "_SMALL", 1)
-        monkeypatch.setattr(groups, "_TOGETHER", 1)
-        monkeypatch.setattr(groups, "_HELD", 1)
+        monkeypatch.setattr(packing, "_SMALL", 1)
+        monkeypatch.setattr(packing, "_TOGETHER", 1)
+        monkeypatch.setattr(packing, "_HELD", 1)
 
 
 def bits(tensors):
@@ -56,31 +57,33 @@ def arrays(draw):
 @hypothesis.given(given=arrays(), scale=st.sampled_from(SCALES))
 @hypothesis.example(given=[np.array([3e38, 1.0], np.float32)], scale=0.5)
 @hypothesis.example(given=[np.array([3e38, 3e38], np.float32)], scale=8.0)
-def test_what_is_judged_and_unscaled_in_a_branch_is_what_plain_operations_make(compiled, given, scale):
+def test_gradients_unscaled_and_checked_in_a_branch_are_those_of_plain_operations(compiled, given, scale):
     hypothesis.assume(not compiled or numerics.XLA_HAS_FLOAT16 or all(array.dtype != np.float16 for array in given))
     held = [tf.Variable(array) for array in given]
     scale_held = tf.Variable(scale)
 
     @tf.function(jit_compile=compiled)
-    def judged_and_unscaled():
+    def checked_and_unscaled():
         scaled = [tf.convert_to_tensor(h) for h in held]
-        packed = origins.Packed(scaling.unscale(scaled, tf.convert_to_tensor(scale_held)))
-        judged = finite.all_finite(packed.tensors)
-        if not branches.loops():
-            return judged, tf.cond(tf.constant(True), packed.unpacked, packed.unpacked)
+        gradients = scaling.unscale(scaled, tf.convert_to_tensor(scale_held))
+        packed, finite_ones = packing.Packed(gradients), finite.all_finite(gradients)
+        if not branching.loops():
+            return finite_ones, tf.cond(tf.constant(True), packed.unpacked, packed.unpacked)
         unscaled = []
         for i, array in enumerate(given):
             nothing = tf.zeros(array.shape, array.dtype)
-            unscaled.append(branches.at_most_once(tf.constant(True), lambda one, i=i: packed.unpacked(one)[i], nothing))
-        return judged, unscaled
+            unscaled.append(
+                branching.at_most_once(tf.constant(True), lambda one, i=i: packed.unpacked(one)[i], nothing)
+            )
+        return finite_ones, unscaled
 
     expected, all_finite = plain(given, scale)
-    judged, unscaled = judged_and_unscaled()
+    finite_ones, unscaled = checked_and_unscaled()
     if not compiled:  # XLA may flush what is below the smallest normal number
         assert bits(unscaled) == bits(expected)
     for mine, theirs in zip(unscaled, expected):
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-37)
-    assert bool(judged) is all_finite
+    assert bool(finite_ones) is all_finite
 
 
 def graph_of(function):
@@ -91,11 +94,11 @@ def test_small_gradients_are_taken_in_as_their_stack():
     def look():
         a, b, c = scaling.unscale([tf.ones([2]), tf.ones([2]), tf.ones([2])], tf.constant(2.0))
         other = tf.ones([2])
-        assert len(origins.Packed([c, a, b]).tensors) == 1
-        assert len(origins.Packed([c, None, a, other, b]).tensors) == 2
+        assert len(packing.Packed([c, a, b]).tensors) == 1
+        assert len(packing.Packed([c, None, a, other, b]).tensors) == 2
         # Part of a stack, or one of it twice, is taken as it is.
-        assert len(origins.Packed([a, b]).tensors) == 2
-        assert len(origins.Packed([a, b, c, a]).tensors) == 4
+        assert len(packing.Packed([a, b]).tensors) == 2
+        assert len(packing.Packed([a, b, c, a]).tensors) == 4
         return tf.constant(0)
 
     graph_of(look)
@@ -105,7 +108,7 @@ def test_small_gradients_come_back_in_the_order_they_were_given_in():
     @tf.function
     def turned(*values):
         a, b, c = scaling.unscale(values, tf.constant(2.0))
-        packed = origins.Packed([c, None, a, b])
+        packed = packing.Packed([c, None, a, b])
         assert len(packed.tensors) == 1
         return [part for part in packed.unpacked() if part is not None]
 
@@ -173,4 +176,4 @@ def test_where_xla_compiles_for_the_cpu_a_step_is_a_loop_of_one_round_or_none(ba
     assert optimizer.loss_scale.numpy().item() == (4.0 if bad else 8.0)
     operations = step.get_concrete_function(*gradients).graph.get_operations()
     rounds = [op for op in operations if op.type in ("While", "StatelessWhile")]
-    assert len(rounds) == (2 if branches._only_the_cpu() else 0)
+    assert len(rounds) == (2 if branching._only_the_cpu() else 0)

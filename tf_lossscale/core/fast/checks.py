@@ -1,0 +1,106 @@
+"""Finite sums prove finite values; a product in float64 gives the bits of a quotient in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from tf_lossscale.core import fast, finite, scaling
+from tf_lossscale.core.fast.branching import at_most_once, compiled_for_the_cpu, loops
+from tf_lossscale.core.fast.packing import Packed, Scaled, fit_in_a_stack, is_small, positions, stacked
+from tf_lossscale.core.graphs import compiled
+
+_WIDE = (tf.float32, tf.float64)
+
+
+def divide(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+    """Divides float32 by a product in float64, which rounds to the same bits, where XLA compiles for the CPU.
+
+    A division for each value costs a fused step a quarter more. The product of a float32 number with the float64
+    reciprocal is within 2**-52 of the quotient, in proportion. What rounds to another float32 number is further away: a
+    quotient of two numbers of 24 bits is at least 2**-49 from the middle between two. (That holds for normal numbers;
+    XLA takes smaller ones on the CPU for zero.)
+    """
+    if not (fast.on("product") and values.dtype == tf.float32 and compiled_for_the_cpu()):
+        return scaling.divide.plain(values, scale)  # type: ignore[attr-defined]
+    return tf.cast(tf.cast(values, tf.float64) * (1.0 / tf.cast(scale, tf.float64)), tf.float32)
+
+
+def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
+    """Looks at small gradients in stacks, and sums large ones first: see `core.finite.all_finite`.
+
+    A sum is finite only if all summands are. Large gradients are summed, which writes nothing, and checked value by
+    value, in a conditional, only where the sum is not finite.
+    """
+    given = Packed([g for g in gradients if g is not None]).tensors
+    grouped = positions(given)
+    done = {i for group in grouped for i in group}
+    found = [*(stacked(given, group) for group in grouped), *(g for i, g in enumerate(given) if i not in done)]
+    summed = _worth_a_sum(found) if fast.on("sum first") else []
+    these = {id(gradient) for gradient in summed}
+    flags = [_is_finite(gradient) for gradient in found if id(gradient) not in these]
+    if summed:
+        flags.append(_known_or(_sums_are_finite(summed), lambda one: _each_is_finite(summed, one)))
+    if not flags:
+        return tf.constant(True)
+    return flags[0] if len(flags) == 1 else tf.reduce_all(tf.stack(flags))
+
+
+def _worth_a_sum(gradients: list[Any]) -> list[Any]:
+    """Returns those that are summed; the others are checked value by value, which needs no conditional."""
+    sparse = [g for g in gradients if isinstance(g, tf.IndexedSlices)]
+    dense = [g for g in gradients if isinstance(g, tf.Tensor)]
+    if tf.executing_eagerly():
+        return sparse + [g for g in dense if g.dtype in _WIDE]  # one operation in place of two
+    if compiled() and not loops():
+        return sparse
+    late = [g for g in gradients if isinstance(g, Scaled)]
+    return sparse + late + ([] if fit_in_a_stack(dense) else [g for g in dense if not is_small(g)])
+
+
+def _sums_are_finite(gradients: list[Any]) -> tf.Tensor:
+    """Returns a bool scalar that is True only if the gradients are finite."""
+    sums = [each if each.dtype == tf.float32 else tf.cast(each, tf.float32) for each in map(_sum, gradients)]
+    known = tf.math.is_finite(sums[0] if len(sums) == 1 else tf.add_n(sums))
+    # A finite value that is divided by less than one need not stay finite.
+    for scale in {id(g.scale): g.scale for g in gradients if isinstance(g, Scaled)}.values():
+        known = tf.logical_and(known, scale >= 1)
+    return known
+
+
+def _sum(gradient: Any) -> tf.Tensor:
+    """Returns a scalar that is finite only if the gradient is; of float32's range or more."""
+    if isinstance(gradient, Scaled):
+        return tf.reduce_sum(gradient.values)  # of squares it would overflow at half the scale's exponent
+    if not isinstance(gradient, tf.IndexedSlices):
+        return tf.nn.l2_loss(gradient) if gradient.dtype in _WIDE else tf.reduce_sum(gradient)
+    values = gradient.values
+    if values.dtype == tf.float16:
+        sizes = tf.reduce_sum(tf.cast(tf.abs(values), tf.float32))
+        # A sum that is rounded after each row grows by up to twice a row's size; a parallel sum rounds a little more.
+        return tf.where(sizes <= values.dtype.max / 4, 0.0, float("inf"))
+    # The sum of squares is finite up to 1e19: then so is every sum of rows.
+    return tf.nn.l2_loss(values)
+
+
+def _known_or(known: tf.Tensor, function: Callable[[tf.Tensor | None], tf.Tensor]) -> tf.Tensor:
+    """Returns True if it is known, else what a function returns."""
+    if tf.executing_eagerly():
+        return known if known else function(None)
+    if loops():
+        return at_most_once(tf.logical_not(known), function, tf.constant(True))
+    return tf.cond(known, lambda: tf.constant(True), lambda: function(None))
+
+
+def _each_is_finite(gradients: list[Any], one: tf.Tensor | None) -> tf.Tensor:
+    return tf.reduce_all(tf.stack([_is_finite(gradient, one) for gradient in gradients]))
+
+
+def _is_finite(gradient: Any, one: tf.Tensor | None = None) -> tf.Tensor:
+    if isinstance(gradient, Scaled):
+        gradient = gradient.unscaled(one)
+    elif one is not None:
+        gradient = scaling.over_values(lambda values: values * tf.cast(one, values.dtype), gradient)
+    return finite.is_finite(gradient)

@@ -1,0 +1,306 @@
+"""Small gradients are worked on in stacks, and large ones are unscaled where they are applied."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tf_lossscale.core import fast, replicas, scaling, step
+from tf_lossscale.core.graphs import compiled, opaque
+
+# An operation on up to this many values costs more to start than to run. No more than a megabyte is copied at a time.
+_SMALL = 2**13
+_TOGETHER = 2**18
+# Tensors up to this size may stay alive longer than necessary.
+_HELD = 2**22
+
+
+# Stacks. ------------------------------------------------------------------------------------------------------------
+
+
+def positions(tensors: Sequence[Any]) -> list[list[int]]:
+    """Returns the positions of tensors that one `tf.stack` can take together, in groups of at least two.
+
+    >>> positions([tf.ones([2]), tf.ones([3]), None, tf.zeros([2]), tf.zeros([2], tf.float16)])
+    [[0, 3]]
+
+    Args:
+        tensors: of any dtype and shape; everything else is left out.
+
+    Returns:
+        Lists of positions: each of small tensors of one dtype, shape and device, a megabyte in all. No list where XLA
+        compiles, which fuses operations by itself.
+    """
+    if compiled() or not fast.on("stacks"):
+        return []
+    alike: dict[Any, list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        if isinstance(tensor, tf.Tensor):
+            alike.setdefault((tensor.shape, tensor.dtype, tensor.device), []).append(i)
+    return [group for (shape, *_), found in alike.items() for group in _small_enough(found, shape) if len(group) > 1]
+
+
+def _small_enough(found: list[int], shape: tf.TensorShape) -> list[list[int]]:
+    values = shape.num_elements()
+    if not values or values > _SMALL:
+        return []
+    most = _TOGETHER // values
+    return [found[first : first + most] for first in range(0, len(found), most)]
+
+
+def stacked(tensors: Sequence[Any], group: list[int]) -> tf.Tensor:
+    """Returns the tensors at some positions as one.
+
+    >>> stacked([tf.constant([1.0]), None, tf.constant([2.0])], [0, 2]).numpy().tolist()
+    [[1.0], [2.0]]
+
+    Args:
+        tensors: those of `positions`.
+        group: one of the lists that `positions` returned.
+
+    Returns:
+        A tensor with one more axis, the first.
+    """
+    return tf.raw_ops.Pack(values=[tensors[i] for i in group], axis=0)
+
+
+def unstacked(stack: tf.Tensor) -> list[tf.Tensor]:
+    """Returns the tensors in a stack, each with a note of its origin.
+
+    >>> [part.numpy().tolist() for part in unstacked(tf.constant([[1.0], [2.0]]))]
+    [[1.0], [2.0]]
+
+    Args:
+        stack: its first axis is of a known size.
+    """
+    parts = tf.raw_ops.Unpack(value=stack, num=stack.shape.as_list()[0], axis=0)
+    for position, part in enumerate(parts):
+        _note(part, Share(stack, position))
+    return parts
+
+
+def is_small(tensor: tf.Tensor) -> bool:
+    """Returns whether an operation on a tensor costs more to start than to run; not if its shape is not known.
+
+    >>> is_small(tf.ones([1000])), is_small(tf.ones([10_000]))
+    (True, False)
+    """
+    values = tensor.shape.num_elements()
+    return values is not None and values <= _SMALL
+
+
+def fit_in_a_stack(tensors: Sequence[tf.Tensor]) -> bool:
+    """Returns whether tensors are together no larger than a stack.
+
+    >>> fit_in_a_stack([tf.ones([1000])] * 200), fit_in_a_stack([tf.ones([1000, 1000])])
+    (True, False)
+    """
+    sizes = [tensor.shape.num_elements() for tensor in tensors]
+    return None not in sizes and sum(sizes) <= _TOGETHER
+
+
+def are_small(gradients: Sequence[Any]) -> bool:
+    """Returns whether a step of these gradients spends its time on starting operations; only dense ones count.
+
+    >>> are_small([tf.ones([1000])] * 400), are_small([tf.ones([4_000_000])] * 4)
+    (True, False)
+    """
+    return sum(g.shape.num_elements() or 0 for g in gradients if isinstance(g, tf.Tensor)) <= _HELD
+
+
+# The origins of unscaled gradients, in a graph. ---------------------------------------------------------------------
+
+
+class Scaled(NamedTuple):
+    """A gradient of the scaled loss, and the scale.
+
+    >>> Scaled(tf.constant(8.0), tf.constant(4.0)).unscaled().numpy().item()
+    2.0
+    """
+
+    values: tf.Tensor
+    scale: tf.Tensor
+
+    def unscaled(self, one: tf.Tensor | None = None) -> tf.Tensor:
+        """Returns the gradient, by the same operations as the first time, and so the same bits.
+
+        Args:
+            one: an opaque 1, in a loop: what is multiplied by it cannot be hoisted out of the loop.
+        """
+        return scaling.divide(self.values if one is None else self.values * tf.cast(one, self.values.dtype), self.scale)
+
+
+class Share(NamedTuple):
+    """One of the gradients in a stack.
+
+    >>> Share(tf.constant([[1.0], [2.0]]), 1).position
+    1
+    """
+
+    stack: tf.Tensor
+    position: int
+
+
+def origin(tensor: Any) -> Scaled | Share | None:
+    """Returns what a gradient was made from, if it was made here, in a graph.
+
+    >>> origin(tf.constant(2.0)) is None
+    True
+    """
+    return getattr(tensor, "_origin_in_tf_lossscale", None)
+
+
+def _note(tensor: tf.Tensor, made_from: Scaled | Share) -> None:
+    if not tf.executing_eagerly():
+        tensor._origin_in_tf_lossscale = made_from
+
+
+class Packed:
+    """Gradients as a function best takes them in: stacks, and scaled gradients in place of unscaled ones.
+
+    >>> packed = Packed([tf.constant(2.0), None])
+    >>> len(packed.tensors), [g is None for g in packed.unpacked()]
+    (1, [False, True])
+
+    Args:
+        gradients: tensors, IndexedSlices or None, as they are to be applied.
+        scaled: whether to go back to scaled gradients: not where the gradients are yet to be summed.
+    """
+
+    def __init__(self, gradients: Sequence[Any], scaled: bool = True):
+        self._count = len(gradients)
+        stacks = _whole_stacks(gradients)
+        self._stacked = [members for _, members in stacks]
+        done = {i for members in self._stacked for i in members}
+        self._alone = [i for i, gradient in enumerate(gradients) if gradient is not None and i not in done]
+        alone = [gradients[i] for i in self._alone]
+        #: Stacks, then `Scaled` and unstacked gradients: finite where the gradients are.
+        self.tensors = [*(stack for stack, _ in stacks), *(map(_before_unscaling, alone) if scaled else alone)]
+
+    def unpacked(self, one: tf.Tensor | None = None, tensors: Sequence[Any] | None = None) -> list[Any]:
+        """Returns the gradients, made in the caller's graph.
+
+        Args:
+            one: as in `Scaled.unscaled`.
+            tensors: values in the place of `tensors`, for example the sums over all replicas.
+        """
+        tensors = self.tensors if tensors is None else tensors
+        gradients: list[Any] = [None] * self._count
+        for stack, known, members in zip(tensors, self.tensors, self._stacked):
+            stack.set_shape(known.shape)
+            for i, part in zip(members, unstacked(stack)):
+                gradients[i] = part
+        for i, tensor in zip(self._alone, tensors[len(self._stacked) :]):
+            gradients[i] = tensor.unscaled(one) if isinstance(tensor, Scaled) else tensor
+        return gradients
+
+    def one_at_a_time(self, unpacked: Sequence[Any]) -> None:
+        """Delays the unscaling of each large gradient until the one before was used, so that one takes up memory.
+
+        Smaller gradients stay unordered: idle cores can unscale them just before they are used.
+
+        Args:
+            unpacked: what `unpacked` returned, once operations use it.
+        """
+        late = [i for i, tensor in zip(self._alone, self.tensors[len(self._stacked) :]) if isinstance(tensor, Scaled)]
+        made = [unpacked[i] for i in late if _is_large(unpacked[i])]
+        for before, after in itertools.pairwise(made):
+            users = before.consumers()
+            if any(_depends_on(user, after.op) for user in users):
+                return  # on a norm of all of them, for one
+            _wait(after.op, users)
+
+
+def _is_large(tensor: tf.Tensor) -> bool:
+    values = tensor.shape.num_elements()
+    return values is not None and values > _HELD
+
+
+def _before_unscaling(gradient: Any) -> Any:
+    made_from = origin(gradient)
+    return made_from if isinstance(made_from, Scaled) else gradient
+
+
+def _whole_stacks(gradients: Sequence[Any]) -> list[tuple[tf.Tensor, list[int]]]:
+    """Returns the stacks whose members are all among the gradients, once each, with the members' positions there."""
+    found: dict[int, tuple[tf.Tensor, list[tuple[int, int]]]] = {}
+    for i, gradient in enumerate(gradients):
+        made_from = origin(gradient)
+        if isinstance(made_from, Share):
+            found.setdefault(id(made_from.stack), (made_from.stack, []))[1].append((made_from.position, i))
+    return [
+        (stack, [i for _, i in sorted(members)])
+        for stack, members in found.values()
+        if sorted(position for position, _ in members) == list(range(stack.shape[0]))
+    ]
+
+
+def _depends_on(operation: Any, other: Any) -> bool:
+    """Returns whether an operation of a graph can only run after another."""
+    waiting, seen = [operation], set()
+    while waiting:
+        one = waiting.pop()
+        if one is other:
+            return True
+        if one.name not in seen:
+            seen.add(one.name)
+            waiting += [tensor.op for tensor in one.inputs] + list(one.control_inputs)
+    return False
+
+
+def _wait(operation: Any, for_these: list[Any]) -> None:
+    operation._add_control_inputs(for_these)  # private: a test sees the memory of two gradients where it is gone
+
+
+# The twins. ---------------------------------------------------------------------------------------------------------
+
+
+def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
+    """Unscales small gradients in stacks, and notes how large ones are made: see `core.scaling.unscale`."""
+    found = scaling.floating(gradients)
+    # The graph optimizer would make a product with the reciprocal of a division by a constant.
+    scale = opaque(tf.convert_to_tensor(scale))
+    grouped = positions(found)
+    done = {i for group in grouped for i in group}
+    result = [g if i in done else scaling.over_values(lambda v: _unscaled(v, scale), g) for i, g in enumerate(found)]
+    for group in grouped:
+        stack = scaling.divide(stacked(found, group), scale)  # nothing is merged through a stack
+        for i, part in zip(group, unstacked(stack)):
+            result[i] = part
+    return result
+
+
+def _unscaled(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+    scaled = Scaled(opaque(values), scale)
+    result = scaled.unscaled()
+    late = fast.on("late unscaling") and (compiled() or not is_small(values))
+    if late and values.dtype != tf.float16:  # a sum of float16 often overflows before it is unscaled
+        _note(result, scaled)
+    return result
+
+
+def sum_over_replicas(gradients: list[Any]) -> list[Any]:
+    """Sums small gradients in stacks: see `core.replicas.sum_over_replicas`."""
+    plain = replicas.sum_over_replicas.plain  # type: ignore[attr-defined]
+    if not (fast.on("stacked sums") and tf.distribute.has_strategy()):
+        return plain(gradients)
+    packed = Packed(gradients, scaled=False)
+    return packed.unpacked(tensors=plain(packed.tensors))
+
+
+def decide_together(
+    decide: Callable[..., Any], gradients: list[Any], evidence: list[Any] | None, apply: Callable[[list[Any]], Any]
+) -> Any:
+    """Takes small gradients to the cross-replica context in stacks: see `core.step.decide_together`."""
+    plain = step.decide_together.plain  # type: ignore[attr-defined]
+    if tf.executing_eagerly() or not fast.on("stacks through merge_call"):
+        return plain(decide, gradients, evidence, apply)
+    packed = Packed(gradients, scaled=False)
+
+    def unpacking(given: Any, local: list[Any], evidence: list[Any] | None, everywhere: Callable[[Any], Any]) -> Any:
+        return decide(given, packed.unpacked(tensors=local), evidence, everywhere)
+
+    return plain(unpacking, packed.tensors, evidence, lambda tensors: apply(packed.unpacked(tensors=tensors)))

@@ -1,0 +1,86 @@
+"""Graph mode: operations to wait for, compilation by XLA, values that the graph optimizer must not merge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import tensorflow as tf
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+#: Decorator: AutoGraph, in a user's tf.function, leaves the function as it is. It is graph code already.
+as_written: Callable[[_Function], _Function] = tf.autograph.experimental.do_not_convert
+
+
+def operations(result: Any) -> list[Any]:
+    """Returns the operations in a result, in a graph.
+
+    >>> operations(None)
+    []
+
+    Args:
+        result: operations, tensors and anything else, in any structure.
+
+    Returns:
+        A list of `tf.Operation`.
+    """
+    found = [getattr(leaf, "op", leaf) for leaf in tf.nest.flatten(result)]
+    return [operation for operation in found if isinstance(operation, tf.Operation)]
+
+
+def finished(result: Any) -> tf.Tensor:
+    """Returns True once everything in a result was done: a value that a branch of a conditional can return.
+
+    >>> finished(None).numpy().item()
+    True
+
+    Args:
+        result: as in `operations`.
+
+    Returns:
+        A bool scalar tensor.
+    """
+    with tf.control_dependencies(operations(result)):
+        return tf.constant(True)
+
+
+def compiled() -> bool:
+    """Returns whether XLA compiles the function that is being traced.
+
+    >>> compiled()
+    False
+    >>> bool(tf.function(lambda: tf.constant(compiled()), jit_compile=True)())
+    True
+    """
+    if tf.executing_eagerly():
+        return False
+    graph: Any = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        context = graph._get_control_flow_context()  # private: the doctest above fails where it returns something else
+        while context is not None:
+            if context.IsXLAContext():
+                return True
+            context = context.outer_context
+        graph = getattr(graph, "outer_graph", None)
+    return False
+
+
+def opaque(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns the tensor as a value that the graph optimizer knows nothing about.
+
+    In a tf.function the optimizer would turn `g * scale * (1 / scale)` into `g * (scale * (1 / scale))`, and an
+    overflow that only the scaling causes would be hidden.
+
+    >>> opaque(tf.constant(1.0)).numpy().item()
+    1.0
+
+    Args:
+        tensor: any tensor.
+
+    Returns:
+        The same values; in eager mode the same object.
+    """
+    if tf.executing_eagerly():
+        return tensor
+    return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=tensor.shape)
