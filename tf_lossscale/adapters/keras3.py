@@ -46,7 +46,7 @@ class LossScaleOptimizer(
     )
 
     def _checked_options(self, inner: Any, options: dict[str, Any]) -> dict[str, Any]:
-        name = options.pop("name", None)
+        name = options_lib.take_name(options)
         wanted = super()._checked_options(inner, options)
         if inner.built and wanted:
             raise ValueError(
@@ -155,9 +155,13 @@ class LossScaleOptimizer(
         """The counter of finite steps, by the name that Keras 3 gives it."""
         return self._loss_scale.good_steps
 
-    def finalize_variable_values(self, var_list: list[Any]) -> None:
-        """Overwrites the variables with their moving average, if the inner optimizer keeps one."""
-        self._optimizer.finalize_variable_values(var_list)
+    def finalize_variable_values(self, var_list: list[Any] | None = None) -> None:
+        """Overwrite the variables with their moving average, if the inner optimizer keeps one.
+
+        Args:
+            var_list: the variables; None for those that the optimizer is built for.
+        """
+        self._optimizer.finalize_variable_values(self._known_variables() if var_list is None else var_list)
         self._on_floor.look(self, self._loss_scale)  # `fit` ends here
 
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:

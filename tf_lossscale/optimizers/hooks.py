@@ -10,8 +10,8 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from tf_lossscale.core import groups, replicas
-from tf_lossscale.core.branches import operations
+from tf_lossscale.core import replicas
+from tf_lossscale.core.graphs import compiled, operations
 
 Hook = Callable[..., Any]
 
@@ -206,7 +206,7 @@ class Hooked:
             for hooks in (*before, *after):
                 hooks.traced_without = True
             return update()
-        if groups.compiled():
+        if compiled():
             raise RuntimeError(
                 f"The step hooks of {type(self).__name__} cannot be called in a function that XLA compiles. Remove the "
                 "hooks, or leave out jit_compile (in Keras: compile(jit_compile=False))."
