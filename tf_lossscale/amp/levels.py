@@ -37,9 +37,9 @@ _MATRIX_LAYERS = frozenset(
     }
 )
 _RECTIFIERS = frozenset({"ReLU", "PReLU"})
-# Means and variances of half-precision values lose too much.
+# Means and variances lose too much in half precision.
 _NORMALIZATION = frozenset({"BatchNormalization", "LayerNormalization", "Normalization", "SyncBatchNormalization"})
-# Their parts exchange tensors that are not cast on the way: one dtype for all of them.
+# Their parts exchange tensors that Keras does not cast: all of them need one dtype.
 _OF_ONE_DTYPE = frozenset({"RNN", "MultiHeadAttention", "GroupedQueryAttention"})
 
 LEVELS = ("O0", "O1", "O2", "O3", "auto")
@@ -95,11 +95,11 @@ def auto_mixed_precision(model: Any, amp_level: str = "O0", dtype: Any = "float1
 
 
 def require_level(model: Any, amp_level: Any) -> None:
-    """Raises if a model cannot be set to a level.
+    """Raise if a model cannot be set to a level.
 
     Args:
-        model: what is to be a Keras model.
-        amp_level: what is to be a level.
+        model: any object.
+        amp_level: any object.
 
     Raises:
         TypeError: `model` is not a Keras model.
@@ -111,7 +111,7 @@ def require_level(model: Any, amp_level: Any) -> None:
 
 
 def to_float(layer: Any, dtype: Any) -> Any:
-    """Sets the dtype in which one layer with its parts, or one model with all its layers, computes.
+    """Set the dtype in which one layer with its parts, or one model with all its layers, computes.
 
     >>> import tensorflow as tf
     >>> to_float(tf.keras.layers.Dense(2), "float16").compute_dtype
@@ -131,7 +131,7 @@ def to_float(layer: Any, dtype: Any) -> Any:
     Source: MindSpore, `mindspore.nn.Cell.to_float`.
     """
     dtype = _dtype(dtype, ("float32", *_HALF))
-    families.layers_of(layer)  # raises if it is no layer
+    families.layers_of(layer)  # raises a TypeError if it is not a layer
     inner = _layers(layer) if getattr(layer, "layers", None) else list(_with_parts(layer, layer.name, layer))
     for _, each, _ in inner:
         _set(each, dtype)
@@ -163,7 +163,7 @@ class DtypeTable:
 
 
 def dtype_table(model: Any) -> DtypeTable:
-    """Returns a model's layers with the dtypes they compute and store in.
+    """Return a model's layers with the dtypes they compute and store in.
 
     >>> import tensorflow as tf
     >>> model = auto_mixed_precision(tf.keras.Sequential([tf.keras.layers.Dense(2, name="out")]), "O3")
@@ -188,7 +188,7 @@ def dtype_table(model: Any) -> DtypeTable:
     )
 
 
-# Marks a layer that `to_float` has set.
+# The attribute that marks a layer set by `to_float`.
 _SET_BY_HAND = "_tf_lossscale_set_by_hand"
 
 
@@ -217,7 +217,7 @@ _Entry = tuple[str, Any, Any]
 
 
 def _layers(model: Any) -> list[_Entry]:
-    """The layers that compute something; models within the model are looked into."""
+    """The layers of a model, and those of the models in it."""
     if not hasattr(model, "layers"):
         raise TypeError(f"`model` must be a Keras model, but got: {model!r}.")
     return list(_walk(model))
@@ -234,7 +234,7 @@ def _walk(model: Any) -> Iterator[_Entry]:
 
 
 def _with_parts(layer: Any, name: str, decides: Any) -> Iterator[_Entry]:
-    """A layer and what it is made of: the cell of an RNN, the projections of an attention."""
+    """A layer and its parts: the cell of an RNN, the projections of an attention."""
     yield name, layer, decides
     decides_for_all = any(base.__name__ in _OF_ONE_DTYPE for base in type(decides).__mro__)
     for part in layer._flatten_layers(include_self=False, recursive=False):

@@ -20,7 +20,7 @@ _DYNAMIC = ("O2", "auto")
 
 
 class _OfTheLevel:
-    """What `loss_scale_manager` is unless it is given, as None too can be given."""
+    """The default of `loss_scale_manager`: None would be no loss scale at all."""
 
     def __repr__(self) -> str:
         return "<that of the level>"
@@ -61,7 +61,7 @@ class Model:
             False at O3.
 
     Raises:
-        TypeError: the network is no Keras model, or the manager is none of ours.
+        TypeError: the network is not a Keras model, or the manager has no `as_loss_scale`.
         ValueError: the level is unknown; or an argument would have no effect, such as a manager beside an optimizer
             that is wrapped already.
 

@@ -1,4 +1,4 @@
-"""What training prints: the loss, and the loss scale with the overflows."""
+"""Monitors, which print during training: the loss, the loss scale, overflows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
 
 class LossMonitor:
-    """Print the loss of a step, every few steps of `Model.train`.
+    """A monitor that prints the loss of a step, every few steps of `Model.train`.
 
     >>> LossMonitor().line(epoch=1, step=2, loss=0.5, optimizer=None)
     'epoch: 1 step: 2, loss is 0.5'
@@ -53,7 +53,7 @@ class LossMonitor:
         monitor = self
 
         class Printing(keras.callbacks.Callback):
-            """Calls the monitor."""
+            """Call the monitor."""
 
             def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
                 self.epoch = epoch + 1
@@ -67,7 +67,7 @@ class LossMonitor:
 
 
 class OverflowMonitor(LossMonitor):
-    """Print the loss, the loss scale, and whether the step overflowed.
+    """A monitor that prints the loss, the loss scale, and whether the step overflowed.
 
     >>> import tensorflow as tf
     >>> from tf_lossscale import LossScaleOptimizer

@@ -12,9 +12,9 @@ from tf_lossscale.amp import levels
 
 
 class StepLoss:
-    """Has a model's `compute_loss` cast half-precision outputs to float32 and keep its result.
+    """The loss of a model's last step. Its `compute_loss` casts half-precision outputs to float32 and keeps its result.
 
-    Keras itself shows the mean of the epoch so far, and tf_keras computes the loss in the dtype of the outputs.
+    Keras itself reports the mean of the epoch so far, and tf_keras computes the loss in the dtype of the outputs.
 
     >>> model = tf.keras.Sequential([tf.keras.layers.Flatten()])
     >>> model.compile("sgd", "mse")

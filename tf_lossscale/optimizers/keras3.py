@@ -159,7 +159,7 @@ class Adafactor(AdafactorBase, keras.optimizers.Optimizer):
     # What Keras asks. -------------------------------------------------------------------------------------------
 
     def build(self, variables: Iterable[Any]) -> None:
-        """Creates the state for the variables, and for those of the parameter groups.
+        """Create the state for the variables, and for those of the parameter groups.
 
         Args:
             variables: an iterable of `tf.Variable` or `keras.Variable`.
@@ -199,7 +199,7 @@ class Adafactor(AdafactorBase, keras.optimizers.Optimizer):
         self._between_hooks(variables, lambda: self._update_all(grads_and_vars, beside))
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any = None) -> None:
-        """Updates one variable.
+        """Update one variable.
 
         Args:
             gradient: a tensor or IndexedSlices.

@@ -129,7 +129,7 @@ class Adafactor(AdafactorBase, tf_keras.optimizers.Optimizer):
     # What tf_keras asks. ----------------------------------------------------------------------------------------
 
     def build(self, var_list: Iterable[Any]) -> None:
-        """Creates the state for the variables, and for those of the parameter groups.
+        """Create the state for the variables, and for those of the parameter groups.
 
         Args:
             var_list: an iterable of `tf.Variable`.
@@ -174,7 +174,7 @@ class Adafactor(AdafactorBase, tf_keras.optimizers.Optimizer):
         return self._between_hooks([variable for _, variable in pairs], update)
 
     def update_step(self, gradient: Any, variable: Any) -> None:
-        """Updates one variable.
+        """Update one variable.
 
         Args:
             gradient: a tensor or IndexedSlices.

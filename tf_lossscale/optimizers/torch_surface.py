@@ -23,7 +23,7 @@ class TorchSurface(hooks.Hooked):
     apply_gradients: Callable[..., Any]
 
     def _all_built(self) -> bool:
-        """Builds the optimizer for the variables of all groups, unless it is built; False if there are none."""
+        """Build the optimizer for the variables of all groups, unless it is built. Return False if there are none."""
         raise NotImplementedError
 
     def _add_group(self, given: dict[str, Any]) -> None:
@@ -72,7 +72,7 @@ class TorchSurface(hooks.Hooked):
                 variables, or (name, variable) pairs, whose names the group then has as "param_names".
 
         Raises:
-            TypeError: it is no dict, or holds something other than variables.
+            TypeError: it is not a dict, or holds something other than variables.
             ValueError: a variable is in another group, or only some of the groups have names for their parameters.
             KeyError: it has no "params".
         """
@@ -138,7 +138,7 @@ class TorchSurface(hooks.Hooked):
     # The state. -------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state and the groups, as PyTorch lays them out, with NumPy arrays for tensors.
+        """Return the state and the groups, as PyTorch lays them out, with NumPy arrays for tensors.
 
         >>> from tf_lossscale.optimizers import Adafactor
         >>> weight = tf.Variable(tf.ones([2, 3]))
@@ -176,15 +176,15 @@ class TorchSurface(hooks.Hooked):
         return np.array(self._tensor_variable(variable).numpy())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over a state: of this class's `state_dict`, or of PyTorch's, its tensors turned to NumPy or not.
+        """Load a state dict of this class, or one of PyTorch, whose tensors may be NumPy arrays.
 
-        A PyTorch run goes on here. `iterations`, which schedules follow, becomes the largest "step".
+        A run that began in PyTorch continues. `iterations`, which schedules follow, becomes the largest "step".
 
         Args:
             state_dict: a dict as `state_dict` returns it. It is not changed, neither here nor by a hook.
 
         Raises:
-            AttributeError: it is no dict.
+            AttributeError: it is not a dict.
             ValueError: its groups, or the shapes of its state, do not fit this optimizer's.
             AssertionError: the state of a parameter lacks a second moment.
             KeyError: it lacks "state", "param_groups" or a parameter's "step".
