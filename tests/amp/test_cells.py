@@ -230,6 +230,13 @@ def test_a_cell_runs_in_replicas_and_all_of_them_see_an_overflow_of_one(name, co
     assert not np.array_equal(before[0], model.get_weights()[0])
 
 
+def test_a_cell_in_a_cross_replica_context_says_where_to_call_it():
+    with strategies.get("mirrored_2").scope():
+        cell = amp.TrainOneStepCell(amp.WithLossCell(network(tf.keras), mean_square), tf.keras.optimizers.SGD(0.5))
+        with pytest.raises(ValueError, match=r"TrainOneStepCell\(\) must be called in a replica context.*strategy.run"):
+            cell(tf.ones((4, 3)), tf.ones((4, 1)))
+
+
 def run_in(strategy, cell, *batch):
     return strategy.run(cell, args=batch)
 

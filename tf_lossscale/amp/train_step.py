@@ -128,6 +128,8 @@ class TrainOneStepCell:
 
     def __call__(self, *inputs: Any) -> Any:
         """Take one step; see `construct`."""
+        if tf.distribute.has_strategy():
+            replicas.require_replica_context(type(self).__name__)
         if tf.executing_eagerly() and not tf.distribute.has_strategy():
             return self._function(getattr(self.network, "training", None), *inputs)
         return self.construct(*inputs)
