@@ -8,10 +8,10 @@ _EVERY_NAME = re.compile(r"^::: every name of (\S+)$", re.MULTILINE)
 
 
 def names_of(module_name: str) -> list[str]:
-    """The public classes and functions of a module, each by its full name in the module that defines it."""
+    """Returns the full names of the public classes and functions of a module; LossScaleOptimizer is the first."""
     module = importlib.import_module(module_name)
-    public = [name for name in module.__all__ if not name.startswith("__")]
-    return [f"{getattr(module, name).__module__}.{name}" for name in public]
+    names = sorted(module.__all__, key=lambda name: name != "LossScaleOptimizer")
+    return [f"{getattr(module, name).__module__}.{name}" for name in names if not name.startswith("__")]
 
 
 def on_page_markdown(markdown: str, **kwargs: Any) -> str:

@@ -57,7 +57,7 @@ class TensorFlow1(Family):
         return self.optimizers.GradientDescentOptimizer(0.5)
 
 
-class Sonnet(Family):
+class ApplyOnly(Family):
     """Optimizers that have `apply` only, and leave it to the caller to reduce the gradients over the replicas."""
 
     def apply(self, inner, gradients, variables):
@@ -75,7 +75,7 @@ IDS = [family.name for family in FAMILIES]
 ALL_FAMILIES = (
     *FAMILIES,
     TensorFlow1("tf1", tf.compat.v1.train, None, counts=False),
-    Sonnet("sonnet", sonnet.optimizers, None, counts=False),
+    ApplyOnly("sonnet", sonnet.optimizers, None, counts=False),
 )
 ALL_IDS = [family.name for family in ALL_FAMILIES]
 

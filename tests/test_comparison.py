@@ -12,7 +12,7 @@ import tensorflow as tf
 import tf_keras
 
 import tf_lossscale
-from tests import strategies
+from tests import loops, strategies
 
 README = pathlib.Path(__file__).parents[1] / "README.md"
 NOT_APPLICABLE = "-"
@@ -36,11 +36,8 @@ class Ours:
 
     def step(self, optimizer, gradients, variables):
         """Takes a step of gradients as they are before scaling."""
-        with tf.GradientTape() as tape:
-            loss = tf.add_n([tf.reduce_sum(v * g) for v, g in zip(variables, gradients)])
-            loss = optimizer.get_scaled_loss(loss)
-        gradients = optimizer.get_unscaled_gradients(tape.gradient(loss, variables))
-        optimizer.apply_gradients(zip(gradients, variables))
+        pairs = list(zip(variables, gradients))
+        loops.step(optimizer, lambda: tf.add_n([tf.reduce_sum(v * g) for v, g in pairs]), variables)
 
     def fixed(self):
         return self.wrap(growth_steps=None, dynamic=False, initial_scale=8)

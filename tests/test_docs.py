@@ -2,6 +2,7 @@
 
 import importlib
 import pathlib
+import re
 import runpy
 import subprocess
 import sys
@@ -24,7 +25,25 @@ def test_every_public_name_of_a_subpackage_is_in_the_reference(subpackage):
     assert sum(f"::: every name of {subpackage}\n" in page for page in pages) == 1
     names = runpy.run_path(str(DOCS / "hooks.py"))["names_of"](subpackage)
     public = [name for name in importlib.import_module(subpackage).__all__ if not name.startswith("__")]
-    assert [name.rpartition(".")[2] for name in names] == public
+    shown = [name.rpartition(".")[2] for name in names]
+    assert sorted(shown) == sorted(public)
+    assert "LossScaleOptimizer" not in shown[1:], "it stands first on its page"
+
+
+def code_lines():
+    for page in (ROOT / "README.md", *DOCS.rglob("*.md")):
+        for number, line in enumerate(re.findall(r"(?s)```.*?```", page.read_text()), 1):
+            yield from ((f"{page.name}, block {number}", each) for each in line.splitlines())
+    for module in SUBPACKAGES:
+        for name in importlib.import_module(f"tf_lossscale{module}").__all__:
+            public = getattr(importlib.import_module(f"tf_lossscale{module}"), name)
+            for line in (getattr(public, "__doc__", None) or "").splitlines():
+                if line.lstrip().startswith((">>> ", "... ")):
+                    yield name, line.strip()
+
+
+def test_code_fits_beside_the_sidebars():
+    assert [(where, line) for where, line in code_lines() if len(line) > 98] == []
 
 
 def test_every_command_is_in_the_reference():

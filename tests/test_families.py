@@ -10,6 +10,7 @@ import sonnet
 import tensorflow as tf
 
 import tf_lossscale
+from tests import loops
 from tests.families import ALL_FAMILIES, FAMILIES, all_families, families, tf_keras
 from tf_lossscale import LossScaleOptimizer
 
@@ -96,9 +97,7 @@ def bare_step(family, optimizer, x, variables, tensors):
 
 def wrapped_step(family, optimizer, x, variables, tensors):
     del family
-    with tf.GradientTape() as tape:
-        loss = optimizer.get_scaled_loss(loss_of(x, *tensors))
-    gradients = optimizer.get_unscaled_gradients(tape.gradient(loss, tensors))
+    gradients = loops.unscaled_gradients(optimizer, lambda: loss_of(x, *tensors), tensors)
     optimizer.apply_gradients(zip(gradients, variables))
 
 

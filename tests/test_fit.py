@@ -1,5 +1,6 @@
 """compile and fit, the guide's loop, callbacks and saving, in Keras 3 and tf_keras."""
 
+import functools
 import warnings
 
 import numpy as np
@@ -175,14 +176,15 @@ def test_a_train_step_of_ones_own(family):
 
 
 @families
-def test_callbacks_that_look_into_the_optimizer_work(family, tmp_path):
+def test_callbacks_that_look_into_the_optimizer_work_and_tensorboard_counts_iterations(family, tmp_path):
     callbacks = family.keras.callbacks
-    optimizer = LossScaleOptimizer(family.adam())
+    optimizer = LossScaleOptimizer(family.adam(), initial_scale=64.0)
     model = model_of(family)
     model.compile(optimizer, "mse")
     rates = []
     model.fit(
         *data(),
+        batch_size=8,
         epochs=3,
         verbose=0,
         callbacks=[
@@ -195,22 +197,43 @@ def test_callbacks_that_look_into_the_optimizer_work(family, tmp_path):
     )
     assert rates[-1] < rates[0] < 0.1
     assert float(optimizer.inner_optimizer.learning_rate) == rates[-1]
-    assert list(tmp_path.rglob("events*"))
+    steps = {}
+    for path in tmp_path.rglob("events*"):
+        for event in tf.compat.v1.train.summary_iterator(str(path)):
+            for value in event.summary.value:
+                steps.setdefault(value.tag, []).append(event.step)
+    assert steps["evaluation_loss_vs_iterations"] == [8, 16, 24]
 
 
 FORMATS = {"keras3": ["keras", "h5"], "tf_keras": ["keras", "h5", "tf"], "tf_keras_legacy": ["keras", "h5", "tf"]}
 
 
+@pytest.fixture(scope="module")
+def checkpointed(tmp_path_factory):
+    """Fits a model of a family once, with a callback for each format: the model, and where it is saved by format."""
+
+    @functools.cache
+    def fit(family):
+        model = model_of(family)
+        # Keras 3 does not find "mse" again in its own h5 files.
+        loss = family.keras.losses.MeanSquaredError()
+        model.compile(LossScaleOptimizer(family.adam(), dynamic_growth_steps=4), loss)
+        folder = tmp_path_factory.mktemp("checkpointed")
+        names = {"keras": "model.keras", "h5": "model.h5", "tf": "saved"}
+        paths = {kind: folder / names[kind] for kind in FORMATS[family.name]}
+        callbacks = [family.keras.callbacks.ModelCheckpoint(str(path)) for path in paths.values()]
+        model.fit(*data(), epochs=1, verbose=0, callbacks=callbacks)
+        return model, paths
+
+    return fit
+
+
 @pytest.mark.parametrize(
     ("family", "kind"), [pytest.param(f, kind, id=f"{f.name}-{kind}") for f in FAMILIES for kind in FORMATS[f.name]]
 )
-def test_models_are_checkpointed_in_every_format(family, kind, tmp_path):
-    model = model_of(family)
-    # Keras 3 does not find "mse" again in its own h5 files.
-    loss = family.keras.losses.MeanSquaredError()
-    model.compile(LossScaleOptimizer(family.adam(), dynamic_growth_steps=4), loss)
-    path = tmp_path / {"keras": "model.keras", "h5": "model.h5", "tf": "saved"}[kind]
-    model.fit(*data(), epochs=1, verbose=0, callbacks=[family.keras.callbacks.ModelCheckpoint(str(path))])
+def test_models_are_checkpointed_in_every_format(family, kind, checkpointed, tmp_path):
+    model, paths = checkpointed(family)
+    path = paths[kind]
     assert path.exists()
     loaded = family.keras.models.load_model(str(path))
     numerics.assert_close(*(each.predict(data(4)[0], verbose=0) for each in (loaded, model)), 1e-3)
@@ -240,17 +263,3 @@ def test_swap_ema_weights_works_with_the_wrapper():
     callback = tf.keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
     model.fit(*data(), epochs=2, verbose=0, callbacks=[callback], validation_data=data(8))
     assert float(model.evaluate(*data(8), verbose=0)) < 100
-
-
-@families
-def test_the_tensorboard_callback_writes_by_iterations(family, tmp_path):
-    model = model_of(family)
-    model.compile(LossScaleOptimizer(family.adam(), initial_scale=64.0), "mse")
-    callback = family.keras.callbacks.TensorBoard(tmp_path, update_freq=1)
-    model.fit(*data(), batch_size=8, epochs=2, verbose=0, validation_data=data(8), callbacks=[callback])
-    steps = {}
-    for path in tmp_path.rglob("events*"):
-        for event in tf.compat.v1.train.summary_iterator(str(path)):
-            for value in event.summary.value:
-                steps.setdefault(value.tag, []).append(event.step)
-    assert steps["evaluation_loss_vs_iterations"] == [8, 16]

@@ -22,8 +22,9 @@ ORDER = [
     ("core.state",),
     ("core.step",),
     ("core.fast",),  # which the core finds by name
-    ("wrapper.contract", "wrapper.grads_and_vars", "wrapper.hyperparameters", "wrapper.options", "wrapper.families"),
-    ("wrapper.stall", "wrapper.configs", "wrapper.readings"),
+    ("wrapper.contract", "wrapper.grads_and_vars", "wrapper.options", "wrapper.families"),
+    ("wrapper.family",),
+    ("wrapper.stall", "wrapper.configs", "wrapper.hyperparameters", "wrapper.readings"),
     ("wrapper.optimizer", "wrapper.shared"),
     ("adapters",),
     ("amp", "legacy", "optimizers", "probability", "training", "monitoring"),

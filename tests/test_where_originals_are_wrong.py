@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from tests import numerics
+from tests import loops, numerics
 from tests.families import FAMILIES, families
 from tf_lossscale import LossScaleOptimizer
 
@@ -34,10 +34,7 @@ def keras_step(optimizer, weight, gradient):
 
 def tf2_step(optimizer, weight, gradient):
     """A step by TensorFlow 2's contract, which tf_keras's wrappers and ours have."""
-    with tf.GradientTape() as tape:
-        loss = optimizer.get_scaled_loss(tf.reduce_sum(weight * gradient))
-    (unscaled,) = optimizer.get_unscaled_gradients([tape.gradient(loss, weight)])
-    optimizer.apply_gradients([(unscaled, weight)])
+    loops.step(optimizer, lambda: tf.reduce_sum(weight * gradient), [weight])
 
 
 def scale_of(optimizer):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import strategies
+from tests import loops, strategies
 from tf_lossscale import LossScaleOptimizer
 
 CALLS = ["eager", "function", "compiled", "dataset_loop", "while_loop"]
@@ -69,6 +69,7 @@ class Cell:
         strategy = strategies.get(name.removesuffix("_apart"))
         self.family = family
         self.steps = 0
+        self.bias_gradient = 0.25
         self.strategy = strategy
         self.replicas = 1 if strategy is None else strategy.num_replicas_in_sync
         config = {"initial_scale": 16.0, "dynamic_growth_steps": 3, **config}
@@ -102,12 +103,11 @@ class Cell:
     def _replica(self, gradients):
         index = 0 if self.strategy is None else tf.distribute.get_replica_context().replica_id_in_sync_group
         gradient = tf.gather(gradients, index)
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(self.weight) * gradient + self.bias * 0.25
-            scaled = self.optimizer.get_scaled_loss(loss)
-        variables = [self.weight, self.bias]
-        unscaled = self.optimizer.get_unscaled_gradients(tape.gradient(scaled, variables))
-        self.optimizer.apply_gradients(zip(unscaled, variables))
+
+        def loss():
+            return tf.reduce_sum(self.weight) * gradient + self.bias * self.bias_gradient
+
+        loops.step(self.optimizer, loss, [self.weight, self.bias])
 
     def _one(self, gradients):
         if self.strategy is None:

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 strategy = tf.distribute.MultiWorkerMirroredStrategy()  # before any operation, as TensorFlow asks
 
+from tests import loops  # noqa: E402
 from tests.families import FAMILIES  # noqa: E402
 from tf_lossscale import LossScaleOptimizer  # noqa: E402
 
@@ -46,10 +47,7 @@ class Loop:
         self._step = tf.function(lambda gradient: strategy.run(self._replica, args=(gradient,)))
 
     def _replica(self, gradient):
-        with tf.GradientTape() as tape:
-            scaled = self.optimizer.get_scaled_loss(tf.reduce_sum(self.weight * gradient))
-        unscaled = self.optimizer.get_unscaled_gradients(tape.gradient(scaled, [self.weight]))
-        self.optimizer.apply_gradients(zip(unscaled, [self.weight]))
+        loops.step(self.optimizer, lambda: tf.reduce_sum(self.weight * gradient), [self.weight])
 
     def step(self, i):
         if i < self.resumed_at:

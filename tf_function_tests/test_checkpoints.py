@@ -1,6 +1,8 @@
 """Checkpoints across strategies: another number of replicas, a write cut short, an optimizer that does not fit."""
 
 import contextlib
+import dataclasses
+import functools
 import pathlib
 
 import numpy as np
@@ -28,6 +30,37 @@ def restore(cell, path):
         checkpoint_of(cell).restore(path)
 
 
+@dataclasses.dataclass
+class Trained:
+    """A checkpoint of a training, and what the training was and became when it went on."""
+
+    path: str
+    scale_when_saved: tuple
+    scale: tuple
+    weight: np.ndarray
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Trains a family under a strategy: once for all strategies under which the checkpoint is restored."""
+
+    @functools.cache
+    def train(family, name):
+        cell = Cell(family, name, "function")
+        for total in (1.0, np.inf, -0.5, 2.0):
+            step(cell, total)
+        path = checkpoint_of(cell).save(str(tmp_path_factory.mktemp("trained") / "ckpt"))
+        scale_when_saved = cell.scale()[:2]
+        for total in GOING_ON:
+            step(cell, total)
+        return Trained(path, scale_when_saved, cell.scale()[:2], cell.copies(cell.weight)[0])
+
+    return train
+
+
+GOING_ON = (0.25, 1.0, np.nan)
+
+
 @all_families
 @pytest.mark.parametrize("where", ["inside", "outside"])
 @pytest.mark.parametrize(
@@ -42,22 +75,17 @@ def restore(cell, path):
         ("mirrored_2", "tpu"),
     ],
 )
-def test_training_goes_on_with_another_number_of_replicas(family, where, before, after, tmp_path):
-    old = Cell(family, before, "function")
-    for total in (1.0, np.inf, -0.5, 2.0):
-        step(old, total)
-    path = checkpoint_of(old).save(str(tmp_path / "ckpt"))
-
+def test_training_goes_on_with_another_number_of_replicas(family, where, before, after, trained):
+    old = trained(family, before)
     new = Cell(family, after, "function", where)
     # Before the first step: what has no variables yet is restored when it gets them.
-    restore(new, path)
-    assert new.scale()[:2] == old.scale()[:2]
-    for total in (0.25, 1.0, np.nan):
+    restore(new, old.path)
+    assert new.scale()[:2] == old.scale_when_saved
+    for total in GOING_ON:
         step(new, total)
-        step(old, total)
-    assert new.scale()[:2] == old.scale()[:2]
+    assert new.scale()[:2] == old.scale
     for mine in new.copies(new.weight):
-        numerics.assert_close(mine, old.copies(old.weight)[0], 1e-5, [1.0, -2.0])
+        numerics.assert_close(mine, old.weight, 1e-5, [1.0, -2.0])
 
 
 @families

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from tests import numerics, strategies
+from tests import loops, numerics, strategies
 from tf_lossscale import LossScaleOptimizer
 
 pytestmark = pytest.mark.skipif(strategies.ROLE is not None, reason="needs the virtual CPUs of a process that is alone")
@@ -35,11 +35,7 @@ class OnMesh:
         self._step(dtensor.pack([tf.constant(rows[:2]), tf.constant(rows[2:])], layout))
 
     def _one(self, rows):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.reduce_sum(rows * self.weight, axis=-1))
-            scaled = self.optimizer.get_scaled_loss(loss)
-        gradients = self.optimizer.get_unscaled_gradients(tape.gradient(scaled, [self.weight]))
-        self.optimizer.apply_gradients(zip(gradients, [self.weight]))
+        loops.step(self.optimizer, lambda: tf.reduce_mean(tf.reduce_sum(rows * self.weight, axis=-1)), [self.weight])
 
     def values(self):
         variables = [self.weight, *self.optimizer.variables]

@@ -107,10 +107,18 @@ def test_compiled_fit_in_float16_is_fit(family, name):
     x, y = data(4)
     x[0] = 1e38
     mine = fitted(family, name, x, y, jit_compile=True)
-    theirs = fitted(family, name, x, y, jit_compile=False)
-    for a, b in zip(mine.get_weights(), theirs.get_weights()):
+    weights, scale = learned_from_an_overflow(family)
+    for a, b in zip(mine.get_weights(), weights):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
-    assert float(mine.optimizer.loss_scale) == float(theirs.optimizer.loss_scale) == 64.0
+    assert float(mine.optimizer.loss_scale) == scale == 64.0
+
+
+@functools.cache
+def learned_from_an_overflow(family):
+    x, y = data(4)
+    x[0] = 1e38
+    model = fitted(family, "none", x, y, jit_compile=False)
+    return model.get_weights(), float(model.optimizer.loss_scale)
 
 
 class TestCompiledFitOverSeveralReplicas:
@@ -146,4 +154,4 @@ def test_keras_3_cannot_fit_over_workers_with_any_optimizer_and_the_wrapper_says
     with pytest.raises(ValueError, match=r"(?s)PerReplica.*unsupported type"):
         fitted(FAMILIES[0], "workers_2", *data(1), dtype="float32", optimizer=FAMILIES[0].adam, jit_compile=False)
     assert len(seen) == 1  # of the wrapper that `fitted` makes as well
-    assert re.match(r"model\.fit of Keras 3 fails under .*Strategy.*loop of your own.*tf_keras", seen[0])
+    assert re.match(r"model\.fit of Keras 3 fails under .*Strategy.*custom training loop.*tf_keras", seen[0])

@@ -11,7 +11,7 @@ import tensorflow as tf
 import tf_keras
 from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
 
-from tests import strategies
+from tests import loops, strategies
 from tests.families import FAMILIES, IDS, families
 from tf_lossscale import LossScaleOptimizer
 
@@ -37,9 +37,7 @@ def test_a_strategy_of_others_is_taken_as_it_is(family, compiled):
 
     def replica(gradients):
         mine = tf.gather(gradients, tf.distribute.get_replica_context().replica_id_in_sync_group)
-        with tf.GradientTape() as tape:
-            scaled = optimizer.get_scaled_loss(weight * mine)
-        optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients(tape.gradient(scaled, [weight])), [weight]))
+        loops.step(optimizer, lambda: weight * mine, [weight])
 
     def step(gradients):
         strategy.run(replica, args=(gradients,))

@@ -45,7 +45,8 @@ def minimize(
     >>> import tf_lossscale
     >>> x = tf.Variable(0.0)
     >>> optimizer = tf_lossscale.LossScaleOptimizer(tf.keras.optimizers.SGD(0.25))
-    >>> losses = tf_lossscale.probability.minimize(lambda: (x - 4.0) ** 2, num_steps=3, optimizer=optimizer)
+    >>> loss = lambda: (x - 4.0) ** 2
+    >>> losses = tf_lossscale.probability.minimize(loss, num_steps=3, optimizer=optimizer)
     >>> losses.numpy().tolist(), x.numpy().item()
     ([16.0, 4.0, 1.0], 3.5)
 

@@ -31,6 +31,6 @@ def _register(library: str) -> None:
         if not families.load_all(library):  # a second Keras 2
             return
         experimental.register(library)
-        importlib.import_module(f"tf_lossscale.optimizers.{'keras3' if library == 'keras' else library}")
+        importlib.import_module(f"tf_lossscale.optimizers.{families.MODULES[library]}")
     except (AttributeError, ImportError, TypeError) as error:  # or the user's `import keras` would fail
         logging.warning("Optimizers of %s cannot be wrapped by tf_lossscale: %s", library, error)

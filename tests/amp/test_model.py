@@ -69,7 +69,7 @@ def test_drop_overflow_update_decides_whether_an_overflow_is_applied(make, compi
 def test_bad_managers_and_combinations_are_refused():
     with pytest.raises(TypeError, match="as_loss_scale"):
         LossScaleOptimizer(tf.keras.optimizers.SGD(), loss_scale_manager="dynamic")
-    with pytest.raises(ValueError, match="leave out"):
+    with pytest.raises(ValueError, match="Leave out"):
         LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8, loss_scale_manager=amp.DynamicLossScaleManager())
     with pytest.raises(ValueError, match="growth_factor"):
         LossScaleOptimizer(tf.keras.optimizers.SGD(), loss_scale_manager=amp.DynamicLossScaleManager(scale_factor=0.5))

@@ -9,6 +9,7 @@ import tensorflow as tf
 import tf_keras
 
 import tf_lossscale
+from tests import loops
 from tests.conformance import recordings, replay
 
 FILES = ["lso_tf24", "lso_tf28", "lso_tfkeras221_legacy", "lso_tfkeras221_new"]
@@ -87,7 +88,7 @@ def test_arguments_that_ruin_training_are_refused(recording):
 @pytest.mark.parametrize("recording", FAMILIES)
 def test_wrapping_anything_but_an_optimizer_is_a_type_error_that_says_what_is_accepted(recording):
     for bad in (None, 3, replay.OPTIMIZERS[recording].SGD):
-        with pytest.raises(TypeError, match=r"Accepted is an optimizer of tf\.keras\.optimizers"):
+        with pytest.raises(TypeError, match=r"Pass an optimizer of tf\.keras\.optimizers"):
             tf_lossscale.LossScaleOptimizer(bad)
     inner = replay.OPTIMIZERS[recording].SGD()
     wrapper = tf_lossscale.LossScaleOptimizer(inner)
@@ -273,12 +274,20 @@ REFUSED_EXTREMES = (
     "dynamic_growth_steps 0",
     "dynamic_growth_steps 2.5",
 )
-EXTREMES = [
-    (recording, case)
-    for recording in FAMILIES
-    for case in recorded_for(recording)["extremes"]
-    if case not in REFUSED_EXTREMES
-]
+
+
+def extremes():
+    """What is to be replayed: equal recordings of the same classes once."""
+    seen = []
+    for recording in FAMILIES:
+        for case, recorded in recorded_for(recording)["extremes"].items():
+            replayed = replay.OPTIMIZERS[recording], case, recorded
+            if case not in REFUSED_EXTREMES and replayed not in seen:
+                seen.append(replayed)
+                yield recording, case
+
+
+EXTREMES = list(extremes())
 
 
 @pytest.mark.parametrize(("recording", "case"), EXTREMES, ids=["-".join(e) for e in EXTREMES])
@@ -291,10 +300,7 @@ def test_the_ends_of_float32_are_survived_as_recorded(recording, case):
     variable = tf.Variable(1.0)
 
     def step(gradient):
-        with tf.GradientTape() as tape:
-            loss = optimizer.get_scaled_loss(variable * gradient)
-        (scaled,) = tape.gradient(loss, [variable])
-        optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients([scaled]), [variable]))
+        loops.step(optimizer, lambda: variable * gradient, [variable])
 
     run = tf.function(step) if recorded["function"] else step
     gradients = [g for g, count in recorded["gradients_run_length"] for _ in range(count)]

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import tf_lossscale
-from tests import strategies
+from tests import loops, strategies
 from tests.conformance import recordings, replay
 
 FILES = ["lso_tf24", "lso_tf28", "lso_tfkeras221_legacy", "lso_tfkeras221_new", "keras3_lso"]
@@ -64,10 +64,7 @@ def test_all_replicas_follow_the_recorded_steps(recording, source, name):
                 loss = optimizer.scale_loss(variable * gradient)
             optimizer.apply_gradients([(tape.gradient(loss, variable), variable)])
         else:
-            with tf.GradientTape() as tape:
-                loss = optimizer.get_scaled_loss(variable * gradient)
-            (gradient,) = optimizer.get_unscaled_gradients([tape.gradient(loss, variable)])
-            optimizer.apply_gradients([(gradient, variable)])
+            loops.step(optimizer, lambda: variable * gradient, [variable])
 
     def step(gradients):
         strategy.run(replica_step, args=(gradients,))

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from tests import strategies
+from tests import loops, strategies
 from tests.conformance import probes as calls
 from tests.conformance import recordings, replay, test_probes
 from tf_lossscale import legacy
@@ -241,10 +241,7 @@ def test_the_ends_of_float32_are_survived_as_recorded(case):
     variable = tf.Variable(1.0)
 
     def step(gradient):
-        with tf.GradientTape() as tape:
-            loss = optimizer.get_scaled_loss(variable * gradient)
-        (scaled,) = tape.gradient(loss, [variable])
-        optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients([scaled]), [variable]))
+        loops.step(optimizer, lambda: variable * gradient, [variable])
 
     compiled = tf.function(step) if recorded["function"] else step
     gradients = [g for g, count in recorded["gradients_run_length"] for _ in range(count)]
@@ -275,10 +272,7 @@ def test_mirrored_replicas_agree_as_recorded(name):
 
     def replica_step(gradients):
         gradient = tf.gather(gradients, tf.distribute.get_replica_context().replica_id_in_sync_group)
-        with tf.GradientTape() as tape:
-            loss = optimizer.get_scaled_loss(variable * gradient)
-        (scaled,) = tape.gradient(loss, [variable])
-        optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients([scaled]), [variable]))
+        loops.step(optimizer, lambda: variable * gradient, [variable])
 
     def step(gradients):
         strategy.run(replica_step, args=(gradients,))

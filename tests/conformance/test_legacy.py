@@ -55,6 +55,19 @@ def structure(spec, make=tf.constant, make_slices=slices):
     return [float(v) for v in spec["python"]]
 
 
+def weights_of(scale):
+    """The loss scale itself, also of a manager."""
+    return getattr(scale, "_state", scale)
+
+
+def by_arguments(cases):
+    """The names of recorded cases in lists of equal arguments: one object is traced for all sequences of a list."""
+    lists = {}
+    for name, case in cases.items():
+        lists.setdefault(str(case["kwargs"]), []).append(name)
+    return [pytest.param(names, id=names[0].split("/")[0]) for names in lists.values()]
+
+
 class Running:
     """A loss scale in one mode."""
 
@@ -70,7 +83,10 @@ class Running:
             self.session = self.stack.enter_context(tf.compat.v1.Session())
         self.scale = make()
         if mode.startswith("graph"):
-            self.session.run(tf.compat.v1.global_variables_initializer())
+            self._initialize = tf.compat.v1.global_variables_initializer()
+            self.session.run(self._initialize)
+        elif self.scale is not None:
+            self._initial = [(variable, variable.numpy()) for variable in weights_of(self.scale).variables]
         self.updates, self._read = {}, None
 
     def __enter__(self):
@@ -78,6 +94,14 @@ class Running:
 
     def __exit__(self, *error):
         self.stack.close()
+
+    def start_again(self):
+        """Gives the loss scale its initial state; what was traced stays."""
+        if self.mode.startswith("graph"):
+            self.session.run(self._initialize)
+        else:
+            for variable, value in self._initial:
+                variable.assign(value)
 
     def update(self, spec):
         """Updates with one event; returns should_apply. Gradients of the same shapes are traced once."""
@@ -126,18 +150,23 @@ def trace_of(recording, name, mode):
 
 
 @pytest.mark.parametrize("mode", sorted(set(MODES.values())))
-@pytest.mark.parametrize("name", recordings.load(SCALES[0])["cases"])
-def test_dynamic_loss_scale_moves_as_all_versions_recorded(name, mode):
+@pytest.mark.parametrize("names", by_arguments(recordings.load(SCALES[0])["cases"]))
+def test_dynamic_loss_scale_moves_as_all_versions_recorded(names, mode):
     # The versions were given the same gradients: what we do once is compared with each of them.
     recorded = recordings.load(SCALES[0])
-    case = recorded["cases"][name]
-    events = recorded["sequences"][case["sequence"]]
-    with Running(mode, lambda: legacy.DynamicLossScale(**numbers(case["kwargs"]))) as running:
-        states = [(*running.state(), None)]
-        for event in events:
-            apply = running.update(recorded["events"][event])
-            states.append((*running.state(), apply))
-        after = repr(running.scale)
+    cases = [recorded["cases"][name] for name in names]
+    with Running(mode, lambda: legacy.DynamicLossScale(**numbers(cases[0]["kwargs"]))) as running:
+        for name, case in zip(names, cases):
+            running.start_again()
+            events = recorded["sequences"][case["sequence"]]
+            states = [(*running.state(), None)]
+            for event in events:
+                apply = running.update(recorded["events"][event])
+                states.append((*running.state(), apply))
+            assert_as_all_versions_recorded(name, mode, events, states, repr(running.scale))
+
+
+def assert_as_all_versions_recorded(name, mode, events, states, after):
     compared = 0
     for recording in SCALES:
         differs = [step for step, event in enumerate(events) if (recording, event) in DIFFERENCES]
@@ -148,10 +177,11 @@ def test_dynamic_loss_scale_moves_as_all_versions_recorded(name, mode):
             assert states[0][:2] == tuple(float(x) for x in trace["initial"])
             wanted = zip(map(float, trace["scale"]), trace["good_steps"], map(bool, trace["should_apply"]))
             for step, (ours, want) in enumerate(zip(states[1:], wanted)):
+                where = f"{recording} {name} {theirs}, step {step}: {events[step]}"
                 if step in differs:
-                    assert ours[2] == DIFFERENCES[recording, events[step]][0]
+                    assert ours[2] == DIFFERENCES[recording, events[step]][0], where
                     break  # from here on the scales differ; the other versions' traces go on
-                np.testing.assert_equal(ours, want, err_msg=f"{recording} {theirs}, step {step}: {events[step]}")
+                np.testing.assert_equal(ours, want, err_msg=where)
             else:
                 # The text of a float32 is NumPy 2's: that of the latest recording.
                 assert recording != SCALES[-1] or after == trace["repr_after"]
@@ -164,25 +194,26 @@ def numbers(kwargs):
     return {key: float(value) if value in ("inf", "-inf", "nan") else value for key, value in kwargs.items()}
 
 
-@pytest.mark.parametrize("recording", SCALES)
 @pytest.mark.parametrize("part", ["single_events", "odd_gradients"])
 @pytest.mark.parametrize("mode", sorted(set(MODES.values())))
-def test_single_updates_are_as_recorded(recording, part, mode):
-    for name, case in recordings.load(recording)[part].items():
-        theirs = [case["result"][m] for m, ours in MODES.items() if ours == mode and m in case["result"]]
-        spec = case["grads"]
-        with Running(mode, lambda: legacy.DynamicLossScale(64.0, 3, 2.0)) as running:
-            if (recording, name) in DIFFERENCES:
-                assert running.update(spec) == DIFFERENCES[recording, name][0]
-            for recorded in theirs if (recording, name) not in DIFFERENCES else []:
-                if "error" in recorded:
-                    with pytest.raises((TypeError, ValueError, tf.errors.InvalidArgumentError)):
-                        running.update(spec)
-                    assert running.state() == (64.0, 0), name
-                else:
-                    if running.state() == (64.0, 0):
-                        assert running.update(spec) == recorded["ok"]["should_apply"], name
-                    assert running.state() == (recorded["ok"]["scale"], recorded["ok"]["good_steps"]), name
+def test_single_updates_are_as_recorded(part, mode):
+    with Running(mode, lambda: legacy.DynamicLossScale(64.0, 3, 2.0)) as running:
+        for name, case in recordings.load(SCALES[0])[part].items():
+            running.start_again()
+            try:
+                apply = running.update(case["grads"])
+            except (TypeError, ValueError, tf.errors.InvalidArgumentError):
+                apply = "error"
+            ours = (*running.state(), apply)
+            for recording in SCALES:
+                theirs = recordings.load(recording)[part][name]
+                assert theirs["grads"] == case["grads"], "what we do once is compared with each of the versions"
+                if (recording, name) in DIFFERENCES:
+                    assert apply is DIFFERENCES[recording, name][0], (recording, name)
+                    continue
+                for result in (result for m, result in theirs["result"].items() if MODES.get(m) == mode):
+                    ok = result.get("ok", {"scale": 64.0, "good_steps": 0, "should_apply": "error"})
+                    assert ours == (ok["scale"], ok["good_steps"], ok["should_apply"]), (recording, name)
 
 
 @pytest.mark.parametrize("recording", SCALES)
@@ -262,19 +293,12 @@ def test_a_checkpoint_has_the_recorded_keys_and_restores_into_another_config(tmp
 CONTRIB = "contrib_exponential_manager_tf115"
 
 
-def exponential_cases():
-    recorded = recordings.load(CONTRIB)["manager_cases"]
-    return [pytest.param(name, id=name) for name in recorded]
-
-
 @pytest.mark.parametrize("mode", ["eager", "function", "graph", "graph_v1"])
-@pytest.mark.parametrize("name", exponential_cases())
-def test_exponential_managers_move_as_recorded(name, mode):
+@pytest.mark.parametrize("names", by_arguments(recordings.load(CONTRIB)["manager_cases"]))
+def test_exponential_managers_move_as_recorded(names, mode):
     recorded = recordings.load(CONTRIB)
-    case = recorded["manager_cases"][name]
-    traces = case["traces"]
-    trace = traces["eager" if mode == "eager" and "same_as" not in traces["eager"] else "graph"]["ok"]
-    with Running(mode, lambda: legacy.ExponentialUpdateLossScaleManager(**case["kwargs"])) as running:
+    cases = [recorded["manager_cases"][name] for name in names]
+    with Running(mode, lambda: legacy.ExponentialUpdateLossScaleManager(**cases[0]["kwargs"])) as running:
         manager = running.scale
         counters = manager._state.good_steps, manager._state.bad_steps
         if mode.startswith("graph"):
@@ -284,15 +308,19 @@ def test_exponential_managers_move_as_recorded(name, mode):
             update = tf.function(lambda finite: [manager.update_loss_scale(finite), 0][1])
         else:
             update = manager.update_loss_scale
-        for step, finite in enumerate(recorded["finite_sequences"][case["sequence"]]):
-            if mode.startswith("graph"):
-                running.session.run(update, {flag: bool(finite)})
-                state = running.session.run([scale, *counters])
-            else:
-                update(tf.constant(bool(finite)))
-                state = [manager.get_loss_scale(), *counters]
-            wanted = [trace[column][step] for column in ("loss_scale", "good_steps", "bad_steps")]
-            assert [float(x) for x in state] == [float(x) for x in wanted], step
+        for name, case in zip(names, cases):
+            running.start_again()
+            traces = case["traces"]
+            trace = traces["eager" if mode == "eager" and "same_as" not in traces["eager"] else "graph"]["ok"]
+            for step, finite in enumerate(recorded["finite_sequences"][case["sequence"]]):
+                if mode.startswith("graph"):
+                    running.session.run(update, {flag: bool(finite)})
+                    state = running.session.run([scale, *counters])
+                else:
+                    update(tf.constant(bool(finite)))
+                    state = [manager.get_loss_scale(), *counters]
+                wanted = [trace[column][step] for column in ("loss_scale", "good_steps", "bad_steps")]
+                assert [float(x) for x in state] == [float(x) for x in wanted], (name, step)
 
 
 def optimizer_cases():

@@ -82,6 +82,7 @@ def check(recording, name):
     running = kind(recording, case, recorded["initial_variables"])
     try:
         events = recorded["sequences"][case["sequence"]]
+        weights = {key: recordings.array(expected[key]) for key in ("w0", "w1", "w2")}
         stands_still, scale = False, float(case["config"].get("initial_scale", 2.0**15))
         for step, event in enumerate(events[: without_the_traps_of_keras3(recording, case, events)]):
             stands_still |= replay.stands_still(recording, scale)
@@ -93,11 +94,11 @@ def check(recording, name):
                 value = None if value is None else float(value)
                 if state[key] != value:
                     return f"{name}: step {step} ({event['event']}): {key} is {state[key]}, recorded {value}"
-            for key in () if stands_still else ("w0", "w1", "w2"):
+            for key in () if stands_still else weights:
                 rtol = RTOL.get(case.get("var_dtype"), 1e-5)
-                np_expected = recordings.array(expected[key][step])
-                if not np.allclose(state[key], np_expected, rtol=rtol, atol=rtol, equal_nan=True):
-                    return f"{name}: step {step} ({event['event']}): {key} is {state[key]}, recorded {np_expected}"
+                wanted = weights[key][step]
+                if not np.allclose(state[key], wanted, rtol=rtol, atol=rtol, equal_nan=True):
+                    return f"{name}: step {step} ({event['event']}): {key} is {state[key]}, recorded {wanted}"
     finally:
         if kind is replay.GraphReplay:
             running.close()

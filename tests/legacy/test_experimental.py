@@ -8,6 +8,7 @@ import tensorflow as tf
 import tf_keras
 
 import tf_lossscale
+from tests import loops
 from tests.families import families
 from tf_lossscale import legacy
 from tf_lossscale.legacy import experimental
@@ -24,10 +25,7 @@ def float32():
 
 
 def step(optimizer, variable, gradient):
-    with tf.GradientTape() as tape:
-        loss = optimizer.get_scaled_loss(variable * gradient)
-    grads = optimizer.get_unscaled_gradients(tape.gradient(loss, [variable]))
-    optimizer.apply_gradients(zip(grads, [variable]))
+    loops.step(optimizer, lambda: variable * gradient, [variable])
 
 
 # The constructor. -----------------------------------------------------------------------------------------------------

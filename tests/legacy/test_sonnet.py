@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import loops
 from tf_lossscale import LossScaleOptimizer
 
 sonnet = pytest.importorskip("sonnet")
@@ -40,10 +41,8 @@ def test_the_callers_reduction_is_kept_and_nan_on_one_replica_skips_the_step_on_
     def step(factors):
         def replica():
             context = tf.distribute.get_replica_context()
-            with tf.GradientTape() as tape:
-                loss = weight * tf.gather(factors, context.replica_id_in_sync_group)
-                scaled = optimizer.get_scaled_loss(loss)
-            (unscaled,) = optimizer.get_unscaled_gradients(tape.gradient(scaled, [weight]))
+            factor = tf.gather(factors, context.replica_id_in_sync_group)
+            (unscaled,) = loops.unscaled_gradients(optimizer, lambda: weight * factor, [weight])
             optimizer.apply([context.all_reduce("mean", unscaled)], [weight])
 
         strategy.run(replica)

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 import tf_lossscale
+from tests import loops
 from tests.families import FAMILIES, NoKeras3
 from tf_lossscale import serialization
 from tf_lossscale.legacy import patch_table
@@ -115,10 +116,7 @@ def test_replicas_agree_on_a_skipped_step_of_tensorflows_own_keras(legacy):
     @tf.function
     def step(factors):
         def replica(factor):
-            with tf.GradientTape() as tape:
-                loss = optimizer.get_scaled_loss(factor * weight)
-            gradients = optimizer.get_unscaled_gradients(tape.gradient(loss, [weight]))
-            optimizer.apply_gradients(zip(gradients, [weight]))
+            loops.step(optimizer, lambda: factor * weight, [weight])
 
         strategy.run(replica, args=(factors,))
 

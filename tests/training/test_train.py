@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,20 @@ TRAIN = [sys.executable, "-m", "tf_lossscale.cli", "train"]
 
 def state_of(folder):
     return json.loads((folder / "state.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The folder of a run of one step. Tests that change it copy it first."""
+    out = tmp_path_factory.mktemp("finished")
+    assert exit_code(["train", "--steps", "1", "--no-compare", "--out", str(out)]) == 0
+    return out
+
+
+@pytest.fixture
+def out(finished, tmp_path):
+    """A copy of that folder."""
+    return shutil.copytree(finished, tmp_path / "out")
 
 
 @pytest.mark.slow
@@ -111,18 +126,17 @@ def test_a_folder_that_cannot_be_written_is_said_before_the_training(capsys):
     assert "step/s" not in captured.err
 
 
-def test_a_stopped_run_is_not_replaced_without_a_word(tmp_path, capsys):
-    arguments = ["train", "--steps", "1", "--no-compare", "--out", str(tmp_path)]
-    assert exit_code(arguments) == 0
+def test_a_stopped_run_is_not_replaced_without_a_word(out, capsys):
+    arguments = ["train", "--steps", "1", "--no-compare", "--out", str(out)]
     assert exit_code(arguments) == 0
     assert "holds a run" not in capsys.readouterr().out
-    assert state_of(tmp_path)["checkpoint"] == "ckpt-2"
-    stopped = state_of(tmp_path)
+    assert state_of(out)["checkpoint"] == "ckpt-2"
+    stopped = state_of(out)
     stopped["settings"]["steps"] = 3
-    (tmp_path / "state.json").write_text(json.dumps(stopped))
+    (out / "state.json").write_text(json.dumps(stopped))
     assert exit_code(arguments) == 0
     assert "holds a run that was stopped after 1 of 3 steps" in capsys.readouterr().out
-    assert state_of(tmp_path)["settings"]["steps"] == 1
+    assert state_of(out)["settings"]["steps"] == 1
 
 
 @pytest.mark.parametrize("state", ["", "[]", "{}", '{"settings": {"lr": 1}, "history": []}'])
@@ -133,11 +147,10 @@ def test_a_damaged_state_is_said_and_left_as_it_is(tmp_path, capsys, state):
     assert [path.name for path in tmp_path.iterdir()] == ["state.json"]
 
 
-def test_a_missing_checkpoint_is_said(tmp_path, capsys):
-    assert exit_code(["train", "--steps", "1", "--no-compare", "--out", str(tmp_path)]) == 0
-    for path in (tmp_path / "checkpoint").iterdir():
+def test_a_missing_checkpoint_is_said(out, capsys):
+    for path in (out / "checkpoint").iterdir():
         path.unlink()
-    assert exit_code(["train", "--resume", "--out", str(tmp_path)]) == 2
+    assert exit_code(["train", "--resume", "--out", str(out)]) == 2
     assert "cannot be read" in capsys.readouterr().err
 
 

@@ -138,9 +138,9 @@ def good(weights):
 
 # Name -> (error, text, call of an optimizer with its two variables of shapes [2] and [3]).
 BAD_CALLS = {
-    "fewer gradients": (ValueError, "one gradient for each variable", lambda o, w: o.apply(good(w)[:1], w)),
-    "more gradients": (ValueError, "one gradient for each variable", lambda o, w: o.apply(good(w), w[:1])),
-    "no gradients": (ValueError, "one gradient for each variable", lambda o, w: o.apply([], w)),
+    "fewer gradients": (ValueError, "Each variable must have one gradient", lambda o, w: o.apply(good(w)[:1], w)),
+    "more gradients": (ValueError, "Each variable must have one gradient", lambda o, w: o.apply(good(w), w[:1])),
+    "no gradients": (ValueError, "Each variable must have one gradient", lambda o, w: o.apply([], w)),
     "all None": (ValueError, "No gradients provided for any variable", lambda o, w: o.apply([None, None], w)),
     "all None in pairs": (
         ValueError,
@@ -151,7 +151,7 @@ BAD_CALLS = {
     "one pair, not a list": (ValueError, "pairs", lambda o, w: o.apply_gradients((good(w)[0], w[0]))),
     "variables before gradients": (
         TypeError,
-        "in place of a variable is",
+        "is not a variable",
         lambda o, w: o.apply_gradients(zip(w, good(w))),
     ),
     "None": (TypeError, "", lambda o, w: o.apply_gradients(None)),

@@ -1,6 +1,7 @@
 """Configs, copies, pickles and classes derived from the wrapper."""
 
 import copy
+import inspect
 import pickle
 import warnings
 
@@ -10,7 +11,8 @@ import tensorflow as tf
 import tf_keras
 
 from tests.families import FAMILIES, IDS, families
-from tf_lossscale import LossScaleOptimizer
+from tf_lossscale import LossScaleOptimizer, SharedLossScale
+from tf_lossscale.core.rules import KEYWORDS
 
 CONFIGS = [
     {},
@@ -47,7 +49,24 @@ def test_a_config_holds_plain_values_that_json_can_write(family):
     config = optimizer.get_config()
     assert {type(config[name]) for name in ("dynamic", "initial_scale", "dynamic_growth_steps")} == {bool, float, int}
     # What the original did not have is not there unless it is used: the original can read the config too.
-    assert not {"growth_factor", "backoff_factor", "hysteresis", "min_scale", "max_scale"} & set(config)
+    assert not set(KEYWORDS) & set(config)
+
+
+@pytest.mark.parametrize("cls", [LossScaleOptimizer, SharedLossScale], ids=lambda cls: cls.__name__)
+def test_every_rule_is_a_keyword_with_the_default_of_the_rules_and_reaches_them(cls):
+    parameters = inspect.signature(cls).parameters
+    assert {name: parameters[name].default for name in KEYWORDS} == KEYWORDS
+    given = CONFIGS[-1]
+    assert set(given) == set(KEYWORDS), "a config with every rule goes round, see above"
+    scale = cls(**given) if cls is SharedLossScale else cls(FAMILIES[1].sgd(), **given)._loss_scale
+    for name, default in KEYWORDS.items():
+        assert getattr(scale.rules, name) == given[name] != default
+
+
+def test_a_shared_scale_takes_no_other_keywords():
+    for name in ("growth_steps", "growth"):
+        with pytest.raises(TypeError, match=f"'{name}'"):
+            SharedLossScale(**{name: 2})
 
 
 def test_tf_keras_itself_reads_our_config():

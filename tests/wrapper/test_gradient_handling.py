@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import numerics, strategies
+from tests import loops, numerics, strategies
 from tests.families import families
 from tf_lossscale import LossScaleOptimizer
 
@@ -14,12 +14,6 @@ X = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
 
 def loss_of(weight, x):
     return tf.reduce_mean(tf.tanh(tf.linalg.matvec(x, weight)) ** 2)
-
-
-def unscaled(optimizer, loss, variables):
-    with tf.GradientTape() as tape:
-        scaled = optimizer.get_scaled_loss(loss())
-    return optimizer.get_unscaled_gradients(tape.gradient(scaled, variables))
 
 
 def start():
@@ -37,7 +31,9 @@ def test_micro_batches_by_hand_are_one_big_batch_and_a_nan_spoils_its_own_cycle_
 
     def micro(x):
         total.assign_add(
-            unscaled(optimizer, lambda: loss_of(weight, x) / 4 / strategy.num_replicas_in_sync, [weight])[0]
+            loops.unscaled_gradients(
+                optimizer, lambda: loss_of(weight, x) / 4 / strategy.num_replicas_in_sync, [weight]
+            )[0]
         )
 
     def apply():
@@ -69,7 +65,7 @@ def test_keras_3s_own_accumulation_drops_a_micro_step_that_overflows():
 
     @tf.function
     def step(x):
-        optimizer.apply_gradients([(unscaled(optimizer, lambda: loss_of(weight, x), [weight])[0], weight)])
+        loops.step(optimizer, lambda: loss_of(weight, x), [weight])
 
     for part in (parts[0], parts[1] * np.inf, *parts[1:]):
         step(tf.constant(part))
@@ -96,7 +92,9 @@ def results(family, take, **inner):
 @families
 def test_clipping_by_the_norm_over_all_between_unscaling_and_applying(family):
     def take(optimizer, weight):
-        gradients, _ = tf.clip_by_global_norm(unscaled(optimizer, lambda: loss_of(weight, X), [weight]), 0.01)
+        gradients, _ = tf.clip_by_global_norm(
+            loops.unscaled_gradients(optimizer, lambda: loss_of(weight, X), [weight]), 0.01
+        )
         optimizer.apply_gradients(zip(gradients, [weight]))
 
     by_hand = results(family, take)
@@ -104,7 +102,7 @@ def test_clipping_by_the_norm_over_all_between_unscaling_and_applying(family):
     numerics.assert_close(np.linalg.norm(by_hand[0] - start().numpy()), 0.005, 1e-6, start())
 
     def plainly(optimizer, weight):
-        optimizer.apply_gradients(zip(unscaled(optimizer, lambda: loss_of(weight, X), [weight]), [weight]))
+        loops.step(optimizer, lambda: loss_of(weight, X), [weight])
 
     numerics.assert_close(results(family, plainly, global_clipnorm=0.01)[1], by_hand[0], 1e-6, start())
 
@@ -138,7 +136,9 @@ def test_layers_that_are_computed_again_have_the_gradients_of_those_that_are_not
         def layer(x):
             return tf.cast(tf.tanh(tf.cast(x, tf.float16) * tf.cast(weight, tf.float16)), tf.float32)
 
-        gradients = unscaled(optimizer, lambda: tf.reduce_mean(layer(layer(tf.constant(X))) ** 2), [weight])
+        gradients = loops.unscaled_gradients(
+            optimizer, lambda: tf.reduce_mean(layer(layer(tf.constant(X))) ** 2), [weight]
+        )
         optimizer.apply_gradients(zip(gradients, [weight]))
 
     again = results(family, take)
@@ -157,6 +157,6 @@ def test_a_gradient_penalty_is_that_of_float32(family):
             slopes = inner.gradient(scores, x) / optimizer.loss_scale
             return tf.reduce_mean((tf.norm(slopes, axis=1) - 1.0) ** 2)
 
-        optimizer.apply_gradients(zip(unscaled(optimizer, loss, [weight]), [weight]))
+        loops.step(optimizer, loss, [weight])
 
     numerics.assert_close(*results(family, take), 1e-5, start())

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import strategies
+from tests import loops, strategies
 from tests.families import all_families, families, tf_keras
 from tf_lossscale import LossScaleOptimizer
 
@@ -149,9 +149,10 @@ def test_sparse_and_missing_gradients(family, compiled):
     optimizer = LossScaleOptimizer(family.sgd(), initial_scale=8.0)
 
     def step(factor):
-        with tf.GradientTape() as tape:
-            loss = optimizer.get_scaled_loss(factor * tf.reduce_sum(tf.gather(table, [1])))
-        gradients = optimizer.get_unscaled_gradients(tape.gradient(loss, [table, unused]))
+        def loss():
+            return factor * tf.reduce_sum(tf.gather(table, [1]))
+
+        gradients = loops.unscaled_gradients(optimizer, loss, [table, unused])
         assert isinstance(gradients[0], tf.IndexedSlices)
         assert gradients[1] is None
         optimizer.apply_gradients(zip(gradients, [table, unused]))
@@ -245,9 +246,7 @@ def test_losses_per_example_and_clipping_between_unscaling_and_applying(family, 
     optimizer = LossScaleOptimizer(family.sgd(), initial_scale=1024.0)
 
     def step():
-        with tf.GradientTape() as tape:
-            losses = optimizer.get_scaled_loss(weight * weight * 0.5)
-        gradients = optimizer.get_unscaled_gradients(tape.gradient(losses, [weight]))
+        gradients = loops.unscaled_gradients(optimizer, lambda: weight * weight * 0.5, [weight])
         clipped, norm = tf.clip_by_global_norm(gradients, 2.5)
         optimizer.apply_gradients(zip(clipped, [weight]))
         return norm

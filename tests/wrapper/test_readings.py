@@ -72,7 +72,7 @@ def test_a_state_of_a_fixed_scale_is_the_scale_and_fits_only_the_same():
     fixed = LossScaleOptimizer(tf.keras.optimizers.SGD(), dynamic=False, initial_scale=8)
     assert fixed.state() == {"loss_scale": 8.0}
     fixed.set_state({"loss_scale": 8.0})
-    with pytest.raises(ValueError, match=r"stays at 8, but the state has 16\.0"):
+    with pytest.raises(ValueError, match=r"fixed at 8, but `state` has the loss scale 16\.0"):
         fixed.set_state({"loss_scale": 16.0})
 
 
@@ -185,7 +185,7 @@ def test_nothing_is_noted_when_it_is_off_and_the_report_says_how_to_turn_it_on(f
         operations.append({o.type for o in graph.get_operations()})
         if not diagnose:
             assert optimizer.gradient_norm is None
-            with pytest.raises(ValueError, match=r"Make it with LossScaleOptimizer\(..., diagnose=True\)"):
+            with pytest.raises(ValueError, match=r"Create it with LossScaleOptimizer\(..., diagnose=True\)"):
                 optimizer.overflow_report()
     assert "L2Loss" not in operations[0]
     assert "L2Loss" in operations[1]

@@ -1,1 +1,1 @@
-"""What differs per optimizer family, one file each."""
+"""Adapters: the answers to the questions of `Family`, one file for each optimizer family."""

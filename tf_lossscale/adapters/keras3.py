@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
 from absl import logging
 
+from tf_lossscale.adapters.keras3_layers import with_layer_names
 from tf_lossscale.core import replicas, scaling
 from tf_lossscale.libraries import keras_versions
 from tf_lossscale.wrapper import hyperparameters, optimizer
@@ -25,8 +26,8 @@ class LossScaleOptimizer(
 ):
     """The wrapper around a Keras 3 optimizer.
 
-    Its base class is Keras's own LossScaleOptimizer, or `compile` would wrap it a second time. Nothing of that class
-    runs: the wrapper has no variables of its own but those of the loss scale.
+    Its base class is Keras's own LossScaleOptimizer, because `compile` would wrap any other class again. No code of
+    that class runs, and the wrapper's only variables are those of the loss scale.
     """
 
     _is_adapter = True
@@ -48,11 +49,6 @@ class LossScaleOptimizer(
     def _checked_options(self, inner: Any, options: dict[str, Any]) -> dict[str, Any]:
         name = options_lib.take_name(options)
         wanted = super()._checked_options(inner, options)
-        if inner.built and wanted:
-            raise ValueError(
-                f"`{next(iter(wanted))}` must be set before the inner {type(inner).__name__} is built, but it is "
-                "built. Wrap the optimizer before its first step."
-            )
         _require_valid(wanted)
         wanted["name"] = name
         return wanted
@@ -61,10 +57,10 @@ class LossScaleOptimizer(
         name = options.pop("name")
         inner = self._optimizer
         if replicas.several_processes():
-            # Keras's fit fails before it calls any optimizer, in words that help nobody.
+            # Keras's fit fails before it calls any optimizer, with an error that does not name the cause.
             logging.warning(
-                "model.fit of Keras 3 fails under %s, with any optimizer. Take the steps in a loop of your own, or use "
-                "a model and an optimizer of tf_keras (pip install tf-keras).",
+                "model.fit of Keras 3 fails under %s, with any optimizer. Write a custom training loop, or use a model "
+                "and an optimizer of tf_keras (pip install tf-keras).",
                 type(tf.distribute.get_strategy()).__name__,
             )
         if inner.loss_scale_factor is not None and "loss_scale_factor" not in options:
@@ -74,11 +70,7 @@ class LossScaleOptimizer(
             )
             inner.loss_scale_factor = None
         super()._adopt(options)
-        self.__dict__.update(
-            name=name or "loss_scale_optimizer",
-            _lock=False,
-            _trackable=inner,
-        )
+        self.__dict__.update(name=name or "loss_scale_optimizer", _lock=False)
         for variable in self._loss_scale.variables:
             variable.path = f"{self.name}/{variable.name.split(':')[0]}"  # Keras writes h5 files by path
 
@@ -87,15 +79,15 @@ class LossScaleOptimizer(
         return self._loss_scale() if factor is None else self._loss_scale() * factor
 
     def _build_inner(self, variables: list[Any]) -> None:
-        if not self._optimizer.built and variables:
-            replicas.once(lambda: self._build_in_this_context(variables))
+        def build() -> None:
+            with tf.init_scope(), keras.name_scope(self.name):
+                _move_under_strategy(self._optimizer)
+                self._optimizer.build(variables)
+                if "_loaded_weights" in vars(self):
+                    super(LossScaleOptimizer, self).set_weights(self.__dict__.pop("_loaded_weights"))
 
-    def _build_in_this_context(self, variables: list[Any]) -> None:
-        with tf.init_scope(), keras.name_scope(self.name):
-            _move_under_strategy(self._optimizer)
-            self._optimizer.build(variables)
-            if "_loaded_weights" in vars(self):
-                super().set_weights(self.__dict__.pop("_loaded_weights"))
+        if not self._optimizer.built and variables:
+            replicas.once(build)
 
     def _reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
         kept = [_overwrites(v) for v in variables]
@@ -107,29 +99,26 @@ class LossScaleOptimizer(
         return [g if _overwrites(v) else u for g, u, v in zip(gradients, unscaled, variables)]
 
     def _apply_reduced(self, grads_and_vars: list[tuple[Any, Any]], **kwargs: Any) -> None:
-        with _gradients_taken_as_they_are(self._optimizer), self._own_copies():
+        with _gradients_taken_as_they_are(self._optimizer):
             self._optimizer.apply([g for g, _ in grads_and_vars], [v for _, v in grads_and_vars], **kwargs)
 
     def _advance_iterations(self) -> Any:
         # With gradient accumulation the count tells which micro-steps are in the accumulators.
         if self._optimizer.gradient_accumulation_steps:
             return None
-        with self._own_copies():
-            return self._optimizer.iterations.assign_add(1)
+        return super()._advance_iterations()
 
-    def _own_copies(self) -> contextlib.AbstractContextManager[None]:
-        return replicas.own_copies((variable, "_value") for variable in self._optimizer.variables)
+    def _own_copies(self) -> Iterable[tuple[Any, str]]:
+        return ((variable, "_value") for variable in self._optimizer.variables)
 
-    def _step_result(self, operation: Any) -> Any:
-        return self._optimizer.iterations if tf.executing_eagerly() else super()._step_result(operation)
+    def _eager_result(self) -> Any:
+        return self._optimizer.iterations
 
     def _hyperparameter_names(self) -> tuple[str, ...]:
         return hyperparameters.names(self._optimizer)
 
-    def _known_variables(self) -> list[Any]:
-        if not self._optimizer.built:
-            return super()._known_variables()
-        return self._optimizer._trainable_variables
+    def _known_variables(self) -> list[Any] | None:
+        return self._optimizer._trainable_variables if self._optimizer.built else None
 
     @property
     def built(self) -> bool:
@@ -156,13 +145,14 @@ class LossScaleOptimizer(
         return self._loss_scale.good_steps
 
     def finalize_variable_values(self, var_list: list[Any] | None = None) -> None:
-        """Overwrite the variables with their moving average, if the inner optimizer keeps one.
+        """Overwrites the variables with their moving average, if the inner optimizer keeps one.
 
         Args:
             var_list: the variables; None for those that the optimizer is built for.
         """
-        self._optimizer.finalize_variable_values(self._known_variables() if var_list is None else var_list)
-        self._on_floor.look(self, self._loss_scale)  # `fit` ends here
+        variables = self._given_or_known(var_list, "finalize_variable_values()")
+        self._optimizer.finalize_variable_values(variables)
+        self._stall.look(self, self._loss_scale)  # `fit` ends here
 
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
         """Excludes variables from the inner optimizer's weight decay; call it before `build`."""
@@ -172,7 +162,7 @@ class LossScaleOptimizer(
         return {"name": self.name, **super().get_config()}
 
     def _serialized_inner(self) -> Any:
-        return self._with_state(keras.saving.serialize_keras_object(self._optimizer))
+        return keras.saving.serialize_keras_object(self._optimizer)
 
     @classmethod
     def _deserialized_inner(cls, config: Any, custom_objects: dict[str, Any] | None) -> Any:
@@ -198,7 +188,7 @@ class LossScaleOptimizer(
         if self.built or len(weights) <= len(self.variables):
             super().set_weights(weights)
             return
-        # Keras loads an .h5 model's optimizer without telling it the model's variables: the slots are set when it is
+        # Keras loads an .h5 model's optimizer without the model's variables: the slots are set when it is
         # built, the step count, the learning rate and the loss scale now.
         values = [keras.ops.convert_to_numpy(weight) for weight in weights]
         of_scale = list(self._loss_scale.variables)
@@ -224,7 +214,8 @@ class LossScaleOptimizer(
             values = values[4:]
         if len(values) > len(inner) and not self.built:
             logging.warning(
-                "The slots of the saved optimizer are not loaded: %s is not built.", type(self._optimizer).__name__
+                "The saved slots are not loaded, because %s is not built. Build the optimizer before loading.",
+                type(self._optimizer).__name__,
             )
             values = values[: len(inner)]
         if len(values) != len(inner):
@@ -236,14 +227,15 @@ class LossScaleOptimizer(
             variable.assign(value)
         self._loss_scale.bring_into_range()
 
-    # What `migrate.restore` asks of an optimizer, wrapped or bare.
+    # Restoring.
 
-    _slots_are_lists = True
+    _optimizers = keras.optimizers
+    _optimizers_name = "tf.keras.optimizers"
+    _with_layer_names = staticmethod(with_layer_names)
 
     @staticmethod
-    def _prepare(optimizer: Any, variables: list[Any]) -> None:
-        if not optimizer.built:
-            optimizer.build(variables)
+    def _is_built(optimizer: Any) -> bool:
+        return optimizer.built
 
     @staticmethod
     def _slot_of(inner: Any, variable: Any, slot: str, attribute: str) -> Any:
@@ -256,44 +248,45 @@ class LossScaleOptimizer(
         # With gradient accumulation Keras counts micro-steps inside, and shows steps.
         inner._iterations.assign(value * (inner.gradient_accumulation_steps or 1))
 
-    def _part_of_keras_wrapper(self, name: str) -> Any:
-        """What a part of Keras's own LossScaleOptimizer is here; its step count and learning rate mean nothing."""
-        parts = {
-            "inner_optimizer": self._optimizer,
-            "dynamic_scale": self._loss_scale._lookup_dependency("current_loss_scale"),
-            "step_counter": self._loss_scale.good_steps,
-        }
-        if name not in parts:
-            dtype = {"_iterations": tf.int64, "_learning_rate": tf.float32}.get(name)
-            with tf.init_scope():
-                parts[name] = (
-                    tf.__internal__.tracking.AutoTrackable()
-                    if dtype is None
-                    else tf.Variable(tf.zeros([], dtype), trainable=False)
-                )
-            # Kept until the next restore: the checkpoint holds it only weakly.
-            self.__dict__.setdefault("_meaningless", {})[name] = parts[name]
-        return parts[name]
-
     def _checkpoint_adapter(self, path: str) -> None:
-        # TensorFlow asks this before it looks for the parts: the moment to see who wrote the checkpoint.
+        # TensorFlow calls this before it looks for the parts, so it is here that we see who wrote the checkpoint.
         names = [name for name, _ in tf.train.list_variables(path)]
         self.__dict__["_keras_wrote"] = any("/dynamic_scale/.ATTRIBUTES" in name for name in names)
 
     def _lookup_dependency(self, name: str, *args: Any) -> Any:
         if vars(self).get("_keras_wrote") and self.dynamic:
-            return self._part_of_keras_wrapper(name)
+            return _part_of_keras_wrapper(self, name)
         if name == "inner_optimizer" and "_keras_wrote" not in vars(self):
             raise ValueError(
-                f"TensorFlow {tf.__version__} does not tell who wrote a checkpoint before it looks for its parts, and "
-                "this one is of keras.optimizers.LossScaleOptimizer. Restore it with TensorFlow 2.17 or newer, or save "
-                "the model as .keras, which is read here too. Nothing was restored."
+                "keras.optimizers.LossScaleOptimizer wrote this checkpoint, which can be restored with TensorFlow 2.17 "
+                f"or newer, but not with {tf.__version__}. Use a newer TensorFlow, or save the model as .keras. "
+                "Nothing was restored."
             )
         return self._optimizer._lookup_dependency(name, *args)
 
 
+def _part_of_keras_wrapper(wrapper: LossScaleOptimizer, name: str) -> Any:
+    """Returns the counterpart of a part of Keras's LossScaleOptimizer; its count and learning rate are not used."""
+    parts = {
+        "inner_optimizer": wrapper._optimizer,
+        "dynamic_scale": wrapper._loss_scale._lookup_dependency("current_loss_scale"),
+        "step_counter": wrapper._loss_scale.good_steps,
+    }
+    if name not in parts:
+        dtype = {"_iterations": tf.int64, "_learning_rate": tf.float32}.get(name)
+        with tf.init_scope():
+            parts[name] = (
+                tf.__internal__.tracking.AutoTrackable()
+                if dtype is None
+                else tf.Variable(tf.zeros([], dtype), trainable=False)
+            )
+        # Kept until the next restore: the checkpoint holds it only weakly.
+        wrapper.__dict__.setdefault("_meaningless", {})[name] = parts[name]
+    return parts[name]
+
+
 def _are_of_a_wrapper(values: list[Any]) -> bool:
-    """Whether saved values begin with those of a wrapper: its own learning rate is zero."""
+    """Returns whether saved values begin with those of a wrapper, whose own learning rate is zero."""
     return len(values) >= 4 and all(value.shape == () for value in values[:4]) and values[1][()] == 0
 
 
@@ -302,13 +295,13 @@ def _overwrites(variable: Any) -> bool:
 
 
 def _require_valid(options: dict[str, Any]) -> None:
-    """Has Keras itself check the options' ranges, on an optimizer that nobody uses."""
+    """Raises for options out of range, by creating a Keras optimizer with them."""
     if options:
         keras.optimizers.SGD(**options)
 
 
 def _move_under_strategy(inner: Any) -> None:
-    """Has an optimizer that was made outside the strategy's scope, and is not built, do as if it was made inside.
+    """Moves an optimizer, created outside the strategy's scope and not built, into that scope.
 
     Keras notes the strategy, and makes the step count and the learning rate, when the optimizer is constructed.
     """
@@ -325,13 +318,13 @@ def _move_under_strategy(inner: Any) -> None:
 
 
 def _with_parts(inner: Any) -> list[Any]:
-    """An optimizer, and those that it is made of."""
+    """Returns an optimizer, and the optimizers that it consists of."""
     return [inner, *getattr(inner, "optimizers", [])]
 
 
 @contextlib.contextmanager
 def _gradients_taken_as_they_are(inner: Any) -> Iterator[None]:
-    """Has Keras neither reduce nor unscale the gradients given to `apply`: both are done."""
+    """Keeps Keras from reducing and unscaling the gradients in `apply`: both are done already."""
     with contextlib.ExitStack() as stack:
         for each in _with_parts(inner):
             stack.enter_context(replicas.overriding(each, _all_reduce_sum_gradients=list, loss_scale_factor=None))

@@ -1,7 +1,8 @@
-"""Keras 3's layers: the dtype they compute in."""
+"""Keras 3's layers: the dtype they compute in, and their names in checkpoints."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from tf_lossscale.libraries import keras_versions
@@ -15,7 +16,7 @@ set_global_policy = keras.config.set_dtype_policy
 
 
 def set_compute_dtype(layer: Any, dtype: str) -> None:
-    """Has a layer, built or not, compute in a dtype; its variables stay float32.
+    """Sets the dtype that a layer, built or not, computes in; its variables stay float32.
 
     >>> layer = keras.layers.Dense(2)
     >>> set_compute_dtype(layer, "float16")
@@ -42,3 +43,40 @@ def compile_as_given(model: Any, **arguments: Any) -> None:
         **arguments: those of `compile`.
     """
     model.compile(auto_scale_loss=False, **arguments)
+
+
+def with_layer_names(objects: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
+    """Returns the objects of a checkpoint with Keras 3's names for their parts beside those of Keras 2.
+
+    Keras 2 has a functional or sequential model's layers as `layer-0`, `layer-1`; Keras 3 has them in a list
+    `_operations`, and a sequential model's one place further, behind its input, in `_functional`. A weight `kernel` is
+    `_kernel` in some of its layers.
+
+    >>> there = with_layer_names({"model": {"layer-0": "dense"}, "dense": {"kernel": "weight"}})
+    >>> there["dense"]
+    {'kernel': 'weight', '_kernel': 'weight'}
+    >>> there["model"]["_operations"], there["model/_operations"]
+    ('model/_operations', {'0': 'dense'})
+
+    Args:
+        objects: path of an object -> name of a part -> path of that part.
+
+    Returns:
+        The same with more names.
+    """
+    found = {}
+    for path, parts in objects.items():
+        found[path] = dict(parts)
+        layers = {int(name[6:]): part for name, part in parts.items() if re.fullmatch(r"layer-\d+", name)}
+        if layers:
+            lists = {
+                f"{path}/_operations": {str(i): part for i, part in layers.items()},
+                f"{path}/_functional/_operations": {str(i + 1): part for i, part in layers.items()},
+                f"{path}/_functional": {"_operations": f"{path}/_functional/_operations"},
+            }
+            found.update(lists)
+            found[path].update(_operations=f"{path}/_operations", _functional=f"{path}/_functional")
+        for name, part in parts.items():
+            if part not in objects and f"_{name}" not in parts:
+                found[path][f"_{name}"] = part
+    return found

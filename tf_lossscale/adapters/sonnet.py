@@ -9,8 +9,10 @@ from typing import Any
 import sonnet
 import tensorflow as tf
 
-from tf_lossscale.core.step import Part
-from tf_lossscale.wrapper import contract, optimizer
+from tf_lossscale.wrapper import optimizer
+
+# Method -> whether the gradients of the next `apply` are scaled.
+_APPLY = {"scale_loss": True, "get_unscaled_gradients": False}
 
 
 # Apart from the class below, since Sonnet's metaclass puts a name scope around each method that it finds in a class.
@@ -18,11 +20,11 @@ class _Wrapper(optimizer.LossScaleOptimizer):
     _is_adapter = True
     _inner_options = ()
     _delegated = ("step",)
+    _sums_over_replicas = False
 
     def _adopt(self, options: dict[str, Any]) -> None:
         super()._adopt(options)
         tf.Module.__init__(self, name="loss_scale_optimizer")
-        self.__dict__.update(_trackable=self._optimizer)
 
     def apply(self, updates: Iterable[Any], parameters: Iterable[Any] | None = None) -> None:
         """Applies updates to the parameters, or skips the step on all replicas if one of them is not finite.
@@ -41,28 +43,18 @@ class _Wrapper(optimizer.LossScaleOptimizer):
         super().apply(updates, parameters)
 
     def _apply_takes_scaled(self, gradients: list[Any]) -> bool:
-        scaled = self._contract.takes_scaled(gradients, contract.SONNET_APPLY, otherwise=True)
+        scaled = self._contract.takes_scaled(gradients, _APPLY, otherwise=True)
         if scaled:
             self._contract.warn_before_apply()
         return scaled
 
-    def _part(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> Part:
-        return super()._part(gradients, variables, **{**kwargs, "aggregate": False})
-
     def _build_inner(self, variables: list[Any]) -> None:
-        if hasattr(self._optimizer, "_initialize"):  # Sonnet makes moments on the first step, or when told so
+        if hasattr(self._optimizer, "_initialize"):  # else Sonnet creates the moments on the first step
             with tf.init_scope():
                 self._optimizer._initialize(variables)
 
     def _apply_reduced(self, grads_and_vars: list[tuple[Any, Any]], **kwargs: Any) -> Any:
         return self._optimizer.apply([g for g, _ in grads_and_vars], [v for _, v in grads_and_vars], **kwargs)
-
-    def _require_keywords(self, kwargs: dict[str, Any]) -> None:
-        if kwargs:
-            raise TypeError(
-                f"apply_gradients() got an unexpected keyword argument '{next(iter(kwargs))}': optimizers of Sonnet "
-                "take none."
-            )
 
     def _advance_iterations(self) -> Any:
         return tf.no_op()  # `step` is part of the moments' state: a skipped step leaves all of it as it was
@@ -75,11 +67,6 @@ class _Wrapper(optimizer.LossScaleOptimizer):
     def iterations(self) -> Any:
         """The inner optimizer's `step`, where it counts its steps."""
         return self._optimizer.step
-
-    def get_config(self) -> dict[str, Any]:
-        raise NotImplementedError(
-            "Sonnet optimizers have no config, and so their wrapper has none. Save it with tf.train.Checkpoint."
-        )
 
 
 class LossScaleOptimizer(_Wrapper, tf.__internal__.tracking.DelegatingTrackableMixin, sonnet.Optimizer):

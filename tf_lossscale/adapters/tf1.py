@@ -103,11 +103,11 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
         return self.apply_gradients(pairs, global_step=global_step, name=name)
 
     def _build_inner(self, variables: list[Any]) -> None:
-        replicas.once(lambda: self._create_slots_of(variables))
+        def build() -> None:
+            with tf.init_scope():
+                self._optimizer._create_slots(variables)
 
-    def _create_slots_of(self, variables: list[Any]) -> None:
-        with tf.init_scope():
-            self._optimizer._create_slots(variables)
+        replicas.once(build)
 
     def _apply_reduced(self, grads_and_vars: list[tuple[Any, Any]], **kwargs: Any) -> Any:
         if replicas.several_replicas():
@@ -119,9 +119,6 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
     def _advance_iterations(self) -> Any:
         return tf.no_op()  # a skipped step does not count in global_step
 
-    def _hyperparameter_names(self) -> tuple[str, ...]:
-        return ()
-
     def __getattr__(self, name: str) -> Any:
         if name == "iterations":
             raise AttributeError("Optimizers of tf.compat.v1.train do not count their steps: pass them a global_step.")
@@ -130,14 +127,11 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
     @property
     def learning_rate(self) -> Any:
         """The inner optimizer's learning rate, as it was given: a number, a tensor, a variable or a function."""
-        return getattr(self._optimizer, self._learning_rate_name())
+        return getattr(self._optimizer, _learning_rate_name(self._optimizer))
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:
-        setattr(self._optimizer, self._learning_rate_name(), value)
-
-    def _learning_rate_name(self) -> str:
-        return "_lr" if hasattr(self._optimizer, "_lr") else "_learning_rate"
+        setattr(self._optimizer, _learning_rate_name(self._optimizer), value)
 
     @property
     def weights(self) -> list[Any]:
@@ -162,12 +156,6 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
     def _create_or_restore_slot_variable(self, *args: Any, **kwargs: Any) -> Any:
         return self._optimizer._create_or_restore_slot_variable(*args, **kwargs)
 
-    def get_config(self) -> dict[str, Any]:
-        raise NotImplementedError(
-            "Optimizers of tf.compat.v1.train have no config, and so their wrapper has none. Save it with "
-            "tf.train.Checkpoint or tf.compat.v1.train.Saver."
-        )
-
     # Checkpoints: the names of TensorFlow 1.15's wrapper are written; those of a bare optimizer are read as well.
 
     def __dir__(self) -> list[str]:
@@ -181,6 +169,10 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
     def _lookup_dependency(self, name: str, *args: Any) -> Any:
         children = self._trackable_children()
         return children[name] if name in children else self._optimizer._lookup_dependency(name, *args)
+
+
+def _learning_rate_name(inner: Any) -> str:
+    return "_lr" if hasattr(inner, "_lr") else "_learning_rate"
 
 
 def _only_if(condition: tf.Tensor, gradient: Any) -> Any:

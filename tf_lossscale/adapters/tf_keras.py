@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -13,6 +12,7 @@ from tf_lossscale.core import replicas, scaling
 from tf_lossscale.libraries import keras_versions
 from tf_lossscale.wrapper import hyperparameters, optimizer
 from tf_lossscale.wrapper import options as options_lib
+from tf_lossscale.wrapper.grads_and_vars import without_none
 
 tf_keras: Any = keras_versions.keras_2()
 
@@ -54,21 +54,14 @@ class LossScaleOptimizer(
     def _checked_options(self, inner: Any, options: dict[str, Any]) -> dict[str, Any]:
         name = options_lib.take_name(options)
         wanted = super()._checked_options(inner, options)
-        if wanted and getattr(inner, "_built", False):
-            raise ValueError(
-                f"`{next(iter(wanted))}` must be set before the inner {type(inner).__name__} is built, but it is "
-                "built. Wrap the optimizer before its first step."
-            )
         return wanted if name is None else {**wanted, "name": name}
 
     def _adopt(self, options: dict[str, Any]) -> None:
         super()._adopt(options)
-        self.__dict__.update(_trackable=self._optimizer)
         if self._optimizer._mesh:
             self._loss_scale.move_to_mesh(self._optimizer._mesh)
 
-    def _save_scale_with_inner(self) -> None:
-        super()._save_scale_with_inner()
+    def _parts_changed(self) -> None:
         # tf_keras lists an optimizer's parts once, when it is first saved or restored.
         vars(self._optimizer).pop("_coalesced_children", None)
 
@@ -88,9 +81,9 @@ class LossScaleOptimizer(
         with tf.init_scope():
             inner.build(variables)
 
-    def _known_variables(self) -> list[Any]:
+    def _known_variables(self) -> list[Any] | None:
         known = [each() for each in vars(self).get("_variables_of_inner", ())]
-        return known if known and all(each is not None for each in known) else super()._known_variables()
+        return known if known and all(each is not None for each in known) else None
 
     def _gradients(
         self, loss: tf.Tensor, variables: list[Any], grad_loss: Any, tape: tf.GradientTape
@@ -100,33 +93,23 @@ class LossScaleOptimizer(
         return self._optimizer.compute_gradients(loss, variables, tape)
 
     def _reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
-        if not self._aggregates_itself():
-            return super()._reduce(gradients, variables)
-        present = [(g, v) for g, v in zip(gradients, variables) if g is not None]
-        reduced = iter(self.aggregate_gradients(present))
-        return [None if g is None else next(reduced)[0] for g in gradients]
-
-    def _aggregates_itself(self) -> bool:
-        """Whether the inner optimizer, or a class derived from this one, sums over workers that no strategy knows."""
-        return (
+        # The inner optimizer, or a class derived from this one, may sum over workers that no strategy knows.
+        if (
             type(self).aggregate_gradients is not LossScaleOptimizer.aggregate_gradients
             or type(self._optimizer).aggregate_gradients is not tf_keras.optimizers.Optimizer.aggregate_gradients
-        )
+        ):
+            return without_none(self.aggregate_gradients, gradients, variables)
+        return super()._reduce(gradients, variables)
 
     def _apply_reduced(self, grads_and_vars: list[tuple[Any, Any]], **kwargs: Any) -> Any:
         inner = self._optimizer
-        with self._own_copies():
-            if self._inner_takes("skip_gradients_aggregation"):
-                return inner.apply_gradients(grads_and_vars, skip_gradients_aggregation=True, **kwargs)
-            with replicas.overriding(inner, aggregate_gradients=list):
-                return inner.apply_gradients(grads_and_vars, **kwargs)
+        if self._inner_takes("skip_gradients_aggregation"):
+            return inner.apply_gradients(grads_and_vars, skip_gradients_aggregation=True, **kwargs)
+        with replicas.overriding(inner, aggregate_gradients=list):
+            return inner.apply_gradients(grads_and_vars, **kwargs)
 
-    def _advance_iterations(self) -> Any:
-        with self._own_copies():
-            return self._optimizer.iterations.assign_add(1)
-
-    def _own_copies(self) -> contextlib.AbstractContextManager[None]:
-        return replicas.own_copies([(self._optimizer, "_iterations")])
+    def _own_copies(self) -> Iterable[tuple[Any, str]]:
+        return [(self._optimizer, "_iterations")]
 
     def _hyperparameter_names(self) -> tuple[str, ...]:
         return hyperparameters.names(self._optimizer)
@@ -136,13 +119,14 @@ class LossScaleOptimizer(
         return self._optimizer.aggregate_gradients(grads_and_vars)
 
     def finalize_variable_values(self, var_list: list[Any] | None = None) -> None:
-        """Overwrite the variables with their moving average, if the inner optimizer keeps one.
+        """Overwrites the variables with their moving average, if the inner optimizer keeps one.
 
         Args:
-            var_list: the variables; None for those that the optimizer was built for.
+            var_list: the variables; None for those that the optimizer is built for.
         """
-        self._optimizer.finalize_variable_values(self._known_variables() if var_list is None else var_list)
-        self._on_floor.look(self, self._loss_scale)  # `fit` ends here
+        variables = self._given_or_known(var_list, "finalize_variable_values()")
+        self._optimizer.finalize_variable_values(variables)
+        self._stall.look(self, self._loss_scale)  # `fit` ends here
 
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
         """Excludes variables from the inner optimizer's weight decay; call it before `build`."""
@@ -153,7 +137,7 @@ class LossScaleOptimizer(
         self._loss_scale.bring_into_range()
 
     def _serialized_inner(self) -> Any:
-        return self._with_state(tf_keras.optimizers.serialize(self._optimizer))
+        return tf_keras.optimizers.serialize(self._optimizer)
 
     @classmethod
     def _deserialized_inner(cls, config: Any, custom_objects: dict[str, Any] | None) -> Any:
@@ -168,21 +152,17 @@ class LossScaleOptimizer(
         memo[id(strategy)] = strategy
         return super()._copied_inner(memo)
 
-    # What `migrate.restore` asks of an optimizer, wrapped or bare.
+    # Restoring.
 
-    _slots_are_lists = True
+    _optimizers = tf_keras.optimizers
+    _optimizers_name = f"{tf_keras.__name__}.optimizers"
 
     @staticmethod
-    def _prepare(optimizer: Any, variables: list[Any]) -> None:
-        if not getattr(getattr(optimizer, "inner_optimizer", optimizer), "_built", False):
-            optimizer.build(variables)
+    def _is_built(optimizer: Any) -> bool:
+        return getattr(getattr(optimizer, "inner_optimizer", optimizer), "_built", False)
 
     @staticmethod
     def _slot_of(inner: Any, variable: Any, slot: str, attribute: str) -> Any:
         del slot
         slots = getattr(inner, attribute, None)
         return slots[inner._index_dict[inner._var_key(variable)]] if slots else None
-
-    @staticmethod
-    def _set_iterations(inner: Any, value: int) -> None:
-        inner._iterations.assign(value)

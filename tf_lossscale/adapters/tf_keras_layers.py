@@ -22,7 +22,7 @@ set_global_policy = tf_keras.mixed_precision.set_global_policy
 
 
 def set_compute_dtype(layer: Any, dtype: str) -> None:
-    """Has a layer, built or not, compute in a dtype; its variables stay float32.
+    """Sets the dtype that a layer, built or not, computes in; its variables stay float32.
 
     >>> layer = tf_keras.layers.Dense(2)
     >>> set_compute_dtype(layer, "bfloat16")
@@ -34,7 +34,7 @@ def set_compute_dtype(layer: Any, dtype: str) -> None:
         dtype: "float32", "float16" or "bfloat16".
     """
     policy = tf_keras.mixed_precision.Policy("float32" if dtype == "float32" else f"mixed_{dtype}")
-    # tf_keras has no public way to change the policy of a layer that exists, or to have its variables cast when read.
+    # tf_keras has no public way to change the policy of an existing layer, or to cast its variables when read.
     layer._set_dtype_policy(policy)
     if any(base.__name__ in _CAST_BY_THEMSELVES for base in type(layer).__mro__):
         return

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import numbers
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -12,12 +12,13 @@ from tf_lossscale.core import replicas
 from tf_lossscale.libraries import keras_versions
 from tf_lossscale.wrapper import optimizer
 from tf_lossscale.wrapper import options as options_lib
+from tf_lossscale.wrapper.grads_and_vars import without_none
 
 tf_keras: Any = keras_versions.keras_2()
 
 _Optimizer = tf_keras.optimizers.legacy.Optimizer
 _USUAL_AGGREGATOR = tf_keras.optimizers.legacy.SGD().gradient_aggregator
-# Strategies under which these optimizers refuse to be told that the gradients are summed already.
+# Strategies under which these optimizers refuse `experimental_aggregate_gradients=False`.
 _ALWAYS_AGGREGATING = (
     tf.distribute.experimental.CentralStorageStrategy,
     tf.distribute.experimental.ParameterServerStrategy,
@@ -58,14 +59,10 @@ class LossScaleOptimizer(
         wanted = super()._checked_options(inner, options)
         return wanted if name is None else {**wanted, "_name": name}
 
-    def _adopt(self, options: dict[str, Any]) -> None:
-        super()._adopt(options)
-        self.__dict__.update(_trackable=self._optimizer)
-
     def _build_inner(self, variables: list[Any]) -> None:
         _require_no_clipping_in_central_storage(self._optimizer)
         replicas.give_copies(self._optimizer, ("_iterations",), self._optimizer._weights)
-        # Under the optimizer's name, as the original has it: nothing else in a checkpoint tells Adam from Adamax.
+        # Under the optimizer's name, as in the original: only the names in a checkpoint distinguish Adam from Adamax.
         with tf.name_scope(self._optimizer._name), tf.init_scope():
             self._optimizer._create_all_weights(variables)
 
@@ -78,38 +75,26 @@ class LossScaleOptimizer(
         return self.get_unscaled_gradients(self._optimizer.get_gradients(self.get_scaled_loss(loss), params))
 
     def _reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
-        present = [(g, v) for g, v in zip(gradients, variables) if g is not None]
-        changed = iter(self._optimizer._transform_unaggregated_gradients(present))
-        gradients = [None if g is None else next(changed)[0] for g in gradients]
-        if not self._aggregates_itself():
-            return super()._reduce(gradients, variables)
-        present = [(g, v) for g, v in zip(gradients, variables) if g is not None]
-        reduced = iter(self._aggregate_gradients(present))
-        return [None if g is None else next(reduced)[0] for g in gradients]
-
-    def _aggregates_itself(self) -> bool:
-        """Whether the inner optimizer, or a class derived from this one, sums over workers that no strategy knows."""
-        return (
+        gradients = without_none(self._optimizer._transform_unaggregated_gradients, gradients, variables)
+        # The inner optimizer, or a class derived from this one, may sum over workers that no strategy knows.
+        if (
             type(self)._aggregate_gradients is not LossScaleOptimizer._aggregate_gradients
             or type(self._optimizer)._aggregate_gradients is not _Optimizer._aggregate_gradients
             or self._optimizer.gradient_aggregator is not _USUAL_AGGREGATOR
-        )
+        ):
+            return without_none(self._aggregate_gradients, gradients, variables)
+        return super()._reduce(gradients, variables)
 
     def _apply_reduced(self, grads_and_vars: list[tuple[Any, Any]], **kwargs: Any) -> Any:
         inner = self._optimizer
         takes = self._inner_takes("experimental_aggregate_gradients")
-        with self._own_copies():
-            if takes and not isinstance(tf.distribute.get_strategy(), _ALWAYS_AGGREGATING):
-                return inner.apply_gradients(grads_and_vars, experimental_aggregate_gradients=False, **kwargs)
-            with replicas.overriding(inner, _transform_unaggregated_gradients=list, _aggregate_gradients=list):
-                return inner.apply_gradients(grads_and_vars, **kwargs)
+        if takes and not isinstance(tf.distribute.get_strategy(), _ALWAYS_AGGREGATING):
+            return inner.apply_gradients(grads_and_vars, experimental_aggregate_gradients=False, **kwargs)
+        with replicas.overriding(inner, _transform_unaggregated_gradients=list, _aggregate_gradients=list):
+            return inner.apply_gradients(grads_and_vars, **kwargs)
 
-    def _advance_iterations(self) -> Any:
-        with self._own_copies():
-            return self._optimizer.iterations.assign_add(1)
-
-    def _own_copies(self) -> contextlib.AbstractContextManager[None]:
-        return replicas.own_copies([(self._optimizer, "_iterations")])
+    def _own_copies(self) -> Iterable[tuple[Any, str]]:
+        return [(self._optimizer, "_iterations")]
 
     def _hyperparameter_names(self) -> tuple[str, ...]:
         return tuple(name for name in self._optimizer._hyper if name != "learning_rate")
@@ -120,7 +105,7 @@ class LossScaleOptimizer(
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("lr", "learning_rate"):
             _require_number(name, value)
-            _ = self._optimizer.learning_rate  # makes it a float32 variable, if it is not: a 2 would make it an int32
+            _ = self._optimizer.learning_rate  # creates the float32 variable: a 2 would create an int32
         elif "_optimizer" in vars(self) and name in self._optimizer._hyper:
             _require_number(name, value)
         super().__setattr__(name, value)
@@ -198,18 +183,21 @@ class LossScaleOptimizer(
             )
 
     def _serialized_inner(self) -> Any:
-        return self._with_state(tf_keras.optimizers.serialize(self._optimizer))
+        return tf_keras.optimizers.serialize(self._optimizer)
 
     @classmethod
     def _deserialized_inner(cls, config: Any, custom_objects: dict[str, Any] | None) -> Any:
         return tf_keras.optimizers.deserialize(config, custom_objects=custom_objects, use_legacy_optimizer=True)
 
-    # What `migrate.restore` asks of an optimizer, wrapped or bare.
+    # Restoring.
 
+    _optimizers = tf_keras.optimizers.legacy
+    _optimizers_name = f"{tf_keras.__name__}.optimizers.legacy"
     _slots_are_lists = False
+    _nadam_product = ("_m_cache", 0.004)
 
     @staticmethod
-    def _prepare(optimizer: Any, variables: list[Any]) -> None:
+    def _build(optimizer: Any, variables: list[Any]) -> None:
         optimizer._create_all_weights(variables)
 
     @staticmethod
@@ -218,12 +206,12 @@ class LossScaleOptimizer(
         return inner.get_slot(variable, slot) if slot in inner.get_slot_names() else None
 
     @staticmethod
-    def _set_iterations(inner: Any, value: int) -> None:
-        inner.iterations.assign(value)
+    def _given_learning_rate(inner: Any) -> Any:
+        return inner._hyper["learning_rate"]
 
 
 def _require_number(name: str, value: Any) -> None:
-    """Raises for what the inner optimizer would take, and stumble over in its next step."""
+    """Raises for a value that the inner optimizer accepts, but that makes its next step fail."""
     if not (callable(value) or isinstance(value, numbers.Real) or hasattr(value, "dtype")):
         raise ValueError(
             f"`{name}` must be a number, a scalar tensor, a learning rate schedule or a function, but got: {value!r}."
@@ -238,6 +226,6 @@ def _require_no_clipping_in_central_storage(inner: Any) -> None:
         if value is not None:
             raise ValueError(
                 f"`{name}={value!r}` of the inner {type(inner).__name__} does not work under CentralStorageStrategy: "
-                "tf_keras's legacy optimizers cannot clip there. Use the optimizer of the same name of "
+                "tf_keras's legacy optimizers cannot clip there. Use the optimizer of the same name in "
                 "tf.keras.optimizers or tf_keras.optimizers, or another strategy."
             )

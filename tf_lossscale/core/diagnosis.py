@@ -13,9 +13,9 @@ from tf_lossscale.core.variables import Weights, unless, value_or_zero
 
 
 class Diagnosis(Weights):
-    """Counts, for each variable, the steps in which its gradient was not finite; in variables, none of them saved.
+    """Counts of the steps in which the gradient of each variable was not finite; in variables that are not saved.
 
-    A step whose gradients are finite pays for the norm alone. Only a skipped step looks at each gradient.
+    An applied step computes only the norm. A skipped step checks each gradient.
 
     >>> diagnosis = Diagnosis()
     >>> gradients = [tf.constant([1.0]), tf.constant([float("inf")])]
@@ -26,7 +26,7 @@ class Diagnosis(Weights):
 
     def __init__(self) -> None:
         super().__init__(name="diagnosis")
-        self.__dict__["_tables"] = []  # the names of the variables that a table has a row for, in their order
+        self.__dict__["_tables"] = []  # the names of the variables in the rows of each table
 
     @property
     def steps(self) -> tf.Variable:
@@ -39,27 +39,27 @@ class Diagnosis(Weights):
         return self._weight("gradient_norm", 0.0, tf.float32, tracked=False)
 
     def prepare(self, names: tuple[str, ...]) -> None:
-        """Makes the variables for a step, outside of the graph that it is in.
+        """Creates the variables for a step, outside of its graph.
 
         Args:
             names: of the trained variables.
         """
         if names not in self._tables:
-            replicas.once(lambda: self._make(names))  # where all replicas have come to: each finds none
+            replicas.once(lambda: self._make(names))  # all replicas have arrived: none finds a table
 
     def record(
-        self, names: tuple[str, ...], applied: tf.Tensor, gradients: list[Any], judged: list[Any]
+        self, names: tuple[str, ...], applied: tf.Tensor, gradients: list[Any], evidence: list[Any]
     ) -> list[tf.Operation]:
-        """Notes a step.
+        """Records a step.
 
         Args:
             names: of the trained variables, one for each gradient.
             applied: bool scalar, False if the step was skipped.
             gradients: reduced over the replicas; None is allowed.
-            judged: the same, or for each gradient the `finite.kind` that all replicas agree on.
+            evidence: the same, or for each gradient the `finite.kind` that all replicas agree on.
 
         Returns:
-            The operations that do it, for legacy graphs to run.
+            The operations, for legacy graphs to run.
         """
         self.prepare(names)
         step = value_or_zero(self.steps) + 1
@@ -67,7 +67,7 @@ class Diagnosis(Weights):
         table = self._table(names)
 
         def note() -> Any:
-            return table.assign(_after(value_or_zero(table), judged, step))
+            return table.assign(_after(value_or_zero(table), evidence, step))
 
         return done + unless(applied, note)
 
@@ -95,9 +95,9 @@ def _norm(gradients: list[Any]) -> tf.Tensor:
     return tf.linalg.global_norm(wide) if wide else tf.constant(0.0)
 
 
-def _after(table: tf.Tensor, judged: list[Any], step: tf.Tensor) -> tf.Tensor:
-    """The table after a step that was skipped."""
-    kinds = tf.stack([tf.constant(0.0) if g is None else finite_lib.kind(g) for g in judged])
+def _after(table: tf.Tensor, evidence: list[Any], step: tf.Tensor) -> tf.Tensor:
+    """Returns the table after a skipped step."""
+    kinds = tf.stack([tf.constant(0.0) if g is None else finite_lib.kind(g) for g in evidence])
     infinite, nan = (tf.cast(is_so(kinds), tf.int64) for is_so in (tf.math.is_inf, tf.math.is_nan))
     bad = infinite + nan
     last = tf.where(bad > 0, step, table[:, 1])

@@ -1,4 +1,4 @@
-"""What the replicas of the strategy in use can do: meet within a step, or write apart."""
+"""The replicas of the strategy in use: whether they can meet within a step, and sums over them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def several_replicas() -> bool:
-    """Whether the caller runs on more than one replica.
+    """Returns whether the caller runs on more than one replica.
 
     >>> several_replicas()
     False
@@ -25,7 +25,7 @@ def several_replicas() -> bool:
 
 
 def in_one_of_several() -> bool:
-    """Whether the caller is in the context of one of several replicas, which does nothing for the others.
+    """Returns whether the caller is in the replica context of one of several replicas.
 
     >>> in_one_of_several()
     False
@@ -34,7 +34,7 @@ def in_one_of_several() -> bool:
 
 
 def meet() -> bool:
-    """Whether a step is taken in a cross-replica context, from which each replica is called once more.
+    """Returns whether a step goes on in the cross-replica context, by `merge_call`.
 
     A TPU's replicas are one program: they reduce and branch in their replica context, all alike.
 
@@ -48,7 +48,7 @@ def meet() -> bool:
 
 
 def workers_step_alone() -> bool:
-    """Whether workers share the variables but not their steps: one may move the scale amid a step of another.
+    """Returns whether workers share the variables but not their steps: one may move the scale amid a step of another.
 
     >>> workers_step_alone()
     False
@@ -57,7 +57,7 @@ def workers_step_alone() -> bool:
 
 
 def several_processes() -> bool:
-    """Whether other processes take part in the training.
+    """Returns whether other processes take part in the training.
 
     >>> several_processes()
     False
@@ -69,7 +69,7 @@ def several_processes() -> bool:
 
 
 def write_apart() -> bool:
-    """Whether each replica writes its own copies of the variables, since replicas cannot meet within the step.
+    """Returns whether each replica writes its own copies of the variables, since they cannot meet within the step.
 
     >>> write_apart()
     False
@@ -81,7 +81,7 @@ def write_apart() -> bool:
 
 
 def is_missing_copies(variable: tf.Variable) -> bool:
-    """Whether replicas do not meet, but the variable was made outside the strategy's scope and has one copy for all.
+    """Returns whether replicas need copies of a variable that was created outside the strategy's scope.
 
     >>> is_missing_copies(tf.Variable(1.0))
     False
@@ -95,7 +95,7 @@ def is_missing_copies(variable: tf.Variable) -> bool:
 
 
 def scope_of(variable: tf.Variable) -> contextlib.AbstractContextManager[Any]:
-    """Returns the scope of the strategy that a variable was made under, for `with`; one of no effect if we are in it.
+    """Returns the scope of the strategy that a variable was created under; a null context inside a strategy.
 
     >>> with scope_of(tf.Variable(1.0)):
     ...     tf.distribute.has_strategy()
@@ -111,7 +111,7 @@ def scope_of(variable: tf.Variable) -> contextlib.AbstractContextManager[Any]:
 
 
 def give_copies(holder: Any, names: Iterable[str], listed: list[Any]) -> None:
-    """Has an object's variables made anew, with their values, where `is_missing_copies` says so.
+    """Creates an object's variables anew, with their values, where `is_missing_copies`.
 
     >>> class Count:
     ...     steps = None
@@ -119,7 +119,7 @@ def give_copies(holder: Any, names: Iterable[str], listed: list[Any]) -> None:
 
     Args:
         holder: an optimizer.
-        names: of attributes; those that are no variables are left alone.
+        names: of attributes; an attribute that is no variable stays.
         listed: the holder's list of its variables, which is changed as well.
     """
     for name in names:
@@ -135,7 +135,7 @@ def give_copies(holder: Any, names: Iterable[str], listed: list[Any]) -> None:
 
 
 def explains_where_replicas_cannot_meet(function: Function) -> Function:
-    """Has a function that calls `merge_call` say, where TensorFlow refuses that, what to write instead.
+    """Decorates a function that calls `merge_call`: its error says what to write where TensorFlow refuses that.
 
     >>> @explains_where_replicas_cannot_meet
     ... def one():
@@ -175,7 +175,7 @@ def explains_where_replicas_cannot_meet(function: Function) -> Function:
 
 @explains_where_replicas_cannot_meet
 def once(function: Callable[[], Any]) -> None:
-    """Calls a function once for all replicas, not once on each: variables are made so.
+    """Calls a function once for all replicas, for example to create variables.
 
     >>> calls = []
     >>> once(lambda: calls.append(1))
@@ -200,9 +200,9 @@ def once(function: Callable[[], Any]) -> None:
 
 
 def _in_scope(strategy: tf.distribute.Strategy, function: Callable[[], Any]) -> None:
-    """Calls a function in a strategy's scope: in a thread of its own, since a replica context cannot be left.
+    """Calls a function in a strategy's scope, in a thread of its own: a thread cannot leave its replica context.
 
-    In a replica context, what a checkpoint has for a new variable would be restored on that replica alone.
+    In a replica context a checkpoint would restore a new variable on that replica alone.
     """
 
     def call() -> None:
@@ -215,9 +215,9 @@ def _in_scope(strategy: tf.distribute.Strategy, function: Callable[[], Any]) -> 
 
 @contextlib.contextmanager
 def own_copies(places: Iterable[tuple[Any, str]]) -> Iterator[None]:
-    """Has objects hold this replica's copies of their variables, where replicas write apart.
+    """Sets attributes to this replica's copies of their variables, where `write_apart`.
 
-    Otherwise each write would have to be agreed upon by all replicas, which cannot be done inside a tf.cond.
+    Otherwise all replicas would have to agree on each write, which they cannot inside a tf.cond.
 
     >>> class Count:
     ...     steps = None
@@ -249,10 +249,9 @@ def _own_copy(variable: Any) -> Any:
 
 @contextlib.contextmanager
 def overriding(holder: Any, **attributes: Any) -> Iterator[None]:
-    """Has an object's attributes at other values for a while.
+    """Temporarily overrides attributes of an object.
 
-    The replicas of a strategy, whose threads take turns, may be inside at the same time: what the first one found is
-    what the last one leaves.
+    The threads of several replicas may be inside at the same time: the last one restores what the first one found.
 
     >>> class Count:
     ...     steps = 1
@@ -287,7 +286,7 @@ _OVERRIDDEN = "_overridden_by_tf_lossscale"
 
 
 def require_replica_context(method: str) -> None:
-    """Raises if the caller is in a cross-replica context, where a step has no meaning.
+    """Requires a replica context: a step has no meaning in a cross-replica context.
 
     >>> require_replica_context("apply_gradients")
 

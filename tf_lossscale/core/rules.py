@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
 from tf_lossscale import errors
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class Counts(NamedTuple):
@@ -136,6 +140,15 @@ class Rules:
         moves = tf.logical_or(grows, backs_off)
         return Counts(scale, tf.where(grows, zero, good), tf.where(moves, zero, bad))
 
+    @property
+    def counts_overflows(self) -> bool:
+        """Whether the count of overflows outlives a step, and needs a variable.
+
+        >>> Rules().counts_overflows, Rules(hysteresis=2).counts_overflows
+        (False, True)
+        """
+        return self.hysteresis > 1
+
     def _grown(self, scale: tf.Tensor) -> tf.Tensor:
         bigger = scale * self.growth_factor
         if self.max_scale is not None:
@@ -144,3 +157,32 @@ class Rules:
 
     def _lowered(self, scale: tf.Tensor) -> tf.Tensor:
         return tf.maximum(scale * self.backoff_factor, self.min_scale)
+
+
+#: Rules that are keyword arguments under their own names, with their defaults. TensorFlow has named `growth_steps`
+#: `dynamic_growth_steps`, and only old optimizers are not `forgiving`.
+KEYWORDS = {
+    field.name: field.default for field in dataclasses.fields(Rules) if field.name not in ("growth_steps", "forgiving")
+}
+
+
+def with_rules(function: _Function) -> _Function:
+    """Decorates a function that passes its `**rules` to `Rules`: its signature shows the keywords.
+
+    >>> @with_rules
+    ... def make(growth_steps, **rules):
+    ...     return Rules(growth_steps, **rules)
+    >>> inspect.signature(make).parameters["hysteresis"].default
+    1
+
+    Args:
+        function: `**rules` is its last parameter.
+
+    Returns:
+        The function itself.
+    """
+    *own, rules = inspect.signature(function).parameters.values()
+    types = {field.name: field.type for field in dataclasses.fields(Rules)}
+    named = [rules.replace(name=n, kind=rules.KEYWORD_ONLY, default=KEYWORDS[n], annotation=types[n]) for n in KEYWORDS]
+    function.__signature__ = inspect.Signature([*own, *named])  # type: ignore[attr-defined]
+    return function

@@ -1,4 +1,4 @@
-"""The variables that the rules move."""
+"""Loss scales: the variables that the rules move."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tf_lossscale.core.variables import Weights, add_one, plain, value_or_zero
 
 
 class LossScale(Weights):
-    """What a loss is multiplied by, and how that changes from step to step.
+    """The factor of a loss, and how it changes from step to step.
 
-    A subclass gives `__call__` and, if the scale reacts to gradients, `check` and `record`.
+    A subclass defines `__call__` and, if the scale reacts to gradients, `check` and `record`.
 
     >>> class Constant(LossScale):
     ...     def __call__(self):
@@ -37,33 +37,30 @@ class LossScale(Weights):
         super().__init__(name="loss_scaling")
 
     def as_loss_scale(self) -> LossScale:
-        """Returns itself: what `LossScaleOptimizer` drives."""
+        """Returns itself, the loss scale that `LossScaleOptimizer` uses."""
         return self
 
     def prepare(self) -> None:
-        """Makes the variables that note what became of a step: no step has to make any."""
+        """Creates the variables that record the outcome of a step, so that no step has to."""
         if self.may_skip:
             for variable in ("total_steps", "skipped_steps", "skipped_in_a_row", "last_step_skipped"):
                 getattr(self, variable)
 
     def __call__(self) -> tf.Tensor:
         """Returns the current scale, a float32 scalar tensor."""
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__} must define __call__(), which returns the current scale as a float32 scalar tensor."
+        )
 
     def bring_into_range(self) -> None:
-        """Replaces a scale that was loaded, if training could not go on with it; here none is loaded."""
+        """Replaces a loaded scale with which training could not go on; here none is loaded."""
 
     def check(self, gradients: Iterable[Any]) -> tf.Tensor:
         """Returns whether the step with these reduced gradients is to be applied, a bool scalar tensor."""
         return finite_lib.all_finite(gradients)
 
-    @property
-    def looks_at_values(self) -> bool:
-        """Whether a subclass has a `check` of its own, which may look at more than what is finite."""
-        return type(self).check is not LossScale.check
-
     def record(self, applied: tf.Tensor) -> list[Any]:
-        """Moves the scale after a step; here it only notes whether the step was skipped.
+        """Moves the scale after a step; here it only records whether the step was skipped.
 
         Args:
             applied: bool scalar, what `check` returned (in agreement with all replicas).
@@ -79,7 +76,7 @@ class LossScale(Weights):
         return done
 
     def skip(self) -> list[Any]:
-        """Notes what a skipped step alone changes; called in the branch that skips, before `record`.
+        """Counts a skipped step; called in the branch that skips, before `record`.
 
         Returns:
             The operations that do it, for legacy graphs to run.
@@ -91,11 +88,11 @@ class LossScale(Weights):
         return tf.where(value_or_zero(self.last_step_skipped), value_or_zero(self.skipped_in_a_row), 0)
 
     def defers(self, optimizer: Any, part: Any) -> bool:
-        """Whether a step waits for those of other optimizers; here it does not.
+        """Returns whether a step waits for those of other optimizers; here it does not.
 
         Args:
             optimizer: whose step it is.
-            part: the `replicas.Part` that it would apply.
+            part: the `step.Part` that it would apply.
         """
         del optimizer, part
         return False
@@ -189,13 +186,13 @@ class DynamicLossScale(LossScale):
     @property
     def bad_steps(self) -> tf.Variable | None:
         """The number of overflows since the scale last moved, an int64 scalar variable; None without a hysteresis."""
-        return self._weight("bad_steps", 0, tf.int64) if self.rules.hysteresis > 1 else None
+        return self._weight("bad_steps", 0, tf.int64) if self.rules.counts_overflows else None
 
-    def told_of_stall(self, action: Any) -> tf.Variable:
-        """Whether a stall, which is when every step is skipped, was acted on; a bool scalar variable.
+    def stall_reported(self, action: Any) -> tf.Variable:
+        """Whether a stall was reported, a bool scalar variable.
 
         Args:
-            action: each way of acting has a variable, which optimizers that share the scale share as well.
+            action: the reaction to a stall; each has a variable, which all optimizers that share the scale use.
         """
         actions = self.__dict__.setdefault("_stall_actions", [])  # not an attribute that is tracked
         if action not in actions:
@@ -209,12 +206,12 @@ class DynamicLossScale(LossScale):
         return tf.convert_to_tensor(self.current_loss_scale)
 
     def _lookup_dependency(self, name: str, *args: Any) -> Any:
-        # TensorFlow asks for a part right before it restores it, and tells nobody when it has.
+        # TensorFlow asks for a part right before it restores it, and calls nothing afterwards.
         self.__dict__["_restored"] = True
         return super()._lookup_dependency(name, *args)
 
     def bring_into_range(self) -> None:
-        """Replaces a scale that was loaded, if training could not go on with it, and warns; in eager mode only.
+        """Replaces a loaded scale with which training could not go on, and warns; in eager mode only.
 
         >>> scale = DynamicLossScale(8.0)
         >>> _ = scale.current_loss_scale.assign(float("inf"))
@@ -233,7 +230,7 @@ class DynamicLossScale(LossScale):
             self.current_loss_scale.assign(fitting)
 
     def in_range(self, loaded: float) -> float:
-        """Returns a scale that was loaded, or warns and returns one that training can go on with.
+        """Returns a loaded scale, or warns and returns one with which training can go on.
 
         >>> DynamicLossScale(8.0).in_range(0.0)
         1.0
@@ -243,7 +240,7 @@ class DynamicLossScale(LossScale):
 
         Returns:
             The number, or the nearest from `min_scale` (or `initial_scale`, if that is lower) to `max_scale`; in place
-            of infinity and NaN, which tell nothing of the gradients, `initial_scale`.
+            of infinity and NaN, which say nothing about the gradients, `initial_scale`.
         """
         low, high = self.rules.min_scale, self.rules.max_scale or errors.FLOAT32_MAX
         low, high = (float(np.float32(bound)) for bound in (min(low, self.initial_scale), high))
@@ -263,7 +260,7 @@ class DynamicLossScale(LossScale):
         bad_steps = self.bad_steps
         bad = 0 if bad_steps is None else bad_steps
         after = self.rules.next(applied, Counts(self.current_loss_scale, self.good_steps, bad))
-        # Infinity or NaN, restored where no value can be looked at, would stay for ever: every step is skipped then.
+        # Infinity or NaN, restored where no value can be read, would stay for ever: every step is skipped then.
         scale = tf.where(tf.math.is_finite(after.scale), after.scale, self.initial_scale)
         done = [
             self.current_loss_scale.assign(scale),

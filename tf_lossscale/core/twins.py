@@ -15,6 +15,7 @@ def faster_in(module: str) -> Callable[[_Function], _Function]:
 
     A call runs the twin; without `core/fast` it runs the plain function, which `plain` gives as well:
 
+    >>> import tensorflow as tf
     >>> from tf_lossscale.core import scaling
     >>> scaling.divide.plain(tf.constant(8.0), tf.constant(4.0)).numpy().item()
     2.0

@@ -1,4 +1,4 @@
-"""Variables that are not trained, wherever they are needed: each legacy graph has its own, a strategy its copies."""
+"""Variables that are not trained, in every kind of graph and under every strategy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tf_lossscale.core import replicas
 
 
 class Weights(tf.Module):
-    """Holds variables by name, made on first use.
+    """Variables by name, created on first use.
 
     >>> weights = Weights("counts")
     >>> weights._weight("steps", 0, tf.int64).assign_add(1).numpy().item()
@@ -31,7 +31,7 @@ class Weights(tf.Module):
         return this
 
     def _weight(self, name: str, initial_value: Any, dtype: tf.DType, tracked: bool = True) -> tf.Variable:
-        """Returns the variable of this name in the graph in use; makes it on the first call.
+        """Returns the variable of this name in the current graph; creates it on the first call.
 
         Args:
             name: the variable's name, also in checkpoints.
@@ -56,7 +56,7 @@ class Weights(tf.Module):
         return self._weights[key]
 
     def move_to_mesh(self, mesh: Any) -> None:
-        """Has the variables on every device of a DTensor mesh, with their values.
+        """Moves the variables to a DTensor mesh, replicated, with their values.
 
         Args:
             mesh: a `tf.experimental.dtensor.Mesh`.
@@ -71,7 +71,7 @@ class Weights(tf.Module):
 
     @property
     def variables(self) -> tuple[tf.Variable, ...]:
-        """What a checkpoint holds, of the graph in use."""
+        """The variables in checkpoints, of the current graph."""
         return tuple(self._tracked().values())
 
     def _tracked(self) -> dict[str, tf.Variable]:
@@ -89,7 +89,7 @@ class Weights(tf.Module):
 
 
 def value_or_zero(variable: tf.Variable) -> tf.Tensor:
-    """Returns the value; zeros in a legacy graph where only the global variables were initialized.
+    """Returns the value; zeros in a legacy graph in which the variable was not initialized.
 
     >>> value_or_zero(tf.Variable(3)).numpy().item()
     3
@@ -103,7 +103,7 @@ def value_or_zero(variable: tf.Variable) -> tf.Tensor:
 
 
 def add_one(variable: tf.Variable) -> Any:
-    """Counts a step; from 0 on in a legacy graph where only the global variables were initialized.
+    """Adds one; starts at 0 in a legacy graph in which the variable was not initialized.
 
     >>> variable = tf.Variable(3)
     >>> _ = add_one(variable)
@@ -123,7 +123,7 @@ def add_one(variable: tf.Variable) -> Any:
 
 
 def unless(fine: tf.Tensor, change: Callable[[], Any]) -> list[tf.Operation]:
-    """Changes variables if something is not fine.
+    """Changes variables under a condition.
 
     >>> variable = tf.Variable(3)
     >>> unless(tf.constant(False), lambda: variable.assign(4))
@@ -132,11 +132,11 @@ def unless(fine: tf.Tensor, change: Callable[[], Any]) -> list[tf.Operation]:
     4
 
     Args:
-        fine: a bool scalar.
-        change: assigns, and returns what `assign` returns, or a list of that.
+        fine: a bool scalar; if it is False, `change` runs.
+        change: assigns, and returns the results of `assign`.
 
     Returns:
-        The operations that do it, for legacy graphs to run.
+        The operations, for legacy graphs to run.
     """
     if tf.executing_eagerly():
         if not fine:
@@ -151,7 +151,7 @@ def unless(fine: tf.Tensor, change: Callable[[], Any]) -> list[tf.Operation]:
 
 
 def plain(variable: Any) -> Any:
-    """Returns the value as a Python number, in eager mode; a strategy's variables know no `int`.
+    """Returns the value as a Python number, in eager mode; the variables of a strategy have no `int`.
 
     >>> plain(tf.Variable(3))
     3
@@ -163,7 +163,7 @@ def plain(variable: Any) -> Any:
 
 
 def _graph_in_use() -> Any:
-    """The legacy graph that is being built, or None for eager mode and tf.functions, which share their variables."""
+    """Returns the legacy graph that is being built; None for eager mode and tf.functions, which share variables."""
     if tf.compat.v1.executing_eagerly_outside_functions():
         return None
     graph: Any = tf.compat.v1.get_default_graph()

@@ -61,7 +61,7 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
 
     def get_config(self) -> dict[str, Any]:
         """Returns what `from_config` needs."""
-        return {"optimizer": self._serialized_inner(), "loss_scale": config_of(self._loss_scale)}
+        return {"optimizer": self._inner_config(), "loss_scale": config_of(self._loss_scale)}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:

@@ -27,7 +27,7 @@ def __getattr__(name: str) -> Any:
     if name == "Adafactor":
         from tf_lossscale.wrapper import families
 
-        module = "tf_keras" if families.keras_of_tensorflow() == "tf_keras" else "keras3"
+        module = families.MODULES[families.keras_of_tensorflow()]
         return importlib.import_module(f"tf_lossscale.optimizers.{module}").Adafactor
     if name in _ROOMS:
         return importlib.import_module(f"tf_lossscale.optimizers.{name}")

@@ -8,62 +8,45 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale.core.rules import Rules
+from tf_lossscale.core.rules import KEYWORDS
 from tf_lossscale.core.state import DynamicLossScale, FixedLossScale
 from tf_lossscale.wrapper import families
 from tf_lossscale.wrapper.contract import Contract
+from tf_lossscale.wrapper.family import Family
 
 #: The key of the loss scale's state in the config of the inner optimizer of a model that is saved.
 STATE = "loss_scale_state"
-_BEYOND_THE_ORIGINAL = ("growth_factor", "backoff_factor", "hysteresis", "min_scale", "max_scale")
 
 
-class Configurable:
-    """What a wrapper can be made from again: its config, an old one, another wrapper."""
+class Configurable(Family):
+    """Wrappers made from a config, from an old config, or as a copy of a wrapper."""
 
-    _is_adapter = False
-    _optimizer: Any
-    _loss_scale: Any
-    _diagnosis: Any
-    _on_floor: Any
     dynamic: Any
     initial_scale: Any
     dynamic_growth_steps: Any
     state: Any
     set_state: Any
 
-    def _serialized_inner(self) -> Any:
-        """The inner optimizer as a config."""
-        raise NotImplementedError
+    def _inner_config(self) -> dict[str, Any]:
+        """Returns the inner optimizer's config, with the loss scale's state beside it while a model is being saved.
 
-    def _with_state(self, inner: dict[str, Any]) -> dict[str, Any]:
-        """An inner optimizer's config, with the state of the loss scale beside it while a model is being saved.
-
-        SavedModels, and the .h5 and .keras files of tf_keras legacy, keep nothing of a wrapper but its config; in Keras
-        3's `.keras` files there is no room for `bad_steps`. The originals read such a config too: of an inner optimizer
-        they look at the class and the config alone.
+        SavedModels, and the .h5 and .keras files of tf_keras legacy, keep only the config of a wrapper, and Keras 3's
+        `.keras` files do not keep `bad_steps`. The originals can read such a config: they only use the class and the
+        config of the inner optimizer.
         """
+        inner = self._serialized_inner()
         if not isinstance(self._loss_scale, DynamicLossScale) or not _a_model_is_being_saved():
             return inner
         return {**inner, STATE: self.state()}
 
     def _take_state(self, inner: Any) -> None:
-        """Sets the state that `_with_state` put into a config."""
+        """Sets the state that `_inner_config` put into a config."""
         if isinstance(inner, dict) and STATE in inner and isinstance(self._loss_scale, DynamicLossScale):
             state = inner[STATE]
             self.set_state({**state, "loss_scale": self._loss_scale.in_range(state["loss_scale"])})
 
-    @classmethod
-    def _deserialized_inner(cls, config: Any, custom_objects: dict[str, Any] | None) -> Any:
-        """An optimizer from what `_serialized_inner` returned."""
-        raise NotImplementedError
-
-    def _copied_inner(self, memo: dict[int, Any]) -> Any:
-        """A copy of the inner optimizer, with its state."""
-        return copy.deepcopy(self._optimizer, memo)
-
     def get_config(self) -> dict[str, Any]:
-        """Returns what `from_config` needs: plain values.
+        """Returns the config for `from_config`, of plain values.
 
         >>> import tensorflow as tf
         >>> from tf_lossscale import LossScaleOptimizer
@@ -78,9 +61,9 @@ class Configurable:
         scale: Any = self._loss_scale
         if not isinstance(scale, (DynamicLossScale, FixedLossScale)) and hasattr(scale, "get_config"):
             of_scale = {"class_name": type(scale).__name__, "config": scale.get_config()}
-            return {"inner_optimizer": self._serialized_inner(), "loss_scale": of_scale}
+            return {"inner_optimizer": self._inner_config(), "loss_scale": of_scale}
         config: dict[str, Any] = {
-            "inner_optimizer": self._serialized_inner(),
+            "inner_optimizer": self._inner_config(),
             "dynamic": self.dynamic,
             "initial_scale": self.initial_scale,
             "dynamic_growth_steps": self.dynamic_growth_steps,
@@ -89,13 +72,11 @@ class Configurable:
             config["skip_overflow"] = True
         if self._diagnosis is not None:
             config["diagnose"] = True
-        if self._on_floor.action == "raise":  # a function is no plain value
+        if self._stall.action == "raise":  # a function is no plain value
             config["on_floor"] = "raise"
         if self.dynamic:
-            usual, rules = Rules(), self._loss_scale.rules
-            for name in _BEYOND_THE_ORIGINAL:
-                if getattr(rules, name) != getattr(usual, name):
-                    config[name] = getattr(rules, name)
+            given = {name: getattr(self._loss_scale.rules, name) for name in KEYWORDS}
+            config.update({name: value for name, value in given.items() if value != KEYWORDS[name]})
         return config
 
     @classmethod
@@ -157,7 +138,7 @@ class Configurable:
 
 
 def _a_model_is_being_saved() -> bool:
-    """Whether `save_model` of a Keras library, which every `model.save` calls, is among the callers."""
+    """Returns whether `save_model` of a Keras library, which every `model.save` calls, is among the callers."""
     frame: Any = sys._getframe()
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
@@ -168,7 +149,7 @@ def _a_model_is_being_saved() -> bool:
 
 
 def inner_of(config: Any) -> Any:
-    """The inner optimizer in a config: its own config, or the object itself."""
+    """Returns the inner optimizer in a config: its own config, or the object itself."""
     if not isinstance(config, dict):
         raise TypeError(f"`config` must be a dict, as get_config() returns it, but got: {config!r}.")
     inner = config.get("inner_optimizer") or config.get("optimizer")
@@ -178,7 +159,7 @@ def inner_of(config: Any) -> Any:
 
 
 def _from_tf23(loss_scale: Any, custom_objects: dict[str, Any]) -> dict[str, Any]:
-    """Our arguments for the `loss_scale` of a config that TensorFlow 2.3 or older wrote."""
+    """Returns the constructor's arguments for the `loss_scale` of a config from TensorFlow 2.3 or older."""
     if loss_scale == "dynamic":
         return {}
     if not isinstance(loss_scale, dict):
@@ -197,6 +178,6 @@ def _from_tf23(loss_scale: Any, custom_objects: dict[str, Any]) -> dict[str, Any
             arguments.update(growth_factor=values["multiplier"], backoff_factor=1 / values["multiplier"])
         return arguments
     raise ValueError(
-        f"Cannot make a LossScaleOptimizer from a config with a loss scale of class {kind!r}. "
-        f"Known are FixedLossScale and DynamicLossScale; pass your own in custom_objects={{{kind!r}: {kind}}}."
+        f"`config` has a loss scale of the unknown class {kind!r}. Known are FixedLossScale and DynamicLossScale; "
+        f"pass a class of your own as custom_objects={{{kind!r}: {kind}}}."
     )

@@ -1,4 +1,4 @@
-"""Which gradients an update gets, scaled or unscaled: what the two contracts differ in."""
+"""Whether the gradients of an update are scaled: the difference between the two contracts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-# What follows from a method for the gradients of the next update: whether they are scaled.
+# Method -> whether the gradients of the next update are scaled.
 APPLY_GRADIENTS = {"scale_loss": True, "get_scaled_loss": False, "get_unscaled_gradients": False}
-# Sonnet's `apply` is the only update method that it has, and takes either.
-SONNET_APPLY = {"scale_loss": True, "get_unscaled_gradients": False}
 
 _TWO_WAYS_OUT = (
     "Write every step in one of two ways: pass gradients of the scaled loss to apply(gradients, variables), which "
@@ -66,7 +64,7 @@ class Contract:
         self._warned: set[str] = set()
 
     def called(self, method: str) -> None:
-        """Notes a call of `scale_loss`, `get_scaled_loss` or `get_unscaled_gradients`.
+        """Records a call of `scale_loss`, `get_scaled_loss` or `get_unscaled_gradients`.
 
         Args:
             method: its name.
@@ -96,7 +94,7 @@ class Contract:
 
         Args:
             gradients: tensors, IndexedSlices or None.
-            says: what follows from each method.
+            says: method -> whether the gradients of the next update are scaled.
             otherwise: the answer if no method was called.
 
         Raises:
@@ -110,7 +108,7 @@ class Contract:
                 answers, from_outside = self._answers(functions, says)
             if len(answers) > 1 or (True in answers and any(marks)):
                 raise RuntimeError(
-                    "It is not known whether these gradients are scaled: both scale_loss() and "
+                    "Cannot tell whether these gradients are scaled: both scale_loss() and "
                     "get_unscaled_gradients() (or get_scaled_loss()) were called for this optimizer in other "
                     "functions, threads or steps, or more than one update follows one scale_loss(). "
                     f"{_TWO_WAYS_OUT}"
@@ -122,7 +120,7 @@ class Contract:
             return answer
 
     def update_follows(self) -> None:
-        """Notes that an update uses up what was called in this place."""
+        """Records that an update uses the calls made in this place."""
         with self._lock:
             thread = threading.current_thread()
             for note in self._notes_here(_functions()):
@@ -130,7 +128,7 @@ class Contract:
 
     @contextlib.contextmanager
     def whole_step(self) -> Iterator[None]:
-        """Says that an update of marked gradients follows inside: calls contradict nothing."""
+        """Declares that an update of marked gradients follows inside, so that no call contradicts another."""
         self._whole_steps.depth = getattr(self._whole_steps, "depth", 0) + 1
         try:
             yield
@@ -138,16 +136,16 @@ class Contract:
             self._whole_steps.depth -= 1
 
     def loss_scaled_by(self, factor: tf.Tensor) -> None:
-        """Notes what the loss was multiplied by."""
+        """Records the factor that the loss was multiplied by."""
         self._scaled_by[threading.get_ident()] = factor
 
     def factor_of_loss(self) -> tf.Tensor | None:
-        """Returns what the loss was multiplied by, if that was in the function being traced, or in eager mode."""
+        """Returns the factor of the loss, if the loss was scaled in the function being traced, or in eager mode."""
         factor = self._scaled_by.get(threading.get_ident())
         return factor if factor is not None and getattr(factor, "graph", None) is _graph() else None
 
     def _answers(self, functions: list[Any], says: dict[str, bool]) -> tuple[set[bool], bool]:
-        """Returns what the calls so far say, and whether they were outside of the function being traced."""
+        """Returns the answers of the calls so far, and whether these were outside of the function being traced."""
         for function in functions:
             notes = [n for n in self._notes_in(function) if n.method in says and not _used_up(n, says)]
             if notes:

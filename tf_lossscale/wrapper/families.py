@@ -1,29 +1,47 @@
-"""Which adapter fits which optimizer. A new family is one line here and one file in `adapters/`."""
+"""The table of optimizer families, and the adapter for an optimizer, a config or a layer."""
 
 from __future__ import annotations
 
 import functools
 import importlib
 import weakref
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
 
 from tf_lossscale import errors
 from tf_lossscale.libraries import keras_versions
 
-# (library, module, class) of the base class that marks a family -> the adapter's module.
-# The module is "" where the class's name says enough within its package.
-_FAMILIES = (
-    ("keras", "", "BaseOptimizer", "keras3"),
-    ("tf_keras", "", "OptimizerV2", "tf_keras_legacy"),
-    ("tf_keras", "", "_BaseOptimizer", "tf_keras"),
-    ("tensorflow", "tensorflow.python.training.optimizer", "Optimizer", "tf1"),
-    ("sonnet", "", "Optimizer", "sonnet"),
-)
 
-ACCEPTED = (
-    "an optimizer of tf.keras.optimizers, tf_keras.optimizers, tf_keras.optimizers.legacy, "
-    "tf.compat.v1.train or Sonnet 2, or a subclass of one"
-)
+class _Row(NamedTuple):
+    adapter: str  # the adapter's module in `adapters/`
+    # The names of the base class that marks a family: no library is imported to compare them.
+    library: str
+    base: str
+    shown: str  # the name for users
+    module: str = ""  # the beginning of the class's module, if its name is not unique in the library
+    # Whether only this family writes a serialized optimizer with this module and these keys in its config.
+    wrote: Callable[[str, Collection[str]], bool] = lambda module, keys: False
+
+
+_FAMILIES = [
+    _Row("keras3", "keras", "BaseOptimizer", "tf.keras.optimizers"),
+    _Row(
+        "tf_keras",
+        "tf_keras",
+        "_BaseOptimizer",
+        "tf_keras.optimizers",
+        wrote=lambda module, keys: "is_legacy_optimizer" in keys,
+    ),
+    _Row(
+        "tf_keras_legacy",
+        "tf_keras",
+        "OptimizerV2",
+        "tf_keras.optimizers.legacy",
+        wrote=lambda module, keys: module.endswith(".legacy") or ("decay" in keys and "weight_decay" not in keys),
+    ),
+    _Row("tf1", "tensorflow", "Optimizer", "tf.compat.v1.train", module="tensorflow.python.training.optimizer"),
+    _Row("sonnet", "sonnet", "Optimizer", "Sonnet 2"),
+]
 
 
 def adapter_for(optimizer: Any) -> type | None:
@@ -38,11 +56,15 @@ def adapter_for(optimizer: Any) -> type | None:
     Returns:
         A subclass of `tf_lossscale.LossScaleOptimizer`, its library loaded.
     """
-    for base in type(optimizer).__mro__:
-        library = library_in(base.__module__)
-        for family_library, module, name, adapter in _FAMILIES:
-            if (library, base.__name__) == (family_library, name) and base.__module__.startswith(module):
-                return load(adapter)
+    return _adapter_for_class(type(optimizer))
+
+
+def _adapter_for_class(optimizer_class: type) -> type | None:
+    for base in optimizer_class.__mro__:
+        marks = (library_in(base.__module__), base.__name__)
+        for row in _FAMILIES:
+            if marks == (row.library, row.base) and base.__module__.startswith(row.module):
+                return load(row.adapter)
     return None
 
 
@@ -72,7 +94,9 @@ def library_in(module: str) -> str:
     """
     package = module.partition(".")[0]
     if package in ("keras", "tf_keras") and keras_versions.package_of_keras_2() == "keras":
-        return "tf_keras" if package == "keras" else "tf_keras beside a Keras 2"  # which nothing here is derived from
+        return (
+            "tf_keras" if package == "keras" else "tf_keras beside a Keras 2"
+        )  # no class here is derived from its classes
     return package
 
 
@@ -88,27 +112,27 @@ def load_all(library: str) -> list[type]:
     Returns:
         Subclasses of `tf_lossscale.LossScaleOptimizer`.
     """
-    return [load(adapter) for family_library, _, _, adapter in _FAMILIES if family_library == library]
+    return [load(row.adapter) for row in _FAMILIES if row.library == library]
 
 
 def of_config(config: dict[str, Any]) -> type:
-    """Returns the wrapper class for an optimizer's config, told by the keys that only one family writes.
+    """Returns the wrapper class for an optimizer's config, by the keys that only one family writes.
 
     >>> of_config({"config": {"is_legacy_optimizer": False}}).__module__
     'tf_lossscale.adapters.tf_keras'
 
     Args:
-        config: a serialized optimizer; where it does not tell, the family is that of `tf.keras`.
+        config: a serialized optimizer. If several families may have written it, the answer is that of `tf.keras`.
 
     Returns:
         A subclass of `tf_lossscale.LossScaleOptimizer`.
     """
-    keys = config.get("config", {})
-    if "is_legacy_optimizer" in keys:
-        return load("tf_keras")
-    if str(config.get("module")).endswith(".legacy") or ("decay" in keys and "weight_decay" not in keys):
-        return load("tf_keras_legacy")
-    return load("tf_keras" if keras_of_tensorflow() == "tf_keras" else "keras3")
+    import tensorflow as tf
+
+    module, keys = str(config.get("module")), config.get("config", {})
+    writer = next((row for row in _FAMILIES if row.wrote(module, keys)), None)
+    family: Any = load(writer.adapter) if writer else _adapter_for_class(tf.keras.optimizers.Optimizer)
+    return family
 
 
 def keras_of_tensorflow() -> str:
@@ -122,8 +146,8 @@ def keras_of_tensorflow() -> str:
     return library_in(tf.keras.optimizers.Optimizer.__module__)
 
 
-# Library of a Keras layer -> the adapter's module.
-_LAYERS = {"keras": "keras3_layers", "tf_keras": "tf_keras_layers"}
+#: Keras library -> the name of its modules: in `optimizers/`, and in `adapters/` for its layers.
+MODULES = {"keras": "keras3", "tf_keras": "tf_keras"}
 
 
 def layers_of(layer: Any) -> Any:
@@ -144,13 +168,13 @@ def layers_of(layer: Any) -> Any:
     """
     for base in type(layer).__mro__:
         library = library_in(base.__module__)
-        if base.__name__ == "Layer" and library in _LAYERS:
+        if base.__name__ == "Layer" and library in MODULES:
             return layers_in(library)
     raise TypeError(f"`layer` must be a layer of Keras 3 or tf_keras, but got: {layer!r}.")
 
 
 def is_layer(value: Any) -> bool:
-    """Whether an object is a layer or model of Keras 3 or tf_keras.
+    """Returns whether an object is a layer or model of Keras 3 or tf_keras.
 
     >>> is_layer("Dense")
     False
@@ -158,7 +182,7 @@ def is_layer(value: Any) -> bool:
     Args:
         value: any object.
     """
-    return any(base.__name__ == "Layer" and library_in(base.__module__) in _LAYERS for base in type(value).__mro__)
+    return any(base.__name__ == "Layer" and library_in(base.__module__) in MODULES for base in type(value).__mro__)
 
 
 def layers_in(library: str) -> Any:
@@ -173,7 +197,7 @@ def layers_in(library: str) -> Any:
     Returns:
         A module of `adapters/`.
     """
-    return importlib.import_module(f"tf_lossscale.adapters.{_LAYERS[library]}")
+    return importlib.import_module(f"tf_lossscale.adapters.{MODULES[library]}_layers")
 
 
 def library_of(layer: Any) -> Any:
@@ -207,7 +231,7 @@ def adapter_of(inner_optimizer: Any) -> Any:
     'tf_lossscale.adapters.keras3'
 
     Args:
-        inner_optimizer: what the user wants to wrap.
+        inner_optimizer: the object to wrap.
 
     Raises:
         NotWrappable: it is of no known family, or scales losses itself.
@@ -216,18 +240,18 @@ def adapter_of(inner_optimizer: Any) -> Any:
     if scales_losses(inner_optimizer):
         raise errors.NotWrappable(
             f"LossScaleOptimizer cannot wrap another LossScaleOptimizer, but got: {inner_optimizer!r}. "
-            "Wrap the optimizer that is inside it."
+            "Wrap its inner optimizer."
         )
     if is_wrapped(inner_optimizer):
         raise ValueError(
             '"inner_optimizer" is already wrapped by a LossScaleOptimizer. An optimizer can only be wrapped by a '
-            "single LossScaleOptimizer. Make a new inner optimizer, or go on with the first wrapper."
+            "single LossScaleOptimizer. Create a new inner optimizer, or use the existing wrapper."
         )
     adapter = adapter_for(inner_optimizer)
     if adapter is None:
         raise errors.NotWrappable(
             f'"inner_optimizer" must be an instance of an optimizer class, but got: {inner_optimizer!r}. '
-            f"Accepted is {ACCEPTED}."
+            f"Pass an optimizer of {', '.join(row.shown for row in _FAMILIES)}, or of a subclass."
         )
     return adapter
 
@@ -268,7 +292,7 @@ def joined(cls: Any, adapter: Any) -> Any:
 
 
 def mark(inner_optimizer: Any) -> None:
-    """Notes that an optimizer has a wrapper.
+    """Records that an optimizer has a wrapper.
 
     >>> class Optimizer: pass
     >>> inner = Optimizer()
@@ -287,12 +311,12 @@ def is_wrapped(inner_optimizer: Any) -> bool:
     """
     try:
         return inner_optimizer in _wrapped
-    except TypeError:  # nothing that can be wrapped
+    except TypeError:  # not hashable, so not wrapped
         return False
 
 
 def release(inner_optimizer: Any) -> None:
-    """Lets an optimizer be wrapped again, whose wrapper is gone.
+    """Allows an optimizer to be wrapped again.
 
     >>> class Optimizer: pass
     >>> release(Optimizer())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -17,18 +17,18 @@ def unzip(grads_and_vars: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[An
     ([None, None], ['weight', 'bias'])
 
     Args:
-        grads_and_vars: any iterable of pairs; what is no tensor, IndexedSlices or None becomes a tensor.
+        grads_and_vars: any iterable of pairs; numbers and arrays become tensors.
 
     Returns:
         Two lists of the same length.
 
     Raises:
-        ValueError: something in it is no pair.
+        ValueError: an element is not a pair.
     """
     pairs = list(grads_and_vars)
     for pair in pairs:
         if (not isinstance(pair, tuple) and tf.is_tensor(pair)) or len(pair) != 2:
-            raise ValueError(f"`grads_and_vars` must be (gradient, variable) pairs, but got: {pair}.")
+            raise ValueError(f"`grads_and_vars` must contain (gradient, variable) pairs, but got: {pair}.")
     return [_as_gradient(g, v) for g, v in pairs], [v for _, v in pairs]
 
 
@@ -43,17 +43,17 @@ def require_fitting(gradients: list[Any], variables: list[Any]) -> None:
 
     Raises:
         ValueError: the lengths differ, all gradients are None, or a shape does not fit.
-        TypeError: a gradient is not of a floating dtype, or what should be a variable is none.
+        TypeError: a gradient is not of a floating dtype, or a variable is not one.
     """
     if len(gradients) != len(variables):
         raise ValueError(
-            f"There must be one gradient for each variable, but got {len(gradients)} gradients and {len(variables)} "
-            "variables. Pass None where a variable has no gradient."
+            f"Each variable must have one gradient, but got {len(gradients)} gradients for {len(variables)} variables. "
+            "Pass None for a variable without a gradient."
         )
     for variable in variables:
         if not hasattr(variable, "assign"):
             raise TypeError(
-                f"There must be pairs of a gradient and a variable, but in place of a variable is {variable!r}."
+                f"`grads_and_vars` must contain (gradient, variable) pairs, but {variable!r} is not a variable."
             )
     if all(g is None for g in gradients):
         names = ([v.name for v in variables],)
@@ -75,6 +75,24 @@ def require_fitting(gradients: list[Any], variables: list[Any]) -> None:
                 f"The gradient of {variable.name} has shape {gradient.shape}, but the variable has shape "
                 f"{variable.shape}. Check the order of the gradients and the variables."
             )
+
+
+def without_none(change: Callable[..., Iterable[Any]], gradients: list[Any], variables: list[Any]) -> list[Any]:
+    """Returns gradients as changed by a function of (gradient, variable) pairs that takes no None.
+
+    >>> without_none(lambda pairs: [(2 * g, v) for g, v in pairs], [None, 3], ["weight", "bias"])
+    [None, 6]
+
+    Args:
+        change: takes and returns pairs, in the same order.
+        gradients: the gradients; None stays None.
+        variables: one for each gradient.
+
+    Returns:
+        A list as long as `gradients`.
+    """
+    changed = iter(change([(g, v) for g, v in zip(gradients, variables) if g is not None]))
+    return [None if g is None else next(changed)[0] for g in gradients]
 
 
 def as_list(var_list: Any) -> list[Any]:
@@ -106,7 +124,7 @@ def tensors_of(variables: list[Any]) -> list[Any]:
     Returns:
         A list of the same length.
     """
-    # `value` is a method of TensorFlow's variables, and what is inside Keras's.
+    # `value` is a method of TensorFlow's variables, and the inner variable of Keras's.
     return [v if callable(getattr(v, "value", None)) else getattr(v, "value", v) for v in variables]
 
 
@@ -119,7 +137,7 @@ def _as_gradient(gradient: Any, variable: Any) -> Any:
 
 
 def _fits(gradient: tf.TensorShape, variable: tf.TensorShape) -> bool:
-    """Whether the gradient can be broadcast to the variable, as most optimizers do."""
+    """Returns whether the gradient can be broadcast to the variable, as most optimizers do."""
     try:
         return tf.broadcast_static_shape(gradient, variable).is_compatible_with(variable)
     except ValueError:

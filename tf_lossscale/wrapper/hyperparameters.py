@@ -7,8 +7,10 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-# What each optimizer's original (TensorFlow 2.4 to 2.8) passed to `_set_hyper`, so that `wrapper.beta_1` means what
-# it meant. Optimizers that are younger than that follow their nearest relative.
+from tf_lossscale.wrapper.family import Family
+
+# The names that each original (TensorFlow 2.4 to 2.8) passed to `_set_hyper`, so that `wrapper.beta_1` keeps its
+# meaning. Optimizers that are younger than that follow their nearest relative.
 _NAMES = {
     "Adadelta": ("rho",),
     "Adam": ("beta_1", "beta_2"),
@@ -49,17 +51,8 @@ def names(optimizer: object) -> tuple[str, ...]:
     return ()
 
 
-class Delegating:
+class Delegating(Family):
     """Reads, sets and lists the inner optimizer's hyperparameters on the wrapper, and nothing else of it."""
-
-    #: Attributes of the inner optimizer that are read and set through the wrapper, beside its hyperparameters.
-    _delegated: tuple[str, ...] = ("clipnorm", "clipvalue", "global_clipnorm")
-    _optimizer: Any
-    _traced: bool
-
-    def _hyperparameter_names(self) -> tuple[str, ...]:
-        """Names of the inner optimizer's hyperparameters, without those that have a property here."""
-        raise NotImplementedError
 
     @property
     def learning_rate(self) -> Any:
@@ -80,7 +73,7 @@ class Delegating:
         self.learning_rate = value
 
     def __getattr__(self, name: str) -> Any:
-        # Only called for what is not found otherwise.
+        # Only called for attributes that are not found otherwise.
         if "_optimizer" in vars(self) and not name.startswith("__"):
             if self._is_delegated(name):
                 return getattr(self._optimizer, name)

@@ -19,19 +19,19 @@ from tf_lossscale.core.graphs import operations
 from tf_lossscale.core.rules import Rules
 from tf_lossscale.core.state import DynamicLossScale, FixedLossScale, LossScale
 from tf_lossscale.core.step import Part, step
-from tf_lossscale.wrapper import contract, families, options
+from tf_lossscale.wrapper import contract, families
 from tf_lossscale.wrapper.configs import Configurable
 from tf_lossscale.wrapper.grads_and_vars import as_list, require_fitting, tensors_of, unzip
 from tf_lossscale.wrapper.hyperparameters import Delegating
 from tf_lossscale.wrapper.readings import Observable, names_of
-from tf_lossscale.wrapper.stall import OnFloor
+from tf_lossscale.wrapper.stall import Stall
 
 _DEFAULT_INITIAL_SCALE = 2.0**15
 _DEFAULT_GROWTH_STEPS = 2000
 
 
 class CallableList(list[Any]):
-    """A list that also answers a call with itself: `variables` was a method once and is a property now.
+    """A list that returns itself when called: `variables` was a method once, and is a property now.
 
     >>> CallableList([1])()
     [1]
@@ -42,7 +42,7 @@ class CallableList(list[Any]):
 
 
 class _SignatureOfInit:
-    """What `help` and `inspect.signature` show of a class: its constructor's arguments, not those of `__new__`."""
+    """The signature of `__init__`, which `help` and `inspect.signature` show instead of that of `__new__`."""
 
     def __get__(self, instance: Any, owner: Any) -> inspect.Signature:
         signature = inspect.signature(owner.__init__)
@@ -89,19 +89,19 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             high scale: one that is too high is lowered within a few steps, one that is too low takes thousands of
             steps to grow.
         dynamic_growth_steps: finite steps in a row after which the scale grows; 2000 if `dynamic`, else not allowed.
-        growth_factor: what the scale is multiplied by when it grows.
-        backoff_factor: what the scale is multiplied by after an overflow.
+        growth_factor: the scale is multiplied by this when it grows.
+        backoff_factor: the scale is multiplied by this after an overflow.
         hysteresis: number of overflows it takes to lower the scale.
         min_scale: the scale is never lowered below this.
         max_scale: the scale never grows above this; None for float32's maximum.
-        on_floor: what happens, once, when 100 steps in a row were skipped, wherever the scale stands: "warn", "raise"
-            (a FloatingPointError; from a graph an InvalidArgumentError) or a function that is called with the
-            optimizer. It is noticed by that step in eager mode and by the next one in a graph; where XLA compiles the
-            step when `loss_scale` or `state()` is read, and at the end of `fit`.
-        diagnose: whether to note which variables' gradients overflow, for `overflow_report`, and the norm of all
-            gradients, in `gradient_norm`.
-        loss_scale_manager: an object of `tf_lossscale.amp`, or a `SharedLossScale`, that says all of the above down to
-            `max_scale` instead.
+        on_floor: the reaction to a stall, which is 100 skipped steps in a row, at any scale: "warn", "raise" (a
+            FloatingPointError; from a graph an InvalidArgumentError) or a function, called with the optimizer. It
+            happens once for each stall: in eager mode in that step, in a graph in the next step. If XLA compiles the
+            step, it happens when `loss_scale` or `state()` is read, and at the end of `fit`.
+        diagnose: whether to record which variables' gradients overflow, for `overflow_report`, and the norm of all
+            gradients, for `gradient_norm`.
+        loss_scale_manager: an object of `tf_lossscale.amp`, or a `SharedLossScale`, that replaces all arguments from
+            `dynamic` to `max_scale`.
         **kwargs: Keras 3's `name, weight_decay, clipnorm, clipvalue, global_clipnorm, use_ema, ema_momentum,
             ema_overwrite_frequency, loss_scale_factor, gradient_accumulation_steps`: set on the inner optimizer.
 
@@ -114,16 +114,6 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     https://www.tensorflow.org/versions/r2.8/api_docs/python/tf/keras/mixed_precision/LossScaleOptimizer
     """
 
-    # What an adapter says of its family. ------------------------------------------------------------------------
-
-    #: Keyword arguments of the constructor that the family's optimizers have, and that are set on them.
-    _inner_options: tuple[str, ...] = ("clipnorm", "clipvalue", "global_clipnorm")
-    #: Whether a step without any variable is a finite step, as it always was for the legacy optimizers, or an error.
-    _takes_empty_steps = False
-    #: Whether a variable without a gradient gets no slots: old checkpoints have none for it.
-    _slots_need_gradients = False
-    #: Whether instances have this very class: True in an adapter and in what is derived from one.
-    _is_adapter = False
     __signature__ = _SignatureOfInit()
 
     def __new__(cls, inner_optimizer: Any = None, *args: Any, **kwargs: Any) -> LossScaleOptimizer:
@@ -150,8 +140,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     ):
         if not isinstance(self, families.adapter_of(inner_optimizer)):
             raise TypeError(
-                f"This LossScaleOptimizer wraps optimizers of {type(self).__module__}, but got: {inner_optimizer!r}. "
-                "Call tf_lossscale.LossScaleOptimizer, which finds the right one."
+                f"{type(self).__module__}.LossScaleOptimizer cannot wrap this optimizer: {inner_optimizer!r}. Call "
+                "tf_lossscale.LossScaleOptimizer, which chooses the class."
             )
         errors.boolean("dynamic", dynamic, _instead_of(dynamic, initial_scale, dynamic_growth_steps))
         growth_steps = _DEFAULT_GROWTH_STEPS if dynamic_growth_steps is None else dynamic_growth_steps
@@ -160,31 +150,27 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             loss_scale = _new_loss_scale(dynamic, initial_scale, rules, dynamic_growth_steps)
         else:
             loss_scale = _from_manager(loss_scale_manager, not dynamic or initial_scale or dynamic_growth_steps)
-        on_floor = OnFloor(on_floor)
+        stall = Stall(on_floor)
         diagnosis = _new_diagnosis(diagnose, loss_scale)
         chosen = self._checked_options(inner_optimizer, kwargs)
-        # Past this line nothing raises: a failed construction leaves the inner optimizer as it was.
+        # A failed construction must leave the inner optimizer as it was: nothing below raises after changing it.
         self.__dict__.update(
-            _optimizer=inner_optimizer, _scale=loss_scale, _contract=contract.Contract(), _traced=False
+            _optimizer=inner_optimizer,
+            _trackable=inner_optimizer,  # TensorFlow's DelegatingTrackableMixin, a base of most adapters, reads it
+            _scale=loss_scale,
+            _contract=contract.Contract(),
+            _traced=False,
+            _stall=stall,
+            _diagnosis=diagnosis,
         )
-        self.__dict__.update(_on_floor=on_floor, _diagnosis=diagnosis)
         self._save_scale_with_inner()  # raises before it changes the inner optimizer
         loss_scale.prepare()
-        on_floor.prepare(loss_scale)
+        stall.prepare(loss_scale)
         self._adopt(chosen)
         families.mark(inner_optimizer)
 
-    def _checked_options(self, inner: Any, given: dict[str, Any]) -> dict[str, Any]:
-        """The constructor's extra keywords that have to be set on the inner optimizer, or raises."""
-        return options.checked(inner, given, self._inner_options)
-
-    def _adopt(self, options: dict[str, Any]) -> None:
-        """Sets the constructor's options on the inner optimizer, and whatever the base class needs on the wrapper."""
-        for name, value in options.items():
-            setattr(self._optimizer, name, value)
-
     def _save_scale_with_inner(self) -> None:
-        """Makes the loss scale a part of the inner optimizer: a checkpoint of that alone holds it, and restores it."""
+        """Tracks the loss scale in the inner optimizer: a checkpoint of that alone saves and restores the scale."""
         inner, scale = self._optimizer, self._loss_scale
         if not hasattr(inner, "_track_trackable"):
             return
@@ -192,33 +178,13 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         there = inner._lookup_dependency("loss_scale")
         if there is not None and not isinstance(there, LossScale):
             raise ValueError(
-                f"`inner_optimizer` must not have a part named 'loss_scale', but {type(inner).__name__} has one: "
-                f"{there!r}. A checkpoint would mix it up with the wrapper's loss scale. Give it another name."
+                f"`inner_optimizer` must not track an object named 'loss_scale', but {type(inner).__name__} has one: "
+                f"{there!r}. In a checkpoint the wrapper's loss scale has this name. Rename yours."
             )
         if there is not None or not isinstance(scale, FixedLossScale):
             inner._track_trackable(scale, "loss_scale", overwrite=True)
             inner._handle_deferred_dependencies("loss_scale", scale)
-
-    def _reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
-        """Sums the gradients over the replicas, in a replica context."""
-        del variables
-        return replicas.sum_over_replicas(gradients)
-
-    def _quotients(self, gradients: Iterable[Any], factor: tf.Tensor) -> list[Any]:
-        """Divides gradients by what the loss was multiplied by."""
-        return scaling.unscale(gradients, factor)
-
-    def _build_inner(self, variables: list[Any]) -> None:
-        """Creates the inner optimizer's variables, so that a first step that is skipped leaves it complete."""
-        raise NotImplementedError
-
-    def _apply_reduced(self, grads_and_vars: list[tuple[Any, Any]], **kwargs: Any) -> Any:
-        """Has the inner optimizer apply reduced gradients, without reducing them again."""
-        raise NotImplementedError
-
-    def _advance_iterations(self) -> Any:
-        """Counts a step that was skipped."""
-        raise NotImplementedError
+            self._parts_changed()
 
     # The loss and the gradients. --------------------------------------------------------------------------------
 
@@ -298,10 +264,6 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             self._contract.loss_scaled_by(factor)
         return factor
 
-    def _factor(self) -> tf.Tensor:
-        """What the loss is multiplied by, a float32 scalar."""
-        return self._loss_scale()
-
     # The step. --------------------------------------------------------------------------------------------------
 
     @_as_written
@@ -315,9 +277,9 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     ) -> Any:
         """Applies unscaled gradients, or skips the step on all replicas if one of them is not finite.
 
-        After `scale_loss` without `get_unscaled_gradients`, as in Keras 3's `fit`, gradients are scaled ones; a skipped
-        step then does not count in `iterations`, else it does. Where both were called in ways that leave open which
-        gradients these are, the call raises.
+        After `scale_loss` without `get_unscaled_gradients`, as in Keras 3's `fit`, the gradients are scaled, and a
+        skipped step does not count in `iterations`; otherwise it does. If the calls so far do not tell whether these
+        gradients are scaled, this call raises.
 
         >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), initial_scale=8)
         >>> weight = tf.Variable(1.0)
@@ -349,7 +311,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         if gradients or not self._takes_empty_steps:
             require_fitting(gradients, variables)
         self._require_keywords(kwargs)
-        # Past this line the contract moves: a call with bad arguments has not happened.
+        # Only now does the contract change: a call with bad arguments must not count.
         scaled = self._contract.takes_scaled(gradients)
         self._contract.warn_before_apply_gradients()
         aggregate = experimental_aggregate_gradients and not skip_gradients_aggregation
@@ -377,16 +339,9 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         """
         replicas.require_replica_context("apply")
         grads = list(grads)
-        variables = self._known_variables() if trainable_variables is None else list(trainable_variables)
+        variables = self._given_or_known(trainable_variables, "apply(grads)")
         require_fitting(grads, variables)
         self._step(grads, variables, scaled=self._apply_takes_scaled(grads), aggregate=True, count_skipped=False)
-
-    def _apply_takes_scaled(self, gradients: list[Any]) -> bool:
-        """Whether the gradients that `apply` got are scaled ones; asked once in each call."""
-        self._contract.require_not_unscaled(gradients)
-        self._contract.warn_before_apply()
-        self._contract.update_follows()
-        return True
 
     @_as_written
     def compute_gradients(
@@ -453,7 +408,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     def _compute_gradients(
         self, loss: Any, var_list: Any, grad_loss: Any = None, tape: tf.GradientTape | None = None
     ) -> list[tuple[Any, Any]]:
-        """What `compute_gradients` is called in tf_keras legacy, where derived classes override it for `minimize`."""
+        """tf_keras legacy's name for `compute_gradients`: derived classes override it, and `minimize` calls it."""
         keywords = {} if grad_loss is None else {"grad_loss": grad_loss}  # an override may not have it
         return self.compute_gradients(loss, var_list, tape=tape, **keywords)
 
@@ -498,28 +453,22 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
                 scaled = self.get_scaled_loss(loss)
         return self._gradients(scaled, variables, grad_loss, tape)
 
-    def _gradients(
-        self, loss: tf.Tensor, variables: list[Any], grad_loss: Any, tape: tf.GradientTape
-    ) -> list[tuple[Any, Any]]:
-        """The (gradient, variable) pairs of a scaled loss, by the inner optimizer's own method if it has one."""
-        return list(zip(tape.gradient(loss, tensors_of(variables), grad_loss), variables))
-
     def _step(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> Any:
         part = self._part(gradients, variables, **kwargs)
         if self._loss_scale.defers(self, part):
             return self._step_result(None)
         result = step(self._loss_scale, part)
         if result is False:  # in eager mode only: the one that has the outcome at hand
-            self._look_at_floor()
+            self._report_stall()
         return self._step_result(result)
 
-    def _look_at_floor(self) -> None:
-        replicas.once(lambda: self._on_floor.look(self, self._loss_scale))
+    def _report_stall(self) -> None:
+        replicas.once(lambda: self._stall.look(self, self._loss_scale))
 
     def _skip(self, count: bool) -> list[Any]:
-        """What a skipped step still does."""
-        watched = self._on_floor.watch(self, self._loss_scale)
-        with tf.control_dependencies(watched):
+        """Returns the operations of a skipped step."""
+        watched = self._stall.watch(self, self._loss_scale)
+        with tf.control_dependencies(watched), replicas.own_copies(self._own_copies()):
             return [*watched, self._advance_iterations() if count else tf.no_op()]
 
     def _part(
@@ -532,24 +481,29 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         count_skipped: bool,
         **kwargs: Any,
     ) -> Part:
-        """What a step with these gradients is made of; the inner optimizer is complete then."""
+        """Builds the inner optimizer, and returns the parts of a step with these gradients."""
         if not tf.executing_eagerly():
             self.__dict__["_traced"] = True
         all_variables = not self._slots_need_gradients
-        self._have_built([v for g, v in zip(gradients, variables) if all_variables or g is not None])
+        self._build_once([v for g, v in zip(gradients, variables) if all_variables or g is not None])
         if scaled:
             gradients = self._unscale(gradients, variables, self._factor())
+
+        def apply(reduced: list[Any]) -> Any:
+            with replicas.own_copies(self._own_copies()):
+                return self._apply_reduced(list(zip(reduced, variables)), **kwargs)
+
         return Part(
             gradients,
             reduce=lambda local: self._reduce(local, variables),
-            apply=lambda reduced: self._apply_reduced(list(zip(reduced, variables)), **kwargs),
+            apply=apply,
             skip=lambda: self._skip(count_skipped),
-            aggregate=aggregate,
+            aggregate=aggregate and self._sums_over_replicas,
             observe=self._observer(variables),
         )
 
-    def _have_built(self, variables: list[Any]) -> None:
-        """Builds the inner optimizer for these variables; in eager mode not again when they are those of last time."""
+    def _build_once(self, variables: list[Any]) -> None:
+        """Builds the inner optimizer; in eager mode only if the variables are not those of the last step."""
         noted = tf.executing_eagerly() and not tf.distribute.has_strategy()
         these, last = [self._optimizer, *variables], self.__dict__.get("_built_for", [])
         if noted and len(last) == len(these) and all(each() is one for each, one in zip(last, these)):
@@ -566,17 +520,13 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         return lambda *outcome: diagnosis.record(names, *outcome)
 
     def _step_result(self, operation: Any) -> Any:
-        """What `apply_gradients` returns: in a graph something to wait for."""
+        """Returns the result of `apply_gradients`: in a graph an operation or a tensor to wait for."""
         if tf.executing_eagerly():
-            return None
+            return self._eager_result()
         if not tf.compat.v1.executing_eagerly_outside_functions():
             return operation
         with tf.control_dependencies(operations(operation)):
             return tf.constant(True)  # a tf.function can return a tensor, but no operation
-
-    def _unscale(self, gradients: list[Any], variables: list[Any], factor: tf.Tensor) -> list[Any]:
-        del variables
-        return self._quotients(gradients, factor)
 
     def _require_keywords(self, kwargs: dict[str, Any]) -> None:
         """Raises if the inner optimizer does not take these keywords, before anything has changed."""
@@ -588,11 +538,11 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             )
 
     def _inner_takes(self, keyword: str) -> bool:
-        """Whether the inner optimizer's `apply_gradients` takes a keyword; a user's may take few."""
-        method = self._optimizer.apply_gradients
-        return _takes(getattr(method, "__func__", method), keyword)
+        """Returns whether the inner optimizer's `apply_gradients` takes a keyword."""
+        method = getattr(self._optimizer, "apply_gradients", None)
+        return method is not None and _takes(getattr(method, "__func__", method), keyword)
 
-    # What can be read. ------------------------------------------------------------------------------------------
+    # Properties. --------------------------------------------------------------------------------------------
 
     @property
     def inner_optimizer(self) -> Any:
@@ -620,7 +570,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
                 f"one, but got: {value!r}. Make a new LossScaleOptimizer with the arguments you need."
             )
         scale.prepare()
-        self._on_floor.prepare(scale)
+        self._stall.prepare(scale)
         self.__dict__["_scale"] = scale
         self._save_scale_with_inner()
 
@@ -705,14 +655,17 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         self._build_inner(list(var_list))
 
     def _create_all_weights(self, var_list: list[Any]) -> None:
-        """What `build` was called once."""
+        """The old name of `build`."""
         self.build(var_list)
 
-    def _known_variables(self) -> list[Any]:
-        raise ValueError(
-            "apply(grads) and finalize_variable_values() without variables need an optimizer that was built. "
-            "Call build(trainable_variables) first, or pass trainable_variables."
-        )
+    def _given_or_known(self, variables: Iterable[Any] | None, call: str) -> list[Any]:
+        known = self._known_variables() if variables is None else variables
+        if known is None:
+            raise ValueError(
+                f"{call} without variables needs a built optimizer. Call build(trainable_variables) first, or pass "
+                "the variables."
+            )
+        return list(known)
 
     def __repr__(self) -> str:
         scale = tf.convert_to_tensor(self._loss_scale())
@@ -763,8 +716,8 @@ def _new_diagnosis(diagnose: Any, loss_scale: LossScale) -> Diagnosis | None:
         return None
     if not loss_scale.may_skip:
         raise ValueError(
-            "`diagnose` cannot be True with a fixed scale, which looks at no gradient. Pass dynamic=True; to keep the "
-            "scale where it is, min_scale and max_scale may be the same."
+            "`diagnose` cannot be True with a fixed scale, which does not check gradients. Pass dynamic=True; to keep "
+            "the scale constant, set min_scale, max_scale and initial_scale to the same value."
         )
     return Diagnosis()
 
@@ -772,7 +725,7 @@ def _new_diagnosis(diagnose: Any, loss_scale: LossScale) -> Diagnosis | None:
 def _from_manager(manager: Any, has_other_arguments: Any) -> LossScale:
     if has_other_arguments:
         raise ValueError(
-            "`loss_scale_manager` says what the scale is and how it moves: leave out `dynamic`, `initial_scale` and "
+            "`loss_scale_manager` sets the scale and how it moves. Leave out `dynamic`, `initial_scale` and "
             "`dynamic_growth_steps`."
         )
     if not hasattr(manager, "as_loss_scale"):

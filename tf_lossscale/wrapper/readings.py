@@ -1,4 +1,4 @@
-"""What can be read of an optimizer's loss scale: its state as plain numbers, and which gradients overflowed."""
+"""Readings of an optimizer's loss scale: its state as plain numbers, and the gradients that overflowed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from tf_lossscale import errors
-from tf_lossscale.core.diagnosis import Diagnosis
 from tf_lossscale.core.state import DynamicLossScale
 from tf_lossscale.core.variables import plain
-from tf_lossscale.wrapper.stall import OnFloor
+from tf_lossscale.wrapper.family import Family
 
 # Key of `state()` -> attribute of the loss scale; the first has to be in a state, the others may be missing.
 _COUNTS = {
@@ -39,7 +38,7 @@ class Overflow:
 
     @property
     def kind(self) -> str:
-        """What was found: "inf", "NaN" or both; NaN if a gradient had both in one step."""
+        """The kinds of values: "inf", "NaN" or both; NaN if a gradient had both in one step."""
         found = [name for name, steps in (("inf", self.infinite_steps), ("NaN", self.nan_steps)) if steps]
         return ", ".join(found)
 
@@ -64,18 +63,15 @@ class OverflowReport(tuple[Overflow, ...]):
         return "\n".join(lines)
 
 
-class Observable:
-    """Reads, and sets, what an optimizer's loss scale has come to."""
+class Observable(Family):
+    """The state of an optimizer's loss scale, to read and to set."""
 
-    _loss_scale: Any
-    _diagnosis: Diagnosis | None
-    _on_floor: OnFloor
     dynamic: Any
 
     @property
     def loss_scale(self) -> tf.Tensor:
         """The current loss scale, a float32 scalar tensor."""
-        self._on_floor.look(self, self._loss_scale)
+        self._stall.look(self, self._loss_scale)
         return tf.convert_to_tensor(self._loss_scale())
 
     @property
@@ -95,13 +91,13 @@ class Observable:
     def gradient_norm(self) -> tf.Variable | None:
         """The norm of the last step's unscaled gradients over all variables; None without `diagnose=True`.
 
-        A float32 variable. It is what was given to `apply_gradients`, summed over the replicas and before the inner
-        optimizer clips; infinite or NaN if the step was skipped.
+        A float32 variable, of the gradients given to `apply_gradients`, summed over the replicas, before the inner
+        optimizer clips them; infinite or NaN if the step was skipped.
         """
         return None if self._diagnosis is None else self._diagnosis.gradient_norm
 
     def state(self) -> dict[str, Any]:
-        """Returns what the loss scale has come to, as plain numbers: for a log, or for a JSON file.
+        """Returns the state of the loss scale as plain numbers, for a log or a JSON file.
 
         >>> import tensorflow as tf
         >>> from tf_lossscale import LossScaleOptimizer
@@ -116,7 +112,7 @@ class Observable:
             `set_state`. With a fixed scale, and with a loss scale of one's own, `loss_scale` alone.
 
         Raises:
-            RuntimeError: called where there are no values, while a graph is built.
+            RuntimeError: called while a graph is built.
         """
         _require_eager("state")
         scale = self._loss_scale
@@ -125,7 +121,7 @@ class Observable:
             variables = {name: getattr(scale, attribute) for name, attribute in _COUNTS.items()}
             values.update({name: 0 if each is None else plain(each) for name, each in variables.items()})
             values["skipped_in_a_row"] *= plain(scale.last_step_skipped)
-        self._on_floor.look(self, scale)
+        self._stall.look(self, scale)
         return values
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -144,8 +140,8 @@ class Observable:
             state: a dict as `state` returns it. Counts other than `dynamic_counter` may be missing, and become 0.
 
         Raises:
-            ValueError: a key is missing or unknown, a value is no number in range, or the scale here does not move
-                and is another one. Then nothing is set.
+            ValueError: a key is missing or unknown, a value is out of range, or the scale is fixed at
+                another value. Then nothing is set.
             TypeError: a value is no number.
             RuntimeError: called while a graph is built.
         """
@@ -162,7 +158,9 @@ class Observable:
         value = errors.positive_number("loss_scale", state["loss_scale"], "Pass what state() returned.")
         if not moves:
             if value != plain(scale()):
-                raise ValueError(f"The loss scale here stays at {plain(scale()):g}, but the state has {value!r}.")
+                raise ValueError(
+                    f"The loss scale is fixed at {plain(scale()):g}, but `state` has the loss scale {value!r}."
+                )
             return
         counts = {name: errors.count(name, state.get(name, 0), "Pass what state() returned.") for name in _COUNTS}
         variables = {name: getattr(scale, attribute) for name, attribute in _COUNTS.items()}
@@ -176,7 +174,7 @@ class Observable:
                 variable.assign(counts[name])
 
     def overflow_report(self) -> OverflowReport:
-        """Returns which variables' gradients were not finite, in how many steps, when last, and what they had.
+        """Returns the variables whose gradients were not finite, with the number of steps, the last one and the values.
 
         >>> import tensorflow as tf
         >>> from tf_lossscale import LossScaleOptimizer
@@ -198,8 +196,8 @@ class Observable:
         """
         if self._diagnosis is None:
             raise ValueError(
-                "overflow_report() needs an optimizer that notes overflows from its first step on. "
-                "Make it with LossScaleOptimizer(..., diagnose=True)."
+                "overflow_report() needs an optimizer that records overflows from its first step on. "
+                "Create it with LossScaleOptimizer(..., diagnose=True)."
             )
         _require_eager("overflow_report")
         found = {name: [int(x) for x in row] for name, row in self._diagnosis.counts().items() if row[0]}
@@ -208,7 +206,7 @@ class Observable:
 
 
 def names_of(variables: list[Any]) -> tuple[str, ...]:
-    """Returns the names that a report has for variables: their Keras path where they have one, each only once.
+    """Returns unique names for variables in a report: their Keras path, or else their name.
 
     >>> names_of([tf.Variable(1.0), tf.Variable(2.0), tf.keras.Variable(1.0, name="kernel")])
     ('Variable', 'Variable_1', 'kernel')
@@ -230,6 +228,6 @@ def names_of(variables: list[Any]) -> tuple[str, ...]:
 def _require_eager(method: str) -> None:
     if not tf.executing_eagerly():
         raise RuntimeError(
-            f"{method}() reads values, and there are none while a graph is built. Call it outside of tf.function, "
-            "between the steps; in a tf.compat.v1.Session run the variables themselves, as optimizer.skipped_steps."
+            f"{method}() reads the values of variables, which do not exist while a graph is built. Call it outside of "
+            "tf.function, between steps; in a tf.compat.v1.Session, run variables such as optimizer.skipped_steps."
         )

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_lossscale.core.graphs import as_written as _as_written
-from tf_lossscale.core.rules import Rules
+from tf_lossscale.core.rules import Rules, with_rules
 from tf_lossscale.core.state import DynamicLossScale
 from tf_lossscale.core.step import Part, joined, step
 
@@ -23,8 +23,11 @@ class SharedLossScale(DynamicLossScale):
 
     >>> import tf_lossscale
     >>> shared = tf_lossscale.SharedLossScale(initial_scale=1024)
-    >>> make = lambda: tf_lossscale.LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), loss_scale_manager=shared)
-    >>> (first, second), (a, b) = (make(), make()), (tf.Variable(1.0), tf.Variable(1.0))
+    >>> a, b = tf.Variable(1.0), tf.Variable(1.0)
+    >>> first, second = (
+    ...     tf_lossscale.LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), loss_scale_manager=shared)
+    ...     for _ in range(2)
+    ... )
     >>> with shared.together():
     ...     _ = first.minimize(lambda: a**2, [a])
     ...     _ = second.minimize(lambda: b * float("inf"), [b])
@@ -34,35 +37,21 @@ class SharedLossScale(DynamicLossScale):
     Args:
         initial_scale: the scale to start with.
         dynamic_growth_steps: finite steps in a row after which the scale grows.
-        growth_factor: what the scale is multiplied by when it grows.
-        backoff_factor: what the scale is multiplied by after an overflow.
-        hysteresis: number of overflows it takes to lower the scale.
-        min_scale: the scale is never lowered below this.
-        max_scale: the scale never grows above this; None for float32's maximum.
+        **rules: `growth_factor`, `backoff_factor` and the other rules, which mean what they mean to
+            `LossScaleOptimizer`.
 
     Raises:
-        TypeError: an argument is no number.
+        TypeError: an argument is no number, or has another name.
         ValueError: an argument is out of range.
     """
 
-    def __init__(
-        self,
-        initial_scale: float = 2.0**15,
-        dynamic_growth_steps: int = 2000,
-        *,
-        growth_factor: float = 2.0,
-        backoff_factor: float = 0.5,
-        hysteresis: int = 1,
-        min_scale: float = 1.0,
-        max_scale: float | None = None,
-    ):
-        super().__init__(
-            initial_scale, Rules(dynamic_growth_steps, growth_factor, backoff_factor, hysteresis, min_scale, max_scale)
-        )
+    @with_rules
+    def __init__(self, initial_scale: float = 2.0**15, dynamic_growth_steps: int = 2000, **rules: Any):
+        super().__init__(initial_scale, Rules(dynamic_growth_steps, **rules))
 
     @contextlib.contextmanager
     def together(self) -> Iterator[TogetherStep]:
-        """A step of all optimizers: what they apply inside is applied at the end, or skipped as a whole.
+        """Joins the steps of all optimizers in one: at the end of the block it is applied or skipped as a whole.
 
         Works in eager mode, in a `tf.function` and in each replica of a strategy. If the block raises, nothing is
         applied.
@@ -75,7 +64,7 @@ class SharedLossScale(DynamicLossScale):
             ValueError: only some of the gradients are still to be summed over the replicas.
         """
         if self._step is not None:
-            raise RuntimeError("together() was entered inside itself. Take all steps in one block.")
+            raise RuntimeError("together() cannot be nested. Take all steps in one block.")
         together = _open.steps[id(self)] = TogetherStep()
         try:
             yield together
@@ -89,7 +78,7 @@ class SharedLossScale(DynamicLossScale):
         result = step(self, joined([part for _, part in together.members]))
         if result is False:
             for optimizer, _ in together.members:
-                optimizer._look_at_floor()
+                optimizer._report_stall()
         together.operation = None if tf.executing_eagerly() else result
 
     @property
@@ -101,7 +90,7 @@ class SharedLossScale(DynamicLossScale):
 
         Args:
             optimizer: whose `apply_gradients`, or the like, was called.
-            part: what it would apply.
+            part: its gradients, and how to apply them.
 
         Returns:
             True.
@@ -113,14 +102,14 @@ class SharedLossScale(DynamicLossScale):
         """
         if self._step is None:
             raise RuntimeError(
-                f"This {type(optimizer).__name__} shares its loss scale with others, and steps only with them. Write "
-                "`with shared.together():` around the calls that apply gradients, of all optimizers, and not around "
-                "strategy.run or a tf.function."
+                f"This {type(optimizer).__name__} shares its loss scale, so it can only step inside `with "
+                "shared.together():`. Write that block around the calls of all optimizers that apply gradients, "
+                "inside strategy.run and inside the tf.function."
             )
         if any(other.aggregate != part.aggregate for _, other in self._step.members):
             raise ValueError(
-                "Optimizers that step together must agree whether gradients are summed over the replicas already: "
-                "give all of them skip_gradients_aggregation=True, or none."
+                "Optimizers that step together must all get gradients that are already summed over the replicas, or "
+                "all get gradients that are not. Pass skip_gradients_aggregation=True to all of them, or to none."
             )
         self._step.members.append((optimizer, part))
         return True
@@ -135,12 +124,12 @@ class TogetherStep:
 
     def __init__(self) -> None:
         self.members: list[tuple[Any, Part]] = []
-        #: In a legacy graph what to run, once the block has ended.
+        #: In a legacy graph the operation to run, once the block has ended.
         self.operation: Any = None
 
 
 class _Open(threading.local):
-    """The steps that are being put together: each replica's thread has its own."""
+    """The open steps; each replica's thread has its own."""
 
     def __init__(self) -> None:
         self.steps: dict[int, TogetherStep] = {}  # by the id of the scale

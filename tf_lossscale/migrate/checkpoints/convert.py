@@ -1,4 +1,4 @@
-"""A checkpoint of any version, written anew as an optimizer of today has it."""
+"""Convert a checkpoint of any version into a checkpoint of an optimizer of today."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from tf_lossscale import LossScaleOptimizer, errors
-from tf_lossscale.libraries import keras_versions
 from tf_lossscale.migrate.checkpoints import matching, slots
 from tf_lossscale.migrate.checkpoints.read import read
 from tf_lossscale.migrate.checkpoints.restore import Restored, restore_from
 from tf_lossscale.migrate.checkpoints.saved import File, Optimizer
+from tf_lossscale.wrapper import families
 from tf_lossscale.writing import checkpoint_errors_are_os_errors
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
@@ -36,7 +36,7 @@ class Converted:
 def convert(
     path: str | os.PathLike[str], to: str, out: str | os.PathLike[str], learning_rate: float | None = None
 ) -> list[Converted]:
-    """Writes a `tf.train.Checkpoint` with the variables of a file, and the state of its optimizers as of today.
+    """Writes a `tf.train.Checkpoint` with the variables of a file, and the state of its optimizers in today's form.
 
     >>> import tempfile, tensorflow as tf, tf_keras
     >>> weight = tf.Variable([1.0], name="weight")
@@ -53,38 +53,39 @@ def convert(
     (1, 64.0)
 
     Args:
-        path: what `read` takes.
+        path: as in `read`.
         to: `"keras3"` or `"tf_keras"`.
-        out: the folder to write, which must not be there, or be empty.
+        out: the folder to write, which must not exist or be empty.
         learning_rate: for files of TensorFlow 1's optimizers, which do not hold it; None for what the file has.
 
     Returns:
         What was converted, one entry per optimizer.
 
     Raises:
-        FileExistsError: there is something in the folder.
+        FileExistsError: the folder is not empty.
         FileNotFoundError: there is no such file.
-        OSError: the folder cannot be written; it is as it was.
+        OSError: the folder cannot be written; nothing was changed.
         ValueError: the file is damaged, its optimizer is of no class of today, or its learning rate has to be given.
     """
     if learning_rate is not None:
         errors.positive_number("learning_rate", learning_rate, "Pass the one that training goes on with.")
     folder = pathlib.Path(out)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FileExistsError(f"{folder}: it is there already, and not empty. Pass a folder that is to be made.")
+        raise FileExistsError(f"{folder}: the folder exists and is not empty. Pass one that does not exist.")
     file = read(path)
     if not file.optimizers:
-        raise ValueError(f"{file.path}: there is no optimizer in it, only {len(file.variables)} variables.")
-    parts, converted = _parts(file, to, learning_rate)
+        raise ValueError(f"{file.path}: the file has no optimizer, only {len(file.variables)} variables.")
+    family: Any = families.load(to)
+    parts, converted = _parts(file, family, learning_rate)
     try:
-        _write(folder, _tree(file, parts, to))
+        _write(folder, _tree(file, parts, family))
     except OSError as error:
-        raise OSError(f"{folder}: it cannot be written ({error}). It is as it was.") from error
+        raise OSError(f"{folder}: cannot write the folder ({error}). Nothing was changed.") from error
     return converted
 
 
-def _parts(file: File, to: str, learning_rate: float | None) -> tuple[dict[str, Any], list[Converted]]:
-    """The variables and optimizers of today, by their paths, and what was done."""
+def _parts(file: File, family: Any, learning_rate: float | None) -> tuple[dict[str, Any], list[Converted]]:
+    """Returns the variables and optimizers of today, by their paths, and the result for each optimizer."""
     import tensorflow as tf
 
     parts: dict[str, Any] = {}
@@ -94,7 +95,7 @@ def _parts(file: File, to: str, learning_rate: float | None) -> tuple[dict[str, 
     for saved in file.optimizers:
         if learning_rate is not None:
             saved.learning_rate = learning_rate
-        inner, construct = _optimizer(file, saved, to)
+        inner, construct = _optimizer(file, saved, family)
         optimizer = inner if saved.counter is None else LossScaleOptimizer(inner)
         trained = {
             name: tf.Variable(parts[name], name=parts[name].name.partition(":")[0]) for name in _trained(file, saved)
@@ -112,22 +113,22 @@ def _path(file: File, saved: Optimizer) -> str:
     return known or "optimizer"
 
 
-def _optimizer(file: File, saved: Optimizer, to: str) -> tuple[Any, str]:
-    """An optimizer of today with the options that the file tells of, and the code that constructs it."""
-    library = (keras_versions.keras_3 if to == "keras3" else keras_versions.keras_2)("optimizers")
+def _optimizer(file: File, saved: Optimizer, family: Any) -> tuple[Any, str]:
+    """Returns an optimizer of today with the options in the file, and the code that constructs it."""
+    library = family._optimizers
     # The file says which class is called: no other name of the library is.
     cls = getattr(library, saved.name, None) if saved.name in slots.ATTRIBUTES else None
     if cls is None:
         part = saved.path or "its optimizer"
-        told = f"{part} is of class {saved.name!r}, not of one of {', '.join(slots.ATTRIBUTES)}"
+        why = f"{part} is of class {saved.name!r}, which is none of {', '.join(slots.ATTRIBUTES)}"
         raise ValueError(
-            f"{file.path}: {told if saved.name else f'the file does not say of which class {part} is'}. Construct the "
+            f"{file.path}: {why if saved.name else f'the file does not name the class of {part}'}. Construct the "
             "optimizer in code, and call tf_lossscale.migrate.restore."
         )
-    if saved.learning_rate is None and saved.family == "tf1":
+    if saved.learning_rate is None and saved.of_tf1:
         raise ValueError(
-            f"{file.path}: it does not hold the learning rate, which checkpoints of today's optimizers do. Pass it "
-            "as --learning-rate."
+            f"{file.path}: the file does not have the learning rate, which the new checkpoint must have. Pass it as "
+            "--learning-rate."
         )
     there = slots.canonical(saved.name, saved.slots)
     options: dict[str, Any] = {"learning_rate": saved.learning_rate, **saved.hyperparameters}
@@ -135,16 +136,15 @@ def _optimizer(file: File, saved: Optimizer, to: str) -> tuple[Any, str]:
     if "momentum" in there and not options.get("momentum"):
         options["momentum"] = 0.9
     taken = inspect.signature(cls).parameters
-    unlike = {"weight_decay"} if saved.family == "tf_keras_legacy" else set()  # see `slots.DIFFERENCES`
+    unlike = set() if saved.slots_are_lists else {"weight_decay"}  # see `slots.DIFFERENCES`
     options = {name: value for name, value in options.items() if name in taken and name not in unlike}
     for name, value in options.items():
         if value is not None and abs(value) > _FLOAT32_MAX:
             raise ValueError(
-                f"{file.path}: its {name} is {value:g}, which no float32 holds. Restore another copy of it."
+                f"{file.path}: {name} is {value:g}, which is too large for a float32. Use another copy of the file."
             )
     arguments = ", ".join(f"{name}={_shown(value)}" for name, value in options.items())
-    shown = "tf.keras" if to == "keras3" else keras_versions.package_of_keras_2()
-    code = f"{shown}.optimizers.{saved.name}({arguments})"
+    code = f"{family._optimizers_name}.{saved.name}({arguments})"
     if saved.learning_rate is None:
         # It had a schedule. With one an optimizer has no variable for the learning rate, and numbers its others anew.
         options["learning_rate"] = library.schedules.ExponentialDecay(1.0, 1, 1.0)
@@ -152,31 +152,30 @@ def _optimizer(file: File, saved: Optimizer, to: str) -> tuple[Any, str]:
 
 
 def _shown(value: Any) -> str:
-    """The number that a float32 in a file was written as."""
+    """Returns the number as the user wrote it, before it became a float32."""
     return "<its schedule>" if value is None else repr(float(f"{value:.7g}") if isinstance(value, float) else value)
 
 
 def _trained(file: File, saved: Optimizer) -> list[str]:
-    """The paths of the variables that have slots, in the file's order."""
+    """Returns the paths of the variables that have slots, in the file's order."""
     owners = set()
     for each in slots.canonical(saved.name, saved.slots).values():
         for i in range(len(each.tensors)):
             owner = matching.owner_of(each, i, file.variables)
             if owner is None:
                 raise ValueError(
-                    f"{file.path}: it cannot be told which variable the slot {each.tensors[i].path} belongs to. Call "
+                    f"{file.path}: cannot tell which variable the slot {each.tensors[i].path} belongs to. Call "
                     "tf_lossscale.migrate.restore with the variables in the order of the optimizer."
                 )
             owners.add(owner.path)
     return [tensor.path for tensor in file.variables if tensor.path in owners]
 
 
-def _tree(file: File, parts: dict[str, Any], to: str) -> Any:
-    """The root of all parts: the file's own objects; for a file without any, the parts by their names."""
+def _tree(file: File, parts: dict[str, Any], family: Any) -> Any:
+    """Returns the root object: the file's own objects, or the parts by their names for a file without objects."""
     import tensorflow as tf
 
-    objects = file.objects or {"": {path: path for path in parts}}
-    objects = matching.with_keras3_names(objects) if to == "keras3" and file.objects else objects
+    objects = family._with_layer_names(file.objects) if file.objects else {"": {path: path for path in parts}}
     reached = {path for each in objects.values() for path in each.values()}
     objects[""] = {**objects.get("", {}), **{path: path for path in parts if path not in reached}}
     nodes = {path: tf.__internal__.tracking.AutoTrackable() for path in objects}
@@ -187,7 +186,7 @@ def _tree(file: File, parts: dict[str, Any], to: str) -> Any:
 
 
 def _write(folder: pathlib.Path, root: Any) -> None:
-    """Writes under another name, and renames the whole folder: it is there as a whole, or not at all."""
+    """Writes under another name and renames the folder, which so is complete or does not exist."""
     import tensorflow as tf
 
     folder.absolute().parent.mkdir(parents=True, exist_ok=True)

@@ -60,14 +60,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def describe(file: File) -> dict[str, Any]:
-    """Returns what a file holds as a dict that JSON can hold.
+    """Returns the content of a file as a dict that JSON can hold.
 
     >>> from tf_lossscale.migrate.checkpoints.saved import File
     >>> describe(File("ckpt", "tf.train.Checkpoint", "Keras 3", [], []))["written_by"]
     'Keras 3'
 
     Args:
-        file: what was read.
+        file: the content of the file.
 
     Returns:
         The document; a number that is infinite or NaN is a string in it.
@@ -114,7 +114,7 @@ def _number(value: float | None) -> float | str | None:
 
 
 def _print_tables(file: File) -> None:
-    # Where nobody looks nothing is cut off: a pipe has no width.
+    # A pipe has no width: cut nothing off.
     width = None if sys.stdout.isatty() else 10_000
     console = optional.load("rich.console", "migrate").Console(highlight=False, markup=False, width=width)
     console.print(_two_columns([("file", file.path), ("kind", file.kind), ("written by", file.writer)]))
@@ -122,13 +122,13 @@ def _print_tables(file: File) -> None:
         console.print()
         console.print(_two_columns(_rows(optimizer)))
     if not file.optimizers:
-        console.print("\nno optimizer in it")
+        console.print("\nno optimizer")
     console.print()
     console.print(_variables(file))
 
 
 def _rows(optimizer: Optimizer) -> list[tuple[str, str]]:
-    name = f"{optimizer.name or 'of a class that cannot be told'} of {LIBRARIES[optimizer.family]}"
+    name = f"{optimizer.name or 'of an unknown class'} of {LIBRARIES[optimizer.family]}"
     there = [
         ("optimizer", f"{optimizer.path}: {name}" if optimizer.path else name),
         ("wrapped in", optimizer.wrapper or "nothing"),

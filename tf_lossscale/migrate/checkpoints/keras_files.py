@@ -8,6 +8,7 @@ import sys
 import zipfile
 from typing import Any
 
+from tf_lossscale.core.rules import KEYWORDS, Rules
 from tf_lossscale.migrate.checkpoints import slots as slot_names
 from tf_lossscale.migrate.checkpoints.saved import File, Optimizer, Slots, Tensor, UnreadableError, damage_is_said
 from tf_lossscale.wrapper.configs import STATE as _STATE
@@ -20,10 +21,10 @@ def read_archive(path: str) -> File:
         path: the file.
 
     Returns:
-        What it holds.
+        The content of the file.
 
     Raises:
-        ValueError: the file is damaged, or an archive of something else.
+        ValueError: the file is damaged, or not of Keras.
     """
     parts = {member: _member(path, member) for member in ("metadata.json", "config.json", "model.weights.h5")}
     with damage_is_said(path, "metadata.json"):
@@ -45,16 +46,16 @@ def read_h5(path: str) -> File:
         path: the file.
 
     Returns:
-        What it holds.
+        The content of the file.
 
     Raises:
-        ValueError: the file is damaged, or of something else.
+        ValueError: the file is damaged, or not of Keras.
     """
     with damage_is_said(path, "the HDF5 file"):
         file = _h5(path, path)
         version = _text(file.attrs.get("keras_version", ""))
         if "model_weights" not in file and "layers" not in file and "layer_names" not in file.attrs:
-            raise UnreadableError(f"{path}: it is an HDF5 file, but no model of Keras.")
+            raise UnreadableError(f"{path}: the HDF5 file is not a Keras model.")
     if "model_weights" not in file:
         with damage_is_said(path, "the weights"):
             variables, _ = _weights(path, file)
@@ -80,7 +81,7 @@ def _member(path: str, member: str) -> bytes:
         if member in archive.namelist():
             with damage_is_said(path, member):
                 return archive.read(member)
-    raise UnreadableError(f"{path}: it is an archive, but has no {member}: it is no model of Keras.")
+    raise UnreadableError(f"{path}: the archive has no {member}, so it is not a Keras model.")
 
 
 def _json(text: str | bytes) -> Any:
@@ -94,12 +95,12 @@ def _json(text: str | bytes) -> Any:
 
 def _held(number: Any, digits: str) -> Any:
     if abs(number) > sys.float_info.max:
-        raise OverflowError(f"no float holds {digits if len(digits) < 20 else digits[:20] + '...'}")
+        raise OverflowError(f"too large for a float: {digits if len(digits) < 20 else digits[:20] + '...'}")
     return number
 
 
 def _h5(path: str, source: Any) -> Any:
-    """Opens an HDF5 file all of whose values are in it: what it says of other files would be read from this machine."""
+    """Opens an HDF5 file, all of whose values must be in it: a link would read another file of this machine."""
     import h5py  # comes with Keras
 
     file = h5py.File(source, "r")
@@ -116,8 +117,8 @@ def _h5(path: str, source: Any) -> Any:
                 waiting.append(item)
             elif item is None or (isinstance(item, h5py.Dataset) and (item.external or item.is_virtual)):
                 raise UnreadableError(
-                    f"{path}: {group.name.rstrip('/')}/{name} is not in the file itself, but a link or data of another "
-                    "file. Keras writes no such files, and nothing of this one was read. Get it from its author anew."
+                    f"{path}: {group.name.rstrip('/')}/{name} is a link or refers to another file, which Keras never "
+                    "writes. Nothing was read. Get a new copy of the file from its author."
                 )
     return file
 
@@ -217,20 +218,24 @@ def _without_scale_by_place(optimizer: Optimizer, stored: list[Tensor], config: 
         return _without_keras_3s_wrapper(optimizer, stored)
     if optimizer.family == "tf_keras" and _STATE in _inner_config(config):
         # tf_lossscale around an optimizer of tf_keras: scale and counter come last, and with a hysteresis its count.
-        count = 3 if config["config"].get("hysteresis", 1) > 1 else 2
+        count = 3 if _rules_of(config["config"]).counts_overflows else 2
         *stored, scale, counter = stored[: len(stored) - count + 2]
         optimizer.scale, optimizer.counter = float(scale.value()), int(counter.value())
     return stored
 
 
+def _rules_of(settings: dict[str, Any]) -> Rules:
+    return Rules(**{name: settings[name] for name in KEYWORDS if name in settings})
+
+
 def _without_keras_3s_wrapper(optimizer: Optimizer, stored: list[Tensor]) -> list[Tensor]:
-    # Its own count of steps and learning rate, which mean nothing, then counter and scale.
+    # First come its own step count and learning rate, which it does not use, then counter and scale.
     optimizer.counter, optimizer.scale = int(stored[2].value()), float(stored[3].value())
     return stored[4:]
 
 
 def _fill_from_list(optimizer: Optimizer, stored: list[Tensor], variables: list[Tensor]) -> None:
-    """Tells what a list of an optimizer's variables is: these files hold nothing but their order."""
+    """Identifies the variables in an optimizer's list, by their order: these files hold nothing else."""
     if stored and not stored[0].shape:
         optimizer.iterations = int(stored[0].value())
         stored = stored[1:]

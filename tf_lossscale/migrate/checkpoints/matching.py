@@ -1,8 +1,7 @@
-"""Which variable of a file is which of the user's."""
+"""Match the variables of a file with the user's variables."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,7 +20,7 @@ def pairs(file: File, variables: Any) -> list[tuple[Tensor, Any]]:
     [('w', 'Variable')]
 
     Args:
-        file: what was read.
+        file: the content of the file.
         variables: a list of variables; or a dict, by the file's names for them.
 
     Returns:
@@ -37,7 +36,7 @@ def pairs(file: File, variables: Any) -> list[tuple[Tensor, Any]]:
     found = by_name or _by_order(file.variables, variables)
     if found is None:
         raise ValueError(
-            f"{file.path}: its variables are not those given, neither by name nor by order and shape. The file has: "
+            f"{file.path}: `variables` match those of the file neither by name nor by order and shape. The file has: "
             f"{_listed([(t.path, t.shape) for t in file.variables])}. Given: "
             f"{_listed([(name_of(v), tuple(v.shape)) for v in variables])}. Pass a dict {{name in the file: variable}}."
         )
@@ -51,7 +50,7 @@ def notes(matched: list[tuple[Tensor, Any]]) -> list[str]:
     if not any(shapes.count(tensor.shape) > 1 for tensor in unnamed):
         return []
     order = _listed([(tensor.path, tensor.shape) for tensor, _ in matched])
-    return [f"The names of the variables are other ones in the file, so they were taken by its order: {order}."]
+    return [f"The variables have other names in the file, so they were matched by order: {order}."]
 
 
 def owner_of(slots: Slots, i: int, known: Sequence[Tensor]) -> Tensor | None:
@@ -64,7 +63,7 @@ def owner_of(slots: Slots, i: int, known: Sequence[Tensor]) -> Tensor | None:
     ]
     if fitting:
         return max(fitting, key=lambda v: len(v.name))
-    # Nothing but the order is known.
+    # Only the order is known.
     return known[i] if len(known) == len(slots.tensors) and known[i].shape == slots.tensors[i].shape else None
 
 
@@ -77,7 +76,7 @@ def _named(file: File, name: str, variable: Any) -> Tensor:
     found = [tensor for tensor in file.variables if name in (tensor.path, tensor.name)]
     if not found:
         names = _listed([(tensor.path, tensor.shape) for tensor in file.variables])
-        raise ValueError(f"{file.path}: there is no variable {name!r} in it. It has: {names}.")
+        raise ValueError(f"{file.path}: the file has no variable {name!r}, only: {names}.")
     if found[0].shape != tuple(variable.shape):
         raise ValueError(
             f"{file.path}: the variable {name!r} has shape {found[0].shape}, but yours has {tuple(variable.shape)}."
@@ -113,40 +112,3 @@ def _by_order(tensors: list[Tensor], variables: list[Any]) -> list[Tensor] | Non
 def _listed(named: list[tuple[str, tuple[int, ...]]]) -> str:
     shown = ", ".join(f"{name} {shape}" for name, shape in named[:12])
     return f"{shown}, and {len(named) - 12} more" if len(named) > 12 else shown or "none"
-
-
-def with_keras3_names(objects: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
-    """Returns the objects of a file with Keras 3's names for their parts beside those of Keras 2.
-
-    Keras 2 has a functional or sequential model's layers as `layer-0`, `layer-1`; Keras 3 has them in a list
-    `_operations`, and a sequential model's one place further, behind its input, in `_functional`. A weight `kernel` is
-    `_kernel` in some of its layers.
-
-    >>> there = with_keras3_names({"model": {"layer-0": "dense"}, "dense": {"kernel": "weight"}})
-    >>> there["dense"]
-    {'kernel': 'weight', '_kernel': 'weight'}
-    >>> there["model"]["_operations"], there["model/_operations"]
-    ('model/_operations', {'0': 'dense'})
-
-    Args:
-        objects: path of an object -> name of a part -> path of that part.
-
-    Returns:
-        The same with more names.
-    """
-    found = {}
-    for path, parts in objects.items():
-        found[path] = dict(parts)
-        layers = {int(name[6:]): part for name, part in parts.items() if re.fullmatch(r"layer-\d+", name)}
-        if layers:
-            lists = {
-                f"{path}/_operations": {str(i): part for i, part in layers.items()},
-                f"{path}/_functional/_operations": {str(i + 1): part for i, part in layers.items()},
-                f"{path}/_functional": {"_operations": f"{path}/_functional/_operations"},
-            }
-            found.update(lists)
-            found[path].update(_operations=f"{path}/_operations", _functional=f"{path}/_functional")
-        for name, part in parts.items():
-            if part not in objects and f"_{name}" not in parts:
-                found[path][f"_{name}"] = part
-    return found

@@ -12,7 +12,7 @@ from tf_lossscale.migrate.checkpoints.saved import File, Optimizer, Slots, Tenso
 KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _TOLD_BY_SLOTS = {"velocity": "rmsprop", "v": "adam"}
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
-_OF_NOBODY = re.compile(r"(^|/)(save_counter$|keras_api/)")
+_NEITHER_MODEL_NOR_OPTIMIZER = re.compile(r"(^|/)(save_counter$|keras_api/)")
 
 
 def read(path: str, reader: Any, tensor: Any) -> File:
@@ -24,7 +24,7 @@ def read(path: str, reader: Any, tensor: Any) -> File:
         tensor: makes a `Tensor` of (key, path, name).
 
     Returns:
-        What it holds.
+        The content of the file.
 
     Raises:
         ValueError: the file is damaged.
@@ -33,7 +33,7 @@ def read(path: str, reader: Any, tensor: Any) -> File:
         graph = _Graph(parse(reader.get_tensor(KEY)), tensor)
         optimizers = [graph.optimizer(node) for node in graph.optimizers()]
         found = graph.variables()
-        others = [each for each in found if _OF_NOBODY.search(each.path)]
+        others = [each for each in found if _NEITHER_MODEL_NOR_OPTIMIZER.search(each.path)]
         variables = [each for each in found if each not in others]
         objects = graph.objects({each.path for each in found} | {each.path for each in optimizers})
     return File(path, "tf.train.Checkpoint", _writer(optimizers), variables, optimizers, others, objects)

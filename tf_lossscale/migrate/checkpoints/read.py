@@ -12,7 +12,7 @@ from tf_lossscale.migrate.checkpoints.saved import File, Tensor, UnreadableError
 
 
 def read(path: str | os.PathLike[str]) -> File:
-    """Returns what a checkpoint or a saved model holds.
+    """Returns the content of a checkpoint or a saved model.
 
     >>> import tempfile, tensorflow as tf
     >>> from tf_lossscale import LossScaleOptimizer
@@ -52,8 +52,8 @@ def _read(given: str) -> File:
             return keras_files.read_h5(given)
         if not pathlib.Path(f"{given}.index").exists():
             raise UnreadableError(
-                f"{given}: its beginning is that of no checkpoint or model: neither a .keras nor an .h5 file. If it "
-                "should be one, it is damaged; of a tf.train.Checkpoint pass the prefix, without .index or .data."
+                f"{given}: the file is neither a checkpoint nor a .keras or .h5 model, or it is damaged. For a "
+                "tf.train.Checkpoint pass the prefix, without .index or .data."
             )
     return _checkpoint(given.removesuffix(".index").partition(".data-")[0])
 
@@ -67,10 +67,10 @@ def _only_checkpoint_in(folder: pathlib.Path) -> str:
         return latest
     prefixes = sorted(str(file.with_suffix("")) for file in folder.glob("*.index"))
     if not prefixes:
-        raise FileNotFoundError(f"{folder}: there is no checkpoint in this folder, and it is no SavedModel.")
+        raise FileNotFoundError(f"{folder}: the folder has no checkpoint, and is not a SavedModel.")
     if len(prefixes) > 1:
         raise UnreadableError(
-            f"{folder}: nothing says which of its {len(prefixes)} checkpoints is meant. Pass one, {prefixes[-1]}."
+            f"{folder}: the folder has {len(prefixes)} checkpoints. Pass one of them, for example {prefixes[-1]}."
         )
     return prefixes[0]
 
@@ -81,7 +81,7 @@ def _checkpoint(prefix: str) -> File:
     if not pathlib.Path(f"{prefix}.index").exists():
         if list(pathlib.Path(prefix).parent.glob(f"{pathlib.Path(prefix).name}.data-*")):
             raise FileNotFoundError(
-                f"{prefix}.index: this part of the checkpoint is missing. Its data alone are of no use."
+                f"{prefix}.index: this file of the checkpoint is missing, and its data cannot be read without it."
             )
         raise FileNotFoundError(f"{prefix}: there is no such file, folder or checkpoint.")
     with damage_is_said(f"{prefix}.index", "the list of variables"):
@@ -103,10 +103,10 @@ def _checkpoint(prefix: str) -> File:
 
 
 def _require_complete(prefix: str, shapes: dict[str, list[int]], dtypes: dict[str, Any]) -> None:
-    """Raises if the data are fewer bytes than the variables have: cheaper than reading them all."""
+    """Raises if the data have fewer bytes than the variables need, without reading them."""
     shards = sorted(pathlib.Path(prefix).parent.glob(f"{pathlib.Path(prefix).name}.data-*"))
     if not shards:
-        raise FileNotFoundError(f"{prefix}.data-00000-of-00001: this part of the checkpoint is missing.")
+        raise FileNotFoundError(f"{prefix}.data-00000-of-00001: this file of the checkpoint is missing.")
     count = int(shards[0].name.rpartition("-")[2])
     if len(shards) != count:
         raise FileNotFoundError(f"{prefix}: {count - len(shards)} of its {count} data files are missing.")
@@ -119,8 +119,8 @@ def _require_complete(prefix: str, shapes: dict[str, list[int]], dtypes: dict[st
     there = sum(shard.stat().st_size for shard in shards)
     if there < needed:
         raise UnreadableError(
-            f"{shards[-1]}: the variables have {needed} bytes, but the data {there}: the file is cut short. Restore "
-            "another copy of it."
+            f"{shards[-1]}: the variables need {needed} bytes, but the data have {there}, so the file is cut short. "
+            "Use another copy of it."
         )
 
 

@@ -1,4 +1,4 @@
-"""An optimizer's state, of whichever library, into the optimizer of today."""
+"""Restore the state of an optimizer, from a file of any library or version, into an optimizer of today."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tf_lossscale.wrapper import families
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """What `restore` restored; None for what the file, or the optimizer, does not have.
+    """The result of `restore`; None for a value that the file or the optimizer does not have.
 
     >>> restored = Restored(iterations=3, loss_scale=128.0, dynamic_counter=3, notes=())
     >>> restored.loss_scale
@@ -27,7 +27,7 @@ class Restored:
         iterations: the number of steps taken.
         loss_scale: the scale.
         dynamic_counter: the number of finite steps since the scale last moved.
-        notes: where training cannot go on with the same numbers, and why.
+        notes: the reasons why training cannot go on with the same numbers.
     """
 
     iterations: int | None
@@ -62,31 +62,31 @@ def restore(
     (1, 64.0, 1)
 
     Args:
-        checkpoint_path: what `tf-lossscale inspect` takes: the prefix of a `tf.train.Checkpoint` or a
+        checkpoint_path: any file that `tf-lossscale inspect` reads: the prefix of a `tf.train.Checkpoint` or a
             `tf.compat.v1.train.Saver`, a folder of them, a SavedModel, a `.keras` or `.h5` file.
         optimizer: an optimizer of Keras 3, tf_keras or tf_keras.legacy, bare or in a LossScaleOptimizer. If it has no
             slots yet it gets them for those of `variables` that are trainable.
         variables: the variables to restore, for example `model.variables`: a list, matched by name, else by order and
             shape; or a dict, by the names that `tf-lossscale inspect` shows.
-        name: which optimizer of the file is meant, if it has several.
+        name: the optimizer in the file, if it has several.
 
     Returns:
-        What was restored, and notes where training cannot go on with the same numbers.
+        The restored values, and notes where training cannot go on with the same numbers.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is damaged, or what it holds does not fit; the message names the part.
-        TypeError: the optimizer is of none of these libraries.
+        ValueError: the file is damaged, or does not fit; the message names the part.
+        TypeError: the optimizer is of another library.
     """
     file = read(checkpoint_path)
     return restore_from(file, _chosen(file, name), optimizer, variables)
 
 
 def restore_from(file: File, saved: Optimizer, optimizer: Any, variables: Any) -> Restored:
-    """Does what `restore` does, from a file that was read.
+    """Restores as `restore` does, from a file that was read.
 
     Args:
-        file: what `read` returned.
+        file: the result of `read`.
         saved: one of its optimizers.
         optimizer: as in `restore`.
         variables: as in `restore`.
@@ -102,35 +102,37 @@ def restore_from(file: File, saved: Optimizer, optimizer: Any, variables: Any) -
     while hasattr(inner, "inner_optimizer"):
         inner = inner.inner_optimizer
     family: Any = families.adapter_for(inner)
-    if family is None or not hasattr(family, "_slot_of"):
+    if family is None or family._optimizers is None:
         raise TypeError(
-            f"`optimizer` must be one of Keras 3, tf_keras or tf_keras.legacy, but got: {optimizer!r}. Into an "
-            "optimizer of tf.compat.v1.train the state goes with "
+            f"`optimizer` must be of Keras 3, tf_keras or tf_keras.optimizers.legacy, but got: {optimizer!r}. For an "
+            "optimizer of tf.compat.v1.train use "
             "tf.compat.v1.train.Saver(tf_lossscale.migrate.saver_names(path))."
         )
     kind = _class_of(file, saved, inner)
     pairs = matching.pairs(file, variables)
     iterations = _iterations(file, saved, inner)
-    for what, count in (("iterations", iterations), ("counter", saved.counter)):
+    for what, count in (("iterations", iterations), ("the counter", saved.counter)):
         if count is not None and not 0 <= count < 2**63:
-            raise ValueError(f"{file.path}: its {what} must be a count that an int64 holds, but are {count:g}.")
+            raise ValueError(f"{file.path}: {what} must be a count that fits in an int64, but is {count:g}.")
     notes = [*matching.notes(pairs), *_notes(saved, kind, inner, family)]
     values = [(variable, tensor.value()) for tensor, variable in pairs]
     planned = _planned_slots(file, saved, kind, pairs, inner)
-    family._prepare(optimizer, [variable for variable, _ in values if getattr(variable, "trainable", True)])
+    if not family._is_built(optimizer):
+        family._build(optimizer, [variable for variable, _ in values if getattr(variable, "trainable", True)])
     values += _places(file, family, inner, kind, planned, values, notes)
 
-    # Past this line nothing raises.
+    # Nothing raises from here on.
     for variable, value in values:
         variable.assign(value)
     if iterations is not None:
         family._set_iterations(inner, iterations)
     if kind == "Nadam" and iterations is not None:
-        legacy = not hasattr(inner, "_u_product")
-        product = slot_names.nadam_product(float(_number(inner, "beta_1")), iterations, 0.004 if legacy else 1.0)
-        (inner._m_cache if legacy else inner._u_product).assign(product)
+        attribute, decay = family._nadam_product
+        getattr(inner, attribute).assign(slot_names.nadam_product(_number(inner, "beta_1"), iterations, decay))
     if saved.learning_rate is not None:
-        _set_learning_rate(inner, saved.learning_rate)
+        rate = family._given_learning_rate(inner)
+        if not callable(rate) or hasattr(rate, "assign"):  # a schedule stays
+            inner.learning_rate = saved.learning_rate
     scale = _set_loss_scale(optimizer, saved)
     return Restored(iterations, scale, None if scale is None else saved.counter, tuple(notes))
 
@@ -141,32 +143,32 @@ def _chosen(file: File, name: str | None) -> Optimizer:
         return found[0]
     names = ", ".join(each.path or "(the root)" for each in file.optimizers) or "none"
     if not file.optimizers:
-        raise ValueError(f"{file.path}: there is no optimizer in it, only {len(file.variables)} variables.")
-    raise ValueError(f"{file.path}: its optimizers are {names}. Pass the one that is meant as `name`.")
+        raise ValueError(f"{file.path}: the file has no optimizer, only {len(file.variables)} variables.")
+    raise ValueError(f"{file.path}: the file has the optimizers {names}. Pass one of these as `name`.")
 
 
 def _class_of(file: File, saved: Optimizer, inner: Any) -> str:
     kind = next((c.__name__ for c in type(inner).__mro__ if c.__name__ in slot_names.ATTRIBUTES), None)
     if kind is None:
         known = ", ".join(slot_names.ATTRIBUTES)
-        raise ValueError(f"{file.path}: state can be restored into {known}, but not into {type(inner).__name__}.")
+        raise ValueError(f"{file.path}: cannot restore state into {type(inner).__name__}, only into {known}.")
     if not slot_names.fits(saved.name, kind):
         raise ValueError(
-            f"{file.path}: {saved.path or 'the optimizer'} is of class {saved.name}, but the optimizer given is "
-            f"{type(inner).__name__}. Make one of the same class."
+            f"{file.path}: {saved.path or 'the optimizer'} is of class {saved.name}, but the given optimizer is "
+            f"{type(inner).__name__}. Create one of the same class."
         )
     there = set(slot_names.canonical(kind, saved.slots))
     lacking = slot_names.required(kind) - there
     if lacking and there:
         raise ValueError(
             f"{file.path}: {saved.path or 'the optimizer'} has the slots {', '.join(sorted(there))}, but "
-            f"{type(inner).__name__} needs {', '.join(sorted(lacking))} as well. Make one of the same class."
+            f"{type(inner).__name__} also needs {', '.join(sorted(lacking))}. Create one of the same class."
         )
     return kind
 
 
 def _planned_slots(file: File, saved: Optimizer, kind: str, pairs: list[Any], inner: Any) -> list[tuple[str, Any, Any]]:
-    """(slot, the user's variable, value) for all slots that the file has of these variables."""
+    """Returns (slot, the user's variable, value) for all slots that the file has of these variables."""
     variable_of = {tensor.path: variable for tensor, variable in pairs}
     known = [tensor for tensor, variable in pairs if getattr(variable, "trainable", True)]
     planned = []
@@ -177,8 +179,8 @@ def _planned_slots(file: File, saved: Optimizer, kind: str, pairs: list[Any], in
             owner = matching.owner_of(each, i, known)
             if owner is None:
                 raise ValueError(
-                    f"{file.path}: it cannot be told which variable the slot {tensor.path} {tensor.shape} belongs to. "
-                    "Pass all variables that the optimizer trained, in its order."
+                    f"{file.path}: cannot tell which variable the slot {tensor.path} {tensor.shape} belongs to. Pass "
+                    "all variables that the optimizer trained, in its order."
                 )
             if owner.path not in variable_of:
                 continue
@@ -189,7 +191,7 @@ def _planned_slots(file: File, saved: Optimizer, kind: str, pairs: list[Any], in
                     f"{matching.name_of(variable)} has {tuple(variable.shape)}."
                 )
             value = tensor.value()
-            if saved.family == "tf1" and kind == "SGD":
+            if saved.of_tf1 and kind == "SGD":
                 # TensorFlow 1 multiplies the sum of gradients by the learning rate, Keras sums the products.
                 value = np.float32(-_learning_rate_now(inner)) * value
             planned.append((slot, variable, value))
@@ -199,7 +201,7 @@ def _planned_slots(file: File, saved: Optimizer, kind: str, pairs: list[Any], in
 def _places(
     file: File, family: Any, inner: Any, kind: str, planned: list[Any], values: list[Any], notes: list[str]
 ) -> list[tuple[Any, Any]]:
-    """(the optimizer's variable, value) for the slots; where it keeps averages of the variables, for these too."""
+    """Returns (the optimizer's variable, value) for the slots, and for the averages of variables if it keeps any."""
     places, missing = [], set()
     try:
         for slot, variable, value in planned:
@@ -212,13 +214,13 @@ def _places(
                     places.append((family._slot_of(inner, variable, "", "_model_variables_moving_average"), value))
     except KeyError as error:
         raise ValueError(
-            f"{file.path}: the {type(inner).__name__} given was built for other variables than those given. Restore "
-            "into a new one, or pass the variables it was built for."
+            f"{file.path}: the given {type(inner).__name__} was built for other variables than `variables`. Restore "
+            "into a new one, or pass the variables that it was built for."
         ) from error
     if missing:
         notes.append(
-            f"{type(inner).__name__} has no place for the file's {', '.join(sorted(missing))}: make it with the "
-            "arguments it had (momentum, centered, amsgrad)."
+            f"{type(inner).__name__} has no slots for the file's {', '.join(sorted(missing))}. Create it with the "
+            "arguments that the saved one had (momentum, centered, amsgrad)."
         )
     return places
 
@@ -228,24 +230,24 @@ def _iterations(file: File, saved: Optimizer, inner: Any) -> int | None:
         betas = (float(_number(inner, "beta_1")), float(_number(inner, "beta_2")))
         found = slot_names.steps_of_powers(saved.extra, betas)
         return saved.iterations if found is None else found
-    if saved.family == "tf1" and saved.name == "Adam" and saved.iterations is None:
+    if saved.of_tf1 and saved.name == "Adam" and saved.iterations is None:
         raise ValueError(
-            f"{file.path}: it holds the counts of several Adam optimizers (beta1_power), and nothing tells which is "
-            "whose. Save each optimizer's variables in a file of its own."
+            f"{file.path}: the file has beta1_power for several Adam optimizers, and does not tell which belongs to "
+            "which. Save each optimizer's variables in its own file."
         )
     return saved.iterations
 
 
 def _notes(saved: Optimizer, kind: str, inner: Any, family: Any) -> list[str]:
     notes = []
-    old, new = saved.family in ("tf_keras_legacy", "tf1"), family._slots_are_lists
-    other = saved.family != "tf1" and (saved.family == "tf_keras_legacy") == new
+    old, new = not saved.slots_are_lists, family._slots_are_lists
+    other = not saved.of_tf1 and old == new
     same = kind == "RMSprop" and "momentum" in slot_names.canonical(kind, saved.slots)
     if other and not same and kind in slot_names.DIFFERENCES:
         notes.append(slot_names.DIFFERENCES[kind])
     if old and new and saved.hyperparameters.get("decay"):
         notes.append(
-            f"The file's learning rate decays, by decay={saved.hyperparameters['decay']:g}: give the optimizer the "
+            f"The file's learning rate decays, with decay={saved.hyperparameters['decay']:g}. Pass the optimizer the "
             f"schedule InverseTimeDecay({saved.learning_rate:g}, 1, {saved.hyperparameters['decay']:g})."
         )
     for name, value in saved.hyperparameters.items():
@@ -255,7 +257,7 @@ def _notes(saved: Optimizer, kind: str, inner: Any, family: Any) -> list[str]:
             and name not in ("decay", "ema_momentum")
             and not np.isclose(here, value, 1e-6)
         ):
-            notes.append(f"The file was written with {name}={value:g}, but the optimizer has {here:g}, and keeps it.")
+            notes.append(f"The file was written with {name}={value:g}, but the optimizer keeps its {here:g}.")
     return notes
 
 
@@ -269,26 +271,18 @@ def _learning_rate_now(inner: Any) -> float:
     return float(rate(inner.iterations) if callable(rate) and not hasattr(rate, "numpy") else rate)
 
 
-def _set_learning_rate(inner: Any, value: float) -> None:
-    rate = getattr(inner, "_learning_rate", None)
-    if rate is None:
-        rate = inner._hyper["learning_rate"]
-    if not callable(rate) or hasattr(rate, "assign"):
-        inner.learning_rate = value
-
-
 def _set_loss_scale(optimizer: Any, saved: Optimizer) -> float | None:
-    """Sets scale and counter where there is a place for them, and returns the scale that is there then."""
+    """Sets scale and counter if the optimizer has them, and returns the new scale."""
     if saved.scale is None:
         return None
-    for scale, counter in (("current_loss_scale", "good_steps"), ("current_loss_scale", "counter")):
-        state: Any = getattr(optimizer, "_loss_scale", None)
-        if hasattr(state, scale) and hasattr(state, counter):
-            getattr(state, scale).assign(saved.scale)
+    state: Any = getattr(optimizer, "_loss_scale", None)
+    for counter in ("good_steps", "counter"):  # ours, and that of tf_keras's own wrapper
+        if hasattr(state, "current_loss_scale") and hasattr(state, counter):
+            state.current_loss_scale.assign(saved.scale)
             getattr(state, counter).assign(saved.counter or 0)
-            if hasattr(state, "bring_into_range"):  # tf_keras's own wrapper may be given
+            if hasattr(state, "bring_into_range"):
                 state.bring_into_range()
-            return float(getattr(state, scale).numpy())
+            return float(state.current_loss_scale.numpy())
     if hasattr(optimizer, "dynamic_scale"):
         optimizer.dynamic_scale.assign(saved.scale)
         optimizer.step_counter.assign(saved.counter or 0)

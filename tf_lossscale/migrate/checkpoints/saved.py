@@ -1,4 +1,4 @@
-"""What a file holds, whatever its format."""
+"""The content of a file, in any format."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-# What an `Optimizer.family` is called.
+# `Optimizer.family` -> its name for users.
 LIBRARIES = {
     "keras3": "Keras 3",
     "tf_keras": "tf_keras",
@@ -50,9 +50,9 @@ class Slots:
     """One slot of all variables: the momenta, say."""
 
     tensors: list[Tensor]
-    #: For each tensor the variable that it belongs to; None if the file does not tell.
+    #: For each tensor the variable that it belongs to; None if the file does not say.
     of: list[Tensor | None]
-    #: For each tensor the name of that variable, as far as the slot's own name tells.
+    #: For each tensor the name of that variable, as far as the slot's own name has it.
     names: list[str]
 
 
@@ -63,7 +63,7 @@ class Optimizer:
     path: str  # "optimizer"
     family: str  # the library: "tf_keras_legacy" (TensorFlow 2's too), "tf_keras", "keras3" or "tf1"
     name: str | None  # the class, "Adam"; None if the file does not tell
-    wrapper: str | None  # who wrapped it; None for nobody
+    wrapper: str | None  # the wrapper's name; None without a wrapper
     iterations: int | None = None
     scale: float | None = None
     counter: int | None = None
@@ -72,6 +72,16 @@ class Optimizer:
     slots: dict[str, Slots] = dataclasses.field(default_factory=dict)
     #: Values that are of no variable: Nadam's product of momenta.
     extra: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def of_tf1(self) -> bool:
+        """Whether it is of TensorFlow 1, whose files hold no learning rate, and momenta not multiplied by it."""
+        return self.family == "tf1"
+
+    @property
+    def slots_are_lists(self) -> bool:
+        """Whether it is of Keras 3 or tf_keras, whose formulas are today's."""
+        return self.family in ("keras3", "tf_keras")
 
 
 @dataclasses.dataclass
@@ -83,26 +93,26 @@ class File:
     writer: str
     variables: list[Tensor]
     optimizers: list[Optimizer]
-    #: What is of no model and of no optimizer: a manager's `save_counter`.
+    #: Variables of no model and no optimizer: a manager's `save_counter`.
     others: list[Tensor] = dataclasses.field(default_factory=list)
-    #: Path of an object -> name of a part -> path of that part, down to variables; empty if the file tells no objects.
+    #: Path of an object -> name of a part -> path of that part, down to variables; empty if the file has no objects.
     objects: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
 
 
 @contextlib.contextmanager
 def damage_is_said(path: str, part: str) -> Iterator[None]:
-    """Turns what the libraries raise for damaged files into one clear error.
+    """Turns the errors that libraries raise for damaged files into one clear error.
 
     >>> try:
     ...     with damage_is_said("model.keras", "config.json"):
     ...         raise EOFError("no closing bracket")
     ... except UnreadableError as error:
     ...     print(str(error)[:67])
-    model.keras: config.json cannot be read, the file is cut short or d
+    model.keras: config.json cannot be read, because the file is cut sh
 
     Args:
         path: the file.
-        part: what of it was read.
+        part: the part that is read inside.
 
     Raises:
         UnreadableError: names the file and the part.
@@ -114,5 +124,5 @@ def damage_is_said(path: str, part: str) -> Iterator[None]:
     except Exception as error:  # each library raises something else for damaged files, and each byte something else
         why = " ".join(str(error).split())[:200] or type(error).__name__
         raise UnreadableError(
-            f"{path}: {part} cannot be read, the file is cut short or damaged ({why}). Restore another copy of it."
+            f"{path}: {part} cannot be read, because the file is cut short or damaged ({why}). Use another copy of it."
         ) from error

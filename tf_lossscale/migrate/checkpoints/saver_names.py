@@ -50,9 +50,9 @@ def saver_names(checkpoint_path: str | os.PathLike[str], variables: list[Any] | 
             found[powers[0]] = variable
         else:
             raise ValueError(
-                f"{os.fspath(checkpoint_path)}: there is no variable {name!r} in it"
-                + (f", and it has several of that kind: {', '.join(powers)}. " if powers else ". ")
-                + "Pass the `variables` that are in the file."
+                f"{os.fspath(checkpoint_path)}: the file has no variable {name!r}"
+                + (f", but several of that kind: {', '.join(powers)}. " if powers else ". ")
+                + "Pass only `variables` that are in the file."
             )
     return found
 
@@ -60,5 +60,5 @@ def saver_names(checkpoint_path: str | os.PathLike[str], variables: list[Any] | 
 def _names(path: str | os.PathLike[str]) -> list[str]:
     import tensorflow as tf
 
-    read(path)  # says what is wrong with the file
+    read(path)  # raises clear errors for a damaged file
     return [name for name, _ in tf.train.list_variables(os.fspath(path))]

@@ -21,7 +21,7 @@ def read(path: str, names: list[str], tensor: Any) -> File:
         tensor: makes a `Tensor` of (key, path, name).
 
     Returns:
-        What it holds.
+        The content of the file.
     """
     tensors = {name: tensor(name, name, name) for name in sorted(names)}
     state = {name: each for name, each in tensors.items() if last_part(name) in _STATE and not each.shape}
@@ -87,7 +87,7 @@ def _state(optimizer: Optimizer, state: dict[str, Tensor], tensors: dict[str, Te
     values: dict[str, set[float]] = {}
     for name, tensor in state.items():
         values.setdefault(last_part(name), set()).add(tensor.value().item())
-    # Of two optimizers' powers nothing tells which is whose: see `restore`.
+    # The powers of several optimizers cannot be assigned to them: see `restore`.
     one = {name: next(iter(each)) for name, each in values.items() if len(each) == 1}
     powers: dict[str, float] = {name: value for name, value in one.items() if name.endswith("_power")}
     optimizer.extra.update(powers)

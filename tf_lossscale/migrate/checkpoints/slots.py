@@ -1,4 +1,4 @@
-"""What the same slot is called in each library, and what the libraries compute differently."""
+"""The names of slots in each library, and the differences between the libraries' formulas."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SAVER_SUFFIXES: dict[str, tuple[tuple[str, ...], ...]] = {
 # Class of `tf.compat.v1.train`, without "Optimizer" -> today's.
 _TODAY = {"GradientDescent": "SGD", "Momentum": "SGD", "RMSProp": "RMSprop"}
 
-# What cannot be the same numbers, said by `restore` and in docs/migration.md.
+# Differences in the numbers, which `restore` and docs/migration.md report.
 DIFFERENCES = {
     "RMSprop": (
         "RMSprop without momentum: the file's divides by sqrt(v) + epsilon, today's by sqrt(v + epsilon). Take the old "
@@ -76,19 +76,19 @@ def today(name: str) -> str:
 
 
 def class_of(slots: set[str], others: set[str], names: Iterable[str], of_tf1: bool = False) -> str | None:
-    """Returns the class of an optimizer that has these slots, told by names where several have them.
+    """Returns the class of an optimizer that has these slots, by names if several classes have these slots.
 
     >>> class_of({"m", "v"}, {"beta_1"}, ["Adamax/beta_1"])
     'Adamax'
 
     Args:
         slots: names of slots, as TensorFlow 2 has them.
-        others: names of what else it has.
+        others: names of its other variables.
         names: names of its variables, in which the optimizer's own name is.
         of_tf1: whether it is of `tf.compat.v1.train`, which has fewer classes.
 
     Returns:
-        A key of `ATTRIBUTES`; None if it cannot be told.
+        A key of `ATTRIBUTES`; None if that is not known.
     """
     if "momentum_cache" in others:
         return "Nadam"
@@ -109,11 +109,11 @@ def class_of_lists(attributes: set[str], others: set[str], names: Iterable[str])
 
     Args:
         attributes: names of its lists of variables.
-        others: names of what else it has.
-        names: the optimizer's own name, or what is known of it.
+        others: names of its other variables.
+        names: the optimizer's own name, or parts of it.
 
     Returns:
-        A key of `ATTRIBUTES`; None if it cannot be told.
+        A key of `ATTRIBUTES`; None if that is not known.
     """
     if "momentum_cache" in others:
         return "Nadam"
@@ -130,9 +130,9 @@ def class_of_lists(attributes: set[str], others: set[str], names: Iterable[str])
 def _told_by_names(fitting: list[str], names: Iterable[str]) -> str | None:
     parts = {part.lower() for name in names for part in re.split(r"[/:]", name)}
     parts |= {re.sub(r"_\d+$", "", part).replace("_", "") for part in parts}
-    told = [name for name in fitting if name.lower() in parts]
-    if len(told) == 1:
-        return told[0]
+    named = [name for name in fitting if name.lower() in parts]
+    if len(named) == 1:
+        return named[0]
     return fitting[0] if len(fitting) == 1 else None
 
 
@@ -160,7 +160,7 @@ def canonical(name: str | None, slots: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fits(saved: str | None, wanted: str) -> bool:
-    """Returns whether the slots of one class are those of another; what is not known may fit.
+    """Returns whether the slots of one class are those of another; an unknown class may fit.
 
     >>> fits("Adam", "AdamW"), fits("Adam", "SGD"), fits(None, "SGD")
     (True, False, True)
@@ -195,17 +195,17 @@ def order_in_lists(name: str | None, family: str, config: Mapping[str, float]) -
 
 
 def steps_of_powers(powers: Mapping[str, float], betas: tuple[float, float] = (0.9, 0.999)) -> int | None:
-    """Returns the number of steps that TensorFlow 1's Adam took, told by the powers of its betas.
+    """Returns the number of steps that TensorFlow 1's Adam took, from the powers of its betas.
 
     >>> steps_of_powers({"beta1_power": 0.9**8, "beta2_power": 0.999**8})
     7
 
     Args:
         powers: `beta1_power` and `beta2_power`.
-        betas: what they are powers of.
+        betas: the bases of the powers.
 
     Returns:
-        The number; None if neither power tells any more.
+        The number; None if neither power can tell.
     """
     for power, beta in zip((powers.get("beta2_power"), powers.get("beta1_power")), reversed(betas)):
         if power is not None and 1e-35 < power < 1.0 and 0.0 < beta < 1.0:

@@ -1,0 +1,78 @@
+"""The patch table and the codemod's table know the same old public names."""
+
+import importlib
+
+import pytest
+
+from tf_lossscale.legacy import patch_table
+from tf_lossscale.legacy.patches import Namespace, Patches
+from tf_lossscale.migrate.codemod import names
+
+# The modules in which TensorFlow's API had the names, in the codemod's canonical form.
+PUBLIC = {
+    "keras.mixed_precision",
+    "keras.mixed_precision.experimental",
+    "tensorflow.contrib.mixed_precision",
+    "tensorflow.mixed_precision",
+    "tensorflow.mixed_precision.experimental",
+    "tensorflow.train.experimental",
+}
+# Names that only the codemod knows, with the reason.
+NOT_INSTALLED = {
+    "set_global_policy": "tf.keras has it; in the experimental module it was set_policy",
+    "enable_mixed_precision_graph_rewrite_v1": "a function's own name, which no public module had",
+    "disable_mixed_precision_graph_rewrite_v1": "a function's own name, which no public module had",
+    "tensorflow.mixed_precision.experimental.MixedPrecisionLossScaleOptimizer": "only the loss scales were there",
+    "tensorflow.mixed_precision.experimental.enable_mixed_precision_graph_rewrite": "only the loss scales were there",
+    "tensorflow.mixed_precision.experimental.disable_mixed_precision_graph_rewrite": "only the loss scales were there",
+}
+
+
+class Recorder(Patches):
+    """Writes down what would be put where, and changes nothing."""
+
+    def __init__(self, place):
+        super().__init__()
+        self.place, self.found = place, set()
+
+    def put(self, module, values):
+        self._add(self.place, values)
+
+    replace = put
+
+    def _add(self, place, values):
+        for name, value in values.items():
+            if isinstance(value, Namespace):
+                self._add(f"{place}.{name}", {k: v for k, v in vars(value).items() if not k.startswith("__")})
+            else:
+                self.found.add(f"{place}.{name}")
+
+
+def public(dotted):
+    return {name for name in dotted if name.rpartition(".")[0] in PUBLIC}
+
+
+@pytest.fixture(scope="module")
+def installed():
+    found = set()
+    for place, put in patch_table.PLACES.items():
+        try:
+            module = importlib.import_module(place)
+        except ImportError:  # of another version of TensorFlow
+            continue
+        recorder = Recorder(place)
+        put(recorder, module)
+        found |= recorder.found
+    return public(map(names.canonical, found))
+
+
+def test_every_name_that_install_puts_back_is_one_that_the_codemod_rewrites(installed):
+    assert len(installed) >= 20
+    assert installed - set(names.OLD) == set()
+
+
+def test_every_name_that_the_codemod_rewrites_is_put_back_by_install(installed):
+    missing = public(names.OLD) - installed
+    assert {n for n in missing if n not in NOT_INSTALLED and n.rpartition(".")[2] not in NOT_INSTALLED} == set()
+    for exception in NOT_INSTALLED:
+        assert any(f".{name}".endswith(f".{exception}") for name in missing), f"{exception} is no exception"
