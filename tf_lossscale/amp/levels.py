@@ -166,8 +166,8 @@ def dtype_table(model: Any) -> DtypeTable:
     """Return a model's layers with the dtypes they compute and store in.
 
     >>> import tensorflow as tf
-    >>> model = auto_mixed_precision(tf.keras.Sequential([tf.keras.layers.Dense(2, name="out")]), "O3")
-    >>> print(dtype_table(model))
+    >>> model = tf.keras.Sequential([tf.keras.layers.Dense(2, name="out")])
+    >>> print(dtype_table(auto_mixed_precision(model, "O3")))
     layer  type   computes  variables
     out    Dense  float16   float32
 

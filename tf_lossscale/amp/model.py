@@ -44,7 +44,8 @@ class Model:
 
     >>> from tf_lossscale.amp import TrainOneStepCell, WithLossCell
     >>> network = WithLossCell(network, tf.keras.losses.MeanSquaredError())
-    >>> history = Model(TrainOneStepCell(network, tf.keras.optimizers.SGD(0.1))).train(2, data, verbose=0)
+    >>> cell = TrainOneStepCell(network, tf.keras.optimizers.SGD(0.1))
+    >>> history = Model(cell).train(2, data, verbose=0)
     >>> len(history.history["loss"])
     2
 

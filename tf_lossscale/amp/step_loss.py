@@ -19,7 +19,8 @@ class StepLoss:
     >>> model = tf.keras.Sequential([tf.keras.layers.Flatten()])
     >>> model.compile("sgd", "mse")
     >>> loss = StepLoss(model)
-    >>> _ = model.fit(tf.constant([[1.0], [3.0]]), tf.zeros((2, 1)), batch_size=1, shuffle=False, verbose=0)
+    >>> x, y = tf.constant([[1.0], [3.0]]), tf.zeros((2, 1))
+    >>> _ = model.fit(x, y, batch_size=1, shuffle=False, verbose=0)
     >>> loss.read({"loss": 5.0})
     9.0
 

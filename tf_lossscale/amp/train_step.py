@@ -141,7 +141,8 @@ class TrainOneStepWithLossScaleCell(TrainOneStepCell):
     >>> from tf_lossscale.amp import DynamicLossScaleManager, WithLossCell
     >>> model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
     >>> network = WithLossCell(model, tf.keras.losses.MeanSquaredError())
-    >>> step = TrainOneStepWithLossScaleCell(network, tf.keras.optimizers.SGD(0.1), DynamicLossScaleManager(64))
+    >>> manager = DynamicLossScaleManager(64)
+    >>> step = TrainOneStepWithLossScaleCell(network, tf.keras.optimizers.SGD(0.1), manager)
     >>> _, overflow, scale = step(tf.ones((2, 3)), tf.ones((2, 1)))
     >>> bool(overflow), float(scale)
     (False, 64.0)

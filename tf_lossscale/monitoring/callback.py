@@ -23,7 +23,8 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
 
     >>> import tf_lossscale
     >>> model = tf.keras.Sequential([tf.keras.Input((1,)), tf.keras.layers.Dense(1)])
-    >>> model.compile(tf_lossscale.LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8), "mse")
+    >>> optimizer = tf_lossscale.LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8)
+    >>> model.compile(optimizer, "mse")
     >>> x = tf.ones([4, 1])
     >>> history = model.fit(x, x, verbose=0, callbacks=[tf_lossscale.LossScaleMonitor()])
     >>> history.history["loss_scale"], history.history["skipped_steps"]

@@ -59,7 +59,8 @@ class Adafactor(AdafactorBase, keras.optimizers.Optimizer):
     In a loop of PyTorch's kind, with parameter groups:
 
     >>> kernel, bias = tf.Variable(tf.ones([2, 3])), tf.Variable(tf.zeros([3]))
-    >>> optimizer = Adafactor([{"params": [kernel], "weight_decay": 0.1}, {"params": [bias]}], lr=0.25)
+    >>> groups = [{"params": [kernel], "weight_decay": 0.1}, {"params": [bias]}]
+    >>> optimizer = Adafactor(groups, lr=0.25)
     >>> loss = optimizer.step(lambda: tf.reduce_sum((tf.ones([1, 2]) @ kernel + bias) ** 2))
     >>> loss.numpy().item(), sorted(optimizer.state_dict())
     (12.0, ['param_groups', 'state'])
