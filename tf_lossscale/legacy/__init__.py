@@ -20,7 +20,7 @@ _HOMES = {
     "MixedPrecisionLossScaleOptimizer": "graph_rewrite",
     "disable_mixed_precision_graph_rewrite": "graph_rewrite",
     "enable_mixed_precision_graph_rewrite": "graph_rewrite",
-    "from_loss_scale": "wrap",
+    "from_loss_scale": "loss_scale",
     "get": "loss_scale",
 }
 
