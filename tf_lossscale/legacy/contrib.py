@@ -83,9 +83,9 @@ class FixedLossScaleManager(LossScaleManager):
 class ExponentialUpdateLossScaleManager(LossScaleManager):
     """A scale that is multiplied by one ratio after a number of finite steps, by another after some overflows.
 
-    Overflows count although finite steps lie between them. Subclasses may read and assign the private attributes of the
-    original (`_loss_scale`, `_num_good_steps`, `_num_bad_steps`, `_incr_every_n_steps`, ...), and may assign all of them
-    in place of a call of `super().__init__`.
+    Overflows count although finite steps lie between them. A subclass may read and assign the private attributes of the
+    original (`_loss_scale`, `_num_good_steps`, `_num_bad_steps`, `_incr_every_n_steps`, ...), also in place of a call
+    of `super().__init__`.
 
     >>> manager = ExponentialUpdateLossScaleManager(64.0, 2, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
     >>> _ = manager.update_loss_scale(tf.constant(False))
@@ -195,22 +195,10 @@ class _ExponentialScale(state.DynamicLossScale):
         """Makes the variables at once, so that a graph's initializer and Saver find them."""
         self._make_weights()
 
-    @property
-    def initial_scale(self) -> float:
-        """The scale to start with; not known of a subclass that keeps its own variable."""
-        return float(getattr(self._manager, "_init_loss_scale", "nan"))
-
-    @property
-    def rules(self) -> Rules:
-        """The rules, from what the manager's attributes are now; odd values are taken as contrib took them."""
-        manager = self._manager
-        return Rules(
-            growth_steps=manager._incr_every_n_steps,
-            growth_factor=manager._incr_ratio,
-            backoff_factor=manager._decr_ratio,
-            hysteresis=manager._decr_every_n_nan_or_inf,
-            forgiving=False,
-        )
+    # Read from the manager on every use; odd values are taken as contrib took them. A subclass that keeps a variable of
+    # its own need not say what the scale was at the start.
+    initial_scale: Any = Replaceable(lambda self: float(getattr(self._manager, "_init_loss_scale", "nan")))
+    rules: Any = Replaceable(lambda self: _rules_of(self._manager))
 
     @property
     def current_loss_scale(self) -> Any:
@@ -225,6 +213,16 @@ class _ExponentialScale(state.DynamicLossScale):
     @property
     def bad_steps(self) -> Any:
         return replaced(self._manager, "_num_bad_steps", lambda: self._weight("bad_steps", 0, tf.int32))
+
+
+def _rules_of(manager: Any) -> Rules:
+    return Rules(
+        growth_steps=manager._incr_every_n_steps,
+        growth_factor=manager._incr_ratio,
+        backoff_factor=manager._decr_ratio,
+        hysteresis=manager._decr_every_n_nan_or_inf,
+        forgiving=False,
+    )
 
 
 class _Managed(state.LossScale):

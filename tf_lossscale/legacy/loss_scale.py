@@ -11,7 +11,6 @@ import tensorflow as tf
 from tf_lossscale.core import branches, replicas, state
 from tf_lossscale.core import finite as finite_lib
 from tf_lossscale.core.autograph import as_written as _as_written
-from tf_lossscale.core.rules import Rules
 from tf_lossscale.legacy import versions
 from tf_lossscale.legacy.private_names import Replaceable, replaced
 from tf_lossscale.legacy.tensor_like import TensorLike
@@ -115,10 +114,7 @@ class FixedLossScale(LossScale, state.FixedLossScale):
             raise ValueError(f"loss_scale_value must be at least 1, but got: {loss_scale_value!r}.")
         self._loss_scale_value = float(loss_scale_value)
 
-    @property
-    def initial_scale(self) -> float:
-        """The scale."""
-        return self._loss_scale_value
+    initial_scale: Any = Replaceable(lambda self: self._loss_scale_value)
 
     def __call__(self) -> tf.Tensor:
         return tf.convert_to_tensor(self._loss_scale_value, tf.float32)
@@ -180,15 +176,9 @@ class DynamicLossScale(LossScale, state.DynamicLossScale):
         """What the scale is multiplied or divided by."""
         return self._multiplier
 
-    @property
-    def initial_scale(self) -> float:
-        """The scale at the start."""
-        return self._initial_loss_scale
+    initial_scale: Any = Replaceable(lambda self: self._initial_loss_scale)
 
-    @property
-    def rules(self) -> Rules:
-        """The rules of `increment_period` and `multiplier`."""
-        return versions.DividingRules.of(self._increment_period, self._multiplier)
+    rules: Any = Replaceable(lambda self: versions.DividingRules.of(self._increment_period, self._multiplier))
 
     @property
     def current_loss_scale(self) -> Any:
