@@ -151,25 +151,9 @@ class Calls:
     def scale(self, value: cst.BaseExpression) -> tuple[list[Argument], list[cst.CSTNode]] | None:
         """The wrapper's arguments for an old loss scale; None if only a run can tell. May raise Unprovable."""
         if isinstance(value, cst.Attribute) and value.attr.value in ("loss_scale", "_loss_scale"):
-            kinds = self.kinds(value.value)
-            if POLICY in kinds or self.is_global_policy(value.value):
-                return self._scale_of_policy(value)
-            if kinds & {WRAPPER, FACE, LEFT}:
+            if self.kinds(value.value) & {WRAPPER, FACE, LEFT}:
                 raise Unprovable("two wrappers shared one loss scale here; now each has its own")
         return scale_arguments(value, self.loss_scale_class)
-
-    def _scale_of_policy(self, value: cst.Attribute) -> tuple[list[Argument], list[cst.CSTNode]]:
-        made = [v for v in self._resolver.values(value.value) if v is not None]
-        if len(made) == 1 and isinstance(made[0], cst.Call):
-            bound = bind(made[0].args, SIGNATURES[names.POLICY])
-            if bound and "name" in bound:
-                given = made[0].args[bound["loss_scale"]].value if "loss_scale" in bound else None
-                if given is None or text(given) == "auto":
-                    if text(made[0].args[bound["name"]].value) == "mixed_float16":
-                        return [], [value]
-                elif (converted := scale_arguments(given, lambda _: None)) is not None:
-                    return converted[0], [value]
-        raise Unprovable("policies have no loss_scale any more; give the scale to LossScaleOptimizer")
 
     def _contrib(self, call: cst.Call) -> Written:
         bound = bind(call.args, SIGNATURES[names.CONTRIB])

@@ -35,6 +35,7 @@ WRAPPERS = (STABLE, EXPERIMENTAL, CONTRIB, OURS)
 WRAPPER = "tf_lossscale.LossScaleOptimizer"
 HELPER = "tf_lossscale.legacy.from_loss_scale"
 LEGACY_MODULE = "tf_lossscale.legacy"
+POLICIES = f"{LEGACY_MODULE}.experimental"  # policies that have a loss scale
 FACES = {
     EXPERIMENTAL: "tf_lossscale.legacy.experimental.LossScaleOptimizer",
     CONTRIB: "tf_lossscale.legacy.contrib.LossScaleOptimizer",

@@ -203,7 +203,7 @@ class Planner(cst.CSTVisitor):
         meaning = self._resolver.meaning(node)
         roles = meaning.roles
         if roles & {names.KERAS_FUNCTION, names.POLICY}:
-            self._rename_keras(node, meaning)
+            self._policy_name(node, meaning)
             return
         target = self._target(node, roles)
         if target is None:
@@ -211,7 +211,6 @@ class Planner(cst.CSTVisitor):
             target = names.WRAPPER
         if not self._keeps_name(node, target):
             self._edits.replace_name(node, target)
-            self._edits.replace(node, self._edits.expressions[node], target)
 
     def _target(self, node: cst.BaseExpression, roles: set[str]) -> str | None:
         if roles <= set(names.WRAPPERS):
@@ -255,6 +254,15 @@ class Planner(cst.CSTVisitor):
             return bool(self._resolver.assignments(node))
         return self._resolver.through_project(node)
 
+    def _policy_name(self, node: cst.BaseExpression, meaning: Meaning) -> None:
+        if node in self._edits.expressions:
+            return
+        short = {dotted.rsplit(".", 1)[1] for dotted, _ in meaning.old}
+        if self._edits.legacy_policies and len(short) == 1 and self._context(node) != "type":
+            self._edits.replace_name(node, f"{names.POLICIES}.{short.pop()}".replace("set_global_policy", "set_policy"))
+        else:
+            self._rename_keras(node, meaning)
+
     def _rename_keras(self, node: cst.BaseExpression, meaning: Meaning) -> None:
         """`x.experimental.set_policy` -> `x.set_global_policy`; the module in front is renamed by its own rule."""
         new = {old.new.rsplit(".", 1)[1] for _, old in meaning.old}
@@ -293,6 +301,5 @@ class Planner(cst.CSTVisitor):
         if len(new) == 1 and not isinstance(parent, cst.Attribute):
             (module,) = new
             self._edits.replace_name(node, module)
-            self._edits.replace(node, self._edits.expressions[node], module)
             return False
         return True
