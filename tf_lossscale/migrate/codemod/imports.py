@@ -11,6 +11,8 @@ from tf_lossscale.migrate.codemod.project import join
 from tf_lossscale.migrate.codemod.resolve import Resolver, module_of
 
 _MIXED_PRECISION = "keras.mixed_precision"
+# Modules of which TensorFlow has nothing any more.
+_GONE = (f"{_MIXED_PRECISION}.experimental.", "tensorflow.contrib.mixed_precision.", "tensorflow.mixed_precision.")
 
 
 class ImportPlanner(cst.CSTVisitor):
@@ -44,24 +46,30 @@ class ImportPlanner(cst.CSTVisitor):
             dotted = alias.evaluated_name
             if alias.asname:
                 self._decide(node, alias, dotted, alias.evaluated_alias or "", True)
-            elif names.canonical(dotted) in names.MODULES or "contrib.mixed_precision" in dotted:
+            elif names.canonical(dotted) in names.MODULES or names.canonical(dotted).startswith(_GONE):
                 self._put(node, alias, [Import(dotted.split(".", 1)[0])])
         return False
 
     def _decide(self, node: cst.CSTNode, alias: cst.ImportAlias, dotted: str, bound: str, renamed: bool) -> None:
         name = names.canonical(dotted)
+        uses, remain = self._uses(node, bound)
+        new = self._new(dotted, name, bound)
+        if new is None and not uses and name.startswith(_GONE) and not self._is_exported(node, bound):
+            self._put(node, alias, [])
+            return
         if name.rsplit(".", 1)[0] in names.PRIVATE and name not in names.OLD:
             self._edits.todo(node, f"{dotted.rsplit('.', 1)[1]} is private and has no counterpart.")
             return
-        new = self._new(dotted, name, bound)
+        if new is None and name.startswith(_GONE) and name not in names.EMPTIED:
+            self._edits.todo(node, f"{dotted} is gone and has no counterpart.")
+            return
         if (new is None and name not in names.EMPTIED) or not self._may_change(dotted, name):
             return
         if bound in self._edits.pinned:
             if new is None:
                 return
-            self._edits.todo(node, f"{bound} stays because not every use of it could be rewritten.")
+            self._edits.notice(node, f"{bound} stays because not every use of it could be rewritten.")
             return
-        uses, remain = self._uses(node, bound)
         if uses and not remain and not self._is_exported(node, bound):
             self._put(node, alias, [])
         elif new is not None:

@@ -43,6 +43,9 @@ FACES = {
 
 _KERAS = "keras.mixed_precision"
 
+# The libraries that had the old names: modules of a project do not hide them.
+LIBRARIES = ("tensorflow", "tensorflow_core", "keras", "tf_keras", "tf_lossscale")
+
 # Beginnings of a dotted name that mean the same library. Applied until none fits.
 _ROOTS = (
     ("tensorflow_core.", "tensorflow."),

@@ -50,8 +50,6 @@ class Planner(cst.CSTVisitor):
             self._probe(node)
         elif self._resolver.is_builtin(node.func, "getattr"):
             self._getattr(node)
-        elif self._resolver.is_builtin(node.func, "isinstance") and len(node.args) == 2:
-            self._isinstance(node)
         meaning = self._resolver.meaning(node.func)
         if meaning.old:
             self._call_of_old_name(node, meaning)
@@ -153,13 +151,6 @@ class Planner(cst.CSTVisitor):
 
         self._edits.replace(node, make, f"hasattr({module}, {quote}{short}{quote})")
 
-    def _isinstance(self, node: cst.Call) -> None:
-        tested, classes = (argument.value for argument in node.args)
-        if isinstance(tested, cst.Attribute) and code(tested) == "self.optimizer":
-            old = self._resolver.meaning(classes)
-            if old.roles & {names.STABLE, names.EXPERIMENTAL}:
-                self._edits.notice(node, "compile() under mixed_float16 wraps in Keras's class: give it one of ours.")
-
     def _getattr(self, node: cst.Call) -> None:
         if len(node.args) == 2 and self._resolver.meaning(node).old:
             self._reference(node)
@@ -205,7 +196,7 @@ class Planner(cst.CSTVisitor):
         if roles & {names.KERAS_FUNCTION, names.POLICY}:
             self._policy_name(node, meaning)
             return
-        target = self._target(node, roles)
+        target = self._target(node, roles) or self._told_by_subclass(node, roles)
         if target is None:
             self._edits.todo(node, f"{code(node)} was one of two classes here, with different arguments.")
             target = names.WRAPPER
@@ -220,6 +211,15 @@ class Planner(cst.CSTVisitor):
             return names.FACES[next(iter(roles))] if len(roles) == 1 else None
         new = {old.new for _, old in self._resolver.meaning(node).old}
         return new.pop() if len(new) == 1 else None
+
+    def _told_by_subclass(self, node: cst.BaseExpression, roles: set[str]) -> str | None:
+        """The class that a subclass of one of two classes takes its own `super().__init__` for."""
+        owner = self._resolver.enclosing(node, cst.ClassDef)
+        is_base = isinstance(owner, cst.ClassDef) and any(base.value is node for base in owner.bases)
+        if not is_base or not roles <= {names.STABLE, names.EXPERIMENTAL, names.OURS}:
+            return None
+        is_old = self.calls.is_old_base(owner)
+        return None if is_old is None else names.FACES[names.EXPERIMENTAL] if is_old else names.WRAPPER
 
     def _context(self, node: cst.BaseExpression) -> str:
         """ "type" where a class is only named or compared, "value" where it can be called or derived from."""

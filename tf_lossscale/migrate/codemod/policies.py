@@ -1,7 +1,7 @@
-"""Decides what becomes of dtype policies that have a loss scale, which those of today's Keras have not.
+"""Decides what becomes of dtype policies that have a loss scale; those of today's Keras have none.
 
-Where the loss scale is the default one it goes. Where it is another one, or is read, the policies of the file become those
-of `tf_lossscale.legacy.experimental`, which have it. What is given to `compile` stays as it is.
+The default loss scale is dropped. Where a policy has another one, or where it is read, the policies of the file become
+those of `tf_lossscale.legacy.experimental`, which have one. What `compile` is given stays as it is.
 """
 
 from __future__ import annotations
@@ -10,13 +10,22 @@ import libcst as cst
 
 from tf_lossscale.migrate.codemod import calls as kinds
 from tf_lossscale.migrate.codemod import names
-from tf_lossscale.migrate.codemod.arguments import SIGNATURES, Argument, Unprovable, Written, bind, code, rewritten, text
+from tf_lossscale.migrate.codemod.arguments import (
+    SIGNATURES,
+    Argument,
+    Unprovable,
+    Written,
+    bind,
+    code,
+    rewritten,
+    text,
+)
 from tf_lossscale.migrate.codemod.calls import Calls
 from tf_lossscale.migrate.codemod.edits import Edits
 from tf_lossscale.migrate.codemod.resolve import Resolver
 
 _WRAPS = (
-    "under mixed_float16, compile() wraps a bare optimizer in Keras's own class. For this package's class give "
+    "compile() under mixed_float16 wraps a bare optimizer in Keras's own class. For this package's class give "
     "compile() a tf_lossscale.LossScaleOptimizer, or call tf_lossscale.install()."
 )
 _DOES_NOT_READ = (
@@ -61,7 +70,11 @@ class PolicyPlanner(cst.CSTVisitor):
 
     def leave_Module(self, original_node: cst.Module) -> None:
         if self._reads or not all(self._is_default(policy) for policy in self._policies):
-            if self._compiled and not self._reads and all(code(p.args[i].value) == "None" for p, _, i in self._policies):
+            if (
+                self._compiled
+                and not self._reads
+                and all(code(p.args[i].value) == "None" for p, _, i in self._policies)
+            ):
                 self._never_wrap()
             else:
                 self._keep_loss_scales()

@@ -218,12 +218,12 @@ class Project:
 
     def _find_absolute(self, path: str, module: str) -> str | None:
         tail = module.replace(".", os.sep)
-        if not tail:
+        if not tail or module.split(".", 1)[0] in names.LIBRARIES:
             return None
         matches = [
             candidate
             for candidate in self._by_tail.get(tail.rsplit(os.sep, 1)[-1], [])
-            if _stem(candidate).endswith(os.sep + tail)
+            if _stem(candidate).endswith(os.sep + tail) and self._is_top_level(_stem(candidate)[: -len(tail) - 1], path)
         ]
         if not matches:
             return None
@@ -232,6 +232,10 @@ class Project:
         if len(matches) > 1 and _distance(path, matches[0]) == _distance(path, matches[1]):
             return None
         return matches[0]
+
+    def _is_top_level(self, folder: str, path: str) -> bool:
+        """Whether Python finds the modules of a folder by their plain names: it is no package, or the importer's own."""
+        return os.path.join(folder, "__init__.py") not in self._modules or folder == os.path.dirname(path)
 
 
 def _distance(path: str, candidate: str) -> tuple[int, int]:
