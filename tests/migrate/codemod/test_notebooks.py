@@ -38,7 +38,8 @@ CELLS = (
 )
 AFTER = (
     CELLS[0],
-    CELLS[1].replace(IMPORTS, "import tensorflow as tf\nfrom tensorflow.keras import mixed_precision as mp"),
+    CELLS[1].replace(IMPORTS, "import tensorflow as tf\nfrom tensorflow.keras import mixed_precision as mp")
+    + "\nimport tf_lossscale",
     CELLS[2],
     CELLS[3].replace("mp.LossScaleOptimizer(tf.keras.optimizers.SGD(), 'dynamic')",
                      "tf_lossscale.LossScaleOptimizer(tf.keras.optimizers.SGD())"),

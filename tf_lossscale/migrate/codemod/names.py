@@ -141,6 +141,9 @@ STATE = {
     "_num_good_steps": "dynamic_counter",
 }
 
+# In a notebook, the beginning of the name that stands for a line of IPython's own syntax.
+IPYTHON = "_tf_lossscale_line_"
+
 # Methods of the originals that subclasses override; tf_lossscale does not call them.
 HOOKS = (
     "_apply_gradients",

@@ -19,8 +19,7 @@ from tf_lossscale.migrate.codemod.report import Finding
 
 _BETWEEN = "# tf_lossscale: cell {}\n"
 _CELLS = re.compile(r"^[ \t]*# tf_lossscale: cell \d+\n", re.MULTILINE)
-_NAME = "_tf_lossscale_line_{}_"
-_NAMES = re.compile(r"[ \t]*_tf_lossscale_line_(\d+)_")
+_NAMES = re.compile(rf"[ \t]*{names.IPYTHON}(\d+)_")
 # `%magic`, `!shell`, `?help`, `help?`, `x = !shell`, `x = %magic`.
 _IPYTHON = re.compile(r"\s*[%!?]|.*\?\s*$|\s*[\w.,\s\[\]]+=\s*[%!]")
 # Cell magics of which the other lines are Python.
@@ -101,7 +100,7 @@ class Notebook:
 
     def _keep(self, text: str) -> str:
         self._kept.append(text)
-        return _NAME.format(len(self._kept) - 1)
+        return f"{names.IPYTHON}{len(self._kept) - 1}_"
 
     def with_source(self, source: str) -> bytes:
         """Returns the file with other cells.

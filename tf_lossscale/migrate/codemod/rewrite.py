@@ -11,6 +11,7 @@ import libcst as cst
 import libcst.matchers as m
 
 from tf_lossscale.migrate.codemod.edits import MARK, Edits, Import
+from tf_lossscale.migrate.codemod.names import IPYTHON
 
 _LINES = (cst.SimpleStatementLine, cst.BaseCompoundStatement)
 
@@ -176,6 +177,7 @@ class Rewriter(cst.CSTTransformer):
 
 
 _REMOVED = cst.Pass()
+_IPYTHON_LINE = m.SimpleStatementLine([m.Expr(m.Name(m.MatchIfTrue(lambda name: name.startswith(IPYTHON))))])
 
 
 def _comments(*nodes: cst.CSTNode) -> collections.Counter[str]:
@@ -268,14 +270,15 @@ def _imports_package(module: cst.Module) -> bool:
 
 
 def _import_place(body: Sequence[cst.BaseStatement]) -> int:
-    """Behind the docstring and the first run of import statements."""
+    """Behind the docstring and the first run of import statements; IPython's lines may stand between them."""
     place = 0
     for index, line in enumerate(body):
         if not isinstance(line, cst.SimpleStatementLine):
             break
         is_import = all(isinstance(small, (cst.Import, cst.ImportFrom)) for small in line.body)
         is_docstring = index == 0 and m.matches(line, m.SimpleStatementLine([m.Expr(m.SimpleString())]))
-        if not is_import and not is_docstring:
+        is_ipython = m.matches(line, _IPYTHON_LINE)
+        if not is_import and not is_docstring and not is_ipython:
             break
-        place = index + 1
+        place = place if is_ipython else index + 1
     return place
