@@ -78,13 +78,13 @@ class Notebook:
         lines = source.splitlines(keepends=True)
         if not _parses(source):
             if source.lstrip().startswith("%%") and not _OF_PYTHON.match(source.lstrip()):
-                lines = [self._keep(source)]
+                lines = [self._keep(source.removesuffix("\n"))]
             else:
                 lines = list(self._without_ipython(lines))
                 if not _parses("".join(lines)):
                     if names.is_worth_parsing(source.encode()):
                         raise ValueError(f"does not parse: code cell {number + 1} is neither Python nor IPython")
-                    lines = [self._keep(source)]
+                    lines = [self._keep(source.removesuffix("\n"))]
         joined = "".join(lines)
         return joined if joined.endswith("\n") or not joined else joined + "\n"
 
