@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import tokenize
 import warnings
 from collections.abc import Collection
@@ -14,6 +15,7 @@ from libcst.metadata import MetadataWrapper
 
 from tf_lossscale.migrate.codemod.calls import Calls
 from tf_lossscale.migrate.codemod.edits import MARK, Edits
+from tf_lossscale.migrate.codemod.focus import Focus
 from tf_lossscale.migrate.codemod.imports import ImportPlanner
 from tf_lossscale.migrate.codemod.nesting import TooDeepError, require_shallow
 from tf_lossscale.migrate.codemod.objects import ObjectPlanner
@@ -56,12 +58,31 @@ def migrate(source: bytes, known: Known | None = None, requested: Collection[str
         ValueError: the file does not parse, is nested too deeply for that, or cannot be written back as it was.
     """
     try:
-        require_shallow(source)
-        return _until_settled(source, known, requested)
+        focus = _focused(source, known or {})
+        if focus is None:
+            require_shallow(source)
+            return _until_settled(source, known, requested)
+        require_shallow(focus.source)
+        new, findings = _until_settled(focus.source, known, requested)
+        return Outcome(focus.whole(new), _moved(findings, focus))
     except RecursionError as error:
         raise TooDeepError() from error
     except (tokenize.TokenError, SyntaxError, UnicodeError) as error:
         raise _unparsable(source, error) from error
+
+
+def _focused(source: bytes, known: Known) -> Focus | None:
+    """The part of a file that can matter; None if Python does not parse it."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return Focus(source, known)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _moved(findings: tuple[Finding, ...], focus: Focus) -> tuple[Finding, ...]:
+    return tuple(dataclasses.replace(finding, line=focus.line(finding.line)) for finding in findings)
 
 
 def _until_settled(source: bytes, known: Known | None, requested: Collection[str]) -> Outcome:

@@ -44,7 +44,7 @@ def read(source: str | bytes) -> Bindings:
         _read_statement(statement, bindings)
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
-            bindings.imports.append((_module(node), [alias.name for alias in node.names]))
+            bindings.imports.append((module_of(node), [alias.name for alias in node.names]))
         elif isinstance(node, ast.Import):
             bindings.imports.extend((alias.name, []) for alias in node.names)
     return bindings
@@ -68,7 +68,7 @@ def _read_statement(statement: ast.stmt, bindings: Bindings) -> None:
             bound = alias.asname or alias.name.split(".", 1)[0]
             _bind(bindings, bound, [alias.name if alias.asname else bound])
     elif isinstance(statement, ast.ImportFrom):
-        module = _module(statement)
+        module = module_of(statement)
         for alias in statement.names:
             if alias.name == "*":
                 bindings.stars.append(module)
@@ -97,7 +97,8 @@ def _dotted(value: ast.expr, bindings: Bindings) -> list[str]:
     return [] if isinstance(value, ast.Constant) and value.value is None else [UNKNOWN]
 
 
-def _module(node: ast.ImportFrom) -> str:
+def module_of(node: ast.ImportFrom) -> str:
+    """Returns the module of a `from` import, as it is written."""
     return "." * node.level + (node.module or "")
 
 
