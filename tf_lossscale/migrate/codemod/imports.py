@@ -15,7 +15,7 @@ _MIXED_PRECISION = "keras.mixed_precision"
 _GONE = (f"{_MIXED_PRECISION}.experimental.", "tensorflow.contrib.mixed_precision.", "tensorflow.mixed_precision.")
 
 
-class ImportPlanner(cst.CSTVisitor):
+class ImportPlanner:
     """Fills the edits of one module with those of its imports; the uses must have been planned.
 
     Args:
@@ -25,7 +25,6 @@ class ImportPlanner(cst.CSTVisitor):
     """
 
     def __init__(self, resolver: Resolver, edits: Edits, requested: set[str]):
-        super().__init__()
         self._resolver = resolver
         self._edits = edits
         self._requested = requested | _listed_in_all(resolver.module)

@@ -10,7 +10,6 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 import libcst as cst
-import libcst.matchers as m
 from libcst.metadata import MetadataWrapper
 
 from tf_lossscale.migrate.codemod.calls import Calls
@@ -22,12 +21,10 @@ from tf_lossscale.migrate.codemod.objects import ObjectPlanner
 from tf_lossscale.migrate.codemod.plan import Planner
 from tf_lossscale.migrate.codemod.policies import PolicyPlanner, RefusalPlanner
 from tf_lossscale.migrate.codemod.project import Known
-from tf_lossscale.migrate.codemod.report import REWRITTEN, TODO, Finding
+from tf_lossscale.migrate.codemod.report import TODO, Finding
 from tf_lossscale.migrate.codemod.resolve import Resolver
 from tf_lossscale.migrate.codemod.rewrite import Rewriter, loses_comments
 from tf_lossscale.migrate.codemod.unseen import UnseenPlanner
-
-_PASSES = 4
 
 
 class Outcome(NamedTuple):
@@ -61,9 +58,9 @@ def migrate(source: bytes, known: Known | None = None, requested: Collection[str
         focus = _focused(source, known or {})
         if focus is None:
             require_shallow(source)
-            return _until_settled(source, known, requested)
+            return one_pass(source, known, requested)
         require_shallow(focus.source)
-        new, findings = _until_settled(focus.source, known, requested)
+        new, findings = one_pass(focus.source, known, requested)
         return Outcome(focus.whole(new), _moved(findings, focus))
     except RecursionError as error:
         raise TooDeepError() from error
@@ -85,20 +82,6 @@ def _moved(findings: tuple[Finding, ...], focus: Focus) -> tuple[Finding, ...]:
     return tuple(dataclasses.replace(finding, line=focus.line(finding.line)) for finding in findings)
 
 
-def _until_settled(source: bytes, known: Known | None, requested: Collection[str]) -> Outcome:
-    outcome = one_pass(source, known, requested)
-    findings = list(outcome.findings)
-    # One pass settles what people write. What the old libraries did not have (`experimental.experimental`) may turn
-    # into an old name only when it is rewritten; twice must be once for that as well.
-    for _ in range(_PASSES):
-        again = one_pass(outcome.source, known, requested) if outcome.source != source else outcome
-        if again.source == outcome.source:
-            return Outcome(outcome.source, tuple(findings))
-        findings += [finding for finding in again.findings if finding.kind == REWRITTEN]
-        outcome = again
-    raise ValueError("changes again each time it is rewritten, which is our fault")
-
-
 def one_pass(source: bytes, known: Known | None = None, requested: Collection[str] = ()) -> Outcome:
     """Does what `migrate` does, once; see there."""
     try:
@@ -108,8 +91,7 @@ def one_pass(source: bytes, known: Known | None = None, requested: Collection[st
         raise _unparsable(source, error) from error
     if not unchanged:
         raise ValueError("cannot be written back as it is: its bytes are not those of its text")
-    # One tree may hold a node twice where there is no whitespace, and metadata needs each to be itself.
-    wrapper = MetadataWrapper(module)
+    wrapper = MetadataWrapper(module, unsafe_skip_copy=True)  # the parser makes each node but whitespace anew
     resolver = Resolver(wrapper, known)
     calls, edits = Calls(resolver), Edits(resolver)
     tree = wrapper.module
@@ -121,16 +103,15 @@ def one_pass(source: bytes, known: Known | None = None, requested: Collection[st
         UnseenPlanner(resolver, edits),
         ImportPlanner(resolver, edits, set(requested)),
     ):
-        tree.visit(planner)
+        resolver.visit(planner)
     new = tree.visit(Rewriter(edits)) if edits.any() else module
     result = new.bytes
     if result != source:
         if loses_comments(tree, new):
             raise ValueError("would lose a comment, which is our fault")
-        try:
-            cst.parse_module(result)
-        except cst.ParserSyntaxError as error:
-            raise ValueError(f"would not parse afterwards, which is our fault: {_first_line(error)}") from error
+        wrong = _as_python_says_it(result)
+        if wrong is not None and _as_python_says_it(source) is None:
+            raise ValueError(f"would not parse afterwards, which is our fault: {_first_line(wrong)}")
     return Outcome(result, (*sorted(edits.findings), *_left_by_an_earlier_run(resolver, edits)))
 
 
@@ -138,8 +119,8 @@ def _left_by_an_earlier_run(resolver: Resolver, edits: Edits) -> list[Finding]:
     """What the comments in the file say is left to do, and was not found again."""
     found = {finding.reason for finding in edits.findings if finding.kind == TODO}
     findings = []
-    for comment in m.findall(resolver.module, m.Comment()):
-        if isinstance(comment, cst.Comment) and comment.value.startswith(MARK):
+    for comment in resolver.comments():
+        if comment.value.startswith(MARK):
             reason = comment.value[len(MARK) :].strip()
             if not any(known and known.startswith(reason) for known in found):
                 start = resolver.positions[comment].start

@@ -56,6 +56,8 @@ _ROOTS = (
     ("tf_keras.", "keras."),
     ("keras.src.", "keras."),
     ("keras.api._v2.keras.", "keras."),
+    # No library had it, but an alias may lead there.
+    ("keras.mixed_precision.experimental.experimental.", "keras.mixed_precision.experimental."),
 )
 
 OLD: dict[str, Old] = {

@@ -20,7 +20,7 @@ _TAKES = "_loss_scale takes an object with the methods __call__() and update(gra
 _GIVE = "Give compile() a tf_lossscale.LossScaleOptimizer."
 
 
-class ObjectPlanner(cst.CSTVisitor):
+class ObjectPlanner:
     """Fills the edits of one module with those of attributes.
 
     Args:
@@ -30,7 +30,6 @@ class ObjectPlanner(cst.CSTVisitor):
     """
 
     def __init__(self, resolver: Resolver, calls: Calls, edits: Edits):
-        super().__init__()
         self._resolver = resolver
         self._calls = calls
         self._edits = edits

@@ -27,7 +27,7 @@ _TRANSPARENT = (
 )
 
 
-class Planner(cst.CSTVisitor):
+class Planner:
     """Fills the edits of one module.
 
     Args:
@@ -37,7 +37,6 @@ class Planner(cst.CSTVisitor):
     """
 
     def __init__(self, resolver: Resolver, calls: Calls, edits: Edits):
-        super().__init__()
         self._resolver = resolver
         self._edits = edits
         self._handled: set[cst.CSTNode] = set()

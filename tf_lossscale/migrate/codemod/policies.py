@@ -34,7 +34,7 @@ _DOES_NOT_READ = (
 )
 
 
-class PolicyPlanner(cst.CSTVisitor):
+class PolicyPlanner:
     """Fills the edits of one module with those of policies.
 
     Args:
@@ -44,7 +44,6 @@ class PolicyPlanner(cst.CSTVisitor):
     """
 
     def __init__(self, resolver: Resolver, calls: Calls, edits: Edits):
-        super().__init__()
         self._resolver = resolver
         self._calls = calls
         self._edits = edits
@@ -133,7 +132,7 @@ def _keyword(argument: cst.Arg) -> str | None:
     return argument.keyword.value if argument.keyword else None
 
 
-class RefusalPlanner(cst.CSTVisitor):
+class RefusalPlanner:
     """Fills the edits of one module with the calls that cannot be proven equal to anything new.
 
     Args:
@@ -143,7 +142,6 @@ class RefusalPlanner(cst.CSTVisitor):
     """
 
     def __init__(self, resolver: Resolver, calls: Calls, edits: Edits):
-        super().__init__()
         self._resolver = resolver
         self._calls = calls
         self._edits = edits

@@ -49,7 +49,7 @@ class Resolver(Tree):
         self.stars: list[str] = []
         #: Whether this file is about TensorFlow: elsewhere `keras` may run on another backend.
         self.imports_tensorflow = False
-        self.module.visit(_Collector(self))
+        self.visit(_Collector(self))
 
     # Names. -----------------------------------------------------------------------------------------------------
 
@@ -270,11 +270,10 @@ class Resolver(Tree):
             self._attributes.setdefault((self.enclosing(target, cst.ClassDef), text), []).append(value)
 
 
-class _Collector(cst.CSTVisitor):
+class _Collector:
     """Collects what scopes do not tell: star imports, and values assigned to attributes."""
 
     def __init__(self, resolver: Resolver):
-        super().__init__()
         self._resolver = resolver
 
     def visit_Annotation(self, node: cst.Annotation) -> None:

@@ -12,6 +12,7 @@ import libcst.matchers as m
 
 from tf_lossscale.migrate.codemod.edits import MARK, Edits, Import
 from tf_lossscale.migrate.codemod.names import IPYTHON
+from tf_lossscale.migrate.codemod.tree import comments_in
 
 _LINES = (cst.SimpleStatementLine, cst.BaseCompoundStatement)
 
@@ -187,7 +188,7 @@ def _comments(*nodes: cst.CSTNode) -> collections.Counter[str]:
 
 def loses_comments(old: cst.Module, new: cst.Module) -> bool:
     """Whether a comment of the old module is not in the new one."""
-    return bool(_comments(old) - _comments(new))
+    return bool(collections.Counter(comments_in(old)) - collections.Counter(comments_in(new)))
 
 
 def _wrapped(reason: str) -> list[str]:

@@ -25,7 +25,7 @@ _IMPORTED = re.compile(r"(tensorflow|tf_keras|keras)(\.[\w.]+)?\.mixed_precision
 _UNPACKED = "loss_scale is an argument of the old class; where this is unpacked cannot be followed."
 
 
-class UnseenPlanner(cst.CSTVisitor):
+class UnseenPlanner:
     """Fills the edits of one module with comments and notices.
 
     Args:
@@ -34,7 +34,6 @@ class UnseenPlanner(cst.CSTVisitor):
     """
 
     def __init__(self, resolver: Resolver, edits: Edits):
-        super().__init__()
         self._resolver = resolver
         self._edits = edits
 
