@@ -51,18 +51,23 @@ class ImportPlanner:
 
     def _decide(self, node: cst.CSTNode, alias: cst.ImportAlias, dotted: str, bound: str, renamed: bool) -> None:
         name = names.canonical(dotted)
-        uses, remain = self._uses(node, bound)
         new = self._new(dotted, name, bound)
-        if new is None and not uses and name.startswith(_GONE) and not self._is_exported(node, bound):
+        is_lost = name not in names.OLD and name not in names.EMPTIED
+        is_private = name.rsplit(".", 1)[0] in names.PRIVATE
+        if is_lost and not is_private and not name.startswith(_GONE):
+            return
+        uses, remain = self._uses(node, bound)
+        if is_lost and not uses and name.startswith(_GONE) and not self._is_exported(node, bound):
             self._put(node, alias, [])
             return
-        if name.rsplit(".", 1)[0] in names.PRIVATE and name not in names.OLD:
-            self._edits.todo(node, f"{dotted.rsplit('.', 1)[1]} is private and has no counterpart.")
-            return
-        if new is None and name.startswith(_GONE) and name not in names.EMPTIED:
-            self._edits.todo(node, f"{dotted} is gone and has no counterpart.")
+        if is_lost:
+            reason = "is private and has no counterpart." if is_private else "is gone and has no counterpart."
+            self._edits.todo(node, f"{dotted if not is_private else dotted.rsplit('.', 1)[1]} {reason}")
             return
         if (new is None and name not in names.EMPTIED) or not self._may_change(dotted, name):
+            return
+        if new is None and not uses and name.startswith(_GONE) and not self._is_exported(node, bound):
+            self._put(node, alias, [])
             return
         if bound in self._edits.pinned:
             if new is None:
@@ -112,9 +117,7 @@ class ImportPlanner:
     def _uses(self, statement: cst.CSTNode, bound: str) -> tuple[int, int]:
         """How often the binding is used in this file, and how many of these uses will be left."""
         uses = remain = 0
-        for node in self._resolver.scopes:
-            if not isinstance(node, cst.Name) or node.value != bound:
-                continue
+        for node in self._resolver.names.get(bound, ()):
             if not self._resolver.is_read(node) and not self._resolver.is_deleted(node):
                 continue
             assignments = self._resolver.assignments(node)

@@ -21,7 +21,7 @@ from tf_lossscale.migrate.codemod.objects import ObjectPlanner
 from tf_lossscale.migrate.codemod.plan import Planner
 from tf_lossscale.migrate.codemod.policies import PolicyPlanner, RefusalPlanner
 from tf_lossscale.migrate.codemod.project import Known
-from tf_lossscale.migrate.codemod.report import TODO, Finding
+from tf_lossscale.migrate.codemod.report import REWRITTEN, TODO, Finding
 from tf_lossscale.migrate.codemod.resolve import Resolver
 from tf_lossscale.migrate.codemod.rewrite import Rewriter, loses_comments
 from tf_lossscale.migrate.codemod.unseen import UnseenPlanner
@@ -32,6 +32,7 @@ class Outcome(NamedTuple):
 
     source: bytes
     findings: tuple[Finding, ...]
+    is_settled: bool = True  # False if its names may be clearer now than they were
 
 
 def migrate(source: bytes, known: Known | None = None, requested: Collection[str] = ()) -> Outcome:
@@ -58,10 +59,11 @@ def migrate(source: bytes, known: Known | None = None, requested: Collection[str
         focus = _focused(source, known or {})
         if focus is None:
             require_shallow(source)
-            return one_pass(source, known, requested)
+            return _until_settled(source, known, requested)
         require_shallow(focus.source)
-        new, findings = one_pass(focus.source, known, requested)
-        return Outcome(focus.whole(new), _moved(findings, focus))
+        outcome = _until_settled(focus.source, known, requested)
+        moved = (dataclasses.replace(finding, line=focus.line(finding.line)) for finding in outcome.findings)
+        return Outcome(focus.whole(outcome.source), tuple(moved))
     except RecursionError as error:
         raise TooDeepError() from error
     except (tokenize.TokenError, SyntaxError, UnicodeError) as error:
@@ -78,8 +80,14 @@ def _focused(source: bytes, known: Known) -> Focus | None:
         return None
 
 
-def _moved(findings: tuple[Finding, ...], focus: Focus) -> tuple[Finding, ...]:
-    return tuple(dataclasses.replace(finding, line=focus.line(finding.line)) for finding in findings)
+def _until_settled(source: bytes, known: Known | None, requested: Collection[str]) -> Outcome:
+    """Repeats the pass while statements that bound a name in several ways have become one."""
+    outcome = one_pass(source, known, requested)
+    while not outcome.is_settled:
+        again = one_pass(outcome.source, known, requested)
+        new = (finding for finding in again.findings if finding.kind == REWRITTEN)
+        outcome = again._replace(findings=(*outcome.findings, *new))
+    return outcome
 
 
 def one_pass(source: bytes, known: Known | None = None, requested: Collection[str] = ()) -> Outcome:
@@ -104,7 +112,8 @@ def one_pass(source: bytes, known: Known | None = None, requested: Collection[st
         ImportPlanner(resolver, edits, set(requested)),
     ):
         resolver.visit(planner)
-    new = tree.visit(Rewriter(edits)) if edits.any() else module
+    rewriter = Rewriter(edits)
+    new = tree.visit(rewriter) if edits.any() else module
     result = new.bytes
     if result != source:
         if loses_comments(tree, new):
@@ -112,7 +121,8 @@ def one_pass(source: bytes, known: Known | None = None, requested: Collection[st
         wrong = _as_python_says_it(result)
         if wrong is not None and _as_python_says_it(source) is None:
             raise ValueError(f"would not parse afterwards, which is our fault: {_first_line(wrong)}")
-    return Outcome(result, (*sorted(edits.findings), *_left_by_an_earlier_run(resolver, edits)))
+    findings = (*sorted(edits.findings), *_left_by_an_earlier_run(resolver, edits))
+    return Outcome(result, findings, is_settled=not rewriter.joined)
 
 
 def _left_by_an_earlier_run(resolver: Resolver, edits: Edits) -> list[Finding]:

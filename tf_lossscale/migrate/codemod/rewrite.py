@@ -30,6 +30,8 @@ class Rewriter(cst.CSTTransformer):
         self._now: dict[cst.CSTNode, cst.CSTNode] = {}
         self._header: Sequence[cst.EmptyLine] = ()
         self._first: cst.CSTNode | None = None
+        #: Whether statements that bound one name in several ways have become one.
+        self.joined = False
 
     def visit_Module(self, node: cst.Module) -> None:
         # What stands above the first statement of a file belongs to the module.
@@ -157,6 +159,7 @@ class Rewriter(cst.CSTTransformer):
             return updated_node
         if m.matches(first, m.SimpleStatementLine([m.Pass()])):
             return cst.SimpleStatementLine([_REMOVED], leading_lines=updated_node.leading_lines)
+        self.joined = True
         return first.with_changes(leading_lines=updated_node.leading_lines)
 
     def _is_plain(self, rung: cst.BaseStatement) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 
 import libcst as cst
@@ -38,6 +39,15 @@ class Tree:
         self.parents = {child: node for node, children in self._children.items() for child in children}
         self.positions = wrapper.resolve(PositionProvider)
         self._contexts = wrapper.resolve(ExpressionContextProvider)
+
+    @functools.cached_property
+    def names(self) -> dict[str, list[cst.Name]]:
+        """The names that have a scope, by what they are."""
+        found: dict[str, list[cst.Name]] = {}
+        for node in self.scopes:
+            if isinstance(node, cst.Name):
+                found.setdefault(node.value, []).append(node)
+        return found
 
     def visit(self, visitor: object) -> None:
         """Calls a visitor's `visit_Type(node)` for each node, outer ones first, and `leave_Module` at the end.
