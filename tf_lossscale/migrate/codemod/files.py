@@ -166,9 +166,9 @@ def _migrate(job: Job) -> report.FileReport:
         with open(job.path, "rb") as file:
             old = file.read()
         if job.path.endswith(_NOTEBOOK):
-            new, findings = notebooks.rewritten(old, lambda source: migrate(source, job.known, job.requested))
+            new, findings = notebooks.rewritten(old, lambda source: migrate(source, job.known, job.requested)[:2])
         else:
-            new, findings = migrate(old, job.known, job.requested)
+            new, findings = migrate(old, job.known, job.requested)[:2]
         if new == old:
             return report.FileReport(job.shown, report.UNCHANGED, findings)
         return report.FileReport(job.shown, report.CHANGED, findings, old=old, new=new)

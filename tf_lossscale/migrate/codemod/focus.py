@@ -118,11 +118,13 @@ class Focus:
                     self._keep([statement])
 
     def _is_needed(self, statement: ast.stmt) -> bool:
-        """Whether a statement stays whatever its words: scopes, the module's imports, its docstring."""
+        """Whether a statement stays whatever its words: `global`, the module's docstring, imports and IPython's lines."""
         if isinstance(statement, (ast.Global, ast.Nonlocal)):
             return True
         if not isinstance(self._parents[statement], ast.Module):
             return False
+        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Name):
+            return statement.value.id.startswith(names.IPYTHON)
         is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
         return is_text or isinstance(statement, (ast.Import, ast.ImportFrom))
 
