@@ -113,7 +113,10 @@ class Calls:
                 return self._experimental(call)
             if self._is_certainly_stable(call):
                 return _unchanged(call, names.WRAPPER)
-        raise Unprovable(f"this can be a call of {_listed(meaning)}, and the arguments do not tell which")
+        raise Unprovable(
+            f"this may be a call of {_listed(meaning)}, and the arguments fit both. "
+            f"Write {names.WRAPPER} or {names.HELPER}"
+        )
 
     def is_old_base(self, owner: cst.ClassDef) -> bool | None:
         """Whether a subclass of one of two classes calls `super().__init__` as the older; None if that is not told."""
@@ -180,7 +183,7 @@ class Calls:
         """The wrapper with the scale as arguments if it is known, through the helper if only a run can tell."""
         value = call.args[scale].value
         if has_comment(value):
-            raise Unprovable("a comment stands inside the arguments")
+            raise Unprovable("the comment inside the argument loss_scale would be lost: move it")
         converted = self.scale(value)
         if converted is None:
             return Written(names.HELPER, [(None, optimizer), (None, scale)])
@@ -193,7 +196,7 @@ class Calls:
         """The wrapper's arguments for an old loss scale; None if only a run can tell. May raise Unprovable."""
         is_read = isinstance(value, cst.Attribute) and value.attr.value in ("loss_scale", "_loss_scale")
         if is_read and self.kinds(value.value) & {WRAPPER, FACE, LEFT}:
-            raise Unprovable("two wrappers shared one loss scale here; now each has its own")
+            raise Unprovable("two wrappers share one loss scale here: give both a tf_lossscale.SharedLossScale")
         return scale_arguments(value, self.loss_scale_class)
 
     def _contrib(self, call: cst.Call) -> Written:

@@ -94,7 +94,9 @@ def run(paths: Sequence[str], jobs: int = 0) -> Iterator[report.FileReport]:
     done = map_in_processes(_migrate, work, min(jobs or os.cpu_count() or 1, max(1, len(work) // _FEW)))
     for path in paths:
         if real[path] in worth:
-            yield next(done) or report.FileReport(path, report.ERROR, error="ends the process that migrates it")
+            yield next(done) or report.FileReport(
+                path, report.ERROR, error="the process that migrates this file ended; the file is left as it was"
+            )
         else:
             yield report.FileReport(path, report.UNCHANGED)
 
@@ -210,7 +212,7 @@ def _write(changed: report.FileReport) -> None:
     path = os.path.realpath(changed.path)
     with open(path, "rb") as file:
         if file.read() != changed.old:
-            raise ValueError("was changed by somebody else in the meantime. Migrate it again")
+            raise ValueError("changed after it was read, and is left as it is. Run the command again")
     write_atomically(path, changed.new)
 
 

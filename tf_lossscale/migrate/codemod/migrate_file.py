@@ -117,10 +117,12 @@ def one_pass(source: bytes, known: Known | None = None, requested: Collection[st
     result = new.bytes
     if result != source:
         if loses_comments(tree, new):
-            raise ValueError("would lose a comment, which is our fault")
+            raise ValueError("is left as it was, because the rewrite would lose a comment. Please report this")
         wrong = _as_python_says_it(result)
         if wrong is not None and _as_python_says_it(source) is None:
-            raise ValueError(f"would not parse afterwards, which is our fault: {_first_line(wrong)}")
+            raise ValueError(
+                f"is left as it was, because the rewrite would not parse: {_first_line(wrong)}. Please report this"
+            )
     findings = (*sorted(edits.findings), *_left_by_an_earlier_run(resolver, edits))
     return Outcome(result, findings, is_settled=not rewriter.joined)
 

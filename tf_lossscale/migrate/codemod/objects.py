@@ -135,7 +135,9 @@ class ObjectPlanner:
                 continue
             if self._calls.kinds(value.value) == {kinds.WRAPPER}:
                 shown = f"{code(value.value)}.loss_scale"
-                self._edits.todo(node, f"{func.value} is a tensor now, of the moment it was read. Read {shown} here.")
+                self._edits.todo(
+                    node, f"{func.value} is a tensor, which cannot be called and does not change. Read {shown} here."
+                )
 
     def _is_own_method(self, func: cst.Attribute) -> bool:
         owner = self._resolver.enclosing(func, cst.ClassDef)
@@ -199,7 +201,9 @@ class ObjectPlanner:
                 f"{code(node.value)}.{new}",
             )
         elif node.attr.value == "_loss_scale" or name in ("update", "multiplier", "get_config"):
-            self._edits.todo(outer, f"the loss scale is no object any more; {name} has no public counterpart.")
+            self._edits.todo(
+                outer, f"the loss scale is a tensor, which has no {name}; the wrapper moves its loss scale by itself."
+            )
 
     def _rename(self, node: cst.Attribute, new: str) -> None:
         shown = f"{code(node.value)}.{new}"

@@ -26,6 +26,8 @@ _TRANSPARENT = (
     cst.Tuple,
 )
 
+_CHOOSE = f"Write {names.WRAPPER} or {names.FACES[names.EXPERIMENTAL]}."
+
 
 class Planner:
     """Fills the edits of one module.
@@ -156,7 +158,7 @@ class Planner:
         elif len(node.args) == 3 and (attribute := text(node.args[1].value)) is not None:
             bases = self._resolver.dotted(node.args[0].value) - {UNKNOWN}
             if any(names.canonical(f"{base}.{attribute}") in {*names.OLD, *names.MODULES} for base in bases):
-                self._edits.notice(node, "getattr with a default hides an old name: it gives the default from now on.")
+                self._edits.notice(node, f"TensorFlow has no {attribute} any more: this getattr returns its default.")
 
     # Names and attributes. --------------------------------------------------------------------------------------
 
@@ -197,7 +199,9 @@ class Planner:
             return
         target = self._target(node, roles) or self._told_by_subclass(node, roles)
         if target is None:
-            self._edits.todo(node, f"{code(node)} was one of two classes here, with different arguments.")
+            self._edits.todo(
+                node, f"{code(node)} is one of two classes here, which take different arguments. {_CHOOSE}"
+            )
             target = names.WRAPPER
         if not self._keeps_name(node, target):
             self._edits.replace_name(node, target)

@@ -157,4 +157,4 @@ class RefusalPlanner:
             return
         same_arguments = [(a.keyword.value if a.keyword else None, i) for i, a in enumerate(node.args)]
         if not meaning.sure and (list(written.arguments) != same_arguments or isinstance(node.func, cst.Attribute)):
-            self._edits.refuse(node, f"{code(node.func)} may be something else here as well.")
+            self._edits.refuse(node, f"{code(node.func)} is not always TensorFlow's class here.")

@@ -22,7 +22,7 @@ _IN_A_STRING = re.compile(
     r"|tensorflow\.contrib\.mixed_precision[\w.]*"
 )
 _IMPORTED = re.compile(r"(tensorflow|tf_keras|keras)(\.[\w.]+)?\.mixed_precision")
-_UNPACKED = "loss_scale is an argument of the old class; where this is unpacked cannot be followed."
+_UNPACKED = "loss_scale is an argument of the old class only, and this tool does not see where the dict is unpacked."
 
 
 class UnseenPlanner:
@@ -40,7 +40,7 @@ class UnseenPlanner:
     def visit_Attribute(self, node: cst.Attribute) -> None:
         self._out_of_sight(node)
         if node.attr.value == "experimental_run_v2" and self._resolver.uses_an_old_name:
-            self._edits.notice(node, "experimental_run_v2 is gone from tf.distribute: it is called run.")
+            self._edits.notice(node, "tf.distribute has no experimental_run_v2 any more: write run.")
 
     def visit_Call(self, node: cst.Call) -> None:
         if not self._resolver.is_builtin(node.func, "dict") or node in self._edits.gone:
@@ -67,7 +67,7 @@ class UnseenPlanner:
             return
         dotted = self._resolver.dotted(node)
         if name in dotted and root == "keras" and not self._resolver.imports_tensorflow:
-            self._edits.notice(node, "without TensorFlow in this file, keras may run on another backend.")
+            self._edits.notice(node, "this file does not import TensorFlow, so keras may run on another backend.")
         elif all(not leads_to_old(d) for d in dotted):
             self._edits.todo(
                 node,
@@ -82,7 +82,7 @@ class UnseenPlanner:
             return
         if _IN_A_STRING.fullmatch(value) or (_IMPORTED.fullmatch(value) and self._is_imported(parent)):
             self._edits.notice(
-                node, "an old name in a string: strings are not changed. tf_lossscale.install() serves it."
+                node, "strings are not changed. If the program looks this old name up, call tf_lossscale.install()."
             )
 
     def _is_imported(self, argument: cst.CSTNode | None) -> bool:
@@ -103,4 +103,7 @@ class UnseenPlanner:
         if node.name.value not in names.HOOKS or not isinstance(owner, cst.ClassDef):
             return
         if any(self._resolver.meaning(base.value).roles & set(names.WRAPPERS) for base in owner.bases):
-            self._edits.todo(node.name, f"{node.name.value} is private: tf_lossscale never calls it.")
+            self._edits.todo(
+                node.name,
+                f"{node.name.value} overrides a private method of the old class, which tf_lossscale does not call.",
+            )
