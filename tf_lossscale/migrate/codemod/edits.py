@@ -46,6 +46,8 @@ class Edits:
         #: Nodes that stay as they are, and names whose bindings stay because such a node goes through them.
         self.frozen: set[cst.CSTNode] = set()
         self.pinned: set[str] = set()
+        #: Whether the policies of this file have loss scales: then they are those of `tf_lossscale.legacy`.
+        self.legacy_policies = False
         self.findings: list[report.Finding] = []
 
     def any(self) -> bool:
@@ -58,9 +60,9 @@ class Edits:
         self._report(node, report.REWRITTEN, new=new)
 
     def replace_name(self, node: cst.CSTNode, dotted: str) -> None:
-        """Has a name replaced by a dotted one."""
-        self.expressions[node] = lambda updated, now: with_parentheses_of(updated, cst.parse_expression(dotted))
+        """Has a name replaced by a dotted one, and reports it."""
         self.gone.add(node)
+        self.replace(node, lambda updated, now: with_parentheses_of(updated, cst.parse_expression(dotted)), dotted)
 
     def refuse(self, node: cst.Call, reason: str) -> None:
         """Leaves a call as it is, together with all that the name of its function needs."""
