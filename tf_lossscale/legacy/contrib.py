@@ -17,7 +17,7 @@ from tf_lossscale.wrapper import families
 
 
 class LossScaleManager(abc.ABC):
-    """What a loss scale manager answers. Derive from it for one of your own.
+    """The interface of a loss scale manager. Derive from it for one of your own.
 
     >>> class Constant(LossScaleManager):
     ...     def get_loss_scale(self):

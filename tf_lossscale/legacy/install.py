@@ -1,4 +1,4 @@
-"""Puts the old names back where old code looks for them, and takes them away again."""
+"""Installs the old names where old code looks for them, and uninstalls them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _installed: list[Patches] = []
 
 
 class Installation:
-    """What `install` returns: as a context manager it takes the names back at the end of the block.
+    """The result of `install`: as a context manager it takes the names back at the end of the block.
 
     >>> with Installation(uninstall_at_the_end=False) as installation:
     ...     pass

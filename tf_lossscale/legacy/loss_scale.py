@@ -174,7 +174,7 @@ class DynamicLossScale(LossScale, state.DynamicLossScale):
 
     @property
     def multiplier(self) -> float:
-        """What the scale is multiplied or divided by."""
+        """The factor by which the scale is multiplied or divided."""
         return self._multiplier
 
     initial_scale: Any = Replaceable(lambda self: self._initial_loss_scale)

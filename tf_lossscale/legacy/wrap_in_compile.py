@@ -1,4 +1,4 @@
-"""What `compile` wraps an optimizer with, while `install()` is in force."""
+"""The class with which `compile` wraps an optimizer, while `install()` is in force."""
 
 from __future__ import annotations
 

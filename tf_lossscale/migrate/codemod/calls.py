@@ -1,4 +1,4 @@
-"""What a call of an old name is to be written as, and what the objects that come out of it are."""
+"""The new form of a call of an old name, and the kinds of the objects that calls return."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Calls:
         return list(values) if literal and self._resolver.is_only_unpacked(last.value) else [None]
 
     def _with(self, call: cst.Call, given: cst.BaseExpression | None, meaning: Meaning) -> Written:
-        """What a call becomes if a dict is unpacked at its end."""
+        """Returns the new form of a call with a dict unpacked at its end."""
         if given is None:
             return self._decided_as_written(call, meaning)
         own = call.args[:-1]
@@ -119,7 +119,7 @@ class Calls:
         )
 
     def is_old_base(self, owner: cst.ClassDef) -> bool | None:
-        """Whether a subclass of one of two classes calls `super().__init__` as the older; None if that is not told."""
+        """Returns whether a subclass calls `super().__init__` as the older of two classes; None if unknown."""
         calls = [
             call
             for call in m.findall(owner.body, m.Call(func=m.Attribute(m.Call(m.Name("super")), m.Name("__init__"))))
@@ -143,7 +143,7 @@ class Calls:
         return _unchanged(call, names.WRAPPER)
 
     def _has_old_arguments(self, call: cst.Call) -> bool:
-        """Whether the arguments fit `(optimizer, loss_scale)` only."""
+        """Returns whether the arguments fit `(optimizer, loss_scale)` only."""
         keywords = {argument.keyword.value for argument in call.args if argument.keyword}
         if any(argument.star for argument in call.args):
             return False
@@ -237,14 +237,14 @@ class Calls:
         return bool(meaning.old) and meaning.sure and all(o.new.endswith(f".{short}") for _, o in meaning.old)
 
     def is_global_policy(self, expression: cst.BaseExpression) -> bool:
-        """Whether an expression is `global_policy()`, old or new."""
+        """Returns whether an expression is `global_policy()`, old or new."""
         if not isinstance(expression, cst.Call):
             return False
         return any(d.endswith("mixed_precision.global_policy") or d.endswith("experimental.global_policy")
                    for d in self._resolver.dotted(expression.func))  # fmt: skip
 
     def kinds(self, expression: cst.BaseExpression) -> set[str]:
-        """What an expression can evaluate to: a set of the constants of this module, and UNKNOWN."""
+        """Returns the possible values of an expression: a set of the constants of this module, and UNKNOWN."""
         guarded = self._guard(expression)
         if guarded:
             return {guarded}
@@ -293,7 +293,7 @@ class Calls:
         return {UNKNOWN}
 
     def _kinds_of_returned(self, func: cst.BaseExpression) -> set[str]:
-        """What a function of this file returns."""
+        """Returns the kind of object that a function of this file returns."""
         found: set[str] = set()
         for value in self._resolver.returned(func):
             if value not in self._open:

@@ -1,4 +1,4 @@
-"""What is to be done to one file: collected first, done later, since an import is decided by its uses."""
+"""The edits of one file: planned first, made later, since the uses of a name decide about its import."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ class Edits:
         self.findings: list[report.Finding] = []
 
     def any(self) -> bool:
-        """Whether there is anything to do."""
+        """Returns whether there is anything to do."""
         return bool(self.expressions or self.todos or self.lines or self.imports)
 
     def replace(self, node: cst.CSTNode, make: Callable[[cst.CSTNode, Now], cst.CSTNode], new: str) -> None:
-        """Has a node replaced, and reports it."""
+        """Replaces a node, and reports it."""
         self.expressions[node] = make
         self._report(node, report.REWRITTEN, new=new)
 
     def replace_name(self, node: cst.CSTNode, dotted: str) -> None:
-        """Has a name replaced by a dotted one, and reports it."""
+        """Replaces a name by a dotted one, and reports it."""
         self.gone.add(node)
         self.replace(node, lambda updated, now: with_parentheses_of(updated, cst.parse_expression(dotted)), dotted)
 

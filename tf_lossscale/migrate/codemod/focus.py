@@ -118,7 +118,7 @@ class Focus:
                     self._keep([statement])
 
     def _is_needed(self, statement: ast.stmt) -> bool:
-        """Whether a statement always stays: `global`, the module's docstring, its imports and IPython's lines."""
+        """Returns whether a statement stays: `global`, the module's docstring, its imports and IPython's lines."""
         if isinstance(statement, (ast.Global, ast.Nonlocal)):
             return True
         if not isinstance(self._parents[statement], ast.Module):

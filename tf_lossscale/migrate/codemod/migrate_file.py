@@ -128,7 +128,7 @@ def one_pass(source: bytes, known: Known | None = None, requested: Collection[st
 
 
 def _left_by_an_earlier_run(resolver: Resolver, edits: Edits) -> list[Finding]:
-    """What the comments in the file say is left to do, and was not found again."""
+    """Returns the TODOs in comments of the file that were not found again."""
     found = {finding.reason for finding in edits.findings if finding.kind == TODO}
     findings = []
     for comment in resolver.comments():

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Old(NamedTuple):
-    """What an old name is, and the name that does its job now.
+    """An old name, and the name that replaces it.
 
     >>> OLD["keras.mixed_precision.experimental.set_policy"].new
     'keras.mixed_precision.set_global_policy'
@@ -177,7 +177,7 @@ _UNPACKED = re.compile(rb"loss_scale['\"]?\s*[:=]\s*['\"]dynamic")
 
 
 def is_worth_parsing(source: bytes) -> bool:
-    """Whether an old name can stand in a file, by a search for words.
+    """Returns whether an old name can stand in a file, by a search for words.
 
     >>> is_worth_parsing(b"tf.keras.mixed_precision.Policy"), is_worth_parsing(b"tf.keras.Model")
     (True, False)

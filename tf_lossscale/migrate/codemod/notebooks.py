@@ -112,7 +112,7 @@ class Notebook:
             The bytes; those of cells that are the same, and all between the cells, are as they were.
 
         Raises:
-            ValueError: the cells cannot be told apart any more.
+            ValueError: the cells cannot be separated any more.
         """
         before, *new = _CELLS.split(source)
         if len(new) != len(self._cells):

@@ -65,7 +65,7 @@ class ObjectPlanner:
             self._say(node, tested, lacks)
 
     def _may_be_compiled(self, expression: cst.BaseExpression) -> bool:
-        """Whether an expression may be the optimizer that `compile` made: `model.optimizer`, or a parameter."""
+        """Returns whether an expression may be the optimizer that `compile` made: `model.optimizer`, or a parameter."""
         if expression in self._open or UNKNOWN not in self._calls.kinds(expression):
             return False
         if isinstance(expression, cst.Name):
@@ -83,7 +83,7 @@ class ObjectPlanner:
         return found
 
     def _is_of_model(self, expression: cst.BaseExpression) -> bool:
-        """Whether an expression is the optimizer of a model, which this file does not assign."""
+        """Returns whether an expression is the optimizer of a model, which this file does not assign."""
         is_unknown = self._resolver.values(expression) == [None] and isinstance(expression, cst.Attribute)
         return is_unknown and self._may_be_compiled(expression)
 
@@ -182,7 +182,7 @@ class ObjectPlanner:
             self._edits.notice(node, f"{_TAKES}.")
 
     def _is_own_wrapper(self, expression: cst.BaseExpression) -> bool:
-        """Whether an expression is `self` in a subclass of an old wrapper."""
+        """Returns whether an expression is `self` in a subclass of an old wrapper."""
         owner = self._resolver.enclosing(expression, cst.ClassDef)
         return (
             isinstance(owner, cst.ClassDef)

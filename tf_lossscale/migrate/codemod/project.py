@@ -16,7 +16,7 @@ UNKNOWN = "?"
 
 
 class Bindings(NamedTuple):
-    """What a module binds at its top level, as it is written there."""
+    """The names that a module binds at its top level, as they are written there."""
 
     names: dict[str, list[str]]  # name -> dotted names it may stand for; UNKNOWN for what is no import or alias
     stars: list[str]  # modules of `from module import *`
@@ -253,7 +253,7 @@ class Project:
         return matches[0]
 
     def _is_top_level(self, folder: str, path: str) -> bool:
-        """Whether modules of a folder are found by their plain names: it is no package, or the importer's own."""
+        """Returns whether modules of a folder have plain names: it is no package, or the importer's own."""
         return os.path.join(folder, "__init__.py") not in self._modules or folder == os.path.dirname(path)
 
 
@@ -284,7 +284,7 @@ def _has_old_name(exported: dict[str, list[str]]) -> bool:
 
 
 def leads_to_old(dotted: str) -> bool:
-    """Whether a dotted name is an old one, or the beginning of one.
+    """Returns whether a dotted name is an old one, or the beginning of one.
 
     >>> leads_to_old("tensorflow.keras"), leads_to_old("tensorflow.data")
     (True, False)

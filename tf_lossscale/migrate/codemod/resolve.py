@@ -1,4 +1,4 @@
-"""What a name means where it stands: through imports, aliases, ladders and a project's own modules."""
+"""The meaning of a name at a place: through imports, aliases, if/else ladders and a project's own modules."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tf_lossscale.migrate.codemod.tree import Tree
 
 
 class Meaning(NamedTuple):
-    """What an expression may stand for."""
+    """The possible meanings of an expression."""
 
     old: tuple[tuple[str, names.Old], ...]  # (dotted name, entry of the table)
     sure: bool  # False if it may be something else as well
@@ -54,7 +54,7 @@ class Resolver(Tree):
     # Names. -----------------------------------------------------------------------------------------------------
 
     def meaning(self, expression: cst.BaseExpression) -> Meaning:
-        """What of the table an expression may stand for."""
+        """Returns the names of the table that an expression may stand for."""
         dotted = self.dotted(expression)
         if not self.imports_tensorflow and any(_on_any_backend(d) for d in dotted):
             return Meaning((), False)
@@ -116,7 +116,7 @@ class Resolver(Tree):
         return {UNKNOWN}
 
     def through_project(self, expression: cst.BaseExpression) -> bool:
-        """Whether an attribute is taken from a module of the project, which binds it."""
+        """Returns whether an attribute is taken from a module of the project, which binds it."""
         if not isinstance(expression, cst.Attribute):
             return False
         return any(
@@ -124,11 +124,11 @@ class Resolver(Tree):
         )
 
     def knows(self, module: str, name: str) -> bool:
-        """Whether the project passes a name on in this module, as the file names it."""
+        """Returns whether the project passes a name on in this module, as the file names it."""
         return name in self._known.get(module, {})
 
     def is_builtin(self, expression: cst.BaseExpression, name: str) -> bool:
-        """Whether an expression is the builtin of this name."""
+        """Returns whether an expression is the builtin of this name."""
         if not isinstance(expression, cst.Name) or expression.value != name:
             return False
         return not self.assignments(expression)
@@ -218,7 +218,7 @@ class Resolver(Tree):
         return found
 
     def _in_family(self, owner: cst.ClassDef, text: str, depth: int = 8) -> list[cst.BaseExpression]:
-        """What a class, or a base of it in this file, assigns to an attribute of `self`."""
+        """Returns the value that a class, or a base of it in this file, assigns to an attribute of `self`."""
         found = list(self._attributes.get((owner, text), []))
         for base in owner.bases if depth else ():
             for node in self._definitions(base.value):
@@ -244,7 +244,7 @@ class Resolver(Tree):
         return self._returned.get(nodes[0], [])
 
     def is_only_unpacked(self, name: cst.Name) -> bool:
-        """Whether a variable is read only as `**name`."""
+        """Returns whether a variable is read only as `**name`."""
         uses = [access.node for a in self.assignments(name) for access in getattr(a, "references", ())]
         return all(isinstance(p := self.parents.get(u), cst.Arg) and p.star == "**" for u in uses)
 
@@ -255,7 +255,7 @@ class Resolver(Tree):
         return [node for node in nodes if isinstance(node, cst.ClassDef)]
 
     def assigns(self, attribute: str) -> bool:
-        """Whether an attribute of this name is assigned anywhere in the module."""
+        """Returns whether an attribute of this name is assigned anywhere in the module."""
         return any(text.endswith(f".{attribute}") for _, text in self._attributes)
 
     def note_returned(self, node: cst.Return) -> None:

@@ -163,7 +163,7 @@ class Rewriter(cst.CSTTransformer):
         return first.with_changes(leading_lines=updated_node.leading_lines)
 
     def _is_plain(self, rung: cst.BaseStatement) -> bool:
-        """Whether a statement only imports, or gives a name to a dotted name."""
+        """Returns whether a statement only imports, or gives a name to a dotted name."""
         if not isinstance(rung, cst.SimpleStatementLine) or len(rung.body) != 1:
             return False
         (small,) = rung.body
@@ -190,7 +190,7 @@ def _comments(*nodes: cst.CSTNode) -> collections.Counter[str]:
 
 
 def loses_comments(old: cst.Module, new: cst.Module) -> bool:
-    """Whether a comment of the old module is not in the new one."""
+    """Returns whether a comment of the old module is not in the new one."""
     return bool(collections.Counter(comments_in(old)) - collections.Counter(comments_in(new)))
 
 

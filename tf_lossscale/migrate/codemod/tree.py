@@ -94,11 +94,11 @@ class Tree:
         return node
 
     def is_read(self, node: cst.CSTNode) -> bool:
-        """Whether a name or attribute is read here, not assigned or deleted."""
+        """Returns whether a name or attribute is read here, not assigned or deleted."""
         return self._contexts.get(node) is ExpressionContext.LOAD
 
     def is_deleted(self, node: cst.CSTNode) -> bool:
-        """Whether a name is deleted here."""
+        """Returns whether a name is deleted here."""
         return self._contexts.get(node) is ExpressionContext.DEL
 
     # Assignments. ---------------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ class Tree:
         return next((a for a in self.ancestors(node) if isinstance(a, _STATEMENTS)), None)
 
     def _always_runs_before(self, statement: cst.CSTNode, above: list[cst.CSTNode]) -> bool:
-        """Whether a statement stands in one of the blocks around a use, and is no loop that may do nothing."""
+        """Returns whether a statement stands in one of the blocks around a use, and is no loop that may do nothing."""
         if not isinstance(statement, (cst.BaseSmallStatement, cst.FunctionDef, cst.ClassDef)):
             return False
         block = self.parents.get(statement)
