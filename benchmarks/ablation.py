@@ -1,9 +1,10 @@
-"""`python -m benchmarks.ablation`: what each trick of `core/fast` gains, by switching it off alone.
+"""`python -m benchmarks.ablation`: the gain of each trick of `core/fast`, measured with only that trick switched off.
 
     python -m benchmarks.ablation [--only "tf.function.*4M"] [--seconds 3]
 
-A number is the time of the step without the trick, to that of the same step with all of them; contenders take turns in
-one process. Steps over replicas need a process of their own: `--only mirrored`, and `--only "^(?!.*mirrored)"`.
+A number is the time of the step without the trick, divided by the time of the same step with all tricks. The contenders
+alternate in one process. Measure steps over replicas in a separate process: `--only mirrored`, and
+`--only "^(?!.*mirrored)"` for the others.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from benchmarks import clock, contenders, steps, workloads
 from tf_lossscale.core import fast
 
 PAGE = pathlib.Path(__file__).parents[1] / "docs" / "performance.md"
-#: The tricks that change anything in each mode.
+#: The tricks that have an effect in each mode.
 TRICKS = {
     "eager": ("stacks", "sum first"),
     "tf.function": ("stacks", "late unscaling", "one at a time", "one call", "sum first"),
@@ -41,7 +42,7 @@ def cells() -> list[dict[str, str]]:
 
 
 def measure(cell: dict[str, str], seconds: float) -> dict[str, float]:
-    """Returns the ratio for each trick."""
+    """Returns each trick's ratio."""
     ready: dict[str, Callable[[], object]] = {}
     for trick in (None, *TRICKS[cell["mode"]]):
         with switched_off(trick):
@@ -66,7 +67,7 @@ def _without(trick: str | None, step: Callable[[], object]) -> Callable[[], obje
 
 
 def main() -> None:
-    """Measures, prints."""
+    """Measures cells and prints the ratios."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ablation", description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="")
     parser.add_argument("--seconds", type=float, default=3.0)
