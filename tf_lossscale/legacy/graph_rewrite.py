@@ -47,7 +47,8 @@ class MixedPrecisionLossScaleOptimizer(tf1.LossScaleOptimizer):
 def enable_mixed_precision_graph_rewrite(opt: Any, loss_scale: Any = "dynamic") -> Any:
     """Runs float32 graphs in float16 where that is safe, and wraps the optimizer with a loss scale.
 
-    >>> wrapped = enable_mixed_precision_graph_rewrite(tf.compat.v1.train.GradientDescentOptimizer(0.1))
+    >>> sgd = tf.compat.v1.train.GradientDescentOptimizer(0.1)
+    >>> wrapped = enable_mixed_precision_graph_rewrite(sgd)
     >>> type(wrapped).__name__
     'MixedPrecisionLossScaleOptimizer'
     >>> disable_mixed_precision_graph_rewrite()

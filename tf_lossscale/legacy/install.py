@@ -39,7 +39,8 @@ def install() -> Installation:
 
     >>> import tensorflow as tf
     >>> with install():
-    ...     optimizer = tf.keras.mixed_precision.experimental.LossScaleOptimizer(tf.keras.optimizers.SGD(), "dynamic")
+    ...     experimental = tf.keras.mixed_precision.experimental
+    ...     optimizer = experimental.LossScaleOptimizer(tf.keras.optimizers.SGD(), "dynamic")
     >>> optimizer.loss_scale().numpy().item()
     32768.0
     >>> hasattr(tf.keras.mixed_precision, "experimental")
