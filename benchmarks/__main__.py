@@ -24,7 +24,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # PyTorch's threads would g
 
 import tensorflow as tf
 
-from benchmarks import contenders, costs, machine, report, steps
+from benchmarks import ablation, contenders, costs, machine, report, steps
 
 JSON = pathlib.Path(__file__).parents[1] / "docs" / "performance.json"
 
@@ -48,7 +48,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--json", type=pathlib.Path, default=JSON)
     options = parser.parse_args(arguments)
     results = json.loads(options.json.read_text()) if options.json.exists() else {"rows": []}
-    wanted = [cell for cell in (*steps.cells(), *costs.cells()) if re.search(options.only, ", ".join(cell.values()))]
+    wanted = [
+        cell
+        for cell in (*steps.cells(), *costs.cells(), *ablation.cells())
+        if re.search(options.only, ", ".join(cell.values()))
+    ]
     wanted = [
         cell for cell in wanted if contenders.installed(cell["family"]) and (options.long or not steps.long(cell))
     ]
@@ -77,7 +81,7 @@ def _measure(wanted: list[dict[str, str]], options: argparse.Namespace, results:
         if start - begun > 60 * options.minutes:
             print(f"{len(wanted) - i} cells are left after {options.minutes:g} minutes: go on with --missing")
             break
-        where = costs if cell["what"] in costs.ALL else steps
+        where = {ablation.WHAT: ablation, **dict.fromkeys(costs.ALL, costs)}.get(cell["what"], steps)
         row = where.measure(cell, options.seconds, least=options.rounds)
         row["measured"] = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M")
         print(f"{time.perf_counter() - start:5.1f} s  {report.line(row)}", flush=True)

@@ -1,88 +1,74 @@
-"""`python -m benchmarks.ablation`: what each trick of `core/fast` gains, by switching it off alone.
+"""The gain of each trick of `core/fast`: a step without it, next to the same step with all of them."""
 
-    python -m benchmarks.ablation [--only "tf.function.*4M"] [--seconds 3]
-
-A number is the time of the step without the trick, to that of the same step with all of them; contenders take turns in
-one process. Steps over replicas need a process of their own: `--only mirrored`, and `--only "^(?!.*mirrored)"`.
-"""
-
-import argparse
 import contextlib
+import functools
 import itertools
-import json
-import pathlib
-import re
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from benchmarks import __main__ as main_lib
-from benchmarks import clock, contenders, steps, workloads
+import tensorflow as tf
+
+from benchmarks import clock, contenders, costs, steps, workloads
 from tf_lossscale.core import fast
 
-PAGE = pathlib.Path(__file__).parents[1] / "docs" / "performance.md"
+WHAT, ALL, TRACING, MEMORY = "ablation", "all tricks", "tracing", "peak memory"
 #: The tricks that change anything in each mode.
 TRICKS = {
     "eager": ("stacks", "sum first"),
     "tf.function": ("stacks", "late unscaling", "one at a time", "one call", "sum first"),
-    "jit_compile": ("late unscaling", "loop", "product"),
+    "jit_compile": ("late unscaling", "loop", "product", "sum first"),
     "mirrored": ("stacks", "stacked sums", "stacks through merge_call", "sum first"),
+    TRACING: ("stacks", "late unscaling", "one at a time", "one call", "sum first"),
+    MEMORY: ("late unscaling", "one at a time"),
 }
-FAMILIES = ("Keras 3", "tf_keras legacy")
+_SHAPES = ("200 x 1k", workloads.RESNET, "4 x 4M", *workloads.MODELS)
 
 
-def cells() -> list[dict[str, str]]:
-    """Returns the steps that are measured."""
-    shapes = [("step", shape) for shape in ("200 x 1k", workloads.RESNET, "4 x 4M")]
-    models = [("training step", model) for model in workloads.MODELS]
-    return [
-        {"what": what, "mode": mode, "family": family, "workload": workload}
-        for mode, family, (what, workload) in itertools.product(TRICKS, FAMILIES, [*shapes, *models])
-    ]
+def cells() -> Iterator[dict[str, str]]:
+    """Yields everything that is measured here."""
+    for mode, family, workload in itertools.product(TRICKS, ("Keras 3", "tf_keras legacy"), _SHAPES):
+        if mode not in (TRACING, MEMORY):
+            yield {"what": WHAT, "mode": mode, "family": family, "workload": workload}
+    yield {"what": WHAT, "mode": TRACING, "family": "Keras 3", "workload": "200 x 1k"}
+    yield {"what": WHAT, "mode": MEMORY, "family": costs.MEMORY, "workload": "16 x 16M"}
 
 
-def measure(cell: dict[str, str], seconds: float) -> dict[str, float]:
-    """Returns the ratio for each trick."""
-    ready: dict[str, Callable[[], object]] = {}
-    for trick in (None, *TRICKS[cell["mode"]]):
-        with switched_off(trick):
-            step = steps.in_mode(cell, contenders.OURS)
-            step()
-        ready[trick or "all"] = _without(trick, step) if cell["mode"] == "eager" else step
-    ratios = clock.ratios(clock.in_turns(ready, seconds), "all")
-    return {name: ratio["processor"] for name, ratio in ratios.items() if name != "all"}
+def measure(cell: dict[str, str], seconds: float, least: int = 7) -> dict[str, Any]:
+    """Returns the cell with the ratio for each trick: without it, to with all; of memory, the megabytes."""
+    names = (ALL, *TRICKS[cell["mode"]])
+    if cell["mode"] == MEMORY:
+        peaks = {name: costs.peak_apart(cell["workload"], contenders.OURS, name) for name in names}
+        return {**cell, "megabytes": peaks}
+    make = _tracing if cell["mode"] == TRACING else _step
+    times = clock.in_turns({name: make(cell, name) for name in names}, seconds, least)
+    return {
+        **cell,
+        "bare_ms": round(1000 * statistics.median(times[ALL].processor), 3),
+        "ratios": clock.ratios(times, ALL),
+        "rounds": len(times[ALL].wall),
+        "load": clock.load(),
+    }
 
 
-def switched_off(trick: str | None) -> contextlib.AbstractContextManager[None]:
-    """Switches one trick off, or none."""
-    return fast.without(trick) if trick else contextlib.nullcontext()
+def switched_off(name: str) -> contextlib.AbstractContextManager[None]:
+    """Switches a trick off, or none."""
+    return contextlib.nullcontext() if name == ALL else fast.without(name)
 
 
-def _without(trick: str | None, step: Callable[[], object]) -> Callable[[], object]:
-    def eager() -> None:
-        with switched_off(trick):
-            step()
-
-    return eager
-
-
-def main() -> None:
-    """Measures, prints."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.ablation", description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="")
-    parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--json", type=pathlib.Path)
-    options = parser.parse_args()
-    wanted = [cell for cell in cells() if re.search(options.only, ", ".join(cell.values()))]
-    if any(cell["mode"] == "mirrored" for cell in wanted):
-        main_lib._have_two_cpus()
-    rows: list[dict[str, Any]] = []
-    for cell in wanted:
-        ratios = measure(cell, options.seconds)
-        rows.append({**cell, "ratios": ratios})
-        print(", ".join(cell.values()), ratios, flush=True)
-        if options.json:
-            options.json.write_text(json.dumps(rows, indent=1))
+def _step(cell: dict[str, str], name: str) -> Callable[[], object]:
+    with switched_off(name):
+        step = steps.in_mode(cell, contenders.OURS)
+        step()
+    return functools.partial(_call, name, step) if cell["mode"] == "eager" else step
 
 
-if __name__ == "__main__":
-    main()
+def _tracing(cell: dict[str, str], name: str) -> Callable[[], object]:
+    step = steps.made(cell, contenders.OURS)
+    step()
+    return functools.partial(_call, name, lambda: tf.function(step).get_concrete_function())
+
+
+def _call(name: str, step: Callable[[], object]) -> None:
+    with switched_off(name):
+        step()

@@ -1,5 +1,6 @@
 """What is paid once, or in memory: tracing, compiling and graph nodes over many variables, peak memory, importing."""
 
+import contextlib
 import functools
 import gc
 import json
@@ -13,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from benchmarks import clock, contenders, steps
+from tf_lossscale.core import fast
 
 MEMORY = "tf_keras legacy"
 ALL = ("tracing", "compiling", "peak memory", "import")
@@ -36,7 +38,7 @@ def measure(cell: dict[str, str], seconds: float, least: int = 3) -> dict[str, A
     if cell["what"] == "import":
         return {**cell, **importing(min(least, 5))}
     names = [*contenders.names(MEMORY), *contenders.MINIMIZERS]
-    return {**cell, "megabytes": {name: _apart("memory", cell["workload"], name) for name in names}}
+    return {**cell, "megabytes": {name: peak_apart(cell["workload"], name) for name in names}}
 
 
 def nodes(function: Any) -> int:
@@ -95,7 +97,12 @@ def _apart(*what: str) -> Any:
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
 
 
-def peak_of_a_step(workload: str, name: str) -> float:
+def peak_apart(workload: str, name: str, without: str = "") -> float:
+    """Returns `peak_of_a_step` of a process of its own."""
+    return _apart("memory", workload, name, without)
+
+
+def peak_of_a_step(workload: str, name: str, without: str = "") -> float:
     """Returns by how many megabytes this process grows to hold the variables, gradients and moments and take a step.
 
     The allocator keeps what it once had, so that only such peaks of whole processes can be compared.
@@ -103,8 +110,9 @@ def peak_of_a_step(workload: str, name: str) -> float:
     before = _peak()
     what = "minimize" if name in contenders.MINIMIZERS else "step"
     step = tf.function(steps.made({"what": what, "mode": "tf.function", "family": MEMORY, "workload": workload}, name))
-    for _ in range(2):
-        step()
+    with fast.without(without) if without in fast.TRICKS else contextlib.nullcontext():
+        for _ in range(2):
+            step()
     return round((_peak() - before) / 1024, 1)
 
 

@@ -5,7 +5,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from benchmarks import contenders
+from benchmarks import ablation, contenders
+from tf_lossscale.core import fast
 
 Row = dict[str, Any]
 COLUMNS = {name: name for name in (contenders.OURS, contenders.OURS_APPLY, contenders.THEIRS)}
@@ -49,6 +50,7 @@ def tables(results: dict[str, Any]) -> dict[str, str]:
             ["mode", "Adam of", "gradients", "skipped : applied"],
             [[r["mode"], r["family"], r["workload"], _ratio(r, "skipped")] for r in _sorted(rows, "skipped step")],
         ),
+        "ablation": _ablation(_sorted(rows, ablation.WHAT)),
         "tracing": _traced(_sorted(rows, "tracing")),
         "compiling": _traced(_sorted(rows, "compiling")),
         "peak memory": _table(
@@ -77,6 +79,23 @@ def tables(results: dict[str, Any]) -> dict[str, str]:
     }
     pages = {name: table + _left_out(results["rows"], name) or UNMEASURED for name, table in found.items()}
     return {"machine": _machine(results), **pages}
+
+
+def _ablation(rows: list[Row]) -> str:
+    timed = [row for row in rows if "ratios" in row]
+    lines = [
+        [row["mode"], row["family"], row["workload"], *(_ratio(row, trick) for trick in fast.TRICKS), row["rounds"]]
+        for row in timed
+    ]
+    for row in rows:
+        if "megabytes" in row:
+            more = [_megabytes(row["megabytes"], trick) for trick in fast.TRICKS]
+            lines.append([row["mode"], row["family"], row["workload"], *more, ""])
+    return _table(["mode", "Adam of", "what is trained", *fast.TRICKS, "rounds"], lines)
+
+
+def _megabytes(peaks: dict[str, float], trick: str) -> str:
+    return f"+{peaks[trick] - peaks[ablation.ALL]:.0f} MB" if trick in peaks else ""
 
 
 def renew(page: pathlib.Path, results: dict[str, Any]) -> None:

@@ -28,7 +28,11 @@ MODES = {
 
 def long(cell: dict[str, str]) -> bool:
     """Returns whether it takes minutes to begin: where XLA compiles hundreds of variables, or replicas trace them."""
-    return cell["what"] == "step" and cell["mode"] in ("jit_compile", "mirrored") and cell["workload"] in _MANY
+    return (
+        cell["what"] in ("step", "ablation")
+        and cell["mode"] in ("jit_compile", "mirrored")
+        and cell["workload"] in _MANY
+    )
 
 
 def cells() -> Iterator[dict[str, str]]:

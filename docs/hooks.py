@@ -11,8 +11,7 @@ def names_of(module_name: str) -> list[str]:
     """Returns the full names of the public classes and functions of a module; LossScaleOptimizer is the first."""
     module = importlib.import_module(module_name)
     names = sorted(module.__all__, key=lambda name: name != "LossScaleOptimizer")
-    public = [getattr(module, name) for name in names if not name.startswith("__")]
-    return [f"{each.__module__}.{each.__qualname__}" for each in public]
+    return [f"{getattr(module, name).__module__}.{name}" for name in names if not name.startswith("__")]
 
 
 def on_page_markdown(markdown: str, **kwargs: Any) -> str:

@@ -2,8 +2,8 @@
 
     python examples/lenet_mixed_precision.py [--epochs 3]
 
-Automatic levels O2 and O3, one float16 layer by hand, a fixed and a dynamic loss scale manager, and a training step
-of one's own. Prints first and last loss of each; the loss falls in all six.
+Automatic levels O2 and O3, one float16 layer by hand, a fixed and a dynamic loss scale manager, and a training cell
+of one's own. Prints first and last loss of each, the layers that compute in float16, and the scale at the end.
 """
 
 import argparse
@@ -49,80 +49,72 @@ def digits():
     return tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(2000, seed=0).batch(BATCH, drop_remainder=True)
 
 
-def loss_fn(output, label):
-    """Cross-entropy in float32, whatever the network computes in."""
-    return tf.reduce_mean(
-        tf.nn.sparse_softmax_cross_entropy_with_logits(labels=label, logits=tf.cast(output, tf.float32))
-    )
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 def by_model(network, epochs, **kwargs):
-    """Trains by `amp.Model`; returns the loss of the first and the last epoch."""
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model = amp.Model(network, loss, keras.optimizers.SGD(0.02, momentum=0.9), **kwargs)
+    """Trains by `amp.Model`; returns the network, its optimizer, and the loss of each epoch."""
+    model = amp.Model(network, LOSS, keras.optimizers.SGD(0.02, momentum=0.9), **kwargs)
     history = model.train(epochs, digits(), callbacks=[amp.LossMonitor(27)], verbose=0)
-    return history.history["loss"][0], history.history["loss"][-1]
+    return network, model.optimizer, history.history["loss"]
 
 
-def by_hand(step, epochs):
-    """Trains by calling a step; returns the mean loss of the first and the last epoch."""
-    means = []
-    for _ in range(epochs):
-        means.append(np.mean([float(step(*batch)[0]) for batch in digits()]))
-    return means[0], means[-1]
-
-
-class ClippedStep(amp.TrainOneStepWithLossScale):
-    """A step of one's own: clips the unscaled gradients before they are applied."""
+class ClippedCell(amp.TrainOneStepWithLossScaleCell):
+    """A training cell of one's own: clips the unscaled gradients before they are applied."""
 
     def construct(self, *inputs):
         """Takes one step; returns the loss, whether it overflowed, and the scale."""
-        scale = self.optimizer.loss_scale
+        scale = self.sens
         loss, gradients = self.loss_and_gradients(*inputs)
-        overflow = tf.logical_not(amp.all_finite(gradients))
-        gradients, _ = tf.clip_by_global_norm(gradients, 5.0)
-        self.update(gradients)
-        return loss, overflow, scale
+        gradients, _ = tf.clip_by_global_norm(gradients, 5.0)  # infinity stays NaN: the step is skipped
+        return loss, self.update(gradients), scale
+
+
+def by_cell(epochs):
+    """Trains by a cell with clipping and a dynamic scale; returns the same."""
+    network = amp.auto_mixed_precision(lenet5(), "O2")
+    manager = amp.DynamicLossScaleManager(init_loss_scale=2**16, scale_window=20)
+    cell = ClippedCell(amp.WithLossCell(network, LOSS), keras.optimizers.SGD(0.02, momentum=0.9), manager)
+    history = amp.Model(cell).train(epochs, digits(), callbacks=[amp.OverflowMonitor(27)], verbose=0)
+    return network, cell.optimizer, history.history["loss"]
 
 
 def one_layer_by_hand():
     """A network whose first convolution alone computes in float16."""
     network = lenet5()
     amp.to_float(network.layers[0], "float16")
-    print(amp.dtype_table(network))
     return network
 
 
-def custom_step():
-    """A step with clipping and a dynamic scale."""
-    network = amp.auto_mixed_precision(lenet5(), "O2")
-    manager = amp.DynamicLossScaleManager(init_loss_scale=2**16, scale_window=20)
-    return ClippedStep(amp.WithLoss(network, loss_fn), keras.optimizers.SGD(0.02, momentum=0.9), manager)
+def in_float16(network):
+    """The number of layers that compute in float16."""
+    return sum(layer.compute_dtype == "float16" for layer in network.layers)
 
 
 def main(arguments=None):
-    """Runs all six; returns {name: (first loss, last loss)}."""
+    """Runs all six; returns {name: (loss of each epoch, layers in float16, loss scale at the end)}."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=3)
     epochs = parser.parse_args(arguments).epochs
     keras.utils.set_random_seed(0)
-    losses = {
+    fixed, dynamic = amp.FixedLossScaleManager(1024.0), amp.DynamicLossScaleManager(scale_window=20)
+    applied = amp.FixedLossScaleManager(drop_overflow_update=False)
+    runs = {
         "level O2": by_model(lenet5(), epochs, amp_level="O2"),
-        "level O3": by_model(
-            lenet5(), epochs, amp_level="O3", loss_scale_manager=amp.FixedLossScaleManager(drop_overflow_update=False)
-        ),
+        "level O3": by_model(lenet5(), epochs, amp_level="O3", loss_scale_manager=applied),
         "one layer by hand": by_model(one_layer_by_hand(), epochs),
-        "fixed manager": by_model(
-            lenet5(), epochs, amp_level="O2", loss_scale_manager=amp.FixedLossScaleManager(1024.0)
-        ),
-        "dynamic manager": by_model(
-            lenet5(), epochs, amp_level="O2", loss_scale_manager=amp.DynamicLossScaleManager(scale_window=20)
-        ),
-        "step of one's own": by_hand(custom_step(), epochs),
+        "fixed manager": by_model(lenet5(), epochs, amp_level="O2", loss_scale_manager=fixed),
+        "dynamic manager": by_model(lenet5(), epochs, amp_level="O2", loss_scale_manager=dynamic),
+        "cell of one's own": by_cell(epochs),
     }
-    for name, (first, last) in losses.items():
-        print(f"{name:18} loss {first:.4f} -> {last:.4f}")
-    return losses
+    results = {}
+    for name, (network, optimizer, losses) in runs.items():
+        scale = float(getattr(optimizer, "loss_scale", 1.0))
+        results[name] = losses, in_float16(network), scale
+        print(
+            f"{name:18} loss {losses[0]:.4f} -> {losses[-1]:.4f}, {results[name][1]} layers in float16, scale {scale:g}"
+        )
+    return results
 
 
 if __name__ == "__main__":

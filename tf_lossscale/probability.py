@@ -37,9 +37,9 @@ def minimize(
 ) -> Any:
     """`tfp.math.minimize`, with gradients that do not vanish in float16.
 
-    The loss is scaled where the gradients are computed and nowhere else: `trace_fn`, `convergence_criterion` and the
-    trace see the loss and the gradients as they are without a scale. A step with a gradient that is not finite is
-    skipped, and its loss and gradients are traced.
+    The loss is scaled only where the gradients are computed: `trace_fn`, `convergence_criterion` and the trace receive
+    the unscaled loss and gradients. A step with a gradient that is not finite is skipped; its loss and gradients are
+    traced.
 
     >>> import tensorflow as tf
     >>> import tf_lossscale
@@ -55,10 +55,10 @@ def minimize(
             loss itself is never computed, only its gradients.
         num_steps: the number of steps to take, or the most, with a convergence criterion.
         optimizer: a `tf_lossscale.LossScaleOptimizer`, around an optimizer of any family.
-        convergence_criterion: one of `tfp.optimizer.convergence_criteria`; it sees unscaled numbers.
+        convergence_criterion: one of `tfp.optimizer.convergence_criteria`. It receives unscaled values.
         batch_convergence_reduce_fn: whether to stop, from one bool for each value of the loss.
         trainable_variables: what to train; None for every variable that the loss uses.
-        trace_fn: takes a `tfp.math.MinimizeTraceableQuantities` of unscaled numbers; what it returns is traced.
+        trace_fn: a function of `tfp.math.MinimizeTraceableQuantities`, with unscaled values. Its result is traced.
         return_full_length_trace: whether the trace has `num_steps` entries even if the criterion stopped before.
         jit_compile: whether XLA compiles the loop.
         seed: handed to `loss_fn`, a new one in each step, as `tfp.random.sanitize_seed` takes it.
@@ -125,8 +125,8 @@ def fit_surrogate_posterior(
         surrogate_posterior: a distribution of TensorFlow Probability with trainable variables.
         optimizer: a `tf_lossscale.LossScaleOptimizer`, around an optimizer of any family.
         num_steps: the number of steps to take, or the most, with a convergence criterion.
-        convergence_criterion: one of `tfp.optimizer.convergence_criteria`; it sees unscaled numbers.
-        trace_fn: takes a `tfp.math.MinimizeTraceableQuantities` of unscaled numbers; what it returns is traced.
+        convergence_criterion: one of `tfp.optimizer.convergence_criteria`. It receives unscaled values.
+        trace_fn: a function of `tfp.math.MinimizeTraceableQuantities`, with unscaled values. Its result is traced.
         discrepancy_fn: an f-divergence; None for `tfp.vi.kl_reverse`.
         sample_size: the number of samples of the posterior in each step.
         importance_sample_size: the number of terms of an importance-weighted divergence.
@@ -184,7 +184,7 @@ def _require_loss_scale_optimizer(optimizer: Any) -> None:
 
 
 def _with_scaled_gradients(loss_fn: Callable[..., Any], optimizer: Any) -> Callable[..., Any]:
-    """The same loss, whose gradients are those of the scaled loss, unscaled again."""
+    """Return the same loss function. Its gradients are computed from the scaled loss, then unscaled."""
 
     def same_loss(**kwargs: Any) -> Any:  # TensorFlow Probability passes `seed` first, and nothing if that fails
         def loss_and_gradients() -> Any:

@@ -73,10 +73,10 @@ def test_each_layer_of_lenet_computes_in_the_recorded_dtype(library, level, buil
 def test_half_precision_changes_the_numbers_a_little(library):
     model = lenet(LIBRARIES[library])
     images = np.random.default_rng(0).normal(size=(4, 32, 32, 1)).astype("float32")
-    full = np.asarray(model(images))
+    full = np.asarray(amp.auto_mixed_precision(model, "O0")(images))
     half = np.asarray(tf.cast(amp.auto_mixed_precision(model, "O2")(images), tf.float32))
     assert 0 < np.abs(full - half).max() < 0.02
-    np.testing.assert_array_equal(np.asarray(amp.auto_mixed_precision(model, "O0")(images)), full)
+    np.testing.assert_array_equal(np.asarray(amp.to_float(model, "float32")(images)), full)
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
@@ -93,6 +93,16 @@ def test_a_layer_set_by_hand_stays_in_o1_and_auto_and_not_in_o2_and_o3(library):
         amp.to_float(model.get_layer("fc1"), "float32")
         amp.auto_mixed_precision(model, level)
         assert model.get_layer("fc1").compute_dtype == expected, level
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_level_o0_changes_nothing_and_o1_and_auto_change_only_what_they_name(library):
+    keras = LIBRARIES[library]
+    for level, expected in (("O0", "float32"), ("O1", "float16"), ("auto", "float16")):
+        layers = [keras.layers.BatchNormalization(dtype="mixed_float16"), keras.layers.Dense(3)]
+        model = keras.Sequential([*layers, amp.to_float(keras.layers.Softmax(), "bfloat16")])
+        amp.auto_mixed_precision(model, level)
+        assert [layer.compute_dtype for layer in model.layers] == ["float16", expected, "bfloat16"], level
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
@@ -202,9 +212,9 @@ def test_every_normalization_and_variables_of_the_model_itself_compute_in_half(l
     model, rows = Scaled(), np.ones((2, 4), "int32")
     if built:
         model(rows)
-    for level in ("O3", "O0"):
-        amp.auto_mixed_precision(model, level)
-        assert model(rows).dtype == ("float16" if level == "O3" else "float32")
+    for dtype in ("float16", "float32"):
+        amp.auto_mixed_precision(model, "O3") if dtype == "float16" else amp.to_float(model, dtype)
+        assert model(rows).dtype == dtype
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(tf.cast(model(rows), tf.float32))
         gradients = tape.gradient(loss, model.trainable_variables)
@@ -243,8 +253,11 @@ def test_an_unknown_level_is_a_value_error_and_changes_nothing(level):
     assert {layer.compute_dtype for layer in model.layers} == {"float32"}
 
 
-def test_a_dtype_of_tensorflow_is_taken():
-    assert amp.to_float(tf.keras.layers.Dense(1), tf.bfloat16).compute_dtype == "bfloat16"
+def test_a_dtype_of_tensorflow_or_numpy_is_taken():
+    for dtype in (tf.bfloat16, tf.bfloat16.as_numpy_dtype):
+        assert amp.to_float(tf.keras.layers.Dense(1), dtype).compute_dtype == "bfloat16"
+    for dtype in (np.float16, np.dtype("float16"), tf.float16):
+        assert amp.to_float(tf.keras.layers.Dense(1), dtype).compute_dtype == "float16"
     model = amp.auto_mixed_precision(tf.keras.Sequential([tf.keras.layers.Dense(1)]), "O3", dtype=tf.float16)
     assert model.layers[0].compute_dtype == "float16"
 
@@ -254,7 +267,8 @@ def test_bad_networks_and_dtypes_are_refused():
         amp.auto_mixed_precision(5, "auto")
     with pytest.raises(ValueError, match="float16, bfloat16"):
         amp.auto_mixed_precision(lenet(tf.keras), "O0", dtype="float32")
-    with pytest.raises(ValueError, match="float32, float16, bfloat16"):
-        amp.to_float(tf.keras.layers.Dense(1), "int8")
+    for dtype in ("int8", np.float64, 19, None, "x"):
+        with pytest.raises(ValueError, match="float32, float16, bfloat16"):
+            amp.to_float(tf.keras.layers.Dense(1), dtype)
     with pytest.raises(TypeError, match="layer"):
         amp.to_float(3, "float16")

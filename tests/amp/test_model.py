@@ -1,11 +1,11 @@
-"""Model, monitors and the step by hand."""
+"""Model and monitors."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
 
-from tests import numerics
+from tests import strategies
 from tf_lossscale import LossScaleOptimizer, amp
 
 LIBRARIES = {"keras3": tf.keras, "tf_keras": tf_keras}
@@ -80,6 +80,14 @@ def test_bad_managers_and_combinations_are_refused():
         amp.Model(network(tf.keras), "mse", tf.keras.optimizers.SGD()).train(0, dataset())
     with pytest.raises(ValueError, match="optimizer"):
         amp.Model(network(tf.keras)).train(1, dataset())
+    with pytest.raises(ValueError, match="already"):
+        amp.Model(network(tf.keras), "mse", wrapped, loss_scale_manager=None)
+    with pytest.raises(ValueError, match="needs an optimizer"):
+        amp.Model(network(tf.keras), "mse", loss_scale_manager=amp.DynamicLossScaleManager())
+    with pytest.raises(ValueError, match="keep_batchnorm_fp32=False has no effect at level O1"):
+        amp.Model(network(tf.keras), "mse", tf.keras.optimizers.SGD(), amp_level="O1", keep_batchnorm_fp32=False)
+    with pytest.raises(ValueError, match="dataset_sink_mode"):
+        amp.Model(network(tf.keras), "mse", tf.keras.optimizers.SGD()).train(1, dataset(), dataset_sink_mode=True)
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
@@ -121,54 +129,178 @@ def test_a_monitor_prints_every_whole_number_of_steps(bad):
         amp.LossMonitor(bad)
 
 
-def mean_square(output, label):
-    return tf.reduce_mean((tf.cast(output, tf.float32) - label) ** 2)
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_the_default_level_keeps_what_was_set_by_hand_and_scales_nothing(library):
+    keras = LIBRARIES[library]
+    model = network(keras)
+    amp.to_float(model.layers[0], "float16")
+    amp.Model(model, "mse", keras.optimizers.SGD(0.01)).train(1, dataset(), verbose=0)
+    assert [layer.compute_dtype for layer in model.layers] == ["float16", "float32"]
+    before = keras.mixed_precision.global_policy()
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        model = network(keras)
+    finally:
+        keras.mixed_precision.set_global_policy(before)
+    amp.Model(model, "mse", keras.optimizers.SGD(0.01)).train(1, dataset(), verbose=0)
+    assert [layer.compute_dtype for layer in model.layers] == ["float16"] * 2
+    if library == "keras3":
+        assert type(model.optimizer) is keras.optimizers.SGD
+    else:  # wraps by itself what is not wrapped
+        assert float(model.optimizer.loss_scale) == 1.0
+        assert not model.optimizer.dynamic
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_a_step_by_hand_equals_one_without_a_scale(library):
+@pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3", "auto"])
+def test_a_manager_of_none_is_no_loss_scale_at_every_level(library, level):
     keras = LIBRARIES[library]
-    x, y = tf.ones((4, 3)), tf.ones((4, 1))
-    results = []
-    for sens in (1.0, 1024.0):
-        model = network(keras)
-        step = amp.TrainOneStep(amp.WithLoss(model, mean_square), keras.optimizers.SGD(0.1), sens)
-        losses = [float(step(x, y)) for _ in range(3)]
-        assert losses[-1] < losses[0]
-        results.append([np.asarray(w) for w in model.get_weights()])
-    for a, b in zip(*results):
-        numerics.assert_close(a, b, 1e-6)
+    optimizer = keras.optimizers.SGD(0.01)
+    model = amp.Model(network(keras), "mse", optimizer, amp_level=level, loss_scale_manager=None)
+    assert model.optimizer is model.network.optimizer is optimizer
 
 
-def test_a_step_with_loss_scale_returns_loss_overflow_and_scale():
-    model = network(tf.keras)
-    manager = amp.DynamicLossScaleManager(init_loss_scale=64, scale_window=100)
-    step = amp.TrainOneStepWithLossScale(amp.WithLoss(model, mean_square), tf.keras.optimizers.SGD(0.1), manager)
-    good, bad = tf.ones((4, 3)), tf.constant(np.full((4, 3), np.inf, "float32"))
-    y = tf.ones((4, 1))
-    step(good, y)
-    before = [w.copy() for w in model.get_weights()]
-    _, overflow, scale = step(bad, y)
-    assert (bool(overflow), float(scale)) == (True, 64.0)
-    for a, b in zip(before, model.get_weights()):
-        np.testing.assert_array_equal(a, b)
-    _, overflow, scale = step(good, y)
-    assert (bool(overflow), float(scale)) == (False, 32.0)
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_normalization_is_kept_in_float32_as_asked(library):
+    keras = LIBRARIES[library]
+    for level, keep, expected in (
+        ("O2", None, "float32"),
+        ("O2", True, "float32"),
+        ("O2", False, "float16"),
+        ("O3", None, "float16"),
+        ("O3", True, "float32"),
+        ("O3", False, "float16"),
+        ("O1", True, "float32"),
+    ):
+        model = keras.Sequential([keras.layers.Dense(2), keras.layers.BatchNormalization()])
+        amp.Model(model, "mse", keras.optimizers.SGD(0.01), amp_level=level, keep_batchnorm_fp32=keep)
+        assert [layer.compute_dtype for layer in model.layers] == ["float16", expected], (level, keep)
 
 
-def test_a_step_of_ones_own_overrides_construct():
-    class Clipped(amp.TrainOneStep):
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("level", ["O2", "O3"])
+def test_the_loss_is_computed_in_float32(library, level):
+    keras = LIBRARIES[library]
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Activation("linear"), keras.layers.Dense(1, "linear")])
+    model.set_weights([np.ones((1, 1)), np.zeros(1)])
+    trained = amp.Model(model, "mse", keras.optimizers.SGD(0.0), amp_level=level)
+    batch = tf.data.Dataset.from_tensors((np.full((1, 1), 300.0, "float32"), np.zeros((1, 1), "float32")))
+    assert trained.eval(batch) == {"loss": 90000.0}  # which is no float16
+    assert trained.train(1, batch, verbose=0).history["loss"] == [90000.0]
+    assert model(np.ones((1, 1), "float32")).dtype == "float16"
+    assert trained.predict(np.ones((1, 1), "float32")).dtype == "float32"
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_metrics_are_taken_as_mindspore_takes_them(library):
+    keras = LIBRARIES[library]
+    for metrics, names in (
+        ({"mae"}, {"mae"}),
+        ({"Error": keras.metrics.MeanAbsoluteError(), "R": keras.metrics.RootMeanSquaredError()}, {"Error", "R"}),
+    ):
+        model = amp.Model(network(keras), "mse", keras.optimizers.SGD(0.01), metrics=metrics)
+        scores = model.eval(dataset(), dataset_sink_mode=False)
+        assert set(scores) == {"loss", *names}
+        if "R" in names:
+            assert scores["R"] == pytest.approx(scores["loss"] ** 0.5)
+
+
+# One weight w of 1, loss w**2 * x**2, and a rate of 0: a step's own loss is x**2.
+LOSSES = [1.0, 9.0, 4.0, 25.0]
+
+
+def squares(keras, **kwargs):
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, **kwargs)])
+    model.set_weights([np.ones((1, 1))])
+    x = np.sqrt(np.float32(LOSSES))[:, None]
+    return model, tf.data.Dataset.from_tensor_slices((x, np.zeros_like(x)))
+
+
+def printed(capsys):
+    return [float(line.split("loss is ")[1].split(",")[0]) for line in capsys.readouterr().out.splitlines()]
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_the_loss_monitor_prints_the_loss_of_the_step(library, capsys):
+    keras = LIBRARIES[library]
+    model, data = squares(keras)
+    data = data.batch(1).filter(lambda x, y: True)  # of unknown length
+    for _ in range(2):  # a second Model of one network
+        trained = amp.Model(model, keras.losses.MeanSquaredError(), keras.optimizers.SGD(0.0), amp_level="O2")
+        history = trained.train(2, data, callbacks=[amp.LossMonitor(), amp.OverflowMonitor(2)], verbose=0)
+        both = [1.0, 9.0, 9.0, 4.0, 25.0, 25.0]
+        assert printed(capsys) == both * 2
+        assert history.history["loss"] == [9.75, 9.75]
+        assert trained.eval(data) == {"loss": 9.75}
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_the_loss_monitor_prints_the_loss_of_all_replicas_and_regularizers(library, capsys):
+    keras = LIBRARIES[library]
+    with strategies.get("mirrored_2").scope():
+        model, data = squares(keras, kernel_regularizer=keras.regularizers.L2(0.5))
+        trained = amp.Model(model, "mse", keras.optimizers.SGD(0.0))
+    history = trained.train(1, data.batch(2), callbacks=amp.LossMonitor(), verbose=0)
+    assert printed(capsys) == [5.5, 15.0]
+    assert history.history["loss"] == pytest.approx([10.25])
+
+
+def test_the_loss_monitor_prints_keras_loss_where_a_train_step_computes_it_alone(capsys):
+    class Alone(tf.keras.Sequential):
+        def train_step(self, data):
+            return {"loss": tf.reduce_mean(data[0])}
+
+    model = amp.Model(Alone([tf.keras.layers.Dense(1)]), "mse", tf.keras.optimizers.SGD(0.0))
+    model.train(1, dataset(2).map(lambda x, y: (7 * tf.ones_like(x), y)), callbacks=amp.LossMonitor(), verbose=0)
+    assert printed(capsys) == [7.0, 7.0]
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("kind", ["TrainOneStepCell", "TrainOneStepWithLossScaleCell"])
+def test_a_training_cell_is_trained_by_the_model(library, kind, capsys):
+    keras = LIBRARIES[library]
+    model, data = squares(keras)
+    network = amp.WithLossCell(model, keras.losses.MeanSquaredError())
+    cell = getattr(amp, kind)(
+        network, keras.optimizers.SGD(0.0), amp.FixedLossScaleManager(64) if "Scale" in kind else 8
+    )
+    trained = amp.Model(cell)
+    seen = []
+
+    class Seeing(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            seen.append((epoch, logs["loss"], self.model is model))
+            self.model.stop_training = epoch == 1
+
+    history = trained.train(5, data.batch(1), callbacks=[amp.LossMonitor(2), Seeing()], verbose=0)
+    assert printed(capsys) == [9.0, 25.0] * 2
+    assert seen == [(0, 9.75, True), (1, 9.75, True)]
+    assert history.history["loss"] == [9.75, 9.75]
+    assert float(trained.optimizer.loss_scale) == (64 if "Scale" in kind else 8)
+    assert trained.predict(tf.fill((1, 1), 3.0)).numpy() == [[3.0]]
+    with pytest.raises(ValueError, match="is a training cell"):
+        trained.eval(data)
+
+
+def test_a_cell_of_the_users_own_moves_the_weights_in_a_model():
+    class Doubled(amp.TrainOneStepCell):
         def construct(self, *inputs):
             loss, gradients = self.loss_and_gradients(*inputs)
-            gradients, norm = tf.clip_by_global_norm(gradients, 1e-3)
-            self.update(gradients)
-            return loss, norm
+            self.update([2 * gradient for gradient in gradients])
+            return loss
 
-    model = network(tf.keras)
-    step = Clipped(amp.WithLoss(model, mean_square), tf.keras.optimizers.SGD(1.0), sens=1024.0)
-    model(tf.ones((1, 3)))
-    before = [w.copy() for w in model.get_weights()]
-    _, norm = step(tf.ones((4, 3)), 10 * tf.ones((4, 1)))
-    moved = np.sqrt(sum(((a - b) ** 2).sum() for a, b in zip(before, model.get_weights())))
-    assert float(norm) > 1
-    numerics.assert_close(moved, 1e-3, 1e-6, *before)
+    model, _ = squares(tf.keras)
+    network = amp.WithLossCell(model, tf.keras.losses.MeanSquaredError())
+    batch = tf.data.Dataset.from_tensors((tf.fill((1, 1), 3.0), tf.zeros((1, 1))))
+    amp.Model(Doubled(network, tf.keras.optimizers.SGD(0.01), 16.0)).train(1, batch, verbose=0)
+    assert float(model.weights[0][0, 0]) == pytest.approx(1 - 0.01 * 2 * 18)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"loss_fn": "mse"}, {"optimizer": "sgd"}, {"amp_level": "O2"}, {"loss_scale_manager": None}, {"metrics": ["mae"]}],
+)
+def test_a_training_cell_is_passed_alone(arguments):
+    cell = amp.TrainOneStepCell(amp.WithLossCell(network(tf.keras), lambda a, b: a), tf.keras.optimizers.SGD())
+    with pytest.raises(ValueError, match="pass it alone"):
+        amp.Model(cell, **arguments)

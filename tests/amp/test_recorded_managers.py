@@ -3,6 +3,7 @@
 import gzip
 import json
 import pathlib
+import warnings
 
 import numpy as np
 import pytest
@@ -217,6 +218,20 @@ def test_a_flag_that_is_none_moves_nothing(flag):
     with pytest.raises(TypeError, match="grads_finite"):
         scaler.adjust(flag)
     assert (float(scaler.scale_value), int(scaler.counter)) == (8.0, 0)
+
+
+def test_a_factor_and_a_window_by_position_are_taken_with_a_warning():
+    with pytest.warns(UserWarning, match=r"scale_factor=4, scale_window=3000") as warned:
+        manager = amp.DynamicLossScaleManager(4, 3000)
+    assert len(warned) == 1
+    assert warned[0].filename == __file__
+    assert (manager.loss_scale, manager.scale_factor, manager.scale_window) == (4, 3000, 2000)
+    manager.update_loss_scale(True)
+    assert manager.get_loss_scale() == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        amp.DynamicLossScaleManager(1)
+        amp.DynamicLossScaleManager(scale_factor=4, scale_window=3000)
 
 
 def test_numbers_that_no_float_holds_are_refused():

@@ -1,12 +1,16 @@
 """Hooks: their order, arguments and return values are the recorded ones."""
 
+import inspect
 import pathlib
 
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
-from tests.optimizers.recorded import PROBES, ones, set_gradient
+import tf_lossscale
+from tests import strategies
+from tests.optimizers.recorded import LIBRARIES, PROBES, ones, set_gradient
 from tf_lossscale.optimizers import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 
@@ -114,6 +118,119 @@ def test_an_exception_in_a_pre_hook_stops_the_step(make):
     with pytest.raises(OSError, match="no step today"):
         optimizer.step()
     np.testing.assert_array_equal(variable, tf.ones([2, 3]))
+
+
+# One gradient of a loss that may overflow, applied in each way that LossScaleOptimizer knows.
+def minimize(optimizer, weight, factor):
+    optimizer.minimize(lambda: weight[0] * factor, [weight])
+
+
+def apply_gradients(optimizer, weight, factor):
+    with tf.GradientTape() as tape:
+        loss = optimizer.get_scaled_loss(weight[0] * factor)
+    optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients(tape.gradient(loss, [weight])), [weight]))
+
+
+def apply(optimizer, weight, factor):
+    with tf.GradientTape() as tape:
+        loss = optimizer.scale_loss(weight[0] * factor)
+    optimizer.apply(tape.gradient(loss, [weight]), [weight])
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize("way", [minimize, apply_gradients, apply], ids=lambda way: way.__name__)
+def test_step_hooks_are_called_once_for_each_step_that_a_wrapper_applies(make, way, compiled):
+    inner, weight, calls = make(), tf.Variable([1.0]), []
+    before = inner.register_step_pre_hook(lambda *called: calls.append(("pre", called, weight.numpy().item())))
+    inner.register_step_post_hook(lambda *called: calls.append(("post", called, weight.numpy().item())))
+    with register_optimizer_step_pre_hook(lambda *_: calls.append("first")):
+        optimizer = tf_lossscale.LossScaleOptimizer(inner)
+        step = tf.function(way) if compiled else way
+        step(optimizer, weight, tf.constant(1.0))
+        after = weight.numpy().item()
+        assert after < 1
+        assert calls == ["first", ("pre", (inner, (inner,), {}), 1.0), ("post", (inner, (inner,), {}), after)]
+        calls.clear()
+        step(optimizer, weight, tf.constant(np.inf))
+        assert (calls, weight.numpy().item()) == ([], after)
+    before.remove()
+    step(optimizer, weight, tf.constant(1.0))
+    assert [call[0] for call in calls] == ["post"]
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_fit_calls_the_step_hooks_with_a_wrapper_and_without(make, wrapped):
+    keras = tf_keras if make is LIBRARIES["tf_keras"] else tf.keras
+    inner, calls = make(), []
+    inner.register_step_pre_hook(lambda *_: calls.append("pre"))
+    inner.register_step_post_hook(lambda *_: calls.append("post"))
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3), keras.layers.Dense(1)])
+    model.compile(tf_lossscale.LossScaleOptimizer(inner) if wrapped else inner, "mse")
+    x = np.ones((12, 2), "float32")
+    if wrapped:
+        x[:4] = np.inf
+    model.fit(x, np.ones((12, 1)), batch_size=4, shuffle=False, verbose=0)
+    assert calls == ["pre", "post"] * (2 if wrapped else 3)
+
+
+def test_a_step_calls_its_hooks_once(make):
+    weight, calls = ones(), []
+    optimizer = make([weight])
+    optimizer.register_step_post_hook(lambda *_: calls.append("post"))
+    optimizer.step(lambda: tf.reduce_sum(weight))
+    optimizer.apply_gradients([(tf.ones([2, 3]), weight)])
+    assert calls == ["post"] * 2
+    assert str(inspect.signature(optimizer.step)).startswith("(closure: ")
+    assert inspect.signature(optimizer.step).parameters["closure"].default is None
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+def test_the_replicas_call_the_step_hooks_once_together(make, compiled):
+    strategy = strategies.get("mirrored_2")
+    with strategy.scope():
+        inner, weight, calls = make(), tf.Variable([1.0]), []
+        inner.register_step_pre_hook(lambda *_: calls.append("pre"))
+        inner.register_step_post_hook(lambda *_: calls.append("post"))
+        optimizer = tf_lossscale.LossScaleOptimizer(inner)
+
+    def step(factor):
+        strategy.run(apply_gradients, args=(optimizer, weight, factor))
+
+    take = tf.function(step) if compiled else step
+    for factor, expected in ((1.0, ["pre", "post"]), (np.inf, [])):
+        take(tf.constant(factor))
+        assert calls == expected
+        calls.clear()
+
+
+def test_a_hook_that_raises_in_a_graph_stops_the_step(make):
+    inner, weight = make(), tf.Variable([1.0])
+
+    def refuse(*_):
+        raise OSError("no step today")
+
+    inner.register_step_pre_hook(refuse)
+    step = tf.function(minimize)
+    with pytest.raises(tf.errors.UnknownError, match="no step today"):
+        step(tf_lossscale.LossScaleOptimizer(inner), weight, tf.constant(1.0))
+    assert weight.numpy().item() == 1.0
+
+
+def test_what_a_traced_or_compiled_step_cannot_do_with_a_hook_is_said(make, caplog):
+    weight = tf.Variable([1.0])
+    optimizer = tf_lossscale.LossScaleOptimizer(make())
+    step = tf.function(minimize)
+    step(optimizer, weight, tf.constant(1.0))
+    assert "traced" not in caplog.text
+    optimizer.inner_optimizer.register_step_post_hook(print)
+    assert "does not call it" in caplog.text
+    compiled = tf.function(minimize, jit_compile=True)
+    with pytest.raises(RuntimeError, match="XLA"):
+        compiled(optimizer, weight, tf.constant(1.0))
+    inner = make()
+    inner.register_step_pre_hook(lambda optimizer, args, kwargs: (args, kwargs))
+    with pytest.raises(RuntimeError, match="must return None"):
+        minimize(tf_lossscale.LossScaleOptimizer(inner), weight, 1.0)
 
 
 def test_no_recorded_probe_is_missing_in_these_tests():

@@ -143,7 +143,7 @@ def test_a_stopped_run_is_not_replaced_without_a_word(out, capsys):
 def test_a_damaged_state_is_said_and_left_as_it_is(tmp_path, capsys, state):
     (tmp_path / "state.json").write_text(state)
     assert exit_code(["train", "--resume", "--out", str(tmp_path)]) == 2
-    assert "is not what a stopped run leaves" in capsys.readouterr().err
+    assert "is damaged, or tf-lossscale train did not write it" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["state.json"]
 
 

@@ -66,10 +66,23 @@ def test_bad_arguments_name_themselves_and_leave_the_inner_optimizer_free(argume
 
 
 @all_families
-def test_positional_arguments_of_older_and_newer_wrappers_are_refused(family):
-    for arguments in (("dynamic",), (1024,), (1024, 2000)):
-        with pytest.raises(TypeError, match=r"dynamic=False, initial_scale=1024"):
-            LossScaleOptimizer(family.sgd(), *arguments)
+@pytest.mark.parametrize(
+    ("arguments", "keywords", "advice"),
+    [
+        (("dynamic",), {}, "A dynamic scale is the default: leave the argument out."),
+        ((1024.0, 500), {}, "pass initial_scale=1024.0, dynamic_growth_steps=500."),
+        ((1024.0,), {"dynamic_growth_steps": 500}, "pass initial_scale=1024.0, dynamic_growth_steps=500."),
+        ((1024.0,), {}, "TensorFlow 2.3, pass dynamic=False, initial_scale=1024.0; for one that starts there"),
+        ((None,), {}, "pass dynamic=False, initial_scale=1024."),
+    ],
+)
+def test_positional_arguments_of_older_and_newer_wrappers_are_refused(family, arguments, keywords, advice):
+    with pytest.raises(TypeError, match=re.escape(advice)):
+        LossScaleOptimizer(family.sgd(), *arguments, **keywords)
+
+
+@all_families
+def test_the_constructor_takes_three_settings_by_position(family):
     with pytest.raises(TypeError):
         LossScaleOptimizer(family.sgd(), True, 8.0, 5, 2.0)
 

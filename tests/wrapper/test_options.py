@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 from tests import numerics
 from tests.families import FAMILIES
@@ -107,6 +108,45 @@ def test_a_name_names_the_wrapper():
     optimizer = LossScaleOptimizer(KERAS3.sgd(), name="scaled")
     assert optimizer.name == optimizer.get_config()["name"] == "scaled"
     assert LossScaleOptimizer.from_config(optimizer.get_config()).name == "scaled"
+
+
+@pytest.mark.parametrize("make", [tf_keras.optimizers.SGD, tf_keras.optimizers.legacy.SGD])
+def test_a_name_around_an_optimizer_of_tf_keras_is_the_inner_optimizers(make):
+    optimizer = LossScaleOptimizer(make(0.5), name="scaled", clipnorm=1.0)
+    assert optimizer.inner_optimizer.get_config()["name"] == "scaled"
+    again = type(optimizer).from_config(optimizer.get_config())
+    assert again.inner_optimizer.get_config()["name"] == "scaled"
+    weight = tf.Variable([3.0])
+    optimizer.minimize(lambda: weight[0], [weight])
+    assert weight.numpy().item() == 2.5
+    inner = make(0.5)
+    before = inner.get_config()
+    with pytest.raises(TypeError, match="`name` must be a string, but got: 5"):
+        LossScaleOptimizer(inner, name=5)
+    assert inner.get_config() == before
+
+
+@pytest.mark.parametrize("make", [tf.keras.optimizers.SGD, tf_keras.optimizers.SGD])
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+def test_variables_are_finalized_without_being_named(make, compiled):
+    def finalized(*variables):
+        weight = tf.Variable([3.0])
+        optimizer = LossScaleOptimizer(make(0.5, use_ema=True, ema_momentum=0.5))
+        with pytest.raises(ValueError, match=r"finalize_variable_values\(\) without variables"):
+            optimizer.finalize_variable_values()
+
+        def step():
+            optimizer.minimize(lambda: weight[0], [weight])
+
+        step = tf.function(step) if compiled else step
+        for _ in range(3):
+            step()
+        trained = weight.numpy().item()
+        optimizer.finalize_variable_values(*([[weight]] if variables else []))
+        assert weight.numpy().item() != trained
+        return weight.numpy().item()
+
+    assert finalized() == finalized("named")
 
 
 @pytest.mark.parametrize("method", ["scale_loss", "get_scaled_loss"])

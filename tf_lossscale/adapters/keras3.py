@@ -47,7 +47,7 @@ class LossScaleOptimizer(
     )
 
     def _checked_options(self, inner: Any, options: dict[str, Any]) -> dict[str, Any]:
-        name = options.pop("name", None)
+        name = options_lib.take_name(options)
         wanted = super()._checked_options(inner, options)
         _require_valid(wanted)
         wanted["name"] = name
@@ -144,9 +144,14 @@ class LossScaleOptimizer(
         """The counter of finite steps, by the name that Keras 3 gives it."""
         return self._loss_scale.good_steps
 
-    def finalize_variable_values(self, var_list: list[Any]) -> None:
-        """Overwrites the variables with their moving average, if the inner optimizer keeps one."""
-        self._optimizer.finalize_variable_values(var_list)
+    def finalize_variable_values(self, var_list: list[Any] | None = None) -> None:
+        """Overwrites the variables with their moving average, if the inner optimizer keeps one.
+
+        Args:
+            var_list: the variables; None for those that the optimizer is built for.
+        """
+        variables = self._given_or_known(var_list, "finalize_variable_values()")
+        self._optimizer.finalize_variable_values(variables)
         self._stall.look(self, self._loss_scale)  # `fit` ends here
 
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:

@@ -30,6 +30,21 @@ def set_compute_dtype(layer: Any, dtype: str) -> None:
     layer.dtype_policy = keras.DTypePolicy("float32" if dtype == "float32" else f"mixed_{dtype}")
 
 
+def compile_as_given(model: Any, **arguments: Any) -> None:
+    """Compile a model, and leave the optimizer as it is under a mixed_float16 policy too.
+
+    >>> model = keras.Sequential([keras.layers.Dense(2)])
+    >>> compile_as_given(model, optimizer=keras.optimizers.SGD())
+    >>> type(model.optimizer).__name__
+    'SGD'
+
+    Args:
+        model: a Keras 3 model.
+        **arguments: those of `compile`.
+    """
+    model.compile(auto_scale_loss=False, **arguments)
+
+
 def with_layer_names(objects: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
     """Returns the objects of a checkpoint with Keras 3's names for their parts beside those of Keras 2.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,6 +11,7 @@ import tensorflow as tf
 from tf_lossscale.core import replicas, scaling
 from tf_lossscale.libraries import keras_versions
 from tf_lossscale.wrapper import hyperparameters, optimizer
+from tf_lossscale.wrapper import options as options_lib
 from tf_lossscale.wrapper.grads_and_vars import without_none
 
 tf_keras: Any = keras_versions.keras_2()
@@ -49,6 +51,11 @@ class LossScaleOptimizer(
         "_run_with_dtensor",
     )
 
+    def _checked_options(self, inner: Any, options: dict[str, Any]) -> dict[str, Any]:
+        name = options_lib.take_name(options)
+        wanted = super()._checked_options(inner, options)
+        return wanted if name is None else {**wanted, "name": name}
+
     def _adopt(self, options: dict[str, Any]) -> None:
         super()._adopt(options)
         if self._optimizer._mesh:
@@ -69,8 +76,14 @@ class LossScaleOptimizer(
             # tf_keras notes the strategy when the optimizer is constructed, which may be outside its scope.
             inner._distribution_strategy = tf.distribute.get_strategy()
         replicas.give_copies(inner, ("_iterations", "_learning_rate", "_current_learning_rate"), inner._variables)
+        if not getattr(inner, "_built", False):  # tf_keras does not keep the variables
+            self.__dict__["_variables_of_inner"] = [weakref.ref(variable) for variable in variables]
         with tf.init_scope():
             inner.build(variables)
+
+    def _known_variables(self) -> list[Any] | None:
+        known = [each() for each in vars(self).get("_variables_of_inner", ())]
+        return known if known and all(each is not None for each in known) else None
 
     def _gradients(
         self, loss: tf.Tensor, variables: list[Any], grad_loss: Any, tape: tf.GradientTape
@@ -105,9 +118,14 @@ class LossScaleOptimizer(
         """Sums gradients over the replicas, as the inner optimizer does."""
         return self._optimizer.aggregate_gradients(grads_and_vars)
 
-    def finalize_variable_values(self, var_list: list[Any]) -> None:
-        """Overwrites the variables with their moving average, if the inner optimizer keeps one."""
-        self._optimizer.finalize_variable_values(var_list)
+    def finalize_variable_values(self, var_list: list[Any] | None = None) -> None:
+        """Overwrites the variables with their moving average, if the inner optimizer keeps one.
+
+        Args:
+            var_list: the variables; None for those that the optimizer is built for.
+        """
+        variables = self._given_or_known(var_list, "finalize_variable_values()")
+        self._optimizer.finalize_variable_values(variables)
         self._stall.look(self, self._loss_scale)  # `fit` ends here
 
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:

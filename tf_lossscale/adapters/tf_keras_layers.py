@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_lossscale.libraries import keras_versions
+from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
 tf_keras = library = keras_versions.keras_2()
 autocast_variable = keras_versions.keras_2("src.mixed_precision.autocast_variable")
@@ -43,3 +44,23 @@ def set_compute_dtype(layer: Any, dtype: str) -> None:
         elif isinstance(value, tf.Tensor) and value.dtype.is_floating and not tf.is_symbolic_tensor(value):
             # A constant, which was cast when the layer was built.
             layer.__dict__[name] = tf.cast(value, dtype)
+
+
+def compile_as_given(model: Any, **arguments: Any) -> None:
+    """Compile a model, and do not let tf_keras scale the loss under a mixed_float16 policy.
+
+    >>> model = tf_keras.Sequential([tf_keras.layers.Dense(2)])
+    >>> compile_as_given(model, optimizer=tf_keras.optimizers.SGD())
+    >>> type(model.optimizer).__name__
+    'SGD'
+
+    Args:
+        model: a tf_keras model.
+        **arguments: those of `compile`. Under that policy an optimizer is wrapped with a fixed scale of 1, as tf_keras
+            would wrap it with a dynamic one.
+    """
+    optimizer = arguments.get("optimizer")
+    would_wrap = optimizer is not None and model.dtype_policy.name == "mixed_float16"
+    if would_wrap and not isinstance(optimizer, LossScaleOptimizer):
+        arguments["optimizer"] = LossScaleOptimizer(optimizer, dynamic=False, initial_scale=1)
+    model.compile(**arguments)

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tf_lossscale.core import replicas
 from tf_lossscale.libraries import keras_versions
 from tf_lossscale.wrapper import optimizer
+from tf_lossscale.wrapper import options as options_lib
 from tf_lossscale.wrapper.grads_and_vars import without_none
 
 tf_keras: Any = keras_versions.keras_2()
@@ -52,6 +53,11 @@ class LossScaleOptimizer(
         "_distribution_strategy",
         "_use_locking",
     )
+
+    def _checked_options(self, inner: Any, options: dict[str, Any]) -> dict[str, Any]:
+        name = options_lib.take_name(options)
+        wanted = super()._checked_options(inner, options)
+        return wanted if name is None else {**wanted, "_name": name}
 
     def _build_inner(self, variables: list[Any]) -> None:
         _require_no_clipping_in_central_storage(self._optimizer)

@@ -22,8 +22,11 @@ _HOMES = {
     "OverflowMonitor": "monitors",
     "StaticLossScaler": "scalers",
     "TrainOneStep": "train_step",
+    "TrainOneStepCell": "train_step",
     "TrainOneStepWithLossScale": "train_step",
-    "WithLoss": "train_step",
+    "TrainOneStepWithLossScaleCell": "train_step",
+    "WithLoss": "with_loss",
+    "WithLossCell": "with_loss",
     "all_finite": "scalers",
     "auto_mixed_precision": "levels",
     "dtype_table": "levels",
@@ -48,8 +51,11 @@ if TYPE_CHECKING:
     from tf_lossscale.amp.scalers import StaticLossScaler as StaticLossScaler
     from tf_lossscale.amp.scalers import all_finite as all_finite
     from tf_lossscale.amp.train_step import TrainOneStep as TrainOneStep
+    from tf_lossscale.amp.train_step import TrainOneStepCell as TrainOneStepCell
     from tf_lossscale.amp.train_step import TrainOneStepWithLossScale as TrainOneStepWithLossScale
-    from tf_lossscale.amp.train_step import WithLoss as WithLoss
+    from tf_lossscale.amp.train_step import TrainOneStepWithLossScaleCell as TrainOneStepWithLossScaleCell
+    from tf_lossscale.amp.with_loss import WithLoss as WithLoss
+    from tf_lossscale.amp.with_loss import WithLossCell as WithLossCell
 
 
 def __getattr__(name: str) -> Any:

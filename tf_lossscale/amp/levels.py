@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import tensorflow as tf
+
 from tf_lossscale.wrapper import families
 
 # The matrix and convolution layers, which gain most from half precision.
@@ -35,9 +37,9 @@ _MATRIX_LAYERS = frozenset(
     }
 )
 _RECTIFIERS = frozenset({"ReLU", "PReLU"})
-# Means and variances of half-precision values lose too much.
+# Means and variances lose too much in half precision.
 _NORMALIZATION = frozenset({"BatchNormalization", "LayerNormalization", "Normalization", "SyncBatchNormalization"})
-# Their parts exchange tensors that are not cast on the way: one dtype for all of them.
+# Their parts exchange tensors that Keras does not cast: all of them need one dtype.
 _OF_ONE_DTYPE = frozenset({"RNN", "MultiHeadAttention", "GroupedQueryAttention"})
 
 LEVELS = ("O0", "O1", "O2", "O3", "auto")
@@ -45,20 +47,22 @@ _HALF = ("float16", "bfloat16")
 
 
 def auto_mixed_precision(model: Any, amp_level: str = "O0", dtype: Any = "float16") -> Any:
-    """Sets the dtype in which each layer of a model computes; the variables stay float32.
+    """Set the dtype in which each layer of a model computes. The variables stay float32.
 
-    ====== ==========================================================================
-    level  computed in half precision
-    ====== ==========================================================================
+    ====== ======================================================================================
+    level  what is set
+    ====== ======================================================================================
     O0     nothing
-    O1     convolution, matrix, attention and recurrent layers, ReLU and PReLU
-    O2     all but batch and layer normalization
-    O3     all
-    auto   convolution, matrix, attention and recurrent layers
-    ====== ==========================================================================
+    O1     convolution, matrix, attention and recurrent layers, ReLU and PReLU to half precision
+    O2     batch and layer normalization to float32, all other layers to half precision
+    O3     all layers to half precision
+    auto   convolution, matrix, attention and recurrent layers to half precision
+    ====== ======================================================================================
 
-    O2 and O3 set every layer; call `to_float` afterwards to keep one apart. O1 and auto leave layers alone that
-    `to_float` has set. The outputs come as the last layer makes them; Keras computes the loss in float32.
+    O2 and O3 set every layer; call `to_float` afterwards to keep one apart. O1 and auto skip layers that `to_float`
+    has set. No level undoes an earlier one: `to_float(model, "float32")` does.
+
+    The model's output has the dtype of its last layer. `Model` and `WithLossCell` compute the loss in float32.
 
     >>> import tensorflow as tf
     >>> model = tf.keras.Sequential([tf.keras.layers.Dense(2), tf.keras.layers.BatchNormalization()])
@@ -69,10 +73,10 @@ def auto_mixed_precision(model: Any, amp_level: str = "O0", dtype: Any = "float1
     Args:
         model: a Keras model (Keras 3 or tf_keras), built or not.
         amp_level: "O0", "O1", "O2", "O3" or "auto".
-        dtype: the half precision, "float16" or "bfloat16", or the `tf.DType`.
+        dtype: the half precision, "float16" or "bfloat16", or that dtype of TensorFlow or NumPy.
 
     Returns:
-        The same model. `print(dtype_table(model))` shows what was done.
+        The same model. `print(dtype_table(model))` shows the result.
 
     Raises:
         TypeError: `model` is not a Keras model.
@@ -83,18 +87,19 @@ def auto_mixed_precision(model: Any, amp_level: str = "O0", dtype: Any = "float1
     require_level(model, amp_level)
     dtype = _dtype(dtype, _HALF)
     for _, layer, decides in _layers(model):
-        if amp_level in ("O1", "auto") and getattr(layer, _SET_BY_HAND, False):
-            continue
-        _set(layer, dtype if _in_half(decides, amp_level) else "float32")
+        if amp_level in ("O2", "O3"):
+            _set(layer, dtype if _in_half(decides, amp_level) else "float32")
+        elif _in_half(decides, amp_level) and not getattr(layer, _SET_BY_HAND, False):
+            _set(layer, dtype)
     return model
 
 
 def require_level(model: Any, amp_level: Any) -> None:
-    """Raises if a model cannot be set to a level.
+    """Raise if a model cannot be set to a level.
 
     Args:
-        model: what is to be a Keras model.
-        amp_level: what is to be a level.
+        model: any object.
+        amp_level: any object.
 
     Raises:
         TypeError: `model` is not a Keras model.
@@ -106,7 +111,7 @@ def require_level(model: Any, amp_level: Any) -> None:
 
 
 def to_float(layer: Any, dtype: Any) -> Any:
-    """Sets the dtype in which one layer with its parts, or one model with all its layers, computes.
+    """Set the dtype in which one layer with its parts, or one model with all its layers, computes.
 
     >>> import tensorflow as tf
     >>> to_float(tf.keras.layers.Dense(2), "float16").compute_dtype
@@ -114,7 +119,7 @@ def to_float(layer: Any, dtype: Any) -> Any:
 
     Args:
         layer: a Keras layer or model (Keras 3 or tf_keras), built or not.
-        dtype: "float32", "float16" or "bfloat16", or the `tf.DType`. The variables stay float32.
+        dtype: "float32", "float16" or "bfloat16", or that dtype of TensorFlow or NumPy. The variables stay float32.
 
     Returns:
         The same layer.
@@ -126,7 +131,7 @@ def to_float(layer: Any, dtype: Any) -> Any:
     Source: MindSpore, `mindspore.nn.Cell.to_float`.
     """
     dtype = _dtype(dtype, ("float32", *_HALF))
-    families.layers_of(layer)  # raises if it is no layer
+    families.layers_of(layer)  # raises a TypeError if it is not a layer
     inner = _layers(layer) if getattr(layer, "layers", None) else list(_with_parts(layer, layer.name, layer))
     for _, each, _ in inner:
         _set(each, dtype)
@@ -158,11 +163,11 @@ class DtypeTable:
 
 
 def dtype_table(model: Any) -> DtypeTable:
-    """Returns a model's layers with the dtypes they compute and store in.
+    """Return a model's layers with the dtypes they compute and store in.
 
     >>> import tensorflow as tf
-    >>> model = auto_mixed_precision(tf.keras.Sequential([tf.keras.layers.Dense(2, name="out")]), "O3")
-    >>> print(dtype_table(model))
+    >>> model = tf.keras.Sequential([tf.keras.layers.Dense(2, name="out")])
+    >>> print(dtype_table(auto_mixed_precision(model, "O3")))
     layer  type   computes  variables
     out    Dense  float16   float32
 
@@ -183,7 +188,7 @@ def dtype_table(model: Any) -> DtypeTable:
     )
 
 
-# Marks a layer that `to_float` has set.
+# The attribute that marks a layer set by `to_float`.
 _SET_BY_HAND = "_tf_lossscale_set_by_hand"
 
 
@@ -212,7 +217,7 @@ _Entry = tuple[str, Any, Any]
 
 
 def _layers(model: Any) -> list[_Entry]:
-    """The layers that compute something; models within the model are looked into."""
+    """The layers of a model, and those of the models in it."""
     if not hasattr(model, "layers"):
         raise TypeError(f"`model` must be a Keras model, but got: {model!r}.")
     return list(_walk(model))
@@ -229,18 +234,42 @@ def _walk(model: Any) -> Iterator[_Entry]:
 
 
 def _with_parts(layer: Any, name: str, decides: Any) -> Iterator[_Entry]:
-    """A layer and what it is made of: the cell of an RNN, the projections of an attention."""
+    """A layer and its parts: the cell of an RNN, the projections of an attention."""
     yield name, layer, decides
     decides_for_all = any(base.__name__ in _OF_ONE_DTYPE for base in type(decides).__mro__)
     for part in layer._flatten_layers(include_self=False, recursive=False):
         yield from _with_parts(part, f"{name}/{part.name}", decides if decides_for_all else part)
 
 
+def in_float32(outputs: Any) -> Any:
+    """Cast half-precision tensors to float32, for a loss to be computed from them.
+
+    >>> import tensorflow as tf
+    >>> [each.dtype.name for each in in_float32([tf.constant(1.0, tf.float16), tf.constant(1)])]
+    ['float32', 'int32']
+
+    Args:
+        outputs: a tensor, or a nested structure of tensors and other objects.
+
+    Returns:
+        The same structure. All but float16 and bfloat16 tensors are as they were.
+    """
+
+    def cast(value: Any) -> Any:
+        is_half = tf.is_tensor(value) and value.dtype in (tf.float16, tf.bfloat16)
+        return tf.cast(value, tf.float32) if is_half else value
+
+    return tf.nest.map_structure(cast, outputs)
+
+
 def _dtype(dtype: Any, allowed: tuple[str, ...]) -> str:
-    name = getattr(dtype, "name", dtype)  # of a tf.DType
+    try:
+        name = "" if isinstance(dtype, int) else tf.as_dtype(dtype).name  # as_dtype takes TensorFlow's enum too
+    except TypeError:
+        name = ""
     if name not in allowed:
         raise ValueError(f"`dtype` must be one of {', '.join(allowed)}, but got: {dtype!r}.")
-    return str(name)
+    return name
 
 
 def _set(layer: Any, dtype: str) -> None:

@@ -1,9 +1,10 @@
-"""Loss scale managers: a scale and how it moves, as plain numbers or as a cell for a graph."""
+"""Loss scale managers: a scale and the rule that moves it, in Python numbers or as a cell for a graph."""
 
 from __future__ import annotations
 
 import math
 import numbers
+import warnings
 from typing import Any
 
 import tensorflow as tf
@@ -14,7 +15,7 @@ from tf_lossscale.core.state import DynamicLossScale, FixedLossScale, LossScale
 
 
 class FixedLossScaleManager(LossScaleManager):
-    """A scale that stays the same.
+    """A manager of a fixed loss scale.
 
     >>> manager = FixedLossScaleManager(1024.0)
     >>> manager.update_loss_scale(overflow=True)
@@ -23,7 +24,7 @@ class FixedLossScaleManager(LossScaleManager):
 
     Args:
         loss_scale: the scale, a finite number of at least 1.
-        drop_overflow_update: whether a step that overflows is skipped. If False it is applied as it is.
+        drop_overflow_update: whether a step that overflows is skipped. If False, its gradients are applied.
 
     Raises:
         TypeError: `loss_scale` is not a number.
@@ -37,33 +38,33 @@ class FixedLossScaleManager(LossScaleManager):
         self._drop_overflow_update = drop_overflow_update
 
     def get_loss_scale(self) -> float:
-        """Returns the scale."""
+        """Return the scale."""
         return self._loss_scale
 
     def get_drop_overflow_update(self) -> bool:
-        """Returns whether a step that overflows is skipped."""
+        """Return whether a step that overflows is skipped."""
         return self._drop_overflow_update
 
     def update_loss_scale(self, overflow: Any) -> None:
-        """Does nothing: the scale is fixed.
+        """Do nothing: the scale is fixed.
 
         Args:
             overflow: whether the step overflowed.
         """
 
     def get_update_cell(self) -> FixedLossScaleUpdateCell | None:
-        """Returns the same as a cell for a graph; None if overflows are not dropped, as nobody has to look then."""
+        """Return the update cell for a graph; None if overflows are not dropped, because nothing is checked then."""
         return FixedLossScaleUpdateCell(self._loss_scale) if self._drop_overflow_update else None
 
     def as_loss_scale(self) -> LossScale:
-        """Returns the loss scale that `LossScaleOptimizer` drives."""
+        """Return a loss scale for `LossScaleOptimizer`."""
         if not self._is_all_of(FixedLossScaleManager):
             return super().as_loss_scale()
         return FixedLossScale(self._loss_scale, skip_overflow=bool(self._drop_overflow_update))
 
 
 class DynamicLossScaleManager(LossScaleManager):
-    """A scale that is divided by a factor after an overflow, and multiplied by it after a window of good steps.
+    """A manager of a dynamic loss scale: an overflow divides the scale, a window of finite steps multiplies it.
 
     >>> manager = DynamicLossScaleManager(init_loss_scale=64, scale_factor=2, scale_window=2)
     >>> for overflow in (False, False, True):
@@ -73,8 +74,8 @@ class DynamicLossScaleManager(LossScaleManager):
 
     Args:
         init_loss_scale: the scale to start with, a finite number of at least 1.
-        scale_factor: what the scale is multiplied or divided by, above 0.
-        scale_window: whole number of good steps in a row after which the scale grows.
+        scale_factor: the factor that the scale is multiplied or divided by, above 0.
+        scale_window: number of finite steps in a row after which the scale grows, an int above 0.
 
     Raises:
         TypeError: an argument is of a wrong type.
@@ -83,7 +84,7 @@ class DynamicLossScaleManager(LossScaleManager):
     Source: MindSpore, Enabling Mixed Precision, https://www.mindspore.cn/tutorials/en/master/beginner/mixed_precision.html
     """
 
-    #: So many overflows in a row are an error: the training no longer moves.
+    #: More overflows in a row than this are an error.
     bad_step_max = 1000
 
     def __init__(self, init_loss_scale: Any = 2**24, scale_factor: Any = 2, scale_window: int = 2000):
@@ -96,6 +97,13 @@ class DynamicLossScaleManager(LossScaleManager):
                 f"`scale_factor` must be a finite number above 0, but got: {scale_factor!r}. The usual value is 2."
             )
         self.scale_window = whole_above_zero("scale_window", scale_window)
+        if self.scale_factor > max(self.loss_scale, 2):
+            warnings.warn(
+                f"DynamicLossScaleManager has init_loss_scale={init_loss_scale!r} and scale_factor={scale_factor!r}: "
+                "the first overflow lowers the scale to 1. If these are meant to be the factor and the window, pass "
+                f"DynamicLossScaleManager(scale_factor={init_loss_scale!r}, scale_window={scale_factor!r}).",
+                stacklevel=2,
+            )
         self.increase_ratio = self.scale_factor
         self.decrease_ratio = 1 / self.scale_factor
         self.cur_iter = 1
@@ -103,15 +111,15 @@ class DynamicLossScaleManager(LossScaleManager):
         self.bad_step = 0
 
     def get_loss_scale(self) -> float:
-        """Returns the current scale."""
+        """Return the current scale."""
         return self.loss_scale
 
     def get_drop_overflow_update(self) -> bool:
-        """Returns True: a step that overflows is skipped."""
+        """Return True: a step that overflows is skipped."""
         return True
 
     def update_loss_scale(self, overflow: Any) -> None:
-        """Moves the scale after a step, in Python's own numbers.
+        """Move the scale after a step, in Python numbers.
 
         Args:
             overflow: whether the step overflowed; anything with a truth value.
@@ -129,24 +137,24 @@ class DynamicLossScaleManager(LossScaleManager):
             self.bad_step = 0
         if self.bad_step > self.bad_step_max:
             raise RuntimeError(
-                f"{self.bad_step} steps in a row overflowed, more than {self.bad_step_max}: the training no longer "
-                "moves. Look for the operation that makes infinities, or lower the learning rate."
+                f"{self.bad_step} steps in a row overflowed, more than {self.bad_step_max}: the model no longer "
+                "trains. Look for the operation whose result is infinite, or lower the learning rate."
             )
         self.cur_iter += 1
 
     def get_update_cell(self) -> DynamicLossScaleUpdateCell:
-        """Returns the same as a cell for a graph, starting with the current scale."""
+        """Return an update cell for a graph. It starts with the current scale."""
         return DynamicLossScaleUpdateCell(self.loss_scale, self.scale_factor, self.scale_window)
 
     def as_loss_scale(self) -> LossScale:
-        """Returns the loss scale that `LossScaleOptimizer` drives, starting with the current scale."""
+        """Return a loss scale for `LossScaleOptimizer`. It starts with the current scale."""
         if not self._is_all_of(DynamicLossScaleManager):
             return super().as_loss_scale()
         return DynamicLossScale(self.loss_scale, _rules(self.scale_factor, self.scale_window))
 
 
 class FixedLossScaleUpdateCell:
-    """A fixed scale's update for a graph: hands the overflow flag through.
+    """The update of a fixed scale, for a graph: returns the overflow flag and changes nothing.
 
     >>> cell = FixedLossScaleUpdateCell(128.0)
     >>> bool(cell(tf.Variable(128.0), tf.constant(True)))
@@ -160,17 +168,21 @@ class FixedLossScaleUpdateCell:
         self._loss_scale_value = loss_scale_value
 
     def get_loss_scale(self) -> float:
-        """Returns the scale."""
+        """Return the scale."""
         return self._loss_scale_value
 
     def __call__(self, loss_scale: tf.Variable, overflow: Any) -> tf.Tensor:
-        """Returns `overflow`; the variable stays as it is."""
+        """Return `overflow`. The variable does not change."""
         del loss_scale
         return tf.convert_to_tensor(overflow)
 
+    def as_loss_scale(self) -> LossScale:
+        """Return a fixed loss scale for `LossScaleOptimizer`. A step that overflows is skipped."""
+        return FixedLossScale(self._loss_scale_value, skip_overflow=True)
+
 
 class DynamicLossScaleUpdateCell(tf.Module):
-    """A dynamic scale's update for a graph: moves a scale variable, counts in variables of its own.
+    """The update of a dynamic scale, for a graph: moves a scale variable, and counts in its own variables.
 
     >>> cell = DynamicLossScaleUpdateCell(64.0, 2, 3)
     >>> scale = tf.Variable(64.0)
@@ -181,8 +193,8 @@ class DynamicLossScaleUpdateCell(tf.Module):
 
     Args:
         loss_scale_value: the scale to start with.
-        scale_factor: what the scale is multiplied or divided by, above 0.
-        scale_window: whole number of good steps in a row after which the scale grows.
+        scale_factor: the factor that the scale is multiplied or divided by, above 0.
+        scale_window: number of finite steps in a row after which the scale grows, an int above 0.
 
     Raises:
         ValueError: `scale_factor` is not above 0.
@@ -202,11 +214,11 @@ class DynamicLossScaleUpdateCell(tf.Module):
         self._rules = _rules(self.scale_factor, self.scale_window)
 
     def get_loss_scale(self) -> float:
-        """Returns the scale that the cell started with."""
+        """Return the scale that the cell started with."""
         return self.loss_scale_value
 
     def __call__(self, loss_scale: tf.Variable, overflow: Any) -> tf.Tensor:
-        """Moves `loss_scale` after a step.
+        """Move `loss_scale` after a step.
 
         Args:
             loss_scale: float32 scalar variable.
@@ -220,14 +232,18 @@ class DynamicLossScaleUpdateCell(tf.Module):
         good = now - 1 - self.last_overflow_iter
         after = self._rules.next(tf.logical_not(overflow), Counts(loss_scale, good, 0))
         loss_scale.assign(after.scale)
-        # The count starts anew after an overflow and after a growth.
+        # Both an overflow and a growth reset the count.
         self.last_overflow_iter.assign(tf.where(after.good == 0, now, self.last_overflow_iter))
         self.cur_iter.assign(now + 1)
         return overflow
 
+    def as_loss_scale(self) -> LossScale:
+        """Return a loss scale for `LossScaleOptimizer` with the same rule. The cell's own variables do not change."""
+        return DynamicLossScale(self.loss_scale_value, self._rules)
+
 
 def whole_above_zero(name: str, value: Any) -> int:
-    """Returns `value` if it is an int above 0, or raises.
+    """Return `value` if it is an int above 0, or raise.
 
     >>> whole_above_zero("scale_window", 3)
     3

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from tf_lossscale.amp import levels
+import tensorflow as tf
+
+from tf_lossscale.amp import cell_training, levels
 from tf_lossscale.amp.managers import DynamicLossScaleManager
 from tf_lossscale.amp.monitors import LossMonitor
+from tf_lossscale.amp.step_loss import StepLoss
+from tf_lossscale.amp.train_step import TrainOneStepCell
 from tf_lossscale.wrapper import families
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
@@ -14,8 +19,18 @@ from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 _DYNAMIC = ("O2", "auto")
 
 
+class _OfTheLevel:
+    """The default of `loss_scale_manager`: None would be no loss scale at all."""
+
+    def __repr__(self) -> str:
+        return "<that of the level>"
+
+
+_OF_THE_LEVEL = _OfTheLevel()
+
+
 class Model:
-    """A network with its loss and optimizer, over Keras's `compile` and `fit`.
+    """A network with its loss and optimizer, over Keras's `compile` and `fit`. The loss is computed in float32.
 
     >>> import tensorflow as tf
     >>> network = tf.keras.Sequential([tf.keras.layers.Dense(1)])
@@ -25,18 +40,31 @@ class Model:
     >>> len(history.history["loss"])
     1
 
+    A training cell has a loss and an optimizer of its own, and is passed alone:
+
+    >>> from tf_lossscale.amp import TrainOneStepCell, WithLossCell
+    >>> network = WithLossCell(network, tf.keras.losses.MeanSquaredError())
+    >>> cell = TrainOneStepCell(network, tf.keras.optimizers.SGD(0.1))
+    >>> history = Model(cell).train(2, data, verbose=0)
+    >>> len(history.history["loss"])
+    2
+
     Args:
-        network: a Keras model (Keras 3 or tf_keras).
+        network: a Keras model (Keras 3 or tf_keras), or a `TrainOneStepCell` or `TrainOneStepWithLossScaleCell`.
         loss_fn: what `compile(loss=...)` takes; None for a network that is only used to predict.
         optimizer: what `compile(optimizer=...)` takes, as an object; it is wrapped if there is a loss scale.
-        metrics: what `compile(metrics=...)` takes.
-        amp_level: "O0", "O1", "O2", "O3" or "auto", see `auto_mixed_precision`.
-        loss_scale_manager: a manager of this package. If None, levels O2 and auto get a
-            `DynamicLossScaleManager`, the others none.
+        metrics: what `compile(metrics=...)` takes. Also a set, or a dict {name: metric}: `eval` then returns these
+            names.
+        amp_level: "O0", "O1", "O2", "O3" or "auto", see `auto_mixed_precision`. O0 leaves the layers as they are.
+        loss_scale_manager: a manager of this package, or None for no loss scale. If it is not given, levels O2 and
+            auto get a `DynamicLossScaleManager`, the others none.
+        keep_batchnorm_fp32: at O2 and O3, whether normalization layers compute in float32; by default True at O2,
+            False at O3.
 
     Raises:
-        TypeError: the network is no Keras model, or the manager is none of ours.
-        ValueError: the level is unknown, or the optimizer is wrapped already and a manager was given.
+        TypeError: the network is not a Keras model, or the manager has no `as_loss_scale`.
+        ValueError: the level is unknown; or an argument would have no effect, such as a manager beside an optimizer
+            that is wrapped already.
 
     Source: MindSpore, `mindspore.train.Model`.
     """
@@ -48,88 +76,165 @@ class Model:
         optimizer: Any = None,
         metrics: Any = None,
         amp_level: str = "O0",
-        loss_scale_manager: Any = None,
+        loss_scale_manager: Any = _OF_THE_LEVEL,
+        keep_batchnorm_fp32: bool | None = None,
     ):
+        manager_given = loss_scale_manager is not _OF_THE_LEVEL
+        self.network = network
+        self.amp_level = amp_level
+        self._metric_names: dict[str, str] = {}
+        self._step_loss: StepLoss | None = None
+        if isinstance(network, TrainOneStepCell):
+            arguments = (loss_fn, optimizer, metrics, keep_batchnorm_fp32)
+            if manager_given or amp_level != "O0" or any(each is not None for each in arguments):
+                raise ValueError(
+                    f"`network` is a {type(network).__name__}, which has a loss and an optimizer: pass it alone. Set "
+                    "levels with auto_mixed_precision(model), and the loss scale where the cell is made."
+                )
+            self.optimizer = network.optimizer
+            return
         levels.require_level(network, amp_level)
-        if isinstance(optimizer, LossScaleOptimizer) and loss_scale_manager is not None:
+        if manager_given and isinstance(optimizer, LossScaleOptimizer):
             raise ValueError(
                 "`optimizer` is a LossScaleOptimizer already: leave out `loss_scale_manager`, or pass the inner "
                 "optimizer."
             )
-        if loss_scale_manager is None and amp_level in _DYNAMIC:
-            loss_scale_manager = DynamicLossScaleManager()
+        if manager_given and loss_scale_manager is not None and optimizer is None:
+            raise ValueError("`loss_scale_manager` needs an optimizer: pass `optimizer` too, or leave both out.")
+        of_layers = _level_of_layers(amp_level, keep_batchnorm_fp32)
+        if not manager_given:
+            loss_scale_manager = DynamicLossScaleManager() if amp_level in _DYNAMIC else None
         wrap = optimizer is not None and loss_scale_manager is not None
         if wrap and not isinstance(optimizer, LossScaleOptimizer):
             optimizer = LossScaleOptimizer(optimizer, loss_scale_manager=loss_scale_manager)
-        # Past this line the network changes: a call with bad arguments has not happened.
-        self.network = levels.auto_mixed_precision(network, amp_level)
-        self.amp_level = amp_level
+        # Past this line the network changes: a call with bad arguments has changed nothing.
+        levels.auto_mixed_precision(network, of_layers)
         self.optimizer = optimizer
         if optimizer is not None or loss_fn is not None:
             compiled = {} if optimizer is None else {"optimizer": optimizer}
-            network.compile(loss=loss_fn, metrics=metrics, **compiled)
+            families.layers_of(network).compile_as_given(
+                network, loss=loss_fn, metrics=self._as_keras_takes(metrics), **compiled
+            )
+            self._step_loss = StepLoss(network)
 
-    def train(self, epoch: int, train_dataset: Any, callbacks: Any = None, verbose: Any = "auto") -> Any:
-        """Trains the network; Keras shows its progress bar.
+    def _as_keras_takes(self, metrics: Any) -> Any:
+        """Return metrics for `compile`, and note the names that `eval` gives them."""
+        if isinstance(metrics, (set, frozenset)):
+            return list(metrics)
+        if not isinstance(metrics, Mapping) or set(metrics) & set(getattr(self.network, "output_names", None) or ()):
+            return metrics
+        self._metric_names = {str(getattr(metric, "name", metric)): name for name, metric in metrics.items()}
+        return list(metrics.values())
+
+    def train(
+        self,
+        epoch: int,
+        train_dataset: Any,
+        callbacks: Any = None,
+        verbose: Any = "auto",
+        dataset_sink_mode: bool = False,
+    ) -> Any:
+        """Train the network. Keras shows its progress bar.
 
         Args:
             epoch: whole number of passes over the data.
             train_dataset: what `fit(x=...)` takes, with the labels in it, for example a batched `tf.data.Dataset`.
             callbacks: monitors of this package or Keras callbacks; one, or a list.
             verbose: as in `fit`.
+            dataset_sink_mode: only False, which MindSpore's programs pass.
 
         Returns:
             Keras's `History`.
 
         Raises:
-            ValueError: there is no optimizer or no loss, or `epoch` is not a whole number above 0.
+            ValueError: there is no optimizer or no loss, or an argument is out of range.
         """
         if not isinstance(epoch, int) or isinstance(epoch, bool) or epoch < 1:
             raise ValueError(f"`epoch` must be an int above 0, but got: {epoch!r}.")
+        _require_no_sink(dataset_sink_mode)
         if self.optimizer is None:
             raise ValueError("train() needs an optimizer: pass `optimizer` to Model(...).")
-        keras = families.library_of(self.network)
-        return self.network.fit(
-            train_dataset, epochs=epoch, verbose=verbose, callbacks=[_as_callback(c, keras) for c in _list(callbacks)]
-        )
+        keras = self._keras()
+        listed = self._callbacks(callbacks, keras)
+        if isinstance(self.network, TrainOneStepCell):
+            return cell_training.fit(self.network, epoch, train_dataset, listed, keras, verbose)
+        return self.network.fit(train_dataset, epochs=epoch, verbose=verbose, callbacks=listed)
 
-    def eval(self, valid_dataset: Any, callbacks: Any = None, verbose: Any = 0) -> dict[str, float]:
-        """Evaluates the network.
+    def eval(
+        self, valid_dataset: Any, callbacks: Any = None, verbose: Any = 0, dataset_sink_mode: bool = False
+    ) -> dict[str, float]:
+        """Evaluate the network.
 
         Args:
             valid_dataset: what `evaluate(x=...)` takes, with the labels in it.
             callbacks: Keras callbacks; one, or a list.
             verbose: as in `evaluate`.
+            dataset_sink_mode: only False, which MindSpore's programs pass.
 
         Returns:
             The loss and the metrics by name.
+
+        Raises:
+            ValueError: the network is a training cell, or `dataset_sink_mode` is True.
         """
-        keras = families.library_of(self.network)
-        return self.network.evaluate(
-            valid_dataset,
-            verbose=verbose,
-            return_dict=True,
-            callbacks=[_as_callback(c, keras) for c in _list(callbacks)],
+        _require_no_sink(dataset_sink_mode)
+        if isinstance(self.network, TrainOneStepCell):
+            raise ValueError(
+                "eval() needs a network and its loss, but `network` is a training cell. Call "
+                "Model(model, loss_fn, metrics=...).eval(dataset)."
+            )
+        scores = self.network.evaluate(
+            valid_dataset, verbose=verbose, return_dict=True, callbacks=self._callbacks(callbacks, self._keras())
         )
+        return {self._metric_names.get(name, name): value for name, value in scores.items()}
 
     def predict(self, *predict_data: Any) -> Any:
-        """Returns the network's outputs.
+        """Return the network's outputs, in inference mode.
 
         Args:
             *predict_data: the network's inputs, one batch.
 
         Returns:
-            A tensor, or what the network returns.
+            A tensor, or what the network returns; at levels O2 and O3 in float32.
         """
         inputs = predict_data[0] if len(predict_data) == 1 else predict_data
-        return self.network(inputs, training=False)
+        is_cell = isinstance(self.network, TrainOneStepCell)
+        network = cell_training.backbone_of(self.network) if is_cell else self.network
+        if network is None:
+            raise ValueError("predict() needs a Keras model, but the training cell has none. Call the network itself.")
+        outputs = network(inputs, training=False)
+        return levels.in_float32(outputs) if self.amp_level in ("O2", "O3") else outputs
+
+    def _keras(self) -> Any:
+        is_cell = isinstance(self.network, TrainOneStepCell)
+        network = cell_training.backbone_of(self.network) if is_cell else self.network
+        return tf.keras if network is None else families.library_of(network)
+
+    def _callbacks(self, callbacks: Any, keras: Any) -> list[Any]:
+        listed = [] if callbacks is None else callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
+        return [
+            each.as_callback(keras, self.optimizer, self._step_loss) if isinstance(each, LossMonitor) else each
+            for each in listed
+        ]
 
 
-def _list(callbacks: Any) -> list[Any]:
-    if callbacks is None:
-        return []
-    return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
+def _level_of_layers(amp_level: str, keep_batchnorm_fp32: bool | None) -> str:
+    """Return the level whose layers compute as is asked: O2 and O3 differ in the normalization layers alone."""
+    if keep_batchnorm_fp32 is None:
+        return amp_level
+    if amp_level in ("O2", "O3"):
+        return "O2" if keep_batchnorm_fp32 else "O3"
+    if keep_batchnorm_fp32:
+        return amp_level
+    raise ValueError(
+        f"keep_batchnorm_fp32=False has no effect at level {amp_level}, which leaves normalization layers as they are. "
+        "Pass amp_level='O3', or to_float(layer, 'float16') for the layer."
+    )
 
 
-def _as_callback(callback: Any, keras: Any) -> Any:
-    return callback.as_callback(keras) if isinstance(callback, LossMonitor) else callback
+def _require_no_sink(dataset_sink_mode: Any) -> None:
+    if dataset_sink_mode:
+        raise ValueError(
+            f"`dataset_sink_mode` must be False, but got: {dataset_sink_mode!r}. TensorFlow has no data sinking: leave "
+            "it out."
+        )

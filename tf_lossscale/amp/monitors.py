@@ -1,4 +1,4 @@
-"""What training prints: the loss, and the loss scale with the overflows."""
+"""Monitors, which print during training: the loss, the loss scale, overflows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
 
 class LossMonitor:
-    """Prints the loss every few steps of `Model.train`.
+    """A monitor that prints the loss of a step, every few steps of `Model.train`.
 
     >>> LossMonitor().line(epoch=1, step=2, loss=0.5, optimizer=None)
     'epoch: 1 step: 2, loss is 0.5'
@@ -25,12 +25,12 @@ class LossMonitor:
         self.per_print_times = per_print_times
 
     def line(self, epoch: int, step: int, loss: float, optimizer: Any) -> str:
-        """Returns what to print.
+        """Return the line to print.
 
         Args:
             epoch: counted from 1.
             step: within the epoch, counted from 1.
-            loss: the mean loss of the epoch so far, as Keras gives it.
+            loss: the loss of the step.
             optimizer: the model's optimizer.
 
         Returns:
@@ -39,11 +39,13 @@ class LossMonitor:
         del optimizer
         return f"epoch: {epoch} step: {step}, loss is {loss:.6g}"
 
-    def as_callback(self, keras: Any) -> Any:
-        """Returns the monitor as a callback of a Keras library.
+    def as_callback(self, keras: Any, optimizer: Any = None, step_loss: Any = None) -> Any:
+        """Return the monitor as a callback of a Keras library.
 
         Args:
             keras: the module `keras` or `tf_keras`.
+            optimizer: the optimizer to report on; that of the model if it is None.
+            step_loss: a `StepLoss`. Without one, the loss is that of Keras's logs, the mean of the epoch so far.
 
         Returns:
             A `keras.callbacks.Callback`.
@@ -51,20 +53,21 @@ class LossMonitor:
         monitor = self
 
         class Printing(keras.callbacks.Callback):
-            """Calls the monitor."""
+            """Call the monitor."""
 
             def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
                 self.epoch = epoch + 1
 
             def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
                 if (batch + 1) % monitor.per_print_times == 0:
-                    print(monitor.line(self.epoch, batch + 1, float((logs or {})["loss"]), self.model.optimizer))
+                    loss = float(logs["loss"]) if step_loss is None else step_loss.read(logs)
+                    print(monitor.line(self.epoch, batch + 1, loss, optimizer or self.model.optimizer))
 
         return Printing()
 
 
 class OverflowMonitor(LossMonitor):
-    """Prints the loss, the loss scale, and whether the step overflowed.
+    """A monitor that prints the loss, the loss scale, and whether the step overflowed.
 
     >>> import tensorflow as tf
     >>> from tf_lossscale import LossScaleOptimizer
@@ -77,7 +80,7 @@ class OverflowMonitor(LossMonitor):
     """
 
     def line(self, epoch: int, step: int, loss: float, optimizer: Any) -> str:
-        """Returns what to print; see `LossMonitor.line`."""
+        """Return the line to print; see `LossMonitor.line`."""
         if not isinstance(optimizer, LossScaleOptimizer):
             return f"{super().line(epoch, step, loss, optimizer)}, no loss scale"
         skipped = bool(optimizer.last_step_skipped)

@@ -1,4 +1,4 @@
-"""Loss scale managers of the user's own: any rule, in Python's numbers or as a cell for a graph."""
+"""The base class of loss scale managers: a user's rule, in Python numbers or as a cell for a graph."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _METHODS = ("get_loss_scale", "update_loss_scale", "get_update_cell", "get_drop_
 
 
 class LossScaleManager(abc.ABC):
-    """What a loss scale manager answers. Derive from it, or from one of the two managers, for one of your own.
+    """The base class of loss scale managers. Derive from it, or from one of the two managers, for a rule of your own.
 
     >>> class Quartering(LossScaleManager):
     ...     scale = 64.0
@@ -34,33 +34,33 @@ class LossScaleManager(abc.ABC):
 
     @abc.abstractmethod
     def get_loss_scale(self) -> Any:
-        """Returns the current scale, a number."""
+        """Return the current scale, a number."""
 
     @abc.abstractmethod
     def update_loss_scale(self, overflow: Any) -> None:
-        """Moves the scale after a step.
+        """Move the scale after a step.
 
         Args:
             overflow: whether the step overflowed.
         """
 
     def get_drop_overflow_update(self) -> bool:
-        """Returns whether a step that overflows is skipped. If not, nothing is checked, and the scale stays."""
+        """Return whether a step that overflows is skipped. If not, no gradient is checked, and the scale stays."""
         return True
 
     def get_update_cell(self) -> Any:
-        """Returns what a graph calls with (scale variable, overflow) to move the scale.
+        """Return a function of (scale variable, overflow) that moves the scale in a graph, or None.
 
-        None: the graph calls `update_loss_scale`, in Python. XLA cannot compile that.
+        With None the graph calls `update_loss_scale`, in Python, which XLA cannot compile.
         """
         return None
 
     def as_loss_scale(self) -> LossScale:
-        """Returns the loss scale that `LossScaleOptimizer` drives."""
+        """Return a loss scale for `LossScaleOptimizer`."""
         return _ManagedScale(self)
 
     def _is_all_of(self, cls: type) -> bool:
-        """Whether no subclass has taken a method of `cls` into its own hands."""
+        """Whether no subclass overrides a method of `cls`."""
         return all(getattr(type(self), name) is getattr(cls, name) for name in _METHODS)
 
 
@@ -97,7 +97,7 @@ class _ManagedScale(LossScale):
 
 
 def _cell_is_newest(cls: type) -> bool:
-    """Whether the cell is at least as new as what is done with the numbers; an older one knows nothing of it."""
+    """Whether no class derived from the one that defines the update cell overrides the rule in Python numbers."""
 
     def age(name: str) -> int:
         return next(i for i, base in enumerate(cls.__mro__) if name in vars(base))

@@ -1,4 +1,4 @@
-"""Loss scalers for a step made by hand: `scale`, `unscale`, `adjust`."""
+"""Loss scalers for a training step by hand: `scale`, `unscale`, `adjust`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tf_lossscale.core.rules import Counts, Rules
 
 
 def all_finite(inputs: Any) -> tf.Tensor:
-    """Returns whether every value of every tensor is finite.
+    """Return whether every value of every tensor is finite.
 
     >>> bool(all_finite((tf.constant([1.0]), tf.constant([float("nan")]))))
     False
@@ -26,7 +26,7 @@ def all_finite(inputs: Any) -> tf.Tensor:
         A bool scalar tensor.
 
     Raises:
-        TypeError: `inputs` is a single tensor, or no structure of tensors.
+        TypeError: `inputs` is a single tensor, or not a structure of tensors.
 
     Source: MindSpore, `mindspore.amp.all_finite`.
     """
@@ -40,7 +40,7 @@ def all_finite(inputs: Any) -> tf.Tensor:
 
 
 class StaticLossScaler(tf.Module):
-    """Scales by a number that stays the same.
+    """A loss scaler with a fixed scale.
 
     >>> scaler = StaticLossScaler(8.0)
     >>> scaler.unscale(scaler.scale(tf.constant(3.0))).numpy().item()
@@ -61,7 +61,7 @@ class StaticLossScaler(tf.Module):
         self.scale_value = tf.Variable(_scale_value(scale_value), trainable=False, dtype=tf.float32, name="scale_value")
 
     def scale(self, inputs: Any) -> Any:
-        """Returns the inputs times the scale.
+        """Return the inputs times the scale.
 
         Args:
             inputs: a floating tensor or IndexedSlices, or a nested structure of them.
@@ -70,12 +70,12 @@ class StaticLossScaler(tf.Module):
             The same structure; each tensor keeps its dtype.
 
         Raises:
-            TypeError: one is None, or of no floating dtype.
+            TypeError: an input is None, or its dtype is not floating.
         """
         return _each(inputs, lambda values: values * tf.cast(self.scale_value, values.dtype))
 
     def unscale(self, inputs: Any) -> Any:
-        """Returns the inputs divided by the scale.
+        """Return the inputs divided by the scale.
 
         Args:
             inputs: a floating tensor or IndexedSlices, or a nested structure of them.
@@ -84,13 +84,13 @@ class StaticLossScaler(tf.Module):
             The same structure; each tensor keeps its dtype.
 
         Raises:
-            TypeError: one is None, or of no floating dtype.
+            TypeError: an input is None, or its dtype is not floating.
         """
         scale = tf.convert_to_tensor(self.scale_value)
         return _each(inputs, lambda values: scaling.unscale([values], scale)[0])
 
     def adjust(self, grads_finite: Any) -> bool:
-        """Returns False: the scale is fixed.
+        """Return False: the scale is fixed.
 
         Args:
             grads_finite: whether all gradients of the step are finite.
@@ -103,7 +103,7 @@ class StaticLossScaler(tf.Module):
 
 
 class DynamicLossScaler(StaticLossScaler):
-    """Scales by a number that follows the gradients.
+    """A loss scaler whose scale an overflow divides and a window of finite steps multiplies.
 
     >>> scaler = DynamicLossScaler(scale_value=64, scale_factor=2, scale_window=3)
     >>> scaler.adjust(tf.constant(False))
@@ -113,8 +113,8 @@ class DynamicLossScaler(StaticLossScaler):
 
     Args:
         scale_value: the scale to start with, a finite number of at least 1, int or float.
-        scale_factor: what the scale is multiplied or divided by, an int above 0.
-        scale_window: good steps in a row after which the scale grows, an int above 0.
+        scale_factor: the factor that the scale is multiplied or divided by, an int above 0.
+        scale_window: number of finite steps in a row after which the scale grows, an int above 0.
 
     Raises:
         TypeError: an argument is of a wrong type.
@@ -131,7 +131,7 @@ class DynamicLossScaler(StaticLossScaler):
         self._rules = Rules(growth_steps=scale_window, growth_factor=scale_factor, backoff_factor=1 / scale_factor)
 
     def adjust(self, grads_finite: Any) -> bool:
-        """Moves the scale after a step.
+        """Move the scale after a step.
 
         Args:
             grads_finite: bool scalar, whether all gradients of the step are finite.
@@ -140,7 +140,7 @@ class DynamicLossScaler(StaticLossScaler):
             True.
 
         Raises:
-            TypeError: it is no bool or number.
+            TypeError: `grads_finite` is not a bool or a number.
         """
         after = self._rules.next(_flag(grads_finite), Counts(self.scale_value, self.counter, 0))
         self.scale_value.assign(after.scale)
@@ -157,7 +157,7 @@ def _each(inputs: Any, function: Callable[[tf.Tensor], tf.Tensor]) -> Any:
             return tf.IndexedSlices(function(tensor.values), tensor.indices, tensor.dense_shape)
         return function(tensor)
 
-    # IndexedSlices are leaves here: what is done to their indices is nothing.
+    # IndexedSlices are leaves here: their indices do not change.
     return tf.nest.map_structure(result, inputs)
 
 

@@ -1,85 +1,94 @@
-"""A training step by hand: one call takes the gradients, scales and applies them."""
+"""Training cells: one call of a cell is one training step."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_lossscale.amp.managers import FixedLossScaleManager
-from tf_lossscale.core import finite
+from tf_lossscale.core import finite, replicas
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
+from tf_lossscale.wrapper.shared import SharedLossScale
 
 
-class WithLoss:
-    """A network and its loss as one function of the data and the label.
-
-    >>> WithLoss(lambda x: 2 * x, lambda y, label: y - label)(3, 1)
-    5
-
-    Args:
-        backbone: a Keras model or any function.
-        loss_fn: takes (output, label), returns the loss.
-
-    Source: MindSpore, `mindspore.nn.WithLossCell`.
-    """
-
-    def __init__(self, backbone: Any, loss_fn: Any):
-        self.backbone = backbone
-        self.loss_fn = loss_fn
-
-    def __call__(self, data: Any, label: Any) -> Any:
-        """Returns the loss of one batch."""
-        return self.loss_fn(self.backbone(data), label)
-
-    @property
-    def trainable_variables(self) -> list[Any]:
-        """The backbone's variables."""
-        return self.backbone.trainable_variables
-
-
-class TrainOneStep:
+class TrainOneStepCell:
     """One training step with a fixed `sens`: the loss is multiplied by it, the gradients are divided by it.
 
-    The step runs as a tf.function. For a step of your own derive a class and give it another `construct`:
+    The step runs as a tf.function. In `strategy.run`, and inside a tf.function, it is a part of that.
 
-    >>> class Clipped(TrainOneStep):
+    For a step of your own derive a class and override `construct`:
+
+    >>> from tf_lossscale.amp import WithLossCell
+    >>> class Clipped(TrainOneStepCell):
     ...     def construct(self, *inputs):
     ...         loss, gradients = self.loss_and_gradients(*inputs)
     ...         gradients, _ = tf.clip_by_global_norm(gradients, 1.0)
     ...         self.update(gradients)
     ...         return loss
     >>> model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
-    >>> network = WithLoss(model, lambda output, label: tf.reduce_mean((output - label) ** 2))
+    >>> network = WithLossCell(model, tf.keras.losses.MeanSquaredError())
     >>> step = Clipped(network, tf.keras.optimizers.SGD(0.1), sens=1024.0)
     >>> step(tf.ones((2, 3)), tf.ones((2, 1))).dtype.name
     'float32'
 
     Args:
-        network: a function of the inputs that returns the loss, with `trainable_variables`, see `WithLoss`.
+        network: a function of the inputs that returns the loss, with `trainable_variables`, see `WithLossCell`.
         optimizer: an optimizer of a family that `LossScaleOptimizer` knows, or a `LossScaleOptimizer`.
-        sens: the scale, a finite number of at least 1.
+        sens: the scale, a finite number of at least 1; 1 if it is not given.
+
+    Raises:
+        TypeError: `sens` is not a number.
+        ValueError: `sens` is out of range, or is given together with a `LossScaleOptimizer`, which has a scale.
 
     Source: MindSpore, `mindspore.nn.TrainOneStepCell`.
     """
 
-    def __init__(self, network: Any, optimizer: Any, sens: float = 1.0):
+    _scale_argument = "sens"
+
+    def __init__(self, network: Any, optimizer: Any, sens: float | None = None):
         self.network = network
         if not isinstance(optimizer, LossScaleOptimizer):
             optimizer = LossScaleOptimizer(optimizer, loss_scale_manager=self._manager(sens))
+        elif sens is not None:
+            raise ValueError(
+                f"`{self._scale_argument}` must not be given if `optimizer` is a LossScaleOptimizer, which has a loss "
+                f"scale of its own, but got: {sens!r}. Leave it out, or pass the inner optimizer."
+            )
         self.optimizer = optimizer
-        self._function = tf.function(self.construct)
+        self._function = tf.function(self._construct)
 
     def _manager(self, sens: Any) -> Any:
-        return FixedLossScaleManager(sens, drop_overflow_update=False)
+        return FixedLossScaleManager(1.0 if sens is None else _number(sens), drop_overflow_update=False)
 
     @property
     def weights(self) -> list[Any]:
         """The variables that the step trains."""
         return self.network.trainable_variables
 
+    @property
+    def sens(self) -> tf.Tensor:
+        """The current loss scale, a float32 scalar tensor. The constructor sets it."""
+        return self.optimizer.loss_scale
+
+    def set_train(self, mode: bool = True) -> TrainOneStepCell:
+        """Choose whether the network is called in training mode; see `WithLossCell.set_train`.
+
+        Args:
+            mode: True for training, False for inference.
+
+        Returns:
+            The cell itself.
+
+        Raises:
+            AttributeError: the network has no `set_train`.
+        """
+        self.network.set_train(mode)
+        return self
+
     def loss_and_gradients(self, *inputs: Any) -> tuple[Any, list[Any]]:
-        """Returns the loss of a batch, and its gradients, unscaled.
+        """Return the loss of a batch and its unscaled gradients.
 
         Args:
             *inputs: what the network takes.
@@ -92,8 +101,8 @@ class TrainOneStep:
         grads_and_vars = self.optimizer.compute_gradients(loss, self.weights, tape=tape)
         return loss, [gradient for gradient, _ in grads_and_vars]
 
-    def update(self, gradients: list[Any]) -> None:
-        """Applies unscaled gradients, or skips the step if the loss scale says so.
+    def update(self, gradients: list[Any]) -> Any:
+        """Apply unscaled gradients, or skip the step if the loss scale says so.
 
         Args:
             gradients: one for each of `weights`.
@@ -101,7 +110,7 @@ class TrainOneStep:
         self.optimizer.apply_gradients(zip(gradients, self.weights))
 
     def construct(self, *inputs: Any) -> Any:
-        """Takes one step; override it for a step of your own.
+        """Take one step. Override it for a step of your own.
 
         Args:
             *inputs: what the network takes.
@@ -113,46 +122,99 @@ class TrainOneStep:
         self.update(gradients)
         return loss
 
+    def _construct(self, training: Any, *inputs: Any) -> Any:
+        del training  # read from the network; as an argument it has each mode traced
+        return self.construct(*inputs)
+
     def __call__(self, *inputs: Any) -> Any:
-        """Takes one step as a tf.function; see `construct`."""
-        return self._function(*inputs)
+        """Take one step; see `construct`."""
+        if tf.distribute.has_strategy():
+            replicas.require_replica_context(type(self).__name__)
+        if tf.executing_eagerly() and not tf.distribute.has_strategy():
+            return self._function(getattr(self.network, "training", None), *inputs)
+        return self.construct(*inputs)
 
 
-class TrainOneStepWithLossScale(TrainOneStep):
-    """One training step with a loss scale that may move; returns (loss, overflow, scale).
+class TrainOneStepWithLossScaleCell(TrainOneStepCell):
+    """One training step that is skipped if it overflows. Returns (loss, overflow, scale).
 
-    >>> from tf_lossscale.amp import DynamicLossScaleManager
+    >>> from tf_lossscale.amp import DynamicLossScaleManager, WithLossCell
     >>> model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
-    >>> network = WithLoss(model, lambda output, label: tf.reduce_mean((output - label) ** 2))
-    >>> step = TrainOneStepWithLossScale(network, tf.keras.optimizers.SGD(0.1), DynamicLossScaleManager(64))
+    >>> network = WithLossCell(model, tf.keras.losses.MeanSquaredError())
+    >>> manager = DynamicLossScaleManager(64)
+    >>> step = TrainOneStepWithLossScaleCell(network, tf.keras.optimizers.SGD(0.1), manager)
     >>> _, overflow, scale = step(tf.ones((2, 3)), tf.ones((2, 1)))
     >>> bool(overflow), float(scale)
     (False, 64.0)
 
     Args:
-        network: as in `TrainOneStep`.
-        optimizer: as in `TrainOneStep`.
-        scale_sense: a manager of this package, or a number for a fixed scale whose overflowing steps are skipped.
+        network: as in `TrainOneStepCell`.
+        optimizer: as in `TrainOneStepCell`.
+        scale_sense: a manager or an update cell of this package, or a number (also a tensor of one element) for a
+            fixed scale. To be left out if `optimizer` is a `LossScaleOptimizer`.
+
+    Raises:
+        TypeError: `scale_sense` is missing, or is none of these.
+        ValueError: `scale_sense` is out of range, or is given together with a `LossScaleOptimizer`.
 
     Source: MindSpore, `mindspore.nn.TrainOneStepWithLossScaleCell`.
     """
 
-    def __init__(self, network: Any, optimizer: Any, scale_sense: Any):
+    _scale_argument = "scale_sense"
+
+    def __init__(self, network: Any, optimizer: Any, scale_sense: Any = None):
         super().__init__(network, optimizer, scale_sense)
 
     def _manager(self, sens: Any) -> Any:
-        return sens if hasattr(sens, "as_loss_scale") else FixedLossScaleManager(sens)
+        if sens is None:
+            raise TypeError("`scale_sense` is missing: pass a loss scale manager, an update cell or a number.")
+        return sens if hasattr(sens, "as_loss_scale") else FixedLossScaleManager(_number(sens))
+
+    @property
+    def scale_sense(self) -> tf.Tensor:
+        """The current loss scale, as `sens`."""
+        return self.sens
+
+    def update(self, gradients: list[Any]) -> Any:
+        """Apply unscaled gradients, or skip the step if the loss scale says so.
+
+        Args:
+            gradients: one for each of `weights`.
+
+        Returns:
+            Whether the step overflowed on any replica, a bool scalar tensor.
+        """
+        super().update(gradients)
+        scale = self.optimizer._loss_scale
+        if scale.may_skip and not isinstance(scale, SharedLossScale):
+            return tf.convert_to_tensor(self.optimizer.last_step_skipped)
+        overflow = tf.cast(tf.logical_not(finite.all_finite(gradients)), tf.float32)
+        return replicas.sum_over_replicas([overflow])[0] > 0
 
     def construct(self, *inputs: Any) -> Any:
-        """Takes one step; override it for a step of your own.
+        """Take one step. Override it for a step of your own.
 
         Args:
             *inputs: what the network takes.
 
         Returns:
-            The loss, whether the step overflowed (bool scalar), and the scale it was taken with (float32 scalar).
+            The loss of this replica, whether the step overflowed on any replica (bool scalar), and the scale that the
+            loss was multiplied by (float32 scalar).
         """
-        scale = self.optimizer.loss_scale
+        scale = self.sens
         loss, gradients = self.loss_and_gradients(*inputs)
-        self.update(gradients)
-        return loss, tf.logical_not(finite.all_finite(gradients)), scale
+        return loss, self.update(gradients), scale
+
+
+TrainOneStep = TrainOneStepCell
+"""Short name of `TrainOneStepCell`."""
+TrainOneStepWithLossScale = TrainOneStepWithLossScaleCell
+"""Short name of `TrainOneStepWithLossScaleCell`."""
+
+
+def _number(sens: Any) -> Any:
+    """Return a tensor or array of one element as a number, anything else as it is."""
+    if tf.is_tensor(sens) or isinstance(sens, (tf.Variable, np.ndarray)):
+        values = np.asarray(sens)
+        return values.item() if values.size == 1 else sens
+    return sens

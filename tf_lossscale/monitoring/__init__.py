@@ -1,1 +1,1 @@
-"""Watching the loss scale: in `fit`, in TensorBoard, as a plot."""
+"""Monitoring of the loss scale: in `fit`, in TensorBoard, as a plot."""

@@ -11,19 +11,20 @@ from tf_lossscale import errors
 from tf_lossscale.monitoring.summaries import require_ours, write_summary
 from tf_lossscale.wrapper.stall import WHAT_TO_TRY
 
-#: So many steps at least are looked at before it is said that too many of them were skipped.
+#: The least number of steps from which the share of skipped steps is computed.
 WINDOW = 50
 
 
 class LossScaleMonitor(tf.keras.callbacks.Callback):
-    """Adds `loss_scale`, `skipped_steps` and, with `diagnose=True`, `grad_norm` to the logs of `fit`.
+    """A callback that adds `loss_scale`, `skipped_steps` and, with `diagnose=True`, `grad_norm` to the logs of `fit`.
 
-    So they are in the progress bar, in `History`, and in the files of callbacks that come after it in the list, like
-    `CSVLogger` and `TensorBoard`. Warns when too many steps are skipped, and has the optimizer's `on_floor` noticed.
+    The progress bar, `History`, and callbacks that come later in the list, like `CSVLogger` and `TensorBoard`, show
+    them. The callback warns when too many steps are skipped. Its readings also trigger the optimizer's `on_floor`.
 
     >>> import tf_lossscale
     >>> model = tf.keras.Sequential([tf.keras.Input((1,)), tf.keras.layers.Dense(1)])
-    >>> model.compile(tf_lossscale.LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8), "mse")
+    >>> optimizer = tf_lossscale.LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8)
+    >>> model.compile(optimizer, "mse")
     >>> x = tf.ones([4, 1])
     >>> history = model.fit(x, x, verbose=0, callbacks=[tf_lossscale.LossScaleMonitor()])
     >>> history.history["loss_scale"], history.history["skipped_steps"]
@@ -34,7 +35,7 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
             steps that were started.
         log_dir: a folder to write TensorBoard scalars to, as `write_summary` does, at each reading; None for none.
         max_skipped: a warning says so when more than this share of the last 50 steps or more was skipped.
-        optimizer: whose scale it is; None for that of the model.
+        optimizer: the optimizer whose loss scale is shown; None for that of the model.
 
     Raises:
         TypeError: an argument is of a wrong type.
@@ -52,7 +53,7 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         if update_freq != "epoch":
             remedy = 'Pass "epoch", or after how many batches to read.'
             self.update_freq = errors.whole_number("update_freq", update_freq, remedy)
-            # Only now: without it Keras need not wait for each batch to tell its callbacks of it.
+            # Set only now: without this method Keras does not wait for each batch.
             self.on_train_batch_end = self._after_batch
         self.max_skipped = errors.positive_number("max_skipped", max_skipped, "Pass a share, for example 0.2.")
         if optimizer is not None:
@@ -60,7 +61,7 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         self._optimizer = optimizer
         self._writer = None if log_dir is None else tf.summary.create_file_writer(str(log_dir))
         self._read: dict[str, Any] = {}
-        self._since = (0, 0)  # the steps, and those skipped, that were looked at already
+        self._since = (0, 0)  # total and skipped steps at the last check
         self._warned = False
 
     @property
@@ -86,7 +87,7 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         logs = logs if logs is not None else {}
         if (batch + 1) % self.update_freq == 0:
             self._look(logs)
-        logs.update(self._read)  # between two readings the progress bar goes on showing the last
+        logs.update(self._read)  # between two readings the progress bar shows the last one
 
     def _look(self, logs: dict[str, Any]) -> None:
         optimizer = self._watched
@@ -119,7 +120,7 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
             )
         self._warned = share > self.max_skipped
 
-    # What tf_keras asks of a callback that is not derived from its own class.
+    # tf_keras requires these methods of a callback that is not derived from its own class.
 
     def _implements_train_batch_hooks(self) -> bool:
         return "on_train_batch_end" in vars(self)

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tf_lossscale.libraries import optional
 from tf_lossscale.writing import whole_file
 
-# What is drawn -> its names: ours, and those that Keras's TensorBoard callback makes of logs.
+# Each curve -> its tags: those of `write_summary`, and those of Keras's TensorBoard callback.
 _TAGS = {
     "loss_scale": ("loss_scale", "epoch_loss_scale"),
     "loss": ("loss", "epoch_loss"),
@@ -23,7 +23,7 @@ Series = list[tuple[int, float]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `tf-lossscale plot`.
+    """Add the options of `tf-lossscale plot`.
 
     >>> parser = argparse.ArgumentParser()
     >>> add_arguments(parser)
@@ -40,13 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs `tf-lossscale plot`.
+    """Run `tf-lossscale plot`.
 
     Args:
         arguments: as `add_arguments` described them.
 
     Returns:
-        The exit code: 0, or 2 if something stands in the way.
+        The exit code: 0, or 2 after an error.
     """
     out = arguments.out or arguments.logdir / "loss_scale.png"
     try:
@@ -64,16 +64,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def read(logdir: pathlib.Path) -> dict[str, dict[str, Series]]:
-    """Returns what the event files of a folder have of the loss scale.
+    """Read the loss scale from the event files of a folder.
 
     Args:
-        logdir: it and all folders in it are looked at.
+        logdir: the folder; folders in it are read too.
 
     Returns:
         By folder, by what is drawn (`loss_scale`, `loss`, `skipped_steps`), pairs of step and value.
 
     Raises:
-        ValueError: there is no loss scale in it.
+        ValueError: the folder has no event file with a loss scale.
     """
     runs: dict[str, dict[str, Series]] = {}
     for path in sorted(logdir.rglob("*.tfevents.*")):
@@ -84,14 +84,14 @@ def read(logdir: pathlib.Path) -> dict[str, dict[str, Series]]:
     runs = {name: run for name, run in runs.items() if run["loss_scale"]}
     if not runs:
         raise ValueError(
-            f"There is no event file with a loss scale in {logdir}. Write some with "
+            f"{logdir} has no event file with a loss scale. Write one with "
             "tf_lossscale.LossScaleMonitor(log_dir=...) or tf_lossscale.write_summary(optimizer)."
         )
     return runs
 
 
 def draw(runs: dict[str, dict[str, Series]], out: pathlib.Path) -> None:
-    """Draws the runs into one picture, which is there whole or not at all.
+    """Draw the runs into one picture. The file is written whole or not at all.
 
     Args:
         runs: as `read` returned them.
@@ -136,5 +136,5 @@ def _scalars(path: pathlib.Path) -> list[tuple[str, int, float]]:
                     number = tf.make_ndarray(value.tensor) if value.HasField("tensor") else value.simple_value
                     found.append((kinds[value.tag], event.step, float(number)))
     except tf.errors.DataLossError:
-        pass  # a run that was killed leaves half a record at the end; what is before it counts
+        pass  # a killed run leaves an incomplete last record; the records before it are valid
     return found

@@ -10,9 +10,9 @@ from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
 
 def write_summary(optimizer: LossScaleOptimizer, step: Any = None, loss: Any = None) -> None:
-    """Writes the scalars `loss_scale`, `skipped_steps`, with `diagnose=True` `grad_norm`, and the loss if given.
+    """Write the scalars `loss_scale`, `skipped_steps`, with `diagnose=True` `grad_norm`, and the loss if given.
 
-    For loops of one's own; it writes to the default `tf.summary` writer, in eager mode or in a `tf.function`, and obeys
+    For custom loops. It writes to the default `tf.summary` writer, in eager mode or in a `tf.function`, and respects
     `tf.summary.record_if`.
 
     >>> import tempfile
@@ -21,12 +21,12 @@ def write_summary(optimizer: LossScaleOptimizer, step: Any = None, loss: Any = N
     ...     write_summary(optimizer, step=1, loss=0.5)
 
     Args:
-        optimizer: whose scale it is.
+        optimizer: the optimizer whose loss scale is written.
         step: an int or an int64 scalar tensor; None for that of `tf.summary.experimental.set_step`.
         loss: a floating scalar, not the scaled one.
 
     Raises:
-        TypeError: `optimizer` is no `tf_lossscale.LossScaleOptimizer`.
+        TypeError: `optimizer` is not a `tf_lossscale.LossScaleOptimizer`.
     """
     require_ours(optimizer)
     values = {"loss_scale": optimizer.loss_scale, "skipped_steps": optimizer.skipped_steps}
@@ -39,7 +39,7 @@ def write_summary(optimizer: LossScaleOptimizer, step: Any = None, loss: Any = N
 
 
 def require_ours(optimizer: Any) -> None:
-    """Raises if an optimizer's loss scale cannot be read.
+    """Raise if an optimizer's loss scale cannot be read.
 
     >>> require_ours(LossScaleOptimizer(tf.keras.optimizers.SGD()))
 
@@ -47,7 +47,7 @@ def require_ours(optimizer: Any) -> None:
         optimizer: any object.
 
     Raises:
-        TypeError: it is no `tf_lossscale.LossScaleOptimizer`.
+        TypeError: it is not a `tf_lossscale.LossScaleOptimizer`.
     """
     if not isinstance(optimizer, LossScaleOptimizer):
         raise TypeError(

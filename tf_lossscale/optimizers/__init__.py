@@ -1,4 +1,4 @@
-"""Optimizers of our own, which take part in everything that LossScaleOptimizer does.
+"""Optimizers of this package, for use with LossScaleOptimizer or alone.
 
 `Adafactor` is the one for the Keras that `tf.keras` is: Keras 3, or tf_keras where `TF_USE_LEGACY_KERAS=1`. By name:
 `tf_lossscale.optimizers.keras3.Adafactor` and `tf_lossscale.optimizers.tf_keras.Adafactor`.

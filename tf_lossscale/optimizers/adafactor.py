@@ -17,7 +17,7 @@ from tf_lossscale.optimizers.torch_surface import TorchSurface
 
 def _option(name: str) -> property:
     def read(self: Any) -> Any:
-        # The base class's constructor reads and writes before there are groups.
+        # The base class's constructor reads and writes options before there are groups.
         return self._groups[0][name] if self._groups else self._defaults[name]
 
     def write(self: Any, value: Any) -> None:
@@ -30,7 +30,7 @@ def _option(name: str) -> property:
 
 
 class AdafactorBase(GroupConfigs, TorchSurface):
-    """What Adafactor is in every Keras; what it does is said in `keras3.Adafactor`."""
+    """The part of Adafactor that does not depend on the Keras library. `keras3.Adafactor` documents it."""
 
     hyperparameter_names = ("beta2_decay", "eps", "d", "weight_decay", "foreach", "maximize")
 
@@ -52,7 +52,7 @@ class AdafactorBase(GroupConfigs, TorchSurface):
     _use_weight_decay: Callable[[Any], bool]
 
     def _key(self, variable: Any) -> Any:
-        """What tells a variable from others."""
+        """A key that identifies a variable."""
         raise NotImplementedError
 
     def _new_rate_variable(self, value: float) -> Any:
@@ -64,7 +64,7 @@ class AdafactorBase(GroupConfigs, TorchSurface):
         raise NotImplementedError
 
     def _join(self, variables: list[Any]) -> None:
-        """Adds variables to a built optimizer, all but their state."""
+        """Add variables to a built optimizer, all but their state."""
         raise NotImplementedError
 
     def _is_schedule(self, source: Any) -> bool:
@@ -79,10 +79,10 @@ class AdafactorBase(GroupConfigs, TorchSurface):
     # Construction. ----------------------------------------------------------------------------------------------
 
     def _prepare(self, params: Any, options: dict[str, Any]) -> list[dict[str, Any]]:
-        """Checks the arguments, before anything is made; returns the groups to start with."""
+        """Check the arguments before anything is created. Return the groups to start with."""
         arguments.check(options)
         given = [{"params": []}] if params is None else parameter_groups.groups_of(params)
-        # Not by assignment: the Keras libraries would put tracked copies in the place of lists and dicts.
+        # Not by assignment: the Keras libraries would replace lists and dicts with tracked copies.
         self.__dict__.update(
             _groups=[],
             _defaults=options,
@@ -123,7 +123,7 @@ class AdafactorBase(GroupConfigs, TorchSurface):
         self._places.update({self._key(variable): (group, i) for i, variable in enumerate(group["params"])})
 
     def _take(self, variables: Iterable[Any]) -> list[Any]:
-        """Sorts the variables to build for into the groups; returns them with those of the groups that are missing."""
+        """Assign the variables to groups. Return them, followed by the groups' variables that are not among them."""
         variables = list(variables)
         self._place_by_config(variables)
         others = [variable for variable in variables if self._key(variable) not in self._places]
@@ -184,11 +184,14 @@ class AdafactorBase(GroupConfigs, TorchSurface):
     # The update. ------------------------------------------------------------------------------------------------
 
     def _update_all(self, grads_and_vars: Iterable[tuple[Any, Any]], call: Callable[..., Any]) -> None:
-        """Updates variables; `call(variable, function, arguments)` has the function called beside the variable."""
+        """Update variables. `call(variable, function, arguments)` calls the function on the variable's device."""
         groups: dict[int, tuple[ParameterGroup, list[tuple[int, Any, Any]]]] = {}
         for gradient, variable in grads_and_vars:
             if self._key(variable) not in self._places:
-                raise ValueError(f"{variable.name} is none of the variables that this {self.name} was built for.")
+                raise ValueError(
+                    f"{variable.name} is not one of the variables that this {self.name} was built for. Add it with "
+                    "add_param_group({'params': [variable]})."
+                )
             group, index = self._places[self._key(variable)]
             groups.setdefault(id(group), (group, []))[1].append((index, gradient, variable))
         for group, members in groups.values():
@@ -216,7 +219,7 @@ class AdafactorBase(GroupConfigs, TorchSurface):
             call(variables[0], update, (variables[1:], [members[i][1] for i in batch], weights, rates, shrink))
 
     def _advance(self, group: ParameterGroup, indices: list[int]) -> tf.Tensor:
-        """Counts a step of the group's variables at these indices; returns their counts."""
+        """Count a step for the group's variables at these indices. Return their counts."""
         steps = self._tensor_variable(group.steps)
         if indices == list(range(len(group["params"]))):
             steps.assign_add(tf.ones(steps.shape), read_value=False)
@@ -226,7 +229,7 @@ class AdafactorBase(GroupConfigs, TorchSurface):
         return tf.gather(steps.read_value(), indices)
 
     def _batches(self, group: ParameterGroup, members: list[tuple[int, Any, Any]]) -> list[list[int]]:
-        """Returns which of the members are updated as one: with `foreach`, all of the same shape."""
+        """Return which of the members are updated as one: with `foreach`, all of the same shape."""
         if not group["foreach"]:
             return [[i] for i in range(len(members))]
         batches: dict[Any, list[int]] = {}
@@ -241,7 +244,7 @@ class AdafactorBase(GroupConfigs, TorchSurface):
     def _update(
         self, group: ParameterGroup, variables: Any, gradients: Any, weights: Any, rates: Any, shrink: Any
     ) -> None:
-        """Updates variables of one group, and of one shape if there are several."""
+        """Update variables of one group, and of one shape if there are several."""
         variables = [self._tensor_variable(variable) for variable in variables]
         gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]  # sums what IndexedSlices repeat
         moments = [[self._tensor_variable(m) for m in self._moments_of(variable).values()] for variable in variables]

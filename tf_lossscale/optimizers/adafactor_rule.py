@@ -17,7 +17,7 @@ _SPACING = {tf.float16: 2.0**-10, tf.bfloat16: 2.0**-7, tf.float32: 2.0**-23, tf
 
 
 def moment_shapes(shape: Sequence[int]) -> dict[str, tuple[int, ...]]:
-    """Returns the names and shapes of a parameter's second moments: n + m numbers for an (n, m) matrix.
+    """Return the names and shapes of a parameter's second moments: n + m numbers for an (n, m) matrix.
 
     >>> moment_shapes((1000, 500))
     {'row_var': (1000, 1), 'col_var': (1, 500)}
@@ -37,7 +37,7 @@ def moment_shapes(shape: Sequence[int]) -> dict[str, tuple[int, ...]]:
 
 
 def compute_dtype(dtype: tf.DType) -> tf.DType:
-    """Returns the dtype that a parameter's update is computed in: float32, or float64 for float64.
+    """Return the dtype that a parameter's update is computed in: float32, or float64 for float64.
 
     >>> compute_dtype(tf.float16)
     tf.float32
@@ -49,7 +49,7 @@ def compute_dtype(dtype: tf.DType) -> tf.DType:
 
 
 def step_sizes(steps: tf.Tensor, lr: tf.Tensor, beta2_decay: float) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the weight of the newest gradient, and the relative step size, of parameters at their steps.
+    """Return the weight of the newest gradient, and the relative step size, of parameters at their steps.
 
     The weight w is given as w below 1/2, and as w - 1 from there on.
 
@@ -82,7 +82,7 @@ def update(
     maximize: Any = False,
     stacked: bool = False,
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    """Returns what one step of Adafactor subtracts from a parameter, and its new second moments.
+    """Return what one step of Adafactor subtracts from a parameter, and its new second moments.
 
     The equations are in `tf_lossscale.optimizers.Adafactor`.
 
@@ -159,7 +159,7 @@ def _narrowed(moment: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 
 def update_bytes(shape: Sequence[int], dtype: tf.DType) -> int:
-    """Returns about how many bytes the update of a parameter, or of a stack of them, holds while it runs.
+    """Return about how many bytes the update of a parameter, or of a stack of them, holds while it runs.
 
     The parameter and the gradient, the squared gradient, the estimate of the second moment and the change: five
     times as many numbers as there are in the parameter.

@@ -1,4 +1,4 @@
-"""What Adafactor's arguments may be."""
+"""Checks of Adafactor's arguments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 def check(options: Mapping[str, Any]) -> None:
-    """Raises if an option's value is none that Adafactor can work with.
+    """Raise if the value of an option is not allowed.
 
     >>> check({"d": 0.5})
     Traceback (most recent call last):
@@ -28,7 +28,7 @@ def check(options: Mapping[str, Any]) -> None:
     ValueError: `d`, the clipping threshold, must be a number >= 1, but got: 0.5. Pass d=1.0, the default.
 
     Args:
-        options: some of Adafactor's options by name; others are not looked at.
+        options: some of Adafactor's options by name; other names are ignored.
 
     Raises:
         TypeError: a value is not a number, or `eps` not a pair.

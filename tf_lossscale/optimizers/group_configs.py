@@ -8,7 +8,7 @@ from tf_lossscale.optimizers.parameter_groups import ParameterGroup
 
 
 class GroupConfigs:
-    """`from_config` and our part of `get_config`."""
+    """`from_config`, and Adafactor's part of `get_config`."""
 
     # What the optimizer's class provides. -----------------------------------------------------------------------
 
@@ -70,7 +70,7 @@ class GroupConfigs:
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
-        """Makes an optimizer from what `get_config` returned; its groups get their variables when it is built.
+        """Make an optimizer from a config. Its groups get their variables when it is built.
 
         Args:
             config: a dict.
@@ -97,7 +97,7 @@ class GroupConfigs:
         return optimizer
 
     def _place_by_config(self, variables: list[Any]) -> None:
-        """Gives the groups of a config their variables."""
+        """Assign variables to the groups of a config."""
         if self._positions is not None:
             for group, positions in zip(self._groups, self._positions):
                 group["params"] = [variables[i] for i in positions]

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from tf_lossscale.core import replicas
+from tf_lossscale.core.graphs import compiled, operations
 
 Hook = Callable[..., Any]
 
@@ -12,7 +19,7 @@ _names = itertools.count()
 
 
 class Handle:
-    """Removes a hook that was registered; also at the end of a `with` block.
+    """The handle of a registered hook. `remove()` removes the hook; so does the end of a `with` block.
 
     >>> hooks = Hooks()
     >>> with hooks.register(print):
@@ -22,8 +29,8 @@ class Handle:
     0
 
     Args:
-        hooks: what the hook is in.
-        key: the hook's, in `hooks`.
+        hooks: the hooks that it belongs to, by key.
+        key: the hook's key.
     """
 
     def __init__(self, hooks: dict[int, Hook], key: int):
@@ -31,7 +38,14 @@ class Handle:
         self._key = key
 
     def remove(self) -> None:
-        """Removes the hook; it is no error if it is gone."""
+        """Remove the hook, from functions that are traced already too. A second call does nothing.
+
+        >>> hooks = Hooks()
+        >>> handle = hooks.register(print)
+        >>> handle.remove()
+        >>> list(hooks)
+        []
+        """
         self._hooks.pop(self._key, None)
 
     def __enter__(self) -> Handle:
@@ -52,9 +66,24 @@ class Hooks:
 
     def __init__(self) -> None:
         self._hooks: dict[int, Hook] = {}
+        #: Whether a function was traced while there was no hook: it calls none that is registered later.
+        self.traced_without = False
 
     def register(self, hook: Hook, prepend: bool = False) -> Handle:
-        """Adds a hook at the end, or with `prepend` at the start; returns its handle."""
+        """Add a hook.
+
+        Args:
+            hook: a function.
+            prepend: whether it is called before the hooks that are registered already, and not after them.
+
+        Returns:
+            A handle, whose `remove()` removes the hook.
+        """
+        if self.traced_without:
+            logging.warning(
+                "A step hook was registered after a tf.function that takes steps was traced. That function does not "
+                "call it. Register hooks before the first step, or make a new tf.function."
+            )
         key = next(_names)
         self._hooks[key] = hook
         if prepend:
@@ -74,40 +103,165 @@ class Hooked:
     """
 
     _hooks: dict[str, Hooks]
+    _in_step = False
 
     def register_step_pre_hook(self, hook: Hook) -> Handle:
-        """Has `hook(optimizer, args, kwargs)` called before every step; `args` begins with the optimizer.
+        """Call `hook(optimizer, args, kwargs)` before every step; `args` begins with the optimizer.
 
-        It may return None, or new (args, kwargs) for the step.
+        A step is a call of `step`, of `apply_gradients`, or one that `LossScaleOptimizer`, `minimize` or `fit` takes.
+        A step that `LossScaleOptimizer` skips calls no hook. In a `tf.function` the hook is called by each step, if it
+        was registered before the function was traced; a step that XLA compiles cannot call it, and raises.
+
+        Args:
+            hook: returns None, or, for a call of `step`, new (args, kwargs).
+
+        Returns:
+            A handle, whose `remove()` removes the hook.
         """
         return self._hooks["step_pre"].register(hook)
 
     def register_step_post_hook(self, hook: Hook) -> Handle:
-        """Has `hook(optimizer, args, kwargs)` called after every step."""
+        """Call `hook(optimizer, args, kwargs)` after every step; see `register_step_pre_hook`.
+
+        >>> from tf_lossscale import LossScaleOptimizer
+        >>> from tf_lossscale.optimizers import Adafactor
+        >>> inner = Adafactor()
+        >>> handle = inner.register_step_post_hook(lambda optimizer, args, kwargs: print("one more step"))
+        >>> weight = tf.Variable(1.0)
+        >>> _ = LossScaleOptimizer(inner).minimize(lambda: weight**2, [weight])
+        one more step
+
+        Args:
+            hook: what it returns is not used.
+
+        Returns:
+            A handle, whose `remove()` removes the hook.
+        """
         return self._hooks["step_post"].register(hook)
 
     def register_state_dict_pre_hook(self, hook: Hook, prepend: bool = False) -> Handle:
-        """Has `hook(optimizer)` called before `state_dict`."""
+        """Call `hook(optimizer)` before `state_dict`.
+
+        Args:
+            hook: what it returns is not used.
+            prepend: whether it is called before the hooks that are registered already, and not after them.
+
+        Returns:
+            A handle, whose `remove()` removes the hook.
+        """
         return self._hooks["state_dict_pre"].register(hook, prepend)
 
     def register_state_dict_post_hook(self, hook: Hook, prepend: bool = False) -> Handle:
-        """Has `hook(optimizer, state_dict)` called after `state_dict`; what it returns, if not None, is the result."""
+        """Call `hook(optimizer, state_dict)` after `state_dict`.
+
+        Args:
+            hook: what it returns, if not None, takes the state dict's place.
+            prepend: whether it is called before the hooks that are registered already, and not after them.
+
+        Returns:
+            A handle, whose `remove()` removes the hook.
+        """
         return self._hooks["state_dict_post"].register(hook, prepend)
 
     def register_load_state_dict_pre_hook(self, hook: Hook, prepend: bool = False) -> Handle:
-        """Has `hook(optimizer, state_dict)` called before `load_state_dict`; what it returns, if not None, is loaded.
+        """Call `hook(optimizer, state_dict)` before `load_state_dict`.
 
-        The state dict is a copy: whatever the hook does to it, the caller's stays as it is.
+        Args:
+            hook: what it returns, if not None, is loaded. The state dict is a copy: whatever the hook does to it, the
+                caller's stays as it is.
+            prepend: whether it is called before the hooks that are registered already, and not after them.
+
+        Returns:
+            A handle, whose `remove()` removes the hook.
         """
         return self._hooks["load_state_dict_pre"].register(hook, prepend)
 
     def register_load_state_dict_post_hook(self, hook: Hook, prepend: bool = False) -> Handle:
-        """Has `hook(optimizer)` called after `load_state_dict`."""
+        """Call `hook(optimizer)` after `load_state_dict`.
+
+        Args:
+            hook: what it returns is not used.
+            prepend: whether it is called before the hooks that are registered already, and not after them.
+
+        Returns:
+            A handle, whose `remove()` removes the hook.
+        """
         return self._hooks["load_state_dict_post"].register(hook, prepend)
+
+    def _step_hooks(self) -> tuple[list[Hooks], list[Hooks]]:
+        """Those before and those after a step, in order."""
+        return [before_every_step, self._hooks["step_pre"]], [self._hooks["step_post"], after_every_step]
+
+    def _between_hooks(self, variables: Iterable[tf.Variable], update: Callable[[], Any]) -> Any:
+        """Update variables, with the step hooks before and after it; `step` itself calls them with its arguments."""
+        before, after = self._step_hooks()
+        if self._in_step:
+            return update()
+        if tf.executing_eagerly():
+            self._call(before)
+            result = update()
+            self._call(after)
+            return result
+        if not any(list(hooks) for hooks in (*before, *after)):
+            for hooks in (*before, *after):
+                hooks.traced_without = True
+            return update()
+        if compiled():
+            raise RuntimeError(
+                f"The step hooks of {type(self).__name__} cannot be called in a function that XLA compiles. Remove the "
+                "hooks, or leave out jit_compile (in Keras: compile(jit_compile=False))."
+            )
+        with tf.control_dependencies(operations(tf.numpy_function(lambda: self._call(before), [], []))):
+            result = update()
+        # A read waits for the last write.
+        with tf.control_dependencies([variable.read_value() for variable in variables]):
+            tf.numpy_function(lambda: self._call(after), [], [])
+        return result
+
+    def _call(self, moments: list[Hooks]) -> None:
+        for hook in itertools.chain(*moments):
+            result = hook(self, (self,), {})
+            if result is not None and moments[0] is before_every_step:
+                raise RuntimeError(
+                    "A step pre-hook can replace the arguments of step() alone. In a step that apply_gradients or "
+                    f"LossScaleOptimizer takes it must return None, but returned: {result!r}."
+                )
+
+
+def around_step(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Call the step hooks before and after a method `step`.
+
+    Args:
+        step: the method; shown by `help` and `inspect.signature`.
+
+    Returns:
+        The method.
+    """
+
+    @functools.wraps(step)
+    def hooked(self: Hooked, *args: Any, **kwargs: Any) -> Any:
+        before, after = self._step_hooks()
+        args = (self, *args)
+        for hook in itertools.chain(*before):
+            result = hook(self, args, kwargs)
+            if result is None:
+                continue
+            if not isinstance(result, tuple) or len(result) != 2:
+                raise RuntimeError(
+                    f"A step pre-hook must return None or a tuple (new_args, new_kwargs), but returned: {result!r}."
+                )
+            args, kwargs = result
+        with replicas.overriding(self, _in_step=True):
+            loss = step(*args, **kwargs)
+        for hook in itertools.chain(*after):
+            hook(self, args, kwargs)
+        return loss
+
+    return hooked
 
 
 def all_moments() -> dict[str, Hooks]:
-    """Returns empty hooks for every moment that an optimizer has.
+    """Return empty hooks for every moment that an optimizer has.
 
     >>> sorted(all_moments())[:3]
     ['load_state_dict_post', 'load_state_dict_pre', 'state_dict_post']
@@ -122,7 +276,7 @@ after_every_step = Hooks()
 
 
 def register_optimizer_step_pre_hook(hook: Hook) -> Handle:
-    """Has a function called before the `step` of every optimizer of this package.
+    """Call a function before every step of every optimizer of this package.
 
     >>> handle = register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: None)
     >>> handle.remove()
@@ -131,13 +285,13 @@ def register_optimizer_step_pre_hook(hook: Hook) -> Handle:
         hook: as in `Adafactor.register_step_pre_hook`; it is called before the optimizer's own hooks.
 
     Returns:
-        A handle, with `remove()`.
+        A handle, whose `remove()` removes the hook.
     """
     return before_every_step.register(hook)
 
 
 def register_optimizer_step_post_hook(hook: Hook) -> Handle:
-    """Has a function called after the `step` of every optimizer of this package.
+    """Call a function after every step of every optimizer of this package.
 
     >>> handle = register_optimizer_step_post_hook(lambda optimizer, args, kwargs: None)
     >>> handle.remove()
@@ -146,6 +300,6 @@ def register_optimizer_step_post_hook(hook: Hook) -> Handle:
         hook: as in `Adafactor.register_step_post_hook`; it is called after the optimizer's own hooks.
 
     Returns:
-        A handle, with `remove()`.
+        A handle, whose `remove()` removes the hook.
     """
     return after_every_step.register(hook)

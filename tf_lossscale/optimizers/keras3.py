@@ -59,7 +59,8 @@ class Adafactor(AdafactorBase, keras.optimizers.Optimizer):
     In a loop of PyTorch's kind, with parameter groups:
 
     >>> kernel, bias = tf.Variable(tf.ones([2, 3])), tf.Variable(tf.zeros([3]))
-    >>> optimizer = Adafactor([{"params": [kernel], "weight_decay": 0.1}, {"params": [bias]}], lr=0.25)
+    >>> groups = [{"params": [kernel], "weight_decay": 0.1}, {"params": [bias]}]
+    >>> optimizer = Adafactor(groups, lr=0.25)
     >>> loss = optimizer.step(lambda: tf.reduce_sum((tf.ones([1, 2]) @ kernel + bias) ** 2))
     >>> loss.numpy().item(), sorted(optimizer.state_dict())
     (12.0, ['param_groups', 'state'])
@@ -70,8 +71,8 @@ class Adafactor(AdafactorBase, keras.optimizers.Optimizer):
 
     Args:
         params: the variables to update, as an iterable of variables, of (name, variable) pairs, or of dicts with
-            "params" and options of their own (parameter groups). None for the variables that the optimizer is built
-            for, as always in Keras.
+            "params" and options of their own (parameter groups). The names of pairs are in the group's "param_names",
+            and in state dicts. None for the variables that the optimizer is built for, as always in Keras.
         lr: the learning rate, at least 0: a number, a variable (read on every step), a `LearningRateSchedule` or a
             function without arguments. Also as `learning_rate`.
         beta2_decay: the exponent of w, at most 0.
@@ -159,7 +160,7 @@ class Adafactor(AdafactorBase, keras.optimizers.Optimizer):
     # What Keras asks. -------------------------------------------------------------------------------------------
 
     def build(self, variables: Iterable[Any]) -> None:
-        """Creates the state for the variables, and for those of the parameter groups.
+        """Create the state for the variables, and for those of the parameter groups.
 
         Args:
             variables: an iterable of `tf.Variable` or `keras.Variable`.
@@ -194,10 +195,12 @@ class Adafactor(AdafactorBase, keras.optimizers.Optimizer):
         def beside(variable: Any, function: Any, arguments: Any) -> None:
             distribution.extended.update(variable, function, args=arguments, group=False)
 
-        self._update_all(grads_and_vars, beside)
+        grads_and_vars = list(grads_and_vars)
+        variables = [self._tensor_variable(variable) for _, variable in grads_and_vars]
+        self._between_hooks(variables, lambda: self._update_all(grads_and_vars, beside))
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any = None) -> None:
-        """Updates one variable.
+        """Update one variable.
 
         Args:
             gradient: a tensor or IndexedSlices.

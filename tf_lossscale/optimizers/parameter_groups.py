@@ -15,7 +15,7 @@ from tf_lossscale.optimizers.rates import Rate
 class ParameterGroup(MutableMapping[str, Any]):
     """Variables and their options, by name, as in PyTorch's `param_groups`.
 
-    Reading "lr" reads the learning rate's variable and writing it assigns, so that it is heard in a traced tf.function.
+    "lr" reads and assigns the learning rate's variable, so that a traced tf.function uses the new value.
 
     >>> from tf_lossscale.optimizers import Adafactor
     >>> group = Adafactor([tf.Variable(1.0)]).param_groups[0]
@@ -24,7 +24,7 @@ class ParameterGroup(MutableMapping[str, Any]):
     0.005
 
     Args:
-        entries: "params" and the options, in order; "lr" among them, its value not looked at.
+        entries: "params" and the options, in order. The value of "lr" is ignored.
         rate: the learning rate.
         own: names of the options that were given for this group, and are not changed when the optimizer's are.
 
@@ -63,12 +63,12 @@ class ParameterGroup(MutableMapping[str, Any]):
         return repr(dict(self))
 
     def reorder(self, names: Iterable[str]) -> None:
-        """Has the names come in this order; those that are left out come last."""
+        """Reorder the entries: these names first, the others last."""
         self._entries = {name: self._entries[name] for name in dict.fromkeys([*names, *self._entries])}
 
 
 def groups_of(params: Any) -> list[dict[str, Any]]:
-    """Returns the `params` argument as a list of group dicts, each with a list of variables in "params".
+    """Return the `params` argument as a list of group dicts, each with a list of variables in "params".
 
     Named pairs become variables, with their names in "param_names".
 
@@ -80,10 +80,10 @@ def groups_of(params: Any) -> list[dict[str, Any]]:
         params: an iterable of variables, of (name, variable) pairs or of dicts.
 
     Returns:
-        New dicts; the caller's are left as they are.
+        New dicts; the caller's dicts do not change.
 
     Raises:
-        TypeError: `params` is no such iterable.
+        TypeError: `params` is not such an iterable.
         ValueError: it is empty, or holds something that cannot be updated.
         KeyError: a dict has no "params".
     """
@@ -104,7 +104,7 @@ def groups_of(params: Any) -> list[dict[str, Any]]:
 
 
 def one_group(group: Any) -> dict[str, Any]:
-    """Returns a group dict with its variables listed and checked, "params" first.
+    """Return a group dict with its variables listed and checked, "params" first.
 
     >>> one_group({"lr": 0.1, "params": tf.Variable(1.0)})["params"][0].numpy().item()
     1.0
@@ -116,8 +116,8 @@ def one_group(group: Any) -> dict[str, Any]:
         A new dict.
 
     Raises:
-        TypeError: the group is no dict, or its variables are in a set or are no variables.
-        ValueError: a tensor is no variable, or some variables have names and others have not.
+        TypeError: the group is not a dict, its variables are in a set, or one of them is not a variable.
+        ValueError: a tensor is not a variable, or only some of the variables have names.
         KeyError: it has no "params".
     """
     if not isinstance(group, Mapping):
@@ -126,7 +126,7 @@ def one_group(group: Any) -> dict[str, Any]:
         raise KeyError(f"params: a parameter group must have 'params', its variables, but has only: {sorted(group)}.")
     params = group["params"]
     if isinstance(params, (set, frozenset)):
-        raise TypeError("A parameter group's 'params' must be in an order, but are in a set. Pass a list.")
+        raise TypeError("'params' of a parameter group must be ordered, but got a set. Pass a list.")
     listed = [params] if _is_tensor(params) else list(params)
     named = [isinstance(each, tuple) and len(each) == 2 and isinstance(each[0], str) for each in listed]
     if any(named) and not all(named):
@@ -152,8 +152,8 @@ def _is_tensor(value: Any) -> bool:
 
 def _require_variable(variable: Any) -> None:
     if not _is_tensor(variable):
-        raise TypeError(f"An optimizer updates variables, but one of the parameters is: {variable!r}.")
+        raise TypeError(f"A parameter must be a variable, but got: {variable!r}.")
     if not hasattr(variable, "assign"):
-        raise ValueError(f"A tensor that is not a variable cannot be updated: {variable!r}. Pass a tf.Variable.")
+        raise ValueError(f"A parameter must be a variable, but got a tensor that is not a variable: {variable!r}.")
     if not tf.as_dtype(variable.dtype).is_floating:
         raise ValueError(f"A parameter must be of a floating dtype, but {variable.name} is of {variable.dtype!r}.")

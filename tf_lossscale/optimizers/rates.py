@@ -12,15 +12,15 @@ import tensorflow as tf
 class Rate:
     """The learning rate of one parameter group.
 
-    A number is kept in a variable of the optimizer, so that a change is heard in a traced tf.function. There is one in
-    any case: what an optimizer saves must not depend on how its learning rates were given.
+    A number is kept in a variable of the optimizer, so that a traced tf.function uses a new value. The variable exists
+    in any case: the saved state must not depend on how the learning rate was given.
 
     Args:
         optimizer: an `AdafactorBase`.
         value: a number, a variable, a `LearningRateSchedule` or a function without arguments.
     """
 
-    source: Any  #: What the number is read from.
+    source: Any  #: The object that the number is read from.
 
     def __init__(self, optimizer: Any, value: Any):
         self._optimizer = optimizer
@@ -36,7 +36,7 @@ class Rate:
         return float(variable.numpy()) if tf.executing_eagerly() else tf.convert_to_tensor(variable)
 
     def write(self, value: Any) -> None:
-        """Takes a new one of any kind."""
+        """Set a new learning rate, of any kind."""
         value = _number_or_source(value)
         if isinstance(value, float) or _is_symbolic(value):
             self._optimizer._tensor_variable(self._variable).assign(value)
@@ -65,12 +65,12 @@ class FirstRate(Rate):
 
     @property
     def source(self) -> Any:
-        """What the number is read from."""
+        """The object that the number is read from."""
         return getattr(self._optimizer, "_learning_rate", None)
 
     @source.setter
     def source(self, value: Any) -> None:
-        if value is not self.source:  # both Keras libraries would have their own setter's say
+        if value is not self.source:  # both Keras libraries override the setter
             self._optimizer._learning_rate = value
 
 

@@ -12,7 +12,7 @@ from tf_lossscale.optimizers.adafactor_rule import moment_shapes
 
 
 def checked(state_dict: Mapping[str, Any], parameters: Sequence[Any], sizes: Sequence[int]) -> list[dict[str, Any]]:
-    """Returns the state of every parameter in a state dict, as arrays of the right shapes.
+    """Return the state of every parameter in a state dict, as arrays of the right shapes.
 
     >>> import tensorflow as tf
     >>> saved = {"state": {0: {"step": 3, "variance": [0.5]}}, "param_groups": [{"params": [0, 1]}]}

@@ -129,7 +129,7 @@ class Adafactor(AdafactorBase, tf_keras.optimizers.Optimizer):
     # What tf_keras asks. ----------------------------------------------------------------------------------------
 
     def build(self, var_list: Iterable[Any]) -> None:
-        """Creates the state for the variables, and for those of the parameter groups.
+        """Create the state for the variables, and for those of the parameter groups.
 
         Args:
             var_list: an iterable of `tf.Variable`.
@@ -161,17 +161,20 @@ class Adafactor(AdafactorBase, tf_keras.optimizers.Optimizer):
     def _distributed_apply_gradients_fn(
         self, distribution: Any, grads_and_vars: Sequence[tuple[Any, Any]], **kwargs: Any
     ) -> Any:
-        if self.use_ema or self.jit_compile or self._mesh:
-            return super()._distributed_apply_gradients_fn(distribution, grads_and_vars, **kwargs)
-
         def beside(variable: Any, function: Any, arguments: Any) -> None:
             distribution.extended.update(variable, function, args=arguments, group=False)
 
-        self._update_all(grads_and_vars, beside)
-        return self.iterations.assign_add(1)
+        def update() -> Any:
+            if self.use_ema or self.jit_compile or self._mesh:
+                return super(Adafactor, self)._distributed_apply_gradients_fn(distribution, pairs, **kwargs)
+            self._update_all(pairs, beside)
+            return self.iterations.assign_add(1)
+
+        pairs = list(grads_and_vars)
+        return self._between_hooks([variable for _, variable in pairs], update)
 
     def update_step(self, gradient: Any, variable: Any) -> None:
-        """Updates one variable.
+        """Update one variable.
 
         Args:
             gradient: a tensor or IndexedSlices.

@@ -23,7 +23,7 @@ class TorchSurface(hooks.Hooked):
     apply_gradients: Callable[..., Any]
 
     def _all_built(self) -> bool:
-        """Builds the optimizer for the variables of all groups, unless it is built; False if there are none."""
+        """Build the optimizer for the variables of all groups, unless it is built. Return False if there are none."""
         raise NotImplementedError
 
     def _add_group(self, given: dict[str, Any]) -> None:
@@ -44,7 +44,10 @@ class TorchSurface(hooks.Hooked):
 
     @property
     def param_groups(self) -> list[ParameterGroup]:
-        """The parameter groups; their options can be read and set, by name."""
+        """The parameter groups; their options can be read and set, by name.
+
+        "params" are the variables, and "param_names" their names, if they were given as (name, variable) pairs.
+        """
         return self._groups
 
     @property
@@ -53,7 +56,10 @@ class TorchSurface(hooks.Hooked):
         return dict(self._defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds variables to update, with options of their own.
+        """Add variables to update, with options of their own, at any time: for example layers that are unfrozen.
+
+        The new variables start with empty state, those of the other groups keep theirs. A `tf.function` that was
+        traced before does not update them: make a new one.
 
         >>> from tf_lossscale.optimizers import Adafactor
         >>> optimizer = Adafactor([tf.Variable(1.0)])
@@ -62,10 +68,11 @@ class TorchSurface(hooks.Hooked):
         [0.01, 0.5]
 
         Args:
-            param_group: a dict with "params" and any of the options; what is missing is as in `defaults`.
+            param_group: a dict with "params" and any of the options; what is missing is as in `defaults`. "params" are
+                variables, or (name, variable) pairs, whose names the group then has as "param_names".
 
         Raises:
-            TypeError: it is no dict, or holds something other than variables.
+            TypeError: it is not a dict, or holds something other than variables.
             ValueError: a variable is in another group, or only some of the groups have names for their parameters.
             KeyError: it has no "params".
         """
@@ -76,11 +83,13 @@ class TorchSurface(hooks.Hooked):
 
     # The step. --------------------------------------------------------------------------------------------------
 
-    def step(self, *args: Any, **kwargs: Any) -> Any:
-        """Updates the parameters by their gradients, and calls the hooks.
+    @hooks.around_step
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update the parameters by their gradients, and call the step hooks.
 
         The gradients are the variables' attributes `grad`. If after the closure none has one, they are those of the
-        loss that the closure returns.
+        loss that the closure returns. A variable whose gradient is None stays as it is, with its state. A gradient of
+        zeros is a step: it counts, the second moments decay, and so does the variable if there is a `weight_decay`.
 
         >>> from tf_lossscale.optimizers import Adafactor
         >>> weight = tf.Variable([4.0])
@@ -93,8 +102,7 @@ class TorchSurface(hooks.Hooked):
         3.0
 
         Args:
-            *args: `closure`, if there is one: a function without arguments that returns the loss.
-            **kwargs: `closure`, if it is not in `args`.
+            closure: a function without arguments that returns the loss; None if the variables have gradients.
 
         Returns:
             What the closure returned; None without one.
@@ -102,22 +110,6 @@ class TorchSurface(hooks.Hooked):
         Raises:
             RuntimeError: a hook returned something other than None or (new args, new kwargs).
         """
-        args = (self, *args)
-        for hook in (*hooks.before_every_step, *self._hooks["step_pre"]):
-            result = hook(self, args, kwargs)
-            if result is None:
-                continue
-            if not isinstance(result, tuple) or len(result) != 2:
-                raise RuntimeError(
-                    f"A step pre-hook must return None or a tuple (new_args, new_kwargs), but returned: {result!r}."
-                )
-            args, kwargs = result
-        loss = type(self)._step(*args, **kwargs)
-        for hook in (*self._hooks["step_post"], *hooks.after_every_step):
-            hook(self, args, kwargs)
-        return loss
-
-    def _step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss, tape = None, tf.GradientTape()
         if closure is not None:
             with tape:
@@ -132,10 +124,11 @@ class TorchSurface(hooks.Hooked):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forgets the variables' gradients.
+        """Reset the variables' gradients.
 
         Args:
-            set_to_none: whether `grad` becomes None; otherwise a gradient that there is becomes zeros.
+            set_to_none: whether `grad` becomes None. If False, a gradient becomes zeros, with which the next `step`
+                updates the variable and its state; with None it leaves both alone.
         """
         for variable in self._parameters():
             before = getattr(variable, "grad", None)
@@ -145,7 +138,7 @@ class TorchSurface(hooks.Hooked):
     # The state. -------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state and the groups, as PyTorch lays them out, with NumPy arrays for tensors.
+        """Return the state and the groups, as PyTorch lays them out, with NumPy arrays for tensors.
 
         >>> from tf_lossscale.optimizers import Adafactor
         >>> weight = tf.Variable(tf.ones([2, 3]))
@@ -183,15 +176,15 @@ class TorchSurface(hooks.Hooked):
         return np.array(self._tensor_variable(variable).numpy())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over a state: of this class's `state_dict`, or of PyTorch's, its tensors turned to NumPy or not.
+        """Load a state dict of this class, or one of PyTorch, whose tensors may be NumPy arrays.
 
-        A PyTorch run goes on here. `iterations`, which schedules follow, becomes the largest "step".
+        A run that began in PyTorch continues. `iterations`, which schedules follow, becomes the largest "step".
 
         Args:
             state_dict: a dict as `state_dict` returns it. It is not changed, neither here nor by a hook.
 
         Raises:
-            AttributeError: it is no dict.
+            AttributeError: it is not a dict.
             ValueError: its groups, or the shapes of its state, do not fit this optimizer's.
             AssertionError: the state of a parameter lacks a second moment.
             KeyError: it lacks "state", "param_groups" or a parameter's "step".

@@ -1,1 +1,1 @@
-"""The main job, `tf-lossscale train`: real training in float16, in a loop of its own."""
+"""The command `tf-lossscale train`: training in float16, in a custom loop."""

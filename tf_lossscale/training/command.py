@@ -1,4 +1,4 @@
-"""The subcommand `train`: trains, shows how it goes, stops at Ctrl-C with a checkpoint and goes on from one."""
+"""The subcommand `train`: trains, shows the progress, saves a checkpoint at Ctrl-C, resumes from a checkpoint."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tf_lossscale.training.lenet import OPTIMIZERS, SETUPS, Digits, Run, Setting
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `tf-lossscale train`.
+    """Add the options of `tf-lossscale train`.
 
     >>> parser = argparse.ArgumentParser()
     >>> add_arguments(parser)
@@ -47,13 +47,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs `tf-lossscale train`.
+    """Run `tf-lossscale train`.
 
     Args:
         arguments: as `add_arguments` described them.
 
     Returns:
-        The exit code: 0 at the end, 130 after Ctrl-C, 2 if something stands in the way.
+        The exit code: 0 at the end, 130 after Ctrl-C, 2 after an error.
     """
     given = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(Settings)}
     given = {name: value for name, value in given.items() if value is not None}
@@ -78,7 +78,7 @@ def _train(settings: Settings, state: dict[str, Any] | None, out: pathlib.Path, 
         saved.restore(scaled, state, out)
     saved.make_ready(out)
     if state is None:
-        _tell_what_is_replaced(out)
+        _say_what_is_replaced(out)
 
     with _ctrl_c() as asked_to_stop:
         first = len(scaled.history)
@@ -117,7 +117,7 @@ def _train(settings: Settings, state: dict[str, Any] | None, out: pathlib.Path, 
 
 
 def _save(run: Run, settings: Settings, out: pathlib.Path) -> OSError | None:
-    """Saves the run; returns what stands in the way, which may be gone at the end."""
+    """Save the run. Return the error if it cannot be saved, for a second try at the end."""
     try:
         saved.save(run, settings, out)
     except OSError as error:
@@ -126,7 +126,7 @@ def _save(run: Run, settings: Settings, out: pathlib.Path) -> OSError | None:
     return None
 
 
-def _tell_what_is_replaced(out: pathlib.Path) -> None:
+def _say_what_is_replaced(out: pathlib.Path) -> None:
     if not (out / saved.STATE).exists():
         return
     with contextlib.suppress(ValueError):
@@ -140,7 +140,7 @@ def _tell_what_is_replaced(out: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def _ctrl_c() -> Iterator[Callable[[], bool]]:
-    """Yields a function that says whether Ctrl-C was pressed; a second one stops at once, as without this."""
+    """Yield a function that returns whether Ctrl-C was pressed. A second Ctrl-C stops at once."""
     asked: list[int] = []
 
     def ask(number: int, frame: Any) -> None:

@@ -19,7 +19,7 @@ _TEST_IMAGES = 360
 
 @dataclasses.dataclass
 class Settings:
-    """What a run is made of; saved beside its checkpoint, so that `--resume` needs no other option.
+    """The settings of a run. They are saved beside its checkpoint, so that `--resume` needs no other option.
 
     >>> Settings().optimizer
     'adam'
@@ -53,7 +53,7 @@ SETUPS = (
 
 
 class Record(NamedTuple):
-    """What one step did.
+    """The record of one step.
 
     >>> Record(loss=2.5, scale=1024.0, skipped=True, zeros=0.25).skipped
     True
@@ -82,7 +82,7 @@ class Digits:
         self.test = tf.constant(images[test]), tf.constant(labels[test])
 
     def batches(self, first: int, last: int) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
-        """Yields the batches of steps `first` to `last` (not included), wherever it starts the same ones."""
+        """Yield the batches of steps `first` to `last` (not included). A step has the same batch in every run."""
         per_epoch = len(self._train) // _BATCH
         for step in range(first, last):
             epoch, within = divmod(step, per_epoch)
@@ -92,7 +92,7 @@ class Digits:
 
 
 def lenet5(policy: str) -> Any:
-    """Returns LeNet-5 for 32 x 32 images, computing as the policy says.
+    """Return LeNet-5 for 32 x 32 images, computing as the policy says.
 
     Args:
         policy: a Keras dtype policy; the logits are float32 in each.
@@ -153,7 +153,7 @@ class Run:
         return loss, zeros
 
     def step(self, images: tf.Tensor, labels: tf.Tensor) -> Record:
-        """Takes one step, records it, and returns the record: with the scale that the step was taken with."""
+        """Take one step, record it, and return the record. Its scale is the one that the step used."""
         scale = float(self.optimizer.loss_scale)
         loss, zeros = self._step(images, labels)
         skipped = bool(self.optimizer.last_step_skipped)
@@ -166,7 +166,7 @@ class Run:
         return sum(record.skipped for record in self.history)
 
     def accuracy(self, test: tuple[tf.Tensor, tf.Tensor]) -> float:
-        """Returns the share of test digits that are read right."""
+        """Return the share of test digits that are classified correctly."""
         images, labels = test
         return float(np.mean(np.argmax(self.model(images, training=False), axis=-1) == labels.numpy()))
 

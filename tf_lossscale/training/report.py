@@ -1,4 +1,4 @@
-"""What the main job shows at its end: a table of the runs, and a plot."""
+"""The report at the end of `tf-lossscale train`: a table of the runs, and a plot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tf_lossscale.writing import whole_file
 
 
 def print_table(runs: Sequence[Run], test: Any, settings: Settings) -> None:
-    """Prints a row for each run: test accuracy, skipped steps, share of the gradients' values that are zero.
+    """Print a row for each run: test accuracy, skipped steps, share of the gradients' values that are zero.
 
     The share is the mean over the steps that were not skipped.
 
@@ -37,7 +37,7 @@ def print_table(runs: Sequence[Run], test: Any, settings: Settings) -> None:
 
 
 def plot(history: Sequence[Record], path: pathlib.Path) -> None:
-    """Draws loss and loss scale over the steps, with the skipped steps marked.
+    """Draw loss and loss scale over the steps, with the skipped steps marked.
 
     >>> import os, tempfile
     >>> history = [Record(2.5, 1024.0, True, 0.0), Record(2.0, 512.0, False, 0.0)]

@@ -25,13 +25,13 @@ _NUMBERED = re.compile(r"ckpt-\d+[._].*")  # a checkpoint's files, those that an
 
 
 def make_ready(out: pathlib.Path) -> None:
-    """Makes the folder; raises before the training, not after it, if nothing can be written there.
+    """Create the folder. Raise before the training, not after it, if it cannot be written.
 
     Args:
         out: the folder.
 
     Raises:
-        OSError: what stands in the way.
+        OSError: the folder or a file in it cannot be written.
     """
     for folder in (out, out / _FOLDER):
         folder.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ def make_ready(out: pathlib.Path) -> None:
 
 
 def save(run: Run, settings: Settings, out: pathlib.Path) -> None:
-    """Writes a checkpoint, then the file that names it, and only then deletes the checkpoints before it.
+    """Write a checkpoint, then the file that names it, and then delete the checkpoints before it.
 
     Args:
         run: what to save.
@@ -52,7 +52,7 @@ def save(run: Run, settings: Settings, out: pathlib.Path) -> None:
         out: the folder, as `make_ready` left it.
 
     Raises:
-        OSError: it cannot be written; says which checkpoint is the last whole one.
+        OSError: it cannot be written. The message names the last whole checkpoint.
     """
     folder = out / _FOLDER
     number = max(map(_number, _files(folder)), default=0) + 1
@@ -79,7 +79,7 @@ def save(run: Run, settings: Settings, out: pathlib.Path) -> None:
 
 
 def read(out: pathlib.Path) -> tuple[Settings, dict[str, Any]]:
-    """Returns the settings of the run in a folder, and what `save` wrote.
+    """Return the settings of the run in a folder, and what `save` wrote.
 
     Args:
         out: the folder.
@@ -98,11 +98,13 @@ def read(out: pathlib.Path) -> tuple[Settings, dict[str, Any]]:
         state["history"] = [Record(*record) for record in state["history"]]
         return Settings(**state["settings"]), state
     except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{path} is not what a stopped run leaves. Start a run without --resume.") from error
+        raise ValueError(
+            f"{path} is damaged, or tf-lossscale train did not write it. Start a run without --resume."
+        ) from error
 
 
 def restore(run: Run, state: dict[str, Any], out: pathlib.Path) -> None:
-    """Sets a run to what was saved.
+    """Set a run to what was saved.
 
     Args:
         run: made with the settings that were saved.

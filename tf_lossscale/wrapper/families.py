@@ -173,6 +173,18 @@ def layers_of(layer: Any) -> Any:
     raise TypeError(f"`layer` must be a layer of Keras 3 or tf_keras, but got: {layer!r}.")
 
 
+def is_layer(value: Any) -> bool:
+    """Returns whether an object is a layer or model of Keras 3 or tf_keras.
+
+    >>> is_layer("Dense")
+    False
+
+    Args:
+        value: any object.
+    """
+    return any(base.__name__ == "Layer" and library_in(base.__module__) in MODULES for base in type(value).__mro__)
+
+
 def layers_in(library: str) -> Any:
     """Returns the adapter module for the layers and dtype policies of a Keras library.
 

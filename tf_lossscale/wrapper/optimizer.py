@@ -83,8 +83,11 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     Args:
         inner_optimizer: the optimizer that does the update: one of Keras 3 (`tf.keras.optimizers`), `tf_keras`, or
             `tf_keras.optimizers.legacy`.
-        dynamic: whether the scale moves. If False it stays at `initial_scale`, and no step is ever skipped.
-        initial_scale: the scale to start with, above 0; 2**15 if `dynamic`, else it has to be given.
+        dynamic: whether the scale moves. Keep it True unless you know a scale that fits the whole training. If False
+            the scale stays at `initial_scale`, and no step is ever skipped.
+        initial_scale: the scale to start with, above 0; 2**15 if `dynamic`, else it has to be given. Start with a very
+            high scale: one that is too high is lowered within a few steps, one that is too low takes thousands of
+            steps to grow.
         dynamic_growth_steps: finite steps in a row after which the scale grows; 2000 if `dynamic`, else not allowed.
         growth_factor: the scale is multiplied by this when it grows.
         backoff_factor: the scale is multiplied by this after an overflow.
@@ -140,7 +143,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
                 f"{type(self).__module__}.LossScaleOptimizer cannot wrap this optimizer: {inner_optimizer!r}. Call "
                 "tf_lossscale.LossScaleOptimizer, which chooses the class."
             )
-        errors.boolean("dynamic", dynamic, "For a scale that stays the same pass dynamic=False, initial_scale=1024.")
+        errors.boolean("dynamic", dynamic, _instead_of(dynamic, initial_scale, dynamic_growth_steps))
         growth_steps = _DEFAULT_GROWTH_STEPS if dynamic_growth_steps is None else dynamic_growth_steps
         rules = Rules(growth_steps, growth_factor, backoff_factor, hysteresis, min_scale, max_scale).checked()
         if loss_scale_manager is None:
@@ -187,7 +190,10 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     @_as_written
     def get_scaled_loss(self, loss: Any) -> Any:
-        """Multiplies the loss by the scale; call it inside the tape.
+        """Multiply the loss by the scale; call it inside the tape.
+
+        Its gradients are then unscaled by `get_unscaled_gradients`. `minimize` and Keras's `fit` need neither: they
+        scale and unscale by themselves.
 
         >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8)
         >>> optimizer.get_scaled_loss(tf.constant(2.0)).numpy().item()
@@ -228,7 +234,9 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     @_as_written
     def get_unscaled_gradients(self, grads: Iterable[Any]) -> list[Any]:
-        """Divides gradients by the scale.
+        """Divide gradients by the scale: those of a loss that `get_scaled_loss` returned.
+
+        `minimize` and Keras's `fit` need neither: they scale and unscale by themselves.
 
         >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8)
         >>> [g.numpy().item() for g in optimizer.get_unscaled_gradients([tf.constant(16.0)])]
@@ -331,13 +339,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         """
         replicas.require_replica_context("apply")
         grads = list(grads)
-        known = self._known_variables() if trainable_variables is None else trainable_variables
-        if known is None:
-            raise ValueError(
-                "apply(grads) without variables needs a built optimizer. Call build(trainable_variables) first, or "
-                "pass trainable_variables."
-            )
-        variables = list(known)
+        variables = self._given_or_known(trainable_variables, "apply(grads)")
         require_fitting(grads, variables)
         self._step(grads, variables, scaled=self._apply_takes_scaled(grads), aggregate=True, count_skipped=False)
 
@@ -656,6 +658,15 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         """The old name of `build`."""
         self.build(var_list)
 
+    def _given_or_known(self, variables: Iterable[Any] | None, call: str) -> list[Any]:
+        known = self._known_variables() if variables is None else variables
+        if known is None:
+            raise ValueError(
+                f"{call} without variables needs a built optimizer. Call build(trainable_variables) first, or pass "
+                "the variables."
+            )
+        return list(known)
+
     def __repr__(self) -> str:
         scale = tf.convert_to_tensor(self._loss_scale())
         shown = f"{scale.numpy().item():g}" if tf.executing_eagerly() else f"{self.initial_scale:g} at the start"
@@ -682,6 +693,22 @@ def _new_loss_scale(dynamic: bool, initial_scale: Any, rules: Rules, dynamic_gro
             "A fixed scale does not grow."
         )
     return FixedLossScale(initial_scale)
+
+
+def _instead_of(dynamic: Any, initial_scale: Any, dynamic_growth_steps: Any) -> str:
+    """Say what to pass instead of a `dynamic` that is an argument of an older or a newer wrapper, by position."""
+    if isinstance(dynamic, str):
+        return "A dynamic scale is the default: leave the argument out."
+    if not isinstance(dynamic, (int, float)):
+        return "For a scale that stays the same pass dynamic=False, initial_scale=1024."
+    growth_steps = initial_scale if dynamic_growth_steps is None else dynamic_growth_steps
+    if growth_steps is not None:
+        return f"In place of Keras 3's order pass initial_scale={dynamic!r}, dynamic_growth_steps={growth_steps!r}."
+    return (
+        "For a scale that stays the same, as a number by position was in TensorFlow 2.3, pass dynamic=False, "
+        f"initial_scale={dynamic!r}; for one that starts there and moves, as in Keras 3, pass "
+        f"initial_scale={dynamic!r}."
+    )
 
 
 def _new_diagnosis(diagnose: Any, loss_scale: LossScale) -> Diagnosis | None:

@@ -20,6 +20,27 @@ DEFAULTS = {
 _CLIPS = ("clipnorm", "clipvalue", "global_clipnorm")
 
 
+def take_name(given: dict[str, Any]) -> str | None:
+    """Take the keyword `name` out of a constructor's options.
+
+    >>> take_name({"name": "scaled", "clipnorm": 1.0})
+    'scaled'
+
+    Args:
+        given: keyword arguments that the caller passed.
+
+    Returns:
+        The name, or None if there is none.
+
+    Raises:
+        TypeError: it is not a string.
+    """
+    name = given.pop("name", None)
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"`name` must be a string, but got: {name!r} of type {type(name).__name__}.")
+    return name
+
+
 def checked(inner: Any, given: dict[str, Any], supported: tuple[str, ...]) -> dict[str, Any]:
     """Returns the options that have to be set on an optimizer.
 

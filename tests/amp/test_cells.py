@@ -1,0 +1,247 @@
+"""Cells: the loss of a network, one training step, and what they do in replicas."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from tests import numerics, strategies
+from tf_lossscale import LossScaleOptimizer, amp
+
+LIBRARIES = {"keras3": tf.keras, "tf_keras": tf_keras}
+OUTPUT, LABEL = np.array([[0.2, 0.8], [0.6, 0.4]], "float32"), np.array([[0.5, 0.5], [0.9, 0.1]], "float32")
+# sum(label * log(label / output)) / 2, and the same with the two exchanged.
+DIVERGENCE, EXCHANGED = 0.2247, 0.2520
+
+
+def network(keras, *layers):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((3,)), *(layers or (keras.layers.Dense(8, activation="relu"),))])
+    model.add(keras.layers.Dense(1))
+    return model
+
+
+def mean_square(output, label):
+    return tf.reduce_mean((tf.cast(output, tf.float32) - label) ** 2)
+
+
+def divergence(first, second):
+    return tf.reduce_sum(first * tf.math.log(first / second)) / 2
+
+
+def of_label_and_output(labels, logits):
+    return divergence(labels, logits)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_each_loss_gets_output_and_label_in_its_own_order(library):
+    losses = LIBRARIES[library].losses
+
+    class Own(losses.Loss):
+        def call(self, y_true, y_pred):
+            return tf.reduce_mean(y_true - 2 * y_pred, axis=-1)
+
+    assert float(divergence(LABEL, OUTPUT)) == pytest.approx(DIVERGENCE, abs=1e-4)
+    assert float(divergence(OUTPUT, LABEL)) == pytest.approx(EXCHANGED, abs=1e-4)
+    for loss_fn, keywords, expected in (
+        (losses.KLDivergence(), {}, DIVERGENCE),
+        (losses.get("kl_divergence"), {}, DIVERGENCE),
+        (functools.partial(losses.get("kl_divergence")), {}, DIVERGENCE),
+        (Own(), {}, 0.5 - 1.0),
+        (divergence, {}, EXCHANGED),
+        (lambda output, label: divergence(label, output), {}, DIVERGENCE),
+        (of_label_and_output, {"label_first": True}, DIVERGENCE),
+        (of_label_and_output, {"label_first": False}, EXCHANGED),
+        (losses.KLDivergence(), {"label_first": False}, EXCHANGED),
+    ):
+        loss = amp.WithLoss(lambda x: x, loss_fn, **keywords)(tf.constant(OUTPUT), tf.constant(LABEL))
+        assert float(tf.reduce_mean(loss)) == pytest.approx(expected, abs=1e-4), loss_fn
+
+
+@pytest.mark.parametrize(
+    "loss_fn", [of_label_and_output, tf.nn.softmax_cross_entropy_with_logits, lambda *both: 0, max]
+)
+def test_a_loss_whose_order_does_not_show_asks_for_it(loss_fn):
+    with pytest.raises(ValueError, match="label_first=True"):
+        amp.WithLoss(lambda x: x, loss_fn)
+    assert amp.WithLoss(lambda x: x, loss_fn, label_first=True).loss_fn is loss_fn
+
+
+def test_a_loss_must_be_a_function():
+    with pytest.raises(TypeError, match="must be a function"):
+        amp.WithLoss(lambda x: x, "mse")
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("level", ["O2", "O3"])
+def test_the_loss_is_computed_in_float32(library, level):
+    keras = LIBRARIES[library]
+    seen = []
+
+    def loss_fn(output, label):
+        seen.extend([output.dtype, label.dtype])
+        return mean_square(output, label)
+
+    model = amp.auto_mixed_precision(network(keras), level)
+    assert model(tf.ones((1, 3))).dtype == tf.float16
+    amp.WithLoss(model, loss_fn)(tf.ones((1, 3)), tf.ones((1, 1), tf.bfloat16))
+    assert seen == [tf.float32, tf.float32]
+    # 300 squared is no float16.
+    loss = amp.WithLoss(lambda x: tf.cast(x, tf.float16), keras.losses.MeanSquaredError())(
+        tf.fill([1, 1], 300.0), tf.zeros([1, 1])
+    )
+    assert float(loss) == 90000.0
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_backbone_is_in_training_mode_until_set_train_says_otherwise(library, compiled):
+    keras = LIBRARIES[library]
+    model = network(keras, keras.layers.BatchNormalization(momentum=0.5), keras.layers.Dropout(0.5))
+    norm = model.layers[0]
+    step = amp.TrainOneStepCell(amp.WithLossCell(model, mean_square), keras.optimizers.SGD(0.0))
+    take = tf.function(lambda *batch: step(*batch)) if compiled else step
+    x, y = tf.fill((64, 3), 4.0), tf.ones((64, 1))
+    take(x, y)
+    assert np.asarray(norm.moving_mean) == pytest.approx([2.0] * 3)
+    assert len({float(take(x + tf.random.normal(x.shape), y)) for _ in range(3)}) == 3
+    before = np.asarray(norm.moving_mean)
+    assert step.set_train(False) is step
+    losses = {float(step(x, y)) for _ in range(3)}
+    assert len(losses) == 1, "a dropped unit"
+    np.testing.assert_array_equal(np.asarray(norm.moving_mean), before)
+    step.network.set_train()
+    assert len({float(step(x + 1, y)), *losses}) == 2
+    assert (np.asarray(norm.moving_mean) > before).all()
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_step_by_hand_equals_one_without_a_scale(library):
+    keras = LIBRARIES[library]
+    x, y = tf.ones((4, 3)), tf.ones((4, 1))
+    results = []
+    for sens in (1.0, 1024.0):
+        model = network(keras)
+        step = amp.TrainOneStep(amp.WithLoss(model, mean_square), keras.optimizers.SGD(0.1), sens)
+        losses = [float(step(x, y)) for _ in range(3)]
+        assert losses[-1] < losses[0]
+        results.append([np.asarray(w) for w in model.get_weights()])
+    for a, b in zip(*results):
+        numerics.assert_close(a, b, 1e-6)
+
+
+SCALES = {
+    "manager": lambda: amp.DynamicLossScaleManager(init_loss_scale=64, scale_window=100),
+    "cell": lambda: amp.DynamicLossScaleUpdateCell(64.0, 2, 100),
+    "fixed cell": lambda: amp.FixedLossScaleUpdateCell(64.0),
+    "number": lambda: 64,
+    "tensor": lambda: tf.constant([64.0]),
+    "array": lambda: np.full((1,), 64, "float32"),
+    "variable": lambda: tf.Variable(64.0),
+    "applied": lambda: amp.FixedLossScaleManager(64, drop_overflow_update=False),
+}
+
+
+@pytest.mark.parametrize("kind", SCALES)
+def test_a_step_with_loss_scale_returns_loss_overflow_and_scale(kind):
+    model = network(tf.keras)
+    cell = amp.TrainOneStepWithLossScale(amp.WithLoss(model, mean_square), tf.keras.optimizers.SGD(0.1), SCALES[kind]())
+    good, bad = tf.ones((4, 3)), tf.constant(np.full((4, 3), np.inf, "float32"))
+    y = tf.ones((4, 1))
+    assert float(cell.sens) == float(cell.scale_sense) == 64.0
+    cell(good, y)
+    before = [w.copy() for w in model.get_weights()]
+    _, overflow, scale = cell(bad, y)
+    assert (bool(overflow), float(scale)) == (True, 64.0)
+    for a, b in zip(before, model.get_weights()):
+        assert np.array_equal(a, b) == (kind != "applied")
+    if kind != "applied":
+        _, overflow, scale = cell(good, y)
+        assert (bool(overflow), float(scale)) == (False, 32.0 if kind in ("manager", "cell") else 64.0)
+
+
+def test_an_argument_that_would_be_ignored_is_refused():
+    loss = amp.WithLoss(network(tf.keras), mean_square)
+    optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8)
+    with pytest.raises(ValueError, match="`sens` must not be given"):
+        amp.TrainOneStep(loss, optimizer, 1024.0)
+    with pytest.raises(ValueError, match="`scale_sense` must not be given"):
+        amp.TrainOneStepWithLossScale(loss, optimizer, amp.DynamicLossScaleManager())
+    assert float(amp.TrainOneStep(loss, optimizer).sens) == 8.0
+    assert float(amp.TrainOneStepWithLossScale(loss, optimizer).sens) == 8.0
+    with pytest.raises(TypeError, match="`scale_sense` is missing"):
+        amp.TrainOneStepWithLossScale(loss, tf.keras.optimizers.SGD())
+    with pytest.raises(TypeError, match="must be a number"):
+        amp.TrainOneStepWithLossScale(loss, tf.keras.optimizers.SGD(), tf.constant([1.0, 2.0]))
+
+
+def test_a_step_of_ones_own_overrides_construct():
+    class Clipped(amp.TrainOneStep):
+        def construct(self, *inputs):
+            loss, gradients = self.loss_and_gradients(*inputs)
+            gradients, norm = tf.clip_by_global_norm(gradients, 1e-3)
+            self.update(gradients)
+            return loss, norm, loss * self.sens
+
+    model = network(tf.keras)
+    step = Clipped(amp.WithLoss(model, mean_square), tf.keras.optimizers.SGD(1.0), sens=1024.0)
+    before = [w.copy() for w in model.get_weights()]
+    loss, norm, scaled = step(tf.ones((4, 3)), 10 * tf.ones((4, 1)))
+    moved = np.sqrt(sum(((a - b) ** 2).sum() for a, b in zip(before, model.get_weights())))
+    assert float(norm) > 1
+    assert float(scaled) == 1024 * float(loss)
+    numerics.assert_close(moved, 1e-3, 1e-6, *before)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize("name", ["one_device", "mirrored_2"])
+@pytest.mark.parametrize("drop", [True, False])
+def test_a_cell_runs_in_replicas_and_all_of_them_see_an_overflow_of_one(name, compiled, drop):
+    strategy = strategies.get(name)
+    with strategy.scope():
+        model = network(tf.keras)
+        manager = amp.FixedLossScaleManager(64.0, drop)
+        cell = amp.TrainOneStepWithLossScaleCell(
+            amp.WithLossCell(model, mean_square), tf.keras.optimizers.SGD(0.5), manager
+        )
+    run = (
+        tf.function(lambda *batch: strategy.run(cell, args=batch))
+        if compiled
+        else functools.partial(run_in, strategy, cell)
+    )
+    replicas = strategy.num_replicas_in_sync
+    before = [np.array(w) for w in model.get_weights()]
+    for bad in range(replicas):
+        x = np.ones((replicas, 4, 3), "float32")
+        x[bad] = np.inf
+        loss, overflow, scale = run(*(each(strategy, v) for v in (x, np.ones((replicas, 4, 1), "float32"))))
+        assert [bool(each) for each in strategy.experimental_local_results(overflow)] == [True] * replicas
+        assert [float(each) for each in strategy.experimental_local_results(scale)] == [64.0] * replicas
+        finite = [np.isfinite(float(each)) for each in strategy.experimental_local_results(loss)]
+        assert finite == [i != bad for i in range(replicas)]
+        changed = [not np.array_equal(a, b) for a, b in zip(before, model.get_weights())]
+        assert any(changed) != drop
+        model.set_weights(before)
+    x = np.ones((replicas, 4, 3), "float32")
+    _, overflow, _ = run(*(each(strategy, v) for v in (x, np.ones((replicas, 4, 1), "float32"))))
+    assert not any(bool(each) for each in strategy.experimental_local_results(overflow))
+    assert not np.array_equal(before[0], model.get_weights()[0])
+
+
+def test_a_cell_in_a_cross_replica_context_says_where_to_call_it():
+    with strategies.get("mirrored_2").scope():
+        cell = amp.TrainOneStepCell(amp.WithLossCell(network(tf.keras), mean_square), tf.keras.optimizers.SGD(0.5))
+        with pytest.raises(ValueError, match=r"TrainOneStepCell\(\) must be called in a replica context.*strategy.run"):
+            cell(tf.ones((4, 3)), tf.ones((4, 1)))
+
+
+def run_in(strategy, cell, *batch):
+    return strategy.run(cell, args=batch)
+
+
+def each(strategy, values):
+    return strategy.experimental_distribute_values_from_function(
+        lambda ctx: tf.constant(values[ctx.replica_id_in_sync_group])
+    )

@@ -1,0 +1,59 @@
+"""The loss of a Keras model's last step: computed in float32, and kept for monitors."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tf_lossscale.amp import levels
+
+
+class StepLoss:
+    """The loss of a model's last step. Its `compute_loss` casts half-precision outputs to float32 and keeps its result.
+
+    Keras itself reports the mean of the epoch so far, and tf_keras computes the loss in the dtype of the outputs.
+
+    >>> model = tf.keras.Sequential([tf.keras.layers.Flatten()])
+    >>> model.compile("sgd", "mse")
+    >>> loss = StepLoss(model)
+    >>> x, y = tf.constant([[1.0], [3.0]]), tf.zeros((2, 1))
+    >>> _ = model.fit(x, y, batch_size=1, shuffle=False, verbose=0)
+    >>> loss.read({"loss": 5.0})
+    9.0
+
+    Args:
+        model: a Keras model. Its attribute `compute_loss` is replaced.
+    """
+
+    def __init__(self, model: Any):
+        compute_loss = getattr(model.compute_loss, "_tf_lossscale_original", model.compute_loss)
+        with model.distribute_strategy.scope():
+            # The replicas' losses add up to that of the batch.
+            self._value = tf.Variable(
+                0.0,
+                trainable=False,
+                synchronization=tf.VariableSynchronization.ON_READ,
+                aggregation=tf.VariableAggregation.SUM,
+            )
+        self._is_used = False
+
+        @functools.wraps(compute_loss)
+        def kept(x: Any = None, y: Any = None, y_pred: Any = None, *args: Any, **kwargs: Any) -> Any:
+            self._is_used = True
+            loss = compute_loss(x, y, levels.in_float32(y_pred), *args, **kwargs)
+            self._value.assign(tf.cast(loss, tf.float32))
+            return loss
+
+        kept._tf_lossscale_original = compute_loss  # type: ignore[attr-defined]
+        model.compute_loss = kept
+
+    def read(self, logs: Mapping[str, Any]) -> float:
+        """Return the loss of the last step, or that of `logs` if the model's `train_step` calls no `compute_loss`.
+
+        Args:
+            logs: what Keras gives callbacks, with "loss".
+        """
+        return float(tf.convert_to_tensor(self._value) if self._is_used else logs["loss"])

@@ -1,0 +1,110 @@
+"""A network and its loss as one function, for a training step by hand."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from tf_lossscale.amp import levels
+from tf_lossscale.wrapper import families
+
+
+class WithLossCell:
+    """A network and its loss as one function of the data and the label. The loss is computed in float32.
+
+    Keras's losses take (label, output). Other functions take (output, label), as MindSpore's do:
+
+    >>> import tensorflow as tf
+    >>> WithLossCell(lambda x: 2 * x, lambda output, label: output - label)(3, 1)
+    5
+    >>> network = WithLossCell(tf.keras.layers.Flatten(), tf.keras.losses.KLDivergence())
+    >>> round(float(network(tf.constant([[0.25, 0.75]]), tf.constant([[0.5, 0.5]]))), 4)
+    0.1438
+
+    Args:
+        backbone: a Keras model or any function.
+        loss_fn: returns the loss. A function whose first two parameters are called `y_true` and `y_pred`, as those of
+            all Keras losses are, takes (label, output); others take (output, label).
+        label_first: True if `loss_fn` takes (label, output), False if it takes (output, label). Required if the
+            parameters of `loss_fn` do not show it.
+
+    Raises:
+        TypeError: `loss_fn` is not a function.
+        ValueError: the parameters of `loss_fn` do not show their order, and `label_first` is missing.
+
+    Source: MindSpore, `mindspore.nn.WithLossCell`.
+    """
+
+    def __init__(self, backbone: Any, loss_fn: Any, *, label_first: bool | None = None):
+        self.backbone = backbone
+        self.loss_fn = loss_fn
+        self.training = True
+        self._label_first = _takes_label_first(loss_fn) if label_first is None else label_first
+        self._is_layer = families.is_layer(backbone)
+
+    def __call__(self, data: Any, label: Any) -> Any:
+        """Return the loss of one batch.
+
+        Args:
+            data: the backbone's input.
+            label: the label. Half precision is cast to float32, as the backbone's output is.
+
+        Returns:
+            What `loss_fn` returns.
+        """
+        keywords = {"training": self.training} if self._is_layer else {}
+        output = levels.in_float32(self.backbone(data, **keywords))
+        label = levels.in_float32(label)
+        return self.loss_fn(label, output) if self._label_first else self.loss_fn(output, label)
+
+    def set_train(self, mode: bool = True) -> WithLossCell:
+        """Choose whether a Keras backbone is called in training mode, as it is from the start.
+
+        >>> import tensorflow as tf
+        >>> network = WithLossCell(tf.keras.layers.Dropout(0.5), lambda output, label: output)
+        >>> network.set_train(False)(tf.ones(2), None).numpy().tolist()
+        [1.0, 1.0]
+
+        Args:
+            mode: True for training (dropout drops, batch normalization moves its averages), False for inference.
+
+        Returns:
+            The cell itself.
+        """
+        self.training = bool(mode)
+        return self
+
+    @property
+    def trainable_variables(self) -> list[Any]:
+        """The backbone's variables."""
+        return self.backbone.trainable_variables
+
+
+WithLoss = WithLossCell
+"""Short name of `WithLossCell`."""
+
+_NAMES_OF_LABELS = ("label", "target", "true", "truth")
+
+
+def _takes_label_first(loss_fn: Any) -> bool:
+    if not callable(loss_fn):
+        raise TypeError(
+            f"`loss_fn` must be a function, but got: {loss_fn!r}. For a Keras loss by name pass keras.losses.get(name)."
+        )
+    names = _positional_parameters(loss_fn)
+    if names[:2] == ["y_true", "y_pred"]:
+        return True
+    if len(names) < 2 or any(name in names[0].lower() for name in _NAMES_OF_LABELS):
+        raise ValueError(
+            f"`loss_fn` may take (label, output) or (output, label): its parameters are {names}. Pass label_first=True "
+            "for (label, output), label_first=False for (output, label)."
+        )
+    return False
+
+
+def _positional_parameters(function: Any) -> list[str]:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a function of C
+        return []
+    return [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
