@@ -158,6 +158,13 @@ class LossScaleOptimizer(
         """Excludes variables from the inner optimizer's weight decay; call it before `build`."""
         self._optimizer.exclude_from_weight_decay(var_list=var_list, var_names=var_names)
 
+    def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
+        """Raises ValueError: Keras has no such method on TensorFlow."""
+        raise ValueError(
+            "Keras does not support `stateless_apply` with the TensorFlow backend. Call `apply(scaled_gradients, "
+            "variables)`, which updates the variables in place."
+        )
+
     def get_config(self) -> dict[str, Any]:
         return {"name": self.name, **super().get_config()}
 

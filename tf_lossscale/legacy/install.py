@@ -88,7 +88,8 @@ def install() -> Installation:
 
     >>> import tensorflow as tf
     >>> with install():
-    ...     optimizer = tf.keras.mixed_precision.experimental.LossScaleOptimizer(tf.keras.optimizers.SGD(), "dynamic")
+    ...     mixed_precision = tf.keras.mixed_precision.experimental
+    ...     optimizer = mixed_precision.LossScaleOptimizer(tf.keras.optimizers.SGD(), "dynamic")
     >>> optimizer.loss_scale().numpy().item()
     32768.0
     >>> hasattr(tf.keras.mixed_precision, "experimental")

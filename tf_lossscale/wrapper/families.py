@@ -238,9 +238,10 @@ def adapter_of(inner_optimizer: Any) -> Any:
         ValueError: it is wrapped already.
     """
     if scales_losses(inner_optimizer):
+        cls = type(inner_optimizer)
         raise errors.NotWrappable(
-            f"LossScaleOptimizer cannot wrap another LossScaleOptimizer, but got: {inner_optimizer!r}. "
-            "Wrap its inner optimizer."
+            "LossScaleOptimizer cannot wrap another LossScaleOptimizer, but `inner_optimizer` is a "
+            f"{cls.__module__}.{cls.__qualname__}. {_instead_of_wrapping(inner_optimizer)}"
         )
     if is_wrapped(inner_optimizer):
         raise ValueError(
@@ -254,6 +255,17 @@ def adapter_of(inner_optimizer: Any) -> Any:
             f"Pass an optimizer of {', '.join(row.shown for row in _FAMILIES)}, or of a subclass."
         )
     return adapter
+
+
+def _instead_of_wrapping(wrapper: Any) -> str:
+    if getattr(wrapper, "_is_adapter", False):
+        return "Use it as it is."
+    # Not its inner optimizer: tf_keras's wrapper leaves parts of its own in that.
+    inner = type(wrapper.inner_optimizer).__name__ if hasattr(wrapper, "inner_optimizer") else "Adam"
+    return (
+        f"Wrap a new optimizer: tf_lossscale.LossScaleOptimizer({inner}(...)). If `compile` wrapped it, call "
+        "tf_lossscale.wrap_in_compile() before `compile`."
+    )
 
 
 def scales_losses(optimizer: Any) -> bool:
