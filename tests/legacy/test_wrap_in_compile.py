@@ -1,10 +1,5 @@
 """wrap_in_compile() changes the class that `compile` wraps optimizers in, nothing else, and can be undone."""
 
-import json
-import subprocess
-import sys
-import textwrap
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -12,7 +7,7 @@ import tensorflow as tf
 import tf_lossscale
 from tests import strategies
 from tests.families import FAMILIES, families, tf_keras
-from tests.legacy.test_install import state_of_the_modules
+from tests.legacy.test_install import fresh, state_of_the_modules
 from tf_lossscale import LossScaleOptimizer
 
 KERAS3 = FAMILIES[0]
@@ -165,6 +160,19 @@ def test_a_keras_file_goes_on_with_the_class_of_the_process_that_loads_it(writer
         np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
+@pytest.mark.slow
+def test_a_keras_file_of_what_compile_wrapped_loads_in_a_process_without_the_package(ours, tmp_path):
+    model_of(KERAS3, KERAS3.adam()).save(tmp_path / "model.keras")
+    code = f"""
+        import json, sys
+        import tensorflow as tf
+        tf.keras.mixed_precision.set_global_policy("mixed_float16")
+        optimizer = tf.keras.models.load_model("{tmp_path}/model.keras").optimizer
+        print(json.dumps([type(optimizer).__module__, "tf_lossscale" in sys.modules]))
+    """
+    assert fresh(code) == ["keras.src.optimizers.loss_scale_optimizer", False]
+
+
 # Narrow, and undone. --------------------------------------------------------------------------------------------------
 
 
@@ -245,5 +253,4 @@ def test_the_order_of_the_imports_does_not_matter(first):
             made.append(isinstance(model.optimizer, tf_lossscale.LossScaleOptimizer))
         print(json.dumps([early, *made]))
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout.splitlines()[-1]) == [bool(first), True, True]
+    assert fresh(code) == [bool(first), True, True]
