@@ -160,6 +160,21 @@ def test_a_keras_file_goes_on_with_the_class_of_the_process_that_loads_it(writer
         np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
+def test_a_file_that_tf_keras_s_own_class_wrote_is_loaded_and_one_of_ours_keeps_the_scale(tmp_path):
+    family = FAMILIES[1]
+    own = model_of(family, family.adam())
+    fit(own, *data())
+    own.save(tmp_path / "own.keras")
+    with tf_lossscale.wrap_in_compile():
+        ours = model_of(family, family.adam())
+        fit(ours, *data(overflow_in=3))
+        ours.save(tmp_path / "ours.keras")
+        loaded = [family.keras.models.load_model(tmp_path / f"{name}.keras").optimizer for name in ("own", "ours")]
+    assert all(isinstance(optimizer, LossScaleOptimizer) for optimizer in loaded)
+    assert [float(optimizer.loss_scale) for optimizer in loaded] == [2.0**15, 2.0**14]
+    assert int(loaded[0].iterations) == 1
+
+
 @pytest.mark.slow
 def test_a_keras_file_of_what_compile_wrapped_loads_in_a_process_without_the_package(ours, tmp_path):
     model_of(KERAS3, KERAS3.adam()).save(tmp_path / "model.keras")
