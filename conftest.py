@@ -1,4 +1,4 @@
-"""Four virtual CPUs for all tests, or the cluster that TF_CONFIG names; before TensorFlow makes its devices."""
+"""Creates four virtual CPUs for all tests, or the cluster of TF_CONFIG, before TensorFlow initializes its devices."""
 
 import os
 
@@ -18,13 +18,13 @@ else:
 
 
 def pytest_collection_modifyitems(items):
-    """Puts the slow tests first: one that starts last would keep one of two processes busy alone."""
+    """Runs the slow tests first: if one started last, the other test process would be idle."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call():
-    """Skips a test of which XLA cannot compile the float16."""
+    """Skips a test if XLA cannot compile its float16 operations."""
     try:
         return (yield)
     except tf.errors.InternalError as error:

@@ -1,7 +1,7 @@
-"""Old and new TensorFlow, and the package as users install it, by hand: `nox --list` names the sessions.
+"""Tests on old and new TensorFlow, and of the installed package: `nox --list` lists the sessions.
 
-One cell: `nox -s "tests(2.16-3.11-all)"`. What follows `--` goes to pytest in place of the tests chosen here:
-`nox -s ... -- tests/test_fit.py`. A cell whose Python is not installed is skipped.
+`nox -s "tests(2.16-3.11-all)"` runs one session. Arguments after `--` replace the tests chosen here:
+`nox -s ... -- tests/test_fit.py`. A session is skipped if its Python is not installed.
 """
 
 import pathlib
@@ -15,8 +15,8 @@ nox.options.reuse_venv = "yes"
 nox.options.error_on_missing_interpreters = False
 nox.options.download_python = "never"
 
-# TensorFlow -> the release of TensorFlow Probability that knows it, and the Pythons without and with all optional
-# libraries. tf_keras 2.16 and 2.18 hand a float to `random.randint`, which Python 3.12 refuses: its seeded models fail.
+# TensorFlow -> its release of TensorFlow Probability, and the Pythons without and with all optional libraries. Seeded
+# models of tf_keras 2.16 and 2.18 fail on Python 3.12: tf_keras passes a float to `random.randint`.
 RELEASES = {
     "2.15": ("0.23", {"none": ("3.10", "3.11"), "all": ("3.11",)}),
     "2.16": ("0.24", {"none": ("3.10", "3.11", "3.12"), "all": ("3.10", "3.11")}),
@@ -24,7 +24,7 @@ RELEASES = {
     "2.21": ("0.25", {"none": ("3.10", "3.11", "3.12", "3.13"), "all": ("3.10", "3.11", "3.12", "3.13")}),
 }
 
-# None: a few of the tests that need TensorFlow alone. All: what every family promises, and what is read from files.
+# "none": some of the tests that need only TensorFlow. "all": tests of every family, and of reading old files.
 TESTS = {
     "none": ("tests/core", "tests/test_examples.py", "-k", "not variational and not digits"),
     "all": (
@@ -54,12 +54,12 @@ CELLS = [
 @nox.session
 @nox.parametrize("python,tensorflow,libraries", CELLS)
 def tests(session, tensorflow, libraries):
-    """One release of TensorFlow on one Python, with none or all of the optional libraries."""
+    """Tests one release of TensorFlow on one Python, with none or all of the optional libraries."""
     needed = [f"tensorflow=={tensorflow}.*"]
     if libraries == "all":
         probability = RELEASES[tensorflow][0]
         needed += [f"tensorflow-probability=={probability}.*", *ALL]
-        if tensorflow != "2.15":  # its own Keras is Keras 2
+        if tensorflow != "2.15":  # Keras is Keras 2 there
             needed += [f"tf-keras=={tensorflow}.*", ".[tf-keras,probability]"]
     else:
         needed += [".", *ALONE]
@@ -76,18 +76,18 @@ def tests(session, tensorflow, libraries):
     )
 
 
-# What the doctests and the promises import, beside what the demo needs.
+# Extras that the doctests, the promises and the demo need.
 EXTRAS = "migrate,plot,probability,sonnet,tf-keras,train"
-# One family's promises, without those under strategies.
+# Files with one family's promises; `-k` leaves out strategies.
 PROMISES = ("tests/wrapper/test_contract.py", "tests/wrapper/test_optimizer.py", "tf_function_tests/test_promises.py")
 
 
 @nox.session
 def installed(session):
-    """The wheel, then the sdist, each in an empty environment: the demo, the doctests and one family's promises."""
+    """Runs the demo, the doctests and one family's promises from the wheel and the sdist, in empty environments."""
     session.install("build")
     with tempfile.TemporaryDirectory() as folder:
-        away = pathlib.Path(folder)  # the checkout is not above it, nor is it on the path
+        away = pathlib.Path(folder)  # outside the checkout, so that nothing imports it
         session.run("python", "-m", "build", "--outdir", str(away / "dist"))
         for name in ("tests", "tf_function_tests", "conftest.py", "pyproject.toml"):
             copy = shutil.copytree if pathlib.Path(name).is_dir() else shutil.copy
@@ -98,7 +98,7 @@ def installed(session):
 
 
 def try_out(session, file):
-    """Installs a file and runs what is installed, in the folder where the session is."""
+    """Installs a file in the session's current folder, and runs the installed package."""
     session.run("python", "-m", "venv", "--clear", "environment")
     scripts = pathlib.Path("environment/bin").absolute()
 

@@ -1,1 +1,1 @@
-"""What a loss scale costs, next to the bare optimizer and to the libraries' own wrappers: `python -m benchmarks`."""
+"""The cost of a loss scale, next to the bare optimizer and the libraries' own wrappers: `python -m benchmarks`."""

@@ -1,10 +1,10 @@
-"""`python -m benchmarks`: measures everything, cell by cell, and writes docs/performance.json as it goes.
+"""`python -m benchmarks`: measures every cell, and updates docs/performance.json after each one.
 
     python -m benchmarks [--only "tf.function.*legacy"] [--missing [SINCE]] [--seconds 3] [--list]
 
-A row of the file is replaced when its cell is measured anew; with the file come the tables and the plot of
-docs/performance.md. A run that was stopped goes on with --missing. Cells of several replicas need a process of their
-own: `--only "^[^,]+, mirrored"`, and `--only "^[^,]+, (?!mirrored)"` for the others.
+A new measurement of a cell replaces its row in the file. A run ends by writing the tables and the plot of
+docs/performance.md. --missing continues a run that was stopped. Measure cells with several replicas in a separate
+process: `--only "^[^,]+, mirrored"`, and `--only "^[^,]+, (?!mirrored)"` for the others.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import time
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # PyTorch's threads would go on spinning in the others' turns
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # or PyTorch's threads spin while others are timed
 
 import tensorflow as tf
 
@@ -30,7 +30,7 @@ JSON = pathlib.Path(__file__).parents[1] / "docs" / "performance.json"
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measures, prints each row and saves all."""
+    """Measures cells, prints each row and saves all rows."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="a regular expression, searched for in 'what, mode, family, ...'")
     parser.add_argument("--list", action="store_true", help="print the cells and when they were measured, and stop")
@@ -88,7 +88,7 @@ def _measure(wanted: list[dict[str, str]], options: argparse.Namespace, results:
         results["rows"] = [*(old for old in results["rows"] if not _same(old, cell)), row]
         _save(options.json, results)
         tf.keras.backend.clear_session()
-        gc.collect()  # gigabytes of variables, in circles
+        gc.collect()  # reference cycles hold gigabytes of variables
 
 
 def _have_two_cpus() -> None:

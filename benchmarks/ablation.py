@@ -18,7 +18,7 @@ TRICKS = {
     "eager": ("stacks", "sum first"),
     "tf.function": ("stacks", "late unscaling", "one at a time", "one call", "sum first"),
     "jit_compile": ("late unscaling", "loop", "product", "sum first"),
-    "mirrored": ("stacks", "stacked sums", "stacks through merge_call", "sum first"),
+    "mirrored": ("stacks", "stacked sums", "sum first"),
     TRACING: ("stacks", "late unscaling", "one at a time", "one call", "sum first"),
     MEMORY: ("late unscaling", "one at a time"),
 }

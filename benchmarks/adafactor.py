@@ -1,11 +1,10 @@
-"""What a step of Adafactor costs: the bytes of its state and its time, next to Keras 3's Adafactor, Adam and PyTorch's.
+"""The time and state size of an Adafactor step, compared with Keras 3's Adafactor and Adam and PyTorch's Adafactor.
 
     python benchmarks/adafactor.py [--repetitions 30] [--json FILE]
 
-All contenders of a row take turns in one process, in a random order in each round; a ratio is the median of the ratios
-within a round. The state is what there is of it per parameter: without `iterations` and the learning rate, which
-PyTorch keeps as Python numbers. PyTorch takes part where torch is installed; it compiles nothing here, so that its time
-is the same thing in every mode.
+The contenders of a row alternate in one process, in a random order in each round. A ratio is the median of the ratios
+within a round. The state excludes `iterations` and the learning rate, which PyTorch keeps as Python numbers. PyTorch is
+measured where torch is installed. It compiles nothing here: in every mode its time is that of an eager step.
 """
 
 import argparse
@@ -19,7 +18,7 @@ import statistics
 import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # PyTorch's threads would go on spinning in the others' turns
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # or PyTorch's threads spin while others are timed
 
 import tensorflow as tf
 
@@ -43,7 +42,7 @@ TORCH = "PyTorch's"
 
 
 def contender(make, shapes, mode):
-    """Returns a function that takes one step, and how many bytes of state the parameters have."""
+    """Returns a function that takes one step, and the size of the optimizer's state in bytes."""
     variables = [tf.Variable(tf.random.normal(shape)) for shape in shapes]
     gradients = [tf.random.normal(shape) for shape in shapes]
     optimizer = make()
@@ -58,7 +57,7 @@ def contender(make, shapes, mode):
 
 
 def torch_contender(shapes):
-    """Returns the same of PyTorch's Adafactor."""
+    """Returns the same for PyTorch's Adafactor."""
     import torch
 
     parameters = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
@@ -71,7 +70,7 @@ def torch_contender(shapes):
 
 
 def measure(steps, repetitions):
-    """Returns the median seconds of each step, taken in turns, and the median of our time's ratio to each one's."""
+    """Returns each step's median time in seconds, and the median ratio of our time to it."""
     for step in steps.values():
         for _ in range(3):
             step()
@@ -89,12 +88,12 @@ def measure(steps, repetitions):
 
 
 def kilobytes(size):
-    """Returns a number of bytes as it is printed."""
+    """Formats a number of bytes."""
     return f"{size / 1000:,.0f} kB"
 
 
 def main(arguments=None):
-    """Prints the two tables, and writes what was measured as JSON if asked."""
+    """Prints the two tables, and writes the measurements to the file of --json."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=30)
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=WORKLOADS)

@@ -1,4 +1,4 @@
-"""What has to be measured in a process of its own; prints it as JSON."""
+"""Measurements that need a separate process; prints the result as JSON."""
 
 import json
 import sys
@@ -6,7 +6,7 @@ import time
 
 
 def main(what: str, *arguments: str) -> None:
-    """Measures one thing."""
+    """Measures the imports ("import") or the peak memory of a step ("memory", workload, contender)."""
     if what == "import":
         start = time.process_time()
         import tf_lossscale  # noqa: F401

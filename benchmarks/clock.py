@@ -1,4 +1,4 @@
-"""Takes turns: functions are timed one call each, round after round, so that all see the same machine."""
+"""Interleaved timing: each round calls every function once, so that all run under the same load of the machine."""
 
 import dataclasses
 import os
@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 @dataclasses.dataclass
 class Times:
-    """What one function's calls took, in seconds."""
+    """The times of one function's calls, in seconds."""
 
     wall: list[float] = dataclasses.field(default_factory=list)
     processor: list[float] = dataclasses.field(default_factory=list)
@@ -21,11 +21,11 @@ def in_turns(
     """Returns the times of each function.
 
     Args:
-        functions: by name; each round calls every one of them once, and begins one further on than the last.
-        seconds: for all rounds together; a started round is finished.
-        least: number of rounds, whatever they take.
-        most: number of rounds.
-        first: number of calls of each before that, which are not timed.
+        functions: functions by name; each round starts one function later than the last.
+        seconds: time for all rounds together; a started round is finished.
+        least: minimum number of rounds, however long they take.
+        most: maximum number of rounds.
+        first: number of untimed calls of each function before the first round.
     """
     names = list(functions)
     for function in functions.values():
@@ -45,10 +45,10 @@ def in_turns(
 
 
 def ratios(times: dict[str, Times], to: str) -> dict[str, dict[str, float]]:
-    """Returns each function's time as a ratio to one of them: the median over the rounds of each round's ratio.
+    """Returns each function's time divided by that of the function `to`: the median of the ratios of all rounds.
 
-    Two clocks: `processor`, the time that the machine worked for this process on all its cores together, which other
-    processes hardly change; and `wall`, which is what one waits for on a machine that does nothing else.
+    There are two clocks. `processor` is the processor time of this process on all cores; other processes hardly change
+    it. `wall` is wall-clock time; it is meaningful on an otherwise idle machine.
     """
     found: dict[str, dict[str, float]] = {}
     for name, of in times.items():
@@ -60,5 +60,5 @@ def ratios(times: dict[str, Times], to: str) -> dict[str, dict[str, float]]:
 
 
 def load() -> float:
-    """Returns how many processes wanted a core in the last minute, this one among them."""
+    """Returns the load average of the last minute, this process included."""
     return round(os.getloadavg()[0], 1)

@@ -1,4 +1,4 @@
-"""Who is compared: the bare optimizer of a family, this package in each way of calling it, and the library's own."""
+"""The contenders: a family's bare optimizer, this package in each way of calling it, and the library's own wrapper."""
 
 import functools
 import importlib.util
@@ -34,7 +34,7 @@ FAMILIES: dict[str, tuple[Callable[..., Any], Callable[[Any], Any]]] = {
 
 
 class _Least:
-    """The bare optimizer and what no loss scale can leave out: each gradient is read once for a check, and unscaled."""
+    """The bare optimizer with the minimum that a loss scale needs: one read of each gradient, and unscaling."""
 
     def __init__(self, inner: Any):
         self._inner, self._scale, self._finite = inner, tf.Variable(1.0), tf.Variable(True)
@@ -50,7 +50,7 @@ class _Least:
 
 
 class _Conditional:
-    """The bare optimizer, in a conditional: what is traced by whoever skips steps."""
+    """The bare optimizer in a `tf.cond`: the minimum that a wrapper must trace to skip steps."""
 
     def __init__(self, inner: Any):
         self._inner, self._applies = inner, tf.Variable(True)
@@ -66,14 +66,14 @@ class _Conditional:
 
 
 def names(family: str) -> list[str]:
-    """Returns the contenders that take given gradients; the bare one first."""
+    """Returns the contenders that take gradients as input; the bare one first."""
     if family == TORCH:
         return [BARE, THEIRS]
     return [BARE, OURS, OURS_APPLY, THEIRS] if family != "TensorFlow 1" else [BARE, OURS, THEIRS]
 
 
 def installed(family: str) -> bool:
-    """Returns whether the family's library is here: PyTorch need not be."""
+    """Returns whether the family's library is installed; PyTorch is optional."""
     return family != TORCH or importlib.util.find_spec("torch") is not None
 
 
@@ -82,8 +82,8 @@ def optimizer(family: str, name: str, compiled: bool = False) -> Any:
 
     Args:
         family: a key of `FAMILIES`.
-        name: a contender's.
-        compiled: whether the step will be compiled by XLA: tf_keras's optimizers then must not do it themselves.
+        name: the contender's name.
+        compiled: whether XLA will compile the step; tf_keras's optimizers then must not compile it themselves.
     """
     make, theirs = FAMILIES[family]
     if compiled and family == "tf_keras":
@@ -120,7 +120,7 @@ def apply(opt: Any, name: str, gradients: list, variables: list) -> None:
 
 
 def minimize(opt: Any, loss: Callable[[], tf.Tensor], variables: list) -> None:
-    """Has the optimizer minimize a loss; those of Keras 3 cannot, and are used as Keras 3's trainer uses them."""
+    """Minimizes a loss. Keras 3's optimizers have no `minimize`: they get a tape, as in Keras 3's trainer."""
     if hasattr(opt, "minimize"):
         opt.minimize(loss, var_list=variables)
         return

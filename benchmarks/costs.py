@@ -1,4 +1,4 @@
-"""What is paid once, or in memory: tracing, compiling and graph nodes over many variables, peak memory, importing."""
+"""One-time costs and memory: tracing, compiling and graph nodes over many variables, peak memory, import time."""
 
 import contextlib
 import functools
@@ -21,7 +21,7 @@ ALL = ("tracing", "compiling", "peak memory", "import")
 
 
 def cells() -> Iterator[dict[str, str]]:
-    """Yields everything that is measured here."""
+    """Yields the cells that this module measures."""
     for family in contenders.FAMILIES:
         if family != "TensorFlow 1":
             yield {"what": "tracing", "mode": "tf.function", "family": family, "workload": "1000 x 1k"}
@@ -32,7 +32,7 @@ def cells() -> Iterator[dict[str, str]]:
 
 
 def measure(cell: dict[str, str], seconds: float, least: int = 3) -> dict[str, Any]:
-    """Returns the cell with what was measured."""
+    """Returns the cell with its measurements."""
     if cell["what"] in ("tracing", "compiling"):
         return {**cell, **tracing(cell, seconds, min(least, 3))}
     if cell["what"] == "import":
@@ -42,15 +42,15 @@ def measure(cell: dict[str, str], seconds: float, least: int = 3) -> dict[str, A
 
 
 def nodes(function: Any) -> int:
-    """Returns the number of nodes of a concrete function, with those of the functions that it calls."""
+    """Returns the number of nodes of a concrete function and of the functions that it calls."""
     graph = function.graph.as_graph_def()
     return len(graph.node) + sum(len(called.node_def) for called in graph.library.function)
 
 
 def tracing(cell: dict[str, str], seconds: float, least: int) -> dict[str, Any]:
-    """Returns what tracing a function costs, once the optimizer has its variables, and how many nodes its graph has.
+    """Measures the time for tracing a step, after the optimizer has created its variables, and counts graph nodes.
 
-    In the mode jit_compile XLA compiles the function, too.
+    In the mode jit_compile the time includes XLA's compilation.
     """
     traced: dict[str, Any] = {}
     options = {"jit_compile": True} if cell["mode"] == "jit_compile" else {}
@@ -60,7 +60,7 @@ def tracing(cell: dict[str, str], seconds: float, least: int) -> dict[str, Any]:
         step()
         small = steps.made({**cell, "workload": "3 x 1k"}, name)
         small()
-        tf.function(small, **options)()  # what is imported on the way is not counted
+        tf.function(small, **options)()  # triggers late imports before the timing
 
     def trace(name: str) -> None:
         function = tf.function(made[name], **options)
@@ -69,7 +69,7 @@ def tracing(cell: dict[str, str], seconds: float, least: int) -> dict[str, Any]:
             function()
 
     gc.collect()
-    gc.disable()  # or whoever comes later would look through the others' graphs
+    gc.disable()  # or later contenders pay for collecting in earlier graphs
     try:
         each = {name: functools.partial(trace, name) for name in made}
         times = clock.in_turns(each, seconds, least, most=10, first=0)
@@ -85,14 +85,14 @@ def tracing(cell: dict[str, str], seconds: float, least: int) -> dict[str, Any]:
 
 
 def importing(times: int) -> dict[str, Any]:
-    """Returns how long `import tf_lossscale` takes, and `import tensorflow` after it, each in a process of its own."""
+    """Returns the times of `import tf_lossscale` and of `import tensorflow` after it: medians over new processes."""
     pairs = [_apart("import") for _ in range(times)]
     ours, theirs = (statistics.median(pair[i] for pair in pairs) for i in (0, 1))
     return {"milliseconds": {"tf_lossscale": round(1000 * ours, 1), "tensorflow": round(1000 * theirs, 1)}}
 
 
 def _apart(*what: str) -> Any:
-    """Runs this module in a process of its own."""
+    """Runs `benchmarks.apart` in a new process."""
     command = [sys.executable, "-m", "benchmarks.apart", *what]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
 
@@ -103,9 +103,9 @@ def peak_apart(workload: str, name: str, without: str = "") -> float:
 
 
 def peak_of_a_step(workload: str, name: str, without: str = "") -> float:
-    """Returns by how many megabytes this process grows to hold the variables, gradients and moments and take a step.
+    """Returns the growth of this process, in megabytes, for the variables, gradients, moments and two steps.
 
-    The allocator keeps what it once had, so that only such peaks of whole processes can be compared.
+    The allocator does not return memory to the system, so only peaks of whole processes can be compared.
     """
     before = _peak()
     what = "minimize" if name in contenders.MINIMIZERS else "step"
@@ -117,5 +117,5 @@ def peak_of_a_step(workload: str, name: str, without: str = "") -> float:
 
 
 def _peak() -> int:
-    lines = pathlib.Path("/proc/self/status").read_text().splitlines()  # getrusage knows the parent's peak, too
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()  # getrusage includes the parent's peak
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))

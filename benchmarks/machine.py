@@ -1,4 +1,4 @@
-"""What the numbers were measured on: the processor and the versions, nothing that tells one machine from another."""
+"""The processor and library versions of a measurement, without anything that identifies the machine."""
 
 import importlib.metadata
 import os
@@ -9,7 +9,7 @@ from benchmarks import contenders
 
 
 def description() -> dict[str, object]:
-    """Returns the processor's model, its cores, and the versions of the libraries."""
+    """Returns the processor's model, the number of cores, and the versions of the libraries."""
     libraries = ["tensorflow", "keras", "tf_keras", *(["torch"] if contenders.installed(contenders.TORCH) else [])]
     return {
         "processor": _model(),

@@ -15,7 +15,7 @@ def step(workload: str, name: str) -> Callable[[], object]:
     optimizer = torch.optim.Adam(parameters, lr=1e-3)
     if name == contenders.BARE:
         return optimizer.step
-    # It unscales in place. With a scale of 1 that is the same work, and leaves the gradients for the next step.
+    # GradScaler unscales in place. A scale of 1 costs the same, and keeps the gradients for the next step.
     scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
     loss = torch.tensor(1.0)
 

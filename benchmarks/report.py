@@ -1,4 +1,4 @@
-"""The rows as a line each, as the tables of docs/performance.md, and as its plot."""
+"""Output of the rows: as lines of text, as the tables of docs/performance.md, and as its plot."""
 
 import pathlib
 import re
@@ -31,7 +31,7 @@ def line(row: Row) -> str:
 
 
 def tables(results: dict[str, Any]) -> dict[str, str]:
-    """Returns the tables of the page by name; a line in place of one of which nothing has been measured."""
+    """Returns the tables of the page by name; a table without measurements is a line that says so."""
     rows = [row for row in results["rows"] if "refused" not in row or "ratios" in row]
     found = {
         "step": _ratios(_sorted(rows, "step"), COLUMNS),
@@ -99,7 +99,7 @@ def _megabytes(peaks: dict[str, float], trick: str) -> str:
 
 
 def renew(page: pathlib.Path, results: dict[str, Any]) -> None:
-    """Writes the tables between their marks in the page: `<!-- step -->` and `<!-- end -->`."""
+    """Writes each table between its marks in the page, for example `<!-- step -->` and `<!-- end -->`."""
     text = page.read_text()
     for name, table in tables(results).items():
         marks = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -108,12 +108,12 @@ def renew(page: pathlib.Path, results: dict[str, Any]) -> None:
 
 
 def overhead(row: Row) -> float:
-    """Returns what the loss scale adds to a step, per variable, in microseconds."""
+    """Returns the time that the loss scale adds to a step, in microseconds per variable."""
     return 1000 * row["bare_ms"] * (row["ratios"][contenders.OURS]["processor"] - 1) / int(row["workload"].split()[0])
 
 
 def growth_rows(rows: Iterable[Row]) -> list[Row]:
-    """Returns the rows of growth: first by the number of variables, then by their size."""
+    """Returns the rows of growth: first those with more variables, then those with larger ones."""
     return sorted(
         (row for row in rows if row["what"] == "growth" and "ratios" in row),
         key=lambda row: (_size(row)[0] == 1, *_size(row)),
@@ -121,7 +121,7 @@ def growth_rows(rows: Iterable[Row]) -> list[Row]:
 
 
 def plot(path: pathlib.Path, results: dict[str, Any]) -> None:
-    """Writes the ratios of the optimizer's step and of the training step in a tf.function, and the growth."""
+    """Plots the ratios of the optimizer's step and of the training step in a tf.function, and the growth."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -150,13 +150,13 @@ def plot(path: pathlib.Path, results: dict[str, Any]) -> None:
         ]
         seen = [
             (n, added) for n, added in points if added > 0
-        ]  # what is lost in the noise is not on a logarithmic axis
+        ]  # a logarithmic axis has no values of zero or less, which noise can cause
         if seen:
             right.plot(*zip(*seen), "o-", label=label)
     right.set(xscale="log", xlabel="n", ylabel="added per variable (µs), or per 1000 values (µs)", yscale="log")
     if right.lines:
         right.legend(fontsize=7)
-    with matplotlib.rc_context({"svg.hashsalt": "performance"}):  # the same picture is the same file
+    with matplotlib.rc_context({"svg.hashsalt": "performance"}):  # equal plots are equal files
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
@@ -181,7 +181,12 @@ def _machine(results: dict[str, Any]) -> str:
 
 
 def _ratios(rows: list[Row], columns: dict[str, str]) -> str:
-    """The table of the contenders that are the keys of `columns`; the values are its heads."""
+    """Returns a table of contenders.
+
+    Args:
+        rows: its rows.
+        columns: the contenders, with the column headings as values.
+    """
     body = [
         [row["mode"], row["family"], row["workload"], f"{row['bare_ms']:.1f} ms"]
         + [_ratio(row, name) for name in columns]
@@ -216,7 +221,7 @@ def _bare_of(found: dict[str, float], name: str) -> float:
 
 
 def _left_out(rows: list[Row], what: str) -> str:
-    """Who could not run in which rows, and why: lines to follow the table."""
+    """Returns the lines below a table: contenders that could not run, with their rows and errors."""
     where: dict[tuple[str, ...], list[str]] = {}
     for row in _sorted(rows, what):
         for name, why in row.get("refused", {}).items():

@@ -1,4 +1,4 @@
-"""The optimizer's step alone, `minimize`, and a whole training step: eager, in a function, compiled, and mirrored."""
+"""The optimizer's step, `minimize` and a whole training step: eager, in a `tf.function`, compiled and mirrored."""
 
 import functools
 import re
@@ -17,7 +17,7 @@ GROWTH = (
 APPLIED, SKIPPED = "applied", "skipped"
 LARGE = "4 x 4M"
 _MANY, _FEW = ("400 x 1k", "200 x 1k", workloads.RESNET), (LARGE, workloads.SPARSE)
-#: What is measured in each mode.
+#: The workloads in each mode.
 MODES = {
     "tf.function": (*_MANY, *_FEW),
     "eager": (*_MANY, *_FEW),
@@ -27,7 +27,7 @@ MODES = {
 
 
 def long(cell: dict[str, str]) -> bool:
-    """Returns whether it takes minutes to begin: where XLA compiles hundreds of variables, or replicas trace them."""
+    """Returns whether a cell takes minutes to start: XLA compiles, or replicas trace, hundreds of variables."""
     return (
         cell["what"] in ("step", "ablation")
         and cell["mode"] in ("jit_compile", "mirrored")
@@ -36,11 +36,11 @@ def long(cell: dict[str, str]) -> bool:
 
 
 def cells() -> Iterator[dict[str, str]]:
-    """Yields everything that is measured here."""
+    """Yields the cells that this module measures."""
     for mode, gradients in MODES.items():
         for family in contenders.FAMILIES:
             if family == "TensorFlow 1" and mode == "mirrored":
-                continue  # its wrapper cannot be called in a tf.function under a strategy
+                continue  # TensorFlow 1's wrapper does not run in a tf.function under a strategy
             for workload in gradients:
                 yield {"what": "step", "mode": mode, "family": family, "workload": workload}
             for workload in workloads.MODELS:
@@ -56,19 +56,19 @@ def cells() -> Iterator[dict[str, str]]:
     for workload in GROWTH:
         yield {"what": "growth", "mode": "tf.function", "family": "tf_keras legacy", "workload": workload}
     for workload in MODES["eager"]:
-        if workload != workloads.SPARSE:  # which its Adam does not take
+        if workload != workloads.SPARSE:  # PyTorch's Adam takes no sparse gradients
             yield {"what": "step", "mode": "eager", "family": contenders.TORCH, "workload": workload}
 
 
 def measure(cell: dict[str, str], seconds: float, **rounds: int) -> dict[str, Any]:
-    """Returns the cell with its ratios to the bare optimizer, and what the contenders raised that cannot run in it."""
+    """Returns the cell with its ratios to the bare optimizer, and the errors of contenders that cannot run in it."""
     ready: dict[str, Callable[[], object]] = {}
     refused: dict[str, str] = {}
     for name in _names(cell):
         try:
             step = in_mode(cell, name)
             step()
-        except Exception as error:  # whatever a library raises: the others are measured
+        except Exception as error:  # any error of a library; the others are still measured
             refused[name] = _reason(error)
         else:
             ready[name] = step
@@ -87,7 +87,7 @@ def measure(cell: dict[str, str], seconds: float, **rounds: int) -> dict[str, An
 
 
 def made(cell: dict[str, str], name: str) -> Callable[[], object]:
-    """Returns one contender's step, neither traced nor compiled."""
+    """Returns one contender's step as a Python function."""
     if cell["family"] == contenders.TORCH:
         return pytorch.step(cell["workload"], name)
     if cell["what"] == "minimize":
@@ -96,7 +96,7 @@ def made(cell: dict[str, str], name: str) -> Callable[[], object]:
 
 
 def _names(cell: dict[str, str]) -> list[str]:
-    """The contenders; the ratios are to the first."""
+    """Returns the contenders; the first is the denominator of the ratios."""
     special = {
         "skipped step": [APPLIED, SKIPPED],
         "growth": [contenders.BARE, contenders.OURS],
@@ -108,7 +108,7 @@ def _names(cell: dict[str, str]) -> list[str]:
 
 
 def _has_a_line(cell: dict[str, str]) -> bool:
-    """Whether what no loss scale can leave out is measured too: where it is much, of large variables and eagerly."""
+    """Returns whether to measure `contenders.LEAST`: where its cost is high, with large variables and in eager mode."""
     large = cell["what"] == "step" and cell["workload"] == LARGE and cell["mode"] in ("tf.function", "jit_compile")
     return large or (cell["what"] == "training step" and cell["mode"] == "eager")
 
@@ -126,17 +126,17 @@ def in_mode(cell: dict[str, str], name: str) -> Callable[[], object]:
 
 @functools.cache
 def _two_replicas() -> tf.distribute.Strategy:
-    """One strategy for all: the collectives of two take the same keys."""
+    """Returns the only strategy: the collectives of two strategies would share keys."""
     return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 
 
 def _traced(step: Callable[[], object], **options: Any) -> Callable[[], object]:
-    step()  # makes the optimizer's variables: a function that made them would be traced twice
+    step()  # creates the optimizer's variables; a function that creates variables is traced twice
     return tf.function(step, **options)
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong, in a line without the places where it did."""
+    """Returns an error's message in one line without file paths."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     text = lines[-1] if "in user code" in lines[0] else lines[0]
     name = type(error).__name__
@@ -153,7 +153,7 @@ def _step(cell: dict[str, str], name: str) -> Callable[[], None]:
     gradients = workloads.gradients(cell["workload"])
     if name == SKIPPED:
         gradients[-1] *= float("nan")
-    # Held in variables: a function must not know their values.
+    # Variables, so that tracing cannot turn the gradients into constants.
     held = [tf.Variable(g.values if isinstance(g, tf.IndexedSlices) else g, trainable=False) for g in gradients]
 
     def step() -> None:

@@ -1,4 +1,4 @@
-"""What is trained: lists of gradients, and two small models."""
+"""Workloads: lists of gradients, and small models."""
 
 import itertools
 
@@ -8,7 +8,7 @@ from tf_lossscale.training.lenet import lenet5
 
 
 def _resnet50() -> list[tuple[int, ...]]:
-    """The shapes of a ResNet-50's 160 largest-in-number variables: kernels, and the two vectors of each norm."""
+    """Returns the shapes of the last 160 variables of a ResNet-50: kernels, and two vectors for each norm."""
     shapes: list[tuple[int, ...]] = [(7, 7, 3, 64), (64,), (64,)]
     channels = 64
     for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
@@ -28,7 +28,7 @@ LENET = "LeNet-5, mixed_float16"
 
 
 def shapes(workload: str) -> list[tuple[int, ...]]:
-    """Returns the shapes of the variables: "4 x 3k" is four of 3000 values."""
+    """Returns the shapes of the variables: "4 x 3k" means four variables of 3000 values."""
     if workload == RESNET:
         return _resnet50()
     if workload == SPARSE:
@@ -43,7 +43,7 @@ def variables(workload: str) -> list[tf.Variable]:
 
 
 def gradients(workload: str) -> list:
-    """Returns one gradient for each of the variables."""
+    """Returns one gradient for each variable."""
     if workload != SPARSE:
         return [tf.random.stateless_normal(shape, [i, 1]) for i, shape in enumerate(shapes(workload))]
     rows = 4096
@@ -58,10 +58,10 @@ def gradients(workload: str) -> list:
 
 
 def layers(workload: str):
-    """Returns (variables, loss): each of the variables is a matrix, 1000 wide, that a few rows are multiplied by.
+    """Returns (variables, loss): the loss multiplies a few rows by each variable, a matrix of width 1000.
 
-    Its gradient is a product of matrices, as that of most layers. One of two numbers would be no measure: a compiler
-    merges it with what scales and unscales it.
+    The gradients are matrix products, as in most layers. A product of scalars would measure nothing: a compiler merges
+    it with scaling and unscaling.
     """
     matrices = variables(workload)
     heights = [matrix.shape.num_elements() // 1000 for matrix in matrices]
@@ -75,7 +75,7 @@ def layers(workload: str):
 
 
 def model(name: str):
-    """Returns (variables, loss): `loss()` is that of one batch, the same each time."""
+    """Returns (variables, loss): `loss()` is the loss of one fixed batch."""
     return {"convnet": _convnet, "transformer": _transformer, LENET: _lenet}[name]()
 
 

@@ -1,8 +1,9 @@
-"""`python -m fuzz`: random programs and faults, for some minutes.
+"""`python -m fuzz`: runs random programs and faults for some minutes.
 
     python -m fuzz [--minutes 10] [--seed 1] [--only programs|libraries|faults]
 
-A program that fails is shrunk and printed as a test; of a fault the call is printed. The exit code is 1 then, else 0.
+A failing program is shrunk and printed as a test. A failing fault is printed as a call. The exit code is 1 after a
+failure, else 0.
 """
 
 import argparse
@@ -23,7 +24,7 @@ import hypothesis
 import conftest  # noqa: F401  the virtual CPUs
 from fuzz import cluster_faults, faults, programs, running
 
-AT_ONCE = 10  # programs of one run of Hypothesis
+AT_ONCE = 10  # programs in one run of Hypothesis
 MOST_FAILURES = 3
 STRATEGIES = {"programs": programs.programs, "libraries": programs.library_programs}
 
@@ -54,9 +55,9 @@ def main(arguments=None):
 
 
 def _turns(only):
-    """Endlessly what to do next: functions of a seed, the counts, and the time when nothing more is begun."""
+    """Yields the next task, endlessly: a function of the seed, the counts and the deadline."""
     local, clusters = iter(faults.FAULTS), iter(cluster_faults.FAULTS)
-    in_turn = [*itertools.islice(local, 2), *clusters, *local]  # those that take long are not the last
+    in_turn = [*itertools.islice(local, 2), *clusters, *local]  # slow faults come early
     each = itertools.cycle(map(_fault, filter(_possible, in_turn)))
     while True:
         for which in [only] if only else ["programs", "faults", "libraries", "faults"]:
@@ -64,7 +65,7 @@ def _turns(only):
 
 
 def _possible(fault):
-    """Whether this machine can do it; says why not."""
+    """Returns whether this machine can run a fault; prints the reason if not."""
     reason = getattr(fault, "why_not", None)
     if reason:
         print(f"skipped: {fault.__name__}, which {reason}", flush=True)
@@ -73,7 +74,7 @@ def _possible(fault):
 
 def _fault(fault):
     def turn(seed, counts, deadline):
-        """Has one thing go wrong; returns a description of the failure, if there is one."""
+        """Runs one fault; returns a description of the failure, or None."""
         del deadline
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
             try:
@@ -89,7 +90,7 @@ def _fault(fault):
 
 def _programs(which):
     def turn(seed, counts, deadline):
-        """Runs some programs; returns a description of the failure, shrunk, if there is one."""
+        """Runs some programs; returns a description of the shrunk failure, or None."""
         failed = []
 
         @hypothesis.seed(seed)

@@ -1,7 +1,7 @@
-"""What a training loop does with its gradients before it applies them: each change in TensorFlow and in NumPy.
+"""Changes that a training loop makes to its gradients before it applies them, each in TensorFlow and in NumPy.
 
-A new one is a pair of functions in `CHANGES`. Both take all gradients (None among them, and sparse ones) and a whole
-number between 0 and 3 that differs from step to step.
+Add a change as a pair of functions in `CHANGES`. Both take the list of all gradients, which may contain None and sparse
+gradients, and an integer from 0 to 3 that differs from step to step.
 """
 
 import dataclasses
@@ -24,12 +24,12 @@ def _of_values(function, gradient):
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """The same change twice.
+    """A change in two implementations.
 
     Args:
         ours: takes and returns TensorFlow's gradients.
-        model: takes and returns NumPy's.
-        compiled: whether XLA takes it.
+        model: takes and returns NumPy's gradients.
+        compiled: whether XLA can compile it.
     """
 
     ours: Callable[[list[Any], tf.Tensor], list[Any]]
@@ -38,7 +38,7 @@ class Change:
 
 
 def _each(ours, model, compiled=True):
-    """A change that does the same to the values of every gradient."""
+    """Returns a change that treats the values of every gradient alike."""
     return Change(
         lambda gradients, number: [_of_values(lambda values: ours(values, number), g) for g in gradients],
         lambda gradients, number: [on_values(lambda values: model(values, number), g) for g in gradients],
@@ -51,14 +51,14 @@ def _present(gradients):
 
 
 def _drop_first(gradients, number):
-    """Leaves out the first gradient, if another one is left."""
+    """Replaces the first gradient by None, unless it is the only one."""
     del number
     present = _present(gradients)
     return [None if len(present) > 1 and i == present[0] else g for i, g in enumerate(gradients)]
 
 
 def _fit(a, b):
-    """Whether both gradients are dense, and one can stand for the other."""
+    """Returns whether both gradients are dense and have the same shape and dtype."""
     sparse_or_none = (type(None), tf.IndexedSlices, Rows)
     return not isinstance(a, sparse_or_none) and not isinstance(b, sparse_or_none) and _kind(a) == _kind(b)
 
@@ -68,28 +68,28 @@ def _kind(gradient):
 
 
 def _reuse(gradients, number):
-    """Gives the last variable the gradient of the first one that fits."""
+    """Gives the last variable the first gradient with the same shape and dtype."""
     del number
     fitting = [g for g in gradients[:-1] if _fit(g, gradients[-1])]
     return [*gradients[:-1], fitting[0]] if fitting else gradients
 
 
 def _swap(gradients, number):
-    """Exchanges the gradients of the first variable and the last one, if they fit."""
+    """Exchanges the gradients of the first and the last variable, if shapes and dtypes agree."""
     del number
     first, last = gradients[0], gradients[-1]
     return [last, *gradients[1:-1], first] if _fit(first, last) and len(gradients) > 1 else gradients
 
 
 def _add(gradients, number):
-    """Adds the gradient of the first variable to that of the last one, if they fit."""
+    """Adds the gradient of the first variable to that of the last one, if shapes and dtypes agree."""
     del number
     first, last = gradients[0], gradients[-1]
     return [*gradients[:-1], first + last] if _fit(first, last) else gradients
 
 
 def _in_cond(gradients, number):
-    """Chooses between the gradients and twice the gradients, all in one `tf.cond`."""
+    """Returns all gradients or their doubles, in one `tf.cond`."""
     present = _present(gradients)
     chosen = tf.cond(
         number > 1,
@@ -122,7 +122,7 @@ def _in_python(values, number):
 
 
 def _by_norm(gradients, number):
-    """Clips by the norm over all gradients, in float32, as a loop writes it that has several dtypes."""
+    """Clips by the global norm, computed in float32, as loops with several dtypes do."""
     del number
     values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients if g is not None]
     factor = 1.0 / tf.maximum(1.0, tf.linalg.global_norm([tf.cast(v, tf.float32) for v in values]))

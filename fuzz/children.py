@@ -1,4 +1,4 @@
-"""Processes that are killed, or that the system refuses something, while they work for the fuzzer."""
+"""Child processes of the fuzzer, which may be killed or denied system resources."""
 
 import functools
 import multiprocessing
@@ -15,25 +15,25 @@ _EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir")
 @functools.cache
 def _context():
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fuzz.saves"])  # imports TensorFlow once, and starts none of its threads
+    context.set_forkserver_preload(["fuzz.saves"])  # imports TensorFlow once, without starting its threads
     return context
 
 
 def run(function, *arguments, killed_at=None, killed_after=None, may_crash=False):
-    """Calls a function in a process of its own.
+    """Calls a function in a new process.
 
     Args:
-        function: of a module; gets `begin`, which it calls when the part begins in which it may be killed.
-        *arguments: for the function, after `begin`; the first is the directory where it writes.
-        killed_at: how many times it may open, rename or remove something in the directory after `begin`.
-        killed_after: how many seconds it may go on after `begin`.
+        function: a function of a module. It calls its first argument, `begin`, when it may be killed from then on.
+        *arguments: the arguments after `begin`; the first is the directory where the function writes.
+        killed_at: kill after this many file operations (open, rename, remove) in the directory after `begin`.
+        killed_after: kill this many seconds after `begin`.
         may_crash: whether a segmentation fault of the process counts as a kill.
 
     Returns:
-        What the function returned, or None if the process was killed.
+        The function's result, or None if the process was killed.
 
     Raises:
-        AssertionError: the function raised an error, which is in the message.
+        AssertionError: the function raised an error; the message contains it.
     """
     mine, other = _context().Pipe()
     process = _context().Process(target=_child, args=(other, function, arguments, killed_at))
@@ -76,7 +76,7 @@ def _child(connection, function, arguments, killed_at):
     except BaseException:
         connection.send(("raised", traceback.format_exc()))
     connection.close()
-    os._exit(0)  # without waiting for threads
+    os._exit(0)  # does not wait for threads
 
 
 def _die_at(count, directory):

@@ -1,10 +1,10 @@
-"""What a process of a cluster does; TF_CONFIG says which one it is.
+"""The job of a process of a cluster; TF_CONFIG says which process it is.
 
     TF_CONFIG=... python -m fuzz.cluster_job fit DIRECTORY [BATCH WORKER SECONDS]
     TF_CONFIG=... python -m fuzz.cluster_job parameter_server SEED
 
 `fit` trains with BackupAndRestore over all workers; WORKER kills itself SECONDS after batch number BATCH began.
-`parameter_server` schedules steps on workers, of which one is killed. Both print what they come to, as JSON.
+`parameter_server` schedules steps on workers and kills one of them. Both print their result as JSON.
 """
 
 import json
@@ -17,7 +17,7 @@ import threading
 import numpy as np
 import tensorflow as tf
 
-import conftest  # noqa: F401  makes the strategy, before any operation
+import conftest  # noqa: F401  creates the strategy before any operation runs
 from tests import strategies
 from tests.families import FAMILIES
 from tf_lossscale import LossScaleOptimizer
@@ -27,7 +27,7 @@ TF_KERAS = FAMILIES[1]
 
 
 def fit(directory, dies=None):
-    """Trains; every epoch has a batch that overflows."""
+    """Trains a model; every epoch has a batch that overflows."""
     strategy, keras = strategies.get("workers_2"), TF_KERAS.keras
     x = np.random.default_rng(0).normal(size=(8 * BATCHES, 2)).astype("float32")
     y = x @ np.float32([[2.0], [-1.0]])
@@ -49,7 +49,7 @@ def fit(directory, dies=None):
     ]
     model.fit(x, y, batch_size=8, epochs=EPOCHS, shuffle=False, verbose=0, callbacks=callbacks)
     if dies:
-        threading.Event().wait()  # it is killed here if not before
+        threading.Event().wait()  # waits for the kill if it has not come yet
     return {
         "scale": [float(optimizer.loss_scale), int(optimizer.dynamic_counter.numpy())],
         "optimizer": [np.asarray(value).tolist() for value in optimizer.get_weights()],
@@ -58,7 +58,7 @@ def fit(directory, dies=None):
 
 
 def parameter_server(seed):
-    """Steps of two workers, one of which is killed amid them; the others take its steps over."""
+    """Schedules steps on two workers and kills one of them; the coordinator gives its step to the other."""
     choose = random.Random(seed)
     bad = [choose.random() < 0.3 for _ in range(60)]
     dies_at, worker = choose.randrange(5, 55), choose.randrange(2)

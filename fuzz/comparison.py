@@ -1,4 +1,4 @@
-"""The program in NumPy, and whether TensorFlow did the same."""
+"""The program in NumPy, and its comparison with TensorFlow."""
 
 import numpy as np
 import tensorflow as tf
@@ -7,26 +7,26 @@ from fuzz import model
 from fuzz.changes import CHANGES
 from fuzz.programs import ADAM, LAZY, MOMENTUM, RATE, SCALED, SHAPES
 
-#: Distance to the model, in proportion to the largest value that a variable had.
+#: Maximum distance to the model, relative to the largest value that the variable has had.
 TOLERANCES = {"float16": 2.0**-7, "bfloat16": 2.0**-4, "float32": 2.0**-19, "float64": 2.0**-19}
 
 
 def inner_model(family, name):
-    """The update rule of an optimizer, by its name."""
+    """Returns the update rule with this name."""
     if name == "adam":
         return model.Adam(RATE, **ADAM, hat=family.name == "sonnet", lazy=family.name == "sonnet")
     return model.SGD(RATE, MOMENTUM if name == "momentum" else 0.0, lazy=family.name in LAZY)
 
 
 def changed(names, gradients, number):
-    """The gradients after the changes of these names, one after the other."""
+    """Returns the gradients after the changes with these names, in order."""
     for name in names:
         gradients = CHANGES[name].model(gradients, number)
     return gradients
 
 
 class Model:
-    """The same program in NumPy."""
+    """A program in NumPy."""
 
     def __init__(self, program, family):
         self.program = program
@@ -35,7 +35,7 @@ class Model:
         self.adam_sees_skipped = family.counts
 
     def call(self, step):
-        """Takes a step, or as many as the loop repeats it."""
+        """Takes a step, as often as the loop repeats it."""
         loop = self.program.loops[step.loop]
         times = {"no": 1, "if": int(step.number > 1), "while": step.number}[loop.repeated]
         for _ in range(times):
@@ -58,7 +58,7 @@ class Comparison:
 
     Args:
         machine: has `family`, `variables`, `state()`, `iterations()`, `copies(variable)` and `all_variables()`.
-        program: what it runs.
+        program: the program that it runs.
     """
 
     def __init__(self, machine, program):
@@ -68,18 +68,18 @@ class Comparison:
         self._tolerances = [TOLERANCES[dtype] for dtype in program.dtypes]
         if any(
             "clip_by_norm" in loop.unscaled for loop in program.loops
-        ):  # what half precision does to one moves all of them
+        ):  # the norm spreads one variable's half-precision error to all
             self._tolerances = [max(self._tolerances)] * len(program.dtypes)
 
     def step(self, step):
-        """Has the model take a step."""
+        """Takes a step in the model."""
         before = self.expected.training.values
         self.expected.call(step)
         for k, (old, new) in enumerate(zip(before, self.expected.training.values)):
             self._sizes[k] = max(self._sizes[k], np.abs(old).max(), np.abs(new).max())
 
     def check(self, where):
-        """Raises an AssertionError where the machine is not where the model is.
+        """Raises an AssertionError if the machine's state differs from the model's.
 
         Args:
             where: the beginning of the error's message.
@@ -105,4 +105,4 @@ class Comparison:
             for copy in machine.copies(variable):
                 found = np.asarray(copy, np.float64).reshape(value.shape)
                 np.testing.assert_allclose(found, value, rtol=0, atol=atol, err_msg=f"{where}: variable {i}")
-            training.values[i] = found  # the next step is compared as closely as this one
+            training.values[i] = found  # errors do not accumulate over steps

@@ -1,7 +1,7 @@
-"""Faults on one machine: what is saved stays whole, what is refused changes nothing, and no variable is not finite.
+"""Faults on one machine: saved files stay intact, a failed save changes no state, and every variable stays finite.
 
-Each function of `FAULTS` takes a `random.Random` and an empty directory; an AssertionError is a finding. It says in its
-`why_not` attribute, if it has one, what this machine lacks for it.
+Each function of `FAULTS` takes a `random.Random` and an empty directory; an AssertionError is a finding. If this
+machine cannot run a fault, its attribute `why_not` gives the reason.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ def _a_format(random):
 
 
 def killed_while_saving(random, directory):
-    """Kill -9 during one of several saves: those before are whole, and the last one is whole or an error."""
+    """Kill -9 during one of several saves: earlier saves are intact; the last one is intact or raises an error."""
     name, kind = _a_format(random)
     begins = random.randint(2, STEPS)
     when = random.choice([{"killed_at": random.randrange(8)}, {"killed_after": random.uniform(0, 0.05)}])
@@ -44,7 +44,7 @@ def killed_while_saving(random, directory):
 
 
 def assert_whole(name, kind, directory, surely, what):
-    """Asserts that the first saves are there, and that each later one is whole or cannot be read."""
+    """Asserts that the first `surely` saves exist and are intact, and that each later one is intact or unreadable."""
     numbers = saves.saved_numbers(kind, directory)
     assert set(range(1, surely + 1)) <= set(numbers), f"{what}: of {surely} saves there are {numbers}"
     for i in numbers:
@@ -59,7 +59,7 @@ def assert_whole(name, kind, directory, surely, what):
 
 
 def killed_train_command(random, directory):
-    """Kill -9 while `tf-lossscale train` saves: `--resume` goes on as if nothing had happened."""
+    """Kill -9 while `tf-lossscale train` saves: `--resume` continues to the result of an undisturbed run."""
     options = ["--steps", "6", "--no-compare", "--out", f"{directory}/run"]
     assert children.run(saves.train_command, f"{directory}/run", options, 2) == 130
     resume = ["--resume", *options[2:]]
@@ -80,7 +80,7 @@ def _whole_train_run():
 
 
 def _refused(begin, directory, name, kind, refuse):
-    """Trains and saves; then saves where the system refuses to write; trains on as if nothing had happened."""
+    """Trains and saves, then denies writing: training continues to the result of an undisturbed run."""
     trainee = Trainee(name)
     for i in range(STEPS):
         trainee.step(i)
@@ -90,7 +90,7 @@ def _refused(begin, directory, name, kind, refuse):
             refuse(directory)
         if i > 2:
             before = trainee.state()
-            with contextlib.suppress(OSError, ValueError, RuntimeError, tf.errors.OpError):  # h5py's are of any kind
+            with contextlib.suppress(OSError, ValueError, RuntimeError, tf.errors.OpError):  # h5py raises various types
                 trainee.save(kind, directory, i + 1)
             assert_same(trainee.state(), before, f"{name}, {kind}: the state after a save that was refused")
     assert_same(trainee.state(), expected(name)[STEPS], f"{name}, {kind}: the state at the end")
@@ -98,7 +98,7 @@ def _refused(begin, directory, name, kind, refuse):
 
 
 def small_files_only(random, directory):
-    """RLIMIT_FSIZE: no file may be longer than some bytes."""
+    """A limit on the size of every file (RLIMIT_FSIZE)."""
     name, kind = _a_format(random)
     most = random.choice([0, 100, 1000, 5000, 20000])
     children.run(_refused, directory, name, kind, functools.partial(_limit_files, most), may_crash=_is_hdf5(kind))
@@ -107,12 +107,12 @@ def small_files_only(random, directory):
 
 
 def _is_hdf5(kind):
-    # HDF5 may crash on a file that cannot grow, under a bare optimizer as well.
+    # HDF5 may crash on a file that cannot grow, with a bare optimizer, too.
     return kind in ("h5", "weights")
 
 
 def assert_saved(name, kind, directory):
-    """Asserts that the save before the fault is whole."""
+    """Asserts that the save before the fault is intact."""
     trainee = Trainee(name)
     trainee.load(kind, directory, 3)
     assert_same(trainee.state(), expected(name)[3], f"{name}, {kind}: what was saved before")
@@ -125,7 +125,7 @@ def _limit_files(most, directory):
 
 
 def full_file_system(random, directory):
-    """A file system of 2 MB that fills up while models are saved there."""
+    """A file system of 2 MB that fills up during saves."""
     name, kind = _a_format(random)
     disk = pathlib.Path(directory, "disk")
     disk.mkdir()
@@ -143,14 +143,14 @@ def full_file_system(random, directory):
 
 
 def _fill(left, directory):
-    """Leaves so many bytes free."""
+    """Fills the file system up to `left` free bytes."""
     free = os.statvfs(directory)
     with open(pathlib.Path(directory).parent / "filler", "wb") as file:
         file.write(bytes(max(0, free.f_bavail * free.f_frsize - left)))
 
 
 def read_only_folder(random, directory):
-    """A folder where a user without rights may not write."""
+    """A folder without write permission."""
     name, kind = _a_format(random)
     os.chmod(directory, 0o755)
     children.run(_refused, directory, name, kind, _become_nobody)
@@ -166,14 +166,14 @@ def _become_nobody(directory):
 
 
 def copied(random, directory):
-    """A pickle or a deep copy in mid-training: it holds everything, and each goes on without the other."""
+    """A pickle or a deep copy during training: it holds the state, and copy and original are independent."""
     del directory
     name = random.choice(sorted(FORMATS))
     trainee, cut = Trainee(name), random.randrange(1, STEPS)
     for i in range(cut):
         trainee.step(i)
     before = trainee.optimizer.state(), trainee.optimizer.get_weights()
-    if name == "keras3" and random.random() < 0.5:  # tf_keras's optimizers do not pickle, and Keras 3's without slots
+    if name == "keras3" and random.random() < 0.5:  # Keras 3 pickles without slots; tf_keras cannot pickle
         again = pickle.loads(pickle.dumps(trainee.optimizer))
     else:
         again = copy.deepcopy(trainee.optimizer)
@@ -188,7 +188,7 @@ def copied(random, directory):
 
 
 def saved_while_another_thread_steps(random, directory):
-    """Checkpoints that are written amid steps: what is in them is finite and in range, and no step is lost."""
+    """Checkpoints during steps of another thread: their values are finite and in range, and no step is lost."""
     family = random.choice(FAMILIES)
     optimizer = LossScaleOptimizer(family.adam(), initial_scale=64.0, dynamic_growth_steps=3)
     weight = tf.Variable(tf.ones(1000))
@@ -221,7 +221,7 @@ def saved_while_another_thread_steps(random, directory):
 
 
 def forked(random, directory):
-    """A process that forks in mid-training: the child may only look, and what it does touches the parent nothing."""
+    """A fork during training: the child only reads and sets state, and the parent does not change."""
     name = random.choice(sorted(FORMATS))
     children.run(_fork, directory, name, random.randrange(1, STEPS))
 
@@ -233,7 +233,7 @@ def _fork(begin, directory, name, cut):
         if i == cut:
             child = os.fork()
             if not child:
-                signal.alarm(20)  # TensorFlow's threads are not in the child: it may wait for one of them
+                signal.alarm(20)  # the child lacks TensorFlow's threads and may hang
                 try:
                     assert_same(trainee.state(), expected(name)[cut], "the child")
                     trainee.optimizer.set_state({"loss_scale": 3.0, "dynamic_counter": 0})

@@ -1,4 +1,4 @@
-"""Programs whose loop is a library's: `fit`, TensorFlow Probability's `minimize`, a session of a legacy graph."""
+"""Programs in a library's loop: `fit`, TensorFlow Probability's `minimize`, a session of a legacy graph."""
 
 import numpy as np
 import tensorflow as tf
@@ -10,7 +10,7 @@ from tf_lossscale import LossScaleOptimizer, probability
 
 
 class Whole:
-    """A machine whose loop takes all steps by itself, with one variable of shape (2,)."""
+    """A machine whose loop takes all steps in one call, with one variable of shape (2,)."""
 
     def __init__(self, program):
         self.program = program
@@ -32,7 +32,7 @@ class Whole:
 
 
 class Fit(Whole):
-    """`fit` on a layer whose kernel's gradient is the example: one example is one step."""
+    """`fit` on a layer whose kernel gradient equals the example: each example is one step."""
 
     def __init__(self, program):
         super().__init__(program)
@@ -48,7 +48,7 @@ class Fit(Whole):
         self.variables = list(self.model.trainable_variables)
 
     def run(self, comparison, directory):
-        """Trains, and compares after each execution."""
+        """Trains the model and compares after each execution."""
         steps, done = self.program.steps, []
 
         def on_train_batch_end(batch, logs):
@@ -71,7 +71,7 @@ class Probability(Whole):
         self.variables = [tf.Variable(tf.ones(2))]
 
     def run(self, comparison, directory):
-        """Minimizes, and compares."""
+        """Minimizes the loss and compares."""
         [variable], gradients, calls = self.variables, tf.constant(self.gradients), tf.Variable(-1, trainable=False)
         scales = probability.minimize(
             lambda: tf.reduce_sum(variable * tf.gather(gradients, calls.assign_add(1))),
@@ -118,7 +118,7 @@ class Session(Machine):
         return [self._session.run(variable)]
 
     def run(self, comparison, directory):
-        """Takes the steps one by one, and compares."""
+        """Takes the steps one by one and compares after each."""
         with self._graph.as_default(), self._session:
             for i, step in enumerate(self.program.steps):
                 self.call(step)

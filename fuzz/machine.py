@@ -1,4 +1,4 @@
-"""A program on TensorFlow: its variables, its optimizer and its traced loops."""
+"""A program in TensorFlow: its variables, its optimizer and its traced loops."""
 
 import functools
 
@@ -13,7 +13,7 @@ from tf_lossscale import LossScaleOptimizer
 
 
 def inner_optimizer(family, name):
-    """An optimizer of a family, by the name of its rule."""
+    """Returns a family's optimizer with the named update rule."""
     makers = family.optimizers
     if family.name == "tf1":
         return {
@@ -21,7 +21,7 @@ def inner_optimizer(family, name):
             "momentum": lambda: makers.MomentumOptimizer(RATE, MOMENTUM),
             "adam": lambda: makers.AdamOptimizer(RATE, *ADAM.values()),
         }[name]()
-    if family.name == "sonnet":  # which takes an optimizer that was not built for a mistake
+    if family.name == "sonnet":  # Sonnet raises an error for an optimizer without variables
         inner = {
             "sgd": lambda: makers.SGD(RATE),
             "momentum": lambda: makers.Momentum(RATE, MOMENTUM),
@@ -52,11 +52,11 @@ class Machine:
         self._calls = [self._traced(loop) for loop in program.loops]
 
     def run(self, comparison, directory):
-        """Takes the steps, each compared with the model's.
+        """Takes the steps and compares each with the model.
 
         Args:
             comparison: a Comparison.
-            directory: for files.
+            directory: where checkpoints are written.
         """
         for i, step in enumerate(self.program.steps):
             self.between(step.before, directory)
@@ -70,7 +70,7 @@ class Machine:
             comparison.check(f"after step {i}")
 
     def _is_ambiguous(self, error):
-        """Whether a step of one contract was refused, since those of the other could have been meant."""
+        """Returns whether the error says that the calls do not decide between the two contracts."""
         contracts = {loop.calls in SCALED for loop in self.program.loops}
         return len(contracts) == 2 and "one of two ways" in str(error)
 
@@ -82,7 +82,7 @@ class Machine:
             function(*inputs)
 
     def _traced(self, loop):
-        """The functions that a step of the loop calls, one after the other."""
+        """Returns the functions that a step of the loop calls, in order."""
         if loop.calls == "two_functions":
             kept = [tf.Variable(tf.zeros_like(variable), trainable=False) for variable in self.variables]
             parts = [functools.partial(self._keep, loop, kept), functools.partial(self._apply_kept, loop, kept)]
@@ -115,7 +115,7 @@ class Machine:
         part(*(tf.gather(value, replica) for value in inputs[:-1]), inputs[-1])
 
     def _loss(self, loop, gradients, rows):
-        """A loss that has the given gradients."""
+        """Returns a loss that has the given gradients."""
         total = tf.constant(0.0)
         for i, (variable, gradient) in enumerate(zip(self.variables, gradients)):
             if i == 1 and loop.sparse:
@@ -148,7 +148,7 @@ class Machine:
         return _changed(loop.scaled, tape.gradient(scaled, self.variables), number)
 
     def _unscaled(self, loop, gradients):
-        """The gradients, unscaled where the loop says."""
+        """Returns the gradients, unscaled in the loop's `place`."""
         present = [i for i, gradient in enumerate(gradients) if gradient is not None]
         unscale = functools.partial(self.optimizer.get_unscaled_gradients, [gradients[i] for i in present])
         if loop.place == "function":
@@ -178,7 +178,7 @@ class Machine:
         return self._apply(loop, _changed(loop.unscaled, found, inputs[-1]))
 
     def between(self, what, directory):
-        """Saves, spoils and restores everything."""
+        """Saves the state, overwrites it and restores it."""
         if what == "state":
             state = self.optimizer.state()
             if self.program.rules.dynamic:
@@ -192,21 +192,21 @@ class Machine:
             checkpoint.read(path).assert_existing_objects_matched()
 
     def state(self):
-        """The loss scale and its counts, by name."""
+        """Returns the loss scale and its counters by name."""
         return self.optimizer.state()
 
     def iterations(self):
-        """The counts of steps on all replicas."""
+        """Returns `iterations` on each replica."""
         return list(map(int, self.copies(self.optimizer.iterations)))
 
     def all_variables(self):
-        """Those of the user and those of the optimizer."""
+        """Returns the variables of the user and of the optimizer."""
         return [*self.variables, *self.optimizer.variables]
 
     def copies(self, variable):
-        """The values of a variable on all replicas."""
+        """Returns the values of a variable on all replicas."""
         if not isinstance(variable, (tf.Variable, tf.distribute.DistributedValues)):
-            variable = variable.value  # Keras 3's
+            variable = variable.value  # a Keras 3 variable
         return [
             each.numpy()
             for each in (self.strategy.experimental_local_results(variable) if self.strategy else [variable])

@@ -1,6 +1,6 @@
-"""The independent model: the state machine of the loss scale and the update rules, in NumPy.
+"""An independent model in NumPy: the state machine of the loss scale, and the update rules.
 
-It is written from the text of the rules, and shares no code with the package.
+It follows the text of the rules, and shares no code with the package.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ class Rules:
     dynamic: bool = True
 
     def arguments(self):
-        """Keyword arguments for the constructor of the wrapper."""
+        """Returns keyword arguments for the wrapper's constructor."""
         if not self.dynamic:
             return {"dynamic": False, "initial_scale": self.initial_scale}
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -31,7 +31,7 @@ class Rules:
 
 
 class LossScale:
-    """The scale and the two counters that the outcomes of steps move."""
+    """The scale and its counters."""
 
     def __init__(self, rules):
         self.rules = rules
@@ -39,7 +39,7 @@ class LossScale:
         self.good = self.bad = self.total = self.skipped = 0
 
     def step(self, finite):
-        """Moves the scale after a step; returns whether the step is applied."""
+        """Updates the scale after a step; returns whether the step is applied."""
         rules = self.rules
         if not rules.dynamic:
             return True
@@ -64,32 +64,32 @@ class LossScale:
 
 @dataclasses.dataclass
 class Rows:
-    """A sparse gradient: `values[i]` belongs to row `indices[i]`, and what belongs to one row is summed."""
+    """A sparse gradient: `values[i]` belongs to row `indices[i]`; values of the same row are summed."""
 
     values: np.ndarray
     indices: np.ndarray
 
     def dense(self, shape):
-        """The array of all rows."""
+        """Returns the dense gradient."""
         found = np.zeros(shape, self.values.dtype)
         np.add.at(found, self.indices, self.values)
         return found
 
 
 def on_values(function, gradient):
-    """Applies a function to a dense gradient, or to the rows of a sparse one; None stays None."""
+    """Applies a function to the values of a dense or sparse gradient; None stays None."""
     if gradient is None:
         return None
     return Rows(function(gradient.values), gradient.indices) if isinstance(gradient, Rows) else function(gradient)
 
 
 def scaled(gradient, scale, dtype):
-    """The gradient of the scaled loss: a float32 product, rounded to the dtype of the variable."""
+    """Returns the gradient of the scaled loss: a float32 product, rounded to the dtype of the variable."""
     return on_values(lambda values: (np.float32(scale) * values).astype(dtype), gradient)
 
 
 def unscaled(gradient, scale):
-    """The gradient divided by the scale, in its own dtype."""
+    """Returns the gradient divided by the scale, in its own dtype."""
     return on_values(lambda values: (values.astype(np.float64) / np.float64(scale)).astype(values.dtype), gradient)
 
 
@@ -97,8 +97,9 @@ class SGD:
     """`w -= rate * g`; with a momentum `m = momentum * m + g` and `w -= rate * m`.
 
     Args:
+        rate: learning rate.
         momentum: 0 for none.
-        lazy: whether a sparse gradient leaves the momentum of other rows alone.
+        lazy: whether a sparse gradient updates only the momentum of its rows.
     """
 
     def __init__(self, rate=0.0625, momentum=0.0, lazy=False):
@@ -106,13 +107,13 @@ class SGD:
         self.slots = {}
 
     def update(self, key, gradient, rows, step):
-        """What a variable loses.
+        """Returns the array to subtract from a variable.
 
         Args:
-            key: of the variable.
-            gradient: dense, float64.
-            rows: those that a sparse gradient names, or all.
-            step: which step of the optimizer it is, from 1 on.
+            key: a key for the variable's slots.
+            gradient: a dense float64 array.
+            rows: the rows of a sparse gradient, or `...` for all rows.
+            step: the number of the optimizer's step, from 1.
         """
         del step
         if not self.momentum:
@@ -126,11 +127,15 @@ class SGD:
 
 
 class Adam:
-    """Adam of Kingma and Ba, https://arxiv.org/abs/1412.6980, with the efficient order of section 2.
+    """Adam of Kingma and Ba, https://arxiv.org/abs/1412.6980, in the efficient order of section 2.
 
     Args:
-        hat: whether epsilon is added to the corrected estimate, as in the paper's algorithm 1.
-        lazy: whether a sparse gradient leaves the moments and the values of other rows alone.
+        rate: learning rate.
+        beta_1: decay rate of the first moment.
+        beta_2: decay rate of the second moment.
+        epsilon: added to the root of the second moment.
+        hat: whether epsilon is added to the bias-corrected estimate, as in the paper's algorithm 1.
+        lazy: whether a sparse gradient updates only the moments and values of its rows.
     """
 
     def __init__(self, rate=0.0625, beta_1=0.5, beta_2=0.75, epsilon=0.0625, hat=False, lazy=False):
@@ -138,7 +143,7 @@ class Adam:
         self.slots = {}
 
     def update(self, key, gradient, rows, step):
-        """As `SGD.update`."""
+        """Returns the array to subtract from a variable; see `SGD.update`."""
         first, second = self.slots.setdefault(key, (np.zeros_like(gradient), np.zeros_like(gradient)))
         rows = rows if self.lazy else ...
         (b1, b2), g = self.betas, gradient[rows]
@@ -156,10 +161,9 @@ class Training:
     """Variables, an update rule and a loss scale that step together.
 
     Args:
-        rules: of the loss scale.
+        rules: the rules of the loss scale.
         inner: an `SGD` or an `Adam`.
-        values: of the variables.
-        counts_skipped: whether a skipped step advances the step that `inner` sees.
+        values: initial values of the variables.
     """
 
     def __init__(self, rules, inner, values):
@@ -172,7 +176,7 @@ class Training:
         """Takes a step; returns whether it was applied.
 
         Args:
-            of_replicas: for each replica the unscaled gradient of each variable, or None.
+            of_replicas: for each replica, the unscaled gradient of each variable, or None.
             count_skipped: whether a skipped step advances `iterations`.
         """
         reduced = [self._reduced(i, column) for i, column in enumerate(zip(*of_replicas, strict=True))]
@@ -188,7 +192,7 @@ class Training:
         return applied
 
     def _reduced(self, i, gradients):
-        """The sum over the replicas, in the gradients' dtype, and the rows it names."""
+        """Returns the sum over the replicas, in the gradients' dtype, and its rows."""
         if gradients[0] is None:
             return None
         rows = np.unique(np.concatenate([g.indices for g in gradients])) if isinstance(gradients[0], Rows) else ...

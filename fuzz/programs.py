@@ -1,4 +1,4 @@
-"""What a random program is, and how Hypothesis draws one."""
+"""The definition of a random program, and Hypothesis strategies that generate programs."""
 
 import dataclasses
 
@@ -8,12 +8,12 @@ import numpy as np
 from fuzz.changes import CHANGES
 from fuzz.model import Rules
 
-SHAPES = ((2,), (4, 3), (), (2,))  # the second variable may have sparse gradients; the first and the last are alike
-ROWS = 3  # of a sparse gradient
+SHAPES = ((2,), (4, 3), (), (2,))  # the second may have sparse gradients; the first and the last are equal
+ROWS = 3  # number of rows of a sparse gradient
 FAMILIES = ("keras3", "tf_keras", "tf_keras_legacy", "tf1", "sonnet")
-LAZY = ("tf_keras_legacy", "tf1", "sonnet")  # whose momentum of rows without a gradient stays as it is
+LAZY = ("tf_keras_legacy", "tf1", "sonnet")  # update the momentum of rows with a gradient only
 INNER = ("sgd", "momentum", "adam")
-MODES = ("function", "compiled", "eager", "mirrored")  # of a loop of one's own; those of a library:
+MODES = ("function", "compiled", "eager", "mirrored")  # of a custom loop; those of a library's loop:
 LIBRARY_MODES = {
     "fit": FAMILIES[:3],
     "fit_compiled": FAMILIES[:3],
@@ -22,12 +22,12 @@ LIBRARY_MODES = {
 }
 RATE, MOMENTUM, ADAM = 0.0625, 0.75, {"beta_1": 0.5, "beta_2": 0.75, "epsilon": 0.0625}
 DTYPES = ("float32", "float16", "bfloat16", "float64")
-#: How a loop scales, unscales and applies; those of Keras 3's contract come last.
+#: The calls by which a loop scales, unscales and applies: TensorFlow 2's contract, then Keras 3's.
 UNSCALED = ("unscaled", "minimize", "compute_gradients", "two_functions")
 SCALED = ("apply", "apply_gradients")
 BAD = ("nan", "inf", "-inf", "huge")
 
-# Where the wrapper's arithmetic is exact to the last bits of the dtype: 2**-126 is the smallest normal float32 number.
+# Up to these scales the wrapper's arithmetic is exact to the last bits: 2**-126 is the smallest normal float32 number.
 LARGEST_SCALE = {"float32": 2.0**126, "float64": 2.0**126, "bfloat16": 2.0**126, "float16": 2.0**14}
 
 
@@ -41,9 +41,9 @@ class Loop:
         unscaled: names of changes to the unscaled gradients.
         missing: the variable that the loss does not use, or None.
         sparse: whether the second variable's gradient is sparse.
-        place: where gradients are unscaled: "here", in a "function" or in a "cond".
+        place: where the loop unscales gradients: "here", in a "function" or in a "cond".
         recompute: whether the loss is in `tf.recompute_grad`.
-        backwards: whether the pairs are applied in reverse order.
+        backwards: whether the loop applies the pairs in reverse order.
         repeated: "no", "if" (the step is in a `tf.cond`) or "while" (in a `tf.while_loop`).
     """
 
@@ -63,11 +63,11 @@ class Step:
     """One call of a loop.
 
     Args:
-        seed: of the gradients.
-        number: what the changes and `Loop.repeated` get.
-        bad: one of BAD, that one value of the gradients is replaced by, or None.
-        loop: which of the program's loops takes the step.
-        before: "checkpoint" or "state": what is saved and restored before the step, or None.
+        seed: seed of the gradients.
+        number: an argument of the changes and of `Loop.repeated`.
+        bad: one of BAD, which replaces one value of the gradients, or None.
+        loop: the index of the program's loop that takes the step.
+        before: "checkpoint" or "state", to save and restore it before the step, or None.
     """
 
     seed: int = 0
@@ -79,7 +79,7 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """Variables, an optimizer, and the steps it takes."""
+    """Variables, an optimizer, and its steps."""
 
     family: str = "tf_keras"
     inner: str = "sgd"
@@ -96,7 +96,7 @@ class Program:
         return 2 if self.mode == "mirrored" else 1
 
     def gradients(self, step):
-        """The gradients of the unscaled loss, [replica, *shape] each, and the rows that sparse ones name."""
+        """Returns the gradients of the unscaled loss, each [replica, *shape], and the rows of the sparse gradient."""
         loop, random = self.loops[step.loop], np.random.default_rng(step.seed)
         shapes = [(ROWS, 3) if i == 1 and loop.sparse else shape for i, shape in enumerate(SHAPES[: len(self.dtypes)])]
         found = [np.float32(random.integers(-32, 33, (self.replicas, *shape)) / 16) for shape in shapes]
@@ -109,7 +109,7 @@ class Program:
 
     @property
     def huge(self):
-        """What is finite until it is scaled, and leaves the slots of the optimizer finite."""
+        """A value that overflows when it is scaled, but not in the optimizer's slots."""
         return 1024.0 if "float16" in self.dtypes else 1e16 if self.inner == "adam" else 1e35
 
 
@@ -146,37 +146,37 @@ def _loops(draw, program):
         calls = "apply"
     if program["family"] == "tf1" and calls == "apply":
         calls = "unscaled"
-    rows_alone = program["inner"] == "momentum" and program["family"] in LAZY  # an operation that XLA lacks
+    rows_alone = program["inner"] == "momentum" and program["family"] in LAZY  # XLA lacks the operation
     sparse = variables > 1 and calls != "two_functions" and not (rows_alone and program["mode"] == "compiled")
-    squares_rows = program["inner"] == "adam" and program["family"] == "keras3"  # each alone, and sums them then
-    gathered = program["mode"] == "mirrored" and "bfloat16" in program["dtypes"]  # a dtype that collectives lack
+    squares_rows = program["inner"] == "adam" and program["family"] == "keras3"  # row by row, before it sums them
+    gathered = program["mode"] == "mirrored" and "bfloat16" in program["dtypes"]  # collectives lack the dtype
     sparse = sparse and not squares_rows and not gathered and draw(st.booleans())
-    # XLA rounds half precision less often, and overflows later.
+    # XLA rounds half precision less often, so it overflows later.
     exact = program["mode"] != "compiled" or set(program["dtypes"]) <= {"float32", "float64"}
     scaled = () if calls in ("minimize", "compute_gradients") or not exact else draw(_some(changes, 2))
     return Loop(
         calls=calls,
-        scaled=tuple(name for name in scaled if name != "clip_by_norm"),  # its squares are at the edge of float32
+        scaled=tuple(name for name in scaled if name != "clip_by_norm"),  # its squares are close to float32's limits
         unscaled=draw(_some(changes, 3)) if calls in ("unscaled", "compute_gradients", "two_functions") else (),
         missing=draw(st.none() | st.integers(0, variables - 1)) if variables > 1 else None,
         sparse=sparse,
         place=draw(st.sampled_from(["here", "here", "function", "cond"])),
         recompute=not sparse and draw(st.booleans()),
-        backwards=program["family"] != "sonnet" and draw(st.booleans()),  # Sonnet's slots go by position
+        backwards=program["family"] != "sonnet" and draw(st.booleans()),  # Sonnet finds slots by position
         repeated=draw(st.sampled_from(["no", "no", "if", "while"])) if function and calls != "two_functions" else "no",
     )
 
 
 @st.composite
 def programs(draw, most_steps=60, families=FAMILIES, modes=MODES):
-    """Programs of at most so many steps."""
+    """Generates programs of at most `most_steps` steps."""
     program = {"family": draw(st.sampled_from(families)), "inner": draw(st.sampled_from(INNER))}
     modes = [mode for mode in modes if mode != "mirrored" or program["family"] != "sonnet"]
     program["mode"] = draw(st.sampled_from(modes))
     half = [] if program["inner"] == "adam" else ["float16", "bfloat16"]
     dtype = st.sampled_from(["float32", "float32", "float64", *half])
     dtypes = draw(st.lists(dtype, min_size=1, max_size=4).map(tuple))
-    if program["mode"] == "mirrored":  # TensorFlow reduces all gradients in one tensor there
+    if program["mode"] == "mirrored":  # TensorFlow reduces all gradients in one tensor
         dtypes = dtypes[:1] * len(dtypes)
     program["dtypes"] = dtypes
     rules = program["rules"] = draw(_rules(min(LARGEST_SCALE[dtype] for dtype in dtypes)))
@@ -195,18 +195,18 @@ def _steps(draw, most, rules, loops, between):
         loop=st.integers(0, loops - 1),
         before=between,
     )
-    least = draw(st.sampled_from([1, most // 2, most]))  # or Hypothesis draws about five
+    least = draw(st.sampled_from([1, most // 2, most]))  # otherwise Hypothesis generates about five steps
     return tuple(draw(st.lists(step, min_size=least, max_size=most)))
 
 
 @st.composite
 def library_programs(draw, most_steps=60):
-    """Programs whose loop is a library's."""
+    """Generates programs in a library's loop."""
     mode = draw(st.sampled_from(sorted(LIBRARY_MODES)))
     family = draw(st.sampled_from(LIBRARY_MODES[mode]))
     program = {"family": family, "mode": mode, "inner": draw(st.sampled_from(INNER))}
     rules = draw(_rules(LARGEST_SCALE["float32"]))
-    calls = "apply" if family == "keras3" and mode.startswith("fit") else "minimize"  # the contract that it follows
+    calls = "apply" if family == "keras3" and mode.startswith("fit") else "minimize"  # the loop's contract
     loops = (Loop(calls),)
     if mode == "session":
         program["dtypes"] = draw(st.sampled_from([("float32",), ("float32", "float32", "float64")]))

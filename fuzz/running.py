@@ -1,4 +1,4 @@
-"""Runs a program, in TensorFlow and in NumPy."""
+"""Execution of a program in TensorFlow and in NumPy."""
 
 import tempfile
 
@@ -12,10 +12,13 @@ MACHINES = {"fit": Fit, "fit_compiled": Fit, "probability": Probability, "sessio
 
 
 def run(program):
-    """Runs a program; an AssertionError says where TensorFlow and the model part.
+    """Runs a program in TensorFlow and in the model.
 
     Args:
         program: a Program.
+
+    Raises:
+        AssertionError: the two differ; the message says where.
     """
     with np.errstate(all="ignore"), tempfile.TemporaryDirectory() as directory:
         machine = MACHINES.get(program.mode, Machine)(program)

@@ -1,4 +1,4 @@
-"""What is saved: models after some steps, in every format; what is read back is whole, or an error."""
+"""Models that are saved after each step in every format, for faults during a save."""
 
 import functools
 import os
@@ -23,15 +23,15 @@ SUFFIX = {"keras": ".keras", "h5": ".h5", "weights": ".weights.h5", "saved_model
 
 
 def batch(i):
-    """The examples of step i; every third step overflows."""
+    """Returns the examples of step i; every third step overflows."""
     return BATCH * np.float32(np.inf if i % 3 == 1 else i + 1)
 
 
 class Trainee:
-    """A model whose steps are the same in every process; every third one overflows.
+    """A model that takes the same steps in every process; every third one overflows.
 
     Args:
-        name: of the family of its optimizer.
+        name: the name of its optimizer's family.
     """
 
     def __init__(self, name):
@@ -49,7 +49,7 @@ class Trainee:
         self.model.train_on_batch(batch(i), np.ones((4, 1), np.float32))
 
     def save(self, kind, directory, i):
-        """Saves under the number i."""
+        """Writes save number i."""
         if kind == "checkpoint":
             self._manager(directory).save(checkpoint_number=i)
             return
@@ -60,7 +60,7 @@ class Trainee:
             self.model.save(path, **({"save_format": "tf"} if kind == "saved_model" else {}))
 
     def load(self, kind, directory, i):
-        """Restores what was saved under the number i."""
+        """Restores save number i."""
         if kind == "checkpoint":
             self._checkpoint().restore(str(pathlib.Path(directory, f"ckpt-{i}"))).assert_existing_objects_matched()
         elif kind == "weights":
@@ -77,19 +77,19 @@ class Trainee:
         return tf.train.CheckpointManager(self._checkpoint(), str(directory), max_to_keep=None)
 
     def state(self):
-        """The weights, the scale and its counter."""
+        """Returns the weights, the scale and its counter."""
         numbers = (float(self.optimizer.loss_scale), int(self.optimizer.dynamic_counter))
         return [*map(np.asarray, self.model.get_weights()), *map(np.asarray, numbers)]
 
     def is_finite(self):
-        """Whether every variable is."""
+        """Returns whether every variable is finite."""
         variables = [*self.model.get_weights(), *(np.asarray(v) for v in self.optimizer.variables)]
         return all(np.isfinite(np.asarray(value, np.float64)).all() for value in variables)
 
 
 @functools.cache
 def expected(name):
-    """The states of a Trainee that nothing happens to, before each step and after the last."""
+    """Returns the states of an undisturbed Trainee, before each step and after the last."""
     trainee = Trainee(name)
     states = [trainee.state()]
     for i in range(STEPS):
@@ -99,7 +99,7 @@ def expected(name):
 
 
 def train(begin, directory, name, kind, begins):
-    """Trains and saves after every step; `begin` is called before save number `begins`."""
+    """Trains and saves after every step; calls `begin` before save number `begins`."""
     trainee = Trainee(name)
     for i in range(STEPS):
         trainee.step(i)
@@ -109,20 +109,20 @@ def train(begin, directory, name, kind, begins):
 
 
 def saved_numbers(kind, directory):
-    """The numbers under which something was saved, or was being saved."""
+    """Returns the numbers of all saves, finished or not."""
     if kind == "checkpoint":
         return sorted(int(path.stem.rpartition("-")[2]) for path in pathlib.Path(directory).glob("ckpt-*.index"))
     return sorted(int(path.name.partition(".")[0]) for path in pathlib.Path(directory).iterdir())
 
 
 def assert_same(one, other, what):
-    """Raises an AssertionError unless two states are equal, bit by bit."""
+    """Asserts that two states are equal bit for bit."""
     for a, b in zip(one, other, strict=True):
         np.testing.assert_array_equal(a, b, err_msg=what)
 
 
 def train_command(begin, directory, options, interrupted_at):
-    """Runs `tf-lossscale train`, with Ctrl-C after some steps; `begin` is called right before that.
+    """Runs `tf-lossscale train` with Ctrl-C after some steps; calls `begin` right before Ctrl-C.
 
     Returns:
         The exit code.

@@ -12,7 +12,7 @@ from typing import Any
 
 
 class NotWrappable(TypeError, ValueError):
-    """What was to be wrapped is no optimizer, or a LossScaleOptimizer.
+    """An object cannot be wrapped: it is no optimizer, or a LossScaleOptimizer.
 
     TensorFlow raised a ValueError for it up to 2.3 and a TypeError from 2.4 on: code that catches either goes on.
 

@@ -189,7 +189,7 @@ class DynamicLossScale(LossScale):
         return self._weight("bad_steps", 0, tf.int64) if self.rules.counts_overflows else None
 
     def stall_reported(self, action: Any) -> tf.Variable:
-        """Whether a stall was reported, a bool scalar variable.
+        """Returns whether a stall was reported, a bool scalar variable.
 
         Args:
             action: the reaction to a stall; each has a variable, which all optimizers that share the scale use.

@@ -68,7 +68,7 @@ def step(loss_scale: LossScale, part: Part) -> Any:
         evidence = _agreed(gradients, exactly=part.observe is not None)
     decide = functools.partial(_decide, loss_scale, part)
     if replicas.meet():
-        return decide_together(decide, gradients, evidence, part.apply)
+        return _decide_together(decide, gradients, evidence, part.apply)
     return decide(gradients, gradients, evidence, part.apply)
 
 
@@ -129,8 +129,7 @@ def apply_or_skip(
     return [tf.cond(applied, lambda: finished(apply(gradients)), lambda: finished(skip()))]
 
 
-@faster_in("packing")
-def decide_together(
+def _decide_together(
     decide: Callable[..., Any], gradients: Gradients, evidence: Gradients | None, apply: Callable[[Gradients], Any]
 ) -> Any:
     """Decides once for all replicas, in the cross-replica context, from which each replica then applies its gradients.

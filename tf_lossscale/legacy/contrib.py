@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import functools
 from typing import Any
 
 import tensorflow as tf
@@ -11,11 +12,12 @@ from tf_lossscale.adapters import tf1
 from tf_lossscale.core import state
 from tf_lossscale.core.graphs import as_written
 from tf_lossscale.core.rules import Rules
+from tf_lossscale.legacy.private_names import Replaceable, replaced
 from tf_lossscale.wrapper import families
 
 
 class LossScaleManager(abc.ABC):
-    """What a loss scale manager answers. Derive from it for one of your own.
+    """The interface of a loss scale manager. Derive from it for one of your own.
 
     >>> class Constant(LossScaleManager):
     ...     def get_loss_scale(self):
@@ -66,11 +68,11 @@ class FixedLossScaleManager(LossScaleManager):
     def __init__(self, loss_scale: Any):
         if loss_scale < 1:
             raise ValueError(f"loss scale must be at least 1, but got: {loss_scale!r}.")
-        self._value = float(loss_scale)
+        self._loss_scale = float(loss_scale)
 
     def get_loss_scale(self) -> tf.Tensor:
         """Returns the scale."""
-        return tf.constant(self._value, tf.float32)
+        return tf.convert_to_tensor(self._loss_scale, tf.float32)
 
     def update_loss_scale(self, finite_grads: Any) -> Any:
         """Returns an operation that does nothing."""
@@ -81,7 +83,9 @@ class FixedLossScaleManager(LossScaleManager):
 class ExponentialUpdateLossScaleManager(LossScaleManager):
     """A scale that is multiplied by one ratio after a number of finite steps, by another after some overflows.
 
-    Overflows count although finite steps lie between them.
+    Overflows count although finite steps lie between them. A subclass may read and assign the private attributes of the
+    original (`_loss_scale`, `_num_good_steps`, `_num_bad_steps`, `_incr_every_n_steps`, ...), also in place of a call
+    of `super().__init__`.
 
     >>> manager = ExponentialUpdateLossScaleManager(64.0, 2, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
     >>> _ = manager.update_loss_scale(tf.constant(False))
@@ -106,20 +110,28 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
         incr_ratio: Any = 2,
         decr_ratio: Any = 0.8,
     ):
-        self._state = _ExponentialScale(
-            _number("init_loss_scale", init_loss_scale),
-            Rules(
-                growth_steps=incr_every_n_steps,
-                growth_factor=_number("incr_ratio", incr_ratio),
-                backoff_factor=_number("decr_ratio", decr_ratio),
-                hysteresis=decr_every_n_nan_or_inf,
-                forgiving=False,
-            ),
-        )
+        self._init_loss_scale = _number("init_loss_scale", init_loss_scale)
+        self._incr_every_n_steps = incr_every_n_steps
+        self._decr_every_n_nan_or_inf = decr_every_n_nan_or_inf
+        self._incr_ratio = _number("incr_ratio", incr_ratio)
+        self._decr_ratio = _number("decr_ratio", decr_ratio)
+        self._state.make_weights()
+
+    _loss_scale: Any = Replaceable(lambda self: self._state.current_loss_scale)
+    _num_good_steps: Any = Replaceable(lambda self: self._state.good_steps)
+    _num_bad_steps: Any = Replaceable(lambda self: self._state.bad_steps)
+
+    @functools.cached_property
+    def _state(self) -> _ExponentialScale:
+        return _ExponentialScale(self)
+
+    def _reset_stats(self) -> Any:
+        done = [counter.assign(0) for counter in (self._num_good_steps, self._num_bad_steps)]
+        return None if tf.executing_eagerly() else tf.group(*[each.op for each in done])
 
     def get_loss_scale(self) -> tf.Tensor:
         """Returns the current scale, a float32 scalar tensor."""
-        return self._state()
+        return tf.convert_to_tensor(self._loss_scale)
 
     @as_written
     def update_loss_scale(self, finite_grads: Any) -> Any:
@@ -173,25 +185,44 @@ class LossScaleOptimizer(tf1.LossScaleOptimizer):
 
 
 class _ExponentialScale(state.DynamicLossScale):
-    """A dynamic scale that takes what contrib took, odd arguments too, in variables of contrib's names and dtypes."""
+    """The scale of a manager, in its attributes and in variables of contrib's names and dtypes."""
 
-    def __init__(self, initial_scale: Any, rules: Rules):
+    def __init__(self, manager: Any):
         state.LossScale.__init__(self)
-        self.initial_scale = float(initial_scale)
-        self.rules = rules
+        self.__dict__["_manager"] = manager  # not an attribute that is tracked
+
+    def make_weights(self) -> None:
+        """Makes the variables at once, so that a graph's initializer and Saver find them."""
         self._make_weights()
 
-    @property
-    def current_loss_scale(self) -> tf.Variable:
-        return self._weight("loss_scale", self.initial_scale, tf.float32)
+    # Read from the manager on every use; odd values are taken as contrib took them. A subclass that keeps a variable of
+    # its own need not say what the scale was at the start.
+    initial_scale: Any = Replaceable(lambda self: float(getattr(self._manager, "_init_loss_scale", "nan")))
+    rules: Any = Replaceable(lambda self: _rules_of(self._manager))
 
     @property
-    def good_steps(self) -> tf.Variable:
-        return self._weight("good_steps", 0, tf.int32)
+    def current_loss_scale(self) -> Any:
+        return replaced(
+            self._manager, "_loss_scale", lambda: self._weight("loss_scale", self.initial_scale, tf.float32)
+        )
 
     @property
-    def bad_steps(self) -> tf.Variable:
-        return self._weight("bad_steps", 0, tf.int32)
+    def good_steps(self) -> Any:
+        return replaced(self._manager, "_num_good_steps", lambda: self._weight("good_steps", 0, tf.int32))
+
+    @property
+    def bad_steps(self) -> Any:
+        return replaced(self._manager, "_num_bad_steps", lambda: self._weight("bad_steps", 0, tf.int32))
+
+
+def _rules_of(manager: Any) -> Rules:
+    return Rules(
+        growth_steps=manager._incr_every_n_steps,
+        growth_factor=manager._incr_ratio,
+        backoff_factor=manager._decr_ratio,
+        hysteresis=manager._decr_every_n_nan_or_inf,
+        forgiving=False,
+    )
 
 
 class _Managed(state.LossScale):

@@ -45,7 +45,7 @@ class MixedPrecisionLossScaleOptimizer(tf1.LossScaleOptimizer):
 
 
 def enable_mixed_precision_graph_rewrite(opt: Any, loss_scale: Any = "dynamic") -> Any:
-    """Has TensorFlow run float32 graphs in float16 where that is safe, and wraps the optimizer with a loss scale.
+    """Runs float32 graphs in float16 where that is safe, and wraps the optimizer with a loss scale.
 
     >>> wrapped = enable_mixed_precision_graph_rewrite(tf.compat.v1.train.GradientDescentOptimizer(0.1))
     >>> type(wrapped).__name__
@@ -84,7 +84,7 @@ def enable_mixed_precision_graph_rewrite(opt: Any, loss_scale: Any = "dynamic") 
 
 
 def disable_mixed_precision_graph_rewrite() -> None:
-    """Has TensorFlow run graphs as they are again. Optimizers that were wrapped stay wrapped.
+    """Runs graphs as they are again. Optimizers that were wrapped stay wrapped.
 
     >>> disable_mixed_precision_graph_rewrite()
     >>> tf.config.optimizer.get_experimental_options()["auto_mixed_precision"]

@@ -33,7 +33,7 @@ class Installation:
             self.undo()
 
     def undo(self) -> None:
-        """Undoes every call of the same function; objects that were made stay usable.
+        """Undo every call of the same function; objects that were made stay usable.
 
         >>> wrap_in_compile().undo()
         """
@@ -53,7 +53,7 @@ class _Change:
         self._holders: set[str] = set()
 
     def hold(self, holder: str) -> bool:
-        """Returns whether `holder` did not hold it before."""
+        """Return whether `holder` did not hold it before."""
         if holder in self._holders:
             return False
         if not self._holders:
@@ -112,7 +112,7 @@ def uninstall() -> None:
 
 
 def wrap_in_compile() -> Installation:
-    """Makes `compile` wrap optimizers in this package's LossScaleOptimizer under the policy "mixed_float16".
+    """Make `compile` wrap optimizers in this package's LossScaleOptimizer under the policy "mixed_float16".
 
     Without this call, `compile` wraps them in the Keras library's own class. Nothing else changes: `compile` wraps
     the same optimizers as before, and one that is already wrapped, in either class, stays as it is. Models that are

@@ -1,4 +1,4 @@
-"""What the old names of LossScaleOptimizer have in common."""
+"""Old names of LossScaleOptimizer that pass each other's `isinstance` checks."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from tf_lossscale.wrapper import optimizer as optimizer_lib
 
 
 class Face(type):
-    """The class of a class that is one of several names for the same thing.
+    """Metaclass that makes every legacy wrapper name pass the others' `isinstance` checks.
 
-    Code of one generation asks `isinstance(optimizer, LossScaleOptimizer)` with the name it knows; what it asks
-    about was made by another name, by `compile`, or by Keras itself. All of them are instances of every such name.
+    Old code calls `isinstance(optimizer, LossScaleOptimizer)` with the name of its time; another name, `compile` or
+    Keras itself may have made the object. All such objects are instances of every such name.
     Classes derived from one behave as classes do.
     """
 
@@ -26,7 +26,7 @@ class Face(type):
 
 
 def _scales_losses(cls: type) -> bool:
-    """Whether a class is one of our wrappers, or a LossScaleOptimizer of a Keras library."""
+    """Returns whether a class is one of our wrappers, or a LossScaleOptimizer of a Keras library."""
     return any(
         base is optimizer_lib.LossScaleOptimizer
         or (base.__name__.startswith(_NAMES) and base.__module__.startswith(_LIBRARIES))
@@ -39,7 +39,7 @@ _LIBRARIES = ("keras.", "tf_keras.", "tensorflow.python.keras.")
 
 
 class OldLossScaleOptimizer(optimizer_lib.LossScaleOptimizer, metaclass=Face):
-    """What old code may do with a LossScaleOptimizer, by whichever name: see `experimental` and `stable`."""
+    """The methods that old code calls on a LossScaleOptimizer of any name: see `experimental` and `stable`."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         inner, _, _ = inner_of(args, kwargs)

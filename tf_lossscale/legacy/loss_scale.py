@@ -13,6 +13,7 @@ from tf_lossscale.core import replicas, state
 from tf_lossscale.core.graphs import as_written as _as_written
 from tf_lossscale.core.graphs import operations
 from tf_lossscale.legacy import versions
+from tf_lossscale.legacy.private_names import Replaceable, replaced
 from tf_lossscale.legacy.tensor_like import TensorLike
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
@@ -112,10 +113,12 @@ class FixedLossScale(LossScale, state.FixedLossScale):
             raise ValueError(f"loss_scale_value must be a Python int or float, but got: {loss_scale_value!r}.")
         if loss_scale_value < 1:
             raise ValueError(f"loss_scale_value must be at least 1, but got: {loss_scale_value!r}.")
-        self.initial_scale = float(loss_scale_value)
+        self._loss_scale_value = float(loss_scale_value)
+
+    initial_scale: Any = Replaceable(lambda self: self._loss_scale_value)
 
     def __call__(self) -> tf.Tensor:
-        return tf.constant(self.initial_scale, tf.float32)
+        return tf.convert_to_tensor(self._loss_scale_value, tf.float32)
 
     def update(self, grads: Any) -> tuple[Any, Any]:
         """Returns an operation that does nothing, and True."""
@@ -149,32 +152,45 @@ class DynamicLossScale(LossScale, state.DynamicLossScale):
 
     def __init__(self, initial_loss_scale: Any = 2**15, increment_period: Any = 2000, multiplier: Any = 2.0):
         LossScale.__init__(self)
-        self.initial_scale = float(initial_loss_scale)
-        self.rules = versions.DividingRules.of(int(increment_period), float(multiplier))
+        self._initial_loss_scale = float(initial_loss_scale)
+        self._increment_period = int(increment_period)
+        self._multiplier = float(multiplier)
         self._make_weights()
+
+    # The private attributes are the original's: a subclass may read them, and assign them in place of the constructor.
+
+    _current_loss_scale: Any = Replaceable(lambda self: self.current_loss_scale)
+    _num_good_steps: Any = Replaceable(lambda self: self.good_steps)
 
     @property
     def initial_loss_scale(self) -> float:
         """The scale at the start."""
-        return self.initial_scale
+        return self._initial_loss_scale
 
     @property
     def increment_period(self) -> int:
         """The number of finite steps in a row after which the scale grows."""
-        return self.rules.growth_steps
+        return self._increment_period
 
     @property
     def multiplier(self) -> float:
-        """What the scale is multiplied or divided by."""
-        return self.rules.growth_factor
+        """The factor by which the scale is multiplied or divided."""
+        return self._multiplier
+
+    initial_scale: Any = Replaceable(lambda self: self._initial_loss_scale)
+
+    rules: Any = Replaceable(lambda self: versions.DividingRules.of(self._increment_period, self._multiplier))
 
     @property
-    def _current_loss_scale(self) -> tf.Variable:
-        return self.current_loss_scale
+    def current_loss_scale(self) -> Any:
+        """The scale, a float32 scalar variable."""
+        make = lambda: self._weight("current_loss_scale", self._initial_loss_scale, tf.float32)  # noqa: E731
+        return replaced(self, "_current_loss_scale", make)
 
     @property
-    def _num_good_steps(self) -> tf.Variable:
-        return self.good_steps
+    def good_steps(self) -> Any:
+        """The number of finite steps since the scale last moved, an int64 scalar variable."""
+        return replaced(self, "_num_good_steps", lambda: self._weight("good_steps", 0, tf.int64))
 
     def __call__(self) -> tf.Tensor:
         return state.DynamicLossScale.__call__(self)

@@ -1,4 +1,4 @@
-"""Where old code looks for which name: the table behind `install`.
+"""The table of `install`: which name goes into which module.
 
 | name | TensorFlow |
 |---|---|

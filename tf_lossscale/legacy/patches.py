@@ -1,4 +1,4 @@
-"""Names put into other people's modules, and taken out again."""
+"""Names set in modules of other libraries, and taken back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Put = Callable[["Patches", types.ModuleType], None]
 
 
 class Patches:
-    """What was changed, and how to undo it.
+    """Changes of modules, and how to undo them.
 
     >>> import math
     >>> patches = Patches()
@@ -51,7 +51,7 @@ class Patches:
                 self._make_importable(f"{module.__name__}.{name}", value)
 
     def replace(self, module: types.ModuleType, names: Mapping[str, Any]) -> None:
-        """Has importers of a module get a copy of it with other names; its own functions go on with the old ones.
+        """Gives importers of a module a copy of it with other names; its own functions keep the old ones.
 
         Args:
             module: a private module of another library.

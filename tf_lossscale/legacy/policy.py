@@ -77,7 +77,7 @@ class Policies:
         return policy.loss_scale
 
     def is_set_by_an_old_name(self) -> bool:
-        """Whether the global policy was set with `set_policy`, or is a Policy with a loss scale."""
+        """Returns whether the global policy was set with `set_policy`, or is a Policy with a loss scale."""
         policy = self._library.global_policy()
         return policy is self._last_set[0] or isinstance(policy, self.Policy)
 

@@ -13,6 +13,7 @@ import zipfile
 from collections.abc import Callable
 from typing import Any
 
+from tf_lossscale.legacy.hints import hint
 from tf_lossscale.legacy.install import install
 
 
@@ -39,7 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
         arguments: with `script`, a path and the script's arguments, or `module`, a name and the module's arguments.
 
     Returns:
-        The exit code: 1 after an exception that nobody caught, which is printed; 130 after Ctrl-C.
+        The exit code: 1 after an uncaught exception, which is printed, with a hint if its cause is known; 130 after
+        Ctrl-C.
 
     Raises:
         SystemExit: the script raised it.
@@ -103,6 +105,9 @@ def _as_python(execute: Callable[[], Any], skip: Callable[[types.FrameType], boo
         while trace is not None and (trace.tb_frame.f_code is _as_python.__code__ or skip(trace.tb_frame)):
             trace = trace.tb_next
         sys.excepthook(type(error), error.with_traceback(trace), trace)
+        found = hint(error)
+        if found is not None:
+            print(f"tf-lossscale: {found}", file=sys.stderr)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
 

@@ -1,4 +1,4 @@
-"""What can be used as the tensor that calling it returns."""
+"""Objects that can be used as the tensor that calling them returns."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class TensorLike:
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
     def _as_graph_element(self) -> tf.Tensor:
-        """What `Session.run` fetches."""
+        """The tensor that `Session.run` fetches."""
         return tf.convert_to_tensor(self())
 
     def __tf_tracing_type__(self, context: Any) -> TheObject:
-        """What a tf.function takes it for: the object that it is, not the array it can be made."""
+        """The trace type: the object itself, not the array that it converts to."""
         del context
         return TheObject(self)
 

@@ -1,4 +1,4 @@
-"""Where the originals differ from version to version, and what the old names do here: one place.
+"""Differences between versions of the originals, and the behaviour of the old names here.
 
 | question | TensorFlow 1.15 | 2.0 to 2.3 | compat.v1 of 2.21 | here |
 |---|---|---|---|---|

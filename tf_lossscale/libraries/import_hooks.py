@@ -1,4 +1,4 @@
-"""Does something with a module once it is imported: at once if it is already, else when it will be."""
+"""Actions on modules: at once for a module that is imported, else as soon as it is."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         vars(loader)["exec_module"] = exec_module
 
     def _depth_here(self) -> int:
-        """How many imports of watched modules are under way in this thread, one inside the other."""
+        """Returns how many imports of watched modules are under way in this thread, one inside the other."""
         return getattr(self._depth, "value", 0)
 
     def _run(self, several: Sequence[_Pending]) -> None:

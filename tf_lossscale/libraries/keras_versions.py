@@ -57,7 +57,7 @@ def keras_3(module: str = "") -> Any:
 
 
 def _is_replaced() -> bool:
-    """Whether another package has been put in the place of Keras: `sys.modules["keras"] = tf_keras`."""
+    """Returns whether another package has been put in the place of Keras: `sys.modules["keras"] = tf_keras`."""
     return getattr(sys.modules.get("keras"), "__name__", "keras") != "keras"
 
 

@@ -1,4 +1,4 @@
-"""The one door for optional libraries: imported late, and missed with the line that installs them."""
+"""Optional libraries: imported when needed; the error for a missing one has the line that installs it."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ MODES = {
     "eager": ["stacks", "sum first"],
     "function": ["stacks", "late unscaling", "one at a time", "one call", "sum first"],
     "xla": ["late unscaling", "loop", "product", "sum first"],
-    "mirrored_2": ["stacks", "stacked sums", "stacks through merge_call", "sum first"],
+    "mirrored_2": ["stacks", "stacked sums", "sum first"],
 }
 KINDS = [
     *[("dense", (2,), "float32")] * 3,

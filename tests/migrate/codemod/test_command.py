@@ -4,7 +4,6 @@ import json
 import pathlib
 import subprocess
 import sys
-from concurrent.futures.process import BrokenProcessPool
 
 import pytest
 import tensorflow as tf
@@ -115,19 +114,6 @@ def test_who_is_killed_while_writing_was_told_everything_before(file, tmp_path, 
     with pytest.raises(Killed):
         run("--write", str(tmp_path))
     assert [line for line in capsys.readouterr().err.splitlines() if ": notice: " in line] == told
-
-
-def test_a_worker_that_dies_is_said_and_nothing_is_changed(file, capsys, monkeypatch):
-    path = file(OLD)
-
-    def dies(paths, jobs):
-        yield from ()
-        raise BrokenProcessPool("A process in the process pool was terminated abruptly.")
-
-    monkeypatch.setattr(files, "run", dies)
-    assert run("--write", path) == 2
-    assert "terminated abruptly. Nothing was changed. Try again with --jobs 1." in capsys.readouterr().err
-    assert pathlib.Path(path).read_text() == OLD
 
 
 def test_a_missing_path_is_exit_code_2_and_named(capsys):

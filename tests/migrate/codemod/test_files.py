@@ -2,11 +2,15 @@
 
 import os
 import pathlib
+import signal
 import stat
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 
-from tf_lossscale.migrate.codemod import files, migrate_file, report
+from tf_lossscale.migrate.codemod import files, migrate_file, project, report
+from tf_lossscale.migrate.codemod.sources import Sources
 
 OLD = b"import tensorflow as tf\nopt = tf.keras.mixed_precision.LossScaleOptimizer(opt)\n"
 NEW = b"import tensorflow as tf\nimport tf_lossscale\nopt = tf_lossscale.LossScaleOptimizer(opt)\n"
@@ -34,16 +38,6 @@ def test_a_file_that_is_named_is_taken_whatever_it_is_called_and_only_once(tmp_p
     write(tmp_path, ["script", "a.py"])
     named = [str(tmp_path / "script"), str(tmp_path / "a.py"), str(tmp_path)]
     assert files.find(named) == named[:2]
-
-
-def test_a_notebook_with_old_names_is_reported_and_left(tmp_path):
-    content = b'{"cells": [{"source": ["opt = mixed_precision.LossScaleOptimizer(opt)"]}]}'
-    write(tmp_path, ["train.ipynb"], content)
-    write(tmp_path, ["plain.ipynb"], b'{"cells": []}')
-    plain, train = files.write(files.run(files.find([str(tmp_path)])))
-    assert (plain.status, train.status) == (report.UNCHANGED, report.ERROR)
-    assert "nbconvert" in train.error
-    assert (tmp_path / "train.ipynb").read_bytes() == content
 
 
 def test_a_missing_path_is_an_error_that_names_it(tmp_path):
@@ -155,7 +149,7 @@ def test_a_file_that_somebody_changes_after_it_was_read_is_left(tmp_path):
     write(tmp_path, ["a.py"], b"mine = 1\n")
     a, b = files.write(reports)
     assert (a.status, b.status) == (report.ERROR, report.CHANGED)
-    assert "changed by somebody else" in a.error
+    assert "changed after it was read" in a.error
     assert (tmp_path / "a.py").read_bytes() == b"mine = 1\n"
 
 
@@ -185,3 +179,59 @@ def test_nothing_is_written_before_the_last_file_is_worked_out(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         list(files.write(stopped()))
     assert (tmp_path / "a.py").read_bytes() == (tmp_path / "b.py").read_bytes() == OLD
+
+
+def die_of_3(number):
+    if number == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return -number
+
+
+def test_an_item_that_kills_its_process_does_not_stop_the_others():
+    numbers = list(range(8))
+    assert list(files.map_in_processes(die_of_3, numbers, jobs=2)) == [0, -1, -2, None, -4, -5, -6, -7]
+
+
+NAMES = ("helper", "compat", "package", "package.compat", ".compat", "..helper", ".", "package.sub")
+PATHS = ("helper.py", "compat.py", "package/__init__.py", "package/compat.py", "package/sub/__init__.py", "train.py")
+LINES = (
+    "import tensorflow as tf",
+    "from tensorflow.keras import mixed_precision as mp",
+    "from tensorflow.keras.mixed_precision import experimental as mp",
+    "mp = tf.keras.mixed_precision.experimental",
+    "mp.set_policy('mixed_float16')",
+    "compat.mp.set_policy('mixed_float16')",
+    "import {name} as other; other.mp.set_policy('mixed_float16')",
+    "from {name} import mp",
+    "from {name} import *",
+    "from {name} import (\n    mp as again,  # (\n)\nmp = again",
+    "from {name} \\\n    import compat, mp",
+    "from {name} import compat",
+    "# import nothing",
+)
+
+
+@hypothesis.settings(max_examples=60, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
+@hypothesis.given(st.data())
+def test_the_text_search_finds_what_parsing_every_file_finds(data):
+    sources = {}
+    for path in PATHS:
+        lines = data.draw(st.lists(st.sampled_from(LINES), max_size=3))
+        named = [line.replace("{name}", data.draw(st.sampled_from(NAMES))) for line in lines]
+        text = "\n".join(line for line in named if not (path.count("/") == 0 and "from ." in line))
+        sources[f"/{path}"] = text.replace("import . as other; ", "").replace("import .", "import ").encode()
+    searched = Sources(sources, sources.__getitem__)
+    by_search = project.Project(searched, searched.importers)
+    parsed = project.Project({path: project.read(source) for path, source in sources.items()})
+    found = by_search.with_old_names(searched.with_old_names)
+    for path, source in sources.items():
+        try:
+            outcome = migrate_file.migrate(source, parsed.known(path), parsed.requested(path))
+        except ValueError:
+            continue
+        if path not in found:
+            assert outcome.source == source
+            assert not outcome.findings
+        else:
+            assert by_search.known(path) == parsed.known(path)
+            assert by_search.requested(path) == parsed.requested(path)

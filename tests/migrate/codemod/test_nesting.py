@@ -26,14 +26,15 @@ AROUND = (
     ("a if b else ", ""),
     ("(yield ", ")"),
 )
+#: `loss_scale` is a word for which a statement is parsed.
 DEEP = {
-    **{f"{before}x{after}": f"y = {before * 20000}x{after * 20000}\n" for before, after in AROUND},
-    "strings": "y = (" + "'a'\n" * 20000 + ")\n",
-    "loops": "y = [1 " + "for a, b in c " * 20000 + "]\n",
+    **{f"{before}x{after}": f"loss_scale = {before * 20000}x{after * 20000}\n" for before, after in AROUND},
+    "strings": "loss_scale = (" + "'a'\n" * 20000 + ")\n",
+    "loops": "loss_scale = [1 " + "for a, b in c " * 20000 + "]\n",
     "branches": "if a, b:\n  pass\n" + "elif a, b:\n  pass\n" * 20000,
     "blocks": "".join(" " * i + "if a:\n" for i in range(300)) + " " * 300 + "pass\n",
-    "f-string": "y = f'{" + "-" * 20000 + "1}'\n",
-    "unclosed": "y = " + "(" * 20000 + "\n",
+    "f-string": "loss_scale = f'{" + "-" * 20000 + "1}'\n",
+    "unclosed": "loss_scale = " + "(" * 20000 + "\n",
 }
 
 
@@ -56,10 +57,17 @@ def test_the_other_files_are_migrated_and_the_deep_one_is_left(tmp_path):
 
 def test_where_only_the_visitors_recurse_too_deeply_the_same_is_said():
     with pytest.raises(nesting.TooDeepError):
-        migrate(OLD + b"y = x" + b".b()" * 240 + b"\n")
+        migrate(OLD + b"loss_scale = x" + b".b()" * 240 + b"\n")
 
 
-@pytest.mark.parametrize("source", ["y = x" + ".b" * 1500, "if a: pass\n" + "elif a: pass\n" * 900])
+def test_a_deep_statement_that_cannot_matter_is_not_parsed():
+    source = OLD + b"y = x" + b" and a" * 20000 + b"\n"
+    assert migrate(source).source == source.replace(b"tf.keras.mixed_precision.", b"tf_lossscale.").replace(
+        b"as tf\n", b"as tf\nimport tf_lossscale\n"
+    )
+
+
+@pytest.mark.parametrize("source", ["loss_scale = x" + ".b" * 1500, "if a: pass\n" + "elif a: pass\n" * 900])
 def test_a_deep_file_without_uses_does_not_stop_the_command(tmp_path, source):
     (tmp_path / "a.py").write_text(source)
     (one,) = files.run([str(tmp_path / "a.py")])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_lossscale.core import fast, replicas, scaling, step
+from tf_lossscale.core import fast, replicas, scaling
 from tf_lossscale.core.graphs import compiled, opaque
 
 # An operation on up to this many values costs more to start than to run. No more than a megabyte is copied at a time.
@@ -289,18 +289,3 @@ def sum_over_replicas(gradients: list[Any]) -> list[Any]:
         return plain(gradients)
     packed = Packed(gradients, scaled=False)
     return packed.unpacked(tensors=plain(packed.tensors))
-
-
-def decide_together(
-    decide: Callable[..., Any], gradients: list[Any], evidence: list[Any] | None, apply: Callable[[list[Any]], Any]
-) -> Any:
-    """Takes small gradients to the cross-replica context in stacks: see `core.step.decide_together`."""
-    plain = step.decide_together.plain  # type: ignore[attr-defined]
-    if tf.executing_eagerly() or not fast.on("stacks through merge_call"):
-        return plain(decide, gradients, evidence, apply)
-    packed = Packed(gradients, scaled=False)
-
-    def unpacking(given: Any, local: list[Any], evidence: list[Any] | None, everywhere: Callable[[Any], Any]) -> Any:
-        return decide(given, packed.unpacked(tensors=local), evidence, everywhere)
-
-    return plain(unpacking, packed.tensors, evidence, lambda tensors: apply(packed.unpacked(tensors=tensors)))

@@ -1,7 +1,12 @@
 """The codemod: old source code in, new source code and findings out.
 
-In the order of use: `names` (the table of old names), `project` (which modules of a project pass old names on),
-`nesting` (what can be parsed), `tree` and `resolve` (what a name refers to at a place in the code), `arguments` and
-`calls` (what a call becomes); `policies`, `plan`, `objects`, `unseen` and `imports` (plan the changes), `edits` (hold
-them), `rewrite` (makes them), `migrate_file` (one file), `files` (many files), `report`, `command`.
+In the order of use:
+
+- Many files: `command`, `files`, `sources` (a text search), `notebooks`, `project` (which modules pass old names on),
+  `report`.
+- One file: `migrate_file`; `focus` (the statements that can matter), `nesting` (what can be parsed).
+- What a name refers to at a place in the code: `names` (the table of old names), `tree`, `resolve`.
+- What a call becomes: `arguments`, `calls`.
+- The plan of the changes, in the order of running: `policies`, `plan`, `objects`, `unseen`, `imports`.
+- The changes: `edits` holds them, `rewrite` makes them.
 """

@@ -211,7 +211,7 @@ def manager_arguments(expression: cst.Call) -> list[Argument] | None:
 
 
 def has_comment(node: cst.CSTNode) -> bool:
-    """Whether a comment stands inside a node."""
+    """Returns whether a comment stands inside a node."""
     return bool(m.findall(node, m.Comment()))
 
 

@@ -1,10 +1,11 @@
-"""What a call of an old name is to be written as, and what the objects that come out of it are."""
+"""The new form of a call of an old name, and the kinds of the objects that calls return."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import libcst as cst
+import libcst.matchers as m
 from libcst.helpers import get_full_name_for_node
 
 from tf_lossscale.migrate.codemod import names
@@ -14,6 +15,7 @@ from tf_lossscale.migrate.codemod.arguments import (
     Unprovable,
     Written,
     bind,
+    code,
     has_comment,
     manager_arguments,
     number,
@@ -68,6 +70,34 @@ class Calls:
         return outcome
 
     def _decided(self, call: cst.Call, meaning: Meaning) -> Written:
+        written, *others = [self._with(call, given, meaning) for given in self._unpacked(call)]
+        if any(_shown(other) != _shown(written) for other in others):
+            return self._decided_as_written(call, meaning)
+        return written._replace(consumed=tuple(node for each in (written, *others) for node in each.consumed))
+
+    def _unpacked(self, call: cst.Call) -> list[cst.BaseExpression | None]:
+        """The dicts that `**name` at the end of a call can be; None alone if there is none, or it cannot be seen."""
+        last = call.args[-1] if call.args else None
+        if last is None or last.star != "**" or not isinstance(last.value, cst.Name):
+            return [None]
+        values = self._resolver.values(last.value)
+        literal = all(value is not None and _items(value) is not None for value in values)
+        return list(values) if literal and self._resolver.is_only_unpacked(last.value) else [None]
+
+    def _with(self, call: cst.Call, given: cst.BaseExpression | None, meaning: Meaning) -> Written:
+        """Returns the new form of a call with a dict unpacked at its end."""
+        if given is None:
+            return self._decided_as_written(call, meaning)
+        own = call.args[:-1]
+        items = [cst.Arg(value, cst.Name(key)) for key, value in _items(given) or ()]
+        written = self._decided_as_written(cst.Call(call.func, [*own, *items]), meaning)
+        arguments: list[Argument] = [
+            (key, items[i - len(own)].value if isinstance(i, int) and i >= len(own) else i)
+            for key, i in written.arguments
+        ]
+        return Written(written.target, arguments, (*written.consumed, given))
+
+    def _decided_as_written(self, call: cst.Call, meaning: Meaning) -> Written:
         roles = meaning.roles
         if roles <= {names.STABLE, names.OURS}:
             return self._stable(call, roles)
@@ -83,7 +113,21 @@ class Calls:
                 return self._experimental(call)
             if self._is_certainly_stable(call):
                 return _unchanged(call, names.WRAPPER)
-        raise Unprovable(f"this can be a call of {_listed(meaning)}, and the arguments do not tell which")
+        raise Unprovable(
+            f"this may be a call of {_listed(meaning)}, and the arguments fit both. "
+            f"Write {names.WRAPPER} or {names.HELPER}"
+        )
+
+    def is_old_base(self, owner: cst.ClassDef) -> bool | None:
+        """Returns whether a subclass calls `super().__init__` as the older of two classes; None if unknown."""
+        calls = [
+            call
+            for call in m.findall(owner.body, m.Call(func=m.Attribute(m.Call(m.Name("super")), m.Name("__init__"))))
+            if isinstance(call, cst.Call)
+        ]
+        if calls and all(self._has_old_arguments(call) for call in calls):
+            return True
+        return False if calls and all(self._is_certainly_stable(call) for call in calls) else None
 
     # The four kinds of calls. -----------------------------------------------------------------------------------
 
@@ -99,7 +143,7 @@ class Calls:
         return _unchanged(call, names.WRAPPER)
 
     def _has_old_arguments(self, call: cst.Call) -> bool:
-        """Whether the arguments fit `(optimizer, loss_scale)` only."""
+        """Returns whether the arguments fit `(optimizer, loss_scale)` only."""
         keywords = {argument.keyword.value for argument in call.args if argument.keyword}
         if any(argument.star for argument in call.args):
             return False
@@ -139,7 +183,7 @@ class Calls:
         """The wrapper with the scale as arguments if it is known, through the helper if only a run can tell."""
         value = call.args[scale].value
         if has_comment(value):
-            raise Unprovable("a comment stands inside the arguments")
+            raise Unprovable("the comment inside the argument loss_scale would be lost: move it")
         converted = self.scale(value)
         if converted is None:
             return Written(names.HELPER, [(None, optimizer), (None, scale)])
@@ -150,26 +194,10 @@ class Calls:
 
     def scale(self, value: cst.BaseExpression) -> tuple[list[Argument], list[cst.CSTNode]] | None:
         """The wrapper's arguments for an old loss scale; None if only a run can tell. May raise Unprovable."""
-        if isinstance(value, cst.Attribute) and value.attr.value in ("loss_scale", "_loss_scale"):
-            kinds = self.kinds(value.value)
-            if POLICY in kinds or self.is_global_policy(value.value):
-                return self._scale_of_policy(value)
-            if kinds & {WRAPPER, FACE, LEFT}:
-                raise Unprovable("two wrappers shared one loss scale here; now each has its own")
+        is_read = isinstance(value, cst.Attribute) and value.attr.value in ("loss_scale", "_loss_scale")
+        if is_read and self.kinds(value.value) & {WRAPPER, FACE, LEFT}:
+            raise Unprovable("two wrappers share one loss scale here: give both a tf_lossscale.SharedLossScale")
         return scale_arguments(value, self.loss_scale_class)
-
-    def _scale_of_policy(self, value: cst.Attribute) -> tuple[list[Argument], list[cst.CSTNode]]:
-        made = [v for v in self._resolver.values(value.value) if v is not None]
-        if len(made) == 1 and isinstance(made[0], cst.Call):
-            bound = bind(made[0].args, SIGNATURES[names.POLICY])
-            if bound and "name" in bound:
-                given = made[0].args[bound["loss_scale"]].value if "loss_scale" in bound else None
-                if given is None or text(given) == "auto":
-                    if text(made[0].args[bound["name"]].value) == "mixed_float16":
-                        return [], [value]
-                elif (converted := scale_arguments(given, lambda _: None)) is not None:
-                    return converted[0], [value]
-        raise Unprovable("policies have no loss_scale any more; give the scale to LossScaleOptimizer")
 
     def _contrib(self, call: cst.Call) -> Written:
         bound = bind(call.args, SIGNATURES[names.CONTRIB])
@@ -209,14 +237,14 @@ class Calls:
         return bool(meaning.old) and meaning.sure and all(o.new.endswith(f".{short}") for _, o in meaning.old)
 
     def is_global_policy(self, expression: cst.BaseExpression) -> bool:
-        """Whether an expression is `global_policy()`, old or new."""
+        """Returns whether an expression is `global_policy()`, old or new."""
         if not isinstance(expression, cst.Call):
             return False
         return any(d.endswith("mixed_precision.global_policy") or d.endswith("experimental.global_policy")
                    for d in self._resolver.dotted(expression.func))  # fmt: skip
 
     def kinds(self, expression: cst.BaseExpression) -> set[str]:
-        """What an expression can evaluate to: a set of the constants of this module, and UNKNOWN."""
+        """Returns the possible values of an expression: a set of the constants of this module, and UNKNOWN."""
         guarded = self._guard(expression)
         if guarded:
             return {guarded}
@@ -256,13 +284,23 @@ class Calls:
         if names.HELPER in dotted:
             return {WRAPPER}
         if UNKNOWN in dotted:
-            return {OTHER} if self._is_own_class(call.func) else {UNKNOWN}
+            return {OTHER} if self._is_own_class(call.func) else self._kinds_of_returned(call.func)
         canonical = {names.canonical(d) for d in dotted}
         if all(d.startswith(names.KERAS_OPTIMIZERS) for d in canonical):
             return {KERAS_OPTIMIZER}
         if all(d.startswith(names.V1_OPTIMIZERS) for d in canonical):
             return {V1_OPTIMIZER}
         return {UNKNOWN}
+
+    def _kinds_of_returned(self, func: cst.BaseExpression) -> set[str]:
+        """Returns the kind of object that a function of this file returns."""
+        found: set[str] = set()
+        for value in self._resolver.returned(func):
+            if value not in self._open:
+                self._open.add(value)
+                found |= self.kinds(value)
+                self._open.discard(value)
+        return found or {UNKNOWN}
 
     def _is_own_class(self, func: cst.BaseExpression) -> bool:
         if not isinstance(func, cst.Name):
@@ -290,6 +328,23 @@ class Calls:
             return False
         meaning = self._resolver.meaning(test.args[1].value)
         return bool(meaning.old) and meaning.roles <= {names.STABLE, names.EXPERIMENTAL, names.OURS}
+
+
+def _items(expression: cst.BaseExpression) -> list[tuple[str, cst.BaseExpression]] | None:
+    """The items of `{"key": value}` or `dict(key=value)`; None if it is neither."""
+    if isinstance(expression, cst.Dict):
+        pairs = [(text(e.key), e.value) for e in expression.elements if isinstance(e, cst.DictElement)]
+        found = [(key, value) for key, value in pairs if key is not None]
+        return found if len(found) == len(expression.elements) else None
+    if isinstance(expression, cst.Call) and isinstance(expression.func, cst.Name) and expression.func.value == "dict":
+        named = [(a.keyword.value, a.value) for a in expression.args if a.keyword]
+        return named if len(named) == len(expression.args) else None
+    return None
+
+
+def _shown(written: Written) -> list[object]:
+    values = [(key, value if isinstance(value, (int, str)) else code(value)) for key, value in written.arguments]
+    return [written.target, *values]
 
 
 def _conditions(test: cst.BaseExpression) -> Sequence[cst.BaseExpression]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from concurrent.futures import BrokenExecutor
 from typing import Any
 
 from tf_lossscale.libraries import optional
@@ -27,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXIT_CODES
-    parser.add_argument("paths", nargs="+", metavar="PATH", help="a Python file, or a folder of them")
+    parser.add_argument("paths", nargs="+", metavar="PATH", help="a Python file or notebook, or a folder of them")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--diff", action="store_true", help="print what would change, as a unified diff (the default)")
     what.add_argument("--write", action="store_true", help="change the files")
@@ -61,11 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
         disable=len(paths) < 2 or not sys.stderr.isatty(),
         leave=False,
     )
-    try:
-        reports = list(progress)
-    except BrokenExecutor as error:
-        print(f"tf-lossscale migrate: {error} Nothing was changed. Try again with --jobs 1.", file=sys.stderr)
-        return 2
+    reports = list(progress)
     console = optional.load("rich.console", "migrate").Console(stderr=True, highlight=False, soft_wrap=True)
     # Before any file is changed: a run that is killed must not leave files changed of which nobody was told.
     _print_findings(reports, console)

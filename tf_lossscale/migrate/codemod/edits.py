@@ -1,4 +1,4 @@
-"""What is to be done to one file: collected first, done later, since an import is decided by its uses."""
+"""The edits of one file: planned first, made later, since the uses of a name decide about its import."""
 
 from __future__ import annotations
 
@@ -46,21 +46,23 @@ class Edits:
         #: Nodes that stay as they are, and names whose bindings stay because such a node goes through them.
         self.frozen: set[cst.CSTNode] = set()
         self.pinned: set[str] = set()
+        #: Whether the policies of this file have loss scales: then they are those of `tf_lossscale.legacy`.
+        self.legacy_policies = False
         self.findings: list[report.Finding] = []
 
     def any(self) -> bool:
-        """Whether there is anything to do."""
+        """Returns whether there is anything to do."""
         return bool(self.expressions or self.todos or self.lines or self.imports)
 
     def replace(self, node: cst.CSTNode, make: Callable[[cst.CSTNode, Now], cst.CSTNode], new: str) -> None:
-        """Has a node replaced, and reports it."""
+        """Replaces a node, and reports it."""
         self.expressions[node] = make
         self._report(node, report.REWRITTEN, new=new)
 
     def replace_name(self, node: cst.CSTNode, dotted: str) -> None:
-        """Has a name replaced by a dotted one."""
-        self.expressions[node] = lambda updated, now: with_parentheses_of(updated, cst.parse_expression(dotted))
+        """Replaces a name by a dotted one, and reports it."""
         self.gone.add(node)
+        self.replace(node, lambda updated, now: with_parentheses_of(updated, cst.parse_expression(dotted)), dotted)
 
     def refuse(self, node: cst.Call, reason: str) -> None:
         """Leaves a call as it is, together with all that the name of its function needs."""

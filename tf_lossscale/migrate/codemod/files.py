@@ -11,12 +11,13 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
-from tf_lossscale.migrate.codemod import names, project, report
+from tf_lossscale.migrate.codemod import names, notebooks, project, report
 from tf_lossscale.migrate.codemod.migrate_file import migrate
+from tf_lossscale.migrate.codemod.sources import Sources
 
 _NEVER = ("__pycache__", "node_modules", "site-packages")
 _NOTEBOOK = ".ipynb"
-_FEW = 16  # starting processes costs more than this many files
+_FEW = 8  # starting a process costs more than this many files
 
 
 class Job(NamedTuple):
@@ -26,7 +27,6 @@ class Job(NamedTuple):
     shown: str
     known: project.Known
     requested: tuple[str, ...]
-    worth_parsing: bool
 
 
 def find(paths: Iterable[str]) -> list[str]:
@@ -82,70 +82,95 @@ def run(paths: Sequence[str], jobs: int = 0) -> Iterator[report.FileReport]:
     Yields:
         A report for each file, with its new content.
     """
-    jobs = min(jobs or os.cpu_count() or 1, max(1, len(paths) // _FEW))
-    with _Pool(jobs) as pool:
-        read = dict(zip(paths, pool.map(_read, paths)))
-        modules = {os.path.realpath(path): bindings for path, (bindings, _) in read.items()}
-        linked = project.Project(modules)
-        work = []
-        for path in paths:
-            real = os.path.realpath(path)
-            known = linked.known(real)
-            worth = read[path][1] or _passes_old_names_on(known)
-            work.append(Job(real, path, known, tuple(sorted(linked.requested(real))), worth))
-        yield from pool.map(_migrate, work)
+    real = {path: os.path.realpath(path) for path in paths}
+    sources = Sources(real.values(), _source)
+    linked = project.Project(sources, sources.importers)
+    worth = linked.with_old_names(sources.with_old_names)
+    work = [
+        Job(real[path], path, linked.known(real[path]), tuple(sorted(linked.requested(real[path]))))
+        for path in paths
+        if real[path] in worth
+    ]
+    done = map_in_processes(_migrate, work, min(jobs or os.cpu_count() or 1, max(1, len(work) // _FEW)))
+    for path in paths:
+        if real[path] in worth:
+            yield next(done) or report.FileReport(
+                path, report.ERROR, error="the process that migrates this file ended; the file is left as it was"
+            )
+        else:
+            yield report.FileReport(path, report.UNCHANGED)
 
 
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
 
 
-class _Pool:
-    """`map` over processes, or in this one where it is not worth the start."""
+def map_in_processes(function: Callable[[_In], _Out], items: Sequence[_In], jobs: int) -> Iterator[_Out | None]:
+    """Maps a function over items in processes that may die.
 
-    def __init__(self, jobs: int):
-        context = multiprocessing.get_context("spawn")
-        self._executor = concurrent.futures.ProcessPoolExecutor(jobs, context) if jobs > 1 else None
+    >>> list(map_in_processes(abs, [-1, 2], jobs=1))
+    [1, 2]
 
-    def __enter__(self) -> _Pool:
-        return self
+    Args:
+        function: of one argument; it and what it takes and returns are pickled, unless `jobs` is 1.
+        items: its arguments.
+        jobs: the number of processes; with 1 everything runs in this one.
 
-    def __exit__(self, *error: object) -> None:
-        if self._executor:
-            self._executor.shutdown(cancel_futures=True)
+    Yields:
+        The results, in order; None for an item that ended the process it was in.
+    """
+    if jobs < 2:
+        yield from map(function, items)
+        return
+    done = 0
+    while done < len(items):
+        with concurrent.futures.ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as executor:
+            try:
+                for future in [executor.submit(function, item) for item in items[done:]]:
+                    result = future.result()
+                    done += 1
+                    yield result
+            except concurrent.futures.BrokenExecutor:
+                pass
+            except BaseException:
+                executor.shutdown(cancel_futures=True)
+                raise
+        if done < len(items):  # one of the next items ended a process: alone it can end its own only
+            yield _alone(function, items[done])
+            done += 1
 
-    def map(self, function: Callable[[_In], _Out], items: Iterable[_In]) -> Iterable[_Out]:
-        """`map`, in order."""
-        if self._executor is None:
-            return map(function, items)
-        return self._executor.map(function, items, chunksize=8)
+
+def _alone(function: Callable[[_In], _Out], item: _In) -> _Out | None:
+    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as executor:
+        try:
+            return executor.submit(function, item).result()
+        except concurrent.futures.BrokenExecutor:
+            return None
 
 
-def _read(path: str) -> tuple[project.Bindings, bool]:
-    """A file's bindings, and whether an old name can stand in it."""
+def _source(path: str) -> bytes:
+    """A file's source, of a notebook that of its code cells; a zero byte if its job has to report what is wrong."""
     try:
         with open(path, "rb") as file:
-            source = file.read()
+            content = file.read()
     except OSError:
-        return project.read(""), True  # the second pass reports it
-    # With a zero byte it may be UTF-16, in which no token would be seen; parsing will say what is wrong.
-    return project.read(source), bool(names.TOKENS.search(source)) or b"\0" in source
-
-
-def _passes_old_names_on(known: project.Known) -> bool:
-    meanings = {m for exported in known.values() for ms in exported.values() for m in ms}
-    return any(names.canonical(m) in names.OLD or names.canonical(m) in names.MODULES for m in meanings)
+        return b"\0"
+    if not path.endswith(_NOTEBOOK):
+        return content
+    try:
+        return notebooks.Notebook(content).source.encode()
+    except ValueError:
+        return b"\0" if names.is_worth_parsing(content) else b""
 
 
 def _migrate(job: Job) -> report.FileReport:
-    if not job.worth_parsing:
-        return report.FileReport(job.shown, report.UNCHANGED)
     try:
         with open(job.path, "rb") as file:
             old = file.read()
         if job.path.endswith(_NOTEBOOK):
-            raise ValueError("is a notebook. Export it (jupyter nbconvert --to script) and migrate the script")
-        new, findings = migrate(old, job.known, job.requested)
+            new, findings = notebooks.rewritten(old, lambda source: migrate(source, job.known, job.requested)[:2])
+        else:
+            new, findings = migrate(old, job.known, job.requested)[:2]
         if new == old:
             return report.FileReport(job.shown, report.UNCHANGED, findings)
         return report.FileReport(job.shown, report.CHANGED, findings, old=old, new=new)
@@ -187,7 +212,7 @@ def _write(changed: report.FileReport) -> None:
     path = os.path.realpath(changed.path)
     with open(path, "rb") as file:
         if file.read() != changed.old:
-            raise ValueError("was changed by somebody else in the meantime. Migrate it again")
+            raise ValueError("changed after it was read, and is left as it is. Run the command again")
     write_atomically(path, changed.new)
 
 

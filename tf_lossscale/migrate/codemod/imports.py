@@ -11,9 +11,11 @@ from tf_lossscale.migrate.codemod.project import join
 from tf_lossscale.migrate.codemod.resolve import Resolver, module_of
 
 _MIXED_PRECISION = "keras.mixed_precision"
+# Modules of which TensorFlow has nothing any more.
+_GONE = (f"{_MIXED_PRECISION}.experimental.", "tensorflow.contrib.mixed_precision.", "tensorflow.mixed_precision.")
 
 
-class ImportPlanner(cst.CSTVisitor):
+class ImportPlanner:
     """Fills the edits of one module with those of its imports; the uses must have been planned.
 
     Args:
@@ -23,7 +25,6 @@ class ImportPlanner(cst.CSTVisitor):
     """
 
     def __init__(self, resolver: Resolver, edits: Edits, requested: set[str]):
-        super().__init__()
         self._resolver = resolver
         self._edits = edits
         self._requested = requested | _listed_in_all(resolver.module)
@@ -44,24 +45,35 @@ class ImportPlanner(cst.CSTVisitor):
             dotted = alias.evaluated_name
             if alias.asname:
                 self._decide(node, alias, dotted, alias.evaluated_alias or "", True)
-            elif names.canonical(dotted) in names.MODULES or "contrib.mixed_precision" in dotted:
+            elif names.canonical(dotted) in names.MODULES or names.canonical(dotted).startswith(_GONE):
                 self._put(node, alias, [Import(dotted.split(".", 1)[0])])
         return False
 
     def _decide(self, node: cst.CSTNode, alias: cst.ImportAlias, dotted: str, bound: str, renamed: bool) -> None:
         name = names.canonical(dotted)
-        if name.rsplit(".", 1)[0] in names.PRIVATE and name not in names.OLD:
-            self._edits.todo(node, f"{dotted.rsplit('.', 1)[1]} is private and has no counterpart.")
-            return
         new = self._new(dotted, name, bound)
+        is_lost = name not in names.OLD and name not in names.EMPTIED
+        is_private = name.rsplit(".", 1)[0] in names.PRIVATE
+        if is_lost and not is_private and not name.startswith(_GONE):
+            return
+        uses, remain = self._uses(node, bound)
+        if is_lost and not uses and name.startswith(_GONE) and not self._is_exported(node, bound):
+            self._put(node, alias, [])
+            return
+        if is_lost:
+            reason = "is private and has no counterpart." if is_private else "is gone and has no counterpart."
+            self._edits.todo(node, f"{dotted if not is_private else dotted.rsplit('.', 1)[1]} {reason}")
+            return
         if (new is None and name not in names.EMPTIED) or not self._may_change(dotted, name):
+            return
+        if new is None and not uses and name.startswith(_GONE) and not self._is_exported(node, bound):
+            self._put(node, alias, [])
             return
         if bound in self._edits.pinned:
             if new is None:
                 return
-            self._edits.todo(node, f"{bound} stays because not every use of it could be rewritten.")
+            self._edits.notice(node, f"{bound} stays because not every use of it could be rewritten.")
             return
-        uses, remain = self._uses(node, bound)
         if uses and not remain and not self._is_exported(node, bound):
             self._put(node, alias, [])
         elif new is not None:
@@ -103,11 +115,9 @@ class ImportPlanner(cst.CSTVisitor):
         return self._resolver.knows(module, name)
 
     def _uses(self, statement: cst.CSTNode, bound: str) -> tuple[int, int]:
-        """How often the binding is used in this file, and how many of these uses will be left."""
+        """Returns the number of uses of the binding in this file, and of those that will be left."""
         uses = remain = 0
-        for node in self._resolver.scopes:
-            if not isinstance(node, cst.Name) or node.value != bound:
-                continue
+        for node in self._resolver.names.get(bound, ()):
             if not self._resolver.is_read(node) and not self._resolver.is_deleted(node):
                 continue
             assignments = self._resolver.assignments(node)

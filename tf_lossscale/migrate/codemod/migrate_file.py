@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import tokenize
 import warnings
 from collections.abc import Collection
 from typing import NamedTuple
 
 import libcst as cst
-import libcst.matchers as m
 from libcst.metadata import MetadataWrapper
 
 from tf_lossscale.migrate.codemod.calls import Calls
 from tf_lossscale.migrate.codemod.edits import MARK, Edits
+from tf_lossscale.migrate.codemod.focus import Focus
 from tf_lossscale.migrate.codemod.imports import ImportPlanner
 from tf_lossscale.migrate.codemod.nesting import TooDeepError, require_shallow
 from tf_lossscale.migrate.codemod.objects import ObjectPlanner
@@ -25,14 +26,13 @@ from tf_lossscale.migrate.codemod.resolve import Resolver
 from tf_lossscale.migrate.codemod.rewrite import Rewriter, loses_comments
 from tf_lossscale.migrate.codemod.unseen import UnseenPlanner
 
-_PASSES = 4
-
 
 class Outcome(NamedTuple):
     """A migrated file."""
 
     source: bytes
     findings: tuple[Finding, ...]
+    is_settled: bool = True  # False if its names may be clearer now than they were
 
 
 def migrate(source: bytes, known: Known | None = None, requested: Collection[str] = ()) -> Outcome:
@@ -56,26 +56,38 @@ def migrate(source: bytes, known: Known | None = None, requested: Collection[str
         ValueError: the file does not parse, is nested too deeply for that, or cannot be written back as it was.
     """
     try:
-        require_shallow(source)
-        return _until_settled(source, known, requested)
+        focus = _focused(source, known or {})
+        if focus is None:
+            require_shallow(source)
+            return _until_settled(source, known, requested)
+        require_shallow(focus.source)
+        outcome = _until_settled(focus.source, known, requested)
+        moved = (dataclasses.replace(finding, line=focus.line(finding.line)) for finding in outcome.findings)
+        return Outcome(focus.whole(outcome.source), tuple(moved))
     except RecursionError as error:
         raise TooDeepError() from error
     except (tokenize.TokenError, SyntaxError, UnicodeError) as error:
         raise _unparsable(source, error) from error
 
 
+def _focused(source: bytes, known: Known) -> Focus | None:
+    """The part of a file that can matter; None if Python does not parse it."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return Focus(source, known)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
 def _until_settled(source: bytes, known: Known | None, requested: Collection[str]) -> Outcome:
+    """Repeats the pass while statements that bound a name in several ways have become one."""
     outcome = one_pass(source, known, requested)
-    findings = list(outcome.findings)
-    # One pass settles what people write. What the old libraries did not have (`experimental.experimental`) may turn
-    # into an old name only when it is rewritten; twice must be once for that as well.
-    for _ in range(_PASSES):
-        again = one_pass(outcome.source, known, requested) if outcome.source != source else outcome
-        if again.source == outcome.source:
-            return Outcome(outcome.source, tuple(findings))
-        findings += [finding for finding in again.findings if finding.kind == REWRITTEN]
-        outcome = again
-    raise ValueError("changes again each time it is rewritten, which is our fault")
+    while not outcome.is_settled:
+        again = one_pass(outcome.source, known, requested)
+        new = (finding for finding in again.findings if finding.kind == REWRITTEN)
+        outcome = again._replace(findings=(*outcome.findings, *new))
+    return outcome
 
 
 def one_pass(source: bytes, known: Known | None = None, requested: Collection[str] = ()) -> Outcome:
@@ -87,8 +99,7 @@ def one_pass(source: bytes, known: Known | None = None, requested: Collection[st
         raise _unparsable(source, error) from error
     if not unchanged:
         raise ValueError("cannot be written back as it is: its bytes are not those of its text")
-    # One tree may hold a node twice where there is no whitespace, and metadata needs each to be itself.
-    wrapper = MetadataWrapper(module)
+    wrapper = MetadataWrapper(module, unsafe_skip_copy=True)  # the parser makes each node but whitespace anew
     resolver = Resolver(wrapper, known)
     calls, edits = Calls(resolver), Edits(resolver)
     tree = wrapper.module
@@ -100,25 +111,28 @@ def one_pass(source: bytes, known: Known | None = None, requested: Collection[st
         UnseenPlanner(resolver, edits),
         ImportPlanner(resolver, edits, set(requested)),
     ):
-        tree.visit(planner)
-    new = tree.visit(Rewriter(edits)) if edits.any() else module
+        resolver.visit(planner)
+    rewriter = Rewriter(edits)
+    new = tree.visit(rewriter) if edits.any() else module
     result = new.bytes
     if result != source:
         if loses_comments(tree, new):
-            raise ValueError("would lose a comment, which is our fault")
-        try:
-            cst.parse_module(result)
-        except cst.ParserSyntaxError as error:
-            raise ValueError(f"would not parse afterwards, which is our fault: {_first_line(error)}") from error
-    return Outcome(result, (*sorted(edits.findings), *_left_by_an_earlier_run(resolver, edits)))
+            raise ValueError("is left as it was, because the rewrite would lose a comment. Please report this")
+        wrong = _as_python_says_it(result)
+        if wrong is not None and _as_python_says_it(source) is None:
+            raise ValueError(
+                f"is left as it was, because the rewrite would not parse: {_first_line(wrong)}. Please report this"
+            )
+    findings = (*sorted(edits.findings), *_left_by_an_earlier_run(resolver, edits))
+    return Outcome(result, findings, is_settled=not rewriter.joined)
 
 
 def _left_by_an_earlier_run(resolver: Resolver, edits: Edits) -> list[Finding]:
-    """What the comments in the file say is left to do, and was not found again."""
+    """Returns the TODOs in comments of the file that were not found again."""
     found = {finding.reason for finding in edits.findings if finding.kind == TODO}
     findings = []
-    for comment in m.findall(resolver.module, m.Comment()):
-        if isinstance(comment, cst.Comment) and comment.value.startswith(MARK):
+    for comment in resolver.comments():
+        if comment.value.startswith(MARK):
             reason = comment.value[len(MARK) :].strip()
             if not any(known and known.startswith(reason) for known in found):
                 start = resolver.positions[comment].start

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Old(NamedTuple):
-    """What an old name is, and the name that does its job now.
+    """An old name, and the name that replaces it.
 
     >>> OLD["keras.mixed_precision.experimental.set_policy"].new
     'keras.mixed_precision.set_global_policy'
@@ -35,12 +35,16 @@ WRAPPERS = (STABLE, EXPERIMENTAL, CONTRIB, OURS)
 WRAPPER = "tf_lossscale.LossScaleOptimizer"
 HELPER = "tf_lossscale.legacy.from_loss_scale"
 LEGACY_MODULE = "tf_lossscale.legacy"
+POLICIES = f"{LEGACY_MODULE}.experimental"  # policies that have a loss scale
 FACES = {
     EXPERIMENTAL: "tf_lossscale.legacy.experimental.LossScaleOptimizer",
     CONTRIB: "tf_lossscale.legacy.contrib.LossScaleOptimizer",
 }
 
 _KERAS = "keras.mixed_precision"
+
+# The libraries that had the old names: modules of a project do not hide them.
+LIBRARIES = ("tensorflow", "tensorflow_core", "keras", "tf_keras", "tf_lossscale")
 
 # Beginnings of a dotted name that mean the same library. Applied until none fits.
 _ROOTS = (
@@ -52,6 +56,8 @@ _ROOTS = (
     ("tf_keras.", "keras."),
     ("keras.src.", "keras."),
     ("keras.api._v2.keras.", "keras."),
+    # No library had it, but an alias may lead there.
+    ("keras.mixed_precision.experimental.experimental.", "keras.mixed_precision.experimental."),
 )
 
 OLD: dict[str, Old] = {
@@ -137,6 +143,9 @@ STATE = {
     "_num_good_steps": "dynamic_counter",
 }
 
+# In a notebook, the beginning of the name that stands for a line of IPython's own syntax.
+IPYTHON = "_tf_lossscale_line_"
+
 # Methods of the originals that subclasses override; tf_lossscale does not call them.
 HOOKS = (
     "_apply_gradients",
@@ -154,11 +163,29 @@ V1_OPTIMIZERS = ("tensorflow.train.",)
 # The beginnings of all of the above: `tf.keras` may lead to an old name, `tf.data` does not.
 LEADING = {".".join(name.split(".")[:n]) for name in (*OLD, *MODULES) for n in range(1, name.count(".") + 2)}
 
-# What a file must contain, as bytes, to be worth parsing.
-TOKENS = re.compile(
-    rb"\bmixed_precision\b|mixed_precision_graph_rewrite|LossScale|\.experimental\s+import|TODO\(tf-lossscale\)"
-    rb"|loss_scale['\"]?\s*[:=]\s*['\"]dynamic"
+# A file without any of these words has no old name, and no comment of an earlier run.
+_WORDS = (
+    b"mixed_precision",
+    b"LossScale",
+    b"training.experimental",
+    b"get_scaled_loss",
+    b"get_unscaled_gradients",
+    b"TODO(tf-lossscale)",
+    b"\0",  # it may be UTF-16, in which no word is seen; parsing will say what is wrong
 )
+_UNPACKED = re.compile(rb"loss_scale['\"]?\s*[:=]\s*['\"]dynamic")
+
+
+def is_worth_parsing(source: bytes) -> bool:
+    """Returns whether an old name can stand in a file, by a search for words.
+
+    >>> is_worth_parsing(b"tf.keras.mixed_precision.Policy"), is_worth_parsing(b"tf.keras.Model")
+    (True, False)
+
+    Args:
+        source: the file's bytes.
+    """
+    return any(word in source for word in _WORDS) or (b"loss_scale" in source and bool(_UNPACKED.search(source)))
 
 
 def canonical(dotted: str) -> str:

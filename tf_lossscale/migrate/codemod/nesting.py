@@ -1,4 +1,4 @@
-"""How deeply a source file is nested, measured on its tokens.
+"""The depth of nesting of a source file, measured on its tokens.
 
 LibCST's parser is native code that recurses: a file that is nested too deeply overflows the stack and ends the process.
 The tokenizer does not recurse, so the measure is taken before the parser sees the file.

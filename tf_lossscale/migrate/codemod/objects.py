@@ -6,14 +6,21 @@ import libcst as cst
 
 from tf_lossscale.migrate.codemod import calls as kinds
 from tf_lossscale.migrate.codemod import names
-from tf_lossscale.migrate.codemod.arguments import code
+from tf_lossscale.migrate.codemod.arguments import code, number, text
 from tf_lossscale.migrate.codemod.calls import Calls
 from tf_lossscale.migrate.codemod.edits import Edits, with_parentheses_of
 from tf_lossscale.migrate.codemod.project import UNKNOWN
 from tf_lossscale.migrate.codemod.resolve import Resolver
 
+# What `x.loss_scale` is a tensor of, or what had no `x.loss_scale()` to call.
+_HAVE_A_TENSOR = {kinds.WRAPPER, kinds.FACE, kinds.KERAS_OPTIMIZER, kinds.V1_OPTIMIZER}
+_METHODS = ("get_scaled_loss", "get_unscaled_gradients")  # of the old class, and of no other
+_COMPILED = "compile() under mixed_float16 wraps a bare optimizer in Keras's own class"
+_TAKES = "_loss_scale takes an object with the methods __call__() and update(grads), such as a LossScale"
+_GIVE = "Give compile() a tf_lossscale.LossScaleOptimizer."
 
-class ObjectPlanner(cst.CSTVisitor):
+
+class ObjectPlanner:
     """Fills the edits of one module with those of attributes.
 
     Args:
@@ -23,18 +30,71 @@ class ObjectPlanner(cst.CSTVisitor):
     """
 
     def __init__(self, resolver: Resolver, calls: Calls, edits: Edits):
-        super().__init__()
         self._resolver = resolver
         self._calls = calls
         self._edits = edits
         self._handled: set[cst.CSTNode] = set()
+        self._open: set[cst.CSTNode] = set()
+        self._said: set[tuple[cst.CSTNode | None, str]] = set()  # (function, optimizer)
 
     def visit_Call(self, node: cst.Call) -> None:
         self._call_of_loss_scale(node)
+        self._tested(node)
 
     def visit_Attribute(self, node: cst.Attribute) -> None:
         if node not in self._handled and node.attr.value in ("_optimizer", "_loss_scale", "loss_scale"):
             self._attribute(node)
+        if node.attr.value in _METHODS and self._may_be_compiled(node.value):
+            self._say(node, node.value, f"has no {node.attr.value}")
+
+    def _tested(self, node: cst.Call) -> None:
+        """`isinstance(x, LossScaleOptimizer)` and `hasattr(x, "get_scaled_loss")`: false of what `compile` makes."""
+        if len(node.args) != 2:
+            return
+        tested, what = (argument.value for argument in node.args)
+        if self._resolver.is_builtin(node.func, "isinstance"):
+            if not self._resolver.meaning(what).roles & {names.STABLE, names.EXPERIMENTAL}:
+                return
+            lacks = "is no instance of this class"
+        elif self._resolver.is_builtin(node.func, "hasattr") and text(what) in _METHODS:
+            lacks = f"has no {text(what)}"
+        else:
+            return
+        if self._may_be_compiled(tested):
+            self._said.discard(self._place(node, tested))
+            self._say(node, tested, lacks)
+
+    def _may_be_compiled(self, expression: cst.BaseExpression) -> bool:
+        """Returns whether an expression may be the optimizer that `compile` made: `model.optimizer`, or a parameter."""
+        if expression in self._open or UNKNOWN not in self._calls.kinds(expression):
+            return False
+        if isinstance(expression, cst.Name):
+            reaching = [getattr(a, "node", None) for a in self._resolver.reaching(expression)]
+            if any(isinstance(node, cst.Param) for node in reaching):
+                return expression.value != "self" and self._resolver.uses_old_api
+        elif not isinstance(expression, cst.Attribute) or expression.attr.value != "optimizer":
+            return False
+        values = [value for value in self._resolver.values(expression) if value is not None]
+        if not values:
+            return isinstance(expression, cst.Attribute)
+        self._open.add(expression)
+        found = any(self._may_be_compiled(value) for value in values)
+        self._open.discard(expression)
+        return found
+
+    def _is_of_model(self, expression: cst.BaseExpression) -> bool:
+        """Returns whether an expression is the optimizer of a model, which this file does not assign."""
+        is_unknown = self._resolver.values(expression) == [None] and isinstance(expression, cst.Attribute)
+        return is_unknown and self._may_be_compiled(expression)
+
+    def _say(self, node: cst.CSTNode, optimizer: cst.BaseExpression, what: str) -> None:
+        """Reports that Keras's own class may come here, once for an object in a function."""
+        if self._place(node, optimizer) not in self._said:
+            self._said.add(self._place(node, optimizer))
+            self._edits.notice(node, f"{_COMPILED}, which {what}. {_GIVE}")
+
+    def _place(self, node: cst.CSTNode, optimizer: cst.BaseExpression) -> tuple[cst.CSTNode | None, str]:
+        return self._resolver.enclosing(node, cst.FunctionDef), code(optimizer)
 
     def _call_of_loss_scale(self, node: cst.Call) -> None:
         """`opt.loss_scale()`: a method-like object until TensorFlow 2.3, a tensor since."""
@@ -44,7 +104,10 @@ class ObjectPlanner(cst.CSTVisitor):
                 self._call_of_kept_loss_scale(node, func)
             return
         found = self._calls.kinds(func.value)
-        if found == {kinds.WRAPPER}:
+        of_model = self._is_of_model(func.value) and self._resolver.uses_an_old_name
+        if of_model:
+            self._say(node, func.value, "has no loss_scale")
+        if of_model or (kinds.WRAPPER in found and found <= _HAVE_A_TENSOR):
             self._handled.add(func)
             self._edits.replace(
                 node,
@@ -72,7 +135,9 @@ class ObjectPlanner(cst.CSTVisitor):
                 continue
             if self._calls.kinds(value.value) == {kinds.WRAPPER}:
                 shown = f"{code(value.value)}.loss_scale"
-                self._edits.todo(node, f"{func.value} is a tensor now, of the moment it was read. Read {shown} here.")
+                self._edits.todo(
+                    node, f"{func.value} is a tensor, which cannot be called and does not change. Read {shown} here."
+                )
 
     def _is_own_method(self, func: cst.Attribute) -> bool:
         owner = self._resolver.enclosing(func, cst.ClassDef)
@@ -86,7 +151,10 @@ class ObjectPlanner(cst.CSTVisitor):
         """Private attributes of a wrapper, and those of its old loss scale object."""
         found = self._calls.kinds(node.value)
         attribute = node.attr.value
-        if kinds.WRAPPER not in found:
+        if attribute == "_loss_scale" and not self._resolver.is_read(node):
+            self._replaced(node, found)
+            return
+        if kinds.WRAPPER not in found or not self._resolver.is_read(node):
             return
         parent = self._resolver.parents[node]
         if attribute == "_optimizer":
@@ -94,16 +162,33 @@ class ObjectPlanner(cst.CSTVisitor):
                 self._rename(node, "inner_optimizer")
             else:
                 self._edits.todo(node, f"if {code(node.value)} is a LossScaleOptimizer, write inner_optimizer.")
-        elif not self._resolver.is_read(node):
-            if attribute == "_loss_scale":
-                self._edits.todo(
-                    node,
-                    "only a tf_lossscale.legacy.LossScale can be put in. Better: give LossScaleOptimizer its numbers.",
-                )
         elif isinstance(parent, cst.Attribute) and parent.value is node:
             self._state(parent, node, found)
         elif attribute == "_loss_scale" and found == {kinds.WRAPPER} and not self._resolver.assigns("_loss_scale"):
             self._rename(node, "loss_scale")
+
+    def _replaced(self, node: cst.Attribute, found: set[str]) -> None:
+        """`opt._loss_scale = ...`, on a wrapper or in a subclass of one."""
+        if not found & {kinds.WRAPPER, kinds.FACE} and not self._is_own_wrapper(node.value):
+            return
+        value = self._resolver.value_assigned_to(node)
+        dotted = self._resolver.dotted(value.func) if isinstance(value, cst.Call) else set()
+        is_tensor = any(
+            names.canonical(d).startswith("tensorflow.") and names.canonical(d) not in names.OLD for d in dotted
+        )
+        if is_tensor or (value is not None and number(value) is not None):
+            self._edits.todo(node, f"{_TAKES}, not a number or tensor.")
+        else:
+            self._edits.notice(node, f"{_TAKES}.")
+
+    def _is_own_wrapper(self, expression: cst.BaseExpression) -> bool:
+        """Returns whether an expression is `self` in a subclass of an old wrapper."""
+        owner = self._resolver.enclosing(expression, cst.ClassDef)
+        return (
+            isinstance(owner, cst.ClassDef)
+            and code(expression) == "self"
+            and any(self._resolver.meaning(base.value).roles & set(names.WRAPPERS) for base in owner.bases)
+        )
 
     def _state(self, outer: cst.Attribute, node: cst.Attribute, found: set[str]) -> None:
         name = outer.attr.value
@@ -116,7 +201,9 @@ class ObjectPlanner(cst.CSTVisitor):
                 f"{code(node.value)}.{new}",
             )
         elif node.attr.value == "_loss_scale" or name in ("update", "multiplier", "get_config"):
-            self._edits.todo(outer, f"the loss scale is no object any more; {name} has no public counterpart.")
+            self._edits.todo(
+                outer, f"the loss scale is a tensor, which has no {name}; the wrapper moves its loss scale by itself."
+            )
 
     def _rename(self, node: cst.Attribute, new: str) -> None:
         shown = f"{code(node.value)}.{new}"

@@ -26,8 +26,10 @@ _TRANSPARENT = (
     cst.Tuple,
 )
 
+_CHOOSE = f"Write {names.WRAPPER} or {names.FACES[names.EXPERIMENTAL]}."
 
-class Planner(cst.CSTVisitor):
+
+class Planner:
     """Fills the edits of one module.
 
     Args:
@@ -37,7 +39,6 @@ class Planner(cst.CSTVisitor):
     """
 
     def __init__(self, resolver: Resolver, calls: Calls, edits: Edits):
-        super().__init__()
         self._resolver = resolver
         self._edits = edits
         self._handled: set[cst.CSTNode] = set()
@@ -50,8 +51,6 @@ class Planner(cst.CSTVisitor):
             self._probe(node)
         elif self._resolver.is_builtin(node.func, "getattr"):
             self._getattr(node)
-        elif self._resolver.is_builtin(node.func, "isinstance") and len(node.args) == 2:
-            self._isinstance(node)
         meaning = self._resolver.meaning(node.func)
         if meaning.old:
             self._call_of_old_name(node, meaning)
@@ -153,20 +152,13 @@ class Planner(cst.CSTVisitor):
 
         self._edits.replace(node, make, f"hasattr({module}, {quote}{short}{quote})")
 
-    def _isinstance(self, node: cst.Call) -> None:
-        tested, classes = (argument.value for argument in node.args)
-        if isinstance(tested, cst.Attribute) and code(tested) == "self.optimizer":
-            old = self._resolver.meaning(classes)
-            if old.roles & {names.STABLE, names.EXPERIMENTAL}:
-                self._edits.notice(node, "compile() under mixed_float16 wraps in Keras's class: give it one of ours.")
-
     def _getattr(self, node: cst.Call) -> None:
         if len(node.args) == 2 and self._resolver.meaning(node).old:
             self._reference(node)
         elif len(node.args) == 3 and (attribute := text(node.args[1].value)) is not None:
             bases = self._resolver.dotted(node.args[0].value) - {UNKNOWN}
             if any(names.canonical(f"{base}.{attribute}") in {*names.OLD, *names.MODULES} for base in bases):
-                self._edits.notice(node, "getattr with a default hides an old name: it gives the default from now on.")
+                self._edits.notice(node, f"TensorFlow has no {attribute} any more: this getattr returns its default.")
 
     # Names and attributes. --------------------------------------------------------------------------------------
 
@@ -203,15 +195,16 @@ class Planner(cst.CSTVisitor):
         meaning = self._resolver.meaning(node)
         roles = meaning.roles
         if roles & {names.KERAS_FUNCTION, names.POLICY}:
-            self._rename_keras(node, meaning)
+            self._policy_name(node, meaning)
             return
-        target = self._target(node, roles)
+        target = self._target(node, roles) or self._told_by_subclass(node, roles)
         if target is None:
-            self._edits.todo(node, f"{code(node)} was one of two classes here, with different arguments.")
+            self._edits.todo(
+                node, f"{code(node)} is one of two classes here, which take different arguments. {_CHOOSE}"
+            )
             target = names.WRAPPER
         if not self._keeps_name(node, target):
             self._edits.replace_name(node, target)
-            self._edits.replace(node, self._edits.expressions[node], target)
 
     def _target(self, node: cst.BaseExpression, roles: set[str]) -> str | None:
         if roles <= set(names.WRAPPERS):
@@ -221,6 +214,15 @@ class Planner(cst.CSTVisitor):
             return names.FACES[next(iter(roles))] if len(roles) == 1 else None
         new = {old.new for _, old in self._resolver.meaning(node).old}
         return new.pop() if len(new) == 1 else None
+
+    def _told_by_subclass(self, node: cst.BaseExpression, roles: set[str]) -> str | None:
+        """The class that a subclass of one of two classes takes its own `super().__init__` for."""
+        owner = self._resolver.enclosing(node, cst.ClassDef)
+        is_base = isinstance(owner, cst.ClassDef) and any(base.value is node for base in owner.bases)
+        if not is_base or not roles <= {names.STABLE, names.EXPERIMENTAL, names.OURS}:
+            return None
+        is_old = self.calls.is_old_base(owner)
+        return None if is_old is None else names.FACES[names.EXPERIMENTAL] if is_old else names.WRAPPER
 
     def _context(self, node: cst.BaseExpression) -> str:
         """ "type" where a class is only named or compared, "value" where it can be called or derived from."""
@@ -242,7 +244,7 @@ class Planner(cst.CSTVisitor):
         return "value"
 
     def _keeps_name(self, node: cst.BaseExpression, target: str) -> bool:
-        """Whether the name is bound by a statement that is rewritten to bind it to the target."""
+        """Returns whether the name is bound by a statement that is rewritten to bind it to the target."""
         if isinstance(node, cst.Name) and node.value in self._edits.pinned:
             return False
         meaning = self._resolver.meaning(node)
@@ -254,6 +256,15 @@ class Planner(cst.CSTVisitor):
         if isinstance(node, cst.Name):
             return bool(self._resolver.assignments(node))
         return self._resolver.through_project(node)
+
+    def _policy_name(self, node: cst.BaseExpression, meaning: Meaning) -> None:
+        if node in self._edits.expressions:
+            return
+        short = {dotted.rsplit(".", 1)[1] for dotted, _ in meaning.old}
+        if self._edits.legacy_policies and len(short) == 1 and self._context(node) != "type":
+            self._edits.replace_name(node, f"{names.POLICIES}.{short.pop()}".replace("set_global_policy", "set_policy"))
+        else:
+            self._rename_keras(node, meaning)
 
     def _rename_keras(self, node: cst.BaseExpression, meaning: Meaning) -> None:
         """`x.experimental.set_policy` -> `x.set_global_policy`; the module in front is renamed by its own rule."""
@@ -293,6 +304,5 @@ class Planner(cst.CSTVisitor):
         if len(new) == 1 and not isinstance(parent, cst.Attribute):
             (module,) = new
             self._edits.replace_name(node, module)
-            self._edits.replace(node, self._edits.expressions[node], module)
             return False
         return True

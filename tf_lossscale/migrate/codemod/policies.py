@@ -1,8 +1,10 @@
-"""Decides what becomes of `Policy(name, loss_scale=...)`: a policy, and a wrapper around what `compile` is given."""
+"""Decides what becomes of dtype policies that have a loss scale; those of today's Keras have none.
+
+The default loss scale is dropped. Where a policy has another one, or where it is read, the policies of the file become
+those of `tf_lossscale.legacy.experimental`, which have one. What `compile` is given stays as it is.
+"""
 
 from __future__ import annotations
-
-import contextlib
 
 import libcst as cst
 
@@ -19,14 +21,20 @@ from tf_lossscale.migrate.codemod.arguments import (
     text,
 )
 from tf_lossscale.migrate.codemod.calls import Calls
-from tf_lossscale.migrate.codemod.edits import Edits, Now
+from tf_lossscale.migrate.codemod.edits import Edits
 from tf_lossscale.migrate.codemod.resolve import Resolver
 
-_GONE = "policies have no loss_scale any more"
-_WRAP = f"{_GONE}: give compile() the optimizer in a tf_lossscale.LossScaleOptimizer"
+_WRAPS = (
+    "compile() under mixed_float16 wraps a bare optimizer in Keras's own class. For this package's class give "
+    "compile() a tf_lossscale.LossScaleOptimizer, or call tf_lossscale.install()."
+)
+_DOES_NOT_READ = (
+    "compile() does not read the loss_scale of a policy. Give compile() a tf_lossscale.LossScaleOptimizer with this "
+    "scale, or call tf_lossscale.install()."
+)
 
 
-class PolicyPlanner(cst.CSTVisitor):
+class PolicyPlanner:
     """Fills the edits of one module with those of policies.
 
     Args:
@@ -36,110 +44,74 @@ class PolicyPlanner(cst.CSTVisitor):
     """
 
     def __init__(self, resolver: Resolver, calls: Calls, edits: Edits):
-        super().__init__()
         self._resolver = resolver
         self._calls = calls
         self._edits = edits
-        self._policies: list[tuple[cst.Call, int]] = []  # with the index of loss_scale
-        self._compiled: list[tuple[cst.Call, cst.BaseExpression]] = []  # with the optimizer
+        self._policies: list[tuple[cst.Call, cst.BaseExpression, int]] = []  # with the name, and loss_scale's index
+        self._compiled: list[cst.Call] = []
         self._wraps = False
         self._reads: list[cst.Attribute] = []
-        self._consumed: set[cst.CSTNode] = set()  # of these the value is in a wrapper's arguments already
 
     def visit_Call(self, node: cst.Call) -> None:
         meaning = self._resolver.meaning(node.func)
         if meaning.old and meaning.roles <= {names.POLICY}:
             bound = bind(node.args, SIGNATURES[names.POLICY])
-            if bound and "loss_scale" in bound:
-                self._policies.append((node, bound["loss_scale"]))
+            if bound and len(bound) == len(SIGNATURES[names.POLICY]):
+                self._policies.append((node, node.args[bound["name"]].value, bound["loss_scale"]))
         elif meaning.roles & set(names.WRAPPERS):
             self._wraps = True
-            with contextlib.suppress(Unprovable):
-                self._consumed.update(self._calls.written(node, meaning).consumed)
-        elif isinstance(node.func, cst.Attribute) and node.func.attr.value == "compile":
-            for index, argument in enumerate(node.args):
-                is_first = index == 0 and argument.keyword is None and len(node.args) > 1
-                if is_first or (argument.keyword and argument.keyword.value == "optimizer"):
-                    self._compiled.append((node, argument.value))
+        elif isinstance(node.func, cst.Attribute) and node.func.attr.value == "compile" and _has_optimizer(node):
+            self._compiled.append(node)
 
     def visit_Attribute(self, node: cst.Attribute) -> None:
         if node.attr.value == "loss_scale" and self._calls.kinds(node.value) == {kinds.POLICY}:
             self._reads.append(node)
 
     def leave_Module(self, original_node: cst.Module) -> None:
-        left = [read for read in self._reads if read not in self._consumed]
-        for read in left:
-            self._edits.todo(read, f"{_GONE}; give the scale to LossScaleOptimizer.")
-        for policy, index in self._policies:
-            try:
-                if left:
-                    raise Unprovable(f"{_GONE}, and this one is read elsewhere")
-                self._settle(policy, policy.args[index].value)
-            except Unprovable as refusal:
-                self._edits.refuse(policy, f"{refusal}.")
-                continue
-            kept = [(a.keyword.value if a.keyword else None, i) for i, a in enumerate(policy.args) if i != index]
-            written = Written("", kept)
-            self._rewrite(policy, written)
+        if self._reads or not all(self._is_default(policy) for policy in self._policies):
+            if (
+                self._compiled
+                and not self._reads
+                and all(code(p.args[i].value) == "None" for p, _, i in self._policies)
+            ):
+                self._never_wrap()
+            else:
+                self._keep_loss_scales()
+        if not self._edits.legacy_policies:
+            for policy, _, index in self._policies:
+                kept: list[Argument] = [(_keyword(a), i) for i, a in enumerate(policy.args) if i != index]
+                self._rewrite(policy, Written("", kept))
+        for policy, name, index in self._policies:
+            scaled = text(name) in (None, "mixed_float16") and code(policy.args[index].value) != "None"
+            if scaled and (self._compiled or not self._wraps):
+                is_default = self._is_default((policy, name, index))
+                self._edits.notice(policy, _WRAPS if is_default else _DOES_NOT_READ)
 
-    def _settle(self, policy: cst.Call, scale: cst.BaseExpression) -> None:
-        """Does elsewhere what the policy's loss_scale did, or raises Unprovable."""
-        if len(self._policies) > 1 and len({code(p.args[i].value) for p, i in self._policies}) > 1:
-            raise Unprovable(f"{_WRAP} (there are several policies in this file)")
+    def _is_default(self, policy: tuple[cst.Call, cst.BaseExpression, int]) -> bool:
+        call, name, index = policy
+        scale = call.args[index].value
         if text(scale) == "auto":
-            return  # compile() wraps by itself
-        if isinstance(scale, cst.Name) and scale.value == "None":
-            self._never_wrap(policy)
-            return
-        converted = self._calls.scale(scale)
-        if not self._compiled and self._wraps and converted is not None:
-            self._edits.notice(policy, "the wrapper in this file decides; a compile() in another one needs its own.")
-            return
-        if not self._compiled:
-            if text(scale) == "dynamic" and text(policy.args[0].value) == "mixed_float16":
-                self._edits.notice(policy, "compile() wraps by itself: in Keras's class, unless given ours.")
-                return
-            raise Unprovable(_WRAP)
-        if converted is None:
-            raise Unprovable(f"{_GONE}: give compile() tf_lossscale.legacy.from_loss_scale(optimizer, {code(scale)})")
-        if policy is self._policies[0][0]:
-            self._wrap_compiled(*converted)
+            return True
+        if text(name) == "mixed_float16":
+            return text(scale) == "dynamic"
+        return text(name) is not None and code(scale) == "None"
 
-    def _wrap_compiled(self, arguments: list[Argument], consumed: list[cst.CSTNode]) -> None:
-        wanted = []
-        for _, optimizer in self._compiled:
-            found = self._calls.kinds(optimizer)
-            if found == {kinds.WRAPPER}:
-                continue
-            if found != {kinds.KERAS_OPTIMIZER}:
-                raise Unprovable(f"{_WRAP} (here it cannot be seen whether it is in one already)")
-            wanted.append(optimizer)
-        shown = [code(optimizer) for optimizer in wanted if isinstance(optimizer, (cst.Name, cst.Attribute))]
-        if len(shown) != len(set(shown)):
-            raise Unprovable(f"{_WRAP} (one optimizer is compiled into several models)")
-        self._edits.gone.update(consumed)
-        for optimizer in wanted:
-            inner = cst.Call(cst.parse_expression(names.WRAPPER), [cst.Arg(optimizer)])
-            written = Written(names.WRAPPER, [(None, 0), *arguments])
+    def _keep_loss_scales(self) -> None:
+        self._edits.legacy_policies = True
+        for read in self._reads:
+            for policy in (read.value, *self._resolver.values(read.value)):
+                if isinstance(policy, cst.Call) and f"{names.POLICIES}.global_policy" not in self._resolver.dotted(
+                    policy.func
+                ):
+                    short = "global_policy" if self._calls.is_global_policy(policy) else "Policy"
+                    self._edits.replace_name(policy.func, f"{names.POLICIES}.{short}")
 
-            def make(updated: cst.CSTNode, now: Now, written: Written = written) -> cst.CSTNode:
-                call = cst.Call(cst.parse_expression(names.WRAPPER), [cst.Arg(updated)])
-                return rewritten(call, written, None, now)
-
-            self._edits.replace(optimizer, make, code(rewritten(inner, written, None, lambda old: old)))
-
-    def _never_wrap(self, policy: cst.Call) -> None:
-        """`loss_scale=None` said: do not wrap."""
-        if any(d.startswith("tf_keras") for d in self._resolver.dotted(policy.func)) or not self._compiled:
-            raise Unprovable(
-                f"{_GONE}: None said that compile() must not wrap; say compile(..., auto_scale_loss=False)"
-            )
-        for call in dict.fromkeys(call for call, _ in self._compiled):
-            if any(a.star or (a.keyword and a.keyword.value == "auto_scale_loss") for a in call.args):
-                continue
-            kept: list[Argument] = [(a.keyword.value if a.keyword else None, i) for i, a in enumerate(call.args)]
-            written = Written("", [*kept, ("auto_scale_loss", "False")])
-            self._rewrite(call, written)
+    def _never_wrap(self) -> None:
+        """`loss_scale=None` said that `compile` must not wrap the optimizer."""
+        for call in self._compiled:
+            if not any(a.star or (a.keyword and a.keyword.value == "auto_scale_loss") for a in call.args):
+                kept: list[Argument] = [(_keyword(a), i) for i, a in enumerate(call.args)]
+                self._rewrite(call, Written("", [*kept, ("auto_scale_loss", "False")]))
 
     def _rewrite(self, call: cst.Call, written: Written) -> None:
         self._edits.replace(
@@ -149,7 +121,18 @@ class PolicyPlanner(cst.CSTVisitor):
         )
 
 
-class RefusalPlanner(cst.CSTVisitor):
+def _has_optimizer(call: cst.Call) -> bool:
+    first = call.args[0] if len(call.args) > 1 else None
+    return (first is not None and first.keyword is None) or any(
+        a.keyword and a.keyword.value == "optimizer" for a in call.args
+    )
+
+
+def _keyword(argument: cst.Arg) -> str | None:
+    return argument.keyword.value if argument.keyword else None
+
+
+class RefusalPlanner:
     """Fills the edits of one module with the calls that cannot be proven equal to anything new.
 
     Args:
@@ -159,7 +142,6 @@ class RefusalPlanner(cst.CSTVisitor):
     """
 
     def __init__(self, resolver: Resolver, calls: Calls, edits: Edits):
-        super().__init__()
         self._resolver = resolver
         self._calls = calls
         self._edits = edits
@@ -175,4 +157,4 @@ class RefusalPlanner(cst.CSTVisitor):
             return
         same_arguments = [(a.keyword.value if a.keyword else None, i) for i, a in enumerate(node.args)]
         if not meaning.sure and (list(written.arguments) != same_arguments or isinstance(node.func, cst.Attribute)):
-            self._edits.refuse(node, f"{code(node.func)} may be something else here as well.")
+            self._edits.refuse(node, f"{code(node.func)} is not always TensorFlow's class here.")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from tf_lossscale.migrate.codemod import names
@@ -16,7 +16,7 @@ UNKNOWN = "?"
 
 
 class Bindings(NamedTuple):
-    """What a module binds at its top level, as it is written there."""
+    """The names that a module binds at its top level, as they are written there."""
 
     names: dict[str, list[str]]  # name -> dotted names it may stand for; UNKNOWN for what is no import or alias
     stars: list[str]  # modules of `from module import *`
@@ -44,7 +44,7 @@ def read(source: str | bytes) -> Bindings:
         _read_statement(statement, bindings)
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
-            bindings.imports.append((_module(node), [alias.name for alias in node.names]))
+            bindings.imports.append((module_of(node), [alias.name for alias in node.names]))
         elif isinstance(node, ast.Import):
             bindings.imports.extend((alias.name, []) for alias in node.names)
     return bindings
@@ -68,7 +68,7 @@ def _read_statement(statement: ast.stmt, bindings: Bindings) -> None:
             bound = alias.asname or alias.name.split(".", 1)[0]
             _bind(bindings, bound, [alias.name if alias.asname else bound])
     elif isinstance(statement, ast.ImportFrom):
-        module = _module(statement)
+        module = module_of(statement)
         for alias in statement.names:
             if alias.name == "*":
                 bindings.stars.append(module)
@@ -97,7 +97,8 @@ def _dotted(value: ast.expr, bindings: Bindings) -> list[str]:
     return [] if isinstance(value, ast.Constant) and value.value is None else [UNKNOWN]
 
 
-def _module(node: ast.ImportFrom) -> str:
+def module_of(node: ast.ImportFrom) -> str:
+    """Returns the module of a `from` import, as it is written."""
     return "." * node.level + (node.module or "")
 
 
@@ -134,29 +135,47 @@ class Project:
 
     Args:
         modules: absolute path -> its bindings.
+        importers: returns at least the paths that import one; all if not given.
     """
 
-    def __init__(self, modules: dict[str, Bindings]):
+    def __init__(self, modules: Mapping[str, Bindings], importers: Callable[[str], Iterable[str]] | None = None):
         self._modules = modules
+        self._importers = importers or (lambda path: modules)
         self._by_tail: dict[str, list[str]] = {}
         for path in modules:
-            self._by_tail.setdefault(_tail(path), []).append(path)
+            self._by_tail.setdefault(tail(path), []).append(path)
         self._exports: dict[str, dict[str, list[str]]] = {}
         self._open: set[str] = set()
-        self._requested: dict[str, set[str]] = {}
-        for path, bindings in modules.items():
-            for module, wanted in bindings.imports:
-                provider = self._find(path, module)
-                if provider:
-                    self._requested.setdefault(provider, set()).update(wanted or {"*"})
-                for name in wanted:
-                    inner = self._find(path, join(module, name))
-                    if inner:  # used as module.name: any name of it may be meant
-                        self._requested.setdefault(inner, set()).add("*")
 
     def requested(self, path: str) -> set[str]:
         """Returns the names that other files take from this one; "*" among them if that can be any."""
-        return self._requested.get(path, set())
+        found: set[str] = set()
+        for other in self._importers(path):
+            for module, wanted in self._modules[other].imports:
+                if self._find(other, module) == path:
+                    found.update(wanted or {"*"})
+                if any(self._find(other, join(module, name)) == path for name in wanted):
+                    found.add("*")  # used as module.name: any name of it may be meant
+        return found
+
+    def with_old_names(self, paths: Iterable[str]) -> set[str]:
+        """Returns the given files, and those that take an old name from one of them, however far.
+
+        Args:
+            paths: the files in which an old name stands.
+        """
+        found = set(paths)
+        waiting = list(found)
+        while waiting:
+            provider = waiting.pop()
+            if _has_old_name(self._exported(provider)):
+                new = {other for other in self._importers(provider) if self._takes_old_name(other)} - found
+                found |= new
+                waiting += new
+        return found
+
+    def _takes_old_name(self, path: str) -> bool:
+        return any(_has_old_name(exported) for exported in self.known(path).values())
 
     def known(self, path: str) -> Known:
         """Returns what this file can reach in other files of the project, old names only."""
@@ -218,12 +237,12 @@ class Project:
 
     def _find_absolute(self, path: str, module: str) -> str | None:
         tail = module.replace(".", os.sep)
-        if not tail:
+        if not tail or module.split(".", 1)[0] in names.LIBRARIES:
             return None
         matches = [
             candidate
             for candidate in self._by_tail.get(tail.rsplit(os.sep, 1)[-1], [])
-            if _stem(candidate).endswith(os.sep + tail)
+            if _stem(candidate).endswith(os.sep + tail) and self._is_top_level(_stem(candidate)[: -len(tail) - 1], path)
         ]
         if not matches:
             return None
@@ -232,6 +251,10 @@ class Project:
         if len(matches) > 1 and _distance(path, matches[0]) == _distance(path, matches[1]):
             return None
         return matches[0]
+
+    def _is_top_level(self, folder: str, path: str) -> bool:
+        """Returns whether modules of a folder have plain names: it is no package, or the importer's own."""
+        return os.path.join(folder, "__init__.py") not in self._modules or folder == os.path.dirname(path)
 
 
 def _distance(path: str, candidate: str) -> tuple[int, int]:
@@ -243,12 +266,25 @@ def _stem(path: str) -> str:
     return os.path.dirname(stem) if os.path.basename(stem) == "__init__" else stem
 
 
-def _tail(path: str) -> str:
+def tail(path: str) -> str:
+    """Returns the last part of a module's name.
+
+    >>> tail("/p/compat.py"), tail("/p/package/__init__.py")
+    ('compat', 'package')
+
+    Args:
+        path: of its file.
+    """
     return os.path.basename(_stem(path))
 
 
+def _has_old_name(exported: dict[str, list[str]]) -> bool:
+    canonical = {names.canonical(meaning) for meanings in exported.values() for meaning in meanings}
+    return not canonical.isdisjoint(names.OLD) or not canonical.isdisjoint(names.MODULES)
+
+
 def leads_to_old(dotted: str) -> bool:
-    """Whether a dotted name is an old one, or the beginning of one.
+    """Returns whether a dotted name is an old one, or the beginning of one.
 
     >>> leads_to_old("tensorflow.keras"), leads_to_old("tensorflow.data")
     (True, False)

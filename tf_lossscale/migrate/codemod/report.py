@@ -1,4 +1,4 @@
-"""What the codemod found and did, for people and for programs."""
+"""The report of the codemod, for people and for programs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class FileReport:
-    """What became of one file."""
+    """The result of one file."""
 
     path: str
     status: str  # CHANGED, UNCHANGED or ERROR
@@ -55,7 +55,7 @@ class FileReport:
 
     @property
     def left_to_do(self) -> bool:
-        """Whether `--check` has to say so."""
+        """Whether `--check` reports it."""
         return self.status != UNCHANGED or any(finding.kind == TODO for finding in self.findings)
 
 

@@ -1,4 +1,4 @@
-"""What a name means where it stands: through imports, aliases, ladders and a project's own modules."""
+"""The meaning of a name at a place: through imports, aliases, if/else ladders and a project's own modules."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tf_lossscale.migrate.codemod.tree import Tree
 
 
 class Meaning(NamedTuple):
-    """What an expression may stand for."""
+    """The possible meanings of an expression."""
 
     old: tuple[tuple[str, names.Old], ...]  # (dotted name, entry of the table)
     sure: bool  # False if it may be something else as well
@@ -42,18 +42,19 @@ class Resolver(Tree):
         self._known = known or {}
         self._open: set[cst.CSTNode] = set()
         self._attributes: dict[tuple[cst.CSTNode | None, str], list[cst.BaseExpression]] = {}
+        self._returned: dict[cst.CSTNode | None, list[cst.BaseExpression]] = {}
         #: Words in annotations that are strings: they may be names that are used nowhere else.
         self.annotated: set[str] = set()
         self._dotted: dict[cst.CSTNode, set[str]] = {}
         self.stars: list[str] = []
         #: Whether this file is about TensorFlow: elsewhere `keras` may run on another backend.
         self.imports_tensorflow = False
-        self.module.visit(_Collector(self))
+        self.visit(_Collector(self))
 
     # Names. -----------------------------------------------------------------------------------------------------
 
     def meaning(self, expression: cst.BaseExpression) -> Meaning:
-        """What of the table an expression may stand for."""
+        """Returns the names of the table that an expression may stand for."""
         dotted = self.dotted(expression)
         if not self.imports_tensorflow and any(_on_any_backend(d) for d in dotted):
             return Meaning((), False)
@@ -69,6 +70,16 @@ class Resolver(Tree):
             self.meaning(node).roles & {names.STABLE, names.EXPERIMENTAL, names.CONTRIB, names.GRAPH_REWRITE}
             for node in self.scopes
             # Scopes also know the names within annotations that are strings; those are not in the tree.
+            if isinstance(node, (cst.Name, cst.Attribute)) and node in self.positions
+        )
+
+    @functools.cached_property
+    def uses_an_old_name(self) -> bool:
+        """Whether any name of the table stands in the module, but for our own."""
+        return any(
+            self.meaning(node).roles - {names.OURS}
+            or {names.canonical(d) for d in self.dotted(node)} & names.MODULES.keys()
+            for node in self.scopes
             if isinstance(node, (cst.Name, cst.Attribute)) and node in self.positions
         )
 
@@ -105,7 +116,7 @@ class Resolver(Tree):
         return {UNKNOWN}
 
     def through_project(self, expression: cst.BaseExpression) -> bool:
-        """Whether an attribute is taken from a module of the project, which binds it."""
+        """Returns whether an attribute is taken from a module of the project, which binds it."""
         if not isinstance(expression, cst.Attribute):
             return False
         return any(
@@ -113,11 +124,11 @@ class Resolver(Tree):
         )
 
     def knows(self, module: str, name: str) -> bool:
-        """Whether the project passes a name on in this module, as the file names it."""
+        """Returns whether the project passes a name on in this module, as the file names it."""
         return name in self._known.get(module, {})
 
     def is_builtin(self, expression: cst.BaseExpression, name: str) -> bool:
-        """Whether an expression is the builtin of this name."""
+        """Returns whether an expression is the builtin of this name."""
         if not isinstance(expression, cst.Name) or expression.value != name:
             return False
         return not self.assignments(expression)
@@ -207,7 +218,7 @@ class Resolver(Tree):
         return found
 
     def _in_family(self, owner: cst.ClassDef, text: str, depth: int = 8) -> list[cst.BaseExpression]:
-        """What a class, or a base of it in this file, assigns to an attribute of `self`."""
+        """Returns the value that a class, or a base of it in this file, assigns to an attribute of `self`."""
         found = list(self._attributes.get((owner, text), []))
         for base in owner.bases if depth else ():
             for node in self._definitions(base.value):
@@ -218,6 +229,25 @@ class Resolver(Tree):
         """The classes of this file of which a call makes an object."""
         return self._definitions(value.func) if isinstance(value, cst.Call) else []
 
+    def returned(self, function: cst.BaseExpression) -> list[cst.BaseExpression]:
+        """The expressions after `return` in a function of this file, or in a method if it is `self.method`."""
+        nodes: list[object] = []
+        owner = self.enclosing(function, cst.ClassDef)
+        if isinstance(function, cst.Name):
+            nodes = [getattr(a, "node", None) for a in self.assignments(function)]
+        elif isinstance(function, cst.Attribute) and isinstance(owner, cst.ClassDef) and _is_self(function.value):
+            nodes = [
+                s for s in owner.body.body if isinstance(s, cst.FunctionDef) and s.name.value == function.attr.value
+            ]
+        if len(nodes) != 1 or not isinstance(nodes[0], cst.FunctionDef) or nodes[0].decorators:
+            return []
+        return self._returned.get(nodes[0], [])
+
+    def is_only_unpacked(self, name: cst.Name) -> bool:
+        """Returns whether a variable is read only as `**name`."""
+        uses = [access.node for a in self.assignments(name) for access in getattr(a, "references", ())]
+        return all(isinstance(p := self.parents.get(u), cst.Arg) and p.star == "**" for u in uses)
+
     def _definitions(self, name: cst.BaseExpression) -> list[cst.ClassDef]:
         if not isinstance(name, cst.Name):
             return []
@@ -225,8 +255,13 @@ class Resolver(Tree):
         return [node for node in nodes if isinstance(node, cst.ClassDef)]
 
     def assigns(self, attribute: str) -> bool:
-        """Whether an attribute of this name is assigned anywhere in the module."""
+        """Returns whether an attribute of this name is assigned anywhere in the module."""
         return any(text.endswith(f".{attribute}") for _, text in self._attributes)
+
+    def note_returned(self, node: cst.Return) -> None:
+        """Remembers a `return value`."""
+        value = node.value or cst.Name("None")
+        self._returned.setdefault(self.enclosing(node, cst.FunctionDef), []).append(value)
 
     def note_attribute(self, target: cst.Attribute, value: cst.BaseExpression) -> None:
         """Remembers a `self.x = value`."""
@@ -235,11 +270,10 @@ class Resolver(Tree):
             self._attributes.setdefault((self.enclosing(target, cst.ClassDef), text), []).append(value)
 
 
-class _Collector(cst.CSTVisitor):
+class _Collector:
     """Collects what scopes do not tell: star imports, and values assigned to attributes."""
 
     def __init__(self, resolver: Resolver):
-        super().__init__()
         self._resolver = resolver
 
     def visit_Annotation(self, node: cst.Annotation) -> None:
@@ -260,6 +294,9 @@ class _Collector(cst.CSTVisitor):
             if isinstance(target.target, cst.Attribute):
                 self._resolver.note_attribute(target.target, node.value)
 
+    def visit_Return(self, node: cst.Return) -> None:
+        self._resolver.note_returned(node)
+
     def visit_AnnAssign(self, node: cst.AnnAssign) -> None:
         if isinstance(node.target, cst.Attribute) and node.value is not None:
             self._resolver.note_attribute(node.target, node.value)
@@ -277,6 +314,10 @@ def module_of(statement: cst.ImportFrom) -> str:
     """The module of a `from` import, as it is written."""
     name = get_full_name_for_node(statement.module) if statement.module else ""
     return "." * len(statement.relative) + (name or "")
+
+
+def _is_self(value: cst.BaseExpression) -> bool:
+    return isinstance(value, cst.Name) and value.value == "self"
 
 
 def _is_none(value: cst.BaseExpression) -> bool:

@@ -11,6 +11,8 @@ import libcst as cst
 import libcst.matchers as m
 
 from tf_lossscale.migrate.codemod.edits import MARK, Edits, Import
+from tf_lossscale.migrate.codemod.names import IPYTHON
+from tf_lossscale.migrate.codemod.tree import comments_in
 
 _LINES = (cst.SimpleStatementLine, cst.BaseCompoundStatement)
 
@@ -28,6 +30,8 @@ class Rewriter(cst.CSTTransformer):
         self._now: dict[cst.CSTNode, cst.CSTNode] = {}
         self._header: Sequence[cst.EmptyLine] = ()
         self._first: cst.CSTNode | None = None
+        #: Whether statements that bound one name in several ways have become one.
+        self.joined = False
 
     def visit_Module(self, node: cst.Module) -> None:
         # What stands above the first statement of a file belongs to the module.
@@ -155,10 +159,11 @@ class Rewriter(cst.CSTTransformer):
             return updated_node
         if m.matches(first, m.SimpleStatementLine([m.Pass()])):
             return cst.SimpleStatementLine([_REMOVED], leading_lines=updated_node.leading_lines)
+        self.joined = True
         return first.with_changes(leading_lines=updated_node.leading_lines)
 
     def _is_plain(self, rung: cst.BaseStatement) -> bool:
-        """Whether a statement only imports, or gives a name to a dotted name."""
+        """Returns whether a statement only imports, or gives a name to a dotted name."""
         if not isinstance(rung, cst.SimpleStatementLine) or len(rung.body) != 1:
             return False
         (small,) = rung.body
@@ -176,6 +181,7 @@ class Rewriter(cst.CSTTransformer):
 
 
 _REMOVED = cst.Pass()
+_IPYTHON_LINE = m.SimpleStatementLine([m.Expr(m.Name(m.MatchIfTrue(lambda name: name.startswith(IPYTHON))))])
 
 
 def _comments(*nodes: cst.CSTNode) -> collections.Counter[str]:
@@ -184,8 +190,8 @@ def _comments(*nodes: cst.CSTNode) -> collections.Counter[str]:
 
 
 def loses_comments(old: cst.Module, new: cst.Module) -> bool:
-    """Whether a comment of the old module is not in the new one."""
-    return bool(_comments(old) - _comments(new))
+    """Returns whether a comment of the old module is not in the new one."""
+    return bool(collections.Counter(comments_in(old)) - collections.Counter(comments_in(new)))
 
 
 def _wrapped(reason: str) -> list[str]:
@@ -268,14 +274,15 @@ def _imports_package(module: cst.Module) -> bool:
 
 
 def _import_place(body: Sequence[cst.BaseStatement]) -> int:
-    """Behind the docstring and the first run of import statements."""
+    """Behind the docstring and the first run of import statements; IPython's lines may stand between them."""
     place = 0
     for index, line in enumerate(body):
         if not isinstance(line, cst.SimpleStatementLine):
             break
         is_import = all(isinstance(small, (cst.Import, cst.ImportFrom)) for small in line.body)
         is_docstring = index == 0 and m.matches(line, m.SimpleStatementLine([m.Expr(m.SimpleString())]))
-        if not is_import and not is_docstring:
+        is_ipython = m.matches(line, _IPYTHON_LINE)
+        if not is_import and not is_docstring and not is_ipython:
             break
-        place = index + 1
+        place = place if is_ipython else index + 1
     return place

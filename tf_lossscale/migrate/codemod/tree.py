@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Iterator
 
 import libcst as cst
@@ -11,7 +13,6 @@ from libcst.metadata import (
     ExpressionContext,
     ExpressionContextProvider,
     MetadataWrapper,
-    ParentNodeProvider,
     PositionProvider,
     ScopeProvider,
 )
@@ -34,9 +35,42 @@ class Tree:
     def __init__(self, wrapper: MetadataWrapper):
         self.module = wrapper.module
         self.scopes = wrapper.resolve(ScopeProvider)
-        self.parents = wrapper.resolve(ParentNodeProvider)
+        self._children = dict(_children(self.module))
+        self.parents = {child: node for node, children in self._children.items() for child in children}
         self.positions = wrapper.resolve(PositionProvider)
         self._contexts = wrapper.resolve(ExpressionContextProvider)
+
+    @functools.cached_property
+    def names(self) -> dict[str, list[cst.Name]]:
+        """The names that have a scope, by what they are."""
+        found: dict[str, list[cst.Name]] = {}
+        for node in self.scopes:
+            if isinstance(node, cst.Name):
+                found.setdefault(node.value, []).append(node)
+        return found
+
+    def visit(self, visitor: object) -> None:
+        """Calls a visitor's `visit_Type(node)` for each node, outer ones first, and `leave_Module` at the end.
+
+        LibCST's own visitors make every node anew on the way, which costs more than parsing.
+
+        Args:
+            visitor: an object with such methods. What is in a node for which one returns False is left out.
+        """
+        methods = {name[len("visit_") :]: getattr(visitor, name) for name in dir(visitor) if name.startswith("visit_")}
+        waiting: list[cst.CSTNode] = [self.module]
+        while waiting:
+            node = waiting.pop()
+            method = methods.get(type(node).__name__)
+            if method is None or method(node) is not False:
+                waiting += reversed(self._children[node])
+        leave = getattr(visitor, "leave_Module", None)
+        if leave is not None:
+            leave(self.module)
+
+    def comments(self) -> Iterator[cst.Comment]:
+        """The comments of the module."""
+        return (node for node in self._children if isinstance(node, cst.Comment))
 
     def ancestors(self, node: cst.CSTNode, stop: tuple[type, ...] = ()) -> Iterator[cst.CSTNode]:
         """The nodes above a node, nearest first, up to the first of a type in `stop`."""
@@ -60,11 +94,11 @@ class Tree:
         return node
 
     def is_read(self, node: cst.CSTNode) -> bool:
-        """Whether a name or attribute is read here, not assigned or deleted."""
+        """Returns whether a name or attribute is read here, not assigned or deleted."""
         return self._contexts.get(node) is ExpressionContext.LOAD
 
     def is_deleted(self, node: cst.CSTNode) -> bool:
-        """Whether a name is deleted here."""
+        """Returns whether a name is deleted here."""
         return self._contexts.get(node) is ExpressionContext.DEL
 
     # Assignments. ---------------------------------------------------------------------------------------------------
@@ -135,7 +169,7 @@ class Tree:
         return next((a for a in self.ancestors(node) if isinstance(a, _STATEMENTS)), None)
 
     def _always_runs_before(self, statement: cst.CSTNode, above: list[cst.CSTNode]) -> bool:
-        """Whether a statement stands in one of the blocks around a use, and is no loop that may do nothing."""
+        """Returns whether a statement stands in one of the blocks around a use, and is no loop that may do nothing."""
         if not isinstance(statement, (cst.BaseSmallStatement, cst.FunctionDef, cst.ClassDef)):
             return False
         block = self.parents.get(statement)
@@ -150,6 +184,43 @@ class Tree:
     def _start(self, node: cst.CSTNode) -> tuple[int, int]:
         start = self.positions[node].start
         return start.line, start.column
+
+
+_FIELDS: dict[type[cst.CSTNode], tuple[str, ...]] = {}
+
+
+def _fields(kind: type[cst.CSTNode]) -> tuple[str, ...]:
+    if kind not in _FIELDS:
+        _FIELDS[kind] = tuple(field.name for field in dataclasses.fields(kind))
+    return _FIELDS[kind]
+
+
+def _children(module: cst.Module) -> Iterator[tuple[cst.CSTNode, list[cst.CSTNode]]]:
+    """Each node with its children, in the order of the code but for the few that LibCST keeps elsewhere."""
+    waiting: list[cst.CSTNode] = [module]
+    while waiting:
+        node = waiting.pop()
+        children: list[cst.CSTNode] = []
+        for name in _fields(type(node)):
+            value = getattr(node, name)
+            if isinstance(value, cst.CSTNode):
+                children.append(value)
+            elif isinstance(value, (tuple, list)):
+                children += [each for each in value if isinstance(each, cst.CSTNode)]
+        yield node, children
+        waiting += reversed(children)
+
+
+def comments_in(module: cst.Module) -> list[str]:
+    """Returns the text of all comments of a module.
+
+    >>> comments_in(cst.parse_module("x = 1  # one"))
+    ['# one']
+
+    Args:
+        module: its tree.
+    """
+    return [node.value for node, _ in _children(module) if isinstance(node, cst.Comment)]
 
 
 def _only_sets_a_context(expression: cst.BaseExpression) -> bool:

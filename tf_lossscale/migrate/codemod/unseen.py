@@ -15,15 +15,17 @@ from tf_lossscale.migrate.codemod.resolve import Resolver
 
 # What the libraries are called by custom: such a name with an unknown meaning is likely to be one of them.
 _ROOTS = {"tf": "tensorflow", "tensorflow": "tensorflow", "keras": "keras", "tf_keras": "keras"}
+# The last parts of the old names.
+_SHORT = {name.rsplit(".", 1)[1] for name in names.OLD}
 _IN_A_STRING = re.compile(
     r"[\w.]*mixed_precision\.(experimental|(experimental\.)?(LossScaleOptimizer|set_policy))"
     r"|tensorflow\.contrib\.mixed_precision[\w.]*"
 )
 _IMPORTED = re.compile(r"(tensorflow|tf_keras|keras)(\.[\w.]+)?\.mixed_precision")
-_UNPACKED = "loss_scale is an argument of the old class; where this is unpacked cannot be followed."
+_UNPACKED = "loss_scale is an argument of the old class only, and this tool does not see where the dict is unpacked."
 
 
-class UnseenPlanner(cst.CSTVisitor):
+class UnseenPlanner:
     """Fills the edits of one module with comments and notices.
 
     Args:
@@ -32,17 +34,16 @@ class UnseenPlanner(cst.CSTVisitor):
     """
 
     def __init__(self, resolver: Resolver, edits: Edits):
-        super().__init__()
         self._resolver = resolver
         self._edits = edits
 
     def visit_Attribute(self, node: cst.Attribute) -> None:
         self._out_of_sight(node)
-        if node.attr.value == "experimental_run_v2" and self._resolver.uses_old_api:
-            self._edits.notice(node, "experimental_run_v2 is gone from tf.distribute: it is called run.")
+        if node.attr.value == "experimental_run_v2" and self._resolver.uses_an_old_name:
+            self._edits.notice(node, "tf.distribute has no experimental_run_v2 any more: write run.")
 
     def visit_Call(self, node: cst.Call) -> None:
-        if not self._resolver.is_builtin(node.func, "dict"):
+        if not self._resolver.is_builtin(node.func, "dict") or node in self._edits.gone:
             return
         for argument in node.args:
             if argument.keyword and argument.keyword.value == "loss_scale" and text(argument.value) == "dynamic":
@@ -50,10 +51,14 @@ class UnseenPlanner(cst.CSTVisitor):
 
     def _out_of_sight(self, node: cst.Attribute) -> None:
         name = get_full_name_for_node(node)
-        if isinstance(node.value, cst.Call) and node.attr.value in ("LossScaleOptimizer", "LossScaleManager"):
+        if isinstance(node.value, cst.Call) and node.attr.value in _SHORT:
             func = get_full_name_for_node(node.value.func) or ""
             if func.rsplit(".", 1)[-1] == "mixed_precision":
-                self._edits.notice(node, "the module comes out of a function call, which cannot be followed.")
+                self._edits.notice(
+                    node,
+                    "the module is the result of a call, which this tool does not follow. If it is an old module of "
+                    "TensorFlow, tf_lossscale.install() serves it.",
+                )
         if name is None or name.split(".", 1)[0] not in _ROOTS:
             return
         root = name.split(".", 1)[0]
@@ -62,10 +67,12 @@ class UnseenPlanner(cst.CSTVisitor):
             return
         dotted = self._resolver.dotted(node)
         if name in dotted and root == "keras" and not self._resolver.imports_tensorflow:
-            self._edits.notice(node, "without TensorFlow in this file, keras may run on another backend.")
+            self._edits.notice(node, "this file does not import TensorFlow, so keras may run on another backend.")
         elif all(not leads_to_old(d) for d in dotted):
             self._edits.todo(
-                node, f"it cannot be seen what {root} is here. If it is TensorFlow's, this name is gone: use {old.new}."
+                node,
+                f"it cannot be seen what {root} is here. If it is TensorFlow's, this name is gone: use "
+                f"{names.FACES.get(old.role, old.new)}.",
             )
 
     def visit_SimpleString(self, node: cst.SimpleString) -> None:
@@ -75,7 +82,7 @@ class UnseenPlanner(cst.CSTVisitor):
             return
         if _IN_A_STRING.fullmatch(value) or (_IMPORTED.fullmatch(value) and self._is_imported(parent)):
             self._edits.notice(
-                node, "an old name in a string: strings are not changed. tf_lossscale.install() serves it."
+                node, "strings are not changed. If the program looks this old name up, call tf_lossscale.install()."
             )
 
     def _is_imported(self, argument: cst.CSTNode | None) -> bool:
@@ -84,7 +91,11 @@ class UnseenPlanner(cst.CSTVisitor):
         return (name or "").rsplit(".", 1)[-1] in ("import_module", "__import__")
 
     def visit_DictElement(self, node: cst.DictElement) -> None:
-        if text(node.key) == "loss_scale" and text(node.value) == "dynamic":
+        if (
+            self._resolver.parents.get(node) not in self._edits.gone
+            and text(node.key) == "loss_scale"
+            and text(node.value) == "dynamic"
+        ):
             self._edits.notice(node.value, _UNPACKED)
 
     def visit_FunctionDef(self, node: cst.FunctionDef) -> None:
@@ -92,4 +103,7 @@ class UnseenPlanner(cst.CSTVisitor):
         if node.name.value not in names.HOOKS or not isinstance(owner, cst.ClassDef):
             return
         if any(self._resolver.meaning(base.value).roles & set(names.WRAPPERS) for base in owner.bases):
-            self._edits.todo(node.name, f"{node.name.value} is private: tf_lossscale never calls it.")
+            self._edits.todo(
+                node.name,
+                f"{node.name.value} overrides a private method of the old class, which tf_lossscale does not call.",
+            )

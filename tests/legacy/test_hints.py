@@ -1,0 +1,74 @@
+"""What `tf-lossscale run` says after the traceback of an error with a known cause."""
+
+import importlib
+import subprocess
+import sys
+
+import keras
+import pytest
+import tensorflow as tf
+
+from tf_lossscale.legacy.hints import hint
+
+
+def error_of(program):
+    with pytest.raises(Exception) as caught:
+        exec(program, {"tf": tf, "keras": keras, "importlib": importlib})
+    return caught.value
+
+
+KERAS_2 = "TF_USE_LEGACY_KERAS=1"
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()).get_scaled_loss(1)", "Keras 3's own"),
+        ("keras.optimizers.SGD()._create_all_weights([])", KERAS_2),
+        ("keras.optimizers.Adam(decay=0.1, lr=0.1)", KERAS_2),
+        ("tf.square(keras.Input((2,)))", KERAS_2),
+        ("from keras.engine import base_layer", KERAS_2),
+        ("importlib.import_module('tensorflow.python.keras.engine.gone')", KERAS_2),
+        ("from tensorflow.python.training.gone import slot", "tensorflow.python.training.gone is a private name"),
+        ("from tensorflow.python.ops import gone_ops", "tensorflow.python.ops.gone_ops is a private name"),
+        ("tf.placeholder", "tf.placeholder is of TensorFlow 1 and is now tf.compat.v1.placeholder."),
+        ("tf.train.AdamOptimizer", "is now tf.compat.v1.train.AdamOptimizer."),
+        ("from tensorflow.train import AdamOptimizer", "is now tf.compat.v1.train.AdamOptimizer."),
+    ],
+)
+def test_a_known_cause_is_said(program, said, monkeypatch):
+    monkeypatch.delenv("TF_USE_LEGACY_KERAS", raising=False)
+    error = error_of(program)
+    assert said in str(hint(error)), error
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "raise ValueError('not recognized')",
+        "[].get_scaled_loss",
+        "import nowhere_at_all",
+        "from json import gone",
+        "tf.nowhere_at_all",
+        "keras.layers.Dense(-1)",
+        "tf.constant(1) + 'a'",
+    ],
+)
+def test_nothing_is_said_of_other_errors(program):
+    assert hint(error_of(program)) is None
+
+
+def test_who_has_keras_2_is_not_told_to_take_it(monkeypatch):
+    error = error_of("from keras.engine import base_layer")
+    monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
+    assert hint(error) is None
+
+
+def test_run_prints_it_after_the_traceback(tmp_path):
+    (tmp_path / "old.py").write_text("import tensorflow as tf\ntf.placeholder(tf.float32)\n")
+    command = [sys.executable, "-m", "tf_lossscale.cli", "run", str(tmp_path / "old.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    *_, error, hinted = done.stderr.splitlines()
+    assert error.startswith("AttributeError: ")
+    assert hinted == "tf-lossscale: tf.placeholder is of TensorFlow 1 and is now tf.compat.v1.placeholder."

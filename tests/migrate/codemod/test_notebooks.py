@@ -1,0 +1,103 @@
+"""Notebooks are rewritten cell by cell; all else stays byte for byte."""
+
+import json
+
+import pytest
+
+from tf_lossscale.migrate.codemod import files, report
+
+
+def notebook(*cells, **layout):
+    """The bytes of a notebook, laid out as Jupyter does."""
+    made = []
+    for cell in cells:
+        kind, source = cell if isinstance(cell, tuple) else ("code", cell)
+        made.append({"cell_type": kind, "metadata": {"id": "é"}, "source": source.splitlines(keepends=True)})
+        if kind == "code":
+            made[-1] |= {"execution_count": 1, "outputs": [{"data": {"text/plain": ["mixed_precision.experimental"]}}]}
+    content = {"cells": made, "metadata": {"kernelspec": {}}, "nbformat": 4, "nbformat_minor": 5}
+    return (json.dumps(content, **{"indent": 1, "ensure_ascii": False} | layout) + "\n").encode()
+
+
+def migrated(path, content):
+    path.write_bytes(content)
+    (one,) = files.write(files.run([str(path)]))
+    return one
+
+
+IMPORTS = "import tensorflow as tf\nfrom tensorflow.keras.mixed_precision import experimental as mp"
+CELLS = (
+    ("markdown", "# mixed_precision.experimental.LossScaleOptimizer"),
+    "%matplotlib inline\n!pip install \\\n   'tensorflow<2.4'\n" + IMPORTS,
+    "%%bash\npython -c 'import tensorflow.keras.mixed_precision.experimental'\nfor x in *; do echo $x; done\n",
+    "%%time\nfor _ in range(2):\n    !ls\n    opt = mp.LossScaleOptimizer(tf.keras.optimizers.SGD(), 'dynamic')  # é",
+    "files = !ls\nopt?\nprint('%s' % 'a')",
+    "",
+    "print(opt.loss_scale())\n\n",
+    "mp.set_policy('mixed_float16')",
+)
+AFTER = (
+    CELLS[0],
+    CELLS[1].replace(IMPORTS, "import tensorflow as tf\nfrom tensorflow.keras import mixed_precision as mp")
+    + "\nimport tf_lossscale",
+    CELLS[2],
+    CELLS[3].replace("mp.LossScaleOptimizer(tf.keras.optimizers.SGD(), 'dynamic')",
+                     "tf_lossscale.LossScaleOptimizer(tf.keras.optimizers.SGD())"),
+    *CELLS[4:6],
+    "print(opt.loss_scale)\n\n",
+    "mp.set_global_policy('mixed_float16')",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "layout", [{}, {"indent": None}, {"indent": 4, "ensure_ascii": True}, {"separators": (",", ":"), "indent": None}]
+)
+def test_cells_are_rewritten_and_all_else_stays(tmp_path, layout):
+    one = migrated(tmp_path / "train.ipynb", notebook(*CELLS, **layout))
+    assert (one.status, one.error) == (report.CHANGED, None)
+    assert (tmp_path / "train.ipynb").read_bytes() == notebook(*AFTER, **layout)
+    assert migrated(tmp_path / "train.ipynb", one.new).status == report.UNCHANGED
+
+
+def test_a_finding_has_its_line_in_the_file(tmp_path):
+    content = notebook("import tensorflow as tf", "x = 1\nopt = tf.keras.mixed_precision.LossScaleOptimizer(opt, 1024)")
+    one = migrated(tmp_path / "train.ipynb", content)
+    (todo,) = [f for f in one.findings if f.kind == "todo"]
+    assert b"LossScaleOptimizer(opt, 1024)" in content.splitlines()[todo.line - 1]
+    assert b"TODO(tf-lossscale)" in one.new
+
+
+def test_a_source_that_is_one_string(tmp_path):
+    cell = {
+        "cell_type": "code",
+        "source": "import tensorflow as tf\ntf.keras.mixed_precision.experimental.set_policy(p)",
+    }
+    one = migrated(tmp_path / "train.ipynb", json.dumps({"cells": [cell]}).encode())
+    cell["source"] = "import tensorflow as tf\ntf.keras.mixed_precision.set_global_policy(p)"
+    assert json.loads(one.new) == {"cells": [cell]}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        notebook("x = 1", ("markdown", "tf.keras.mixed_precision.experimental")),
+        notebook(),
+        b'{"cells": []}',
+        b"no notebook at all",
+        b"",
+        notebook("%%javascript\nvar x = 'LossScaleOptimizer';"),
+        notebook("this is no Python", "x = 1"),
+    ],
+)
+def test_a_notebook_without_old_names_is_left_and_is_no_error(tmp_path, content):
+    one = migrated(tmp_path / "plain.ipynb", content)
+    assert (one.status, one.findings, one.error) == (report.UNCHANGED, (), None)
+    assert (tmp_path / "plain.ipynb").read_bytes() == content
+
+
+@pytest.mark.parametrize("content", [b'{"cells": [LossScaleOptimizer', notebook("LossScaleOptimizer is no Python")])
+def test_what_cannot_be_read_is_an_error_that_says_so(tmp_path, content):
+    one = migrated(tmp_path / "odd.ipynb", content)
+    assert one.status == report.ERROR
+    assert "is not a notebook" in one.error or "code cell 1 is neither Python nor IPython" in one.error
+    assert (tmp_path / "odd.ipynb").read_bytes() == content

@@ -1,0 +1,93 @@
+"""One sentence about errors of old programs that have a known cause."""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+
+_KERAS_2 = (
+    "This program seems to be written for Keras 2. Install tf_keras and set the environment variable "
+    "TF_USE_LEGACY_KERAS=1."
+)
+# What Keras 3 says to arguments that Keras 2 had, and where Keras 2 took a tensor for an array.
+_OF_KERAS_3 = ("not recognized", "unexpected keyword argument", "Unrecognized keyword arguments", "KerasTensor")
+
+
+def hint(error: BaseException) -> str | None:
+    """Returns what helps against an error, or None if its cause is not known.
+
+    >>> hint(ModuleNotFoundError("No module named 'keras.engine'", name="keras.engine"))[:51]
+    'This program seems to be written for Keras 2. Insta'
+    >>> hint(ValueError("anything else")) is None
+    True
+
+    Args:
+        error: an exception that ended a program.
+    """
+    if isinstance(error, AttributeError):
+        found = _of_attribute(error)
+    elif isinstance(error, ImportError):
+        found = _of_import(error)
+    else:
+        found = None
+    if found is None and _is_of_keras_3(error) and any(words in str(error) for words in _OF_KERAS_3):
+        found = _KERAS_2
+    return None if found is _KERAS_2 and _is_keras_2() else found
+
+
+def _of_attribute(error: AttributeError) -> str | None:
+    owner, name = getattr(error, "obj", None), getattr(error, "name", None)
+    if owner is None or name is None:
+        return None
+    if isinstance(owner, types.ModuleType):
+        return _of_module(owner.__name__, name)
+    kind = type(owner)
+    if not kind.__module__.startswith("keras."):
+        return None
+    if kind.__name__ == "LossScaleOptimizer":
+        return (
+            f"This object is Keras 3's own LossScaleOptimizer, which has no {name}. Wrap the optimizer in "
+            "tf_lossscale.LossScaleOptimizer."
+        )
+    return _KERAS_2
+
+
+def _of_import(error: ImportError) -> str | None:
+    module = error.name or ""
+    if isinstance(error, ModuleNotFoundError) or "cannot import name" not in str(error):
+        return _of_module(module, "")
+    return _of_module(module, getattr(error, "name_from", None) or str(error).split("'")[1])
+
+
+def _of_module(module: str, name: str) -> str | None:
+    """About a name that a module does not have, or about a module that is not there."""
+    module = module.replace("tensorflow._api.v2", "tensorflow")
+    root, _, rest = module.partition(".")
+    if module.startswith(("tensorflow.keras", "tensorflow.python.keras")) or (root == "keras" and (rest or name)):
+        return _KERAS_2
+    if module.startswith(("tensorflow.python", "tensorflow.core", "tensorflow_core")):
+        return (
+            f"{f'{module}.{name}'.rstrip('.')} is a private name of TensorFlow, which has moved or is gone. Change the "
+            "program to a public name."
+        )
+    tensorflow = sys.modules.get("tensorflow")
+    if root == "tensorflow" and name and tensorflow is not None:
+        v1 = tensorflow.compat.v1
+        for part in rest.split(".") if rest else ():
+            v1 = getattr(v1, part, None)
+        if hasattr(v1, name):
+            old = f"{rest}.{name}".lstrip(".")
+            return f"tf.{old} is of TensorFlow 1 and is now tf.compat.v1.{old}."
+    return None
+
+
+def _is_of_keras_3(error: BaseException) -> bool:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and str(trace.tb_frame.f_globals.get("__name__")).startswith("keras.")
+
+
+def _is_keras_2() -> bool:
+    return os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true")

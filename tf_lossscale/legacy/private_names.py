@@ -1,0 +1,42 @@
+"""The private attributes of the original loss scales and managers, for subclasses that read or assign them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+class Replaceable:
+    """An attribute that is computed until somebody assigns it.
+
+    >>> class Scale:
+    ...     _value = Replaceable(lambda self: 8)
+    >>> scale = Scale()
+    >>> scale._value
+    8
+    >>> scale._value = 16
+    >>> scale._value, replaced(scale, "_value"), replaced(Scale(), "_value")
+    (16, 16, None)
+
+    Args:
+        compute: returns the value for an instance.
+    """
+
+    def __init__(self, compute: Callable[[Any], Any]):
+        self._compute = compute
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        # Without `__set__`, Python looks into the instance's own attributes first.
+        return self if instance is None else self._compute(instance)
+
+
+def replaced(instance: Any, name: str, default: Callable[[], Any] = lambda: None) -> Any:
+    """Returns what was assigned to a `Replaceable`.
+
+    Args:
+        instance: the object.
+        name: the attribute.
+        default: returns what to use if nothing was assigned.
+    """
+    value = vars(instance).get(name)
+    return default() if value is None else value

@@ -1,0 +1,86 @@
+"""The files of a project, read once, and parsed only where a text search cannot tell what they import."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from tf_lossscale.migrate.codemod import names
+from tf_lossscale.migrate.codemod.project import Bindings, read, tail
+
+_WORD = re.compile(rb"\w+")
+_STATEMENT = re.compile(rb"(?:\\\r?\n|[^\n(;])*(?:\([^)]*\))?")
+_RELATIVE = re.compile(rb"from[ \t]+\.")
+_DOT = b"."  # stands for a relative import
+
+
+class Sources(Mapping[str, Bindings]):
+    """Path -> bindings, parsed when asked for.
+
+    >>> sources = Sources(["/p/compat.py", "/p/train.py"], {
+    ...     "/p/compat.py": b"from tensorflow.keras import mixed_precision as mp",
+    ...     "/p/train.py": b"from compat import mp",
+    ... }.__getitem__)
+    >>> sources.with_old_names, list(sources.importers("/p/compat.py"))
+    (['/p/compat.py'], ['/p/train.py'])
+
+    Args:
+        paths: absolute paths.
+        load: returns the source of one.
+    """
+
+    def __init__(self, paths: Iterable[str], load: Callable[[str], bytes]):
+        self._load = load
+        self._bindings: dict[str, Bindings] = {}
+        self._words: dict[str, frozenset[bytes]] = {}
+        #: The files in which an old name can stand.
+        self.with_old_names: list[str] = []
+        for path in paths:
+            source = load(path)
+            self._words[path] = frozenset(_imported_words(source))
+            if names.is_worth_parsing(source):
+                self.with_old_names.append(path)
+
+    def __getitem__(self, path: str) -> Bindings:
+        if path not in self._bindings:
+            self._bindings[path] = read(self._load(path))
+        return self._bindings[path]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._words)
+
+    def __len__(self) -> int:
+        return len(self._words)
+
+    def __contains__(self, path: object) -> bool:
+        return path in self._words
+
+    def importers(self, path: str) -> Iterator[str]:
+        """Yields the files that may import one: its name stands in an import statement of theirs.
+
+        Args:
+            path: the file that may be imported.
+        """
+        word = tail(path).encode()
+        package = os.path.dirname(path) + os.sep if os.path.basename(path) == "__init__.py" else None
+        for other, words in self._words.items():
+            if word in words or (package and _DOT in words and other.startswith(package)):
+                yield other
+
+
+def _imported_words(source: bytes) -> Iterator[bytes]:
+    """The words of all import statements; those of comments and strings about imports as well."""
+    at = source.find(b"import")
+    while at >= 0:
+        start = source.rfind(b"\n", 0, at) + 1
+        # `from a \` and `import b` may stand on two lines.
+        while source[:start].endswith((b"\\\n", b"\\\r\n")):
+            start = source.rfind(b"\n", 0, start - 1) + 1
+        match = _STATEMENT.match(source, at)
+        end = match.end() if match else at
+        statement = source[start:end]
+        yield from _WORD.findall(statement)
+        if _RELATIVE.search(statement):
+            yield _DOT
+        at = source.find(b"import", max(end, at + 1))
