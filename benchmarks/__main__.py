@@ -30,7 +30,7 @@ JSON = pathlib.Path(__file__).parents[1] / "docs" / "performance.json"
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measures cells, prints each row and saves all rows."""
+    """Measure cells, print each row and save all rows."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="a regular expression, searched for in 'what, mode, family, ...'")
     parser.add_argument("--list", action="store_true", help="print the cells and when they were measured, and stop")

@@ -42,7 +42,7 @@ TORCH = "PyTorch's"
 
 
 def contender(make, shapes, mode):
-    """Returns a function that takes one step, and the size of the optimizer's state in bytes."""
+    """Return a function that takes one step, and the size of the optimizer's state in bytes."""
     variables = [tf.Variable(tf.random.normal(shape)) for shape in shapes]
     gradients = [tf.random.normal(shape) for shape in shapes]
     optimizer = make()
@@ -57,7 +57,7 @@ def contender(make, shapes, mode):
 
 
 def torch_contender(shapes):
-    """Returns the same for PyTorch's Adafactor."""
+    """Return the same for PyTorch's Adafactor."""
     import torch
 
     parameters = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
@@ -70,7 +70,7 @@ def torch_contender(shapes):
 
 
 def measure(steps, repetitions):
-    """Returns each step's median time in seconds, and the median ratio of our time to it."""
+    """Return each step's median time in seconds, and the median ratio of our time to it."""
     for step in steps.values():
         for _ in range(3):
             step()
@@ -88,12 +88,12 @@ def measure(steps, repetitions):
 
 
 def kilobytes(size):
-    """Formats a number of bytes."""
+    """Format a number of bytes."""
     return f"{size / 1000:,.0f} kB"
 
 
 def main(arguments=None):
-    """Prints the two tables, and writes the measurements to the file of --json."""
+    """Print the two tables, and write the measurements to the file of --json."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=30)
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=WORKLOADS)

@@ -6,7 +6,7 @@ import time
 
 
 def main(what: str, *arguments: str) -> None:
-    """Measures the imports ("import") or the peak memory of a step ("memory", workload, contender)."""
+    """Measure the imports ("import") or the peak memory of a step ("memory", workload, contender)."""
     if what == "import":
         start = time.process_time()
         import tf_lossscale  # noqa: F401

@@ -18,7 +18,7 @@ class Times:
 def in_turns(
     functions: dict[str, Callable[[], object]], seconds: float, least: int = 7, most: int = 200, first: int = 2
 ) -> dict[str, Times]:
-    """Returns the times of each function.
+    """Return the times of each function.
 
     Args:
         functions: functions by name; each round starts one function later than the last.
@@ -45,7 +45,7 @@ def in_turns(
 
 
 def ratios(times: dict[str, Times], to: str) -> dict[str, dict[str, float]]:
-    """Returns each function's time divided by that of the function `to`: the median of the ratios of all rounds.
+    """Return each function's time divided by that of the function `to`: the median of the ratios of all rounds.
 
     There are two clocks. `processor` is the processor time of this process on all cores; other processes hardly change
     it. `wall` is wall-clock time; it is meaningful on an otherwise idle machine.
@@ -60,5 +60,5 @@ def ratios(times: dict[str, Times], to: str) -> dict[str, dict[str, float]]:
 
 
 def load() -> float:
-    """Returns the load average of the last minute, this process included."""
+    """Return the load average of the last minute, this process included."""
     return round(os.getloadavg()[0], 1)

@@ -66,19 +66,19 @@ class _Conditional:
 
 
 def names(family: str) -> list[str]:
-    """Returns the contenders that take gradients as input; the bare one first."""
+    """Return the contenders that take gradients as input; the bare one first."""
     if family == TORCH:
         return [BARE, THEIRS]
     return [BARE, OURS, OURS_APPLY, THEIRS] if family != "TensorFlow 1" else [BARE, OURS, THEIRS]
 
 
 def installed(family: str) -> bool:
-    """Returns whether the family's library is installed; PyTorch is optional."""
+    """Return whether the family's library is installed; PyTorch is optional."""
     return family != TORCH or importlib.util.find_spec("torch") is not None
 
 
 def optimizer(family: str, name: str, compiled: bool = False) -> Any:
-    """Returns a new Adam of the family, wrapped as the contender wraps it.
+    """Return a new Adam of the family, wrapped as the contender wraps it.
 
     Args:
         family: a key of `FAMILIES`.
@@ -99,7 +99,7 @@ def optimizer(family: str, name: str, compiled: bool = False) -> Any:
 
 
 def scale(opt: Any, name: str, loss: tf.Tensor) -> tf.Tensor:
-    """Returns the loss as the contender scales it."""
+    """Return the loss as the contender scales it."""
     if name in (BARE, LEAST, CONDITIONAL):
         return loss
     if name == OURS_APPLY or (hasattr(opt, "scale_loss") and name == THEIRS):
@@ -108,7 +108,7 @@ def scale(opt: Any, name: str, loss: tf.Tensor) -> tf.Tensor:
 
 
 def apply(opt: Any, name: str, gradients: list, variables: list) -> None:
-    """Takes the contender's step, with gradients of the scaled loss."""
+    """Take the contender's step, with gradients of the scaled loss."""
     if name == OURS_APPLY:
         opt.apply(gradients, variables)
         return
@@ -120,7 +120,7 @@ def apply(opt: Any, name: str, gradients: list, variables: list) -> None:
 
 
 def minimize(opt: Any, loss: Callable[[], tf.Tensor], variables: list) -> None:
-    """Minimizes a loss. Keras 3's optimizers have no `minimize`: they get a tape, as in Keras 3's trainer."""
+    """Minimize a loss. Keras 3's optimizers have no `minimize`: they get a tape, as in Keras 3's trainer."""
     if hasattr(opt, "minimize"):
         opt.minimize(loss, var_list=variables)
         return

@@ -21,7 +21,7 @@ ALL = ("tracing", "compiling", "peak memory", "import")
 
 
 def cells() -> Iterator[dict[str, str]]:
-    """Yields the cells that this module measures."""
+    """Yield the cells that this module measures."""
     for family in contenders.FAMILIES:
         if family != "TensorFlow 1":
             yield {"what": "tracing", "mode": "tf.function", "family": family, "workload": "1000 x 1k"}
@@ -32,7 +32,7 @@ def cells() -> Iterator[dict[str, str]]:
 
 
 def measure(cell: dict[str, str], seconds: float, least: int = 3) -> dict[str, Any]:
-    """Returns the cell with its measurements."""
+    """Return the cell with its measurements."""
     if cell["what"] in ("tracing", "compiling"):
         return {**cell, **tracing(cell, seconds, min(least, 3))}
     if cell["what"] == "import":
@@ -42,13 +42,13 @@ def measure(cell: dict[str, str], seconds: float, least: int = 3) -> dict[str, A
 
 
 def nodes(function: Any) -> int:
-    """Returns the number of nodes of a concrete function and of the functions that it calls."""
+    """Return the number of nodes of a concrete function and of the functions that it calls."""
     graph = function.graph.as_graph_def()
     return len(graph.node) + sum(len(called.node_def) for called in graph.library.function)
 
 
 def tracing(cell: dict[str, str], seconds: float, least: int) -> dict[str, Any]:
-    """Measures the time for tracing a step, after the optimizer has created its variables, and counts graph nodes.
+    """Measure the time for tracing a step, after the optimizer has created its variables, and counts graph nodes.
 
     In the mode jit_compile the time includes XLA's compilation.
     """
@@ -85,25 +85,25 @@ def tracing(cell: dict[str, str], seconds: float, least: int) -> dict[str, Any]:
 
 
 def importing(times: int) -> dict[str, Any]:
-    """Returns the times of `import tf_lossscale` and of `import tensorflow` after it: medians over new processes."""
+    """Return the times of `import tf_lossscale` and of `import tensorflow` after it: medians over new processes."""
     pairs = [_apart("import") for _ in range(times)]
     ours, theirs = (statistics.median(pair[i] for pair in pairs) for i in (0, 1))
     return {"milliseconds": {"tf_lossscale": round(1000 * ours, 1), "tensorflow": round(1000 * theirs, 1)}}
 
 
 def _apart(*what: str) -> Any:
-    """Runs `benchmarks.apart` in a new process."""
+    """Run `benchmarks.apart` in a new process."""
     command = [sys.executable, "-m", "benchmarks.apart", *what]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
 
 
 def peak_apart(workload: str, name: str, without: str = "") -> float:
-    """Returns `peak_of_a_step` of a process of its own."""
+    """Return `peak_of_a_step` of a process of its own."""
     return _apart("memory", workload, name, without)
 
 
 def peak_of_a_step(workload: str, name: str, without: str = "") -> float:
-    """Returns the growth of this process, in megabytes, for the variables, gradients, moments and two steps.
+    """Return the growth of this process, in megabytes, for the variables, gradients, moments and two steps.
 
     The allocator does not return memory to the system, so only peaks of whole processes can be compared.
     """

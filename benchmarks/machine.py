@@ -9,7 +9,7 @@ from benchmarks import contenders
 
 
 def description() -> dict[str, object]:
-    """Returns the processor's model, the number of cores, and the versions of the libraries."""
+    """Return the processor's model, the number of cores, and the versions of the libraries."""
     libraries = ["tensorflow", "keras", "tf_keras", *(["torch"] if contenders.installed(contenders.TORCH) else [])]
     return {
         "processor": _model(),

@@ -6,7 +6,7 @@ from benchmarks import contenders, workloads
 
 
 def step(workload: str, name: str) -> Callable[[], object]:
-    """Returns one contender's step."""
+    """Return one contender's step."""
     import torch
 
     parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in workloads.shapes(workload)]

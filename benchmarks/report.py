@@ -20,7 +20,7 @@ _SIZES = {"k": 1_000, "M": 1_000_000}
 
 
 def line(row: Row) -> str:
-    """Returns a row as a line of text."""
+    """Return a row as a line of text."""
     where = ", ".join(row[key] for key in ("what", "mode", "family", "workload"))
     ratios = "  ".join(
         f"{name} {both['processor']:.2f} (wall {both['wall']:.2f})" for name, both in row.get("ratios", {}).items()
@@ -31,7 +31,7 @@ def line(row: Row) -> str:
 
 
 def tables(results: dict[str, Any]) -> dict[str, str]:
-    """Returns the tables of the page by name; a table without measurements is a line that says so."""
+    """Return the tables of the page by name; a table without measurements is a line that says so."""
     rows = [row for row in results["rows"] if "refused" not in row or "ratios" in row]
     found = {
         "step": _ratios(_sorted(rows, "step"), COLUMNS),
@@ -99,7 +99,7 @@ def _megabytes(peaks: dict[str, float], trick: str) -> str:
 
 
 def renew(page: pathlib.Path, results: dict[str, Any]) -> None:
-    """Writes each table between its marks in the page, for example `<!-- step -->` and `<!-- end -->`."""
+    """Write each table between its marks in the page, for example `<!-- step -->` and `<!-- end -->`."""
     text = page.read_text()
     for name, table in tables(results).items():
         marks = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -108,12 +108,12 @@ def renew(page: pathlib.Path, results: dict[str, Any]) -> None:
 
 
 def overhead(row: Row) -> float:
-    """Returns the time that the loss scale adds to a step, in microseconds per variable."""
+    """Return the time that the loss scale adds to a step, in microseconds per variable."""
     return 1000 * row["bare_ms"] * (row["ratios"][contenders.OURS]["processor"] - 1) / int(row["workload"].split()[0])
 
 
 def growth_rows(rows: Iterable[Row]) -> list[Row]:
-    """Returns the rows of growth: first those with more variables, then those with larger ones."""
+    """Return the rows of growth: first those with more variables, then those with larger ones."""
     return sorted(
         (row for row in rows if row["what"] == "growth" and "ratios" in row),
         key=lambda row: (_size(row)[0] == 1, *_size(row)),
@@ -121,7 +121,7 @@ def growth_rows(rows: Iterable[Row]) -> list[Row]:
 
 
 def plot(path: pathlib.Path, results: dict[str, Any]) -> None:
-    """Plots the ratios of the optimizer's step and of the training step in a tf.function, and the growth."""
+    """Plot the ratios of the optimizer's step and of the training step in a tf.function, and the growth."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -181,7 +181,7 @@ def _machine(results: dict[str, Any]) -> str:
 
 
 def _ratios(rows: list[Row], columns: dict[str, str]) -> str:
-    """Returns a table of contenders.
+    """Return a table of contenders.
 
     Args:
         rows: its rows.
@@ -221,7 +221,7 @@ def _bare_of(found: dict[str, float], name: str) -> float:
 
 
 def _left_out(rows: list[Row], what: str) -> str:
-    """Returns the lines below a table: contenders that could not run, with their rows and errors."""
+    """Return the lines below a table: contenders that could not run, with their rows and errors."""
     where: dict[tuple[str, ...], list[str]] = {}
     for row in _sorted(rows, what):
         for name, why in row.get("refused", {}).items():

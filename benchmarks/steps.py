@@ -27,7 +27,7 @@ MODES = {
 
 
 def long(cell: dict[str, str]) -> bool:
-    """Returns whether a cell takes minutes to start: XLA compiles, or replicas trace, hundreds of variables."""
+    """Return whether a cell takes minutes to start: XLA compiles, or replicas trace, hundreds of variables."""
     return (
         cell["what"] in ("step", "ablation")
         and cell["mode"] in ("jit_compile", "mirrored")
@@ -36,7 +36,7 @@ def long(cell: dict[str, str]) -> bool:
 
 
 def cells() -> Iterator[dict[str, str]]:
-    """Yields the cells that this module measures."""
+    """Yield the cells that this module measures."""
     for mode, gradients in MODES.items():
         for family in contenders.FAMILIES:
             if family == "TensorFlow 1" and mode == "mirrored":
@@ -61,7 +61,7 @@ def cells() -> Iterator[dict[str, str]]:
 
 
 def measure(cell: dict[str, str], seconds: float, **rounds: int) -> dict[str, Any]:
-    """Returns the cell with its ratios to the bare optimizer, and the errors of contenders that cannot run in it."""
+    """Return the cell with its ratios to the bare optimizer, and the errors of contenders that cannot run in it."""
     ready: dict[str, Callable[[], object]] = {}
     refused: dict[str, str] = {}
     for name in _names(cell):
@@ -87,7 +87,7 @@ def measure(cell: dict[str, str], seconds: float, **rounds: int) -> dict[str, An
 
 
 def made(cell: dict[str, str], name: str) -> Callable[[], object]:
-    """Returns one contender's step as a Python function."""
+    """Return one contender's step as a Python function."""
     if cell["family"] == contenders.TORCH:
         return pytorch.step(cell["workload"], name)
     if cell["what"] == "minimize":
@@ -96,7 +96,7 @@ def made(cell: dict[str, str], name: str) -> Callable[[], object]:
 
 
 def _names(cell: dict[str, str]) -> list[str]:
-    """Returns the contenders; the first is the denominator of the ratios."""
+    """Return the contenders; the first is the denominator of the ratios."""
     special = {
         "skipped step": [APPLIED, SKIPPED],
         "growth": [contenders.BARE, contenders.OURS],
@@ -108,7 +108,7 @@ def _names(cell: dict[str, str]) -> list[str]:
 
 
 def _has_a_line(cell: dict[str, str]) -> bool:
-    """Returns whether to measure `contenders.LEAST`: where its cost is high, with large variables and in eager mode."""
+    """Return whether to measure `contenders.LEAST`: where its cost is high, with large variables and in eager mode."""
     large = cell["what"] == "step" and cell["workload"] == LARGE and cell["mode"] in ("tf.function", "jit_compile")
     return large or (cell["what"] == "training step" and cell["mode"] == "eager")
 
@@ -126,7 +126,7 @@ def in_mode(cell: dict[str, str], name: str) -> Callable[[], object]:
 
 @functools.cache
 def _two_replicas() -> tf.distribute.Strategy:
-    """Returns the only strategy: the collectives of two strategies would share keys."""
+    """Return the only strategy: the collectives of two strategies would share keys."""
     return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 
 
@@ -136,7 +136,7 @@ def _traced(step: Callable[[], object], **options: Any) -> Callable[[], object]:
 
 
 def _reason(error: Exception) -> str:
-    """Returns an error's message in one line without file paths."""
+    """Return an error's message in one line without file paths."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     text = lines[-1] if "in user code" in lines[0] else lines[0]
     name = type(error).__name__

@@ -25,7 +25,7 @@ def digits():
 
 
 def network():
-    """Computes in float16; variables and logits are float32."""
+    """Compute in float16; variables and logits are float32."""
     layers, half = tf.keras.layers, "mixed_float16"
     return tf.keras.Sequential(
         [
@@ -41,12 +41,12 @@ def network():
 
 
 def bytes_of(variables):
-    """Returns how many bytes some variables take."""
+    """Return how many bytes some variables take."""
     return sum(v.value.shape.num_elements() * v.value.dtype.size for v in variables)
 
 
 def main(arguments=None):
-    """Trains; returns the accuracy on images that were not seen, and the optimizer."""
+    """Train; return the accuracy on images that were not seen, and the optimizer."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=10)
     epochs = parser.parse_args(arguments).epochs

@@ -17,7 +17,7 @@ SIZE, CLASSES, BATCH = 32, 10, 128
 
 
 def data(seed):
-    """Yields batches of vectors and the direction, of ten, that each is nearest to; without end."""
+    """Yield batches of vectors and the direction, of ten, that each is nearest to; without end."""
     random = tf.random.Generator.from_seed(seed)
     directions = tf.random.Generator.from_seed(0).normal([SIZE, CLASSES])
     while True:
@@ -26,7 +26,7 @@ def data(seed):
 
 
 def network():
-    """Computes in float16; variables and logits are float32."""
+    """Compute in float16; variables and logits are float32."""
     layers, half = tf.keras.layers, "mixed_float16"
     return tf.keras.Sequential(
         [
@@ -40,7 +40,7 @@ def network():
 
 
 def main(arguments=None):
-    """Trains; returns the accuracy on vectors that were not seen."""
+    """Train; return the accuracy on vectors that were not seen."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=200)
     steps = parser.parse_args(arguments).steps

@@ -28,7 +28,7 @@ SAVES_EVERY = 10
 
 
 def train(strategy, steps, directory, dies_at=None):
-    """Trains, from the newest checkpoint if there is one; prints, and returns the accuracy."""
+    """Train, from the newest checkpoint if there is one; print, and return the accuracy."""
     me = int(strategy.cluster_resolver.task_id or 0) if strategy.cluster_resolver else 0
     name = f"worker {me}" if strategy.cluster_resolver else "this process"
     tf.keras.utils.set_random_seed(0)
@@ -91,7 +91,7 @@ def train(strategy, steps, directory, dies_at=None):
 
 
 def say(line):
-    """Prints a line in one piece, whoever else prints."""
+    """Print a line in one piece, whoever else prints."""
     print(line + "\n", end="", flush=True)
 
 
@@ -101,7 +101,7 @@ def power(scale):
 
 
 def start_workers(count, arguments):
-    """Runs this program in processes that find each other by TF_CONFIG; returns whether none of them died."""
+    """Run this program in processes that find each other by TF_CONFIG; return whether none of them died."""
     sockets = [socket.socket() for _ in range(count)]
     for each in sockets:
         each.bind(("localhost", 0))
@@ -126,7 +126,7 @@ def start_workers(count, arguments):
 
 
 def main():
-    """Trains in this process, or has workers do it."""
+    """Train in this process, or has workers do it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--workers", type=int, default=0, help="number of processes; 0 for two devices of this one")

@@ -18,7 +18,7 @@ NOISE, BATCH, RADIUS = 8, 128, 2.0
 
 
 def network(outputs):
-    """Computes in float16; variables and outputs are float32."""
+    """Compute in float16; variables and outputs are float32."""
     layers = tf.keras.layers
     hidden = [layers.Dense(64, activation="leaky_relu", dtype="mixed_float16") for _ in range(2)]
     return tf.keras.Sequential([*hidden, layers.Dense(outputs, dtype="float32")])
@@ -31,7 +31,7 @@ def circle():
 
 
 def make_step(generator, discriminator, optimizers, block):
-    """Returns a function that trains both networks at once; `block` is what their steps are taken in."""
+    """Return a function that trains both networks at once; `block` is what their steps are taken in."""
     loss_of = tf.keras.losses.BinaryCrossentropy(from_logits=True)
 
     @tf.function
@@ -52,7 +52,7 @@ def make_step(generator, discriminator, optimizers, block):
 
 
 def main(arguments=None):
-    """Trains; returns the mean distance of generated points from the circle."""
+    """Train; return the mean distance of generated points from the circle."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=1200)
     parser.add_argument("--scales", choices=["shared", "separate"], default="shared")

@@ -53,7 +53,7 @@ LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 def by_model(network, epochs, **kwargs):
-    """Trains by `amp.Model`; returns the network, its optimizer, and the loss of each epoch."""
+    """Train by `amp.Model`; return the network, its optimizer, and the loss of each epoch."""
     model = amp.Model(network, LOSS, keras.optimizers.SGD(0.02, momentum=0.9), **kwargs)
     history = model.train(epochs, digits(), callbacks=[amp.LossMonitor(27)], verbose=0)
     return network, model.optimizer, history.history["loss"]
@@ -63,7 +63,7 @@ class ClippedCell(amp.TrainOneStepWithLossScaleCell):
     """A training cell of one's own: clips the unscaled gradients before they are applied."""
 
     def construct(self, *inputs):
-        """Takes one step; returns the loss, whether it overflowed, and the scale."""
+        """Take one step; return the loss, whether it overflowed, and the scale."""
         scale = self.sens
         loss, gradients = self.loss_and_gradients(*inputs)
         gradients, _ = tf.clip_by_global_norm(gradients, 5.0)  # infinity stays NaN: the step is skipped
@@ -71,7 +71,7 @@ class ClippedCell(amp.TrainOneStepWithLossScaleCell):
 
 
 def by_cell(epochs):
-    """Trains by a cell with clipping and a dynamic scale; returns the same."""
+    """Train by a cell with clipping and a dynamic scale; return the same."""
     network = amp.auto_mixed_precision(lenet5(), "O2")
     manager = amp.DynamicLossScaleManager(init_loss_scale=2**16, scale_window=20)
     cell = ClippedCell(amp.WithLossCell(network, LOSS), keras.optimizers.SGD(0.02, momentum=0.9), manager)
@@ -92,7 +92,7 @@ def in_float16(network):
 
 
 def main(arguments=None):
-    """Runs all six; returns {name: (loss of each epoch, layers in float16, loss scale at the end)}."""
+    """Run all six; return {name: (loss of each epoch, layers in float16, loss scale at the end)}."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=3)
     epochs = parser.parse_args(arguments).epochs

@@ -72,7 +72,7 @@ def logits(images, layers, dtype):
 
 
 def fit(steps, dtype, scaled):
-    """Trains a posterior; returns the loss on the images, how far the means went, and the accuracy."""
+    """Train a posterior; return the loss on the images, how far the means went, and the accuracy."""
     images, labels = digits()
     p, q = prior(), posterior()
 
@@ -99,7 +99,7 @@ def fit(steps, dtype, scaled):
 
 
 def main(arguments=None):
-    """Trains three times; returns the accuracies by name."""
+    """Train three times; return the accuracies by name."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=300)
     steps = parser.parse_args(arguments).steps

@@ -30,7 +30,7 @@ STRATEGIES = {"programs": programs.programs, "libraries": programs.library_progr
 
 
 def main(arguments=None):
-    """Returns the exit code."""
+    """Return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=10.0, help="nothing is begun after them")
     parser.add_argument("--seed", type=int, help="of an earlier run, which is repeated")
@@ -55,7 +55,7 @@ def main(arguments=None):
 
 
 def _turns(only):
-    """Yields the next task, endlessly: a function of the seed, the counts and the deadline."""
+    """Yield the next task, endlessly: a function of the seed, the counts and the deadline."""
     local, clusters = iter(faults.FAULTS), iter(cluster_faults.FAULTS)
     in_turn = [*itertools.islice(local, 2), *clusters, *local]  # slow faults come early
     each = itertools.cycle(map(_fault, filter(_possible, in_turn)))
@@ -65,7 +65,7 @@ def _turns(only):
 
 
 def _possible(fault):
-    """Returns whether this machine can run a fault; prints the reason if not."""
+    """Return whether this machine can run a fault; print the reason if not."""
     reason = getattr(fault, "why_not", None)
     if reason:
         print(f"skipped: {fault.__name__}, which {reason}", flush=True)
@@ -74,7 +74,7 @@ def _possible(fault):
 
 def _fault(fault):
     def turn(seed, counts, deadline):
-        """Runs one fault; returns a description of the failure, or None."""
+        """Run one fault; return a description of the failure, or None."""
         del deadline
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
             try:
@@ -90,7 +90,7 @@ def _fault(fault):
 
 def _programs(which):
     def turn(seed, counts, deadline):
-        """Runs some programs; returns a description of the shrunk failure, or None."""
+        """Run some programs; return a description of the shrunk failure, or None."""
         failed = []
 
         @hypothesis.seed(seed)

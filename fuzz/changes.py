@@ -38,7 +38,7 @@ class Change:
 
 
 def _each(ours, model, compiled=True):
-    """Returns a change that treats the values of every gradient alike."""
+    """Return a change that treats the values of every gradient alike."""
     return Change(
         lambda gradients, number: [_of_values(lambda values: ours(values, number), g) for g in gradients],
         lambda gradients, number: [on_values(lambda values: model(values, number), g) for g in gradients],
@@ -51,14 +51,14 @@ def _present(gradients):
 
 
 def _drop_first(gradients, number):
-    """Replaces the first gradient by None, unless it is the only one."""
+    """Replace the first gradient by None, unless it is the only one."""
     del number
     present = _present(gradients)
     return [None if len(present) > 1 and i == present[0] else g for i, g in enumerate(gradients)]
 
 
 def _fit(a, b):
-    """Returns whether both gradients are dense and have the same shape and dtype."""
+    """Return whether both gradients are dense and have the same shape and dtype."""
     sparse_or_none = (type(None), tf.IndexedSlices, Rows)
     return not isinstance(a, sparse_or_none) and not isinstance(b, sparse_or_none) and _kind(a) == _kind(b)
 
@@ -68,28 +68,28 @@ def _kind(gradient):
 
 
 def _reuse(gradients, number):
-    """Gives the last variable the first gradient with the same shape and dtype."""
+    """Give the last variable the first gradient with the same shape and dtype."""
     del number
     fitting = [g for g in gradients[:-1] if _fit(g, gradients[-1])]
     return [*gradients[:-1], fitting[0]] if fitting else gradients
 
 
 def _swap(gradients, number):
-    """Exchanges the gradients of the first and the last variable, if shapes and dtypes agree."""
+    """Exchange the gradients of the first and the last variable, if shapes and dtypes agree."""
     del number
     first, last = gradients[0], gradients[-1]
     return [last, *gradients[1:-1], first] if _fit(first, last) and len(gradients) > 1 else gradients
 
 
 def _add(gradients, number):
-    """Adds the gradient of the first variable to that of the last one, if shapes and dtypes agree."""
+    """Add the gradient of the first variable to that of the last one, if shapes and dtypes agree."""
     del number
     first, last = gradients[0], gradients[-1]
     return [*gradients[:-1], first + last] if _fit(first, last) else gradients
 
 
 def _in_cond(gradients, number):
-    """Returns all gradients or their doubles, in one `tf.cond`."""
+    """Return all gradients or their doubles, in one `tf.cond`."""
     present = _present(gradients)
     chosen = tf.cond(
         number > 1,
@@ -122,7 +122,7 @@ def _in_python(values, number):
 
 
 def _by_norm(gradients, number):
-    """Clips by the global norm, computed in float32, as loops with several dtypes do."""
+    """Clip by the global norm, computed in float32, as loops with several dtypes do."""
     del number
     values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients if g is not None]
     factor = 1.0 / tf.maximum(1.0, tf.linalg.global_norm([tf.cast(v, tf.float32) for v in values]))

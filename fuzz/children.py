@@ -20,7 +20,7 @@ def _context():
 
 
 def run(function, *arguments, killed_at=None, killed_after=None, may_crash=False):
-    """Calls a function in a new process.
+    """Call a function in a new process.
 
     Args:
         function: a function of a module. It calls its first argument, `begin`, when it may be killed from then on.

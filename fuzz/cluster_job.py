@@ -27,7 +27,7 @@ TF_KERAS = FAMILIES[1]
 
 
 def fit(directory, dies=None):
-    """Trains a model; every epoch has a batch that overflows."""
+    """Train a model; every epoch has a batch that overflows."""
     strategy, keras = strategies.get("workers_2"), TF_KERAS.keras
     x = np.random.default_rng(0).normal(size=(8 * BATCHES, 2)).astype("float32")
     y = x @ np.float32([[2.0], [-1.0]])

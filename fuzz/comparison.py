@@ -12,14 +12,14 @@ TOLERANCES = {"float16": 2.0**-7, "bfloat16": 2.0**-4, "float32": 2.0**-19, "flo
 
 
 def inner_model(family, name):
-    """Returns the update rule with this name."""
+    """Return the update rule with this name."""
     if name == "adam":
         return model.Adam(RATE, **ADAM, hat=family.name == "sonnet", lazy=family.name == "sonnet")
     return model.SGD(RATE, MOMENTUM if name == "momentum" else 0.0, lazy=family.name in LAZY)
 
 
 def changed(names, gradients, number):
-    """Returns the gradients after the changes with these names, in order."""
+    """Return the gradients after the changes with these names, in order."""
     for name in names:
         gradients = CHANGES[name].model(gradients, number)
     return gradients
@@ -35,7 +35,7 @@ class Model:
         self.adam_sees_skipped = family.counts
 
     def call(self, step):
-        """Takes a step, as often as the loop repeats it."""
+        """Take a step, as often as the loop repeats it."""
         loop = self.program.loops[step.loop]
         times = {"no": 1, "if": int(step.number > 1), "while": step.number}[loop.repeated]
         for _ in range(times):
@@ -72,14 +72,14 @@ class Comparison:
             self._tolerances = [max(self._tolerances)] * len(program.dtypes)
 
     def step(self, step):
-        """Takes a step in the model."""
+        """Take a step in the model."""
         before = self.expected.training.values
         self.expected.call(step)
         for k, (old, new) in enumerate(zip(before, self.expected.training.values)):
             self._sizes[k] = max(self._sizes[k], np.abs(old).max(), np.abs(new).max())
 
     def check(self, where):
-        """Raises an AssertionError if the machine's state differs from the model's.
+        """Raise an AssertionError if the machine's state differs from the model's.
 
         Args:
             where: the beginning of the error's message.

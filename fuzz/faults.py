@@ -44,7 +44,7 @@ def killed_while_saving(random, directory):
 
 
 def assert_whole(name, kind, directory, surely, what):
-    """Asserts that the first `surely` saves exist and are intact, and that each later one is intact or unreadable."""
+    """Assert that the first `surely` saves exist and are intact, and that each later one is intact or unreadable."""
     numbers = saves.saved_numbers(kind, directory)
     assert set(range(1, surely + 1)) <= set(numbers), f"{what}: of {surely} saves there are {numbers}"
     for i in numbers:
@@ -80,7 +80,7 @@ def _whole_train_run():
 
 
 def _refused(begin, directory, name, kind, refuse):
-    """Trains and saves, then denies writing: training continues to the result of an undisturbed run."""
+    """Train and save, then denies writing: training continues to the result of an undisturbed run."""
     trainee = Trainee(name)
     for i in range(STEPS):
         trainee.step(i)
@@ -112,7 +112,7 @@ def _is_hdf5(kind):
 
 
 def assert_saved(name, kind, directory):
-    """Asserts that the save before the fault is intact."""
+    """Assert that the save before the fault is intact."""
     trainee = Trainee(name)
     trainee.load(kind, directory, 3)
     assert_same(trainee.state(), expected(name)[3], f"{name}, {kind}: what was saved before")
@@ -143,7 +143,7 @@ def full_file_system(random, directory):
 
 
 def _fill(left, directory):
-    """Fills the file system up to `left` free bytes."""
+    """Fill the file system up to `left` free bytes."""
     free = os.statvfs(directory)
     with open(pathlib.Path(directory).parent / "filler", "wb") as file:
         file.write(bytes(max(0, free.f_bavail * free.f_frsize - left)))

@@ -48,7 +48,7 @@ class Fit(Whole):
         self.variables = list(self.model.trainable_variables)
 
     def run(self, comparison, directory):
-        """Trains the model and compares after each execution."""
+        """Train the model and compares after each execution."""
         steps, done = self.program.steps, []
 
         def on_train_batch_end(batch, logs):
@@ -71,7 +71,7 @@ class Probability(Whole):
         self.variables = [tf.Variable(tf.ones(2))]
 
     def run(self, comparison, directory):
-        """Minimizes the loss and compares."""
+        """Minimize the loss and compares."""
         [variable], gradients, calls = self.variables, tf.constant(self.gradients), tf.Variable(-1, trainable=False)
         scales = probability.minimize(
             lambda: tf.reduce_sum(variable * tf.gather(gradients, calls.assign_add(1))),
@@ -118,7 +118,7 @@ class Session(Machine):
         return [self._session.run(variable)]
 
     def run(self, comparison, directory):
-        """Takes the steps one by one and compares after each."""
+        """Take the steps one by one and compares after each."""
         with self._graph.as_default(), self._session:
             for i, step in enumerate(self.program.steps):
                 self.call(step)

@@ -13,7 +13,7 @@ from tf_lossscale import LossScaleOptimizer
 
 
 def inner_optimizer(family, name):
-    """Returns a family's optimizer with the named update rule."""
+    """Return a family's optimizer with the named update rule."""
     makers = family.optimizers
     if family.name == "tf1":
         return {
@@ -52,7 +52,7 @@ class Machine:
         self._calls = [self._traced(loop) for loop in program.loops]
 
     def run(self, comparison, directory):
-        """Takes the steps and compares each with the model.
+        """Take the steps and compares each with the model.
 
         Args:
             comparison: a Comparison.
@@ -70,19 +70,19 @@ class Machine:
             comparison.check(f"after step {i}")
 
     def _is_ambiguous(self, error):
-        """Returns whether the error says that the calls do not decide between the two contracts."""
+        """Return whether the error says that the calls do not decide between the two contracts."""
         contracts = {loop.calls in SCALED for loop in self.program.loops}
         return len(contracts) == 2 and "one of two ways" in str(error)
 
     def call(self, step):
-        """Takes a step."""
+        """Take a step."""
         gradients, rows = self.program.gradients(step)
         inputs = [*map(tf.constant, gradients), tf.constant(rows), tf.constant(step.number)]
         for function in self._calls[step.loop]:
             function(*inputs)
 
     def _traced(self, loop):
-        """Returns the functions that a step of the loop calls, in order."""
+        """Return the functions that a step of the loop calls, in order."""
         if loop.calls == "two_functions":
             kept = [tf.Variable(tf.zeros_like(variable), trainable=False) for variable in self.variables]
             parts = [functools.partial(self._keep, loop, kept), functools.partial(self._apply_kept, loop, kept)]
@@ -115,7 +115,7 @@ class Machine:
         part(*(tf.gather(value, replica) for value in inputs[:-1]), inputs[-1])
 
     def _loss(self, loop, gradients, rows):
-        """Returns a loss that has the given gradients."""
+        """Return a loss that has the given gradients."""
         total = tf.constant(0.0)
         for i, (variable, gradient) in enumerate(zip(self.variables, gradients)):
             if i == 1 and loop.sparse:
@@ -148,7 +148,7 @@ class Machine:
         return _changed(loop.scaled, tape.gradient(scaled, self.variables), number)
 
     def _unscaled(self, loop, gradients):
-        """Returns the gradients, unscaled in the loop's `place`."""
+        """Return the gradients, unscaled in the loop's `place`."""
         present = [i for i, gradient in enumerate(gradients) if gradient is not None]
         unscale = functools.partial(self.optimizer.get_unscaled_gradients, [gradients[i] for i in present])
         if loop.place == "function":
@@ -178,7 +178,7 @@ class Machine:
         return self._apply(loop, _changed(loop.unscaled, found, inputs[-1]))
 
     def between(self, what, directory):
-        """Saves the state, overwrites it and restores it."""
+        """Save the state, overwrites it and restore it."""
         if what == "state":
             state = self.optimizer.state()
             if self.program.rules.dynamic:
@@ -192,19 +192,19 @@ class Machine:
             checkpoint.read(path).assert_existing_objects_matched()
 
     def state(self):
-        """Returns the loss scale and its counters by name."""
+        """Return the loss scale and its counters by name."""
         return self.optimizer.state()
 
     def iterations(self):
-        """Returns `iterations` on each replica."""
+        """Return `iterations` on each replica."""
         return list(map(int, self.copies(self.optimizer.iterations)))
 
     def all_variables(self):
-        """Returns the variables of the user and of the optimizer."""
+        """Return the variables of the user and of the optimizer."""
         return [*self.variables, *self.optimizer.variables]
 
     def copies(self, variable):
-        """Returns the values of a variable on all replicas."""
+        """Return the values of a variable on all replicas."""
         if not isinstance(variable, (tf.Variable, tf.distribute.DistributedValues)):
             variable = variable.value  # a Keras 3 variable
         return [

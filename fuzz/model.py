@@ -22,7 +22,7 @@ class Rules:
     dynamic: bool = True
 
     def arguments(self):
-        """Returns keyword arguments for the wrapper's constructor."""
+        """Return keyword arguments for the wrapper's constructor."""
         if not self.dynamic:
             return {"dynamic": False, "initial_scale": self.initial_scale}
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -39,7 +39,7 @@ class LossScale:
         self.good = self.bad = self.total = self.skipped = 0
 
     def step(self, finite):
-        """Updates the scale after a step; returns whether the step is applied."""
+        """Update the scale after a step; return whether the step is applied."""
         rules = self.rules
         if not rules.dynamic:
             return True
@@ -70,26 +70,26 @@ class Rows:
     indices: np.ndarray
 
     def dense(self, shape):
-        """Returns the dense gradient."""
+        """Return the dense gradient."""
         found = np.zeros(shape, self.values.dtype)
         np.add.at(found, self.indices, self.values)
         return found
 
 
 def on_values(function, gradient):
-    """Applies a function to the values of a dense or sparse gradient; None stays None."""
+    """Apply a function to the values of a dense or sparse gradient; None stays None."""
     if gradient is None:
         return None
     return Rows(function(gradient.values), gradient.indices) if isinstance(gradient, Rows) else function(gradient)
 
 
 def scaled(gradient, scale, dtype):
-    """Returns the gradient of the scaled loss: a float32 product, rounded to the dtype of the variable."""
+    """Return the gradient of the scaled loss: a float32 product, rounded to the dtype of the variable."""
     return on_values(lambda values: (np.float32(scale) * values).astype(dtype), gradient)
 
 
 def unscaled(gradient, scale):
-    """Returns the gradient divided by the scale, in its own dtype."""
+    """Return the gradient divided by the scale, in its own dtype."""
     return on_values(lambda values: (values.astype(np.float64) / np.float64(scale)).astype(values.dtype), gradient)
 
 
@@ -107,7 +107,7 @@ class SGD:
         self.slots = {}
 
     def update(self, key, gradient, rows, step):
-        """Returns the array to subtract from a variable.
+        """Return the array to subtract from a variable.
 
         Args:
             key: a key for the variable's slots.
@@ -143,7 +143,7 @@ class Adam:
         self.slots = {}
 
     def update(self, key, gradient, rows, step):
-        """Returns the array to subtract from a variable; see `SGD.update`."""
+        """Return the array to subtract from a variable; see `SGD.update`."""
         first, second = self.slots.setdefault(key, (np.zeros_like(gradient), np.zeros_like(gradient)))
         rows = rows if self.lazy else ...
         (b1, b2), g = self.betas, gradient[rows]
@@ -173,7 +173,7 @@ class Training:
         self.iterations = 0
 
     def step(self, of_replicas, count_skipped):
-        """Takes a step; returns whether it was applied.
+        """Take a step; return whether it was applied.
 
         Args:
             of_replicas: for each replica, the unscaled gradient of each variable, or None.
@@ -192,7 +192,7 @@ class Training:
         return applied
 
     def _reduced(self, i, gradients):
-        """Returns the sum over the replicas, in the gradients' dtype, and its rows."""
+        """Return the sum over the replicas, in the gradients' dtype, and its rows."""
         if gradients[0] is None:
             return None
         rows = np.unique(np.concatenate([g.indices for g in gradients])) if isinstance(gradients[0], Rows) else ...

@@ -96,7 +96,7 @@ class Program:
         return 2 if self.mode == "mirrored" else 1
 
     def gradients(self, step):
-        """Returns the gradients of the unscaled loss, each [replica, *shape], and the rows of the sparse gradient."""
+        """Return the gradients of the unscaled loss, each [replica, *shape], and the rows of the sparse gradient."""
         loop, random = self.loops[step.loop], np.random.default_rng(step.seed)
         shapes = [(ROWS, 3) if i == 1 and loop.sparse else shape for i, shape in enumerate(SHAPES[: len(self.dtypes)])]
         found = [np.float32(random.integers(-32, 33, (self.replicas, *shape)) / 16) for shape in shapes]
@@ -169,7 +169,7 @@ def _loops(draw, program):
 
 @st.composite
 def programs(draw, most_steps=60, families=FAMILIES, modes=MODES):
-    """Generates programs of at most `most_steps` steps."""
+    """Generate programs of at most `most_steps` steps."""
     program = {"family": draw(st.sampled_from(families)), "inner": draw(st.sampled_from(INNER))}
     modes = [mode for mode in modes if mode != "mirrored" or program["family"] != "sonnet"]
     program["mode"] = draw(st.sampled_from(modes))
@@ -201,7 +201,7 @@ def _steps(draw, most, rules, loops, between):
 
 @st.composite
 def library_programs(draw, most_steps=60):
-    """Generates programs in a library's loop."""
+    """Generate programs in a library's loop."""
     mode = draw(st.sampled_from(sorted(LIBRARY_MODES)))
     family = draw(st.sampled_from(LIBRARY_MODES[mode]))
     program = {"family": family, "mode": mode, "inner": draw(st.sampled_from(INNER))}

@@ -12,7 +12,7 @@ MACHINES = {"fit": Fit, "fit_compiled": Fit, "probability": Probability, "sessio
 
 
 def run(program):
-    """Runs a program in TensorFlow and in the model.
+    """Run a program in TensorFlow and in the model.
 
     Args:
         program: a Program.

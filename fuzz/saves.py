@@ -23,7 +23,7 @@ SUFFIX = {"keras": ".keras", "h5": ".h5", "weights": ".weights.h5", "saved_model
 
 
 def batch(i):
-    """Returns the examples of step i; every third step overflows."""
+    """Return the examples of step i; every third step overflows."""
     return BATCH * np.float32(np.inf if i % 3 == 1 else i + 1)
 
 
@@ -45,11 +45,11 @@ class Trainee:
         self.model.compile(self.optimizer, keras.losses.MeanSquaredError(), run_eagerly=True, jit_compile=False)
 
     def step(self, i):
-        """Takes step i."""
+        """Take step i."""
         self.model.train_on_batch(batch(i), np.ones((4, 1), np.float32))
 
     def save(self, kind, directory, i):
-        """Writes save number i."""
+        """Write save number i."""
         if kind == "checkpoint":
             self._manager(directory).save(checkpoint_number=i)
             return
@@ -60,7 +60,7 @@ class Trainee:
             self.model.save(path, **({"save_format": "tf"} if kind == "saved_model" else {}))
 
     def load(self, kind, directory, i):
-        """Restores save number i."""
+        """Restore save number i."""
         if kind == "checkpoint":
             self._checkpoint().restore(str(pathlib.Path(directory, f"ckpt-{i}"))).assert_existing_objects_matched()
         elif kind == "weights":
@@ -77,19 +77,19 @@ class Trainee:
         return tf.train.CheckpointManager(self._checkpoint(), str(directory), max_to_keep=None)
 
     def state(self):
-        """Returns the weights, the scale and its counter."""
+        """Return the weights, the scale and its counter."""
         numbers = (float(self.optimizer.loss_scale), int(self.optimizer.dynamic_counter))
         return [*map(np.asarray, self.model.get_weights()), *map(np.asarray, numbers)]
 
     def is_finite(self):
-        """Returns whether every variable is finite."""
+        """Return whether every variable is finite."""
         variables = [*self.model.get_weights(), *(np.asarray(v) for v in self.optimizer.variables)]
         return all(np.isfinite(np.asarray(value, np.float64)).all() for value in variables)
 
 
 @functools.cache
 def expected(name):
-    """Returns the states of an undisturbed Trainee, before each step and after the last."""
+    """Return the states of an undisturbed Trainee, before each step and after the last."""
     trainee = Trainee(name)
     states = [trainee.state()]
     for i in range(STEPS):
@@ -99,7 +99,7 @@ def expected(name):
 
 
 def train(begin, directory, name, kind, begins):
-    """Trains and saves after every step; calls `begin` before save number `begins`."""
+    """Train and save after every step; calls `begin` before save number `begins`."""
     trainee = Trainee(name)
     for i in range(STEPS):
         trainee.step(i)
@@ -109,20 +109,20 @@ def train(begin, directory, name, kind, begins):
 
 
 def saved_numbers(kind, directory):
-    """Returns the numbers of all saves, finished or not."""
+    """Return the numbers of all saves, finished or not."""
     if kind == "checkpoint":
         return sorted(int(path.stem.rpartition("-")[2]) for path in pathlib.Path(directory).glob("ckpt-*.index"))
     return sorted(int(path.name.partition(".")[0]) for path in pathlib.Path(directory).iterdir())
 
 
 def assert_same(one, other, what):
-    """Asserts that two states are equal bit for bit."""
+    """Assert that two states are equal bit for bit."""
     for a, b in zip(one, other, strict=True):
         np.testing.assert_array_equal(a, b, err_msg=what)
 
 
 def train_command(begin, directory, options, interrupted_at):
-    """Runs `tf-lossscale train` with Ctrl-C after some steps; calls `begin` right before Ctrl-C.
+    """Run `tf-lossscale train` with Ctrl-C after some steps; calls `begin` right before Ctrl-C.
 
     Returns:
         The exit code.

@@ -19,6 +19,7 @@ _HOMES = {
     "SharedLossScale": "tf_lossscale.wrapper.shared",
     "install": "tf_lossscale.legacy.install",
     "uninstall": "tf_lossscale.legacy.install",
+    "wrap_in_compile": "tf_lossscale.legacy.install",
     "write_summary": "tf_lossscale.monitoring.summaries",
 }
 
@@ -32,6 +33,7 @@ __all__ = [
     "__version__",
     "install",
     "uninstall",
+    "wrap_in_compile",
     "write_summary",
 ]
 
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
     from tf_lossscale import migrate as migrate
     from tf_lossscale import optimizers as optimizers
     from tf_lossscale import probability as probability
-    from tf_lossscale.legacy.install import install, uninstall
+    from tf_lossscale.legacy.install import install, uninstall, wrap_in_compile
     from tf_lossscale.monitoring.callback import LossScaleMonitor
     from tf_lossscale.monitoring.summaries import write_summary
     from tf_lossscale.wrapper.optimizer import LossScaleOptimizer

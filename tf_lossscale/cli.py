@@ -35,7 +35,7 @@ _COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; what goes wrong is said on stderr.
+    """Run the command line; what goes wrong is said on stderr.
 
     >>> import tempfile
     >>> main(["train", "--resume", "--out", tempfile.mkdtemp()])
@@ -75,7 +75,7 @@ def _run(argv: list[str]) -> int:
 
 
 def _flush() -> None:
-    """Writes what stdout holds; drops it if that fails, or Python would try again at its end, with exit code 120."""
+    """Write what stdout holds; drops it if that fails, or Python would try again at its end, with exit code 120."""
     if sys.stdout is None or sys.stdout.closed:
         return
     try:

@@ -22,7 +22,7 @@ class NotWrappable(TypeError, ValueError):
 
 
 def positive_number(name: str, value: Any, remedy: str) -> float:
-    """Returns `value` as a float, or raises if it is no finite number above 0.
+    """Return `value` as a float, or raise if it is no finite number above 0.
 
     >>> positive_number("initial_scale", 1024, "Pass 2**15.")
     1024.0
@@ -46,7 +46,7 @@ def positive_number(name: str, value: Any, remedy: str) -> float:
 
 
 def whole_number(name: str, value: Any, remedy: str) -> int:
-    """Returns `value` as an int, or raises if it is no whole number of at least 1.
+    """Return `value` as an int, or raise if it is no whole number of at least 1.
 
     >>> whole_number("dynamic_growth_steps", 2000.0, "Pass 2000.")
     2000
@@ -67,7 +67,7 @@ def whole_number(name: str, value: Any, remedy: str) -> int:
 
 
 def count(name: str, value: Any, remedy: str) -> int:
-    """Returns `value` as an int, or raises if it is no whole number of at least 0.
+    """Return `value` as an int, or raise if it is no whole number of at least 0.
 
     >>> count("skipped_steps", 0, "Pass 0.")
     0
@@ -88,7 +88,7 @@ def count(name: str, value: Any, remedy: str) -> int:
 
 
 def boolean(name: str, value: Any, remedy: str) -> bool:
-    """Returns `value` if it is a Python bool, or raises.
+    """Return `value` if it is a Python bool, or raise.
 
     >>> boolean("dynamic", True, "Pass True or False.")
     True

@@ -13,7 +13,7 @@ _NODES = re.compile(r"\{\{.*?\}\} | \[Op:\w+\]")  # which operation failed: noth
 
 @contextlib.contextmanager
 def whole_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields a temporary path beside a file, which replaces the file at the end, or disappears after an error.
+    """Yield a temporary path beside a file, which replaces the file at the end, or disappears after an error.
 
     >>> import tempfile
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "state.json"
@@ -44,7 +44,7 @@ def whole_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 @contextlib.contextmanager
 def checkpoint_errors_are_os_errors() -> Iterator[None]:
-    """Turns TensorFlow's errors of files into OSError, which commands report.
+    """Turn TensorFlow's errors of files into OSError, which commands report.
 
     >>> import tensorflow as tf
     >>> try:

@@ -17,7 +17,7 @@ import tensorflow.compat.v1 as tf1
 import tf_lossscale
 from tests.families import FAMILIES, families, tf_keras
 from tf_lossscale import legacy
-from tf_lossscale.legacy import experimental, patch_table
+from tf_lossscale.legacy import experimental, patch_table, wrap_in_compile
 from tf_lossscale.legacy.policy import policies_of
 from tf_lossscale.wrapper import families as families_of_optimizers
 
@@ -143,7 +143,8 @@ def test_each_library_has_its_own_policies(installed):
 
 def state_of_the_modules():
     """What is in every module that install() knows, and the list of all modules."""
-    modules = {name: sys.modules[name] for name in patch_table.PLACES if name in sys.modules}
+    places = [*patch_table.PLACES, *wrap_in_compile.PLACES]
+    modules = {name: sys.modules[name] for name in places if name in sys.modules}
     content = {name: {key: id(value) for key, value in vars(module).items()} for name, module in modules.items()}
     return content, {name: id(module) for name, module in sys.modules.items()}, list(sys.meta_path)
 

@@ -10,7 +10,7 @@ import tf_lossscale
 from tests import loops
 from tests.families import FAMILIES, NoKeras3
 from tf_lossscale import serialization
-from tf_lossscale.legacy import patch_table
+from tf_lossscale.legacy import patch_table, wrap_in_compile
 from tf_lossscale.legacy.patches import Patches
 from tf_lossscale.libraries import keras_versions
 from tf_lossscale.wrapper import families
@@ -39,11 +39,14 @@ def test_a_second_keras_2_beside_that_of_tensorflow_is_not_taken_for_it(only_ker
 
 def test_a_second_keras_2_is_left_as_it_is(only_keras_2):
     wrapper = type("LossScaleOptimizer", (), {"__module__": "tf_keras.src.mixed_precision.loss_scale_optimizer"})
-    for name in ("tf_keras.mixed_precision", "tf_keras.src.engine.training"):
+    for places, name in (
+        (patch_table.PLACES, "tf_keras.mixed_precision"),
+        (wrap_in_compile.PLACES, "tf_keras.src.engine.training"),
+    ):
         module = types.ModuleType(name)
         module.LossScaleOptimizer = wrapper
         before = dict(vars(module))
-        patch_table.PLACES[name](Patches(), module)
+        places[name](Patches(), module)
         assert vars(module) == before
     serialization._register(families.library_in("tf_keras"))  # an error would come out of the user's import statement
 

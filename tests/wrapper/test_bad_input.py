@@ -96,11 +96,20 @@ def test_what_is_no_optimizer_is_refused_and_the_accepted_ones_are_named(inner):
         LossScaleOptimizer(inner)
 
 
+def test_stateless_apply_says_that_keras_does_not_have_it_on_tensorflow():
+    weight = keras.Variable(1.0)
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.5))
+    optimizer.build([weight])
+    with pytest.raises(ValueError, match=r"does not support `stateless_apply`.*Call `apply\(scaled_gradients, var"):
+        optimizer.stateless_apply(optimizer.variables, [tf.constant(1.0)], [weight])
+    assert float(weight) == 1.0
+
+
 @all_families
 def test_nested_and_double_wrapping(family):
     inner = family.sgd()
     first = LossScaleOptimizer(inner, initial_scale=8.0)
-    with pytest.raises(TypeError, match="cannot wrap another LossScaleOptimizer"):
+    with pytest.raises(TypeError, match=r"cannot wrap another LossScaleOptimizer.* a tf_lossscale\..*Use it as it is"):
         LossScaleOptimizer(first)
     with pytest.raises(ValueError, match="already wrapped by a LossScaleOptimizer"):
         LossScaleOptimizer(inner)
@@ -115,8 +124,12 @@ def test_other_libraries_wrappers_are_refused_and_refuse_ours():
         (tf_keras.mixed_precision.LossScaleOptimizer, tf_keras.optimizers),
         (tf_keras.mixed_precision.LossScaleOptimizer, tf_keras.optimizers.legacy),
     ):
-        with pytest.raises(TypeError, match="cannot wrap another LossScaleOptimizer"):
-            LossScaleOptimizer(wrapper(optimizers.SGD()))
+        theirs = wrapper(optimizers.SGD())
+        with pytest.raises(TypeError, match="cannot wrap another LossScaleOptimizer") as caught:
+            LossScaleOptimizer(theirs)
+        assert f"`inner_optimizer` is a {type(theirs).__module__}." in str(caught.value)
+        assert "tf_lossscale.LossScaleOptimizer(SGD(...))" in str(caught.value)
+        assert "tf_lossscale.wrap_in_compile()" in str(caught.value)
     # Keras 3's own asks nothing.
     for optimizers in (tf_keras.optimizers, tf_keras.optimizers.legacy):
         with pytest.raises((TypeError, ValueError), match="LossScaleOptimizer"):

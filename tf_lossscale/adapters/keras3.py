@@ -145,7 +145,7 @@ class LossScaleOptimizer(
         return self._loss_scale.good_steps
 
     def finalize_variable_values(self, var_list: list[Any] | None = None) -> None:
-        """Overwrites the variables with their moving average, if the inner optimizer keeps one.
+        """Overwrite the variables with their moving average, if the inner optimizer keeps one.
 
         Args:
             var_list: the variables; None for those that the optimizer is built for.
@@ -155,8 +155,15 @@ class LossScaleOptimizer(
         self._stall.look(self, self._loss_scale)  # `fit` ends here
 
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
-        """Excludes variables from the inner optimizer's weight decay; call it before `build`."""
+        """Exclude variables from the inner optimizer's weight decay; call it before `build`."""
         self._optimizer.exclude_from_weight_decay(var_list=var_list, var_names=var_names)
+
+    def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
+        """Raise ValueError: Keras has no such method on TensorFlow."""
+        raise ValueError(
+            "Keras does not support `stateless_apply` with the TensorFlow backend. Call `apply(scaled_gradients, "
+            "variables)`, which updates the variables in place."
+        )
 
     def get_config(self) -> dict[str, Any]:
         return {"name": self.name, **super().get_config()}
@@ -266,7 +273,7 @@ class LossScaleOptimizer(
 
 
 def _part_of_keras_wrapper(wrapper: LossScaleOptimizer, name: str) -> Any:
-    """Returns the counterpart of a part of Keras's LossScaleOptimizer; its count and learning rate are not used."""
+    """Return the counterpart of a part of Keras's LossScaleOptimizer; its count and learning rate are not used."""
     parts = {
         "inner_optimizer": wrapper._optimizer,
         "dynamic_scale": wrapper._loss_scale._lookup_dependency("current_loss_scale"),
@@ -286,7 +293,7 @@ def _part_of_keras_wrapper(wrapper: LossScaleOptimizer, name: str) -> Any:
 
 
 def _are_of_a_wrapper(values: list[Any]) -> bool:
-    """Returns whether saved values begin with those of a wrapper, whose own learning rate is zero."""
+    """Return whether saved values begin with those of a wrapper, whose own learning rate is zero."""
     return len(values) >= 4 and all(value.shape == () for value in values[:4]) and values[1][()] == 0
 
 
@@ -295,13 +302,13 @@ def _overwrites(variable: Any) -> bool:
 
 
 def _require_valid(options: dict[str, Any]) -> None:
-    """Raises for options out of range, by creating a Keras optimizer with them."""
+    """Raise for options out of range, by creating a Keras optimizer with them."""
     if options:
         keras.optimizers.SGD(**options)
 
 
 def _move_under_strategy(inner: Any) -> None:
-    """Moves an optimizer, created outside the strategy's scope and not built, into that scope.
+    """Move an optimizer, created outside the strategy's scope and not built, into that scope.
 
     Keras notes the strategy, and makes the step count and the learning rate, when the optimizer is constructed.
     """
@@ -318,13 +325,13 @@ def _move_under_strategy(inner: Any) -> None:
 
 
 def _with_parts(inner: Any) -> list[Any]:
-    """Returns an optimizer, and the optimizers that it consists of."""
+    """Return an optimizer, and the optimizers that it consists of."""
     return [inner, *getattr(inner, "optimizers", [])]
 
 
 @contextlib.contextmanager
 def _gradients_taken_as_they_are(inner: Any) -> Iterator[None]:
-    """Keeps Keras from reducing and unscaling the gradients in `apply`: both are done already."""
+    """Keep Keras from reducing and unscaling the gradients in `apply`: both are done already."""
     with contextlib.ExitStack() as stack:
         for each in _with_parts(inner):
             stack.enter_context(replicas.overriding(each, _all_reduce_sum_gradients=list, loss_scale_factor=None))

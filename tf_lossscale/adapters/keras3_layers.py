@@ -16,7 +16,7 @@ set_global_policy = keras.config.set_dtype_policy
 
 
 def set_compute_dtype(layer: Any, dtype: str) -> None:
-    """Sets the dtype that a layer, built or not, computes in; its variables stay float32.
+    """Set the dtype that a layer, built or not, compute in; its variables stay float32.
 
     >>> layer = keras.layers.Dense(2)
     >>> set_compute_dtype(layer, "float16")
@@ -46,7 +46,7 @@ def compile_as_given(model: Any, **arguments: Any) -> None:
 
 
 def with_layer_names(objects: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
-    """Returns the objects of a checkpoint with Keras 3's names for their parts beside those of Keras 2.
+    """Return the objects of a checkpoint with Keras 3's names for their parts beside those of Keras 2.
 
     Keras 2 has a functional or sequential model's layers as `layer-0`, `layer-1`; Keras 3 has them in a list
     `_operations`, and a sequential model's one place further, behind its input, in `_functional`. A weight `kernel` is

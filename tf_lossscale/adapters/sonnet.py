@@ -27,7 +27,7 @@ class _Wrapper(optimizer.LossScaleOptimizer):
         tf.Module.__init__(self, name="loss_scale_optimizer")
 
     def apply(self, updates: Iterable[Any], parameters: Iterable[Any] | None = None) -> None:
-        """Applies updates to the parameters, or skips the step on all replicas if one of them is not finite.
+        """Apply updates to the parameters, or skip the step on all replicas if one of them is not finite.
 
         The updates are gradients of the scaled loss, except after `get_unscaled_gradients`: then they are taken as they
         are. As with every Sonnet optimizer, the caller has reduced them over the replicas.

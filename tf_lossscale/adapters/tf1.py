@@ -25,7 +25,7 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
         _Optimizer.__init__(self, use_locking=False, name=self._optimizer.get_name())
 
     def compute_gradients(self, loss: Any, var_list: Any = None, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-        """Computes the unscaled gradients of a loss, scaling it on the way.
+        """Compute the unscaled gradients of a loss, scaling it on the way.
 
         Args:
             loss: a tensor, or in eager mode a function that returns one.
@@ -48,7 +48,7 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
     def apply_gradients(  # type: ignore[override]  # TensorFlow 1's arguments
         self, grads_and_vars: Any, global_step: Any = None, name: Any = None, **kwargs: Any
     ) -> Any:
-        """Applies unscaled gradients, or skips the step; a skipped step does not count in `global_step`.
+        """Apply unscaled gradients, or skip the step; a skipped step does not count in `global_step`.
 
         Args:
             grads_and_vars: any iterable of (gradient, variable).
@@ -73,7 +73,7 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
         grad_loss: Any = None,
         tape: Any = None,
     ) -> Any:
-        """Takes one step; the arguments are those of `tf.compat.v1.train.Optimizer.minimize`.
+        """Take one step; the arguments are those of `tf.compat.v1.train.Optimizer.minimize`.
 
         Args:
             loss: a tensor, or in eager mode a function that returns one.
@@ -139,15 +139,15 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
         return self._optimizer.variables()
 
     def get_name(self) -> str:
-        """Returns the inner optimizer's name."""
+        """Return the inner optimizer's name."""
         return self._optimizer.get_name()
 
     def get_slot(self, var: Any, name: str) -> Any:
-        """Returns the inner optimizer's slot variable of `var`."""
+        """Return the inner optimizer's slot variable of `var`."""
         return self._optimizer.get_slot(var, name)
 
     def get_slot_names(self) -> list[str]:
-        """Returns the names of the inner optimizer's slots."""
+        """Return the names of the inner optimizer's slots."""
         return self._optimizer.get_slot_names()
 
     def _restore_slot_variable(self, *args: Any, **kwargs: Any) -> Any:

@@ -115,11 +115,11 @@ class LossScaleOptimizer(
         return hyperparameters.names(self._optimizer)
 
     def aggregate_gradients(self, grads_and_vars: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        """Sums gradients over the replicas, as the inner optimizer does."""
+        """Sum gradients over the replicas, as the inner optimizer does."""
         return self._optimizer.aggregate_gradients(grads_and_vars)
 
     def finalize_variable_values(self, var_list: list[Any] | None = None) -> None:
-        """Overwrites the variables with their moving average, if the inner optimizer keeps one.
+        """Overwrite the variables with their moving average, if the inner optimizer keeps one.
 
         Args:
             var_list: the variables; None for those that the optimizer is built for.
@@ -129,7 +129,7 @@ class LossScaleOptimizer(
         self._stall.look(self, self._loss_scale)  # `fit` ends here
 
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
-        """Excludes variables from the inner optimizer's weight decay; call it before `build`."""
+        """Exclude variables from the inner optimizer's weight decay; call it before `build`."""
         self._optimizer.exclude_from_weight_decay(var_list=var_list, var_names=var_names)
 
     def load_own_variables(self, store: Any) -> None:

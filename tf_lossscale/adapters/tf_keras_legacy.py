@@ -113,23 +113,23 @@ class LossScaleOptimizer(
     # The names that old code calls on an optimizer, and so on the wrapper.
 
     def get_slot(self, var: Any, slot_name: str) -> Any:
-        """Returns the inner optimizer's slot variable of `var`."""
+        """Return the inner optimizer's slot variable of `var`."""
         return self._optimizer.get_slot(var, slot_name)
 
     def add_slot(self, var: Any, slot_name: str, initializer: Any = "zeros", **kwargs: Any) -> Any:
-        """Adds a slot variable to the inner optimizer."""
+        """Add a slot variable to the inner optimizer."""
         return self._optimizer.add_slot(var, slot_name, initializer, **kwargs)
 
     def get_slot_names(self) -> list[str]:
-        """Returns the names of the inner optimizer's slots."""
+        """Return the names of the inner optimizer's slots."""
         return self._optimizer.get_slot_names()
 
     def add_weight(self, *args: Any, **kwargs: Any) -> Any:
-        """Adds a weight to the inner optimizer."""
+        """Add a weight to the inner optimizer."""
         return self._optimizer.add_weight(*args, **kwargs)
 
     def get_updates(self, loss: Any, params: list[Any]) -> list[Any]:
-        """Returns the operations of one step in a legacy graph, as a list."""
+        """Return the operations of one step in a legacy graph, as a list."""
         return [self.apply_gradients(list(zip(self.get_gradients(loss, params), params)))]
 
     def set_weights(self, weights: list[Any]) -> None:
@@ -211,7 +211,7 @@ class LossScaleOptimizer(
 
 
 def _require_number(name: str, value: Any) -> None:
-    """Raises for a value that the inner optimizer accepts, but that makes its next step fail."""
+    """Raise for a value that the inner optimizer accepts, but that makes its next step fail."""
     if not (callable(value) or isinstance(value, numbers.Real) or hasattr(value, "dtype")):
         raise ValueError(
             f"`{name}` must be a number, a scalar tensor, a learning rate schedule or a function, but got: {value!r}."

@@ -60,7 +60,7 @@ class LossScaleManager(abc.ABC):
         return _ManagedScale(self)
 
     def _is_all_of(self, cls: type) -> bool:
-        """Returns whether no subclass overrides a method of `cls`."""
+        """Return whether no subclass overrides a method of `cls`."""
         return all(getattr(type(self), name) is getattr(cls, name) for name in _METHODS)
 
 
@@ -97,7 +97,7 @@ class _ManagedScale(LossScale):
 
 
 def _cell_is_newest(cls: type) -> bool:
-    """Returns whether no class between `cls` and the update cell overrides the rule in Python numbers."""
+    """Return whether no class between `cls` and the update cell overrides the rule in Python numbers."""
 
     def age(name: str) -> int:
         return next(i for i, base in enumerate(cls.__mro__) if name in vars(base))

@@ -39,7 +39,7 @@ class Diagnosis(Weights):
         return self._weight("gradient_norm", 0.0, tf.float32, tracked=False)
 
     def prepare(self, names: tuple[str, ...]) -> None:
-        """Creates the variables for a step, outside of its graph.
+        """Create the variables for a step, outside of its graph.
 
         Args:
             names: of the trained variables.
@@ -50,7 +50,7 @@ class Diagnosis(Weights):
     def record(
         self, names: tuple[str, ...], applied: tf.Tensor, gradients: list[Any], evidence: list[Any]
     ) -> list[tf.Operation]:
-        """Records a step.
+        """Record a step.
 
         Args:
             names: of the trained variables, one for each gradient.
@@ -72,7 +72,7 @@ class Diagnosis(Weights):
         return done + unless(applied, note)
 
     def counts(self) -> dict[str, np.ndarray]:
-        """Returns, by variable name: steps with a bad gradient, the last such step, those with infinity, with NaN."""
+        """Return, by variable name: steps with a bad gradient, the last such step, those with infinity, with NaN."""
         found: dict[str, np.ndarray] = {}
         for names in self._tables:
             for name, row in zip(names, tf.convert_to_tensor(self._table(names)).numpy()):
@@ -96,7 +96,7 @@ def _norm(gradients: list[Any]) -> tf.Tensor:
 
 
 def _after(table: tf.Tensor, evidence: list[Any], step: tf.Tensor) -> tf.Tensor:
-    """Returns the table after a skipped step."""
+    """Return the table after a skipped step."""
     kinds = tf.stack([tf.constant(0.0) if g is None else finite_lib.kind(g) for g in evidence])
     infinite, nan = (tf.cast(is_so(kinds), tf.int64) for is_so in (tf.math.is_inf, tf.math.is_nan))
     bad = infinite + nan

@@ -12,7 +12,7 @@ from tf_lossscale.core.twins import faster_in
 
 @faster_in("checks")
 def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
-    """Returns whether no gradient has an infinity or a NaN.
+    """Return whether no gradient has an infinity or a NaN.
 
     >>> bool(all_finite([tf.constant([1.0, 2.0]), None]))
     True
@@ -31,7 +31,7 @@ def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
 
 
 def is_finite(gradient: Any) -> tf.Tensor:
-    """Returns whether every value of one gradient is finite.
+    """Return whether every value of one gradient is finite.
 
     >>> bool(is_finite(tf.constant([1.0, float("nan")])))
     False
@@ -47,7 +47,7 @@ def is_finite(gradient: Any) -> tf.Tensor:
 
 
 def kind(gradient: Any) -> tf.Tensor:
-    """Returns 0 for a finite gradient, NaN for one that has a NaN, else infinity.
+    """Return 0 for a finite gradient, NaN for one that has a NaN, else infinity.
 
     >>> [kind(tf.constant([1.0, x])).numpy().item() for x in (2.0, -float("inf"), float("nan"))]
     [0.0, inf, nan]

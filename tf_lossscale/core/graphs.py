@@ -14,7 +14,7 @@ as_written: Callable[[_Function], _Function] = tf.autograph.experimental.do_not_
 
 
 def operations(result: Any) -> list[Any]:
-    """Returns the operations in a result, in a graph.
+    """Return the operations in a result, in a graph.
 
     >>> operations(None)
     []
@@ -30,7 +30,7 @@ def operations(result: Any) -> list[Any]:
 
 
 def finished(result: Any) -> tf.Tensor:
-    """Returns True once everything in a result was done: a value that a branch of a conditional can return.
+    """Return True once everything in a result was done: a value that a branch of a conditional can return.
 
     >>> finished(None).numpy().item()
     True
@@ -46,7 +46,7 @@ def finished(result: Any) -> tf.Tensor:
 
 
 def compiled() -> bool:
-    """Returns whether XLA compiles the function that is being traced.
+    """Return whether XLA compiles the function that is being traced.
 
     >>> compiled()
     False
@@ -67,7 +67,7 @@ def compiled() -> bool:
 
 
 def opaque(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns the tensor as a value that the graph optimizer knows nothing about.
+    """Return the tensor as a value that the graph optimizer knows nothing about.
 
     In a tf.function the optimizer would turn `g * scale * (1 / scale)` into `g * (scale * (1 / scale))`, and an
     overflow that only the scaling causes would be hidden.

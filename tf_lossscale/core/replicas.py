@@ -16,7 +16,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def several_replicas() -> bool:
-    """Returns whether the caller runs on more than one replica.
+    """Return whether the caller runs on more than one replica.
 
     >>> several_replicas()
     False
@@ -25,7 +25,7 @@ def several_replicas() -> bool:
 
 
 def in_one_of_several() -> bool:
-    """Returns whether the caller is in the replica context of one of several replicas.
+    """Return whether the caller is in the replica context of one of several replicas.
 
     >>> in_one_of_several()
     False
@@ -34,7 +34,7 @@ def in_one_of_several() -> bool:
 
 
 def meet() -> bool:
-    """Returns whether a step goes on in the cross-replica context, by `merge_call`.
+    """Return whether a step goes on in the cross-replica context, by `merge_call`.
 
     A TPU's replicas are one program: they reduce and branch in their replica context, all alike.
 
@@ -48,7 +48,7 @@ def meet() -> bool:
 
 
 def workers_step_alone() -> bool:
-    """Returns whether workers share the variables but not their steps: one may move the scale amid a step of another.
+    """Return whether workers share the variables but not their steps: one may move the scale amid a step of another.
 
     >>> workers_step_alone()
     False
@@ -57,7 +57,7 @@ def workers_step_alone() -> bool:
 
 
 def several_processes() -> bool:
-    """Returns whether other processes take part in the training.
+    """Return whether other processes take part in the training.
 
     >>> several_processes()
     False
@@ -69,7 +69,7 @@ def several_processes() -> bool:
 
 
 def write_apart() -> bool:
-    """Returns whether each replica writes its own copies of the variables, since they cannot meet within the step.
+    """Return whether each replica writes its own copies of the variables, since they cannot meet within the step.
 
     >>> write_apart()
     False
@@ -81,7 +81,7 @@ def write_apart() -> bool:
 
 
 def is_missing_copies(variable: tf.Variable) -> bool:
-    """Returns whether replicas need copies of a variable that was created outside the strategy's scope.
+    """Return whether replicas need copies of a variable that was created outside the strategy's scope.
 
     >>> is_missing_copies(tf.Variable(1.0))
     False
@@ -95,7 +95,7 @@ def is_missing_copies(variable: tf.Variable) -> bool:
 
 
 def scope_of(variable: tf.Variable) -> contextlib.AbstractContextManager[Any]:
-    """Returns the scope of the strategy that a variable was created under; a null context inside a strategy.
+    """Return the scope of the strategy that a variable was created under; a null context inside a strategy.
 
     >>> with scope_of(tf.Variable(1.0)):
     ...     tf.distribute.has_strategy()
@@ -111,7 +111,7 @@ def scope_of(variable: tf.Variable) -> contextlib.AbstractContextManager[Any]:
 
 
 def give_copies(holder: Any, names: Iterable[str], listed: list[Any]) -> None:
-    """Creates an object's variables anew, with their values, where `is_missing_copies`.
+    """Create an object's variables anew, with their values, where `is_missing_copies`.
 
     >>> class Count:
     ...     steps = None
@@ -135,7 +135,7 @@ def give_copies(holder: Any, names: Iterable[str], listed: list[Any]) -> None:
 
 
 def explains_where_replicas_cannot_meet(function: Function) -> Function:
-    """Decorates a function that calls `merge_call`: its error says what to write where TensorFlow refuses that.
+    """Decorate a function that calls `merge_call`: its error says what to write where TensorFlow refuses that.
 
     >>> @explains_where_replicas_cannot_meet
     ... def one():
@@ -175,7 +175,7 @@ def explains_where_replicas_cannot_meet(function: Function) -> Function:
 
 @explains_where_replicas_cannot_meet
 def once(function: Callable[[], Any]) -> None:
-    """Calls a function once for all replicas, for example to create variables.
+    """Call a function once for all replicas, for example to create variables.
 
     >>> calls = []
     >>> once(lambda: calls.append(1))
@@ -200,7 +200,7 @@ def once(function: Callable[[], Any]) -> None:
 
 
 def _in_scope(strategy: tf.distribute.Strategy, function: Callable[[], Any]) -> None:
-    """Calls a function in a strategy's scope, in a thread of its own: a thread cannot leave its replica context.
+    """Call a function in a strategy's scope, in a thread of its own: a thread cannot leave its replica context.
 
     In a replica context a checkpoint would restore a new variable on that replica alone.
     """
@@ -215,7 +215,7 @@ def _in_scope(strategy: tf.distribute.Strategy, function: Callable[[], Any]) -> 
 
 @contextlib.contextmanager
 def own_copies(places: Iterable[tuple[Any, str]]) -> Iterator[None]:
-    """Sets attributes to this replica's copies of their variables, where `write_apart`.
+    """Set attributes to this replica's copies of their variables, where `write_apart`.
 
     Otherwise all replicas would have to agree on each write, which they cannot inside a tf.cond.
 
@@ -286,7 +286,7 @@ _OVERRIDDEN = "_overridden_by_tf_lossscale"
 
 
 def require_replica_context(method: str) -> None:
-    """Requires a replica context: a step has no meaning in a cross-replica context.
+    """Require a replica context: a step has no meaning in a cross-replica context.
 
     >>> require_replica_context("apply_gradients")
 
@@ -305,7 +305,7 @@ def require_replica_context(method: str) -> None:
 
 @faster_in("packing")
 def sum_over_replicas(gradients: list[Any]) -> list[Any]:
-    """Returns the gradients summed over all replicas; None stays None, IndexedSlices stay sparse.
+    """Return the gradients summed over all replicas; None stays None, IndexedSlices stay sparse.
 
     >>> [g.numpy().item() for g in sum_over_replicas([tf.constant(2.0)])]
     [2.0]

@@ -80,7 +80,7 @@ class Rules:
     forgiving: bool = True
 
     def checked(self) -> Rules:
-        """Returns the same rules as plain Python numbers.
+        """Return the same rules as plain Python numbers.
 
         >>> Rules(growth_steps=3.0).checked().growth_steps
         3
@@ -120,7 +120,7 @@ class Rules:
         )
 
     def next(self, finite: Any, before: Counts) -> Counts:
-        """Returns the state after a step, by the same few scalar operations for both outcomes.
+        """Return the state after a step, by the same few scalar operations for both outcomes.
 
         Args:
             finite: bool scalar; False if any value of any reduced gradient is infinite or NaN.
@@ -167,7 +167,7 @@ KEYWORDS = {
 
 
 def with_rules(function: _Function) -> _Function:
-    """Decorates a function that passes its `**rules` to `Rules`: its signature shows the keywords.
+    """Decorate a function that passes its `**rules` to `Rules`: its signature shows the keywords.
 
     >>> @with_rules
     ... def make(growth_steps, **rules):

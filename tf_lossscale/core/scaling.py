@@ -12,7 +12,7 @@ from tf_lossscale.core.twins import faster_in
 
 
 def scale_loss(loss: Any, scale: Callable[[], tf.Tensor]) -> Any:
-    """Returns the loss times the scale, in the loss's own dtype.
+    """Return the loss times the scale, in the loss's own dtype.
 
     >>> float(scale_loss(tf.constant(3.0), lambda: tf.constant(8.0)))
     24.0
@@ -46,7 +46,7 @@ def _scaled(loss: Any, factor: tf.Tensor) -> tf.Tensor:
 
 @faster_in("packing")
 def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
-    """Returns each gradient divided by the scale, as the graph optimizer cannot merge it with the scaling.
+    """Return each gradient divided by the scale, as the graph optimizer cannot merge it with the scaling.
 
     >>> [g.numpy().tolist() for g in unscale([tf.constant([8.0, 16.0])], tf.constant(8.0))]
     [[1.0, 2.0]]
@@ -66,7 +66,7 @@ def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
 
 
 def quotients(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
-    """Returns each gradient divided by the scale.
+    """Return each gradient divided by the scale.
 
     >>> [g.numpy().tolist() for g in quotients([tf.constant([8.0, 16.0])], tf.constant(8.0))]
     [[1.0, 2.0]]
@@ -83,7 +83,7 @@ def quotients(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
 
 @faster_in("checks")
 def divide(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
-    """Returns the rounded quotient, in the dtype of the values; float16 and bfloat16 are divided in float32.
+    """Return the rounded quotient, in the dtype of the values; float16 and bfloat16 are divided in float32.
 
     A product with the reciprocal of the scale has the same bits if the scale is a power of two up to 2**126. Above that
     the reciprocal is subnormal, and kernels take it for zero; in float16 it is zero from 2**25 on.
@@ -103,7 +103,7 @@ def divide(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
 
 
 def floating(gradients: Iterable[Any]) -> list[Any]:
-    """Returns gradients as tensors, IndexedSlices or None.
+    """Return gradients as tensors, IndexedSlices or None.
 
     >>> floating([None, 2.0])[1].numpy().item()
     2.0
@@ -126,7 +126,7 @@ def floating(gradients: Iterable[Any]) -> list[Any]:
 
 
 def over_values(function: Callable[[tf.Tensor], tf.Tensor], gradient: Any) -> Any:
-    """Returns a function of a gradient's values: of sparse ones, those of the rows; None for None.
+    """Return a function of a gradient's values: of sparse ones, those of the rows; None for None.
 
     >>> over_values(tf.abs, tf.IndexedSlices(tf.constant([-2.0]), tf.constant([7]))).values.numpy().tolist()
     [2.0]

@@ -37,30 +37,30 @@ class LossScale(Weights):
         super().__init__(name="loss_scaling")
 
     def as_loss_scale(self) -> LossScale:
-        """Returns itself, the loss scale that `LossScaleOptimizer` uses."""
+        """Return itself, the loss scale that `LossScaleOptimizer` uses."""
         return self
 
     def prepare(self) -> None:
-        """Creates the variables that record the outcome of a step, so that no step has to."""
+        """Create the variables that record the outcome of a step, so that no step has to."""
         if self.may_skip:
             for variable in ("total_steps", "skipped_steps", "skipped_in_a_row", "last_step_skipped"):
                 getattr(self, variable)
 
     def __call__(self) -> tf.Tensor:
-        """Returns the current scale, a float32 scalar tensor."""
+        """Return the current scale, a float32 scalar tensor."""
         raise NotImplementedError(
             f"{type(self).__name__} must define __call__(), which returns the current scale as a float32 scalar tensor."
         )
 
     def bring_into_range(self) -> None:
-        """Replaces a loaded scale with which training could not go on; here none is loaded."""
+        """Replace a loaded scale with which training could not go on; here none is loaded."""
 
     def check(self, gradients: Iterable[Any]) -> tf.Tensor:
-        """Returns whether the step with these reduced gradients is to be applied, a bool scalar tensor."""
+        """Return whether the step with these reduced gradients is to be applied, a bool scalar tensor."""
         return finite_lib.all_finite(gradients)
 
     def record(self, applied: tf.Tensor) -> list[Any]:
-        """Moves the scale after a step; here it only records whether the step was skipped.
+        """Move the scale after a step; here it only records whether the step was skipped.
 
         Args:
             applied: bool scalar, what `check` returned (in agreement with all replicas).
@@ -76,7 +76,7 @@ class LossScale(Weights):
         return done
 
     def skip(self) -> list[Any]:
-        """Counts a skipped step; called in the branch that skips, before `record`.
+        """Count a skipped step; called in the branch that skips, before `record`.
 
         Returns:
             The operations that do it, for legacy graphs to run.
@@ -84,11 +84,11 @@ class LossScale(Weights):
         return [add_one(self.skipped_steps), self.skipped_in_a_row.assign(self.skipped_before() + 1)]
 
     def skipped_before(self) -> tf.Tensor:
-        """Returns how many steps were skipped right before this one, an int64 scalar tensor."""
+        """Return how many steps were skipped right before this one, an int64 scalar tensor."""
         return tf.where(value_or_zero(self.last_step_skipped), value_or_zero(self.skipped_in_a_row), 0)
 
     def defers(self, optimizer: Any, part: Any) -> bool:
-        """Returns whether a step waits for those of other optimizers; here it does not.
+        """Return whether a step waits for those of other optimizers; here it does not.
 
         Args:
             optimizer: whose step it is.
@@ -189,7 +189,7 @@ class DynamicLossScale(LossScale):
         return self._weight("bad_steps", 0, tf.int64) if self.rules.counts_overflows else None
 
     def stall_reported(self, action: Any) -> tf.Variable:
-        """Returns whether a stall was reported, a bool scalar variable.
+        """Return whether a stall was reported, a bool scalar variable.
 
         Args:
             action: the reaction to a stall; each has a variable, which all optimizers that share the scale use.
@@ -211,7 +211,7 @@ class DynamicLossScale(LossScale):
         return super()._lookup_dependency(name, *args)
 
     def bring_into_range(self) -> None:
-        """Replaces a loaded scale with which training could not go on, and warns; in eager mode only.
+        """Replace a loaded scale with which training could not go on, and warn; in eager mode only.
 
         >>> scale = DynamicLossScale(8.0)
         >>> _ = scale.current_loss_scale.assign(float("inf"))
@@ -230,7 +230,7 @@ class DynamicLossScale(LossScale):
             self.current_loss_scale.assign(fitting)
 
     def in_range(self, loaded: float) -> float:
-        """Returns a loaded scale, or warns and returns one with which training can go on.
+        """Return a loaded scale, or warn and return one with which training can go on.
 
         >>> DynamicLossScale(8.0).in_range(0.0)
         1.0
@@ -256,7 +256,7 @@ class DynamicLossScale(LossScale):
         return [*self.move(applied), *super().record(applied)]
 
     def move(self, applied: tf.Tensor) -> list[Any]:
-        """Moves the scale and its counters after a step; see `record`."""
+        """Move the scale and its counters after a step; see `record`."""
         bad_steps = self.bad_steps
         bad = 0 if bad_steps is None else bad_steps
         after = self.rules.next(applied, Counts(self.current_loss_scale, self.good_steps, bad))
@@ -272,7 +272,7 @@ class DynamicLossScale(LossScale):
 
 
 def adopted(value: Any) -> LossScale | None:
-    """Returns an object as a loss scale, or None if it cannot be one.
+    """Return an object as a loss scale, or None if it cannot be one.
 
     >>> class Constant:
     ...     def __call__(self):

@@ -42,7 +42,7 @@ class Part(NamedTuple):
 
 @replicas.explains_where_replicas_cannot_meet
 def step(loss_scale: LossScale, part: Part) -> Any:
-    """Applies the gradients on all replicas, or skips them on all.
+    """Apply the gradients on all replicas, or skip them on all.
 
     >>> from tf_lossscale.core.state import DynamicLossScale
     >>> weight = tf.Variable(1.0)
@@ -80,7 +80,7 @@ def _decide(
     evidence: Gradients | None,
     apply: Callable[[Any], Any],
 ) -> Any:
-    """Applies or skips what is given: gradients, or those of each replica, of which one replica's are local."""
+    """Apply or skip what is given: gradients, or those of each replica, of which one replica's are local."""
     evidence = local if evidence is None else evidence
     applied = loss_scale.check(evidence)
 
@@ -106,7 +106,7 @@ def _decide(
 def apply_or_skip(
     applied: tf.Tensor, gradients: list[Any], apply: Callable[[Any], Any], skip: Callable[[], Any]
 ) -> list[Any]:
-    """Applies gradients under a condition, in a graph.
+    """Apply gradients under a condition, in a graph.
 
     >>> weight = tf.Variable(1.0)
     >>> @tf.function
@@ -132,7 +132,7 @@ def apply_or_skip(
 def _decide_together(
     decide: Callable[..., Any], gradients: Gradients, evidence: Gradients | None, apply: Callable[[Gradients], Any]
 ) -> Any:
-    """Decides once for all replicas, in the cross-replica context, from which each replica then applies its gradients.
+    """Decide once for all replicas, in the cross-replica context, from which each replica then applies its gradients.
 
     Args:
         decide: a function of the gradients of each replica, those of the first one, the evidence, and of a function
@@ -159,7 +159,7 @@ def _first(strategy: tf.distribute.Strategy, per_replica: list[Any]) -> list[Any
 
 
 def _agreed(gradients: Gradients, exactly: bool) -> Gradients:
-    """Returns evidence that all replicas share: 0 for a finite gradient, else NaN, or exactly infinity or NaN.
+    """Return evidence that all replicas share: 0 for a finite gradient, else NaN, or exactly infinity or NaN.
 
     Unless it has to be exact, one number stands for all.
     """
@@ -173,7 +173,7 @@ def _agreed(gradients: Gradients, exactly: bool) -> Gradients:
 
 
 def joined(parts: list[Part]) -> Part:
-    """Returns the parts of several optimizers as one, which is applied or skipped as a whole.
+    """Return the parts of several optimizers as one, which is applied or skipped as a whole.
 
     >>> weights = [tf.Variable(1.0), tf.Variable(2.0)]
     >>> parts = [Part([tf.constant(0.5)], reduce=list, apply=lambda g, w=w: w.assign_sub(g[0])) for w in weights]

@@ -11,7 +11,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def faster_in(module: str) -> Callable[[_Function], _Function]:
-    """Decorates a plain function whose twin, of the same name, signature and results, is in a module of `core/fast`.
+    """Decorate a plain function whose twin, of the same name, signature and results, is in a module of `core/fast`.
 
     A call runs the twin; without `core/fast` it runs the plain function, which `plain` gives as well:
 

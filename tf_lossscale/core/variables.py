@@ -31,7 +31,7 @@ class Weights(tf.Module):
         return this
 
     def _weight(self, name: str, initial_value: Any, dtype: tf.DType, tracked: bool = True) -> tf.Variable:
-        """Returns the variable of this name in the current graph; creates it on the first call.
+        """Return the variable of this name in the current graph; create it on the first call.
 
         Args:
             name: the variable's name, also in checkpoints.
@@ -56,7 +56,7 @@ class Weights(tf.Module):
         return self._weights[key]
 
     def move_to_mesh(self, mesh: Any) -> None:
-        """Moves the variables to a DTensor mesh, replicated, with their values.
+        """Move the variables to a DTensor mesh, replicated, with their values.
 
         Args:
             mesh: a `tf.experimental.dtensor.Mesh`.
@@ -89,7 +89,7 @@ class Weights(tf.Module):
 
 
 def value_or_zero(variable: tf.Variable) -> tf.Tensor:
-    """Returns the value; zeros in a legacy graph in which the variable was not initialized.
+    """Return the value; zeros in a legacy graph in which the variable was not initialized.
 
     >>> value_or_zero(tf.Variable(3)).numpy().item()
     3
@@ -103,7 +103,7 @@ def value_or_zero(variable: tf.Variable) -> tf.Tensor:
 
 
 def add_one(variable: tf.Variable) -> Any:
-    """Adds one; starts at 0 in a legacy graph in which the variable was not initialized.
+    """Add one; starts at 0 in a legacy graph in which the variable was not initialized.
 
     >>> variable = tf.Variable(3)
     >>> _ = add_one(variable)
@@ -123,7 +123,7 @@ def add_one(variable: tf.Variable) -> Any:
 
 
 def unless(fine: tf.Tensor, change: Callable[[], Any]) -> list[tf.Operation]:
-    """Changes variables under a condition.
+    """Change variables under a condition.
 
     >>> variable = tf.Variable(3)
     >>> unless(tf.constant(False), lambda: variable.assign(4))
@@ -151,7 +151,7 @@ def unless(fine: tf.Tensor, change: Callable[[], Any]) -> list[tf.Operation]:
 
 
 def plain(variable: Any) -> Any:
-    """Returns the value as a Python number, in eager mode; the variables of a strategy have no `int`.
+    """Return the value as a Python number, in eager mode; the variables of a strategy have no `int`.
 
     >>> plain(tf.Variable(3))
     3
@@ -163,7 +163,7 @@ def plain(variable: Any) -> Any:
 
 
 def _graph_in_use() -> Any:
-    """Returns the legacy graph that is being built; None for eager mode and tf.functions, which share variables."""
+    """Return the legacy graph that is being built; None for eager mode and tf.functions, which share variables."""
     if tf.compat.v1.executing_eagerly_outside_functions():
         return None
     graph: Any = tf.compat.v1.get_default_graph()

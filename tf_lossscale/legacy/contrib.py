@@ -32,11 +32,11 @@ class LossScaleManager(abc.ABC):
 
     @abc.abstractmethod
     def get_loss_scale(self) -> Any:
-        """Returns the current scale, a float32 scalar tensor."""
+        """Return the current scale, a float32 scalar tensor."""
 
     @abc.abstractmethod
     def update_loss_scale(self, finite_grads: Any) -> Any:
-        """Moves the scale after a step.
+        """Move the scale after a step.
 
         Args:
             finite_grads: bool scalar, whether all gradients are finite.
@@ -46,7 +46,7 @@ class LossScaleManager(abc.ABC):
         """
 
     def as_loss_scale(self) -> state.LossScale:
-        """Returns the loss scale that any `LossScaleOptimizer` drives."""
+        """Return the loss scale that any `LossScaleOptimizer` drives."""
         return _Managed(self)
 
 
@@ -71,11 +71,11 @@ class FixedLossScaleManager(LossScaleManager):
         self._loss_scale = float(loss_scale)
 
     def get_loss_scale(self) -> tf.Tensor:
-        """Returns the scale."""
+        """Return the scale."""
         return tf.convert_to_tensor(self._loss_scale, tf.float32)
 
     def update_loss_scale(self, finite_grads: Any) -> Any:
-        """Returns an operation that does nothing."""
+        """Return an operation that does nothing."""
         del finite_grads
         return tf.no_op()
 
@@ -130,12 +130,12 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
         return None if tf.executing_eagerly() else tf.group(*[each.op for each in done])
 
     def get_loss_scale(self) -> tf.Tensor:
-        """Returns the current scale, a float32 scalar tensor."""
+        """Return the current scale, a float32 scalar tensor."""
         return tf.convert_to_tensor(self._loss_scale)
 
     @as_written
     def update_loss_scale(self, finite_grads: Any) -> Any:
-        """Moves the scale after a step.
+        """Move the scale after a step.
 
         Args:
             finite_grads: bool scalar, whether all gradients are finite.
@@ -147,7 +147,7 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
         return None if tf.executing_eagerly() else tf.group(*[each.op for each in done])
 
     def as_loss_scale(self) -> state.LossScale:
-        """Returns the loss scale that any `LossScaleOptimizer` drives: of this very class the manager's own."""
+        """Return the loss scale that any `LossScaleOptimizer` drives: of this very class the manager's own."""
         return self._state if type(self) is ExponentialUpdateLossScaleManager else super().as_loss_scale()
 
 
@@ -192,7 +192,7 @@ class _ExponentialScale(state.DynamicLossScale):
         self.__dict__["_manager"] = manager  # not an attribute that is tracked
 
     def make_weights(self) -> None:
-        """Makes the variables at once, so that a graph's initializer and Saver find them."""
+        """Make the variables at once, so that a graph's initializer and Saver find them."""
         self._make_weights()
 
     # Read from the manager on every use; odd values are taken as contrib took them. A subclass that keeps a variable of

@@ -1,4 +1,4 @@
-"""The face of `tf.keras.mixed_precision.experimental`, TensorFlow 2.0 to 2.8; 1.15 had it too.
+"""`tf.keras.mixed_precision.experimental`, of TensorFlow 2.0 to 2.8; 1.15 had it too.
 
 `Policy`, `global_policy`, `set_policy` and `get_layer_policy` are those of `tf.keras`, whichever library that is.
 
@@ -48,7 +48,7 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
     https://www.tensorflow.org/versions/r2.3/api_docs/python/tf/keras/mixed_precision/experimental/LossScaleOptimizer
     """
 
-    is_face = True
+    is_wrapper_name = True
 
     def __init__(self, *args: Any, **kwargs: Any):
         optimizer, args, kwargs = inner_of(args, kwargs)
@@ -60,12 +60,12 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
         return self._loss_scale
 
     def get_config(self) -> dict[str, Any]:
-        """Returns what `from_config` needs."""
+        """Return what `from_config` needs."""
         return {"optimizer": self._inner_config(), "loss_scale": config_of(self._loss_scale)}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
-        """Makes an optimizer from its config; those of newer versions are read as well.
+        """Make an optimizer from its config; those of newer versions are read as well.
 
         Args:
             config: what `get_config` returned; it is not changed.
@@ -91,7 +91,7 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
 
 
 def register(library: str) -> None:
-    """Makes the classes around a library's optimizers known to its serialization.
+    """Make the classes around a library's optimizers known to its serialization.
 
     >>> register("keras")
 
@@ -118,7 +118,7 @@ def _scale_from(config: Any, custom_objects: dict[str, Any] | None) -> Any:
 
 
 def global_policy() -> Any:
-    """Returns the global dtype policy of `tf.keras`, with its loss scale.
+    """Return the global dtype policy of `tf.keras`, with its loss scale.
 
     >>> global_policy().name, global_policy().loss_scale
     ('float32', None)
@@ -129,7 +129,7 @@ def global_policy() -> Any:
 
 
 def set_policy(policy: Any) -> None:
-    """Sets the global dtype policy of `tf.keras`.
+    """Set the global dtype policy of `tf.keras`.
 
     >>> set_policy("mixed_bfloat16")
     >>> global_policy().compute_dtype
@@ -145,7 +145,7 @@ def set_policy(policy: Any) -> None:
 
 
 def get_layer_policy(layer: Any) -> Any:
-    """Returns the dtype policy of a layer, with its loss scale.
+    """Return the dtype policy of a layer, with its loss scale.
 
     >>> import tensorflow as tf
     >>> get_layer_policy(tf.keras.layers.Dense(1, dtype="float16")).variable_dtype

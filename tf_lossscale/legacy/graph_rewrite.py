@@ -45,7 +45,7 @@ class MixedPrecisionLossScaleOptimizer(tf1.LossScaleOptimizer):
 
 
 def enable_mixed_precision_graph_rewrite(opt: Any, loss_scale: Any = "dynamic") -> Any:
-    """Runs float32 graphs in float16 where that is safe, and wraps the optimizer with a loss scale.
+    """Run float32 graphs in float16 where that is safe, and wrap the optimizer with a loss scale.
 
     >>> sgd = tf.compat.v1.train.GradientDescentOptimizer(0.1)
     >>> wrapped = enable_mixed_precision_graph_rewrite(sgd)
@@ -85,7 +85,7 @@ def enable_mixed_precision_graph_rewrite(opt: Any, loss_scale: Any = "dynamic") 
 
 
 def disable_mixed_precision_graph_rewrite() -> None:
-    """Runs graphs as they are again. Optimizers that were wrapped stay wrapped.
+    """Run graphs as they are again. Optimizers that were wrapped stay wrapped.
 
     >>> disable_mixed_precision_graph_rewrite()
     >>> tf.config.optimizer.get_experimental_options()["auto_mixed_precision"]

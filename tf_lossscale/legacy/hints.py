@@ -15,7 +15,7 @@ _OF_KERAS_3 = ("not recognized", "unexpected keyword argument", "Unrecognized ke
 
 
 def hint(error: BaseException) -> str | None:
-    """Returns what helps against an error, or None if its cause is not known.
+    """Return what helps against an error, or None if its cause is not known.
 
     >>> hint(ModuleNotFoundError("No module named 'keras.engine'", name="keras.engine"))[:51]
     'This program seems to be written for Keras 2. Insta'

@@ -7,7 +7,7 @@ from typing import Any
 from tf_lossscale.wrapper import optimizer as optimizer_lib
 
 
-class Face(type):
+class WrapperName(type):
     """Metaclass that makes every legacy wrapper name pass the others' `isinstance` checks.
 
     Old code calls `isinstance(optimizer, LossScaleOptimizer)` with the name of its time; another name, `compile` or
@@ -19,14 +19,16 @@ class Face(type):
         return type.__call__(cls, *args, **kwargs)  # tf_keras's own has the first argument always positional
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        return super().__instancecheck__(instance) or ("is_face" in vars(cls) and _scales_losses(type(instance)))
+        return super().__instancecheck__(instance) or (
+            "is_wrapper_name" in vars(cls) and _scales_losses(type(instance))
+        )
 
     def __subclasscheck__(cls, subclass: type) -> bool:
-        return super().__subclasscheck__(subclass) or ("is_face" in vars(cls) and _scales_losses(subclass))
+        return super().__subclasscheck__(subclass) or ("is_wrapper_name" in vars(cls) and _scales_losses(subclass))
 
 
 def _scales_losses(cls: type) -> bool:
-    """Returns whether a class is one of our wrappers, or a LossScaleOptimizer of a Keras library."""
+    """Return whether a class is one of our wrappers, or a LossScaleOptimizer of a Keras library."""
     return any(
         base is optimizer_lib.LossScaleOptimizer
         or (base.__name__.startswith(_NAMES) and base.__module__.startswith(_LIBRARIES))
@@ -38,7 +40,7 @@ _NAMES = ("LossScaleOptimizer", "BaseLossScaleOptimizer")
 _LIBRARIES = ("keras.", "tf_keras.", "tensorflow.python.keras.")
 
 
-class OldLossScaleOptimizer(optimizer_lib.LossScaleOptimizer, metaclass=Face):
+class OldLossScaleOptimizer(optimizer_lib.LossScaleOptimizer, metaclass=WrapperName):
     """The methods that old code calls on a LossScaleOptimizer of any name: see `experimental` and `stable`."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -50,7 +52,7 @@ class OldLossScaleOptimizer(optimizer_lib.LossScaleOptimizer, metaclass=Face):
 
 
 def inner_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """Returns the inner optimizer by any of its names, and the arguments without it.
+    """Return the inner optimizer by any of its names, and the arguments without it.
 
     >>> inner_of((), {"opt": 1, "loss_scale": 8})
     (1, (), {'loss_scale': 8})

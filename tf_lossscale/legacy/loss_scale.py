@@ -44,11 +44,11 @@ class LossScale(TensorLike, state.LossScale, abc.ABC):
 
     @abc.abstractmethod
     def __call__(self) -> Any:
-        """Returns the current scale, a float32 scalar tensor."""
+        """Return the current scale, a float32 scalar tensor."""
 
     @abc.abstractmethod
     def update(self, grads: Any) -> tuple[Any, Any]:
-        """Moves the scale after a step.
+        """Move the scale after a step.
 
         Args:
             grads: a nested structure of unscaled gradients; all of them, of all replicas.
@@ -59,11 +59,11 @@ class LossScale(TensorLike, state.LossScale, abc.ABC):
 
     @abc.abstractmethod
     def get_config(self) -> dict[str, Any]:
-        """Returns what the constructor needs."""
+        """Return what the constructor needs."""
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> LossScale:
-        """Returns a new loss scale from what `get_config` returned."""
+        """Return a new loss scale from what `get_config` returned."""
         return cls(**config)
 
     def _add_weight(self, name: str, initial_value: Any, dtype: Any = None) -> tf.Variable:
@@ -121,12 +121,12 @@ class FixedLossScale(LossScale, state.FixedLossScale):
         return tf.convert_to_tensor(self._loss_scale_value, tf.float32)
 
     def update(self, grads: Any) -> tuple[Any, Any]:
-        """Returns an operation that does nothing, and True."""
+        """Return an operation that does nothing, and True."""
         del grads
         return tf.no_op(), True
 
     def get_config(self) -> dict[str, Any]:
-        """Returns what the constructor needs."""
+        """Return what the constructor needs."""
         return {"loss_scale_value": self.initial_scale}
 
     def __repr__(self) -> str:
@@ -197,7 +197,7 @@ class DynamicLossScale(LossScale, state.DynamicLossScale):
 
     @_as_written
     def update(self, grads: Any) -> tuple[Any, Any]:
-        """Moves the scale after a step.
+        """Move the scale after a step.
 
         Args:
             grads: a nested structure of unscaled gradients; per-replica values in a cross-replica context.
@@ -213,7 +213,7 @@ class DynamicLossScale(LossScale, state.DynamicLossScale):
         return (None if tf.executing_eagerly() else tf.group(*[d.op for d in done])), apply
 
     def get_config(self) -> dict[str, Any]:
-        """Returns what the constructor needs."""
+        """Return what the constructor needs."""
         return {
             "initial_loss_scale": self.initial_loss_scale,
             "increment_period": self.increment_period,
@@ -231,7 +231,7 @@ class DynamicLossScale(LossScale, state.DynamicLossScale):
 
 
 def get(identifier: Any) -> LossScale | None:
-    """Returns the loss scale that an argument `loss_scale` means.
+    """Return the loss scale that an argument `loss_scale` means.
 
     >>> get("dynamic").increment_period
     2000
@@ -266,7 +266,7 @@ def get(identifier: Any) -> LossScale | None:
 
 
 def from_loss_scale(optimizer: Any, loss_scale: Any = "dynamic") -> Any:
-    """Wraps an optimizer as `loss_scale` says, where that is known only when the program runs.
+    """Wrap an optimizer as `loss_scale` says, where that is known only when the program runs.
 
     >>> import tensorflow as tf
     >>> wrapped = from_loss_scale(tf.keras.optimizers.SGD(), 128)

@@ -11,7 +11,7 @@
 | `tensorflow.python...`: private paths that programs import all the same | 1.14 and newer |
 
 Each is put into the modules that attributes lead to, and into those that import statements make of the same files.
-What `compile` wraps optimizers with under "mixed_float16" becomes ours as well.
+What `compile` uses is in the table of `wrap_in_compile.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
-from tf_lossscale.legacy import contrib, experimental, graph_rewrite, loss_scale, policy, stable, wrap_in_compile
+from tf_lossscale.legacy import contrib, experimental, graph_rewrite, loss_scale, policy, stable
 from tf_lossscale.legacy.patches import Namespace, Patches, Put
 from tf_lossscale.wrapper import families
 
@@ -88,46 +88,25 @@ def _experimental(library: str) -> Namespace:
     return Namespace("experimental", {**names, "LossScaleOptimizer": experimental.LossScaleOptimizer})
 
 
-def _trainer_of_keras_3(patches: Patches, trainer: types.ModuleType) -> None:
-    patches.put(trainer, {"LossScaleOptimizer": wrap_in_compile.compiled_for("keras")})
-
-
-def _trainer_of_tf_keras(name: str) -> Put:
-    """`name` is what the trainer calls the module with the class."""
-
-    def put(patches: Patches, trainer: types.ModuleType) -> None:
-        if families.library_in(trainer.__name__) != "tf_keras":
-            return
-        stand_in = wrap_in_compile.compiled_for("tf_keras")
-        both = {"BaseLossScaleOptimizer": stand_in, "LossScaleOptimizer": stand_in}
-        patches.put(trainer, {name: types.SimpleNamespace(**{**vars(getattr(trainer, name)), **both})})
-
-    return put
-
-
 # Private paths. -----------------------------------------------------------------------------------------------------
 
 
 def _private_keras(patches: Patches, module: types.ModuleType) -> None:
-    face = vars(_experimental(families.keras_of_tensorflow()))
+    names_of_experimental = vars(_experimental(families.keras_of_tensorflow()))
     parts = {
-        "loss_scale_optimizer": {"LossScaleOptimizer": face["LossScaleOptimizer"]},
+        "loss_scale_optimizer": {"LossScaleOptimizer": names_of_experimental["LossScaleOptimizer"]},
         "loss_scale": {"get": loss_scale.get, **_LOSS_SCALES},
-        "policy": {**face, "PolicyV1": face["Policy"]},
-        "get_layer_policy": {"get_layer_policy": face["get_layer_policy"]},
+        "policy": {**names_of_experimental, "PolicyV1": names_of_experimental["Policy"]},
+        "get_layer_policy": {"get_layer_policy": names_of_experimental["get_layer_policy"]},
     }
     names = {name: Namespace(name, values) for name, values in parts.items()}
-    patches.put(module, {"experimental": Namespace("experimental", {**names, "Policy": face["Policy"]})})
+    patches.put(
+        module, {"experimental": Namespace("experimental", {**names, "Policy": names_of_experimental["Policy"]})}
+    )
 
 
 _API = "tensorflow._api.v2.compat"
 _KERAS_2 = ("keras", "tf_keras")  # the former up to TensorFlow 2.15
-# Keras 2's trainers -> what each calls the module with the class.
-_TRAINERS = {
-    "training": "lso",
-    "training_v1": "loss_scale_optimizer",
-    "training_eager_v1": "loss_scale_optimizer",
-}
 
 #: Module -> what is done with it once it is imported. Modules that do not exist are never imported.
 PLACES: dict[str, Put] = {
@@ -163,12 +142,6 @@ PLACES: dict[str, Put] = {
         ],
         _keras_mixed_precision,
     ),
-    "keras.src.trainers.trainer": _trainer_of_keras_3,
-    **{
-        f"{package}.src.engine.{trainer}": _trainer_of_tf_keras(name)
-        for package in _KERAS_2
-        for trainer, name in _TRAINERS.items()
-    },
     "tensorflow.python.keras.mixed_precision": _private_keras,
     "tensorflow.python.keras.mixed_precision.loss_scale_optimizer": _copy_with(
         {"LossScaleOptimizer": stable.LossScaleOptimizer}

@@ -33,11 +33,11 @@ class Patches:
         self._undo: list[Callable[[], None]] = []
 
     def when_imported(self, name: str, put: Put) -> None:
-        """Calls `put(self, module)` as soon as a module is imported."""
+        """Call `put(self, module)` as soon as a module is imported."""
         self._undo.append(import_hooks.when_imported(name, lambda module: put(self, module)))
 
     def put(self, module: types.ModuleType, names: Mapping[str, Any]) -> None:
-        """Sets names in a module. Namespaces among them can be imported from then on.
+        """Set names in a module. Namespaces among them can be imported from then on.
 
         Args:
             module: a module of another library.
@@ -51,7 +51,7 @@ class Patches:
                 self._make_importable(f"{module.__name__}.{name}", value)
 
     def replace(self, module: types.ModuleType, names: Mapping[str, Any]) -> None:
-        """Gives importers of a module a copy of it with other names; its own functions keep the old ones.
+        """Give importers of a module a copy of it with other names; its own functions keep the old ones.
 
         Args:
             module: a private module of another library.
@@ -77,7 +77,7 @@ class Patches:
         self._undo.append(functools.partial(_restore_entry, name, module, before))
 
     def undo(self) -> None:
-        """Takes everything back, the last change first."""
+        """Take everything back, the last change first."""
         while self._undo:
             self._undo.pop()()
 

@@ -29,11 +29,11 @@ class Policies:
         self.StablePolicy = _stable_policy_class(library, self.Policy)
 
     def global_policy(self) -> Any:
-        """Returns the global policy, with its loss scale."""
+        """Return the global policy, with its loss scale."""
         return self._with_loss_scale(self._library.global_policy())
 
     def set_policy(self, policy: Any) -> None:
-        """Sets the global policy.
+        """Set the global policy.
 
         Args:
             policy: a Policy, a name such as "mixed_float16", or None for float32; "infer", the default of TensorFlow
@@ -51,7 +51,7 @@ class Policies:
             self._library.set_global_policy(policy)
 
     def get_layer_policy(self, layer: Any) -> Any:
-        """Returns a layer's policy, with its loss scale.
+        """Return a layer's policy, with its loss scale.
 
         Args:
             layer: a layer of this library.
@@ -65,7 +65,7 @@ class Policies:
         return self._with_loss_scale(policy)
 
     def loss_scale_of_models(self) -> Any:
-        """Returns what `compile` wraps optimizers with: "dynamic", a LossScale, or None for no wrapper.
+        """Return what `compile` wraps optimizers with: "dynamic", a LossScale, or None for no wrapper.
 
         Under a policy that was not set by an old name it is "dynamic".
         """
@@ -77,7 +77,7 @@ class Policies:
         return policy.loss_scale
 
     def is_set_by_an_old_name(self) -> bool:
-        """Returns whether the global policy was set with `set_policy`, or is a Policy with a loss scale."""
+        """Return whether the global policy was set with `set_policy`, or is a Policy with a loss scale."""
         policy = self._library.global_policy()
         return policy is self._last_set[0] or isinstance(policy, self.Policy)
 
@@ -89,7 +89,7 @@ class Policies:
 
 @functools.cache
 def policies_of(library: str) -> Policies:
-    """Returns the policies of a Keras library.
+    """Return the policies of a Keras library.
 
     >>> policies_of("keras").Policy("mixed_float16", loss_scale=8).loss_scale
     FixedLossScale(8.0)
@@ -174,7 +174,7 @@ def _stable_policy_class(library: Any, with_loss_scale: Any) -> Any:
 
 
 def config_of(loss_scale: Any) -> dict[str, Any]:
-    """Returns a loss scale as a config that `get` reads.
+    """Return a loss scale as a config that `get` reads.
 
     >>> config_of(loss_scale_lib.FixedLossScale(8))
     {'class_name': 'FixedLossScale', 'config': {'loss_scale_value': 8.0}}

@@ -31,7 +31,7 @@ class Replaceable:
 
 
 def replaced(instance: Any, name: str, default: Callable[[], Any] = lambda: None) -> Any:
-    """Returns what was assigned to a `Replaceable`.
+    """Return what was assigned to a `Replaceable`.
 
     Args:
         instance: the object.

@@ -18,7 +18,7 @@ from tf_lossscale.legacy.install import install
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of `tf-lossscale run`.
+    """Add the arguments of `tf-lossscale run`.
 
     >>> parser = argparse.ArgumentParser()
     >>> add_arguments(parser)
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs a script or module as `python` would: its own `sys.argv`, `__main__`, exit code and traceback.
+    """Run a script or module as `python` would: its own `sys.argv`, `__main__`, exit code and traceback.
 
     Args:
         arguments: with `script`, a path and the script's arguments, or `module`, a name and the module's arguments.
@@ -95,7 +95,7 @@ def _look_first_in(folder: str) -> None:
 
 
 def _as_python(execute: Callable[[], Any], skip: Callable[[types.FrameType], bool]) -> int:
-    """Calls the program; an exception is shown without our own frames in its traceback."""
+    """Call the program; an exception is shown without our own frames in its traceback."""
     try:
         execute()
     except SystemExit:

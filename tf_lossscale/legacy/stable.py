@@ -1,4 +1,4 @@
-"""The face of `tf.keras.mixed_precision`, TensorFlow 2.4 and newer, while `install()` is in force."""
+"""`tf.keras.mixed_precision` of TensorFlow 2.4 and newer, while `install()` is in force."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
         ValueError: a value is out of range, or the optimizer is wrapped already.
     """
 
-    is_face = True
+    is_wrapper_name = True
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         inner, rest, keywords = inner_of(args, kwargs)

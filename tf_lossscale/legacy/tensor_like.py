@@ -27,7 +27,7 @@ class TensorLike:
     """
 
     def __call__(self) -> Any:
-        """Returns the value, a scalar tensor."""
+        """Return the value, a scalar tensor."""
         raise NotImplementedError
 
     def __getattr__(self, name: str) -> Any:

@@ -33,7 +33,7 @@ class DividingRules(Rules):
 
     @classmethod
     def of(cls, increment_period: int, multiplier: float) -> DividingRules:
-        """Returns the rules of the old arguments, as they are: old code may pass odd ones.
+        """Return the rules of the old arguments, as they are: old code may pass odd ones.
 
         Args:
             increment_period: finite steps in a row after which the scale grows; 0 or less: on every step.
@@ -53,7 +53,7 @@ class DividingRules(Rules):
 
 
 def values_to_check(gradients: Any) -> Iterator[Any]:
-    """Yields the tensors to look at in a nested structure of gradients; of sparse ones the sums of equal rows.
+    """Yield the tensors to look at in a nested structure of gradients; of sparse ones the sums of equal rows.
 
     >>> [t.numpy().tolist() for t in values_to_check([None, tf.constant(1.0)])]
     [1.0]

@@ -1,13 +1,15 @@
-"""The class with which `compile` wraps an optimizer, while `install()` is in force."""
+"""The class that `compile` wraps an optimizer in, while `wrap_in_compile()` or `install()` is in force."""
 
 from __future__ import annotations
 
 import functools
+import types
 import weakref
 from typing import Any
 
 from tf_lossscale.legacy import experimental
-from tf_lossscale.legacy.isinstance_names import Face
+from tf_lossscale.legacy.isinstance_names import WrapperName
+from tf_lossscale.legacy.patches import Patches, Put
 from tf_lossscale.legacy.policy import policies_of
 from tf_lossscale.wrapper import families
 from tf_lossscale.wrapper import optimizer as optimizer_lib
@@ -18,7 +20,7 @@ _made: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDiction
 
 @functools.cache
 def compiled_for(library: str) -> Any:
-    """Returns what stands in for the class that a Keras library's `compile` makes and asks for.
+    """Return what stands in for the class that a Keras library's `compile` makes and asks for.
 
     >>> import tensorflow as tf
     >>> stand_in = compiled_for("keras")
@@ -33,8 +35,8 @@ def compiled_for(library: str) -> Any:
         A class whose instances are those of every LossScaleOptimizer, and which makes ours.
     """
 
-    class LossScaleOptimizer(metaclass=Face):
-        is_face = True
+    class LossScaleOptimizer(metaclass=WrapperName):
+        is_wrapper_name = True
 
         def __new__(cls, inner_optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             del args, kwargs
@@ -59,3 +61,38 @@ def _wrapped(inner_optimizer: Any, library: str) -> Any:
         wrapper = optimizer_lib.LossScaleOptimizer(inner_optimizer)
     _made[inner_optimizer] = weakref.ref(wrapper)
     return wrapper
+
+
+def _trainer_of_keras_3(patches: Patches, trainer: types.ModuleType) -> None:
+    patches.put(trainer, {"LossScaleOptimizer": compiled_for("keras")})
+
+
+def _trainer_of_tf_keras(name: str) -> Put:
+    """`name` is what the trainer calls the module with the class."""
+
+    def put(patches: Patches, trainer: types.ModuleType) -> None:
+        if families.library_in(trainer.__name__) != "tf_keras":
+            return
+        stand_in = compiled_for("tf_keras")
+        both = {"BaseLossScaleOptimizer": stand_in, "LossScaleOptimizer": stand_in}
+        patches.put(trainer, {name: types.SimpleNamespace(**{**vars(getattr(trainer, name)), **both})})
+
+    return put
+
+
+# Keras 2's trainers -> what each calls the module with the class.
+_KERAS_2 = {
+    "training": "lso",
+    "training_v1": "loss_scale_optimizer",
+    "training_eager_v1": "loss_scale_optimizer",
+}
+
+#: Module with a `compile` -> what is done with it once it is imported.
+PLACES: dict[str, Put] = {
+    "keras.src.trainers.trainer": _trainer_of_keras_3,
+    **{
+        f"{package}.src.engine.{trainer}": _trainer_of_tf_keras(name)
+        for package in ("keras", "tf_keras")  # the former up to TensorFlow 2.15
+        for trainer, name in _KERAS_2.items()
+    },
+}

@@ -14,7 +14,7 @@ Action = Callable[[types.ModuleType], None]
 
 
 def when_imported(module: str, action: Action, after: Sequence[str] = ()) -> Callable[[], None]:
-    """Calls `action` with a module as soon as it is imported, and loads nothing for that.
+    """Call `action` with a module as soon as it is imported, and loads nothing for that.
 
     The action waits until no import of a watched package or of this package is under way in the thread: what `action`
     imports finds no half-made modules.
@@ -105,7 +105,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         vars(loader)["exec_module"] = exec_module
 
     def _depth_here(self) -> int:
-        """Returns how many imports of watched modules are under way in this thread, one inside the other."""
+        """Return how many imports of watched modules are under way in this thread, one inside the other."""
         return getattr(self._depth, "value", 0)
 
     def _run(self, several: Sequence[_Pending]) -> None:

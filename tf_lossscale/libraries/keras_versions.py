@@ -11,7 +11,7 @@ from tf_lossscale.libraries import optional
 
 
 def package_of_keras_2() -> str:
-    """Returns the name of the package that Keras 2 is: "keras" with TensorFlow 2.15, else "tf_keras".
+    """Return the name of the package that Keras 2 is: "keras" with TensorFlow 2.15, else "tf_keras".
 
     >>> package_of_keras_2()
     'tf_keras'
@@ -22,7 +22,7 @@ def package_of_keras_2() -> str:
 
 
 def keras_2(module: str = "") -> Any:
-    """Returns Keras 2, or a module of it.
+    """Return Keras 2, or a module of it.
 
     >>> keras_2("optimizers").__name__
     'tf_keras.optimizers'
@@ -37,7 +37,7 @@ def keras_2(module: str = "") -> Any:
 
 
 def keras_3(module: str = "") -> Any:
-    """Returns Keras 3, or a module of it.
+    """Return Keras 3, or a module of it.
 
     >>> keras_3("optimizers").__name__
     'keras.optimizers'
@@ -57,7 +57,7 @@ def keras_3(module: str = "") -> Any:
 
 
 def _is_replaced() -> bool:
-    """Returns whether another package has been put in the place of Keras: `sys.modules["keras"] = tf_keras`."""
+    """Return whether another package has been put in the place of Keras: `sys.modules["keras"] = tf_keras`."""
     return getattr(sys.modules.get("keras"), "__name__", "keras") != "keras"
 
 

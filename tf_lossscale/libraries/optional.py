@@ -7,7 +7,7 @@ from typing import Any
 
 
 def load(module: str, extra: str) -> Any:
-    """Returns an optional library's module, or says how to install it.
+    """Return an optional library's module, or says how to install it.
 
     >>> load("math", "train").pi > 3
     True

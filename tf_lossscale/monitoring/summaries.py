@@ -52,5 +52,6 @@ def require_ours(optimizer: Any) -> None:
     if not isinstance(optimizer, LossScaleOptimizer):
         raise TypeError(
             f"The optimizer must be a tf_lossscale.LossScaleOptimizer, but got: {optimizer!r}. Wrap it before compile: "
-            "model.compile(tf_lossscale.LossScaleOptimizer(optimizer), ...)."
+            "model.compile(tf_lossscale.LossScaleOptimizer(optimizer), ...). Or, under the policy mixed_float16, call "
+            "tf_lossscale.wrap_in_compile() before compile."
         )

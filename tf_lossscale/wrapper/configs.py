@@ -28,7 +28,7 @@ class Configurable(Family):
     set_state: Any
 
     def _inner_config(self) -> dict[str, Any]:
-        """Returns the inner optimizer's config, with the loss scale's state beside it while a model is being saved.
+        """Return the inner optimizer's config, with the loss scale's state beside it while a model is being saved.
 
         SavedModels, and the .h5 and .keras files of tf_keras legacy, keep only the config of a wrapper, and Keras 3's
         `.keras` files do not keep `bad_steps`. The originals can read such a config: they only use the class and the
@@ -40,13 +40,13 @@ class Configurable(Family):
         return {**inner, STATE: self.state()}
 
     def _take_state(self, inner: Any) -> None:
-        """Sets the state that `_inner_config` put into a config."""
+        """Set the state that `_inner_config` put into a config."""
         if isinstance(inner, dict) and STATE in inner and isinstance(self._loss_scale, DynamicLossScale):
             state = inner[STATE]
             self.set_state({**state, "loss_scale": self._loss_scale.in_range(state["loss_scale"])})
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the config for `from_config`, of plain values.
+        """Return the config for `from_config`, of plain values.
 
         >>> import tensorflow as tf
         >>> from tf_lossscale import LossScaleOptimizer
@@ -81,7 +81,7 @@ class Configurable(Family):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
-        """Makes an optimizer from its config; configs written by TensorFlow 2.3 and older are read as well.
+        """Make an optimizer from its config; configs written by TensorFlow 2.3 and older are read as well.
 
         >>> import tensorflow as tf
         >>> from tf_lossscale import LossScaleOptimizer
@@ -138,7 +138,7 @@ class Configurable(Family):
 
 
 def _a_model_is_being_saved() -> bool:
-    """Returns whether `save_model` of a Keras library, which every `model.save` calls, is among the callers."""
+    """Return whether `save_model` of a Keras library, which every `model.save` calls, is among the callers."""
     frame: Any = sys._getframe()
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
@@ -149,7 +149,7 @@ def _a_model_is_being_saved() -> bool:
 
 
 def inner_of(config: Any) -> Any:
-    """Returns the inner optimizer in a config: its own config, or the object itself."""
+    """Return the inner optimizer in a config: its own config, or the object itself."""
     if not isinstance(config, dict):
         raise TypeError(f"`config` must be a dict, as get_config() returns it, but got: {config!r}.")
     inner = config.get("inner_optimizer") or config.get("optimizer")
@@ -159,7 +159,7 @@ def inner_of(config: Any) -> Any:
 
 
 def _from_tf23(loss_scale: Any, custom_objects: dict[str, Any]) -> dict[str, Any]:
-    """Returns the constructor's arguments for the `loss_scale` of a config from TensorFlow 2.3 or older."""
+    """Return the constructor's arguments for the `loss_scale` of a config from TensorFlow 2.3 or older."""
     if loss_scale == "dynamic":
         return {}
     if not isinstance(loss_scale, dict):

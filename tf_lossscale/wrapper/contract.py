@@ -64,7 +64,7 @@ class Contract:
         self._warned: set[str] = set()
 
     def called(self, method: str) -> None:
-        """Records a call of `scale_loss`, `get_scaled_loss` or `get_unscaled_gradients`.
+        """Record a call of `scale_loss`, `get_scaled_loss` or `get_unscaled_gradients`.
 
         Args:
             method: its name.
@@ -90,7 +90,7 @@ class Contract:
     def takes_scaled(
         self, gradients: Iterable[Any], says: dict[str, bool] = APPLY_GRADIENTS, otherwise: bool = False
     ) -> bool:
-        """Tells whether the gradients of an update, which is about to be made, are scaled.
+        """Tell whether the gradients of an update, which is about to be made, are scaled.
 
         Args:
             gradients: tensors, IndexedSlices or None.
@@ -120,7 +120,7 @@ class Contract:
             return answer
 
     def update_follows(self) -> None:
-        """Records that an update uses the calls made in this place."""
+        """Record that an update uses the calls made in this place."""
         with self._lock:
             thread = threading.current_thread()
             for note in self._notes_here(_functions()):
@@ -128,7 +128,7 @@ class Contract:
 
     @contextlib.contextmanager
     def whole_step(self) -> Iterator[None]:
-        """Declares that an update of marked gradients follows inside, so that no call contradicts another."""
+        """Declare that an update of marked gradients follows inside, so that no call contradicts another."""
         self._whole_steps.depth = getattr(self._whole_steps, "depth", 0) + 1
         try:
             yield
@@ -136,16 +136,16 @@ class Contract:
             self._whole_steps.depth -= 1
 
     def loss_scaled_by(self, factor: tf.Tensor) -> None:
-        """Records the factor that the loss was multiplied by."""
+        """Record the factor that the loss was multiplied by."""
         self._scaled_by[threading.get_ident()] = factor
 
     def factor_of_loss(self) -> tf.Tensor | None:
-        """Returns the factor of the loss, if the loss was scaled in the function being traced, or in eager mode."""
+        """Return the factor of the loss, if the loss was scaled in the function being traced, or in eager mode."""
         factor = self._scaled_by.get(threading.get_ident())
         return factor if factor is not None and getattr(factor, "graph", None) is _graph() else None
 
     def _answers(self, functions: list[Any], says: dict[str, bool]) -> tuple[set[bool], bool]:
-        """Returns the answers of the calls so far, and whether these were outside of the function being traced."""
+        """Return the answers of the calls so far, and whether these were outside of the function being traced."""
         for function in functions:
             notes = [n for n in self._notes_in(function) if n.method in says and not _used_up(n, says)]
             if notes:
@@ -173,7 +173,7 @@ class Contract:
         return [note] if note else []
 
     def _notes_in(self, function: Any) -> list[_Note]:
-        """Returns this thread's note in a function, else those of all: replicas have threads, and do the same."""
+        """Return this thread's note in a function, else those of all: replicas have threads, and do the same."""
         notes = self._in_functions.get(function, {})
         own = notes.get(threading.current_thread())
         return list(notes.values()) if own is None else [own]
@@ -188,7 +188,7 @@ class Contract:
                 self._in_ended_threads.add(note.method)
 
     def warn_before_apply_gradients(self) -> None:
-        """Warns, once, if the loss or the gradients were never given to us."""
+        """Warn, once, if the loss or the gradients were never given to us."""
         if "scale_loss" in self._called:
             return
         scaled = "get_scaled_loss" in self._called
@@ -215,7 +215,7 @@ class Contract:
         )
 
     def require_not_unscaled(self, gradients: Iterable[Any]) -> None:
-        """Raises if `apply` got what `get_unscaled_gradients` returned."""
+        """Raise if `apply` got what `get_unscaled_gradients` returned."""
         if any(map(is_marked, gradients)):
             raise RuntimeError(
                 "apply() divides gradients by the loss scale, but get_unscaled_gradients() has done so with these. "
@@ -223,7 +223,7 @@ class Contract:
             )
 
     def warn_before_apply(self) -> None:
-        """Warns, once, if `apply` is about to divide by a scale that nobody multiplied in."""
+        """Warn, once, if `apply` is about to divide by a scale that nobody multiplied in."""
         if not self._called & {"scale_loss", "get_scaled_loss"}:
             self._warn(
                 "LossScaleOptimizer.apply() divides the gradients by the loss scale, but scale_loss() was never "
@@ -243,7 +243,7 @@ class Contract:
 
 
 def mark(gradients: Iterable[Any]) -> None:
-    """Marks gradients as unscaled.
+    """Mark gradients as unscaled.
 
     >>> gradient = tf.constant(1.0)
     >>> mark([gradient, None])
@@ -259,7 +259,7 @@ def mark(gradients: Iterable[Any]) -> None:
 
 
 def is_marked(gradient: Any) -> bool:
-    """Tells whether `mark` marked this gradient."""
+    """Tell whether `mark` marked this gradient."""
     return getattr(gradient, "_unscaled_by_tf_lossscale", False)
 
 
@@ -276,7 +276,7 @@ def _contradiction(method: str) -> RuntimeError:
 
 
 def _require_an_update(note: _Note, function: Any) -> None:
-    """Makes each call of the function being traced raise, unless an update follows the note in that function."""
+    """Make each call of the function being traced raise, unless an update follows the note in that function."""
 
     def check() -> tf.Tensor:
         if not note.followed_in:
@@ -290,7 +290,7 @@ def _require_an_update(note: _Note, function: Any) -> None:
 
 
 def _functions() -> list[Any]:
-    """Returns the graphs of the functions being traced, the innermost first, and a legacy graph around them."""
+    """Return the graphs of the functions being traced, the innermost first, and a legacy graph around them."""
     found, graph = [], _graph()
     while graph is not None:
         if isinstance(graph, tf.__internal__.FuncGraph):

@@ -45,7 +45,7 @@ _FAMILIES = [
 
 
 def adapter_for(optimizer: Any) -> type | None:
-    """Returns the wrapper class for an optimizer, or None if no family knows it.
+    """Return the wrapper class for an optimizer, or None if no family knows it.
 
     >>> adapter_for(3) is None
     True
@@ -69,7 +69,7 @@ def _adapter_for_class(optimizer_class: type) -> type | None:
 
 
 def load(adapter: str) -> type:
-    """Returns an adapter's wrapper class by the name of its module in `adapters/`.
+    """Return an adapter's wrapper class by the name of its module in `adapters/`.
 
     >>> load("keras3").__name__
     'LossScaleOptimizer'
@@ -84,7 +84,7 @@ def load(adapter: str) -> type:
 
 
 def library_in(module: str) -> str:
-    """Returns the library that a module is of: "keras" for Keras 3, "tf_keras" for Keras 2, or the package's name.
+    """Return the library that a module is of: "keras" for Keras 3, "tf_keras" for Keras 2, or the package's name.
 
     >>> library_in("keras.src.optimizers"), library_in("tf_keras"), library_in("sonnet.optimizers")
     ('keras', 'tf_keras', 'sonnet')
@@ -101,7 +101,7 @@ def library_in(module: str) -> str:
 
 
 def load_all(library: str) -> list[type]:
-    """Returns the wrapper classes for all families of a library.
+    """Return the wrapper classes for all families of a library.
 
     >>> len(load_all("tf_keras"))
     2
@@ -116,7 +116,7 @@ def load_all(library: str) -> list[type]:
 
 
 def of_config(config: dict[str, Any]) -> type:
-    """Returns the wrapper class for an optimizer's config, by the keys that only one family writes.
+    """Return the wrapper class for an optimizer's config, by the keys that only one family writes.
 
     >>> of_config({"config": {"is_legacy_optimizer": False}}).__module__
     'tf_lossscale.adapters.tf_keras'
@@ -136,7 +136,7 @@ def of_config(config: dict[str, Any]) -> type:
 
 
 def keras_of_tensorflow() -> str:
-    """Returns the library that `tf.keras` is: "keras" (Keras 3) or "tf_keras" (Keras 2).
+    """Return the library that `tf.keras` is: "keras" (Keras 3) or "tf_keras" (Keras 2).
 
     >>> keras_of_tensorflow()
     'keras'
@@ -151,7 +151,7 @@ MODULES = {"keras": "keras3", "tf_keras": "tf_keras"}
 
 
 def layers_of(layer: Any) -> Any:
-    """Returns the adapter module for a Keras layer.
+    """Return the adapter module for a Keras layer.
 
     >>> import tensorflow as tf
     >>> layers_of(tf.keras.layers.Dense(1)).__name__
@@ -174,7 +174,7 @@ def layers_of(layer: Any) -> Any:
 
 
 def is_layer(value: Any) -> bool:
-    """Returns whether an object is a layer or model of Keras 3 or tf_keras.
+    """Return whether an object is a layer or model of Keras 3 or tf_keras.
 
     >>> is_layer("Dense")
     False
@@ -186,7 +186,7 @@ def is_layer(value: Any) -> bool:
 
 
 def layers_in(library: str) -> Any:
-    """Returns the adapter module for the layers and dtype policies of a Keras library.
+    """Return the adapter module for the layers and dtype policies of a Keras library.
 
     >>> layers_in("tf_keras").library.__name__
     'tf_keras'
@@ -201,7 +201,7 @@ def layers_in(library: str) -> Any:
 
 
 def library_of(layer: Any) -> Any:
-    """Returns the Keras library that a layer or model is of.
+    """Return the Keras library that a layer or model is of.
 
     >>> import tensorflow as tf
     >>> library_of(tf.keras.layers.Dense(1)).__name__
@@ -224,7 +224,7 @@ _wrapped: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def adapter_of(inner_optimizer: Any) -> Any:
-    """Returns the wrapper class of an optimizer's family.
+    """Return the wrapper class of an optimizer's family.
 
     >>> import tensorflow as tf
     >>> adapter_of(tf.keras.optimizers.SGD()).__module__
@@ -238,9 +238,10 @@ def adapter_of(inner_optimizer: Any) -> Any:
         ValueError: it is wrapped already.
     """
     if scales_losses(inner_optimizer):
+        cls = type(inner_optimizer)
         raise errors.NotWrappable(
-            f"LossScaleOptimizer cannot wrap another LossScaleOptimizer, but got: {inner_optimizer!r}. "
-            "Wrap its inner optimizer."
+            "LossScaleOptimizer cannot wrap another LossScaleOptimizer, but `inner_optimizer` is a "
+            f"{cls.__module__}.{cls.__qualname__}. {_instead_of_wrapping(inner_optimizer)}"
         )
     if is_wrapped(inner_optimizer):
         raise ValueError(
@@ -256,8 +257,19 @@ def adapter_of(inner_optimizer: Any) -> Any:
     return adapter
 
 
+def _instead_of_wrapping(wrapper: Any) -> str:
+    if getattr(wrapper, "_is_adapter", False):
+        return "Use it as it is."
+    # Not its inner optimizer: tf_keras's wrapper leaves parts of its own in that.
+    inner = type(wrapper.inner_optimizer).__name__ if hasattr(wrapper, "inner_optimizer") else "Adam"
+    return (
+        f"Wrap a new optimizer: tf_lossscale.LossScaleOptimizer({inner}(...)). If `compile` wrapped it, call "
+        "tf_lossscale.wrap_in_compile() before `compile`."
+    )
+
+
 def scales_losses(optimizer: Any) -> bool:
-    """Returns whether an optimizer is a LossScaleOptimizer, ours or another library's.
+    """Return whether an optimizer is a LossScaleOptimizer, ours or another library's.
 
     >>> import tensorflow as tf
     >>> scales_losses(tf.keras.optimizers.SGD())
@@ -271,7 +283,7 @@ def scales_losses(optimizer: Any) -> bool:
 
 @functools.cache
 def joined(cls: Any, adapter: Any) -> Any:
-    """Returns the class for objects that are of the user's class and of a family's wrapper class at once.
+    """Return the class for objects that are of the user's class and of a family's wrapper class at once.
 
     >>> class Mine: pass
     >>> class Adapter: pass
@@ -292,7 +304,7 @@ def joined(cls: Any, adapter: Any) -> Any:
 
 
 def mark(inner_optimizer: Any) -> None:
-    """Records that an optimizer has a wrapper.
+    """Record that an optimizer has a wrapper.
 
     >>> class Optimizer: pass
     >>> inner = Optimizer()
@@ -304,7 +316,7 @@ def mark(inner_optimizer: Any) -> None:
 
 
 def is_wrapped(inner_optimizer: Any) -> bool:
-    """Returns whether an optimizer has a wrapper.
+    """Return whether an optimizer has a wrapper.
 
     >>> is_wrapped(3)
     False
@@ -316,7 +328,7 @@ def is_wrapped(inner_optimizer: Any) -> bool:
 
 
 def release(inner_optimizer: Any) -> None:
-    """Allows an optimizer to be wrapped again.
+    """Allow an optimizer to be wrapped again.
 
     >>> class Optimizer: pass
     >>> release(Optimizer())

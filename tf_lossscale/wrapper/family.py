@@ -39,15 +39,15 @@ class Family:
     _slots_need_gradients = False
 
     def _build_inner(self, variables: list[Any]) -> None:
-        """Creates the inner optimizer's variables, so that a first step that is skipped leaves it complete."""
+        """Create the inner optimizer's variables, so that a first step that is skipped leaves it complete."""
         raise _missing(self, "_build_inner(variables)", "create the inner optimizer's variables")
 
     def _known_variables(self) -> list[Any] | None:
-        """Returns the variables that the inner optimizer was built for; None if it does not keep them."""
+        """Return the variables that the inner optimizer was built for; None if it does not keep them."""
         return None
 
     def _parts_changed(self) -> None:
-        """Drops what the library caches of the inner optimizer's parts: the loss scale has become one of them."""
+        """Drop what the library caches of the inner optimizer's parts: the loss scale has become one of them."""
 
     # Reducing. --------------------------------------------------------------------------------------------------
 
@@ -57,54 +57,54 @@ class Family:
     _takes_empty_steps = False
 
     def _factor(self) -> tf.Tensor:
-        """Returns the factor of the loss, a float32 scalar."""
+        """Return the factor of the loss, a float32 scalar."""
         return self._loss_scale()
 
     def _gradients(
         self, loss: tf.Tensor, variables: list[Any], grad_loss: Any, tape: tf.GradientTape
     ) -> list[tuple[Any, Any]]:
-        """Returns the (gradient, variable) pairs of a scaled loss."""
+        """Return the (gradient, variable) pairs of a scaled loss."""
         return list(zip(tape.gradient(loss, tensors_of(variables), grad_loss), variables))
 
     def _apply_takes_scaled(self, gradients: list[Any]) -> bool:
-        """Returns whether the gradients given to `apply` are scaled; called once for each call of `apply`."""
+        """Return whether the gradients given to `apply` are scaled; called once for each call of `apply`."""
         self._contract.require_not_unscaled(gradients)
         self._contract.warn_before_apply()
         self._contract.update_follows()
         return True
 
     def _unscale(self, gradients: list[Any], variables: list[Any], factor: tf.Tensor) -> list[Any]:
-        """Divides the gradients given to `apply` by the factor of the loss."""
+        """Divide the gradients given to `apply` by the factor of the loss."""
         del variables
         return self._quotients(gradients, factor)
 
     def _quotients(self, gradients: Iterable[Any], factor: tf.Tensor) -> list[Any]:
-        """Divides gradients by the factor of the loss."""
+        """Divide gradients by the factor of the loss."""
         return scaling.unscale(gradients, factor)
 
     def _reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
-        """Sums the gradients over the replicas, in a replica context."""
+        """Sum the gradients over the replicas, in a replica context."""
         del variables
         return replicas.sum_over_replicas(gradients)
 
     # Applying. --------------------------------------------------------------------------------------------------
 
     def _apply_reduced(self, grads_and_vars: list[tuple[Any, Any]], **kwargs: Any) -> Any:
-        """Applies reduced gradients with the inner optimizer, without reducing them again."""
+        """Apply reduced gradients with the inner optimizer, without reducing them again."""
         raise _missing(self, "_apply_reduced(grads_and_vars, **kwargs)", "apply reduced gradients")
 
     def _own_copies(self) -> Iterable[tuple[Any, str]]:
-        """Returns (object, attribute) of each variable of which every replica writes its own copy in a step."""
+        """Return (object, attribute) of each variable of which every replica writes its own copy in a step."""
         return ()
 
     def _eager_result(self) -> Any:
-        """Returns the result of `apply_gradients` in eager mode."""
+        """Return the result of `apply_gradients` in eager mode."""
         return None
 
     # Counting. --------------------------------------------------------------------------------------------------
 
     def _advance_iterations(self) -> Any:
-        """Counts a step that was skipped."""
+        """Count a step that was skipped."""
         return self._optimizer.iterations.assign_add(1)
 
     # Hyperparameters. -------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ class Family:
     _delegated: tuple[str, ...] = ("clipnorm", "clipvalue", "global_clipnorm")
 
     def _hyperparameter_names(self) -> tuple[str, ...]:
-        """Returns the names of the inner optimizer's hyperparameters, without `learning_rate`."""
+        """Return the names of the inner optimizer's hyperparameters, without `learning_rate`."""
         return tuple(getattr(self._optimizer, "hyperparameter_names", ()))
 
     # Options. ---------------------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ class Family:
     _inner_options: tuple[str, ...] = ("clipnorm", "clipvalue", "global_clipnorm")
 
     def _checked_options(self, inner: Any, given: dict[str, Any]) -> dict[str, Any]:
-        """Returns the options that must be set on the inner optimizer, or raises and changes nothing."""
+        """Return the options that must be set on the inner optimizer, or raise and changes nothing."""
         wanted = options.checked(inner, given, self._inner_options)
         if wanted and self._is_built(inner):
             raise ValueError(
@@ -132,24 +132,24 @@ class Family:
         return wanted
 
     def _adopt(self, options: dict[str, Any]) -> None:
-        """Sets the options on the inner optimizer, and on the wrapper what its library's base class needs."""
+        """Set the options on the inner optimizer, and on the wrapper what its library's base class needs."""
         for name, value in options.items():
             setattr(self._optimizer, name, value)
 
     # Configs and copies. ----------------------------------------------------------------------------------------
 
     def _serialized_inner(self) -> Any:
-        """Returns the config of the inner optimizer."""
+        """Return the config of the inner optimizer."""
         raise _without_config(type(self._optimizer).__name__)
 
     @classmethod
     def _deserialized_inner(cls, config: Any, custom_objects: dict[str, Any] | None) -> Any:
-        """Returns an optimizer made from what `_serialized_inner` returned."""
+        """Return an optimizer made from what `_serialized_inner` returned."""
         del config, custom_objects
         raise _without_config("The inner optimizer")
 
     def _copied_inner(self, memo: dict[int, Any]) -> Any:
-        """Returns a copy of the inner optimizer, with its state."""
+        """Return a copy of the inner optimizer, with its state."""
         return copy.deepcopy(self._optimizer, memo)
 
     # Restoring, for `migrate`. ---------------------------------------------------------------------------------
@@ -165,33 +165,33 @@ class Family:
 
     @staticmethod
     def _is_built(optimizer: Any) -> bool:
-        """Returns whether an optimizer has its slots; then it takes no new options."""
+        """Return whether an optimizer has its slots; then it takes no new options."""
         del optimizer
         return False
 
     @staticmethod
     def _build(optimizer: Any, variables: list[Any]) -> None:
-        """Creates the slots of an optimizer, bare or in a wrapper of any library."""
+        """Create the slots of an optimizer, bare or in a wrapper of any library."""
         optimizer.build(variables)
 
     @staticmethod
     def _slot_of(inner: Any, variable: Any, slot: str, attribute: str) -> Any:
-        """Returns a variable's slot, named as in TensorFlow 2 and by its list in Keras 3; None if there is none."""
+        """Return a variable's slot, named as in TensorFlow 2 and by its list in Keras 3; None if there is none."""
         raise _missing(inner, "_slot_of(inner, variable, slot, attribute)", "find a slot")
 
     @staticmethod
     def _set_iterations(inner: Any, value: int) -> None:
-        """Sets the count of steps."""
+        """Set the count of steps."""
         inner.iterations.assign(value)
 
     @staticmethod
     def _given_learning_rate(inner: Any) -> Any:
-        """Returns the learning rate as it is kept: a variable, a number, a function or a schedule."""
+        """Return the learning rate as it is kept: a variable, a number, a function or a schedule."""
         return inner._learning_rate
 
     @staticmethod
     def _with_layer_names(objects: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
-        """Returns the objects of a checkpoint, also under the names that the library has for layers and weights."""
+        """Return the objects of a checkpoint, also under the names that the library has for layers and weights."""
         return objects
 
 

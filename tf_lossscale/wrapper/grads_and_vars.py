@@ -11,7 +11,7 @@ _USUAL = (tf.float32, tf.float16, tf.bfloat16, tf.float64)
 
 
 def unzip(grads_and_vars: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
-    """Returns the gradients and the variables of (gradient, variable) pairs.
+    """Return the gradients and the variables of (gradient, variable) pairs.
 
     >>> unzip([(None, "weight"), (None, "bias")])
     ([None, None], ['weight', 'bias'])
@@ -33,7 +33,7 @@ def unzip(grads_and_vars: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[An
 
 
 def require_fitting(gradients: list[Any], variables: list[Any]) -> None:
-    """Raises if these gradients cannot be applied to these variables, before anything has changed.
+    """Raise if these gradients cannot be applied to these variables, before anything has changed.
 
     >>> require_fitting([tf.constant([1.0]), None], [tf.Variable([2.0]), tf.Variable(3.0)])
 
@@ -78,7 +78,7 @@ def require_fitting(gradients: list[Any], variables: list[Any]) -> None:
 
 
 def without_none(change: Callable[..., Iterable[Any]], gradients: list[Any], variables: list[Any]) -> list[Any]:
-    """Returns gradients as changed by a function of (gradient, variable) pairs that takes no None.
+    """Return gradients as changed by a function of (gradient, variable) pairs that takes no None.
 
     >>> without_none(lambda pairs: [(2 * g, v) for g, v in pairs], [None, 3], ["weight", "bias"])
     [None, 6]
@@ -96,7 +96,7 @@ def without_none(change: Callable[..., Iterable[Any]], gradients: list[Any], var
 
 
 def as_list(var_list: Any) -> list[Any]:
-    """Returns one variable, or an iterable of them, as a list.
+    """Return one variable, or an iterable of them, as a list.
 
     >>> as_list("weight"), as_list(("weight", "bias"))
     (['weight'], ['weight', 'bias'])
@@ -113,7 +113,7 @@ def as_list(var_list: Any) -> list[Any]:
 
 
 def tensors_of(variables: list[Any]) -> list[Any]:
-    """Returns the `tf.Variable`s behind a list in which there may be `keras.Variable`s, for the tape.
+    """Return the `tf.Variable`s behind a list in which there may be `keras.Variable`s, for the tape.
 
     >>> tensors_of([tf.keras.Variable(1.0)])[0].numpy().item()
     1.0
@@ -137,7 +137,7 @@ def _as_gradient(gradient: Any, variable: Any) -> Any:
 
 
 def _fits(gradient: tf.TensorShape, variable: tf.TensorShape) -> bool:
-    """Returns whether the gradient can be broadcast to the variable, as most optimizers do."""
+    """Return whether the gradient can be broadcast to the variable, as most optimizers do."""
     try:
         return tf.broadcast_static_shape(gradient, variable).is_compatible_with(variable)
     except ValueError:

@@ -27,7 +27,7 @@ _NAMES = {
 
 
 def names(optimizer: object) -> tuple[str, ...]:
-    """Returns the names of an optimizer's hyperparameters, beside the learning rate.
+    """Return the names of an optimizer's hyperparameters, beside the learning rate.
 
     An optimizer class of your own names its own, in a class attribute `hyperparameter_names`.
 

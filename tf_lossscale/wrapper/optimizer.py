@@ -170,7 +170,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         families.mark(inner_optimizer)
 
     def _save_scale_with_inner(self) -> None:
-        """Tracks the loss scale in the inner optimizer: a checkpoint of that alone saves and restores the scale."""
+        """Track the loss scale in the inner optimizer: a checkpoint of that alone saves and restore the scale."""
         inner, scale = self._optimizer, self._loss_scale
         if not hasattr(inner, "_track_trackable"):
             return
@@ -214,7 +214,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     @_as_written
     def scale_loss(self, loss: Any) -> Any:
-        """Multiplies the loss by the scale, by Keras 3's contract: `apply` or `apply_gradients` then unscales.
+        """Multiply the loss by the scale, by Keras 3's contract: `apply` or `apply_gradients` then unscales.
 
         >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8)
         >>> optimizer.scale_loss(tf.constant(2.0)).numpy().item()
@@ -275,7 +275,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         skip_gradients_aggregation: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """Applies unscaled gradients, or skips the step on all replicas if one of them is not finite.
+        """Apply unscaled gradients, or skip the step on all replicas if one of them is not finite.
 
         After `scale_loss` without `get_unscaled_gradients`, as in Keras 3's `fit`, the gradients are scaled, and a
         skipped step does not count in `iterations`; otherwise it does. If the calls so far do not tell whether these
@@ -319,7 +319,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     @_as_written
     def apply(self, grads: Iterable[Any], trainable_variables: Iterable[Any] | None = None) -> Any:
-        """Applies scaled gradients, by Keras 3's contract; a skipped step does not count in `iterations`.
+        """Apply scaled gradients, by Keras 3's contract; a skipped step does not count in `iterations`.
 
         >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), initial_scale=8)
         >>> weight = tf.Variable(1.0)
@@ -347,7 +347,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     def compute_gradients(
         self, loss: Any, var_list: Any, grad_loss: Any = None, tape: tf.GradientTape | None = None
     ) -> list[tuple[Any, Any]]:
-        """Computes the unscaled gradients of a loss, scaling it on the way.
+        """Compute the unscaled gradients of a loss, scaling it on the way.
 
         >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD())
         >>> weight = tf.Variable(3.0)
@@ -380,7 +380,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         tape: tf.GradientTape | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Takes one step: scales the loss, computes, unscales and applies the gradients.
+        """Take one step: scales the loss, compute, unscale and apply the gradients.
 
         >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.25))
         >>> weight = tf.Variable(2.0)
@@ -414,7 +414,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     @_as_written
     def get_gradients(self, loss: tf.Tensor, params: list[Any]) -> list[Any]:
-        """Returns the unscaled gradients of a loss in a legacy graph, without a tape.
+        """Return the unscaled gradients of a loss in a legacy graph, without a tape.
 
         >>> with tf.Graph().as_default():
         ...     weight = tf.Variable(1.0)
@@ -466,7 +466,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         replicas.once(lambda: self._stall.look(self, self._loss_scale))
 
     def _skip(self, count: bool) -> list[Any]:
-        """Returns the operations of a skipped step."""
+        """Return the operations of a skipped step."""
         watched = self._stall.watch(self, self._loss_scale)
         with tf.control_dependencies(watched), replicas.own_copies(self._own_copies()):
             return [*watched, self._advance_iterations() if count else tf.no_op()]
@@ -481,7 +481,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         count_skipped: bool,
         **kwargs: Any,
     ) -> Part:
-        """Builds the inner optimizer, and returns the parts of a step with these gradients."""
+        """Build the inner optimizer, and return the parts of a step with these gradients."""
         if not tf.executing_eagerly():
             self.__dict__["_traced"] = True
         all_variables = not self._slots_need_gradients
@@ -503,7 +503,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         )
 
     def _build_once(self, variables: list[Any]) -> None:
-        """Builds the inner optimizer; in eager mode only if the variables are not those of the last step."""
+        """Build the inner optimizer; in eager mode only if the variables are not those of the last step."""
         noted = tf.executing_eagerly() and not tf.distribute.has_strategy()
         these, last = [self._optimizer, *variables], self.__dict__.get("_built_for", [])
         if noted and len(last) == len(these) and all(each() is one for each, one in zip(last, these)):
@@ -520,7 +520,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         return lambda *outcome: diagnosis.record(names, *outcome)
 
     def _step_result(self, operation: Any) -> Any:
-        """Returns the result of `apply_gradients`: in a graph an operation or a tensor to wait for."""
+        """Return the result of `apply_gradients`: in a graph an operation or a tensor to wait for."""
         if tf.executing_eagerly():
             return self._eager_result()
         if not tf.compat.v1.executing_eagerly_outside_functions():
@@ -529,7 +529,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             return tf.constant(True)  # a tf.function can return a tensor, but no operation
 
     def _require_keywords(self, kwargs: dict[str, Any]) -> None:
-        """Raises if the inner optimizer does not take these keywords, before anything has changed."""
+        """Raise if the inner optimizer does not take these keywords, before anything has changed."""
         unknown = [name for name in kwargs if not self._inner_takes(name)]
         if unknown:
             raise TypeError(
@@ -538,7 +538,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             )
 
     def _inner_takes(self, keyword: str) -> bool:
-        """Returns whether the inner optimizer's `apply_gradients` takes a keyword."""
+        """Return whether the inner optimizer's `apply_gradients` takes a keyword."""
         method = getattr(self._optimizer, "apply_gradients", None)
         return method is not None and _takes(getattr(method, "__func__", method), keyword)
 
@@ -614,11 +614,11 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         return list(inner() if callable(inner) else inner)
 
     def get_weights(self) -> list[Any]:
-        """Returns the values of `weights`, as NumPy arrays."""
+        """Return the values of `weights`, as NumPy arrays."""
         return [weight.numpy() for weight in self.weights]
 
     def set_weights(self, weights: list[Any]) -> None:
-        """Sets the values of `weights`, or of `variables`.
+        """Set the values of `weights`, or of `variables`.
 
         Args:
             weights: NumPy arrays, as from `get_weights`; those of the loss scale may follow, as h5 files have them. A
@@ -647,7 +647,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     @_as_written
     def build(self, var_list: Iterable[Any]) -> None:
-        """Creates the inner optimizer's variables.
+        """Create the inner optimizer's variables.
 
         Args:
             var_list: the variables to train.

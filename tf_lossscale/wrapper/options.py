@@ -42,7 +42,7 @@ def take_name(given: dict[str, Any]) -> str | None:
 
 
 def checked(inner: Any, given: dict[str, Any], supported: tuple[str, ...]) -> dict[str, Any]:
-    """Returns the options that have to be set on an optimizer.
+    """Return the options that have to be set on an optimizer.
 
     >>> import tensorflow as tf
     >>> checked(tf.keras.optimizers.SGD(), {"clipnorm": 1.0, "use_ema": False}, ("clipnorm", "use_ema"))

@@ -97,7 +97,7 @@ class Observable(Family):
         return None if self._diagnosis is None else self._diagnosis.gradient_norm
 
     def state(self) -> dict[str, Any]:
-        """Returns the state of the loss scale as plain numbers, for a log or a JSON file.
+        """Return the state of the loss scale as plain numbers, for a log or a JSON file.
 
         >>> import tensorflow as tf
         >>> from tf_lossscale import LossScaleOptimizer
@@ -125,7 +125,7 @@ class Observable(Family):
         return values
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Sets what `state` returned, also after a round trip through JSON.
+        """Set what `state` returned, also after a round trip through JSON.
 
         >>> import json
         >>> import tensorflow as tf
@@ -174,7 +174,7 @@ class Observable(Family):
                 variable.assign(counts[name])
 
     def overflow_report(self) -> OverflowReport:
-        """Returns the variables whose gradients were not finite, with the number of steps, the last one and the values.
+        """Return the variables whose gradients were not finite, with the number of steps, the last one and the values.
 
         >>> import tensorflow as tf
         >>> from tf_lossscale import LossScaleOptimizer
@@ -206,7 +206,7 @@ class Observable(Family):
 
 
 def names_of(variables: list[Any]) -> tuple[str, ...]:
-    """Returns unique names for variables in a report: their Keras path, or else their name.
+    """Return unique names for variables in a report: their Keras path, or else their name.
 
     >>> names_of([tf.Variable(1.0), tf.Variable(2.0), tf.keras.Variable(1.0, name="kernel")])
     ('Variable', 'Variable_1', 'kernel')

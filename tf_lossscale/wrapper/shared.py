@@ -51,7 +51,7 @@ class SharedLossScale(DynamicLossScale):
 
     @contextlib.contextmanager
     def together(self) -> Iterator[TogetherStep]:
-        """Joins the steps of all optimizers in one: at the end of the block it is applied or skipped as a whole.
+        """Join the steps of all optimizers in one: at the end of the block it is applied or skipped as a whole.
 
         Works in eager mode, in a `tf.function` and in each replica of a strategy. If the block raises, nothing is
         applied.
@@ -86,7 +86,7 @@ class SharedLossScale(DynamicLossScale):
         return _open.steps.get(id(self))
 
     def defers(self, optimizer: Any, part: Part) -> bool:
-        """Takes an optimizer's part of the step, to be applied when the block ends.
+        """Take an optimizer's part of the step, to be applied when the block ends.
 
         Args:
             optimizer: whose `apply_gradients`, or the like, was called.

@@ -40,7 +40,7 @@ class Stall:
         self.action = action
 
     def prepare(self, scale: Any) -> None:
-        """Creates the variable that records a report, so that no step has to create it.
+        """Create the variable that records a report, so that no step has to create it.
 
         Args:
             scale: the optimizer's loss scale.
@@ -49,7 +49,7 @@ class Stall:
             scale.stall_reported(self.action)
 
     def look(self, optimizer: Any, scale: Any) -> None:
-        """Reports a stall, in eager mode only. Reads variables, and so waits for the device.
+        """Report a stall, in eager mode only. Reads variables, and so waits for the device.
 
         Args:
             optimizer: the optimizer to report.
@@ -67,7 +67,7 @@ class Stall:
             self._report(optimizer, in_a_row, scale)
 
     def watch(self, optimizer: Any, scale: Any) -> list[Any]:
-        """Reports, in a graph, a stall before this step; called in the branch that skips the step.
+        """Report, in a graph, a stall before this step; called in the branch that skips the step.
 
         In eager mode and under XLA it only resets the "already reported" flag: eager steps call `look` when they are
         complete, and code that XLA compiles cannot print.
@@ -123,7 +123,7 @@ class Stall:
 
 
 def _outside_xla(act: Callable[[], Any]) -> tf.Tensor:
-    """Calls `act`, unless XLA compiles the function that this graph is part of.
+    """Call `act`, unless XLA compiles the function that this graph is part of.
 
     Under XLA, `DeviceIndex` is by its definition the length of the list: the default is taken, and `act` dropped.
     """

@@ -25,7 +25,7 @@ _off: set[str] = set()
 
 
 def on(trick: str) -> bool:
-    """Returns whether a trick is in use.
+    """Return whether a trick is in use.
 
     >>> on("stacks")
     True
@@ -38,7 +38,7 @@ def on(trick: str) -> bool:
 
 @contextlib.contextmanager
 def without(*tricks: str) -> Iterator[None]:
-    """Switches tricks off for a block: functions that are traced there, and eager steps taken there, go without.
+    """Switch tricks off for a block: functions that are traced there, and eager steps taken there, go without.
 
     >>> with without("stacks"):
     ...     on("stacks")

@@ -15,7 +15,7 @@ from tf_lossscale.core.graphs import compiled, finished
 def apply_or_skip(
     applied: tf.Tensor, gradients: list[Any], apply: Callable[[list[Any]], Any], skip: Callable[[], Any]
 ) -> list[Any]:
-    """Applies gradients in the cheapest conditional: see `core.step.apply_or_skip`."""
+    """Apply gradients in the cheapest conditional: see `core.step.apply_or_skip`."""
     packed = Packed(gradients)
     small = are_small(gradients)
 
@@ -36,7 +36,7 @@ def apply_or_skip(
 
 
 def loops() -> bool:
-    """Returns whether `at_most_once` is to take the place of a `tf.cond`: where XLA compiles for the CPU.
+    """Return whether `at_most_once` is to take the place of a `tf.cond`: where XLA compiles for the CPU.
 
     XLA turns a conditional into a choice between old and new values of all variables, which costs a small optimizer as
     much as the step. The body of a loop stays in the loop, and works in place.
@@ -48,7 +48,7 @@ def loops() -> bool:
 
 
 def compiled_for_the_cpu() -> bool:
-    """Returns whether XLA compiles the function that is being traced, and there is no other device than the CPU.
+    """Return whether XLA compiles the function that is being traced, and there is no other device than the CPU.
 
     >>> compiled_for_the_cpu()
     False
@@ -61,7 +61,7 @@ def _only_the_cpu() -> bool:
 
 
 def at_most_once(predicate: tf.Tensor, function: Callable[[tf.Tensor], tf.Tensor], otherwise: tf.Tensor) -> tf.Tensor:
-    """Returns what a function returns if a predicate is true, by a loop of one round or none.
+    """Return what a function returns if a predicate is true, by a loop of one round or none.
 
     >>> at_most_once(tf.constant(True), lambda one: 2.0 * one, tf.constant(0.0)).numpy().item()
     2.0
@@ -84,7 +84,7 @@ def at_most_once(predicate: tf.Tensor, function: Callable[[tf.Tensor], tf.Tensor
 
 
 def _call(outcome: tf.Tensor) -> None:
-    """Makes a tf.cond one operation that calls one of two functions, not a switch in front of each input.
+    """Make a tf.cond one operation that calls one of two functions, not a switch in front of each input.
 
     A function that is called so runs on one device: only where there is but one.
     """

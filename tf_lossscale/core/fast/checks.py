@@ -16,7 +16,7 @@ _WIDE = (tf.float32, tf.float64)
 
 
 def divide(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
-    """Divides float32 by a product in float64, which rounds to the same bits, where XLA compiles for the CPU.
+    """Divide float32 by a product in float64, which rounds to the same bits, where XLA compiles for the CPU.
 
     A division for each value costs a fused step a quarter more. The product of a float32 number with the float64
     reciprocal is within 2**-52 of the quotient, in proportion. What rounds to another float32 number is further away: a
@@ -29,7 +29,7 @@ def divide(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
 
 
 def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
-    """Looks at small gradients in stacks, and sums large ones first: see `core.finite.all_finite`.
+    """Look at small gradients in stacks, and sums large ones first: see `core.finite.all_finite`.
 
     A sum is finite only if all summands are. Large gradients are summed, which writes nothing, and checked value by
     value, in a conditional, only where the sum is not finite.
@@ -49,7 +49,7 @@ def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
 
 
 def _worth_a_sum(gradients: list[Any]) -> list[Any]:
-    """Returns those that are summed; the others are checked value by value, which needs no conditional."""
+    """Return those that are summed; the others are checked value by value, which needs no conditional."""
     sparse = [g for g in gradients if isinstance(g, tf.IndexedSlices)]
     dense = [g for g in gradients if isinstance(g, tf.Tensor)]
     if tf.executing_eagerly():
@@ -61,7 +61,7 @@ def _worth_a_sum(gradients: list[Any]) -> list[Any]:
 
 
 def _sums_are_finite(gradients: list[Any]) -> tf.Tensor:
-    """Returns a bool scalar that is True only if the gradients are finite."""
+    """Return a bool scalar that is True only if the gradients are finite."""
     sums = [each if each.dtype == tf.float32 else tf.cast(each, tf.float32) for each in map(_sum, gradients)]
     known = tf.math.is_finite(sums[0] if len(sums) == 1 else tf.add_n(sums))
     # A finite value that is divided by less than one need not stay finite.
@@ -71,7 +71,7 @@ def _sums_are_finite(gradients: list[Any]) -> tf.Tensor:
 
 
 def _sum(gradient: Any) -> tf.Tensor:
-    """Returns a scalar that is finite only if the gradient is; of float32's range or more."""
+    """Return a scalar that is finite only if the gradient is; of float32's range or more."""
     if isinstance(gradient, Scaled):
         return tf.reduce_sum(gradient.values)  # of squares it would overflow at half the scale's exponent
     if not isinstance(gradient, tf.IndexedSlices):
@@ -86,7 +86,7 @@ def _sum(gradient: Any) -> tf.Tensor:
 
 
 def _known_or(known: tf.Tensor, function: Callable[[tf.Tensor | None], tf.Tensor]) -> tf.Tensor:
-    """Returns True if it is known, else what a function returns."""
+    """Return True if it is known, else what a function returns."""
     if tf.executing_eagerly():
         return known if known else function(None)
     if loops():

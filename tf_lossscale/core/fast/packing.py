@@ -22,7 +22,7 @@ _HELD = 2**22
 
 
 def positions(tensors: Sequence[Any]) -> list[list[int]]:
-    """Returns the positions of tensors that one `tf.stack` can take together, in groups of at least two.
+    """Return the positions of tensors that one `tf.stack` can take together, in groups of at least two.
 
     >>> positions([tf.ones([2]), tf.ones([3]), None, tf.zeros([2]), tf.zeros([2], tf.float16)])
     [[0, 3]]
@@ -52,7 +52,7 @@ def _small_enough(found: list[int], shape: tf.TensorShape) -> list[list[int]]:
 
 
 def stacked(tensors: Sequence[Any], group: list[int]) -> tf.Tensor:
-    """Returns the tensors at some positions as one.
+    """Return the tensors at some positions as one.
 
     >>> stacked([tf.constant([1.0]), None, tf.constant([2.0])], [0, 2]).numpy().tolist()
     [[1.0], [2.0]]
@@ -68,7 +68,7 @@ def stacked(tensors: Sequence[Any], group: list[int]) -> tf.Tensor:
 
 
 def unstacked(stack: tf.Tensor) -> list[tf.Tensor]:
-    """Returns the tensors in a stack, each with a note of its origin.
+    """Return the tensors in a stack, each with a note of its origin.
 
     >>> [part.numpy().tolist() for part in unstacked(tf.constant([[1.0], [2.0]]))]
     [[1.0], [2.0]]
@@ -83,7 +83,7 @@ def unstacked(stack: tf.Tensor) -> list[tf.Tensor]:
 
 
 def is_small(tensor: tf.Tensor) -> bool:
-    """Returns whether an operation on a tensor costs more to start than to run; not if its shape is not known.
+    """Return whether an operation on a tensor costs more to start than to run; not if its shape is not known.
 
     >>> is_small(tf.ones([1000])), is_small(tf.ones([10_000]))
     (True, False)
@@ -93,7 +93,7 @@ def is_small(tensor: tf.Tensor) -> bool:
 
 
 def fit_in_a_stack(tensors: Sequence[tf.Tensor]) -> bool:
-    """Returns whether tensors are together no larger than a stack.
+    """Return whether tensors are together no larger than a stack.
 
     >>> fit_in_a_stack([tf.ones([1000])] * 200), fit_in_a_stack([tf.ones([1000, 1000])])
     (True, False)
@@ -103,7 +103,7 @@ def fit_in_a_stack(tensors: Sequence[tf.Tensor]) -> bool:
 
 
 def are_small(gradients: Sequence[Any]) -> bool:
-    """Returns whether a step of these gradients spends its time on starting operations; only dense ones count.
+    """Return whether a step of these gradients spends its time on starting operations; only dense ones count.
 
     >>> are_small([tf.ones([1000])] * 400), are_small([tf.ones([4_000_000])] * 4)
     (True, False)
@@ -125,7 +125,7 @@ class Scaled(NamedTuple):
     scale: tf.Tensor
 
     def unscaled(self, one: tf.Tensor | None = None) -> tf.Tensor:
-        """Returns the gradient, by the same operations as the first time, and so the same bits.
+        """Return the gradient, by the same operations as the first time, and so the same bits.
 
         Args:
             one: an opaque 1, in a loop: what is multiplied by it cannot be hoisted out of the loop.
@@ -145,7 +145,7 @@ class Share(NamedTuple):
 
 
 def origin(tensor: Any) -> Scaled | Share | None:
-    """Returns what a gradient was made from, if it was made here, in a graph.
+    """Return what a gradient was made from, if it was made here, in a graph.
 
     >>> origin(tf.constant(2.0)) is None
     True
@@ -181,7 +181,7 @@ class Packed:
         self.tensors = [*(stack for stack, _ in stacks), *(map(_before_unscaling, alone) if scaled else alone)]
 
     def unpacked(self, one: tf.Tensor | None = None, tensors: Sequence[Any] | None = None) -> list[Any]:
-        """Returns the gradients, made in the caller's graph.
+        """Return the gradients, made in the caller's graph.
 
         Args:
             one: as in `Scaled.unscaled`.
@@ -198,7 +198,7 @@ class Packed:
         return gradients
 
     def one_at_a_time(self, unpacked: Sequence[Any]) -> None:
-        """Delays the unscaling of each large gradient until the one before was used, so that one takes up memory.
+        """Delay the unscaling of each large gradient until the one before was used, so that one takes up memory.
 
         Smaller gradients stay unordered: idle cores can unscale them just before they are used.
 
@@ -225,7 +225,7 @@ def _before_unscaling(gradient: Any) -> Any:
 
 
 def _whole_stacks(gradients: Sequence[Any]) -> list[tuple[tf.Tensor, list[int]]]:
-    """Returns the stacks whose members are all among the gradients, once each, with the members' positions there."""
+    """Return the stacks whose members are all among the gradients, once each, with the members' positions there."""
     found: dict[int, tuple[tf.Tensor, list[tuple[int, int]]]] = {}
     for i, gradient in enumerate(gradients):
         made_from = origin(gradient)
@@ -239,7 +239,7 @@ def _whole_stacks(gradients: Sequence[Any]) -> list[tuple[tf.Tensor, list[int]]]
 
 
 def _depends_on(operation: Any, other: Any) -> bool:
-    """Returns whether an operation of a graph can only run after another."""
+    """Return whether an operation of a graph can only run after another."""
     waiting, seen = [operation], set()
     while waiting:
         one = waiting.pop()
@@ -259,7 +259,7 @@ def _wait(operation: Any, for_these: list[Any]) -> None:
 
 
 def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
-    """Unscales small gradients in stacks, and notes how large ones are made: see `core.scaling.unscale`."""
+    """Unscale small gradients in stacks, and notes how large ones are made: see `core.scaling.unscale`."""
     found = scaling.floating(gradients)
     # The graph optimizer would make a product with the reciprocal of a division by a constant.
     scale = opaque(tf.convert_to_tensor(scale))
@@ -283,7 +283,7 @@ def _unscaled(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
 
 
 def sum_over_replicas(gradients: list[Any]) -> list[Any]:
-    """Sums small gradients in stacks: see `core.replicas.sum_over_replicas`."""
+    """Sum small gradients in stacks: see `core.replicas.sum_over_replicas`."""
     plain = replicas.sum_over_replicas.plain  # type: ignore[attr-defined]
     if not (fast.on("stacked sums") and tf.distribute.has_strategy()):
         return plain(gradients)

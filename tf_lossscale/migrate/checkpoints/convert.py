@@ -36,7 +36,7 @@ class Converted:
 def convert(
     path: str | os.PathLike[str], to: str, out: str | os.PathLike[str], learning_rate: float | None = None
 ) -> list[Converted]:
-    """Writes a `tf.train.Checkpoint` with the variables of a file, and the state of its optimizers in today's form.
+    """Write a `tf.train.Checkpoint` with the variables of a file, and the state of its optimizers in today's form.
 
     >>> import tempfile, tensorflow as tf, tf_keras
     >>> weight = tf.Variable([1.0], name="weight")
@@ -85,7 +85,7 @@ def convert(
 
 
 def _parts(file: File, family: Any, learning_rate: float | None) -> tuple[dict[str, Any], list[Converted]]:
-    """Returns the variables and optimizers of today, by their paths, and the result for each optimizer."""
+    """Return the variables and optimizers of today, by their paths, and the result for each optimizer."""
     import tensorflow as tf
 
     parts: dict[str, Any] = {}
@@ -114,7 +114,7 @@ def _path(file: File, saved: Optimizer) -> str:
 
 
 def _optimizer(file: File, saved: Optimizer, family: Any) -> tuple[Any, str]:
-    """Returns an optimizer of today with the options in the file, and the code that constructs it."""
+    """Return an optimizer of today with the options in the file, and the code that constructs it."""
     library = family._optimizers
     # The file says which class is called: no other name of the library is.
     cls = getattr(library, saved.name, None) if saved.name in slots.ATTRIBUTES else None
@@ -152,12 +152,12 @@ def _optimizer(file: File, saved: Optimizer, family: Any) -> tuple[Any, str]:
 
 
 def _shown(value: Any) -> str:
-    """Returns the number as the user wrote it, before it became a float32."""
+    """Return the number as the user wrote it, before it became a float32."""
     return "<its schedule>" if value is None else repr(float(f"{value:.7g}") if isinstance(value, float) else value)
 
 
 def _trained(file: File, saved: Optimizer) -> list[str]:
-    """Returns the paths of the variables that have slots, in the file's order."""
+    """Return the paths of the variables that have slots, in the file's order."""
     owners = set()
     for each in slots.canonical(saved.name, saved.slots).values():
         for i in range(len(each.tensors)):
@@ -172,7 +172,7 @@ def _trained(file: File, saved: Optimizer) -> list[str]:
 
 
 def _tree(file: File, parts: dict[str, Any], family: Any) -> Any:
-    """Returns the root object: the file's own objects, or the parts by their names for a file without objects."""
+    """Return the root object: the file's own objects, or the parts by their names for a file without objects."""
     import tensorflow as tf
 
     objects = family._with_layer_names(file.objects) if file.objects else {"": {path: path for path in parts}}
@@ -186,7 +186,7 @@ def _tree(file: File, parts: dict[str, Any], family: Any) -> Any:
 
 
 def _write(folder: pathlib.Path, root: Any) -> None:
-    """Writes under another name and renames the folder, which so is complete or does not exist."""
+    """Write under another name and renames the folder, which so is complete or does not exist."""
     import tensorflow as tf
 
     folder.absolute().parent.mkdir(parents=True, exist_ok=True)

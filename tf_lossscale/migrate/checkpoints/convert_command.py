@@ -14,7 +14,7 @@ _TARGETS = ("keras3", "tf_keras")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of `convert`.
+    """Add the arguments of `convert`.
 
     Args:
         parser: the parser of the subcommand.
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs `convert`.
+    """Run `convert`.
 
     Args:
         arguments: as `add_arguments` described them.

@@ -21,7 +21,7 @@ exit code:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of `inspect`.
+    """Add the arguments of `inspect`.
 
     Args:
         parser: the parser of the subcommand.
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs `inspect`.
+    """Run `inspect`.
 
     Args:
         arguments: as `add_arguments` described them.
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def describe(file: File) -> dict[str, Any]:
-    """Returns the content of a file as a dict that JSON can hold.
+    """Return the content of a file as a dict that JSON can hold.
 
     >>> from tf_lossscale.migrate.checkpoints.saved import File
     >>> describe(File("ckpt", "tf.train.Checkpoint", "Keras 3", [], []))["written_by"]

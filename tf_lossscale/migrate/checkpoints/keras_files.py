@@ -15,7 +15,7 @@ from tf_lossscale.wrapper.configs import STATE as _STATE
 
 
 def read_archive(path: str) -> File:
-    """Reads a `.keras` file.
+    """Read a `.keras` file.
 
     Args:
         path: the file.
@@ -40,7 +40,7 @@ def read_archive(path: str) -> File:
 
 
 def read_h5(path: str) -> File:
-    """Reads an `.h5` model, or `.weights.h5`.
+    """Read an `.h5` model, or `.weights.h5`.
 
     Args:
         path: the file.
@@ -85,7 +85,7 @@ def _member(path: str, member: str) -> bytes:
 
 
 def _json(text: str | bytes) -> Any:
-    """Parses JSON; raises OverflowError for a number that no float holds: Python makes it infinite, or a long int."""
+    """Parse JSON; raise OverflowError for a number that no float holds: Python makes it infinite, or a long int."""
 
     def of(kind: type) -> Any:
         return lambda digits: _held(kind(digits), digits)
@@ -100,7 +100,7 @@ def _held(number: Any, digits: str) -> Any:
 
 
 def _h5(path: str, source: Any) -> Any:
-    """Opens an HDF5 file, all of whose values must be in it: a link would read another file of this machine."""
+    """Open an HDF5 file, all of whose values must be in it: a link would read another file of this machine."""
     import h5py  # comes with Keras
 
     file = h5py.File(source, "r")
@@ -194,12 +194,12 @@ def _inner_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _numbers(settings: dict[str, Any]) -> dict[str, Any]:
-    """Returns the settings that are numbers."""
+    """Return the settings that are numbers."""
     return {name: value for name, value in settings.items() if isinstance(value, (int, float))}
 
 
 def _without_scale_by_name(optimizer: Optimizer, stored: list[Tensor]) -> list[Tensor]:
-    """Takes scale and counter from an `.h5` file's list of variables, which has their names, and returns the others."""
+    """Take scale and counter from an `.h5` file's list of variables, which has their names, and return the others."""
     named = {tensor.name.rpartition("/")[2]: tensor for tensor in stored}
     if not optimizer.wrapper:
         return stored
@@ -213,7 +213,7 @@ def _without_scale_by_name(optimizer: Optimizer, stored: list[Tensor]) -> list[T
 
 
 def _without_scale_by_place(optimizer: Optimizer, stored: list[Tensor], config: Any) -> list[Tensor]:
-    """Takes scale and counter from a `.keras` file's list of variables, which has no names, and returns the others."""
+    """Take scale and counter from a `.keras` file's list of variables, which has no names, and return the others."""
     if optimizer.wrapper and optimizer.family == "keras3" and len(stored) >= 4:
         return _without_keras_3s_wrapper(optimizer, stored)
     if optimizer.family == "tf_keras" and _STATE in _inner_config(config):
@@ -235,7 +235,7 @@ def _without_keras_3s_wrapper(optimizer: Optimizer, stored: list[Tensor]) -> lis
 
 
 def _fill_from_list(optimizer: Optimizer, stored: list[Tensor], variables: list[Tensor]) -> None:
-    """Identifies the variables in an optimizer's list, by their order: these files hold nothing else."""
+    """Identify the variables in an optimizer's list, by their order: these files hold nothing else."""
     if stored and not stored[0].shape:
         optimizer.iterations = int(stored[0].value())
         stored = stored[1:]

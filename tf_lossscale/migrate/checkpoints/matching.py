@@ -9,7 +9,7 @@ from tf_lossscale.migrate.checkpoints.saved import File, Slots, Tensor
 
 
 def pairs(file: File, variables: Any) -> list[tuple[Tensor, Any]]:
-    """Returns for each of the user's variables the one in the file.
+    """Return for each of the user's variables the one in the file.
 
     By their names, where each name is in the file once; else by their order, where the shapes agree.
 
@@ -44,7 +44,7 @@ def pairs(file: File, variables: Any) -> list[tuple[Tensor, Any]]:
 
 
 def notes(matched: list[tuple[Tensor, Any]]) -> list[str]:
-    """Returns a note if some were matched by nothing but their order, and the order could be another one."""
+    """Return a note if some were matched by nothing but their order, and the order could be another one."""
     unnamed = [tensor for tensor, variable in matched if not _same_name(tensor, name_of(variable))]
     shapes = [tensor.shape for tensor, _ in matched]
     if not any(shapes.count(tensor.shape) > 1 for tensor in unnamed):
@@ -54,7 +54,7 @@ def notes(matched: list[tuple[Tensor, Any]]) -> list[str]:
 
 
 def owner_of(slots: Slots, i: int, known: Sequence[Tensor]) -> Tensor | None:
-    """Returns which of the known variables of a file the i-th tensor of a slot belongs to."""
+    """Return which of the known variables of a file the i-th tensor of a slot belongs to."""
     if slots.of[i] is not None:
         return slots.of[i]
     name = slots.names[i]
@@ -68,7 +68,7 @@ def owner_of(slots: Slots, i: int, known: Sequence[Tensor]) -> Tensor | None:
 
 
 def name_of(variable: Any) -> str:
-    """Returns a variable's name, with its scopes, as checkpoints have it."""
+    """Return a variable's name, with its scopes, as checkpoints have it."""
     return getattr(variable, "path", None) or variable.name.partition(":")[0]
 
 

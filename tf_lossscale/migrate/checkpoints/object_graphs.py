@@ -16,7 +16,7 @@ _NEITHER_MODEL_NOR_OPTIMIZER = re.compile(r"(^|/)(save_counter$|keras_api/)")
 
 
 def read(path: str, reader: Any, tensor: Any) -> File:
-    """Reads a checkpoint that holds a graph of objects.
+    """Read a checkpoint that holds a graph of objects.
 
     Args:
         path: the checkpoint's prefix, for messages.
@@ -40,7 +40,7 @@ def read(path: str, reader: Any, tensor: Any) -> File:
 
 
 def parse(serialized: bytes) -> Any:
-    """Returns the graph of objects in a checkpoint; the one place that knows its protocol buffer."""
+    """Return the graph of objects in a checkpoint; the one place that knows its protocol buffer."""
     from tensorflow.core.protobuf import trackable_object_graph_pb2 as trackable
 
     return trackable.TrackableObjectGraph.FromString(serialized)

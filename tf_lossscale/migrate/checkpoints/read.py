@@ -12,7 +12,7 @@ from tf_lossscale.migrate.checkpoints.saved import File, Tensor, UnreadableError
 
 
 def read(path: str | os.PathLike[str]) -> File:
-    """Returns the content of a checkpoint or a saved model.
+    """Return the content of a checkpoint or a saved model.
 
     >>> import tempfile, tensorflow as tf
     >>> from tf_lossscale import LossScaleOptimizer
@@ -103,7 +103,7 @@ def _checkpoint(prefix: str) -> File:
 
 
 def _require_complete(prefix: str, shapes: dict[str, list[int]], dtypes: dict[str, Any]) -> None:
-    """Raises if the data have fewer bytes than the variables need, without reading them."""
+    """Raise if the data have fewer bytes than the variables need, without reading them."""
     shards = sorted(pathlib.Path(prefix).parent.glob(f"{pathlib.Path(prefix).name}.data-*"))
     if not shards:
         raise FileNotFoundError(f"{prefix}.data-00000-of-00001: this file of the checkpoint is missing.")

@@ -43,7 +43,7 @@ def restore(
     *,
     name: str | None = None,
 ) -> Restored:
-    """Restores variables, and the state of their optimizer, from a checkpoint of another library or version.
+    """Restore variables, and the state of their optimizer, from a checkpoint of another library or version.
 
     The slots of a TensorFlow 1, TensorFlow 2, tf_keras or Keras 3 optimizer go into the Keras 3 or tf_keras optimizer
     of the same name, the loss scale and its counter into the wrapper, if both sides have one. Nothing is changed unless
@@ -83,7 +83,7 @@ def restore(
 
 
 def restore_from(file: File, saved: Optimizer, optimizer: Any, variables: Any) -> Restored:
-    """Restores as `restore` does, from a file that was read.
+    """Restore as `restore` does, from a file that was read.
 
     Args:
         file: the result of `read`.
@@ -168,7 +168,7 @@ def _class_of(file: File, saved: Optimizer, inner: Any) -> str:
 
 
 def _planned_slots(file: File, saved: Optimizer, kind: str, pairs: list[Any], inner: Any) -> list[tuple[str, Any, Any]]:
-    """Returns (slot, the user's variable, value) for all slots that the file has of these variables."""
+    """Return (slot, the user's variable, value) for all slots that the file has of these variables."""
     variable_of = {tensor.path: variable for tensor, variable in pairs}
     known = [tensor for tensor, variable in pairs if getattr(variable, "trainable", True)]
     planned = []
@@ -201,7 +201,7 @@ def _planned_slots(file: File, saved: Optimizer, kind: str, pairs: list[Any], in
 def _places(
     file: File, family: Any, inner: Any, kind: str, planned: list[Any], values: list[Any], notes: list[str]
 ) -> list[tuple[Any, Any]]:
-    """Returns (the optimizer's variable, value) for the slots, and for the averages of variables if it keeps any."""
+    """Return (the optimizer's variable, value) for the slots, and for the averages of variables if it keeps any."""
     places, missing = [], set()
     try:
         for slot, variable, value in planned:
@@ -272,7 +272,7 @@ def _learning_rate_now(inner: Any) -> float:
 
 
 def _set_loss_scale(optimizer: Any, saved: Optimizer) -> float | None:
-    """Sets scale and counter if the optimizer has them, and returns the new scale."""
+    """Set scale and counter if the optimizer has them, and return the new scale."""
     if saved.scale is None:
         return None
     state: Any = getattr(optimizer, "_loss_scale", None)

@@ -37,7 +37,7 @@ class Tensor:
     read: Callable[[], Any] = dataclasses.field(repr=False, compare=False)
 
     def value(self) -> np.ndarray:
-        """Returns the value.
+        """Return the value.
 
         Raises:
             ValueError: the file is damaged.
@@ -101,7 +101,7 @@ class File:
 
 @contextlib.contextmanager
 def damage_is_said(path: str, part: str) -> Iterator[None]:
-    """Turns the errors that libraries raise for damaged files into one clear error.
+    """Turn the errors that libraries raise for damaged files into one clear error.
 
     >>> try:
     ...     with damage_is_said("model.keras", "config.json"):

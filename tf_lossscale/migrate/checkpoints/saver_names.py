@@ -10,7 +10,7 @@ from tf_lossscale.migrate.checkpoints.savers import last_part
 
 
 def saver_names(checkpoint_path: str | os.PathLike[str], variables: list[Any] | None = None) -> dict[str, Any]:
-    """Maps the names in a TensorFlow 1 file to the variables of the graph, for `tf.compat.v1.train.Saver`.
+    """Map the names in a TensorFlow 1 file to the variables of the graph, for `tf.compat.v1.train.Saver`.
 
     TensorFlow 1.15 made Adam's `beta1_power` inside a conditional, as `cond/beta1_power` or `cond_1/beta1_power`; how
     many conditionals a graph has is not the same today.

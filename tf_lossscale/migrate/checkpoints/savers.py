@@ -13,7 +13,7 @@ _STATE = (*_SCALES, "good_steps", "bad_steps", "beta1_power", "beta2_power")
 
 
 def read(path: str, names: list[str], tensor: Any) -> File:
-    """Reads a checkpoint that goes by the names of variables.
+    """Read a checkpoint that goes by the names of variables.
 
     Args:
         path: the checkpoint's prefix, for messages.
@@ -42,7 +42,7 @@ def read(path: str, names: list[str], tensor: Any) -> File:
 
 
 def last_part(name: str) -> str:
-    """Returns a variable's name without the scope it was made in, and without its number.
+    """Return a variable's name without the scope it was made in, and without its number.
 
     >>> last_part("cond_1/beta1_power")
     'beta1_power'

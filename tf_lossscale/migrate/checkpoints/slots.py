@@ -56,7 +56,7 @@ DIFFERENCES = {
 
 
 def of_tf1(slots: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns slots of a `tf.compat.v1.train` optimizer by TensorFlow 2's names.
+    """Return slots of a `tf.compat.v1.train` optimizer by TensorFlow 2's names.
 
     >>> of_tf1({"accum": 1, "linear": 2})
     {'accumulator': 1, 'linear': 2}
@@ -66,7 +66,7 @@ def of_tf1(slots: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def today(name: str) -> str:
-    """Returns the class of today that an optimizer of `tf.compat.v1.train` became.
+    """Return the class of today that an optimizer of `tf.compat.v1.train` became.
 
     >>> today("MomentumOptimizer")
     'SGD'
@@ -76,7 +76,7 @@ def today(name: str) -> str:
 
 
 def class_of(slots: set[str], others: set[str], names: Iterable[str], of_tf1: bool = False) -> str | None:
-    """Returns the class of an optimizer that has these slots, by names if several classes have these slots.
+    """Return the class of an optimizer that has these slots, by names if several classes have these slots.
 
     >>> class_of({"m", "v"}, {"beta_1"}, ["Adamax/beta_1"])
     'Adamax'
@@ -102,7 +102,7 @@ def class_of(slots: set[str], others: set[str], names: Iterable[str], of_tf1: bo
 
 
 def class_of_lists(attributes: set[str], others: set[str], names: Iterable[str]) -> str | None:
-    """Returns the class of a Keras 3 or tf_keras optimizer that has these lists of slots.
+    """Return the class of a Keras 3 or tf_keras optimizer that has these lists of slots.
 
     >>> class_of_lists({"_momentums", "_velocities"}, set(), ["rmsprop"])
     'RMSprop'
@@ -137,7 +137,7 @@ def _told_by_names(fitting: list[str], names: Iterable[str]) -> str | None:
 
 
 def required(name: str) -> set[str]:
-    """Returns the slots that every optimizer of a class has.
+    """Return the slots that every optimizer of a class has.
 
     >>> sorted(required("RMSprop"))
     ['rms']
@@ -146,7 +146,7 @@ def required(name: str) -> set[str]:
 
 
 def canonical(name: str | None, slots: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns slots by TensorFlow 2's names, as an optimizer of this class has them.
+    """Return slots by TensorFlow 2's names, as an optimizer of this class has them.
 
     >>> canonical("Adamax", {"_m": 1, "_u": 2})
     {'m': 1, 'v': 2}
@@ -160,7 +160,7 @@ def canonical(name: str | None, slots: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fits(saved: str | None, wanted: str) -> bool:
-    """Returns whether the slots of one class are those of another; an unknown class may fit.
+    """Return whether the slots of one class are those of another; an unknown class may fit.
 
     >>> fits("Adam", "AdamW"), fits("Adam", "SGD"), fits(None, "SGD")
     (True, False, True)
@@ -169,7 +169,7 @@ def fits(saved: str | None, wanted: str) -> bool:
 
 
 def order_in_lists(name: str | None, family: str, config: Mapping[str, float]) -> list[tuple[str, ...]]:
-    """Returns the order of slots in files that hold an optimizer's variables as a list.
+    """Return the order of slots in files that hold an optimizer's variables as a list.
 
     >>> order_in_lists("Adam", "keras3", {}), order_in_lists("Adam", "tf_keras_legacy", {})
     ([('m', 'v')], [('m',), ('v',)])
@@ -195,7 +195,7 @@ def order_in_lists(name: str | None, family: str, config: Mapping[str, float]) -
 
 
 def steps_of_powers(powers: Mapping[str, float], betas: tuple[float, float] = (0.9, 0.999)) -> int | None:
-    """Returns the number of steps that TensorFlow 1's Adam took, from the powers of its betas.
+    """Return the number of steps that TensorFlow 1's Adam took, from the powers of its betas.
 
     >>> steps_of_powers({"beta1_power": 0.9**8, "beta2_power": 0.999**8})
     7
@@ -214,7 +214,7 @@ def steps_of_powers(powers: Mapping[str, float], betas: tuple[float, float] = (0
 
 
 def nadam_product(beta_1: float, iterations: int, decay: float = 1.0) -> float:
-    """Returns the product of momenta that Nadam has after a number of steps.
+    """Return the product of momenta that Nadam has after a number of steps.
 
     >>> round(nadam_product(0.9, 1), 3)
     0.468

@@ -54,7 +54,7 @@ SIGNATURES = {
 
 
 def bind(arguments: Sequence[cst.Arg], signature: Sequence[str]) -> Binding | None:
-    """Returns parameter name -> index of its argument; None if stars or unknown keywords make that unclear."""
+    """Return parameter name -> index of its argument; None if stars or unknown keywords make that unclear."""
     found: Binding = {}
     for index, argument in enumerate(arguments):
         if argument.star:
@@ -72,7 +72,7 @@ def bind(arguments: Sequence[cst.Arg], signature: Sequence[str]) -> Binding | No
 
 
 def number(expression: cst.BaseExpression) -> float | None:
-    """Returns the value of a number written out, such as `2 ** 15`; None if it is something else."""
+    """Return the value of a number written out, such as `2 ** 15`; None if it is something else."""
     allowed = m.Integer() | m.Float() | m.BinaryOperation() | m.UnaryOperation()
     if not m.matches(expression, allowed):
         return None
@@ -107,21 +107,21 @@ def _evaluated(node: ast.expr) -> float:
 
 
 def text(expression: cst.BaseExpression) -> str | None:
-    """Returns the value of a string literal; None if it is something else."""
+    """Return the value of a string literal; None if it is something else."""
     if isinstance(expression, cst.SimpleString) and isinstance(expression.evaluated_value, str):
         return expression.evaluated_value
     return None
 
 
 def code(node: cst.CSTNode) -> str:
-    """Returns the code of a node."""
+    """Return the code of a node."""
     return cst.Module([]).code_for_node(node)
 
 
 def scale_arguments(
     expression: cst.BaseExpression, loss_scale_of: LossScaleOf
 ) -> tuple[list[Argument], list[cst.CSTNode]] | None:
-    """Returns the arguments of a LossScaleOptimizer that say the same as an old `loss_scale`.
+    """Return the arguments of a LossScaleOptimizer that say the same as an old `loss_scale`.
 
     >>> scale_arguments(cst.parse_expression("'dynamic'"), lambda _: None)
     ([], [])
@@ -171,7 +171,7 @@ def scale_arguments(
 
 
 def manager_arguments(expression: cst.Call) -> list[Argument] | None:
-    """Returns the arguments of a LossScaleOptimizer equal to an ExponentialUpdateLossScaleManager.
+    """Return the arguments of a LossScaleOptimizer equal to an ExponentialUpdateLossScaleManager.
 
     Equal only if every overflow lowers the scale: with `decr_every_n_nan_or_inf` above 1 the manager goes on counting
     overflows over finite steps between them, and `hysteresis` starts again.
@@ -211,7 +211,7 @@ def manager_arguments(expression: cst.Call) -> list[Argument] | None:
 
 
 def has_comment(node: cst.CSTNode) -> bool:
-    """Returns whether a comment stands inside a node."""
+    """Return whether a comment stands inside a node."""
     return bool(m.findall(node, m.Comment()))
 
 
@@ -221,7 +221,7 @@ def rewritten(
     func: cst.BaseExpression | None,
     now: Callable[[cst.BaseExpression], cst.BaseExpression],
 ) -> cst.Call:
-    """Returns the call with its new arguments, keeping what surrounds the old ones.
+    """Return the call with its new arguments, keeping what surrounds the old ones.
 
     Args:
         call: the call, its inner parts rewritten already.
@@ -254,7 +254,7 @@ _EQUAL = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
 
 
 def _spaced(old: Sequence[cst.Arg], new: list[cst.Arg]) -> list[cst.Arg]:
-    """Gives the new arguments the commas, line breaks and comments that stood between the old ones."""
+    """Give the new arguments the commas, line breaks and comments that stood between the old ones."""
     if not new or not old:
         return new
     spaced = []
@@ -282,7 +282,7 @@ _COMMA = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
 
 
 def _with_comments(argument: cst.Arg, lost: list[cst.Comment]) -> cst.Arg:
-    """Puts comments behind an argument, before those that are there already."""
+    """Put comments behind an argument, before those that are there already."""
     ends_with_comma = isinstance(argument.comma, cst.Comma)
     gap = argument.comma.whitespace_after if ends_with_comma else argument.whitespace_after_arg
     if not isinstance(gap, cst.ParenthesizedWhitespace):

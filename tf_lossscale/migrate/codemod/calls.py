@@ -53,7 +53,7 @@ class Calls:
         self._open: set[cst.CSTNode] = set()
 
     def written(self, call: cst.Call, meaning: Meaning) -> Written:
-        """Returns a wrapper's constructor call as it is to be written, or raises Unprovable.
+        """Return a wrapper's constructor call as it is to be written, or raise Unprovable.
 
         Args:
             call: a call of one of `names.WRAPPERS`, or of the graph rewrite.
@@ -85,7 +85,7 @@ class Calls:
         return list(values) if literal and self._resolver.is_only_unpacked(last.value) else [None]
 
     def _with(self, call: cst.Call, given: cst.BaseExpression | None, meaning: Meaning) -> Written:
-        """Returns the new form of a call with a dict unpacked at its end."""
+        """Return the new form of a call with a dict unpacked at its end."""
         if given is None:
             return self._decided_as_written(call, meaning)
         own = call.args[:-1]
@@ -119,7 +119,7 @@ class Calls:
         )
 
     def is_old_base(self, owner: cst.ClassDef) -> bool | None:
-        """Returns whether a subclass calls `super().__init__` as the older of two classes; None if unknown."""
+        """Return whether a subclass calls `super().__init__` as the older of two classes; None if unknown."""
         calls = [
             call
             for call in m.findall(owner.body, m.Call(func=m.Attribute(m.Call(m.Name("super")), m.Name("__init__"))))
@@ -143,7 +143,7 @@ class Calls:
         return _unchanged(call, names.WRAPPER)
 
     def _has_old_arguments(self, call: cst.Call) -> bool:
-        """Returns whether the arguments fit `(optimizer, loss_scale)` only."""
+        """Return whether the arguments fit `(optimizer, loss_scale)` only."""
         keywords = {argument.keyword.value for argument in call.args if argument.keyword}
         if any(argument.star for argument in call.args):
             return False
@@ -237,14 +237,14 @@ class Calls:
         return bool(meaning.old) and meaning.sure and all(o.new.endswith(f".{short}") for _, o in meaning.old)
 
     def is_global_policy(self, expression: cst.BaseExpression) -> bool:
-        """Returns whether an expression is `global_policy()`, old or new."""
+        """Return whether an expression is `global_policy()`, old or new."""
         if not isinstance(expression, cst.Call):
             return False
         return any(d.endswith("mixed_precision.global_policy") or d.endswith("experimental.global_policy")
                    for d in self._resolver.dotted(expression.func))  # fmt: skip
 
     def kinds(self, expression: cst.BaseExpression) -> set[str]:
-        """Returns the possible values of an expression: a set of the constants of this module, and UNKNOWN."""
+        """Return the possible values of an expression: a set of the constants of this module, and UNKNOWN."""
         guarded = self._guard(expression)
         if guarded:
             return {guarded}
@@ -293,7 +293,7 @@ class Calls:
         return {UNKNOWN}
 
     def _kinds_of_returned(self, func: cst.BaseExpression) -> set[str]:
-        """Returns the kind of object that a function of this file returns."""
+        """Return the kind of object that a function of this file returns."""
         found: set[str] = set()
         for value in self._resolver.returned(func):
             if value not in self._open:

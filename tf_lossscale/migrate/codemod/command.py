@@ -19,7 +19,7 @@ exit code:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of `migrate`.
+    """Add the arguments of `migrate`.
 
     Args:
         parser: the parser of the subcommand.
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs `migrate`.
+    """Run `migrate`.
 
     Args:
         arguments: as `add_arguments` described them.
@@ -87,7 +87,7 @@ def _jobs(value: str) -> int:
 
 
 def _print_findings(reports: Sequence[report.FileReport], console: Any) -> None:
-    """Prints what people have to know, to stderr, so that stdout is a diff or JSON and nothing else."""
+    """Print what people have to know, to stderr, so that stdout is a diff or JSON and nothing else."""
     for each in reports:
         if each.status == report.ERROR:
             console.print(f"{each.path}: {each.error}", style="red", markup=False)

@@ -51,21 +51,21 @@ class Edits:
         self.findings: list[report.Finding] = []
 
     def any(self) -> bool:
-        """Returns whether there is anything to do."""
+        """Return whether there is anything to do."""
         return bool(self.expressions or self.todos or self.lines or self.imports)
 
     def replace(self, node: cst.CSTNode, make: Callable[[cst.CSTNode, Now], cst.CSTNode], new: str) -> None:
-        """Replaces a node, and reports it."""
+        """Replace a node, and report it."""
         self.expressions[node] = make
         self._report(node, report.REWRITTEN, new=new)
 
     def replace_name(self, node: cst.CSTNode, dotted: str) -> None:
-        """Replaces a name by a dotted one, and reports it."""
+        """Replace a name by a dotted one, and report it."""
         self.gone.add(node)
         self.replace(node, lambda updated, now: with_parentheses_of(updated, cst.parse_expression(dotted)), dotted)
 
     def refuse(self, node: cst.Call, reason: str) -> None:
-        """Leaves a call as it is, together with all that the name of its function needs."""
+        """Leave a call as it is, together with all that the name of its function needs."""
         self.todo(node, reason)
         self._freeze(node.func)
 
@@ -85,19 +85,19 @@ class Edits:
                     self._freeze(value)
 
     def todo(self, node: cst.CSTNode, reason: str) -> None:
-        """Leaves a node as it is, with a comment that says why."""
+        """Leave a node as it is, with a comment that says why."""
         comments = self.todos.setdefault(self._resolver.statement(node), [])
         if reason not in comments:
             comments.append(reason)
         self._report(node, report.TODO, reason=reason)
 
     def noted_import(self, statement: cst.CSTNode, alias: cst.CSTNode, new: list[Import]) -> None:
-        """Reports an import that will be replaced, or removed if there is nothing new."""
+        """Report an import that will be replaced, or removed if there is nothing new."""
         shown = "; ".join(f"from {i.module} import {i.name}" if i.name else f"import {i.module}" for i in new)
         self._report(statement, report.REWRITTEN, new=shown or "(removed)")
 
     def notice(self, node: cst.CSTNode, reason: str) -> None:
-        """Leaves a node as it is, and says so in the report only."""
+        """Leave a node as it is, and says so in the report only."""
         self._report(node, report.NOTICE, reason=reason)
 
     def _report(self, node: cst.CSTNode, kind: str, new: str | None = None, reason: str | None = None) -> None:
@@ -109,7 +109,7 @@ class Edits:
 
 
 def with_parentheses_of(old: cst.CSTNode, new: cst.BaseExpression) -> cst.BaseExpression:
-    """Returns the new expression within the parentheses of the old one."""
+    """Return the new expression within the parentheses of the old one."""
     return new.with_changes(lpar=getattr(old, "lpar", ()), rpar=getattr(old, "rpar", ()))
 
 

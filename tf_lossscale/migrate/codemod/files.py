@@ -30,7 +30,7 @@ class Job(NamedTuple):
 
 
 def find(paths: Iterable[str]) -> list[str]:
-    """Returns the Python files and notebooks under the given paths, each once, sorted within a folder.
+    """Return the Python files and notebooks under the given paths, each once, sorted within a folder.
 
     A file that is named is always taken. In folders are left out: hidden ones, virtual environments, `__pycache__`,
     `node_modules`, `site-packages`, and symbolic links (what they lead to is found where it is).
@@ -73,7 +73,7 @@ def _is_source(root: str, name: str) -> bool:
 
 
 def run(paths: Sequence[str], jobs: int = 0) -> Iterator[report.FileReport]:
-    """Migrates files, one report after the other, in the order of the paths; changes none.
+    """Migrate files, one report after the other, in the order of the paths; changes none.
 
     Args:
         paths: the files, as from `find`.
@@ -106,7 +106,7 @@ _Out = TypeVar("_Out")
 
 
 def map_in_processes(function: Callable[[_In], _Out], items: Sequence[_In], jobs: int) -> Iterator[_Out | None]:
-    """Maps a function over items in processes that may die.
+    """Map a function over items in processes that may die.
 
     >>> list(map_in_processes(abs, [-1, 2], jobs=1))
     [1, 2]
@@ -188,7 +188,7 @@ def _failed(path: str, error: OSError | ValueError) -> report.FileReport:
 
 
 def write(reports: Iterable[report.FileReport]) -> Iterator[report.FileReport]:
-    """Writes what `run` made of the files, each as a whole or not at all.
+    """Write what `run` made of the files, each as a whole or not at all.
 
     `run` ends before the first write. A user who stops the command has either no changed file or all notices.
 
@@ -217,7 +217,7 @@ def _write(changed: report.FileReport) -> None:
 
 
 def write_atomically(path: str, content: bytes) -> None:
-    """Replaces a file's content at once, keeping its permissions: a reader sees the old or the new, never a part.
+    """Replace a file's content at once, keeping its permissions: a reader sees the old or the new, never a part.
 
     Args:
         path: the file.
@@ -243,7 +243,7 @@ def write_atomically(path: str, content: bytes) -> None:
 
 
 def _keep_owner(path: str, temporary: str) -> None:
-    """Gives the new file the old one's owner, where the system knows owners and lets us."""
+    """Give the new file the old one's owner, where the system knows owners and lets us."""
     before, now = os.stat(path), os.stat(temporary)
     if (before.st_uid, before.st_gid) != (now.st_uid, now.st_gid):
         with contextlib.suppress(OSError):

@@ -68,7 +68,7 @@ class Focus:
         self.source = self._without(sorted(self._dropped(tree)))
 
     def whole(self, source: bytes) -> bytes:
-        """Returns a source with all statements back in it.
+        """Return a source with all statements back in it.
 
         Args:
             source: `source` of this object, rewritten.
@@ -76,7 +76,7 @@ class Focus:
         return _PLACE.sub(lambda match: self._rest[int(match[1])], source)
 
     def line(self, line: int) -> int:
-        """Returns the number in the file of a line of `source`.
+        """Return the number in the file of a line of `source`.
 
         Args:
             line: from 1.
@@ -86,7 +86,7 @@ class Focus:
     # What matters. ----------------------------------------------------------------------------------------------
 
     def _read(self, tree: ast.Module) -> Iterator[ast.stmt]:
-        """Notes the words and the parent of each statement."""
+        """Note the words and the parent of each statement."""
         waiting: list[ast.AST] = [tree]
         while waiting:
             outer = waiting.pop()
@@ -118,7 +118,7 @@ class Focus:
                     self._keep([statement])
 
     def _is_needed(self, statement: ast.stmt) -> bool:
-        """Returns whether a statement stays: `global`, the module's docstring, its imports and IPython's lines."""
+        """Return whether a statement stays: `global`, the module's docstring, its imports and IPython's lines."""
         if isinstance(statement, (ast.Global, ast.Nonlocal)):
             return True
         if not isinstance(self._parents[statement], ast.Module):

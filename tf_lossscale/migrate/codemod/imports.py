@@ -115,7 +115,7 @@ class ImportPlanner:
         return self._resolver.knows(module, name)
 
     def _uses(self, statement: cst.CSTNode, bound: str) -> tuple[int, int]:
-        """Returns the number of uses of the binding in this file, and of those that will be left."""
+        """Return the number of uses of the binding in this file, and of those that will be left."""
         uses = remain = 0
         for node in self._resolver.names.get(bound, ()):
             if not self._resolver.is_read(node) and not self._resolver.is_deleted(node):

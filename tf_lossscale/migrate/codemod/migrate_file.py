@@ -36,7 +36,7 @@ class Outcome(NamedTuple):
 
 
 def migrate(source: bytes, known: Known | None = None, requested: Collection[str] = ()) -> Outcome:
-    """Rewrites the uses of old names in one file.
+    """Rewrite the uses of old names in one file.
 
     >>> old = b"from tensorflow.keras.mixed_precision import LossScaleOptimizer\\nopt = LossScaleOptimizer(inner)\\n"
     >>> print(migrate(old).source.decode(), end="")
@@ -81,7 +81,7 @@ def _focused(source: bytes, known: Known) -> Focus | None:
 
 
 def _until_settled(source: bytes, known: Known | None, requested: Collection[str]) -> Outcome:
-    """Repeats the pass while statements that bound a name in several ways have become one."""
+    """Repeat the pass while statements that bound a name in several ways have become one."""
     outcome = one_pass(source, known, requested)
     while not outcome.is_settled:
         again = one_pass(outcome.source, known, requested)
@@ -91,7 +91,7 @@ def _until_settled(source: bytes, known: Known | None, requested: Collection[str
 
 
 def one_pass(source: bytes, known: Known | None = None, requested: Collection[str] = ()) -> Outcome:
-    """Does what `migrate` does, once; see there."""
+    """Do what `migrate` does, once; see there."""
     try:
         module = cst.parse_module(source)
         unchanged = module.bytes == source
@@ -128,7 +128,7 @@ def one_pass(source: bytes, known: Known | None = None, requested: Collection[st
 
 
 def _left_by_an_earlier_run(resolver: Resolver, edits: Edits) -> list[Finding]:
-    """Returns the TODOs in comments of the file that were not found again."""
+    """Return the TODOs in comments of the file that were not found again."""
     found = {finding.reason for finding in edits.findings if finding.kind == TODO}
     findings = []
     for comment in resolver.comments():

@@ -177,7 +177,7 @@ _UNPACKED = re.compile(rb"loss_scale['\"]?\s*[:=]\s*['\"]dynamic")
 
 
 def is_worth_parsing(source: bytes) -> bool:
-    """Returns whether an old name can stand in a file, by a search for words.
+    """Return whether an old name can stand in a file, by a search for words.
 
     >>> is_worth_parsing(b"tf.keras.mixed_precision.Policy"), is_worth_parsing(b"tf.keras.Model")
     (True, False)
@@ -189,7 +189,7 @@ def is_worth_parsing(source: bytes) -> bool:
 
 
 def canonical(dotted: str) -> str:
-    """Returns a dotted name in the one form under which the tables have it.
+    """Return a dotted name in the one form under which the tables have it.
 
     >>> canonical("tensorflow.compat.v1.keras.mixed_precision.experimental.Policy")
     'keras.mixed_precision.experimental.Policy'

@@ -44,7 +44,7 @@ class _Level:
 
 
 def require_shallow(source: bytes) -> None:
-    """Raises if a file is nested so deeply that parsing it could end the process.
+    """Raise if a file is nested so deeply that parsing it could end the process.
 
     >>> require_shallow(b"x = " + b"-" * 900 + b"1")
     >>> try:
@@ -84,7 +84,7 @@ def require_shallow(source: bytes) -> None:
 
 
 def _count(levels: list[_Level], kind: int, text: str) -> int:
-    """Enters a token into the levels; returns by how much their sum changes."""
+    """Enter a token into the levels; return by how much their sum changes."""
     level = levels[-1]
     if kind == tokenize.OP and text in (",", ";") and not level.ends:
         change = -level.tokens

@@ -103,7 +103,7 @@ class Notebook:
         return f"{names.IPYTHON}{len(self._kept) - 1}_"
 
     def with_source(self, source: str) -> bytes:
-        """Returns the file with other cells.
+        """Return the file with other cells.
 
         Args:
             source: `source` of this notebook, rewritten.
@@ -130,7 +130,7 @@ class Notebook:
         return "".join([*result, self._text[done:]]).encode()
 
     def in_file(self, finding: Finding) -> Finding:
-        """Returns a finding with its line in the file.
+        """Return a finding with its line in the file.
 
         Args:
             finding: one of the module.
@@ -234,7 +234,7 @@ def _encoded(source: str, old: str) -> str:
 def rewritten(
     content: bytes, migrate: Callable[[bytes], tuple[bytes, tuple[Finding, ...]]]
 ) -> tuple[bytes, tuple[Finding, ...]]:
-    """Rewrites the code cells of a notebook.
+    """Rewrite the code cells of a notebook.
 
     Args:
         content: the file's bytes.

@@ -65,7 +65,7 @@ class ObjectPlanner:
             self._say(node, tested, lacks)
 
     def _may_be_compiled(self, expression: cst.BaseExpression) -> bool:
-        """Returns whether an expression may be the optimizer that `compile` made: `model.optimizer`, or a parameter."""
+        """Return whether an expression may be the optimizer that `compile` made: `model.optimizer`, or a parameter."""
         if expression in self._open or UNKNOWN not in self._calls.kinds(expression):
             return False
         if isinstance(expression, cst.Name):
@@ -83,12 +83,12 @@ class ObjectPlanner:
         return found
 
     def _is_of_model(self, expression: cst.BaseExpression) -> bool:
-        """Returns whether an expression is the optimizer of a model, which this file does not assign."""
+        """Return whether an expression is the optimizer of a model, which this file does not assign."""
         is_unknown = self._resolver.values(expression) == [None] and isinstance(expression, cst.Attribute)
         return is_unknown and self._may_be_compiled(expression)
 
     def _say(self, node: cst.CSTNode, optimizer: cst.BaseExpression, what: str) -> None:
-        """Reports that Keras's own class may come here, once for an object in a function."""
+        """Report that Keras's own class may come here, once for an object in a function."""
         if self._place(node, optimizer) not in self._said:
             self._said.add(self._place(node, optimizer))
             self._edits.notice(node, f"{_COMPILED}, which {what}. {_GIVE}")
@@ -143,9 +143,9 @@ class ObjectPlanner:
         owner = self._resolver.enclosing(func, cst.ClassDef)
         if not isinstance(owner, cst.ClassDef) or not isinstance(func.value, cst.Name) or func.value.value != "self":
             return False
-        is_face = any(self._resolver.meaning(base.value).old for base in owner.bases)
+        is_wrapper_name = any(self._resolver.meaning(base.value).old for base in owner.bases)
         body = owner.body.body
-        return is_face or any(isinstance(s, cst.FunctionDef) and s.name.value == func.attr.value for s in body)
+        return is_wrapper_name or any(isinstance(s, cst.FunctionDef) and s.name.value == func.attr.value for s in body)
 
     def _attribute(self, node: cst.Attribute) -> None:
         """Private attributes of a wrapper, and those of its old loss scale object."""
@@ -182,7 +182,7 @@ class ObjectPlanner:
             self._edits.notice(node, f"{_TAKES}.")
 
     def _is_own_wrapper(self, expression: cst.BaseExpression) -> bool:
-        """Returns whether an expression is `self` in a subclass of an old wrapper."""
+        """Return whether an expression is `self` in a subclass of an old wrapper."""
         owner = self._resolver.enclosing(expression, cst.ClassDef)
         return (
             isinstance(owner, cst.ClassDef)

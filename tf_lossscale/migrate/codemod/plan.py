@@ -244,7 +244,7 @@ class Planner:
         return "value"
 
     def _keeps_name(self, node: cst.BaseExpression, target: str) -> bool:
-        """Returns whether the name is bound by a statement that is rewritten to bind it to the target."""
+        """Return whether the name is bound by a statement that is rewritten to bind it to the target."""
         if isinstance(node, cst.Name) and node.value in self._edits.pinned:
             return False
         meaning = self._resolver.meaning(node)

@@ -24,7 +24,7 @@ class Bindings(NamedTuple):
 
 
 def read(source: str | bytes) -> Bindings:
-    """Returns the module-level bindings of a source file.
+    """Return the module-level bindings of a source file.
 
     >>> read("import tensorflow as tf\\nmp = tf.keras.mixed_precision").names["mp"]
     ['tensorflow.keras.mixed_precision']
@@ -98,12 +98,12 @@ def _dotted(value: ast.expr, bindings: Bindings) -> list[str]:
 
 
 def module_of(node: ast.ImportFrom) -> str:
-    """Returns the module of a `from` import, as it is written."""
+    """Return the module of a `from` import, as it is written."""
     return "." * node.level + (node.module or "")
 
 
 def join(module: str, name: str) -> str:
-    """Returns the dotted name of something in a module, which may be a relative one.
+    """Return the dotted name of something in a module, which may be a relative one.
 
     >>> join("..", "compat"), join("a.b", "c")
     ('..compat', 'a.b.c')
@@ -148,7 +148,7 @@ class Project:
         self._open: set[str] = set()
 
     def requested(self, path: str) -> set[str]:
-        """Returns the names that other files take from this one; "*" among them if that can be any."""
+        """Return the names that other files take from this one; "*" among them if that can be any."""
         found: set[str] = set()
         for other in self._importers(path):
             for module, wanted in self._modules[other].imports:
@@ -159,7 +159,7 @@ class Project:
         return found
 
     def with_old_names(self, paths: Iterable[str]) -> set[str]:
-        """Returns the given files, and those that take an old name from one of them, however far.
+        """Return the given files, and those that take an old name from one of them, however far.
 
         Args:
             paths: the files in which an old name stands.
@@ -178,7 +178,7 @@ class Project:
         return any(_has_old_name(exported) for exported in self.known(path).values())
 
     def known(self, path: str) -> Known:
-        """Returns what this file can reach in other files of the project, old names only."""
+        """Return what this file can reach in other files of the project, old names only."""
         found: Known = {}
         for module, wanted in self._modules[path].imports:
             for candidate in (module, *(join(module, name) for name in wanted)):
@@ -253,7 +253,7 @@ class Project:
         return matches[0]
 
     def _is_top_level(self, folder: str, path: str) -> bool:
-        """Returns whether modules of a folder have plain names: it is no package, or the importer's own."""
+        """Return whether modules of a folder have plain names: it is no package, or the importer's own."""
         return os.path.join(folder, "__init__.py") not in self._modules or folder == os.path.dirname(path)
 
 
@@ -267,7 +267,7 @@ def _stem(path: str) -> str:
 
 
 def tail(path: str) -> str:
-    """Returns the last part of a module's name.
+    """Return the last part of a module's name.
 
     >>> tail("/p/compat.py"), tail("/p/package/__init__.py")
     ('compat', 'package')
@@ -284,7 +284,7 @@ def _has_old_name(exported: dict[str, list[str]]) -> bool:
 
 
 def leads_to_old(dotted: str) -> bool:
-    """Returns whether a dotted name is an old one, or the beginning of one.
+    """Return whether a dotted name is an old one, or the beginning of one.
 
     >>> leads_to_old("tensorflow.keras"), leads_to_old("tensorflow.data")
     (True, False)

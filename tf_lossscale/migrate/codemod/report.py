@@ -64,7 +64,7 @@ def _lines(content: bytes) -> list[str]:
 
 
 def counts(reports: Iterable[FileReport]) -> dict[str, int]:
-    """Counts files by status and findings by kind.
+    """Count files by status and findings by kind.
 
     >>> counts([FileReport("a.py", UNCHANGED)])["files"]
     1
@@ -84,7 +84,7 @@ def counts(reports: Iterable[FileReport]) -> dict[str, int]:
 
 
 def as_json(reports: Iterable[FileReport], written: bool) -> str:
-    """Returns the machine-readable report; its schema is in docs/migration.md.
+    """Return the machine-readable report; its schema is in docs/migration.md.
 
     >>> json.loads(as_json([], written=False))["version"]
     1

@@ -54,7 +54,7 @@ class Resolver(Tree):
     # Names. -----------------------------------------------------------------------------------------------------
 
     def meaning(self, expression: cst.BaseExpression) -> Meaning:
-        """Returns the names of the table that an expression may stand for."""
+        """Return the names of the table that an expression may stand for."""
         dotted = self.dotted(expression)
         if not self.imports_tensorflow and any(_on_any_backend(d) for d in dotted):
             return Meaning((), False)
@@ -116,7 +116,7 @@ class Resolver(Tree):
         return {UNKNOWN}
 
     def through_project(self, expression: cst.BaseExpression) -> bool:
-        """Returns whether an attribute is taken from a module of the project, which binds it."""
+        """Return whether an attribute is taken from a module of the project, which binds it."""
         if not isinstance(expression, cst.Attribute):
             return False
         return any(
@@ -124,11 +124,11 @@ class Resolver(Tree):
         )
 
     def knows(self, module: str, name: str) -> bool:
-        """Returns whether the project passes a name on in this module, as the file names it."""
+        """Return whether the project passes a name on in this module, as the file names it."""
         return name in self._known.get(module, {})
 
     def is_builtin(self, expression: cst.BaseExpression, name: str) -> bool:
-        """Returns whether an expression is the builtin of this name."""
+        """Return whether an expression is the builtin of this name."""
         if not isinstance(expression, cst.Name) or expression.value != name:
             return False
         return not self.assignments(expression)
@@ -179,7 +179,7 @@ class Resolver(Tree):
         return {UNKNOWN}
 
     def _expanded(self, dotted: str) -> set[str]:
-        """Looks a dotted name up in the project's modules."""
+        """Look a dotted name up in the project's modules."""
         parts = dotted.split(".")
         for split in range(len(parts) - 1, 0, -1):
             module = ".".join(parts[:split]) or "."
@@ -218,7 +218,7 @@ class Resolver(Tree):
         return found
 
     def _in_family(self, owner: cst.ClassDef, text: str, depth: int = 8) -> list[cst.BaseExpression]:
-        """Returns the value that a class, or a base of it in this file, assigns to an attribute of `self`."""
+        """Return the value that a class, or a base of it in this file, assigns to an attribute of `self`."""
         found = list(self._attributes.get((owner, text), []))
         for base in owner.bases if depth else ():
             for node in self._definitions(base.value):
@@ -244,7 +244,7 @@ class Resolver(Tree):
         return self._returned.get(nodes[0], [])
 
     def is_only_unpacked(self, name: cst.Name) -> bool:
-        """Returns whether a variable is read only as `**name`."""
+        """Return whether a variable is read only as `**name`."""
         uses = [access.node for a in self.assignments(name) for access in getattr(a, "references", ())]
         return all(isinstance(p := self.parents.get(u), cst.Arg) and p.star == "**" for u in uses)
 
@@ -255,16 +255,16 @@ class Resolver(Tree):
         return [node for node in nodes if isinstance(node, cst.ClassDef)]
 
     def assigns(self, attribute: str) -> bool:
-        """Returns whether an attribute of this name is assigned anywhere in the module."""
+        """Return whether an attribute of this name is assigned anywhere in the module."""
         return any(text.endswith(f".{attribute}") for _, text in self._attributes)
 
     def note_returned(self, node: cst.Return) -> None:
-        """Remembers a `return value`."""
+        """Remember a `return value`."""
         value = node.value or cst.Name("None")
         self._returned.setdefault(self.enclosing(node, cst.FunctionDef), []).append(value)
 
     def note_attribute(self, target: cst.Attribute, value: cst.BaseExpression) -> None:
-        """Remembers a `self.x = value`."""
+        """Remember a `self.x = value`."""
         text = get_full_name_for_node(target)
         if text is not None:
             self._attributes.setdefault((self.enclosing(target, cst.ClassDef), text), []).append(value)

@@ -55,7 +55,7 @@ class Rewriter(cst.CSTTransformer):
     # Statements. ------------------------------------------------------------------------------------------------
 
     def _with_lines(self, original: cst.CSTNode, updated: cst.CSTNode) -> cst.CSTNode:
-        """Puts comments and lines above a statement."""
+        """Put comments and lines above a statement."""
         comments = [_wrapped(reason) for reason in self._edits.todos.get(original, ())]
         lines = self._edits.lines.get(original, ())
         if not comments and not lines:
@@ -163,7 +163,7 @@ class Rewriter(cst.CSTTransformer):
         return first.with_changes(leading_lines=updated_node.leading_lines)
 
     def _is_plain(self, rung: cst.BaseStatement) -> bool:
-        """Returns whether a statement only imports, or gives a name to a dotted name."""
+        """Return whether a statement only imports, or give a name to a dotted name."""
         if not isinstance(rung, cst.SimpleStatementLine) or len(rung.body) != 1:
             return False
         (small,) = rung.body
@@ -190,7 +190,7 @@ def _comments(*nodes: cst.CSTNode) -> collections.Counter[str]:
 
 
 def loses_comments(old: cst.Module, new: cst.Module) -> bool:
-    """Returns whether a comment of the old module is not in the new one."""
+    """Return whether a comment of the old module is not in the new one."""
     return bool(collections.Counter(comments_in(old)) - collections.Counter(comments_in(new)))
 
 
@@ -222,7 +222,7 @@ def _joined(body: list[cst.BaseSmallStatement]) -> list[cst.BaseSmallStatement]:
 
 
 def _without_removed(block: Any) -> Any:
-    """Takes emptied lines out of a block or module; what stood above them goes to the next line."""
+    """Take emptied lines out of a block or module; what stood above them goes to the next line."""
     body: list[Any] = []
     held: list[cst.EmptyLine] = []
     for line in block.body:

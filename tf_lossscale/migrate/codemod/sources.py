@@ -57,7 +57,7 @@ class Sources(Mapping[str, Bindings]):
         return path in self._words
 
     def importers(self, path: str) -> Iterator[str]:
-        """Yields the files that may import one: its name stands in an import statement of theirs.
+        """Yield the files that may import one: its name stands in an import statement of theirs.
 
         Args:
             path: the file that may be imported.

@@ -50,7 +50,7 @@ class Tree:
         return found
 
     def visit(self, visitor: object) -> None:
-        """Calls a visitor's `visit_Type(node)` for each node, outer ones first, and `leave_Module` at the end.
+        """Call a visitor's `visit_Type(node)` for each node, outer ones first, and `leave_Module` at the end.
 
         LibCST's own visitors make every node anew on the way, which costs more than parsing.
 
@@ -94,11 +94,11 @@ class Tree:
         return node
 
     def is_read(self, node: cst.CSTNode) -> bool:
-        """Returns whether a name or attribute is read here, not assigned or deleted."""
+        """Return whether a name or attribute is read here, not assigned or deleted."""
         return self._contexts.get(node) is ExpressionContext.LOAD
 
     def is_deleted(self, node: cst.CSTNode) -> bool:
-        """Returns whether a name is deleted here."""
+        """Return whether a name is deleted here."""
         return self._contexts.get(node) is ExpressionContext.DEL
 
     # Assignments. ---------------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ class Tree:
         return next((a for a in self.ancestors(node) if isinstance(a, _STATEMENTS)), None)
 
     def _always_runs_before(self, statement: cst.CSTNode, above: list[cst.CSTNode]) -> bool:
-        """Returns whether a statement stands in one of the blocks around a use, and is no loop that may do nothing."""
+        """Return whether a statement stands in one of the blocks around a use, and is no loop that may do nothing."""
         if not isinstance(statement, (cst.BaseSmallStatement, cst.FunctionDef, cst.ClassDef)):
             return False
         block = self.parents.get(statement)
@@ -212,7 +212,7 @@ def _children(module: cst.Module) -> Iterator[tuple[cst.CSTNode, list[cst.CSTNod
 
 
 def comments_in(module: cst.Module) -> list[str]:
-    """Returns the text of all comments of a module.
+    """Return the text of all comments of a module.
 
     >>> comments_in(cst.parse_module("x = 1  # one"))
     ['# one']
