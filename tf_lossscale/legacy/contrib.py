@@ -87,7 +87,9 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
     original (`_loss_scale`, `_num_good_steps`, `_num_bad_steps`, `_incr_every_n_steps`, ...), also in place of a call
     of `super().__init__`.
 
-    >>> manager = ExponentialUpdateLossScaleManager(64.0, 2, decr_every_n_nan_or_inf=1)
+    >>> manager = ExponentialUpdateLossScaleManager(
+    ...     64.0, 2, decr_every_n_nan_or_inf=1, decr_ratio=0.5
+    ... )
     >>> _ = manager.update_loss_scale(tf.constant(False))
     >>> manager.get_loss_scale().numpy().item()
     32.0

@@ -92,17 +92,15 @@ def _experimental(library: str) -> Namespace:
 
 
 def _private_keras(patches: Patches, module: types.ModuleType) -> None:
-    names_of_experimental = vars(_experimental(families.keras_of_tensorflow()))
+    public = vars(_experimental(families.keras_of_tensorflow()))
     parts = {
-        "loss_scale_optimizer": {"LossScaleOptimizer": names_of_experimental["LossScaleOptimizer"]},
+        "loss_scale_optimizer": {"LossScaleOptimizer": public["LossScaleOptimizer"]},
         "loss_scale": {"get": loss_scale.get, **_LOSS_SCALES},
-        "policy": {**names_of_experimental, "PolicyV1": names_of_experimental["Policy"]},
-        "get_layer_policy": {"get_layer_policy": names_of_experimental["get_layer_policy"]},
+        "policy": {**public, "PolicyV1": public["Policy"]},
+        "get_layer_policy": {"get_layer_policy": public["get_layer_policy"]},
     }
     names = {name: Namespace(name, values) for name, values in parts.items()}
-    patches.put(
-        module, {"experimental": Namespace("experimental", {**names, "Policy": names_of_experimental["Policy"]})}
-    )
+    patches.put(module, {"experimental": Namespace("experimental", {**names, "Policy": public["Policy"]})})
 
 
 _API = "tensorflow._api.v2.compat"
