@@ -22,7 +22,7 @@ ORDER = [
     ("core.state",),
     ("core.step",),
     ("core.fast",),  # which the core finds by name
-    ("wrapper.contract", "wrapper.grads_and_vars", "wrapper.options", "wrapper.families"),
+    ("wrapper.contract", "wrapper.grads_and_vars", "wrapper.options", "wrapper.families", "wrapper.layers"),
     ("wrapper.family",),
     ("wrapper.stall", "wrapper.configs", "wrapper.hyperparameters", "wrapper.readings"),
     ("wrapper.optimizer", "wrapper.shared"),

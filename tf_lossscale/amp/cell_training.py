@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_lossscale.amp.train_step import TrainOneStepCell
-from tf_lossscale.wrapper import families
+from tf_lossscale.wrapper import layers
 
 
 def backbone_of(cell: TrainOneStepCell) -> Any:
@@ -24,7 +24,7 @@ def backbone_of(cell: TrainOneStepCell) -> Any:
         cell: a training cell.
     """
     candidates = (cell.network, getattr(cell.network, "backbone", None))
-    return next((each for each in candidates if families.is_layer(each)), None)
+    return next((each for each in candidates if layers.is_layer(each)), None)
 
 
 def fit(cell: TrainOneStepCell, epochs: int, dataset: Any, callbacks: list[Any], keras: Any, verbose: Any) -> Any:

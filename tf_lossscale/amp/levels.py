@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale.wrapper import families
+from tf_lossscale.wrapper import layers
 
 # The matrix and convolution layers, which gain most from half precision.
 _MATRIX_LAYERS = frozenset(
@@ -131,7 +131,7 @@ def to_float(layer: Any, dtype: Any) -> Any:
     Source: MindSpore, `mindspore.nn.Cell.to_float`.
     """
     dtype = _dtype(dtype, ("float32", *_HALF))
-    families.layers_of(layer)  # raises a TypeError if it is not a layer
+    layers.layers_of(layer)  # raises a TypeError if it is not a layer
     inner = _layers(layer) if getattr(layer, "layers", None) else list(_with_parts(layer, layer.name, layer))
     for _, each, _ in inner:
         _set(each, dtype)
@@ -273,4 +273,4 @@ def _dtype(dtype: Any, allowed: tuple[str, ...]) -> str:
 
 
 def _set(layer: Any, dtype: str) -> None:
-    families.layers_of(layer).set_compute_dtype(layer, dtype)
+    layers.layers_of(layer).set_compute_dtype(layer, dtype)

@@ -12,7 +12,7 @@ from tf_lossscale.amp.managers import DynamicLossScaleManager
 from tf_lossscale.amp.monitors import LossMonitor
 from tf_lossscale.amp.step_loss import StepLoss
 from tf_lossscale.amp.train_step import TrainOneStepCell
-from tf_lossscale.wrapper import families
+from tf_lossscale.wrapper import layers
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
 # Levels that come with a dynamic loss scale unless a manager is given.
@@ -112,7 +112,7 @@ class Model:
         self.optimizer = optimizer
         if optimizer is not None or loss_fn is not None:
             compiled = {} if optimizer is None else {"optimizer": optimizer}
-            families.layers_of(network).compile_as_given(
+            layers.layers_of(network).compile_as_given(
                 network, loss=loss_fn, metrics=self._as_keras_takes(metrics), **compiled
             )
             self._step_loss = StepLoss(network)
@@ -208,7 +208,7 @@ class Model:
     def _keras(self) -> Any:
         is_cell = isinstance(self.network, TrainOneStepCell)
         network = cell_training.backbone_of(self.network) if is_cell else self.network
-        return tf.keras if network is None else families.library_of(network)
+        return tf.keras if network is None else layers.library_of(network)
 
     def _callbacks(self, callbacks: Any, keras: Any) -> list[Any]:
         listed = [] if callbacks is None else callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]

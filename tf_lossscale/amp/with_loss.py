@@ -6,7 +6,7 @@ import inspect
 from typing import Any
 
 from tf_lossscale.amp import levels
-from tf_lossscale.wrapper import families
+from tf_lossscale.wrapper import layers
 
 
 class WithLossCell:
@@ -40,7 +40,7 @@ class WithLossCell:
         self.loss_fn = loss_fn
         self.training = True
         self._label_first = _takes_label_first(loss_fn) if label_first is None else label_first
-        self._is_layer = families.is_layer(backbone)
+        self._is_layer = layers.is_layer(backbone)
 
     def __call__(self, data: Any, label: Any) -> Any:
         """Return the loss of one batch.

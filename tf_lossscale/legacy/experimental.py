@@ -17,7 +17,7 @@ from typing import Any
 from tf_lossscale.legacy import loss_scale as loss_scale_lib
 from tf_lossscale.legacy.isinstance_names import OldLossScaleOptimizer, inner_of
 from tf_lossscale.legacy.policy import config_of, policies_of
-from tf_lossscale.wrapper import configs, families
+from tf_lossscale.wrapper import configs, families, layers
 
 __all__ = ["LossScaleOptimizer", "Policy", "get_layer_policy", "global_policy", "set_policy"]  # noqa: F822
 
@@ -99,7 +99,7 @@ def register(library: str) -> None:
         library: "keras" or "tf_keras".
     """
     policies_of(library)  # has its class registered
-    saving = families.layers_in(library).library.saving
+    saving = layers.layers_in(library).library.saving
     for adapter in families.load_all(library):
         package = saving.get_registered_name(adapter).partition(">")[0]
         saving.register_keras_serializable(f"{package}.experimental")(families.joined(LossScaleOptimizer, adapter))

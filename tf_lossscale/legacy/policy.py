@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from tf_lossscale.legacy import loss_scale as loss_scale_lib
-from tf_lossscale.wrapper import families
+from tf_lossscale.wrapper import layers
 
 
 class Policies:
@@ -100,7 +100,7 @@ def policies_of(library: str) -> Policies:
     Returns:
         The same object on every call.
     """
-    return Policies(families.layers_in(library))
+    return Policies(layers.layers_in(library))
 
 
 def _policy_class(library: Any) -> Any:

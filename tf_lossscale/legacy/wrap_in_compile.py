@@ -19,11 +19,11 @@ _made: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDiction
 
 
 @functools.cache
-def compiled_for(library: str) -> Any:
-    """Return what stands in for the class that a Keras library's `compile` makes and asks for.
+def stand_in_for(library: str) -> Any:
+    """Return the stand-in for the class that a Keras library's `compile` makes and checks for.
 
     >>> import tensorflow as tf
-    >>> stand_in = compiled_for("keras")
+    >>> stand_in = stand_in_for("keras")
     >>> wrapped = stand_in(tf.keras.optimizers.SGD())
     >>> isinstance(wrapped, optimizer_lib.LossScaleOptimizer), isinstance(wrapped, stand_in)
     (True, True)
@@ -64,7 +64,7 @@ def _wrapped(inner_optimizer: Any, library: str) -> Any:
 
 
 def _trainer_of_keras_3(patches: Patches, trainer: types.ModuleType) -> None:
-    patches.put(trainer, {"LossScaleOptimizer": compiled_for("keras")})
+    patches.put(trainer, {"LossScaleOptimizer": stand_in_for("keras")})
 
 
 def _trainer_of_tf_keras(name: str) -> Put:
@@ -73,7 +73,7 @@ def _trainer_of_tf_keras(name: str) -> Put:
     def put(patches: Patches, trainer: types.ModuleType) -> None:
         if families.library_in(trainer.__name__) != "tf_keras":
             return
-        stand_in = compiled_for("tf_keras")
+        stand_in = stand_in_for("tf_keras")
         both = {"BaseLossScaleOptimizer": stand_in, "LossScaleOptimizer": stand_in}
         patches.put(trainer, {name: types.SimpleNamespace(**{**vars(getattr(trainer, name)), **both})})
 

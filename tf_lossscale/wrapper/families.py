@@ -1,4 +1,4 @@
-"""The table of optimizer families, and the adapter for an optimizer, a config or a layer."""
+"""The table of optimizer families, and the adapter for an optimizer or a config."""
 
 from __future__ import annotations
 
@@ -148,75 +148,6 @@ def keras_of_tensorflow() -> str:
 
 #: Keras library -> the name of its modules: in `optimizers/`, and in `adapters/` for its layers.
 MODULES = {"keras": "keras3", "tf_keras": "tf_keras"}
-
-
-def layers_of(layer: Any) -> Any:
-    """Return the adapter module for a Keras layer.
-
-    >>> import tensorflow as tf
-    >>> layers_of(tf.keras.layers.Dense(1)).__name__
-    'tf_lossscale.adapters.keras3_layers'
-
-    Args:
-        layer: a layer of Keras 3 or tf_keras, or of a class derived from one.
-
-    Returns:
-        A module of `adapters/`.
-
-    Raises:
-        TypeError: the object is no Keras layer.
-    """
-    for base in type(layer).__mro__:
-        library = library_in(base.__module__)
-        if base.__name__ == "Layer" and library in MODULES:
-            return layers_in(library)
-    raise TypeError(f"`layer` must be a layer of Keras 3 or tf_keras, but got: {layer!r}.")
-
-
-def is_layer(value: Any) -> bool:
-    """Return whether an object is a layer or model of Keras 3 or tf_keras.
-
-    >>> is_layer("Dense")
-    False
-
-    Args:
-        value: any object.
-    """
-    return any(base.__name__ == "Layer" and library_in(base.__module__) in MODULES for base in type(value).__mro__)
-
-
-def layers_in(library: str) -> Any:
-    """Return the adapter module for the layers and dtype policies of a Keras library.
-
-    >>> layers_in("tf_keras").library.__name__
-    'tf_keras'
-
-    Args:
-        library: "keras" or "tf_keras".
-
-    Returns:
-        A module of `adapters/`.
-    """
-    return importlib.import_module(f"tf_lossscale.adapters.{MODULES[library]}_layers")
-
-
-def library_of(layer: Any) -> Any:
-    """Return the Keras library that a layer or model is of.
-
-    >>> import tensorflow as tf
-    >>> library_of(tf.keras.layers.Dense(1)).__name__
-    'keras'
-
-    Args:
-        layer: a layer or model of Keras 3 or tf_keras.
-
-    Returns:
-        The module `keras` or `tf_keras`.
-
-    Raises:
-        TypeError: the object is of neither.
-    """
-    return layers_of(layer).library
 
 
 # Optimizers that a wrapper already holds: checkpoints would mix up two wrappers of one optimizer.
