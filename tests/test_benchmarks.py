@@ -7,7 +7,8 @@ import pytest
 import tensorflow as tf
 
 from benchmarks import __main__ as command
-from benchmarks import clock, contenders, costs, report, steps, workloads
+from benchmarks import ablation, clock, contenders, costs, report, steps, workloads
+from tf_lossscale.core import fast
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
 TINY = {"mode": "tf.function", "family": "tf_keras legacy", "workload": "3 x 1k"}
@@ -22,7 +23,8 @@ def results():
 def only_tiny(monkeypatch):
     """The suite has one cell."""
     monkeypatch.setattr(steps, "cells", lambda: iter([{"what": "step", **TINY}]))
-    monkeypatch.setattr(costs, "cells", lambda: iter([]))
+    for module in (costs, ablation):
+        monkeypatch.setattr(module, "cells", lambda: iter([]))
 
 
 @pytest.mark.parametrize("what", ["step", "minimize", "skipped step", "diagnose", "growth"])
@@ -168,7 +170,8 @@ def test_cells_that_take_minutes_to_begin_are_measured_on_demand(tmp_path, capsy
     usual, more = listed(), listed("--long") - listed()
     assert usual
     assert "step, mirrored, Keras 3, ResNet-50" in more
-    assert all(line.startswith(("step, jit_compile, ", "step, mirrored, ")) for line in more)
+    long = [f"{what}, {mode}, " for what in ("step", "ablation") for mode in ("jit_compile", "mirrored")]
+    assert all(line.startswith(tuple(long)) for line in more)
 
 
 @pytest.mark.usefixtures("only_tiny")
@@ -195,6 +198,14 @@ def test_a_run_goes_on_with_what_is_missing(tmp_path, capsys):
     assert listed("--missing", "2026-01-31T15:01").startswith(name)
     (tmp_path / "numbers.json").write_text(json.dumps({"rows": [{"what": "step", **TINY, "refused": {"bare": "no"}}]}))
     assert listed("--missing").startswith(name)
+
+
+def test_a_step_is_measured_without_each_trick():
+    row = ablation.measure({"what": "ablation", **TINY}, seconds=0, least=1)
+    assert set(row["ratios"]) == {ablation.ALL, *ablation.TRICKS[TINY["mode"]]}
+    assert {trick for tricks in ablation.TRICKS.values() for trick in tricks} == set(fast.TRICKS)
+    table = _table([row], "ablation")
+    assert f"{row['ratios']['stacks']['processor']:.2f}" in table
 
 
 def test_turns_are_taken_and_ratios_are_medians_of_rounds():
