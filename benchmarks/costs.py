@@ -48,7 +48,7 @@ def nodes(function: Any) -> int:
 
 
 def tracing(cell: dict[str, str], seconds: float, least: int) -> dict[str, Any]:
-    """Measure the time for tracing a step, after the optimizer has created its variables, and counts graph nodes.
+    """Measure the time for tracing a step, after the optimizer has created its variables, and count graph nodes.
 
     In the mode jit_compile the time includes XLA's compilation.
     """

@@ -80,7 +80,7 @@ def _whole_train_run():
 
 
 def _refused(begin, directory, name, kind, refuse):
-    """Train and save, then denies writing: training continues to the result of an undisturbed run."""
+    """Train and save, then deny writing: training continues to the result of an undisturbed run."""
     trainee = Trainee(name)
     for i in range(STEPS):
         trainee.step(i)

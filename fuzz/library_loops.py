@@ -48,7 +48,7 @@ class Fit(Whole):
         self.variables = list(self.model.trainable_variables)
 
     def run(self, comparison, directory):
-        """Train the model and compares after each execution."""
+        """Train the model and compare after each execution."""
         steps, done = self.program.steps, []
 
         def on_train_batch_end(batch, logs):
@@ -118,7 +118,7 @@ class Session(Machine):
         return [self._session.run(variable)]
 
     def run(self, comparison, directory):
-        """Take the steps one by one and compares after each."""
+        """Take the steps one by one and compare after each."""
         with self._graph.as_default(), self._session:
             for i, step in enumerate(self.program.steps):
                 self.call(step)

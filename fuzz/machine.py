@@ -52,7 +52,7 @@ class Machine:
         self._calls = [self._traced(loop) for loop in program.loops]
 
     def run(self, comparison, directory):
-        """Take the steps and compares each with the model.
+        """Take the steps and compare each with the model.
 
         Args:
             comparison: a Comparison.
@@ -178,7 +178,7 @@ class Machine:
         return self._apply(loop, _changed(loop.unscaled, found, inputs[-1]))
 
     def between(self, what, directory):
-        """Save the state, overwrites it and restore it."""
+        """Save the state, overwrite it and restore it."""
         if what == "state":
             state = self.optimizer.state()
             if self.program.rules.dynamic:

@@ -99,7 +99,7 @@ def expected(name):
 
 
 def train(begin, directory, name, kind, begins):
-    """Train and save after every step; calls `begin` before save number `begins`."""
+    """Train and save after every step; call `begin` before save number `begins`."""
     trainee = Trainee(name)
     for i in range(STEPS):
         trainee.step(i)
@@ -122,7 +122,7 @@ def assert_same(one, other, what):
 
 
 def train_command(begin, directory, options, interrupted_at):
-    """Run `tf-lossscale train` with Ctrl-C after some steps; calls `begin` right before Ctrl-C.
+    """Run `tf-lossscale train` with Ctrl-C after some steps; call `begin` right before Ctrl-C.
 
     Returns:
         The exit code.

@@ -75,7 +75,7 @@ def _run(argv: list[str]) -> int:
 
 
 def _flush() -> None:
-    """Write what stdout holds; drops it if that fails, or Python would try again at its end, with exit code 120."""
+    """Write what stdout holds; drop it if that fails, or Python would try again at its end, with exit code 120."""
     if sys.stdout is None or sys.stdout.closed:
         return
     try:

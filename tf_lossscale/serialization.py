@@ -10,7 +10,7 @@ from tf_lossscale.wrapper import families
 
 
 def register_when_imported() -> None:
-    """Register our classes with Keras 3 and tf_keras once these are imported; loads nothing before.
+    """Register our classes with Keras 3 and tf_keras once these are imported; load nothing before.
 
     >>> register_when_imported()
     """

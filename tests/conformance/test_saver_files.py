@@ -98,11 +98,11 @@ def test_what_the_file_lacks_or_has_twice_is_an_error(tmp_path):
     with tf.Graph().as_default():
         power = tf.compat.v1.get_variable("beta1_power", initializer=0.0)
         with pytest.raises(
-            ValueError, match=r"no variable 'beta1_power' in it, and it has several.*cond/beta1_power, c"
+            ValueError, match=r"no variable 'beta1_power', but several of that kind: cond/beta1_power, c"
         ):
             migrate.saver_names(path, [power])
         other = tf.compat.v1.get_variable("bias", initializer=0.0)
-        with pytest.raises(ValueError, match=r"no variable 'bias' in it\. Pass the `variables` that are in the file"):
+        with pytest.raises(ValueError, match=r"no variable 'bias'\. Pass only `variables` that are in the file"):
             migrate.saver_names(path, [other])
     with pytest.raises(FileNotFoundError, match="there is no such file"):
         migrate.saver_names(tmp_path / "nothing", [])

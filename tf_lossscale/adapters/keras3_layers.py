@@ -16,7 +16,7 @@ set_global_policy = keras.config.set_dtype_policy
 
 
 def set_compute_dtype(layer: Any, dtype: str) -> None:
-    """Set the dtype that a layer, built or not, compute in; its variables stay float32.
+    """Set the dtype that a layer, built or not, computes in; its variables stay float32.
 
     >>> layer = keras.layers.Dense(2)
     >>> set_compute_dtype(layer, "float16")

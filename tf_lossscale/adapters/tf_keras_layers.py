@@ -22,7 +22,7 @@ set_global_policy = tf_keras.mixed_precision.set_global_policy
 
 
 def set_compute_dtype(layer: Any, dtype: str) -> None:
-    """Set the dtype that a layer, built or not, compute in; its variables stay float32.
+    """Set the dtype that a layer, built or not, computes in; its variables stay float32.
 
     >>> layer = tf_keras.layers.Dense(2)
     >>> set_compute_dtype(layer, "bfloat16")

@@ -103,7 +103,7 @@ def value_or_zero(variable: tf.Variable) -> tf.Tensor:
 
 
 def add_one(variable: tf.Variable) -> Any:
-    """Add one; starts at 0 in a legacy graph in which the variable was not initialized.
+    """Add one; start at 0 in a legacy graph in which the variable was not initialized.
 
     >>> variable = tf.Variable(3)
     >>> _ = add_one(variable)

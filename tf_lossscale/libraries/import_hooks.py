@@ -14,7 +14,7 @@ Action = Callable[[types.ModuleType], None]
 
 
 def when_imported(module: str, action: Action, after: Sequence[str] = ()) -> Callable[[], None]:
-    """Call `action` with a module as soon as it is imported, and loads nothing for that.
+    """Call `action` with a module as soon as it is imported, and load nothing for that.
 
     The action waits until no import of a watched package or of this package is under way in the thread: what `action`
     imports finds no half-made modules.

@@ -122,7 +122,7 @@ class Family:
     _inner_options: tuple[str, ...] = ("clipnorm", "clipvalue", "global_clipnorm")
 
     def _checked_options(self, inner: Any, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the options that must be set on the inner optimizer, or raise and changes nothing."""
+        """Return the options that must be set on the inner optimizer, or raise and change nothing."""
         wanted = options.checked(inner, given, self._inner_options)
         if wanted and self._is_built(inner):
             raise ValueError(

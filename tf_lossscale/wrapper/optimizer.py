@@ -170,7 +170,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         families.mark(inner_optimizer)
 
     def _save_scale_with_inner(self) -> None:
-        """Track the loss scale in the inner optimizer: a checkpoint of that alone saves and restore the scale."""
+        """Track the loss scale in the inner optimizer: a checkpoint of that alone saves and restores the scale."""
         inner, scale = self._optimizer, self._loss_scale
         if not hasattr(inner, "_track_trackable"):
             return
@@ -380,7 +380,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         tape: tf.GradientTape | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Take one step: scales the loss, compute, unscale and apply the gradients.
+        """Take one step: scale the loss, compute, unscale and apply the gradients.
 
         >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.25))
         >>> weight = tf.Variable(2.0)

@@ -29,7 +29,7 @@ def divide(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
 
 
 def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
-    """Look at small gradients in stacks, and sums large ones first: see `core.finite.all_finite`.
+    """Look at small gradients in stacks, and sum large ones first: see `core.finite.all_finite`.
 
     A sum is finite only if all summands are. Large gradients are summed, which writes nothing, and checked value by
     value, in a conditional, only where the sum is not finite.

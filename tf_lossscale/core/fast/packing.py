@@ -259,7 +259,7 @@ def _wait(operation: Any, for_these: list[Any]) -> None:
 
 
 def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
-    """Unscale small gradients in stacks, and notes how large ones are made: see `core.scaling.unscale`."""
+    """Unscale small gradients in stacks, and note how large ones are made: see `core.scaling.unscale`."""
     found = scaling.floating(gradients)
     # The graph optimizer would make a product with the reciprocal of a division by a constant.
     scale = opaque(tf.convert_to_tensor(scale))

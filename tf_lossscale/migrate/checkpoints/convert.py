@@ -186,7 +186,7 @@ def _tree(file: File, parts: dict[str, Any], family: Any) -> Any:
 
 
 def _write(folder: pathlib.Path, root: Any) -> None:
-    """Write under another name and renames the folder, which so is complete or does not exist."""
+    """Write under another name and rename the folder, which so is complete or does not exist."""
     import tensorflow as tf
 
     folder.absolute().parent.mkdir(parents=True, exist_ok=True)

@@ -97,7 +97,7 @@ class Edits:
         self._report(statement, report.REWRITTEN, new=shown or "(removed)")
 
     def notice(self, node: cst.CSTNode, reason: str) -> None:
-        """Leave a node as it is, and says so in the report only."""
+        """Leave a node as it is, and say so in the report only."""
         self._report(node, report.NOTICE, reason=reason)
 
     def _report(self, node: cst.CSTNode, kind: str, new: str | None = None, reason: str | None = None) -> None:

@@ -73,7 +73,7 @@ def _is_source(root: str, name: str) -> bool:
 
 
 def run(paths: Sequence[str], jobs: int = 0) -> Iterator[report.FileReport]:
-    """Migrate files, one report after the other, in the order of the paths; changes none.
+    """Migrate files, one report after the other, in the order of the paths; change none.
 
     Args:
         paths: the files, as from `find`.

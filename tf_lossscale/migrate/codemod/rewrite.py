@@ -163,7 +163,7 @@ class Rewriter(cst.CSTTransformer):
         return first.with_changes(leading_lines=updated_node.leading_lines)
 
     def _is_plain(self, rung: cst.BaseStatement) -> bool:
-        """Return whether a statement only imports, or give a name to a dotted name."""
+        """Return whether a statement only imports, or gives a name to a dotted name."""
         if not isinstance(rung, cst.SimpleStatementLine) or len(rung.body) != 1:
             return False
         (small,) = rung.body
