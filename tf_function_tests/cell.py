@@ -76,8 +76,8 @@ class Cell:
         make_inner = inner or family.adam
         self.optimizer = LossScaleOptimizer(make_inner(), **config) if where == "outside" else None
         with tf.distribute.get_strategy().scope() if strategy is None else strategy.scope():
-            self.weight = tf.Variable([1.0, -2.0])
-            self.bias = tf.Variable(0.5)
+            self.weight = tf.Variable([1.0, -2.0], name="weight")
+            self.bias = tf.Variable(0.5, name="bias")  # slots of TensorFlow 1 are sorted by name
             self.optimizer = self.optimizer or LossScaleOptimizer(make_inner(), **config)
         self._step = step = {
             "eager": self._one,
