@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider -n 2 --dist worksteal
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: demo test quick lint doctest unit test-slow test-tpu test-gpu test-processors fuzz bench docs docs-tables docs-plots clean
+.PHONY: demo test quick lint doctest unit test-slow test-exhaustive test-tpu test-gpu test-processors fuzz bench docs docs-tables docs-plots clean
 
 ## Install the package and run the demo.
 demo: $(VENV)/.demo
@@ -16,11 +16,15 @@ test: lint doctest unit
 
 ## Run the tests that start processes, or that train or measure for seconds. CI runs them after `make test`.
 test-slow: $(VENV)/.test
-	$(PYTEST) -m slow tests tf_function_tests
+	$(PYTEST) -m "slow and not exhaustive" tests tf_function_tests
+
+## Run the tests that repeat what a quicker one shows, for more parameters. Before a release; not in CI.
+test-exhaustive: $(VENV)/.test
+	$(PYTEST) -m "exhaustive" tests tf_function_tests
 
 ## Run a quick check while editing: lint, type check, the core tests, and the behaviours and promises of one family.
 quick: lint
-	$(PYTEST) -m "not slow and not tpu and not gpu" -k "core or ($(FAMILY) and not mirrored_4 and not loop)" \
+	$(PYTEST) -m "not slow and not exhaustive and not tpu and not gpu" -k "core or ($(FAMILY) and not mirrored_4 and not loop)" \
 		tests/core tests/test_families.py tf_function_tests/test_promises.py
 FAMILY := keras3
 
@@ -34,7 +38,7 @@ doctest: $(VENV)/.test
 	$(BIN)/python -m pytest -q -p no:cacheprovider --doctest-modules tf_lossscale
 
 unit: $(VENV)/.test
-	$(PYTEST) -m "not slow and not tpu and not gpu" tests tf_function_tests
+	$(PYTEST) -m "not slow and not exhaustive and not tpu and not gpu" tests tf_function_tests
 
 ## Compile the step with the TPU compiler. Needs the extra tpu-check, and no TPU.
 test-tpu: $(VENV)/.tpu

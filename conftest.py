@@ -1,5 +1,6 @@
 """Creates four virtual CPUs for all tests, or the cluster of TF_CONFIG, before TensorFlow initializes its devices."""
 
+import collections
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -18,7 +19,18 @@ else:
 
 
 def pytest_collection_modifyitems(items):
-    """Runs the slow tests first: if one started last, the other test process would be idle."""
+    """Mark what is exhaustive, and put the slow tests first: one that starts last would keep one process busy alone."""
+    counts, seen = collections.Counter(), set()
+    for item in items:
+        sampled = item.get_closest_marker("sampled")
+        if sampled:
+            test = item.nodeid.partition("[")[0]
+            values = {(test, i, value) for i, value in enumerate(item.callspec.id.split("-"))}
+            if counts[test] % sampled.args[0] and values <= seen:
+                item.add_marker("exhaustive")
+            else:
+                seen |= values
+            counts[test] += 1
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 

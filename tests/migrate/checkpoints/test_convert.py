@@ -148,6 +148,7 @@ def trained(keras, make_model, optimizer, path=None):
 MODELS = [(to, make) for to in LIBRARIES for make in (functional, sequential, subclassed)]
 
 
+@pytest.mark.sampled(2)
 # Keras 3 has a model's own weights before those of its layers, Keras 2 after them.
 @pytest.mark.parametrize(
     ("to", "make_model"),

@@ -79,6 +79,7 @@ def checkpoint(tmp_path, optimizer, weights, **more):
     return tf.train.Checkpoint(optimizer=optimizer, **named, **more).write(str(tmp_path / "old"))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("library", NEW)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_legacy_optimizer_goes_on_in_todays_of_the_same_name(case, library, tmp_path):
