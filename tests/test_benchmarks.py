@@ -46,6 +46,7 @@ def test_every_cell_has_a_name_of_its_own_and_every_workload_has_as_many_gradien
     assert len(workloads.shapes(workloads.RESNET)) == 160
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("family", contenders.FAMILIES)
 @pytest.mark.parametrize("mode", ["tf.function", "eager", "jit_compile"])
@@ -54,6 +55,7 @@ def test_each_family_minimizes_in_each_mode(mode, family):
     assert set(row["ratios"]) == {*contenders.MINIMIZERS, contenders.LEAST}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("workload", [*workloads.MODELS, workloads.LENET])
 def test_each_model_learns_its_batch(workload):
@@ -67,6 +69,7 @@ def test_each_model_learns_its_batch(workload):
     assert float(loss()) < before
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(("what", "mode"), [("tracing", "tf.function"), ("compiling", "jit_compile")])
 def test_tracing_counts_the_nodes_that_each_contender_adds(what, mode):
@@ -75,6 +78,7 @@ def test_tracing_counts_the_nodes_that_each_contender_adds(what, mode):
     assert f"| {row['nodes'][contenders.OURS] - row['nodes'][contenders.BARE]} |" in _table([row], what)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_process_of_its_own_tells_its_own_peak():
     ballast = tf.zeros([100_000_000])  # 400 MB that are not the other's

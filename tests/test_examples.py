@@ -31,6 +31,7 @@ def test_variational_inference_in_float16_needs_the_scale(capsys):
     assert capsys.readouterr().out.count("deviations  accuracy") == 3
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_workers_of_which_one_dies_end_as_two_devices_of_one_process():
     def run(*arguments):
@@ -53,6 +54,7 @@ def test_workers_of_which_one_dies_end_as_two_devices_of_one_process():
         assert seen[-1].partition(", ")[2] == end.partition(", ")[2]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_adafactor_in_float16_learns_the_digits_with_little_state(capsys):
     main = runpy.run_path(str(EXAMPLES / "adafactor_digits.py"))["main"]

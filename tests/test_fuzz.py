@@ -84,6 +84,7 @@ def test_a_copy_in_mid_training_holds_everything(seed):
     faults.copied(random.Random(seed), None)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_process_that_is_killed_amid_a_save_leaves_the_saves_before_whole(tmp_path):
     children.run(saves.train, str(tmp_path), "keras3", "keras", 3, killed_at=0)

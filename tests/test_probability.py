@@ -229,6 +229,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_posterior_is_fitted_to_the_same_numbers(variant):

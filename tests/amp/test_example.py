@@ -6,6 +6,7 @@ import pytest
 EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "lenet_mixed_precision.py"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_loss_falls_in_each_of_the_six_ways_at_its_precision_and_scale():
     spec = importlib.util.spec_from_file_location("lenet_mixed_precision", EXAMPLE)

@@ -262,6 +262,7 @@ def test_installing_before_tensorflow_is_the_same_as_after_it(first, legacy_kera
     }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_saved_model_loads_in_a_process_that_only_imports_the_package(installed, tmp_path):
     for name, make in {

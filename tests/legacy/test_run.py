@@ -71,12 +71,14 @@ def test_an_old_script_runs_unchanged(name, tmp_path):
     run_old(name, tmp_path)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["experimental_keras_tf22.py", "custom_loop_tf24.py"])
 def test_an_old_script_runs_unchanged_with_keras_2(name, tmp_path):
     run_old(name, tmp_path, TF_USE_LEGACY_KERAS="1")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_none_of_the_old_scripts_runs_without_us(tmp_path):
     code = """

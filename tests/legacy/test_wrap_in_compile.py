@@ -249,6 +249,7 @@ def test_with_install_each_stays_until_it_is_undone_itself_in_any_order():
             assert state_of_the_modules()[0] == before
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("first", ["", "import tensorflow", "import keras", "import tf_keras"])
 def test_the_order_of_the_imports_does_not_matter(first):

@@ -420,6 +420,7 @@ def test_a_variable_of_no_group_is_refused_with_what_to_do(library):
     assert variable.numpy() < 1
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @libraries
 def test_a_saved_model_loads_where_only_the_package_was_imported(library, tmp_path):

@@ -55,6 +55,7 @@ def test_it_compares_the_three_runs_and_plots(tmp_path, capsys):
     assert not list(tmp_path.glob("*.tmp*"))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "rmsprop"])
 def test_other_optimizers_learn_too(tmp_path, optimizer):
@@ -72,6 +73,7 @@ def test_a_scale_that_overflows_is_lowered_and_no_number_of_a_run_without_a_step
     assert state_of(tmp_path)["loss_scale"] == pytest.approx(2.5e29)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_ctrl_c_leaves_a_checkpoint_and_resume_goes_on_as_if_nothing_had_happened(tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
