@@ -14,8 +14,8 @@ from collections.abc import Iterator
 TRICKS = {
     "stacks": "one operation for all small gradients of a shape: 1.06 to 1.14 for 200 x 1k",
     "stacked sums": "one all-reduce for all small gradients of a shape: 1.06 for 200 x 1k, 1.03 for a transformer",
-    "late unscaling": "large gradients are unscaled in the branch that applies them: 1.49 with XLA, 1042 MB for 16 x 16M",
-    "one at a time": "the next large gradient is unscaled when the last one was applied: 860 MB for 16 x 16M",
+    "late unscaling": "large gradients are unscaled where they are applied: 1.49 with XLA, 1042 MB for 16 x 16M",
+    "one at a time": "one large gradient is unscaled after the other was applied: 860 MB for 16 x 16M",
     "one call": "the conditional of a small step is one operation, a call: 1.12 to 1.21 for 200 x 1k",
     "loop": "XLA gets a loop of at most one round for a conditional, on the CPU: 1.97 for 4 x 4M",
     "sum first": "values are checked one by one only where their sum is not finite: 1.23 for 4 x 4M",
