@@ -14,9 +14,11 @@ demo: $(VENV)/.demo
 ## Run everything that must pass: lint, type check, doctests, and all tests except the slow ones.
 test: lint doctest unit
 
-## Run the tests that start processes, or that train or measure for seconds. CI runs them after `make test`.
+## Run the tests that start processes, or that train or measure for seconds. CI runs those of
+## `SLOW=tf_function_tests` after `make test`.
 test-slow: $(VENV)/.test
-	$(PYTEST) -m "slow and not exhaustive" tests tf_function_tests
+	$(PYTEST) -m "slow and not exhaustive" $(SLOW)
+SLOW := tests tf_function_tests
 
 ## Run the tests that repeat what a quicker one shows, for more parameters. Before a release; not in CI.
 test-exhaustive: $(VENV)/.test
