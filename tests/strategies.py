@@ -35,6 +35,8 @@ def get(name):
         return None
     if name == "one_device":
         return tf.distribute.OneDeviceStrategy("cpu:0")
+    if name == "mirrored_1":
+        return tf.distribute.MirroredStrategy(["cpu:0"])
     if name == "mirrored_2":
         return tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
     if name == "mirrored_4":

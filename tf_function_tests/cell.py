@@ -21,7 +21,7 @@ def why_not(family, name, call):
         name: of a strategy, in `tests/strategies.py`.
         call: how the step is called: of CALLS, or "fit".
     """
-    several = name in ("mirrored_2", "mirrored_2_apart", "mirrored_4", "workers_2", "workers_2_apart")
+    several = name in ("mirrored_1", "mirrored_2", "mirrored_2_apart", "mirrored_4", "workers_2", "workers_2_apart")
     if name == "gpu" and not tf.config.list_physical_devices("GPU"):
         return "TensorFlow finds no GPU here"
     if call == "fit" and family.keras is None:

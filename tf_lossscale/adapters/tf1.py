@@ -109,6 +109,11 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
 
         replicas.once(build)
 
+    def _obstacle(self) -> str | None:
+        if replicas.meet():
+            return "TensorFlow 1's optimizers have the replicas meet when they apply gradients"
+        return super()._obstacle()
+
     def _apply_reduced(self, grads_and_vars: list[tuple[Any, Any]], **kwargs: Any) -> Any:
         if replicas.several_replicas():
             # These optimizers sum over the replicas by themselves: one gives the sum, the others zeros.

@@ -108,6 +108,9 @@ class LossScaleOptimizer(
         with replicas.overriding(inner, aggregate_gradients=list):
             return inner.apply_gradients(grads_and_vars, **kwargs)
 
+    def _obstacle(self) -> str | None:
+        return "the optimizer is on a DTensor mesh" if self._optimizer._mesh else super()._obstacle()
+
     def _own_copies(self) -> Iterable[tuple[Any, str]]:
         return [(self._optimizer, "_iterations")]
 

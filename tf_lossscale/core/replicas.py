@@ -75,9 +75,49 @@ def write_apart() -> bool:
     False
 
     Returns:
-        True under MirroredStrategy where XLA compiles the function that the replicas run on GPUs.
+        True under MirroredStrategy where XLA compiles the function that the replicas run on GPUs, and in `apart`.
     """
-    return several_replicas() and tf.__internal__.distribute.strategy_supports_no_merge_call()
+    return tf.distribute.has_strategy() and tf.__internal__.distribute.strategy_supports_no_merge_call()
+
+
+def position() -> tuple[int, int]:
+    """Return which replica of which strategy the caller is, in a replica context; equal in all its steps.
+
+    >>> position() == position()
+    True
+    """
+    return id(tf.distribute.get_strategy()), _replica()
+
+
+def can_write_apart() -> bool:
+    """Return whether the strategy in use has replicas that can write their own copies of the variables.
+
+    >>> can_write_apart()
+    True
+    """
+    distribute = tf.distribute
+    each_has_its_own = (
+        distribute.MirroredStrategy,
+        distribute.MultiWorkerMirroredStrategy,
+        distribute.OneDeviceStrategy,
+    )
+    return not distribute.has_strategy() or isinstance(distribute.get_strategy(), each_has_its_own)
+
+
+@contextlib.contextmanager
+def apart() -> Iterator[None]:
+    """Have each replica write its own copies of the variables: see `write_apart`.
+
+    >>> with apart():
+    ...     write_apart()
+    False
+    """
+    if not tf.distribute.has_strategy() or tf.distribute.in_cross_replica_context():
+        yield
+        return
+    # Private: a test fails where the strategy does not ask it. No other replica's thread runs until the next merge_call.
+    with overriding(tf.distribute.get_strategy().extended, _use_merge_call=lambda: False):
+        yield
 
 
 def is_missing_copies(variable: tf.Variable) -> bool:
@@ -243,8 +283,12 @@ def own_copies(places: Iterable[tuple[Any, str]]) -> Iterator[None]:
 def _own_copy(variable: Any) -> Any:
     # A worker has as many replicas as it has copies, and all workers have equally many.
     copies = tf.distribute.get_strategy().experimental_local_results(variable)
-    replica = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
-    return copies[int(replica) % len(copies)]
+    return copies[_replica() % len(copies)]
+
+
+def _replica() -> int:
+    context: Any = tf.distribute.get_replica_context()
+    return int(tf.get_static_value(context.replica_id_in_sync_group))
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_lossscale.core import finite, replicas
+from tf_lossscale.core import clusters, finite, replicas
 from tf_lossscale.core.graphs import finished, operations
 from tf_lossscale.core.state import LossScale
 from tf_lossscale.core.twins import faster_in
@@ -38,6 +38,8 @@ class Part(NamedTuple):
     aggregate: bool = True
     #: Optional callback after each step: (applied, reduced gradients, evidence of whether each is finite).
     observe: Callable[[tf.Tensor, Gradients, Gradients], Any] | None = None
+    #: Calls a function of the gradients and the evidence, compiled by XLA; None if the step is not to be compiled.
+    cluster: clusters.Cluster | None = None
 
 
 @replicas.explains_where_replicas_cannot_meet
@@ -60,16 +62,58 @@ def step(loss_scale: LossScale, part: Part) -> Any:
         In eager mode whether the step was applied; in a legacy graph the operation to run.
     """
     gradients = part.reduce(part.gradients) if part.aggregate else part.gradients
+    evidence = None
+    if loss_scale.may_skip and not part.aggregate and replicas.several_replicas():
+        evidence = _agreed(gradients, exactly=part.observe is not None)
+    take = _take if part.cluster is None else _take_compiled
+    return take(loss_scale, part, gradients, evidence)
+
+
+def _take(loss_scale: LossScale, part: Part, gradients: Gradients, evidence: Gradients | None) -> Any:
     if not loss_scale.may_skip:
         done = part.apply(gradients)
         return True if tf.executing_eagerly() else done
-    evidence = None
-    if not part.aggregate and replicas.several_replicas():
-        evidence = _agreed(gradients, exactly=part.observe is not None)
     decide = functools.partial(_decide, loss_scale, part)
     if replicas.meet():
         return _decide_together(decide, gradients, evidence, part.apply)
     return decide(gradients, gradients, evidence, part.apply)
+
+
+def _take_compiled(loss_scale: LossScale, part: Part, gradients: Gradients, evidence: Gradients | None) -> Any:
+    """Take the step in one function that XLA compiles; each replica takes it with its own copies of the variables."""
+    tensors, gradients_of = as_arguments(gradients)
+
+    def LossScaleOptimizer_with_jit_compile(tensors: list[tf.Tensor], evidence: Gradients | None) -> tf.Tensor:
+        done = _take(loss_scale, part, gradients_of(tensors), evidence)
+        with tf.control_dependencies(operations(done)):
+            return tf.logical_not(loss_scale.last_step_skipped) if loss_scale.may_skip else tf.constant(True)
+
+    assert part.cluster is not None
+    with replicas.apart():
+        applied = part.cluster(LossScaleOptimizer_with_jit_compile, tensors, evidence)
+    return bool(applied) if tf.executing_eagerly() else applied
+
+
+@faster_in("packing")
+def as_arguments(gradients: Gradients) -> tuple[list[tf.Tensor], Callable[[list[tf.Tensor]], Gradients]]:
+    """Return the tensors that a function needs to work on gradients, and what makes gradients of them there.
+
+    >>> tensors, gradients_of = as_arguments([None, tf.constant(2.0)])
+    >>> len(tensors), gradients_of([tf.constant(3.0)])[1].numpy().item()
+    (1, 3.0)
+
+    Args:
+        gradients: tensors or None.
+
+    Returns:
+        Tensors, and a function of as many tensors that returns gradients.
+    """
+
+    def back(tensors: list[tf.Tensor]) -> Gradients:
+        each = iter(tensors)
+        return [None if gradient is None else next(each) for gradient in gradients]
+
+    return [gradient for gradient in gradients if gradient is not None], back
 
 
 def _decide(
@@ -208,4 +252,5 @@ def joined(parts: list[Part]) -> Part:
 
     observes = any(part.observe is not None for part in parts)
     gradients = [g for part in parts for g in part.gradients]
-    return Part(gradients, reduce, apply, skip, parts[0].aggregate, observe if observes else None)
+    cluster = clusters.joined([part.cluster for part in parts])
+    return Part(gradients, reduce, apply, skip, parts[0].aggregate, observe if observes else None, cluster)

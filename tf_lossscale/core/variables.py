@@ -55,6 +55,11 @@ class Weights(tf.Module):
                     self._tracked_names.append(name)
         return self._weights[key]
 
+    def give_copies(self) -> None:
+        """Create the variables anew, with their values, where `replicas.is_missing_copies`."""
+        for name, variable in self._all().items():
+            self._weight(name, None, variable.dtype, name in self._tracked_names)
+
     def move_to_mesh(self, mesh: Any) -> None:
         """Move the variables to a DTensor mesh, replicated, with their values.
 

@@ -192,6 +192,11 @@ class Hooked:
         """Those before and those after a step, in order."""
         return [before_every_step, self._hooks["step_pre"]], [self._hooks["step_post"], after_every_step]
 
+    @property
+    def has_step_hooks(self) -> bool:
+        """Whether a step calls a hook."""
+        return any(list(hooks) for moments in self._step_hooks() for hooks in moments)
+
     def _between_hooks(self, variables: Iterable[tf.Variable], update: Callable[[], Any]) -> Any:
         """Update variables, with the step hooks before and after it; `step` itself calls them with its arguments."""
         before, after = self._step_hooks()
@@ -202,7 +207,7 @@ class Hooked:
             result = update()
             self._call(after)
             return result
-        if not any(list(hooks) for hooks in (*before, *after)):
+        if not self.has_step_hooks:
             for hooks in (*before, *after):
                 hooks.traced_without = True
             return update()

@@ -72,6 +72,8 @@ class Configurable(Family):
             config["skip_overflow"] = True
         if self._diagnosis is not None:
             config["diagnose"] = True
+        if self._clusters is not None:
+            config["jit_compile"] = True
         if self._stall.action == "raise":  # a function is no plain value
             config["on_floor"] = "raise"
         if self.dynamic:

@@ -29,6 +29,7 @@ class Family:
     _contract: Any
     _stall: Any
     _diagnosis: Any
+    _clusters: Any
     _traced: bool
 
     # Building. --------------------------------------------------------------------------------------------------
@@ -92,6 +93,10 @@ class Family:
     def _apply_reduced(self, grads_and_vars: list[tuple[Any, Any]], **kwargs: Any) -> Any:
         """Apply reduced gradients with the inner optimizer, without reducing them again."""
         raise _missing(self, "_apply_reduced(grads_and_vars, **kwargs)", "apply reduced gradients")
+
+    def _obstacle(self) -> str | None:
+        """Return why the inner optimizer's update cannot be compiled; None if nothing is known against it."""
+        return "its step hooks are Python functions" if getattr(self._optimizer, "has_step_hooks", False) else None
 
     def _own_copies(self) -> Iterable[tuple[Any, str]]:
         """Return (object, attribute) of each variable of which every replica writes its own copy in a step."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import weakref
@@ -13,16 +14,17 @@ from absl import logging
 
 from tf_lossscale import errors
 from tf_lossscale.core import replicas, scaling, state
+from tf_lossscale.core.clusters import Cluster, Clusters, obstacle
 from tf_lossscale.core.diagnosis import Diagnosis
 from tf_lossscale.core.graphs import as_written as _as_written
-from tf_lossscale.core.graphs import operations
+from tf_lossscale.core.graphs import compiled, operations
 from tf_lossscale.core.rules import Rules
 from tf_lossscale.core.state import DynamicLossScale, FixedLossScale, LossScale
 from tf_lossscale.core.step import Part, step
 from tf_lossscale.wrapper import contract, families
 from tf_lossscale.wrapper.configs import Configurable
 from tf_lossscale.wrapper.grads_and_vars import as_list, require_fitting, tensors_of, unzip
-from tf_lossscale.wrapper.hyperparameters import Delegating
+from tf_lossscale.wrapper.hyperparameters import Delegating, constants
 from tf_lossscale.wrapper.readings import Observable, names_of
 from tf_lossscale.wrapper.stall import Stall
 
@@ -102,6 +104,10 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             gradients, for `gradient_norm`.
         loss_scale_manager: an object of `tf_lossscale.amp`, or a `SharedLossScale`, that replaces all arguments from
             `dynamic` to `max_scale`.
+        jit_compile: whether XLA compiles the step: unscaling, check, update and state become one kernel or a few,
+            whether the caller is eager, in a tf.function or in a replica. Nothing else is compiled. The decisions are
+            the same; the weights differ in their last bits. What XLA cannot compile (sparse gradients, some
+            strategies) is not compiled, and a warning says so once.
         **kwargs: Keras 3's `name, weight_decay, clipnorm, clipvalue, global_clipnorm, use_ema, ema_momentum,
             ema_overwrite_frequency, loss_scale_factor, gradient_accumulation_steps`: set on the inner optimizer.
 
@@ -136,6 +142,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         on_floor: Any = "warn",
         diagnose: bool = False,
         loss_scale_manager: Any = None,
+        jit_compile: bool = False,
         **kwargs: Any,
     ):
         if not isinstance(self, families.adapter_of(inner_optimizer)):
@@ -152,6 +159,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             loss_scale = _from_manager(loss_scale_manager, not dynamic or initial_scale or dynamic_growth_steps)
         stall = Stall(on_floor)
         diagnosis = _new_diagnosis(diagnose, loss_scale)
+        clusters = _new_clusters(jit_compile)
         chosen = self._checked_options(inner_optimizer, kwargs)
         # A failed construction must leave the inner optimizer as it was: nothing below raises after changing it.
         self.__dict__.update(
@@ -162,6 +170,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             _traced=False,
             _stall=stall,
             _diagnosis=diagnosis,
+            _clusters=clusters,
         )
         self._save_scale_with_inner()  # raises before it changes the inner optimizer
         loss_scale.prepare()
@@ -485,7 +494,13 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         if not tf.executing_eagerly():
             self.__dict__["_traced"] = True
         all_variables = not self._slots_need_gradients
-        self._build_once([v for g, v in zip(gradients, variables) if all_variables or g is not None])
+        to_build = [v for g, v in zip(gradients, variables) if all_variables or g is not None]
+        compiles = self._compiles(gradients, variables)
+        with replicas.apart() if compiles else contextlib.nullcontext():
+            if compiles:
+                replicas.once(self._loss_scale.give_copies)
+            self._build_once(to_build)
+        cluster = self._cluster(gradients, variables, scaled, aggregate, count_skipped, kwargs) if compiles else None
         if scaled:
             gradients = self._unscale(gradients, variables, self._factor())
 
@@ -500,7 +515,26 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             skip=lambda: self._skip(count_skipped),
             aggregate=aggregate and self._sums_over_replicas,
             observe=self._observer(variables),
+            cluster=cluster,
         )
+
+    def _compiles(self, gradients: list[Any], variables: list[Any]) -> bool:
+        """Return whether XLA compiles the step alone; False also if it compiles the caller as a whole."""
+        if self._clusters is None or compiled():
+            return False
+        reason = self._obstacle() or obstacle(gradients, variables)
+        if reason is not None:
+            self._clusters.log_once(reason)
+        return reason is None
+
+    def _cluster(self, gradients: list[Any], variables: list[Any], *others: Any) -> Cluster:
+        """Return the cluster of a step; in eager mode the key is all that the traced function holds as constants."""
+        if not tf.executing_eagerly():
+            return Cluster(self._clusters, None)
+        dtypes = tuple(None if gradient is None else gradient.dtype for gradient in gradients)
+        objects = tuple(map(id, (self._loss_scale, *variables)))
+        held = (constants(others), constants(vars(self._optimizer)))
+        return Cluster(self._clusters, (replicas.position(), dtypes, objects, *held))
 
     def _build_once(self, variables: list[Any]) -> None:
         """Build the inner optimizer; in eager mode only if the variables are not those of the last step."""
@@ -720,6 +754,17 @@ def _new_diagnosis(diagnose: Any, loss_scale: LossScale) -> Diagnosis | None:
             "the scale constant, set min_scale, max_scale and initial_scale to the same value."
         )
     return Diagnosis()
+
+
+def _new_clusters(jit_compile: Any) -> Clusters | None:
+    if not errors.boolean("jit_compile", jit_compile, "Pass True to have XLA compile the step."):
+        return None
+    if not tf.compat.v1.executing_eagerly_outside_functions():
+        raise ValueError(
+            "`jit_compile` cannot be True in a legacy graph, which cannot call a compiled function. Leave it out, or "
+            "compile the whole session: tf.compat.v1.OptimizerOptions.global_jit_level."
+        )
+    return Clusters()
 
 
 def _from_manager(manager: Any, has_other_arguments: Any) -> LossScale:

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale.core import fast, step
+from tf_lossscale.core import fast, replicas, step
 from tf_lossscale.core.fast.packing import Packed, are_small
 from tf_lossscale.core.graphs import compiled, finished
 
@@ -44,7 +44,8 @@ def loops() -> bool:
     >>> loops()
     False
     """
-    return fast.on("loop") and compiled_for_the_cpu() and not tf.distribute.has_strategy()
+    alone = not tf.distribute.has_strategy() or replicas.write_apart()  # in a loop replicas cannot meet
+    return fast.on("loop") and compiled_for_the_cpu() and alone
 
 
 def compiled_for_the_cpu() -> bool:

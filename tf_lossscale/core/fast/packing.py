@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -194,7 +194,10 @@ class Packed:
             for i, part in zip(members, unstacked(stack)):
                 gradients[i] = part
         for i, tensor in zip(self._alone, tensors[len(self._stacked) :]):
-            gradients[i] = tensor.unscaled(one) if isinstance(tensor, Scaled) else tensor
+            gradients[i] = tensor
+            if isinstance(tensor, Scaled):
+                gradients[i] = tensor.unscaled(one)
+                _note(gradients[i], tensor)
         return gradients
 
     def one_at_a_time(self, unpacked: Sequence[Any]) -> None:
@@ -280,6 +283,16 @@ def _unscaled(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
     if late and values.dtype != tf.float16:  # a sum of float16 often overflows before it is unscaled
         _note(result, scaled)
     return result
+
+
+def as_arguments(gradients: list[Any]) -> tuple[list[tf.Tensor], Callable[[list[tf.Tensor]], list[Any]]]:
+    """Return stacks and scaled gradients: see `core.step.as_arguments`."""
+    packed = Packed(gradients)
+
+    def back(tensors: list[tf.Tensor]) -> list[Any]:
+        return packed.unpacked(tensors=tf.nest.pack_sequence_as(packed.tensors, tensors))
+
+    return tf.nest.flatten(packed.tensors), back
 
 
 def sum_over_replicas(gradients: list[Any]) -> list[Any]:

@@ -1,0 +1,273 @@
+"""`LossScaleOptimizer(..., jit_compile=True)`: the same results, and the ways back where XLA cannot compile."""
+
+import copy
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import loops, numerics
+from tests.families import FAMILIES, all_families, families, tf_keras
+from tf_lossscale import LossScaleOptimizer, SharedLossScale
+from tf_lossscale.optimizers import Adafactor
+
+KERAS_3 = FAMILIES[0]
+SHAPES = [(3,), (3,), (2, 2), (), (9000,)]
+
+
+def weights(dtype="float32"):
+    return [tf.Variable(np.ones(shape, dtype)) for shape in SHAPES]
+
+
+def trained(inner, mode="eager", dtype="float32", contract="get_unscaled_gradients", **options):
+    """An optimizer, and its variables after five steps, of which the third overflows."""
+    optimizer, variables = LossScaleOptimizer(inner, initial_scale=8, **options), weights(dtype)
+
+    def step(factor):
+        with tf.GradientTape() as tape:
+            loss = tf.cast(factor, dtype) * tf.add_n([tf.reduce_sum(v * v) for v in variables])
+            scaled = optimizer.scale_loss(loss) if contract == "apply" else optimizer.get_scaled_loss(loss)
+        gradients = tape.gradient(scaled, variables)
+        if contract == "apply":
+            optimizer.apply(gradients, variables)
+        else:
+            optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients(gradients), variables))
+
+    taken = {"eager": step, "function": tf.function(step)}[mode]
+    for factor in (0.5, 1.0, float("inf"), 1.0, 0.25):
+        taken(tf.constant(factor))
+    return optimizer, variables
+
+
+def assert_same(compiled, plain, tolerance=1e-6):
+    for (mine, variables), (theirs, others) in [(compiled, plain)]:
+        assert mine.state() == theirs.state()
+        for one, other in zip([*variables, *mine.weights], [*others, *theirs.weights], strict=True):
+            numerics.assert_close(one.numpy().astype("float64"), other.numpy().astype("float64"), tolerance, 1.0)
+
+
+INNERS = {
+    "clipnorm": lambda keras: keras.optimizers.Adam(0.1, clipnorm=0.5),
+    "global_clipnorm": lambda keras: keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.5),
+    "ema": lambda keras: keras.optimizers.SGD(0.1, use_ema=True, ema_overwrite_frequency=2),
+    "weight_decay": lambda keras: keras.optimizers.AdamW(0.1, weight_decay=0.1),
+    "schedule": lambda keras: keras.optimizers.RMSprop(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)),
+    "accumulation": lambda keras: keras.optimizers.Adam(0.1, gradient_accumulation_steps=2),
+    "adafactor": lambda keras: Adafactor(lr=0.1),
+}
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("inner", INNERS)
+@pytest.mark.parametrize("mode", ["eager", "function"])
+@pytest.mark.parametrize("keras", [KERAS_3.keras, tf_keras], ids=["keras3", "tf_keras"])
+def test_clipping_averages_decay_schedules_and_accumulation_give_the_same_weights(inner, mode, keras):
+    if keras is tf_keras and inner in ("accumulation", "adafactor"):
+        pytest.skip("of Keras 3")
+    make = functools.partial(INNERS[inner], keras)
+    assert_same(trained(make(), mode, jit_compile=True), trained(make(), mode))
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("mode", ["eager", "function"])
+@pytest.mark.parametrize("contract", ["get_unscaled_gradients", "apply"])
+def test_gradients_of_every_dtype_give_the_same_weights_by_both_contracts(dtype, mode, contract):
+    if dtype == "float16" and not numerics.XLA_HAS_FLOAT16:
+        pytest.skip("for this instruction set XLA compiles no float16")
+    tolerance = {"float16": 2e-3, "bfloat16": 2e-2, "float64": 1e-6}.get(dtype, 1e-6)
+    compiled, plain = (
+        trained(KERAS_3.optimizers.SGD(0.125, momentum=0.5), mode, dtype, contract, jit_compile=option)
+        for option in (True, False)
+    )
+    assert_same(compiled, plain, tolerance)
+    assert compiled[0].loss_scale.numpy().item() == 4.0
+
+
+def test_only_the_step_is_compiled():
+    optimizer, variable = LossScaleOptimizer(KERAS_3.sgd(), jit_compile=True), tf.Variable([1.0])
+
+    @tf.function
+    def step(text, values):  # of any length; XLA has no strings
+        factor = tf.strings.to_number(text)
+        optimizer.minimize(lambda: factor * tf.reduce_sum(values) * variable, [variable])
+
+    step(tf.constant("2"), tf.constant([0.25, 0.25]))
+    step(tf.constant("2"), tf.constant([0.25, 0.25, 0.5]))
+    assert variable.numpy().tolist() == [-0.5]
+    [call] = [op for op in step.get_concrete_function("2", tf.zeros([3])).graph.get_operations() if _must_compile(op)]
+    assert call.type == "StatefulPartitionedCall"
+    # The caller works on no value of a gradient but for the one multiplication of the loss.
+    assert not [op for op in call.graph.get_operations() if op.type in ("AssignVariableOp", "If", "IsFinite")]
+
+
+def _must_compile(operation):
+    try:
+        return operation.get_attr("_XlaMustCompile")
+    except ValueError:
+        return False
+
+
+@all_families
+def test_a_fixed_scale_is_compiled_as_well_and_skips_nothing(family):
+    optimizer = LossScaleOptimizer(family.sgd(), dynamic=False, initial_scale=8, jit_compile=True)
+    variable = tf.Variable([1.0, 2.0])
+    for _ in range(2):
+        loops.step(optimizer, lambda: tf.reduce_sum(variable), [variable])
+    assert variable.numpy().tolist() == [0.0, 1.0]
+    loops.step(optimizer, lambda: tf.reduce_sum(variable) * float("inf"), [variable])
+    assert not np.isfinite(variable.numpy()).any()
+
+
+@families
+def test_eager_steps_are_compiled_once(family):
+    optimizer, variable = LossScaleOptimizer(family.adam(), jit_compile=True), tf.Variable([1.0])
+    for factor in (1.0, float("nan"), 2.0):
+        loops.step(optimizer, lambda factor=factor: factor * variable, [variable])
+        assert len(optimizer._clusters) == 1
+
+
+@families
+def test_a_hyperparameter_that_is_set_between_eager_steps_takes_effect(family):
+    def trained(jit_compile):
+        optimizer, variable = LossScaleOptimizer(family.adam(), jit_compile=jit_compile), tf.Variable(8.0)
+        for beta, learning_rate in [(0.5, 0.5), (0.25, 0.5), (0.25, 4.0)]:
+            optimizer.beta_1 = beta
+            optimizer.learning_rate = learning_rate
+            loops.step(optimizer, lambda: variable**2, [variable])
+        return variable.numpy().item()
+
+    assert trained(True) == pytest.approx(trained(False), rel=1e-6)
+
+
+def test_hyperparameters_that_change_in_each_step_are_warned_of_once(caplog):
+    optimizer, variable = LossScaleOptimizer(KERAS_3.optimizers.SGD(momentum=0.5), jit_compile=True), tf.Variable(1.0)
+    for i in range(10):
+        optimizer.momentum = (i + 1) / 16
+        loops.step(optimizer, lambda: 2.0 * variable, [variable])
+    assert len([r for r in caplog.records if "jit_compile" in r.getMessage()]) == 1
+
+
+@all_families
+def test_sparse_gradients_are_applied_by_the_plain_step_and_a_warning_says_so_once(family, caplog):
+    optimizer = LossScaleOptimizer(family.sgd(), initial_scale=8, jit_compile=True)
+    table, dense = tf.Variable([[1.0], [2.0]]), tf.Variable(1.0)
+    for factor in (1.0, 1.0, float("inf")):
+        loops.step(
+            optimizer, lambda factor=factor: factor * dense + tf.reduce_sum(tf.gather(table, [0])), [table, dense]
+        )
+    assert table.numpy().tolist() == [[0.0], [2.0]]
+    assert optimizer.loss_scale.numpy().item() == 4.0
+    [message] = [r.getMessage() for r in caplog.records if "jit_compile" in r.getMessage()]
+    assert "sparse" in message
+
+
+def test_a_legacy_graph_is_refused_before_anything_is_changed():
+    with tf.Graph().as_default():
+        inner = tf.compat.v1.train.GradientDescentOptimizer(0.5)
+        with pytest.raises(ValueError, match="`jit_compile` cannot be True in a legacy graph"):
+            LossScaleOptimizer(inner, jit_compile=True)
+        LossScaleOptimizer(inner)
+
+
+def test_jit_compile_must_be_a_boolean():
+    with pytest.raises(TypeError, match='"jit_compile" argument'):
+        LossScaleOptimizer(KERAS_3.sgd(), jit_compile="auto")
+
+
+@pytest.mark.parametrize("mode", ["eager", "function"])
+def test_an_operation_that_xla_lacks_is_named_with_the_option_and_nothing_is_changed(mode):
+    class Printing(KERAS_3.optimizers.SGD):
+        def update_step(self, gradient, variable, learning_rate):
+            tf.numpy_function(lambda: None, [], [])
+            super().update_step(gradient, variable, learning_rate)
+
+    optimizer, variable = LossScaleOptimizer(Printing(0.5), initial_scale=8, jit_compile=True), tf.Variable(1.0)
+    step = functools.partial(loops.step, optimizer, lambda: 2.0 * variable, [variable])
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"(?s)PyFunc.*LossScaleOptimizer_with_jit_compile"):
+        (tf.function(step) if mode == "function" else step)()
+    assert variable.numpy() == 1.0
+    assert optimizer.iterations.numpy() == 0
+    assert optimizer.state()["total_steps"] == 0
+
+
+def test_step_hooks_are_called_by_steps_that_are_not_compiled(caplog):
+    inner, variable, calls = Adafactor(lr=0.5), tf.Variable(1.0), []
+    optimizer = LossScaleOptimizer(inner, jit_compile=True)
+    for _ in range(2):
+        loops.step(optimizer, lambda: 2.0 * variable, [variable])
+        inner.register_step_post_hook(lambda *given: calls.append(given[0] is inner))
+    assert calls == [True]
+    assert any("step hooks are Python functions" in record.getMessage() for record in caplog.records)
+
+
+def test_optimizers_that_share_a_scale_are_compiled_together():
+    def trained(jit_compile):
+        shared = SharedLossScale(8.0)
+        variables = [tf.Variable([1.0, 2.0]), tf.Variable(3.0)]
+        optimizers = [
+            LossScaleOptimizer(KERAS_3.adam(), loss_scale_manager=shared, jit_compile=jit_compile) for _ in variables
+        ]
+        for factor in (1.0, float("inf"), 0.5):
+            with shared.together():
+                for optimizer, variable in zip(optimizers, variables):
+                    own = factor if variable is variables[0] else 1.0
+                    loops.step(optimizer, lambda v=variable, own=own: own * tf.reduce_sum(v * v), [variable])
+        return optimizers[0], variables
+
+    compiled = trained(True)
+    assert_same(compiled, trained(False))
+    assert len(compiled[0]._clusters) == 1
+
+
+@pytest.mark.parametrize("mode", ["eager", "function"])
+def test_the_overflow_report_and_the_norm_are_the_same(mode):
+    (compiled, _), (plain, _) = (
+        trained(KERAS_3.adam(), mode, diagnose=True, jit_compile=option) for option in (True, False)
+    )
+    assert compiled.overflow_report() == plain.overflow_report()
+    numerics.assert_close(compiled.gradient_norm.numpy(), plain.gradient_norm.numpy(), 1e-5)
+
+
+def test_a_stall_is_reported_in_the_step_that_completes_it(caplog):
+    optimizer, variable = LossScaleOptimizer(KERAS_3.sgd(), jit_compile=True, on_floor="raise"), tf.Variable(1.0)
+    with pytest.raises(FloatingPointError, match="100 steps"):
+        for i in range(101):
+            loops.step(optimizer, lambda: variable * float("nan"), [variable])
+    assert i == 99
+
+
+@families
+def test_configs_copies_and_checkpoints_keep_what_a_plain_wrapper_keeps(family, tmp_path):
+    (compiled, variables), (plain, others) = (
+        trained(family.adam(name="adam"), jit_compile=option) for option in (True, False)
+    )
+    assert compiled.get_config() == {**plain.get_config(), "jit_compile": True}
+    again = LossScaleOptimizer.from_config(compiled.get_config())
+    assert again._clusters is not None
+    assert copy.deepcopy(compiled).state() == compiled.state()
+
+    path = tf.train.Checkpoint(optimizer=compiled, variables=variables).save(tmp_path / "of_compiled")
+    tf.train.Checkpoint(optimizer=plain, variables=others).restore(path).assert_consumed()
+    assert plain.state() == {**plain.state(), "loss_scale": compiled.state()["loss_scale"]}
+    for one, other in zip(compiled.weights, plain.weights, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())
+
+
+def test_a_copy_takes_steps_of_its_own():
+    optimizer, variable = LossScaleOptimizer(KERAS_3.adam(), jit_compile=True), tf.Variable(1.0)
+    loops.step(optimizer, lambda: 2.0 * variable, [variable])
+    other = copy.deepcopy(optimizer)
+    loops.step(other, lambda: 2.0 * variable, [variable])
+    assert (optimizer.iterations.numpy(), other.iterations.numpy()) == (1, 2)
+
+
+def test_fit_trains_with_a_compiled_step():
+    model = KERAS_3.keras.Sequential([KERAS_3.keras.layers.Dense(1)])
+    optimizer = LossScaleOptimizer(KERAS_3.adam(), jit_compile=True)
+    model.compile(optimizer, "mse", jit_compile=False)
+    x = np.linspace(-1, 1, 40, dtype="float32")[:, None]
+    losses = model.fit(x, 2 * x, epochs=12, batch_size=16, verbose=0).history["loss"]
+    assert losses[-1] < losses[0] / 4
+    assert optimizer.state()["total_steps"] == 36
