@@ -24,7 +24,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # or PyTorch's threads spin
 
 import tensorflow as tf
 
-from benchmarks import ablation, contenders, costs, machine, report, steps
+from benchmarks import ablation, beside, contenders, costs, machine, report, steps
 
 JSON = pathlib.Path(__file__).parents[1] / "docs" / "performance.json"
 
@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> None:
     results = json.loads(options.json.read_text()) if options.json.exists() else {"rows": []}
     wanted = [
         cell
-        for cell in (*steps.cells(), *costs.cells(), *ablation.cells())
+        for cell in (*steps.cells(), *costs.cells(), *ablation.cells(), *beside.cells())
         if re.search(options.only, ", ".join(cell.values()))
     ]
     wanted = [
@@ -74,6 +74,9 @@ def main(arguments: list[str] | None = None) -> None:
             report.plot(options.json.with_suffix(".svg"), results)
 
 
+_MODULES = {ablation.WHAT: ablation, beside.WHAT: beside, beside.FIRST_CALL: beside, **dict.fromkeys(costs.ALL, costs)}
+
+
 def _measure(wanted: list[dict[str, str]], options: argparse.Namespace, results: dict[str, Any]) -> None:
     begun = time.perf_counter()
     for i, cell in enumerate(wanted):
@@ -81,7 +84,7 @@ def _measure(wanted: list[dict[str, str]], options: argparse.Namespace, results:
         if start - begun > 60 * options.minutes:
             print(f"{len(wanted) - i} cells are left after {options.minutes:g} minutes: go on with --missing")
             break
-        where = {ablation.WHAT: ablation, **dict.fromkeys(costs.ALL, costs)}.get(cell["what"], steps)
+        where = _MODULES.get(cell["what"], steps)
         row = where.measure(cell, options.seconds, least=options.rounds)
         row["measured"] = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M")
         print(f"{time.perf_counter() - start:5.1f} s  {report.line(row)}", flush=True)

@@ -6,7 +6,9 @@ import time
 
 
 def main(what: str, *arguments: str) -> None:
-    """Measure the imports ("import") or the peak memory of a step ("memory", workload, contender)."""
+    """Measure the imports ("import"), the first call of a step ("first call", family, workload, contender), or its peak
+    memory ("memory", workload, contender).
+    """
     if what == "import":
         start = time.process_time()
         import tf_lossscale  # noqa: F401
@@ -16,6 +18,11 @@ def main(what: str, *arguments: str) -> None:
         import tensorflow  # noqa: F401
 
         print(json.dumps([ours, time.process_time() - start]))
+        return
+    if what == "first call":
+        from benchmarks import beside
+
+        print(json.dumps(beside.first_call(*arguments)))
         return
     from benchmarks import costs
 

@@ -16,6 +16,7 @@ OURS_APPLY, OURS_MINIMIZE, THEIRS_MINIMIZE = f"{OURS}, apply", f"{OURS}, minimiz
 BARE_MINIMIZE = "bare, minimize"
 MINIMIZERS = (BARE_MINIMIZE, OURS_MINIMIZE, THEIRS_MINIMIZE)
 OURS_DIAGNOSED = f"{OURS}, diagnose"
+OURS_COMPILED = f"{OURS}, jit_compile=True"
 TORCH = "PyTorch"
 LEAST, CONDITIONAL = "one read, one write", "bare, in a tf.cond"
 
@@ -95,7 +96,7 @@ def optimizer(family: str, name: str, compiled: bool = False) -> Any:
         return theirs(inner)
     if name in (LEAST, CONDITIONAL):
         return {LEAST: _Least, CONDITIONAL: _Conditional}[name](inner)
-    return LossScaleOptimizer(inner, diagnose=name == OURS_DIAGNOSED)
+    return LossScaleOptimizer(inner, diagnose=name == OURS_DIAGNOSED, jit_compile=name == OURS_COMPILED)
 
 
 def scale(opt: Any, name: str, loss: tf.Tensor) -> tf.Tensor:

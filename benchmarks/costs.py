@@ -86,20 +86,21 @@ def tracing(cell: dict[str, str], seconds: float, least: int) -> dict[str, Any]:
 
 def importing(times: int) -> dict[str, Any]:
     """Return the times of `import tf_lossscale` and of `import tensorflow` after it: medians over new processes."""
-    pairs = [_apart("import") for _ in range(times)]
+    pairs = [apart("import") for _ in range(times)]
     ours, theirs = (statistics.median(pair[i] for pair in pairs) for i in (0, 1))
     return {"milliseconds": {"tf_lossscale": round(1000 * ours, 1), "tensorflow": round(1000 * theirs, 1)}}
 
 
-def _apart(*what: str) -> Any:
-    """Run `benchmarks.apart` in a new process."""
+def apart(*what: str, env: dict[str, str] | None = None) -> Any:
+    """Return the result of `benchmarks.apart` in a new process."""
     command = [sys.executable, "-m", "benchmarks.apart", *what]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=env)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def peak_apart(workload: str, name: str, without: str = "") -> float:
     """Return `peak_of_a_step` of a process of its own."""
-    return _apart("memory", workload, name, without)
+    return apart("memory", workload, name, without)
 
 
 def peak_of_a_step(workload: str, name: str, without: str = "") -> float:

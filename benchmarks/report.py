@@ -5,11 +5,12 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from benchmarks import ablation, contenders
+from benchmarks import ablation, beside, contenders
 from tf_lossscale.core import fast
 
 Row = dict[str, Any]
 COLUMNS = {name: name for name in (contenders.OURS, contenders.OURS_APPLY, contenders.THEIRS)}
+_STEP = {**COLUMNS, contenders.OURS_COMPILED: "jit_compile=True"}
 UNMEASURED = "Not measured yet: `make bench` fills this in."
 _MINIMIZE = {
     contenders.OURS_MINIMIZE: contenders.OURS,
@@ -34,7 +35,7 @@ def tables(results: dict[str, Any]) -> dict[str, str]:
     """Return the tables of the page by name; a table without measurements is a line that says so."""
     rows = [row for row in results["rows"] if "refused" not in row or "ratios" in row]
     found = {
-        "step": _ratios(_sorted(rows, "step"), COLUMNS),
+        "step": _ratios(_sorted(rows, "step"), _STEP),
         "least": _table(
             ["mode", "Adam of", "what is trained", contenders.LEAST, *COLUMNS],
             [
@@ -44,12 +45,14 @@ def tables(results: dict[str, Any]) -> dict[str, str]:
             ],
         ),
         "minimize": _ratios(_sorted(rows, "minimize"), _MINIMIZE),
-        "training step": _ratios(_sorted(rows, "training step"), COLUMNS),
+        "training step": _ratios(_sorted(rows, "training step"), _STEP),
         "diagnose": _ratios(_sorted(rows, "diagnose"), {contenders.OURS_DIAGNOSED: "diagnose=True"}),
         "skipped step": _table(
             ["mode", "Adam of", "gradients", "skipped : applied"],
             [[r["mode"], r["family"], r["workload"], _ratio(r, "skipped")] for r in _sorted(rows, "skipped step")],
         ),
+        "beside": _beside(_sorted(rows, beside.WHAT)),
+        "first call": _first_calls(_sorted(rows, beside.FIRST_CALL)),
         "ablation": _ablation(_sorted(rows, ablation.WHAT)),
         "tracing": _traced(_sorted(rows, "tracing")),
         "compiling": _traced(_sorted(rows, "compiling")),
@@ -79,6 +82,21 @@ def tables(results: dict[str, Any]) -> dict[str, str]:
     }
     pages = {name: table + _left_out(results["rows"], name) or UNMEASURED for name, table in found.items()}
     return {"machine": _machine(results), **pages}
+
+
+def _beside(rows: list[Row]) -> str:
+    lines = []
+    for row in rows:
+        for family in dict.fromkeys(name.rpartition(": ")[0] for name in row["milliseconds"]):
+            own = [row["milliseconds"].get(f"{family}: {name}") for name in beside.COLUMNS]
+            lines.append([row["workload"], family, *("" if value is None else f"{value:.1f} ms" for value in own)])
+    return _table(["gradients", "Adam of", *beside.COLUMNS], lines)
+
+
+def _first_calls(rows: list[Row]) -> str:
+    names = (contenders.BARE, contenders.OURS, contenders.OURS_COMPILED, beside.CACHED)
+    lines = [[row["family"], *(f"{row['milliseconds'][name] / 1000:.1f} s" for name in names)] for row in rows]
+    return _table(["Adam of", *names], lines)
 
 
 def _ablation(rows: list[Row]) -> str:

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from benchmarks import __main__ as command
-from benchmarks import ablation, clock, contenders, costs, report, steps, workloads
+from benchmarks import ablation, beside, clock, contenders, costs, report, steps, workloads
 from tf_lossscale.core import fast
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
@@ -23,7 +23,7 @@ def results():
 def only_tiny(monkeypatch):
     """The suite has one cell."""
     monkeypatch.setattr(steps, "cells", lambda: iter([{"what": "step", **TINY}]))
-    for module in (costs, ablation):
+    for module in (costs, ablation, beside):
         monkeypatch.setattr(module, "cells", lambda: iter([]))
 
 
@@ -31,7 +31,7 @@ def only_tiny(monkeypatch):
 def test_a_cell_is_measured_for_every_contender(what):
     row = steps.measure({"what": what, **TINY}, seconds=0, least=1)
     assert row["rounds"] == 1
-    assert len(row["ratios"]) == {"step": 4, "minimize": 4, "skipped step": 2, "diagnose": 2, "growth": 2}[what]
+    assert len(row["ratios"]) == {"step": 5, "minimize": 4, "skipped step": 2, "diagnose": 2, "growth": 2}[what]
     bare, *others = row["ratios"].values()
     assert bare == {"processor": 1.0, "wall": 1.0}
     assert all(both["processor"] > 0 for both in others)
@@ -39,7 +39,7 @@ def test_a_cell_is_measured_for_every_contender(what):
 
 
 def test_every_cell_has_a_name_of_its_own_and_every_workload_has_as_many_gradients_as_variables():
-    cells = [tuple(cell.values()) for cell in (*steps.cells(), *costs.cells())]
+    cells = [tuple(cell.values()) for cell in (*steps.cells(), *costs.cells(), *beside.cells())]
     assert len(cells) == len(set(cells))
     for workload in (workloads.SPARSE, "3 x 1k"):
         assert len(workloads.gradients(workload)) == len(workloads.variables(workload))
@@ -82,7 +82,7 @@ def test_tracing_counts_the_nodes_that_each_contender_adds(what, mode):
 @pytest.mark.slow
 def test_a_process_of_its_own_tells_its_own_peak():
     ballast = tf.zeros([100_000_000])  # 400 MB that are not the other's
-    assert costs._apart("memory", "4 x 1M", contenders.BARE) > 4 * 4 * 3
+    assert costs.apart("memory", "4 x 1M", contenders.BARE) > 4 * 4 * 3
     del ballast
 
 
@@ -92,6 +92,15 @@ def test_peak_memory_is_compared_with_the_bare_optimizer_that_does_the_same():
     table = _table([row], "peak memory")
     assert "| tf-lossscale | 130 MB | 30 MB |" in table
     assert "| tf-lossscale, minimize | 125 MB | 5 MB |" in table
+
+
+def test_all_libraries_are_beside_each_other_in_one_table(monkeypatch):
+    monkeypatch.setattr(contenders, "FAMILIES", {"Keras 3": contenders.FAMILIES["Keras 3"]})
+    cell = {"what": "beside", "mode": "tf.function", "family": "all", "workload": "3 x 1k"}
+    row = beside.measure(cell, seconds=0, least=1, first=0)
+    assert list(row["milliseconds"])[:4] == [f"Keras 3: {name}" for name in beside.COLUMNS]
+    assert min(row["milliseconds"].values()) > 0
+    assert "| 3 x 1k | Keras 3 | " in _table([row], "beside")
 
 
 def test_pytorch_takes_part_where_it_is_installed():

@@ -20,6 +20,7 @@ ORDER = [
     ("core.scaling", "core.finite", "core.replicas"),
     ("core.variables", "core.diagnosis"),
     ("core.state",),
+    ("core.clusters",),
     ("core.step",),
     ("core.fast",),  # which the core finds by name
     ("wrapper.contract", "wrapper.grads_and_vars", "wrapper.options", "wrapper.families", "wrapper.layers"),

@@ -115,7 +115,7 @@ def apart() -> Iterator[None]:
     if not tf.distribute.has_strategy() or tf.distribute.in_cross_replica_context():
         yield
         return
-    # Private: a test fails where the strategy does not ask it. No other replica's thread runs until the next merge_call.
+    # Private: a test fails where no strategy asks it. The threads of other replicas wait until the next merge_call.
     with overriding(tf.distribute.get_strategy().extended, _use_merge_call=lambda: False):
         yield
 

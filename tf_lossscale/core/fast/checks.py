@@ -29,7 +29,7 @@ def divide(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
 
 
 def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
-    """Look at small gradients in stacks, and sum large ones first: see `core.finite.all_finite`.
+    """Look at small gradients together, and sum large ones first: see `core.finite.all_finite`.
 
     A sum is finite only if all summands are. Large gradients are summed, which writes nothing, and checked value by
     value, in a conditional, only where the sum is not finite.
@@ -38,6 +38,8 @@ def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
     grouped = positions(given)
     done = {i for group in grouped for i in group}
     found = [*(stacked(given, group) for group in grouped), *(g for i, g in enumerate(given) if i not in done)]
+    if compiled() and fast.on("one check"):
+        found = _concatenated(found)
     summed = _worth_a_sum(found) if fast.on("sum first") else []
     these = {id(gradient) for gradient in summed}
     flags = [_is_finite(gradient) for gradient in found if id(gradient) not in these]
@@ -46,6 +48,18 @@ def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
     if not flags:
         return tf.constant(True)
     return flags[0] if len(flags) == 1 else tf.reduce_all(tf.stack(flags))
+
+
+def _concatenated(gradients: list[Any]) -> list[Any]:
+    """Return the small ones as one of each dtype: for each check that it compiles, XLA makes kernels of its own."""
+    alike: dict[tf.DType, list[tf.Tensor]] = {}
+    others = []
+    for gradient in gradients:
+        if isinstance(gradient, tf.Tensor) and is_small(gradient):
+            alike.setdefault(gradient.dtype, []).append(tf.reshape(gradient, [-1]))
+        else:
+            others.append(gradient)
+    return [*(tf.concat(small, 0) for small in alike.values()), *others]
 
 
 def _worth_a_sum(gradients: list[Any]) -> list[Any]:

@@ -1,0 +1,73 @@
+"""All libraries beside each other: the same shapes, every wrapper, PyTorch's too, in one run; and the first call."""
+
+import functools
+import os
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from benchmarks import clock, contenders, costs, pytorch, steps, workloads
+
+WHAT, FIRST_CALL = "beside", "first call"
+COLUMNS = (contenders.BARE, contenders.OURS, contenders.OURS_COMPILED, contenders.THEIRS)
+CACHED = f"{contenders.OURS_COMPILED}, with XLA's persistent cache"
+
+
+def cells() -> Iterator[dict[str, str]]:
+    """Yield the cells that this module measures."""
+    for workload in ("200 x 1k", workloads.RESNET, steps.LARGE):
+        yield {"what": WHAT, "mode": "tf.function", "family": "all", "workload": workload}
+    for family in ("Keras 3", "tf_keras legacy"):
+        yield {"what": FIRST_CALL, "mode": "tf.function", "family": family, "workload": "200 x 1k"}
+
+
+def measure(cell: dict[str, str], seconds: float, **rounds: int) -> dict[str, Any]:
+    """Return the cell with the milliseconds of each step, by the clock on the wall and in processor time."""
+    if cell["what"] == FIRST_CALL:
+        return {**cell, "milliseconds": first_calls(cell["family"], cell["workload"])}
+    times = clock.in_turns(_steps(cell["workload"]), 5 * seconds, **rounds)
+    return {
+        **cell,
+        "milliseconds": {name: round(1000 * statistics.median(each.wall), 2) for name, each in times.items()},
+        "processor": {name: round(1000 * statistics.median(each.processor), 2) for name, each in times.items()},
+        "rounds": len(next(iter(times.values())).wall),
+        "load": clock.load(),
+    }
+
+
+def _steps(workload: str) -> dict[str, Callable[[], object]]:
+    found = {}
+    for family in contenders.FAMILIES:
+        cell = {"what": "step", "mode": "tf.function", "family": family, "workload": workload}
+        for name in COLUMNS:
+            found[f"{family}: {name}"] = steps.in_mode(cell, name)
+    if contenders.installed(contenders.TORCH):
+        for update in pytorch.UPDATES:
+            for name in (contenders.BARE, contenders.THEIRS):
+                found[f"{_torch(update)}: {name}"] = pytorch.step(workload, name, update)
+    return found
+
+
+def _torch(update: str) -> str:
+    return f"{contenders.TORCH}, {update}"
+
+
+def first_calls(family: str, workload: str) -> dict[str, float]:
+    """Return the milliseconds of the first call of a step, tracing and compiling included, in new processes."""
+    first = functools.partial(costs.apart, "first call", family, workload)
+    found = {name: first(name) for name in (contenders.BARE, contenders.OURS, contenders.OURS_COMPILED)}
+    with tempfile.TemporaryDirectory() as folder:
+        cached = {**os.environ, "TF_XLA_FLAGS": f"--tf_xla_persistent_cache_directory={folder}"}
+        first(contenders.OURS_COMPILED, env=cached)
+        found[CACHED] = first(contenders.OURS_COMPILED, env=cached)
+    return found
+
+
+def first_call(family: str, workload: str, name: str) -> float:
+    """Return the milliseconds of the first call of a step in this process; that of another one loads what it needs."""
+    cell = {"what": "step", "mode": "tf.function", "family": family, "workload": workload}
+    steps.in_mode({**cell, "workload": "3 x 1k"}, name)()
+    step = steps.in_mode(cell, name)
+    times = clock.in_turns({name: step}, 0, least=1, first=0)[name]
+    return round(1000 * times.wall[0], 1)
