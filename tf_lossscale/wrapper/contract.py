@@ -87,10 +87,11 @@ class Contract:
                 self._forget_ended_threads()
                 self._in_eager_mode[thread] = _Note(method)
 
-    def scaled_inside(self) -> None:
-        """Record that a function of `scale_inside` returned gradients: unscaled ones, unless the loss was scaled too.
+    def scaled_by_hand(self) -> None:
+        """Record that gradients are scaled and unscaled without our methods: they are unscaled in the next update.
 
-        Keras 3's `fit` calls `scale_loss` with the loss that such a function returned.
+        Unless the loss is scaled as well: Keras 3's `fit` calls `scale_loss` with what a function of `scale_inside`
+        returned.
         """
         with self._lock:
             if not any(note.method == "scale_loss" and not note.followed_in for note in self._notes_here(_functions())):

@@ -286,7 +286,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         """
 
         def unscale(gradients: list[Any]) -> list[Any]:
-            self._contract.scaled_inside()
+            self._contract.scaled_by_hand()
             return self._unscaled(gradients)
 
         return scaled_inside(loss_fn, lambda upstream: scaling.scale_loss(upstream, self._factor_of_loss), unscale)
