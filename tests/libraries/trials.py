@@ -119,19 +119,22 @@ def _():
     with tempfile.TemporaryDirectory() as folder:
         search = keras_tuner.RandomSearch(build, "loss", max_trials=2, directory=folder)
         search.search(normal(4), normal(1), batch_size=8, verbose=0)
-    assert float(made[-1].optimizer.loss_scale) == 2.0**98
+    state = made[-1].optimizer.state()
+    assert (state["loss_scale"], state["skipped_steps"], state["total_steps"]) == (2.0**98, 2, 2)
 
 
 @trial("keras", TODAY)
 def _():
     model = dense(keras.layers.Dense(8))
-    model.compile(LossScaleOptimizer(keras.optimizers.Adam()), "mse")
+    trains_and_skips(model, normal(4), normal(1))
     try:
         model.quantize("int8")
     except ValueError as error:
         assert "float16" in str(error)
     else:
         raise AssertionError("it quantizes float16 layers now: docs/libraries.md is to say so")
+    keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    dense(keras.layers.Dense(8)).quantize("int8")
 
 
 # Keras 2. ---------------------------------------------------------------------------------------------------------
