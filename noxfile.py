@@ -76,6 +76,25 @@ def tests(session, tensorflow, libraries):
     )
 
 
+# TensorFlow -> the libraries of docs/libraries.md that are tried with it; keras-tuner imports
+# tensorboard, and qkeras pyparsing.
+LIBRARIES = {
+    "2.15": ("deepctr", "larq", "qkeras<1", "pyparsing", "tensorflow-ranking", "tf-agents"),
+    "2.21": (
+        *("keras-hub", "keras-rs", "keras-tuner", "spektral", "tensorboard", "tensorflow-gnn", "tf-keras==2.21.*"),
+        *("tensorflow-model-optimization", "tensorflow-recommenders"),
+    ),
+}
+
+
+@nox.session(python="3.11")
+@nox.parametrize("tensorflow", [nox.param(each, id=each) for each in LIBRARIES])
+def libraries(session, tensorflow):
+    """Tries today's libraries under mixed_float16: docs/libraries.md."""
+    session.install(f"tensorflow=={tensorflow}.*", *LIBRARIES[tensorflow], ".", *ALONE)
+    session.run("python", "-m", "pytest", "-q", "-rs", "tests/libraries/test_trials.py", env={"PYTHONPATH": "."})
+
+
 # Extras that the doctests, the promises and the demo need.
 EXTRAS = "migrate,plot,probability,sonnet,tf-keras,train"
 # Files with one family's promises; `-k` leaves out strategies.

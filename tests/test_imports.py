@@ -17,7 +17,7 @@ PACKAGE = pathlib.Path(tf_lossscale.__file__).parent
 ORDER = [
     ("errors", "writing", "libraries"),
     ("core.rules", "core.graphs", "core.twins"),
-    ("core.scaling", "core.finite", "core.replicas"),
+    ("core.scaling", "core.finite", "core.inside", "core.replicas"),
     ("core.variables", "core.diagnosis"),
     ("core.state",),
     ("core.clusters",),

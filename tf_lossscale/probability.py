@@ -75,7 +75,7 @@ def minimize(
     """
     _require_loss_scale_optimizer(optimizer)
     return _probability().math.minimize(
-        _with_scaled_gradients(loss_fn, optimizer),
+        optimizer.scale_inside(loss_fn),
         num_steps,
         optimizer,
         convergence_criterion=convergence_criterion,
@@ -181,23 +181,3 @@ def _require_loss_scale_optimizer(optimizer: Any) -> None:
             f"`optimizer` must be a tf_lossscale.LossScaleOptimizer, but got: {optimizer!r}. "
             "Wrap it once: optimizer = tf_lossscale.LossScaleOptimizer(optimizer)."
         )
-
-
-def _with_scaled_gradients(loss_fn: Callable[..., Any], optimizer: Any) -> Callable[..., Any]:
-    """Return the same loss function. Its gradients are computed from the scaled loss, then unscaled."""
-
-    def same_loss(**kwargs: Any) -> Any:  # TensorFlow Probability passes `seed` first, and nothing if that fails
-        def loss_and_gradients() -> Any:
-            with tf.GradientTape() as tape:
-                loss = tf.convert_to_tensor(loss_fn(**kwargs))
-
-            def gradients(upstream: Any, variables: Any = ()) -> Any:
-                upstream = optimizer.get_scaled_loss(upstream)
-                scaled = tape.gradient(loss, variables, output_gradients=upstream)
-                return [], optimizer.get_unscaled_gradients(scaled)
-
-            return loss, gradients
-
-        return tf.custom_gradient(loss_and_gradients)()
-
-    return same_loss

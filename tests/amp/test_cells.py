@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
+from absl import logging
 
 from tests import numerics, strategies
 from tf_lossscale import LossScaleOptimizer, amp
@@ -193,6 +194,48 @@ def test_a_step_of_ones_own_overrides_construct():
     assert float(norm) > 1
     assert float(scaled) == 1024 * float(loss)
     numerics.assert_close(moved, 1e-3, 1e-6, *before)
+
+
+class ByHand(amp.TrainOneStepCell):
+    def construct(self, *inputs):
+        loss = self.network(*inputs)
+        grads = self.grad(self.network, self.weights)(*inputs, tf.fill(loss.shape, self.sens))
+        self.update([grad / self.sens for grad in grads])
+        return loss
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_cell_that_scales_by_hand_takes_the_same_steps_and_no_warning_is_given(library, monkeypatch):
+    keras, said = LIBRARIES[library], []
+    monkeypatch.setattr(logging, "warning", lambda message, *values: said.append(message % values))
+    x, y = tf.ones((4, 3)), tf.ones((4, 1))
+    results = []
+    for cell in (amp.TrainOneStepCell, ByHand):
+        model = network(keras)
+        step = cell(amp.WithLossCell(model, mean_square), keras.optimizers.SGD(0.1), 1024.0)
+        losses = [float(step(x, y)) for _ in range(3)]
+        results.append([*losses, *model.get_weights()])
+    for a, b in zip(*results):
+        np.testing.assert_array_equal(a, b)
+    loss_of_each = step.grad(lambda x: (model(x) - 1.0)[:, 0], step.weights)
+    weighted = loss_of_each(x, [1.0, 0.0, 0.0, 2.0])[-1]
+    assert float(weighted[0]) == 3.0, "the gradient of the last bias, with a sens for each row"
+    assert not said
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_cell_of_several_replicas_that_is_called_outside_of_run_says_so_and_changes_nothing(library, compiled):
+    keras = LIBRARIES[library]
+    with strategies.get("mirrored_2").scope():
+        model = network(keras)
+        cell = amp.TrainOneStepCell(amp.WithLossCell(model, mean_square), keras.optimizers.SGD(0.5))
+    before = model.get_weights()
+    step = tf.function(lambda *batch: cell(*batch)) if compiled else cell
+    with pytest.raises(ValueError, match=r"created in the scope of a MirroredStrategy with 2 replicas.*strategy\.run"):
+        step(tf.ones((4, 3)), tf.ones((4, 1)))
+    for a, b in zip(before, model.get_weights()):
+        np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])

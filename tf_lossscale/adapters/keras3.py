@@ -202,12 +202,13 @@ class LossScaleOptimizer(
         loaded = self.__dict__["_loaded_weights"] = values[: len(values) - len(of_scale)]
         super().set_weights([*loaded[: len(self.weights)], *values[len(loaded) :]])
 
-    # `.keras` files: the order of Keras's own LossScaleOptimizer, so that each reads the other's.
+    # `.keras` files: the order of Keras's own LossScaleOptimizer, so that each reads the other's. The first value is
+    # there a step count that stays 0 and is never read, here the overflows that count towards the hysteresis.
 
     def save_own_variables(self, store: Any) -> None:
         scale = self._loss_scale()
-        good = self._loss_scale.good_steps if self.dynamic else 0
-        for i, value in enumerate([0, 0.0, good, scale, *self.weights]):
+        good, bad = (self._loss_scale.good_steps, self._loss_scale.bad_steps) if self.dynamic else (0, 0)
+        for i, value in enumerate([0 if bad is None else bad, 0.0, good, scale, *self.weights]):
             store[str(i)] = keras.ops.convert_to_numpy(value)
 
     def load_own_variables(self, store: Any) -> None:
@@ -218,6 +219,8 @@ class LossScaleOptimizer(
             if self.dynamic:
                 of_scale.append((self._loss_scale.good_steps, int(values[2][()])))
                 of_scale.append((self._loss_scale.current_loss_scale, float(values[3][()])))
+                if self._loss_scale.bad_steps is not None:
+                    of_scale.append((self._loss_scale.bad_steps, int(values[0][()])))
             values = values[4:]
         if len(values) > len(inner) and not self.built:
             logging.warning(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import tensorflow as tf
 
 from tf_lossscale.amp.managers import FixedLossScaleManager
 from tf_lossscale.core import finite, replicas
+from tf_lossscale.wrapper.grads_and_vars import tensors_of
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 from tf_lossscale.wrapper.shared import SharedLossScale
 
@@ -57,6 +59,7 @@ class TrainOneStepCell:
                 f"scale of its own, but got: {sens!r}. Leave it out, or pass the inner optimizer."
             )
         self.optimizer = optimizer
+        self._strategy = tf.distribute.get_strategy()
         self._function = tf.function(self._construct)
 
     def _manager(self, sens: Any) -> Any:
@@ -101,6 +104,37 @@ class TrainOneStepCell:
         grads_and_vars = self.optimizer.compute_gradients(loss, self.weights, tape=tape)
         return loss, [gradient for gradient, _ in grads_and_vars]
 
+    def grad(self, network: Any, weights: list[Any]) -> Callable[..., list[Any]]:
+        """Return a function of the inputs and `sens` that returns scaled gradients, as MindSpore's cells have it.
+
+        >>> from tf_lossscale.amp import WithLossCell
+        >>> model = tf.keras.Sequential([tf.keras.layers.Dense(1, kernel_initializer="ones")])
+        >>> network = WithLossCell(model, tf.keras.losses.MeanSquaredError())
+        >>> step = TrainOneStepCell(network, tf.keras.optimizers.SGD(0.1), sens=8.0)
+        >>> loss = network(tf.ones((1, 1)), tf.zeros((1, 1)))
+        >>> gradients = step.grad(step.network, step.weights)(tf.ones((1, 1)), tf.zeros((1, 1)), step.sens)
+        >>> [gradient.numpy().item() for gradient in gradients]
+        [16.0, 16.0]
+
+        Divide them by `sens` before `update`, which takes unscaled gradients.
+
+        Args:
+            network: a function of the inputs that returns the loss.
+            weights: the variables.
+
+        Returns:
+            A function. Its last argument is `sens`, a number or a tensor that fits the shape of the loss.
+        """
+
+        def gradients(*inputs_and_sens: Any) -> list[Any]:
+            *inputs, sens = inputs_and_sens
+            with tf.GradientTape() as tape:
+                loss = network(*inputs)
+            self.optimizer._contract.scaled_by_hand()
+            return tape.gradient(loss, tensors_of(weights), tf.ones_like(loss) * tf.cast(sens, loss.dtype))
+
+        return gradients
+
     def update(self, gradients: list[Any]) -> Any:
         """Apply unscaled gradients, or skip the step if the loss scale says so.
 
@@ -127,9 +161,20 @@ class TrainOneStepCell:
         return self.construct(*inputs)
 
     def __call__(self, *inputs: Any) -> Any:
-        """Take one step; see `construct`."""
+        """Take one step; see `construct`.
+
+        Raises:
+            ValueError: the cell was created in the scope of a strategy with several replicas, and the call is not in
+                `strategy.run`.
+        """
         if tf.distribute.has_strategy():
             replicas.require_replica_context(type(self).__name__)
+        elif self._strategy.num_replicas_in_sync > 1:
+            raise ValueError(
+                f"This {type(self).__name__} was created in the scope of a {type(self._strategy).__name__} with "
+                f"{self._strategy.num_replicas_in_sync} replicas, and must be called by all of them. Call "
+                "strategy.run(cell, args=(data, label))."
+            )
         if tf.executing_eagerly() and not tf.distribute.has_strategy():
             return self._function(getattr(self.network, "training", None), *inputs)
         return self.construct(*inputs)

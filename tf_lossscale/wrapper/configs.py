@@ -16,6 +16,8 @@ from tf_lossscale.wrapper.family import Family
 
 #: The key of the loss scale's state in the config of the inner optimizer of a model that is saved.
 STATE = "loss_scale_state"
+# What `model.save` calls in every Keras library, and what Keras 3's pickles call.
+_SAVES = ("save_model", "_save_model_to_fileobj")
 
 
 class Configurable(Family):
@@ -30,9 +32,9 @@ class Configurable(Family):
     def _inner_config(self) -> dict[str, Any]:
         """Return the inner optimizer's config, with the loss scale's state beside it while a model is being saved.
 
-        SavedModels, and the .h5 and .keras files of tf_keras legacy, keep only the config of a wrapper, and Keras 3's
-        `.keras` files do not keep `bad_steps`. The originals can read such a config: they only use the class and the
-        config of the inner optimizer.
+        SavedModels, and the .h5 and .keras files of tf_keras legacy, keep only the config of a wrapper, and no file of
+        variables has a place for the counts of past steps. The originals can read such a config: they only use the
+        class and the config of the inner optimizer.
         """
         inner = self._serialized_inner()
         if not isinstance(self._loss_scale, DynamicLossScale) or not _a_model_is_being_saved():
@@ -140,11 +142,11 @@ class Configurable(Family):
 
 
 def _a_model_is_being_saved() -> bool:
-    """Return whether `save_model` of a Keras library, which every `model.save` calls, is among the callers."""
+    """Return whether `model.save` or a pickle of a Keras library is among the callers."""
     frame: Any = sys._getframe()
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
-        if frame.f_code.co_name == "save_model" and module.startswith(("keras.", "tf_keras.")):
+        if frame.f_code.co_name in _SAVES and module.startswith(("keras.", "tf_keras.")):
             return tf.executing_eagerly()
         frame = frame.f_back
     return False

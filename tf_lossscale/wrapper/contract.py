@@ -87,6 +87,17 @@ class Contract:
                 self._forget_ended_threads()
                 self._in_eager_mode[thread] = _Note(method)
 
+    def scaled_by_hand(self) -> None:
+        """Record that gradients are scaled and unscaled without our methods: they are unscaled in the next update.
+
+        Unless the loss is scaled as well: Keras 3's `fit` calls `scale_loss` with what a function of `scale_inside`
+        returned.
+        """
+        with self._lock:
+            if not any(note.method == "scale_loss" and not note.followed_in for note in self._notes_here(_functions())):
+                self.called("get_scaled_loss")
+                self.called("get_unscaled_gradients")
+
     def takes_scaled(
         self, gradients: Iterable[Any], says: dict[str, bool] = APPLY_GRADIENTS, otherwise: bool = False
     ) -> bool:
@@ -211,7 +222,8 @@ class Contract:
             "        scaled_loss = opt.get_scaled_loss(loss)\n"
             "    scaled_grads = tape.gradient(scaled_loss, variables)\n"
             "    grads = opt.get_unscaled_gradients(scaled_grads)\n"
-            "    opt.apply_gradients(zip(grads, variables))"
+            "    opt.apply_gradients(zip(grads, variables))\n"
+            "If a library has this loop, give it a loss function that scales by itself: opt.scale_inside(loss_fn)."
         )
 
     def require_not_unscaled(self, gradients: Iterable[Any]) -> None:

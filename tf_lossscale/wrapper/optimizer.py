@@ -18,6 +18,7 @@ from tf_lossscale.core.clusters import Cluster, Clusters, obstacle
 from tf_lossscale.core.diagnosis import Diagnosis
 from tf_lossscale.core.graphs import as_written as _as_written
 from tf_lossscale.core.graphs import compiled, operations
+from tf_lossscale.core.inside import scaled_inside
 from tf_lossscale.core.rules import Rules
 from tf_lossscale.core.state import DynamicLossScale, FixedLossScale, LossScale
 from tf_lossscale.core.step import Part, step
@@ -261,10 +262,43 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             TypeError: a gradient is not of a floating dtype.
         """
         self._contract.called("get_unscaled_gradients")
-        factor = self._contract.factor_of_loss() if replicas.workers_step_alone() else None
-        unscaled = self._quotients(grads, self._factor() if factor is None else factor)
+        unscaled = self._unscaled(grads)
         contract.mark(unscaled)
         return unscaled
+
+    def _unscaled(self, grads: Iterable[Any]) -> list[Any]:
+        factor = self._contract.factor_of_loss() if replicas.workers_step_alone() else None
+        return self._quotients(grads, self._factor() if factor is None else factor)
+
+    def scale_inside(self, loss_fn: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a loss function for code that owns the tape and calls only `apply_gradients`.
+
+        The function returns the same loss. When a tape asks for its gradients, they are computed from the scaled loss
+        and unscaled at once: the code around it sees, and may clip, unscaled gradients.
+
+        >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.25))
+        >>> weight = tf.Variable(3.0)
+        >>> loss_fn = optimizer.scale_inside(lambda: weight**2)
+        >>> with tf.GradientTape() as tape:  # in a library
+        ...     loss = loss_fn()
+        >>> _ = optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+        >>> loss.numpy().item(), weight.numpy().item()
+        (9.0, 1.5)
+
+        Args:
+            loss_fn: a function of any arguments that computes the loss with everything that is trained. It returns the
+                loss, a floating tensor of any shape, or a tuple that begins with the loss.
+
+        Returns:
+            A function with the same arguments and results. Only the loss of a tuple has gradients, and only those of
+            variables.
+        """
+
+        def unscale(gradients: list[Any]) -> list[Any]:
+            self._contract.scaled_by_hand()
+            return self._unscaled(gradients)
+
+        return scaled_inside(loss_fn, lambda upstream: scaling.scale_loss(upstream, self._factor_of_loss), unscale)
 
     def _factor_of_loss(self) -> tf.Tensor:
         factor = self._factor()

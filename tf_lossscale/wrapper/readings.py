@@ -108,8 +108,8 @@ class Observable(Family):
         Returns:
             A dict with `loss_scale` (float) and the ints `dynamic_counter` (finite steps since the scale last moved),
             `bad_steps` (overflows that count towards the hysteresis), `skipped_steps`, `skipped_in_a_row` and
-            `total_steps`. Checkpoints have the first three; the others count from the object's start, or from
-            `set_state`. With a fixed scale, and with a loss scale of one's own, `loss_scale` alone.
+            `total_steps`. Checkpoints and weight files keep the first three, saved models and pickles all. With a fixed
+            scale, and with a loss scale of one's own, `loss_scale` alone.
 
         Raises:
             RuntimeError: called while a graph is built.

@@ -1,0 +1,339 @@
+"""A model of each library of docs/libraries.md under mixed_float16, with a forced overflow.
+
+`python -m tests.libraries.trials keras_hub` runs one. Libraries that need Keras 2 need TF_USE_LEGACY_KERAS=1.
+"""
+
+import sys
+import tempfile
+
+import numpy as np
+import tensorflow as tf
+
+from tf_lossscale import LossScaleOptimizer
+
+keras = tf.keras
+RANDOM = np.random.default_rng(0)
+
+TODAY, TODAY_KERAS_2, TF_2_15 = "TensorFlow 2.21", "TensorFlow 2.21, Keras 2", "TensorFlow 2.15"
+
+# For each library: what it is tried with, and the trial.
+TRIALS = {}
+
+
+def trial(library, tried_with):
+    """Enters a function as the trial of a library."""
+    return lambda function: TRIALS.setdefault(library, (tried_with, function))
+
+
+def normal(*shape):
+    """Returns float32 numbers."""
+    return RANDOM.normal(size=(16, *shape)).astype("float32")
+
+
+def weights_of(model):
+    """Returns the values of the trained weights."""
+    return [tf.convert_to_tensor(weight).numpy() for weight in model.trainable_weights]
+
+
+def trains_and_skips(model, x, y, loss="mse", spoil=None, **fit):
+    """Fits a model; then a step overflows, because of a scale of 2**100 or because `spoil` spoils the labels."""
+    optimizer = LossScaleOptimizer(keras.optimizers.Adam(0.01), initial_scale=1024)
+    model.compile(optimizer, loss=loss)
+    before = weights_of(model)
+    losses = model.fit(x, y, batch_size=8, epochs=3, verbose=0, **fit).history["loss"]
+    assert np.isfinite(losses).all()
+    trained = weights_of(model)
+    assert any((old != new).any() for old, new in zip(before, trained))
+    if spoil is None:
+        optimizer.set_state({"loss_scale": 2.0**100, "dynamic_counter": 0})
+    else:
+        y = spoil(y)
+    scale = float(optimizer.loss_scale)
+    model.fit(x, y, batch_size=16, verbose=0, **fit)
+    assert float(optimizer.loss_scale) == scale / 2
+    assert all((old == new).all() for old, new in zip(trained, weights_of(model)))
+
+
+def refuses_float16(make, *data, **fit):
+    """Fails with float16 layers and a bare optimizer; with float32 layers and ours it trains."""
+    try:
+        model = make()
+        model.compile(keras.optimizers.Adam(), "mse")
+        model.fit(*data, verbose=0, **fit)
+    except (TypeError, ValueError, tf.errors.InvalidArgumentError):
+        keras.mixed_precision.set_global_policy("float32")
+        trains_and_skips(make(), *data, spoil=lambda y: y * np.inf, **fit)
+    else:
+        raise AssertionError("it trains in float16 now: docs/libraries.md is to say so")
+
+
+def dense(hidden, inputs=4):
+    """Returns a model with one hidden layer."""
+    return keras.Sequential([keras.Input((inputs,)), hidden, keras.layers.Dense(1, dtype="float32")])
+
+
+# Keras 3. ---------------------------------------------------------------------------------------------------------
+
+
+@trial("keras_hub", TODAY)
+def _():
+    import keras_hub
+
+    ids = RANDOM.integers(1, 50, size=(16, 6))
+    tokens = {"token_ids": ids, "segment_ids": ids * 0, "padding_mask": ids * 0 + 1}
+    for lora in (False, True):
+        backbone = keras_hub.models.BertBackbone(
+            vocabulary_size=50, num_layers=1, num_heads=2, hidden_dim=8, intermediate_dim=8, max_sequence_length=6
+        )
+        if lora:
+            backbone.enable_lora(2)
+        model = keras_hub.models.BertTextClassifier(backbone, num_classes=2)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        trains_and_skips(model, tokens, RANDOM.integers(2, size=16), loss)
+
+
+@trial("keras_rs", TODAY)
+def _():
+    import keras_rs
+
+    user, x = keras.Input((), dtype="int32"), keras.Input((8,))
+    both = keras.layers.Concatenate()([keras.layers.Embedding(10, 8)(user), x])
+    crossed = keras_rs.layers.FeatureCross(projection_dim=4)(both, both)
+    model = keras.Model([user, x], keras.layers.Dense(1, dtype="float32")(crossed))
+    trains_and_skips(model, [RANDOM.integers(10, size=16), normal(8)], normal(1))
+
+
+@trial("keras_tuner", TODAY)
+def _():
+    import keras_tuner
+
+    made = []
+
+    def build(parameters):
+        keras.mixed_precision.set_global_policy("mixed_float16")  # the tuner has set it back
+        model = dense(keras.layers.Dense(parameters.Int("units", 2, 4)))
+        model.compile(LossScaleOptimizer(keras.optimizers.Adam(), initial_scale=2.0**100), "mse")
+        made.append(model)
+        return model
+
+    with tempfile.TemporaryDirectory() as folder:
+        search = keras_tuner.RandomSearch(build, "loss", max_trials=2, directory=folder)
+        search.search(normal(4), normal(1), batch_size=8, verbose=0)
+    state = made[-1].optimizer.state()
+    assert (state["loss_scale"], state["skipped_steps"], state["total_steps"]) == (2.0**98, 2, 2)
+
+
+@trial("keras", TODAY)
+def _():
+    model = dense(keras.layers.Dense(8))
+    trains_and_skips(model, normal(4), normal(1))
+    try:
+        model.quantize("int8")
+    except ValueError as error:
+        assert "float16" in str(error)
+    else:
+        raise AssertionError("it quantizes float16 layers now: docs/libraries.md is to say so")
+    keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    dense(keras.layers.Dense(8)).quantize("int8")
+
+
+# Keras 2. ---------------------------------------------------------------------------------------------------------
+
+
+@trial("spektral", TODAY_KERAS_2)
+def _():
+    import spektral
+
+    x, adjacency = keras.Input((5, 4)), keras.Input((5, 5))
+    hidden = spektral.layers.GCNConv(8, activation="relu")([x, adjacency])
+    model = keras.Model([x, adjacency], keras.layers.Dense(1, dtype="float32")(hidden))
+    trains_and_skips(model, [normal(5, 4), np.tile(np.eye(5, dtype="float32"), (16, 1, 1))], normal(5, 1))
+
+
+@trial("tensorflow_gnn", TODAY_KERAS_2)
+def _():
+    import tensorflow_gnn as tfgnn
+
+    edges = tfgnn.Adjacency.from_indices(("node", [0, 1, 2]), ("node", [1, 2, 0]))
+    graph = tfgnn.GraphTensor.from_pieces(
+        node_sets={"node": tfgnn.NodeSet.from_fields(sizes=[3], features={"hidden_state": normal(4)[:3]})},
+        edge_sets={"edge": tfgnn.EdgeSet.from_fields(sizes=[3], adjacency=edges)},
+    )
+    graphs = (
+        tf.data.Dataset.from_tensors(graph).repeat(16).batch(8).map(lambda batch: batch.merge_batch_to_components())
+    )
+    inputs = keras.Input(type_spec=graphs.element_spec)
+    convolution = tfgnn.keras.layers.SimpleConv(
+        keras.layers.Dense(8, "relu"), "mean", receiver_tag=tfgnn.TARGET, receiver_feature="hidden_state"
+    )
+    update = tfgnn.keras.layers.NodeSetUpdate(
+        {"edge": convolution}, tfgnn.keras.layers.NextStateFromConcat(keras.layers.Dense(8))
+    )
+    updated = tfgnn.keras.layers.GraphUpdate(node_sets={"node": update})(inputs)
+    pooled = tfgnn.keras.layers.Pool(tfgnn.CONTEXT, "mean", node_set_name="node")(updated)
+    model = keras.Model(inputs, keras.layers.Dense(1, dtype="float32")(pooled))
+    optimizer = LossScaleOptimizer(keras.optimizers.Adam(), initial_scale=1024)
+    model.compile(optimizer, "mse")
+    data = tf.data.Dataset.zip((graphs, tf.data.Dataset.from_tensor_slices(normal(1)).batch(8)))
+    before = weights_of(model)
+    assert np.isfinite(model.fit(data, verbose=0).history["loss"]).all()
+    trained = weights_of(model)
+    assert any((old != new).any() for old, new in zip(before, trained))
+    optimizer.set_state({"loss_scale": 2.0**100, "dynamic_counter": 0})
+    model.fit(data.take(1), verbose=0)
+    assert float(optimizer.loss_scale) == 2.0**99
+    assert all((old == new).all() for old, new in zip(trained, weights_of(model)))
+
+
+@trial("tensorflow_ranking", TF_2_15)
+def _():
+    import tensorflow_ranking
+
+    x = keras.Input((6, 4))
+    scores = keras.layers.Flatten(dtype="float32")(keras.layers.Dense(1)(keras.layers.Dense(8, "relu")(x)))
+    relevance = RANDOM.integers(3, size=(16, 6)).astype("float32")
+    loss = tensorflow_ranking.keras.losses.ApproxNDCGLoss()
+    trains_and_skips(keras.Model(x, scores), normal(6, 4), relevance, loss)
+
+
+@trial("larq", TF_2_15)
+def _():
+    import larq
+
+    hidden = larq.layers.QuantDense(8, kernel_quantizer="ste_sign", kernel_constraint="weight_clip")
+    trains_and_skips(dense(hidden), normal(4), normal(1))
+
+
+@trial("deepctr", TF_2_15)
+def _():
+    from deepctr import feature_column, models
+
+    columns = [feature_column.SparseFeat("user", 10, embedding_dim=4), feature_column.DenseFeat("x", 1)]
+    features = {"user": RANDOM.integers(10, size=16), "x": normal(1)}
+    model = models.DeepFM(columns, columns, dnn_hidden_units=(8,))
+    trains_and_skips(model, features, RANDOM.integers(2, size=(16, 1)).astype("float32"), "binary_crossentropy")
+
+
+@trial("tensorflow_model_optimization", TODAY_KERAS_2)
+def _():
+    import tensorflow_model_optimization as tfmot
+
+    linear = tfmot.clustering.keras.CentroidInitialization.LINEAR
+    update = tfmot.sparsity.keras.UpdatePruningStep()
+    for change, callbacks in (
+        (tfmot.sparsity.keras.prune_low_magnitude, [update]),
+        (lambda model: tfmot.clustering.keras.cluster_weights(model, 3, linear), []),
+        (tfmot.quantization.keras.quantize_model, []),
+    ):
+        keras.mixed_precision.set_global_policy("mixed_float16")
+        refuses_float16(lambda: change(dense(keras.layers.Dense(8))), normal(4), normal(1), callbacks=callbacks)  # noqa: B023
+
+
+@trial("qkeras", TF_2_15)
+def _():
+    import qkeras
+
+    refuses_float16(lambda: dense(qkeras.QDense(8, kernel_quantizer="quantized_bits(4,0,1)")), normal(4), normal(1))
+
+
+# Libraries that own the tape. ---------------------------------------------------------------------------------------
+
+
+@trial("tensorflow_recommenders", TODAY_KERAS_2)
+def _():
+    import tensorflow_recommenders as tfrs
+
+    def tiny_error(y_true, y_pred, sample_weight):
+        return 1e-7 * tf.reduce_mean(tf.cast(y_pred - y_true, tf.float32) ** 2)  # the task casts both to float16
+
+    class Rating(tfrs.Model):
+        def __init__(self):
+            super().__init__()
+            self.users, self.films = keras.layers.Embedding(20, 4, "normal"), keras.layers.Embedding(20, 4, "ones")
+            self.score = keras.layers.Dense(1, kernel_regularizer=keras.regularizers.L2(1e-12))
+            self.task = tfrs.tasks.Ranking(loss=tiny_error)
+
+        def compute_loss(self, features, training=False):
+            score = self.score(self.users(features["user"]) * self.films(features["film"]))
+            return self.task(labels=features["rating"], predictions=score)
+
+    class Scaled(Rating):
+        def compute_loss(self, *args, **kwargs):
+            return self.optimizer.scale_inside(super().compute_loss)(*args, **kwargs)
+
+    features = {**{name: RANDOM.integers(20, size=16) for name in ("user", "film")}, "rating": normal(1)}
+    bad = {**features, "rating": features["rating"] * np.inf}
+
+    def progress(model_class):
+        keras.utils.set_random_seed(0)
+        model, optimizer = model_class(), LossScaleOptimizer(keras.optimizers.SGD(2.0**20))
+        model.compile(optimizer=optimizer)
+        model.fit(bad, batch_size=16, verbose=0)  # creates the variables
+        before = weights_of(model)
+        model.fit(bad, batch_size=16, verbose=0)
+        assert float(optimizer.loss_scale) == 2.0**13
+        assert all((old == new).all() for old, new in zip(before, weights_of(model)))
+        losses = [model.evaluate(features, return_dict=True, verbose=0)["loss"]]
+        model.fit(features, batch_size=16, epochs=20, verbose=0)
+        losses.append(model.evaluate(features, return_dict=True, verbose=0)["loss"])
+        return losses[1] / losses[0]
+
+    assert progress(Scaled) < 0.95
+    assert progress(Rating) > 0.999, "its gradients do not vanish: the trial shows nothing"
+
+
+@trial("tf_agents", TF_2_15)
+def _():
+    from tf_agents.agents.dqn import dqn_agent
+    from tf_agents.networks import network, sequential
+    from tf_agents.specs import tensor_spec
+    from tf_agents.trajectories import time_step, trajectory
+
+    seen = tensor_spec.TensorSpec([4], tf.float32)
+    action = tensor_spec.BoundedTensorSpec([], tf.int32, 0, 1)
+
+    class Net(network.Network):
+        def __init__(self, input_tensor_spec, name="Net"):
+            super().__init__(input_tensor_spec, state_spec=(), name=name)
+            self.hidden, self.out = keras.layers.Dense(8, activation="relu"), keras.layers.Dense(2)
+
+        def call(self, observation, step_type=None, network_state=(), training=False):
+            return tf.cast(self.out(self.hidden(observation)), tf.float32), network_state
+
+    class Scaled(dqn_agent.DqnAgent):
+        def _loss(self, *args, **kwargs):
+            return self._optimizer.scale_inside(super()._loss)(*args, **kwargs)
+
+    def agent_of(agent_class, net, optimizer):
+        counter = tf.Variable(0, dtype=tf.int64)
+        return agent_class(
+            time_step.time_step_spec(seen), action, net, optimizer, gradient_clipping=1.0, train_step_counter=counter
+        )
+
+    def stays(agent_class, weight):
+        """Returns whether no weight moves, and the scale after the step."""
+        optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.1))
+        agent = agent_of(agent_class, Net(seen), optimizer)
+        agent.initialize()
+        steps = tf.ones([16, 2], tf.int32)
+        experience = trajectory.Trajectory(
+            steps, tf.constant(normal(2, 4)), steps, (), steps, tf.ones([16, 2]), tf.ones([16, 2])
+        )
+        before = weights_of(agent._q_network)
+        assert tf.math.is_finite(agent.train(experience, weights=tf.fill([16], weight)).loss)
+        same = all((old == new).all() for old, new in zip(before, weights_of(agent._q_network)))
+        return same, float(optimizer.loss_scale)
+
+    assert stays(Scaled, 1e-8) == (False, 2.0**15)
+    assert stays(Scaled, 1e5) == (True, 2.0**14)
+    assert stays(dqn_agent.DqnAgent, 1e-8) == (True, 2.0**15), "its gradients do not vanish: the trial shows nothing"
+    try:
+        agent_of(dqn_agent.DqnAgent, sequential.Sequential([keras.layers.Dense(2)]), keras.optimizers.SGD(0.1))
+    except (TypeError, tf.errors.InvalidArgumentError):
+        return
+    raise AssertionError("its Sequential takes float16 layers now: docs/libraries.md is to say so")
+
+
+if __name__ == "__main__":
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    TRIALS[sys.argv[1]][1]()

@@ -1,0 +1,144 @@
+"""`scale_inside`: a loss function for a library that owns the tape and never scales."""
+
+import collections
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl import logging
+
+from tests import strategies
+from tests.families import FAMILIES, all_families, families
+from tf_lossscale import LossScaleOptimizer
+
+SMALL = 2.0**-26  # zero in float16
+Info = collections.namedtuple("Info", ["loss", "extra"])
+
+
+def library_step(optimizer, loss_fn, variables):
+    """What a library does; returns the loss and the gradients that it saw."""
+    with tf.GradientTape() as tape:
+        loss = loss_fn()
+    gradients = tape.gradient(loss, variables)
+    optimizer.apply_gradients(zip(gradients, variables))
+    return loss, gradients
+
+
+def halves(weight, factor=SMALL):
+    """A loss whose gradient passes through float16, where `factor` becomes zero."""
+    return lambda: factor * tf.cast(tf.cast(weight, tf.float16), tf.float32)
+
+
+CALLS = {
+    "eager": lambda step: step,
+    "function": tf.function,
+    "compiled": lambda step: tf.function(step, jit_compile=True),
+    "mirrored": lambda step: tf.function(lambda: strategies.get("mirrored_2").run(step)),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@all_families
+def test_gradients_that_vanish_in_float16_arrive_unscaled_and_an_overflow_skips_the_step(family, call):
+    if family.name == "sonnet" and call == "mirrored":
+        pytest.skip("Sonnet leaves it to the caller to sum gradients over replicas")
+    strategy = strategies.get("mirrored_2") if call == "mirrored" else tf.distribute.get_strategy()
+    with strategy.scope():
+        weight, factor = tf.Variable(0.0), tf.Variable(SMALL, trainable=False)
+        optimizer = LossScaleOptimizer(family.sgd())
+    step = CALLS[call](lambda: library_step(optimizer, optimizer.scale_inside(halves(weight, factor)), [weight])[0])
+    step()
+    moved = -0.5 * SMALL * strategy.num_replicas_in_sync
+    assert weight.numpy() == moved
+    factor.assign(4.0)  # 2**15 times 4 is infinite in float16
+    step()
+    assert (weight.numpy(), float(optimizer.loss_scale)) == (moved, 2.0**14)
+    without = tf.Variable(0.0)
+    assert library_step(LossScaleOptimizer(family.sgd()), halves(without), [without])[1][0] == 0.0
+
+
+@families
+def test_the_library_sees_and_clips_unscaled_gradients(family):
+    weight = tf.Variable([3.0, 4.0])
+    optimizer = LossScaleOptimizer(family.sgd())
+    with tf.GradientTape() as tape:
+        loss = optimizer.scale_inside(lambda: tf.reduce_sum(weight**2))()
+    (clipped,), norm = tf.clip_by_global_norm(tape.gradient(loss, [weight]), 1.0)
+    optimizer.apply_gradients([(clipped, weight)])
+    assert (float(loss), float(norm)) == (25.0, 10.0)
+    np.testing.assert_allclose(weight, [2.7, 3.6], rtol=1e-6)
+
+
+def test_arguments_pass_and_a_tuple_keeps_its_class_and_its_other_parts_without_gradients():
+    weight, optimizer = tf.Variable(3.0), LossScaleOptimizer(tf.keras.optimizers.SGD())
+
+    def loss_fn(x, *, factor):
+        return Info(factor * weight * x, {"square": weight**2, "none": None, "text": "x"})
+
+    with tf.GradientTape(persistent=True) as tape:
+        info = optimizer.scale_inside(loss_fn)(tf.constant(2.0), factor=5.0)
+    assert isinstance(info, Info)
+    assert (float(info.loss), float(info.extra["square"])) == (30.0, 9.0)
+    assert (info.extra["none"], info.extra["text"]) == (None, "x")
+    assert float(tape.gradient(info.loss, weight)) == 10.0
+    assert tape.gradient(info.extra["square"], weight) is None
+    plain = optimizer.scale_inside(lambda: (weight * 1.0, 7))()
+    assert type(plain) is tuple
+    assert plain[1] == 7
+
+
+def test_gradients_of_looked_up_rows_stay_sparse_and_unused_variables_have_none():
+    table, other = tf.Variable(tf.ones([4, 2])), tf.Variable(1.0)
+    optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD())
+
+    def loss_fn():
+        tf.identity(other)  # read, and not used
+        return tf.reduce_sum(tf.gather(table, [1, 1, 3]))
+
+    with tf.GradientTape() as tape:
+        loss = optimizer.scale_inside(loss_fn)()
+    of_table, of_other = tape.gradient(loss, [table, other])
+    assert isinstance(of_table, tf.IndexedSlices)
+    assert tf.convert_to_tensor(of_table).numpy().tolist() == [[0, 0], [2, 2], [0, 0], [1, 1]]
+    assert of_other is None
+
+
+@pytest.fixture
+def warnings(monkeypatch):
+    seen = []
+    monkeypatch.setattr(logging, "warning", lambda message, *values: seen.append(message % values))
+    return seen
+
+
+@families
+def test_the_warning_about_an_unscaled_loss_names_it_and_is_not_given_where_it_is_used(family, warnings):
+    weight = tf.Variable(1.0)
+    library_step(LossScaleOptimizer(family.sgd()), halves(weight), [weight])
+    assert len(warnings) == 1
+    assert "opt.scale_inside(loss_fn)" in warnings.pop()
+    optimizer = LossScaleOptimizer(family.sgd())
+    library_step(optimizer, optimizer.scale_inside(halves(weight)), [weight])
+    assert not warnings
+
+
+@pytest.mark.parametrize("eager", [True, False], ids=["eager", "function"])
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_in_fit_which_scales_the_loss_too_the_step_is_right(family, eager):
+    keras = family.keras
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+
+        def call(self, x):
+            return self.dense(x)
+
+        def compute_loss(self, x=None, *args, **kwargs):
+            del args, kwargs
+            return self.optimizer.scale_inside(lambda: tf.reduce_mean(self.dense(x)))()
+
+    model = Model()
+    model.compile(LossScaleOptimizer(family.sgd(), initial_scale=8), "mse", run_eagerly=eager)
+    model.fit(np.ones((2, 1)), np.ones((2, 1)), batch_size=1, verbose=0)
+    assert model.dense.kernel.numpy().item() == -1.0

@@ -1,0 +1,135 @@
+"""The table "What is kept" of docs/monitoring.md is true for every family and format."""
+
+import copy
+import pathlib
+import pickle
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.families import FAMILIES
+from tf_lossscale import LossScaleOptimizer
+
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "monitoring.md"
+STATE = {
+    "loss_scale": 64.0,
+    "dynamic_counter": 3,
+    "bad_steps": 1,
+    "skipped_steps": 7,
+    "skipped_in_a_row": 2,
+    "total_steps": 9,
+}
+
+
+def made(family):
+    return LossScaleOptimizer(family.adam(), hysteresis=2, diagnose=True)
+
+
+def model_of(family):
+    model = family.keras.Sequential([family.keras.Input((2,)), family.keras.layers.Dense(1)])
+    model.compile(made(family), family.keras.losses.MeanSquaredError())
+    return model
+
+
+def used(family):
+    """A model after one step that overflowed, and with the counts of a longer training."""
+    model = model_of(family)
+    optimizer, variables = model.optimizer, model.trainable_variables
+    optimizer.apply_gradients((tf.fill(variable.shape, np.inf), variable) for variable in variables)
+    optimizer.set_state(STATE)
+    assert optimizer.overflow_report()
+    return model
+
+
+def saved(ending):
+    def way(family, model, path):
+        model.save(path + ending, **({"save_format": "tf"} if not ending else {}))
+        return family.keras.models.load_model(path + ending).optimizer
+
+    return way
+
+
+def weights_saved(ending):
+    def way(family, model, path):
+        model.save_weights(path + ending)
+        other = model_of(family)
+        other.optimizer.build(other.trainable_variables)
+        other.load_weights(path + ending)
+        return other.optimizer
+
+    return way
+
+
+def checkpoint(family, model, path):
+    saved = tf.train.Checkpoint(optimizer=model.optimizer).write(path)
+    other = model_of(family).optimizer
+    tf.train.Checkpoint(optimizer=other).read(saved)
+    return other
+
+
+def state(family, model, path):
+    other = made(family)
+    other.set_state(model.optimizer.state())
+    return other
+
+
+# Way, as in the table -> for each family, the variants that it has.
+WAYS = {
+    "copy.copy": ([lambda family, model, path: copy.copy(model.optimizer)],) * 3,
+    "copy.deepcopy": ([lambda family, model, path: copy.deepcopy(model.optimizer)],) * 3,
+    "model.save": (
+        [saved(".keras"), saved(".h5")],
+        [saved(".keras"), saved(".h5"), saved("")],
+        [saved(".keras"), saved(".h5"), saved("")],
+    ),
+    "pickle": (
+        [
+            lambda family, model, path: pickle.loads(pickle.dumps(model)).optimizer,
+            lambda family, model, path: pickle.loads(pickle.dumps(model.optimizer)),
+        ],
+        # Keras 2's optimizers cannot be pickled alone.
+        *[[lambda family, model, path: pickle.loads(pickle.dumps(model)).optimizer]] * 2,
+    ),
+    "set_state": ([state],) * 3,
+    "tf.train.Checkpoint": ([checkpoint],) * 3,
+    "save_weights": (
+        [weights_saved(".weights.h5")],
+        [weights_saved(".weights.h5"), weights_saved("")],
+        [weights_saved("")],
+    ),
+    "from_config": ([lambda family, model, path: type(model.optimizer).from_config(model.optimizer.get_config())],) * 3,
+}
+CASES = [
+    pytest.param(family, way, variant, id=f"{family.name}-{way}-{i}")
+    for way, of_families in WAYS.items()
+    for family, variants in zip(FAMILIES, of_families)
+    for i, variant in enumerate(variants)
+]
+
+
+def table():
+    """Yields (ways, what is kept) of each row of the page."""
+    section = PAGE.read_text().split("## What is kept")[1].split("\n## ")[0]
+    head, _, *rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("|")]
+    for ways, *cells in rows:
+        assert set(cells) <= {"kept", "new"}
+        kept = [names for names, cell in zip(head, cells, strict=True) if cell == "kept"]
+        yield ways.replace("`", "").split(", "), set(", ".join(kept).replace("`", "").split(", ")) - {""}
+
+
+def test_the_table_has_every_way_and_every_count():
+    rows = list(table())
+    assert [way for ways, _ in rows for way in ways] == list(WAYS)
+    assert max((kept for _, kept in rows), key=len) == {*STATE, "overflow_report()", "gradient_norm"}
+
+
+@pytest.mark.parametrize(("family", "way", "variant"), CASES)
+def test_what_the_table_says_is_kept_and_all_else_is_new(family, way, variant, tmp_path):
+    model = used(family)
+    optimizer = variant(family, model, str(tmp_path / "file"))
+    (expected,) = (kept for ways, kept in table() if way in ways)
+    new, now = made(family), optimizer.state()
+    assert now == {name: (STATE if name in expected else new.state())[name] for name in STATE}
+    assert bool(optimizer.overflow_report()) == ("overflow_report()" in expected)
+    assert (float(optimizer.gradient_norm) != 0.0) == ("gradient_norm" in expected)

@@ -1,0 +1,58 @@
+"""A loss that is scaled only while its gradients are computed, for libraries that own the tape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+
+def scaled_inside(
+    loss_fn: Callable[..., Any],
+    scale: Callable[[tf.Tensor], tf.Tensor],
+    unscale: Callable[[list[Any]], list[Any]],
+) -> Callable[..., Any]:
+    """Return the same loss function, whose gradients are computed from the scaled loss, then unscaled.
+
+    >>> weight = tf.Variable(3.0)
+    >>> loss_fn = scaled_inside(lambda: weight**2, lambda g: g * 8.0, lambda grads: [g / 8.0 for g in grads])
+    >>> with tf.GradientTape() as tape:
+    ...     loss = loss_fn()
+    >>> loss.numpy().item(), tape.gradient(loss, weight).numpy().item()
+    (9.0, 6.0)
+
+    Args:
+        loss_fn: returns the loss, or a tuple that begins with it.
+        scale: multiplies by the scale what the gradients start from.
+        unscale: divides the gradients of the variables by the scale.
+
+    Returns:
+        A function with the arguments and the results of `loss_fn`. Parts of a tuple other than the loss have no
+        gradients.
+    """
+
+    def same_loss(*args: Any, **kwargs: Any) -> Any:
+        results = []
+
+        def loss_and_gradients() -> Any:
+            with tf.GradientTape() as tape:
+                result = loss_fn(*args, **kwargs)
+                loss = tf.convert_to_tensor(result[0] if isinstance(result, tuple) else result)
+            results.append(result)
+
+            def gradients(upstream: Any, variables: Any = ()) -> Any:
+                return [], unscale(tape.gradient(loss, variables, output_gradients=scale(upstream)))
+
+            return loss, gradients
+
+        loss, (result,) = tf.custom_gradient(loss_and_gradients)(), results
+        return _beginning_with(loss, result) if isinstance(result, tuple) else loss
+
+    return same_loss
+
+
+def _beginning_with(loss: tf.Tensor, result: tuple[Any, ...]) -> tuple[Any, ...]:
+    rest = [tf.stop_gradient(part) if tf.is_tensor(part) else part for part in tf.nest.flatten(result[1:])]
+    parts = (loss, *tf.nest.pack_sequence_as(result[1:], rest))
+    return type(result)._make(parts) if hasattr(result, "_make") else parts
