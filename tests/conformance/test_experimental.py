@@ -243,7 +243,7 @@ def test_the_ends_of_float32_are_survived_as_recorded(case):
         np.testing.assert_allclose(float(variable), float(expected["v"][i]) - ahead, 1e-6, 1e-7, err_msg=str(i))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", RECORDED["distributed"])
 def test_mirrored_replicas_agree_as_recorded(name):
     recorded = RECORDED["distributed"][name]
