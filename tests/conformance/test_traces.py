@@ -28,7 +28,7 @@ RTOL = {"float16": 2e-3}
 
 
 def case(recording, name):
-    return pytest.param(recording, name, id=f"{recording}|{name}".replace("|", "-"))
+    return pytest.param(recording, name, id=f"{recording}|{name}")
 
 
 def refused(case):
