@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(items):
         sampled = item.get_closest_marker("sampled")
         if sampled:
             test = item.nodeid.partition("[")[0]
-            values = {(test, i, value) for i, value in enumerate(re.split("[-|]", item.callspec.id))}
+            values = {(test, i, value) for i, value in enumerate(re.split("[-|/]", item.callspec.id))}
             if counts[test] % sampled.args[0] and values <= seen:
                 item.add_marker("exhaustive")
             else:

@@ -73,7 +73,7 @@ def run(case, how):
 TRACES = [name for name, case in RECORDED["traces"].items() if "trace" in case]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", TRACES)
 def test_traces_agree_with_the_original(name):
     case = RECORDED["traces"][name]
@@ -244,7 +244,7 @@ def test_the_ends_of_float32_are_survived_as_recorded(case):
         np.testing.assert_allclose(float(variable), float(expected["v"][i]) - ahead, 1e-6, 1e-7, err_msg=str(i))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", RECORDED["distributed"])
 def test_mirrored_replicas_agree_as_recorded(name):
     recorded = RECORDED["distributed"][name]

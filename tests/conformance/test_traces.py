@@ -106,7 +106,7 @@ def test_the_legacy_optimizers_of_all_versions_took_the_same_steps(recording):
     assert len(first["traces"]) == 106
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     ("recording", "name"), [case(file, name) for file in FILES for name in recordings.load(file)["traces"]]
 )
@@ -127,7 +127,7 @@ TAKEN_BY_KERAS_3 = [
 ]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("recording", "name"), TAKEN_BY_KERAS_3)
 def test_keras_3_optimizers_take_tensorflow_2s_recorded_steps(recording, name, monkeypatch):
     monkeypatch.setitem(replay.OPTIMIZERS, recording, tf.keras.optimizers)
