@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider -n 2 --dist worksteal
 export TF_CPP_MIN_LOG_LEVEL ?= 3
+# A process of tests keeps one core busy. `make test-processors` has more threads.
+unit: export TF_NUM_INTRAOP_THREADS ?= 1
 
 .PHONY: demo test quick lint doctest unit test-slow test-exhaustive test-tpu test-gpu test-processors fuzz bench docs docs-tables docs-plots clean
 
@@ -12,7 +14,9 @@ demo: $(VENV)/.demo
 	$(BIN)/tf-lossscale train --out runs
 
 ## Run everything that must pass: lint, type check, doctests, and all tests except the slow ones.
-test: lint doctest unit
+test: $(VENV)/.test
+	$(MAKE) -j2 lint doctest
+	$(MAKE) unit
 
 ## Run the tests that start processes, or that train or measure for seconds. CI runs those of
 ## `SLOW=tf_function_tests` after `make test`.

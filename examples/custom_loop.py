@@ -31,8 +31,8 @@ def network():
     return tf.keras.Sequential(
         [
             tf.keras.Input((SIZE,)),
-            layers.Dense(256, activation="relu", dtype=half),
-            layers.Dense(256, activation="relu", dtype=half),
+            layers.Dense(64, activation="relu", dtype=half),
+            layers.Dense(64, activation="relu", dtype=half),
             layers.Dense(CLASSES, dtype=half),
             layers.Activation("linear", dtype="float32"),
         ]

@@ -14,11 +14,11 @@ EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
 
 def test_a_custom_loop_lowers_a_scale_that_is_too_high_and_learns(capsys):
     main = runpy.run_path(str(EXAMPLES / "custom_loop.py"))["main"]
-    assert main(["--steps", "60"]) > 0.6
+    assert main(["--steps", "100"]) > 0.6
     printed = capsys.readouterr().out
     assert "step    0" in printed
     assert "skipped, loss scale is now 2**23" in printed
-    assert "60 iterations" in printed
+    assert "100 iterations" in printed
 
 
 @pytest.mark.slow
@@ -68,7 +68,7 @@ def test_adafactor_in_float16_learns_the_digits_with_little_state(capsys):
 
 def test_a_gan_with_one_scale_skips_both_networks_together(capsys):
     main = runpy.run_path(str(EXAMPLES / "gan.py"))["main"]
-    assert main(["--steps", "800"]) < 0.3
+    main(["--steps", "20"])
     skipped = [line.split(maxsplit=1)[1] for line in capsys.readouterr().out.splitlines() if "steps skipped" in line]
     assert len(skipped) == 2
     assert skipped[0] == skipped[1]
@@ -76,6 +76,7 @@ def test_a_gan_with_one_scale_skips_both_networks_together(capsys):
 
 
 @pytest.mark.slow
-def test_a_gan_with_two_scales_learns_too(capsys):
+@pytest.mark.parametrize("scales", ["shared", "separate"])
+def test_a_gan_learns(scales):
     main = runpy.run_path(str(EXAMPLES / "gan.py"))["main"]
-    assert main(["--steps", "800", "--scales", "separate"]) < 0.3
+    assert main(["--steps", "800", "--scales", scales]) < 0.3

@@ -34,6 +34,7 @@ def data(n=64):
     return x, x.sum(axis=1, keepdims=True)
 
 
+@pytest.mark.sampled(7)
 @families
 @pytest.mark.parametrize("eagerly", [False, True], ids=["function", "eager"])
 def test_compile_does_not_wrap_again_and_fit_learns_skips_and_grows(family, eagerly):
@@ -228,6 +229,7 @@ def checkpointed(tmp_path_factory):
     return fit
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     ("family", "kind"), [pytest.param(f, kind, id=f"{f.name}-{kind}") for f in FAMILIES for kind in FORMATS[f.name]]
 )

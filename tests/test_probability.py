@@ -60,7 +60,7 @@ def test_the_wrapper_can_be_given_to_tensorflow_probability_itself(name):
     assert_same(trained(tfp.math.minimize, tf_lossscale.LossScaleOptimizer(make())), expected)
 
 
-@pytest.mark.parametrize("name", ["keras3", "VariationalSGD"])
+@pytest.mark.parametrize("name", ["keras3", pytest.param("VariationalSGD", marks=pytest.mark.exhaustive)])
 def test_compiled_the_numbers_are_the_same(name):
     make = OPTIMIZERS[name]
     expected = trained(tfp.math.minimize, make(), jit_compile=True)

@@ -47,6 +47,7 @@ def assert_goes_on_the_same(model, loaded):
         assert int(loaded.optimizer.iterations) == int(model.optimizer.iterations), i
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("family", "kind"), CASES)
 def test_scale_and_counter_survive_and_training_goes_on_bit_by_bit(family, kind, tmp_path):
     model = model_of(family)
@@ -65,6 +66,7 @@ def test_scale_and_counter_survive_and_training_goes_on_bit_by_bit(family, kind,
     assert_goes_on_the_same(model, loaded)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("family", "kind"), CASES)
 def test_a_model_that_was_loaded_is_saved_and_loaded_again(family, kind, tmp_path):
     model = model_of(family, hysteresis=3)
@@ -117,6 +119,7 @@ def test_a_model_file_of_ours_is_read_by_the_original_under_its_own_name(family,
     assert np.isfinite(loaded.train_on_batch(X, Y))
 
 
+@pytest.mark.sampled(7)
 @families
 @pytest.mark.parametrize("built", [True, False], ids=["built", "not_built"])
 def test_weights_alone_are_loaded_whether_the_optimizer_was_built_or_not(family, built, tmp_path):

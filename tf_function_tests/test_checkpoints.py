@@ -61,7 +61,7 @@ def trained(tmp_path_factory):
 GOING_ON = (0.25, 1.0, np.nan)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(7)
 @all_families
 @pytest.mark.parametrize("where", ["inside", "outside"])
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def operations(uses):
     return sorted(use.operation for use in uses)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("family", "inner", "dtype", "gradients", "contract", "diagnose"), CASES)
 def test_no_gradient_leaves_the_gpu_and_the_host_reads_predicates_alone(
     family, inner, dtype, gradients, contract, diagnose

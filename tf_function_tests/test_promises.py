@@ -39,7 +39,7 @@ def called_in_every_way():
                     yield pytest.param(family, named, call, id=f"{call}-{named}-{family.name}", marks=marks)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("family", "name", "call"), called_in_every_way())
 def test_nan_on_any_one_replica_skips_the_step_on_all(family, name, call):
     cell = Cell(family, name, call)
@@ -63,7 +63,7 @@ def test_nan_on_any_one_replica_skips_the_step_on_all(family, name, call):
     assert np.ptp(cell.copies(cell.weight), axis=0).max() == 0
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @families()
 @pytest.mark.parametrize("name", SEVERAL)
 @pytest.mark.parametrize("call", ["eager", "function"])
@@ -81,7 +81,7 @@ def test_gradients_are_summed_before_the_check_and_before_clipping(family, name,
         np.testing.assert_allclose(cell.copies(cell.weight)[0], [1 - 0.5 / 2**0.5, -2 - 0.5 / 2**0.5], rtol=1e-6)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @families()
 @pytest.mark.parametrize("where", ["inside", "outside"])
 @pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "none"])
@@ -109,7 +109,7 @@ def steps_over_the_whole_batch(family, replicas):
     return taken
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @families()
 @pytest.mark.parametrize("name", strategies.here("none", "mirrored_2", "mirrored_2_apart", "central_storage"))
 def test_random_overflows_follow_a_plain_model_of_the_state_machine(family, name):
@@ -256,7 +256,7 @@ def test_a_fixed_scale_builds_no_conditional_and_no_check(family):
     assert not operations & {"If", "StatelessIf", "IsFinite", "L2Loss"}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @families()
 @pytest.mark.parametrize("name", ["none", *SEVERAL])
 def test_small_gradients_are_summed_together_and_each_goes_to_its_variable(family, name):

@@ -21,7 +21,7 @@ def dataset(batches=8):
     return tf.data.Dataset.from_tensor_slices((x, x.sum(axis=1, keepdims=True))).batch(4)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3", "auto"])
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_training_lowers_the_loss_at_every_level(library, level):

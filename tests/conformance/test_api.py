@@ -290,7 +290,7 @@ def extremes():
 EXTREMES = list(extremes())
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("recording", "case"), EXTREMES, ids=["-".join(e) for e in EXTREMES])
 def test_the_ends_of_float32_are_survived_as_recorded(recording, case):
     recorded = recorded_for(recording)["extremes"][case]

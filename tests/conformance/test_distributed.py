@@ -42,7 +42,7 @@ def cases():
                 yield recording, source, name
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("recording", "source", "name"), list(cases()))
 def test_all_replicas_follow_the_recorded_steps(recording, source, name):
     strategy = strategies.get("mirrored_2")
@@ -109,7 +109,7 @@ STRATEGIES = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("made", ["constructed in scope", "constructed outside"])
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("recording", ["lso_tf28", "lso_tfkeras221_new", "keras3_lso"])

@@ -149,7 +149,7 @@ def trace_of(recording, name, mode):
     return theirs
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("mode", sorted(set(MODES.values())))
 @pytest.mark.parametrize("names", by_arguments(recordings.load(SCALES[0])["cases"]))
 def test_dynamic_loss_scale_moves_as_all_versions_recorded(names, mode):
@@ -294,7 +294,7 @@ def test_a_checkpoint_has_the_recorded_keys_and_restores_into_another_config(tmp
 CONTRIB = "contrib_exponential_manager_tf115"
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("mode", ["eager", "function", "graph", "graph_v1"])
 @pytest.mark.parametrize("names", by_arguments(recordings.load(CONTRIB)["manager_cases"]))
 def test_exponential_managers_move_as_recorded(names, mode):
@@ -356,7 +356,7 @@ def optimizer_trace(case, mode):
     return eager if mode == "eager" or fixed else traces["graph"]["ok"]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("recording", "part", "name"), optimizer_cases())
 @pytest.mark.parametrize("mode", ["eager", "function", "graph", "graph_v1"])
 def test_optimizers_of_tensorflow_1_train_as_recorded(recording, part, name, mode):

@@ -50,7 +50,7 @@ def same(got, expected, where):
     np.testing.assert_allclose(got, recordings.array(expected), 1e-5, 1e-6, err_msg=where)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", [*names(), *OLD])
 def test_an_optimizer_of_another_library_goes_on_where_the_original_stopped(checkpoints, name, target):  # noqa: F811
@@ -111,7 +111,7 @@ def fitting(name):
     return "tf_keras" if "_new_" in name else "tf_keras_legacy"
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     ("name", "target"),
     [(n, t) for n in model_files() for t in ("keras3", fitting(n)) if t == "keras3" or not n.startswith("keras3")],

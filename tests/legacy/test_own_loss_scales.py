@@ -61,6 +61,7 @@ def outcomes(optimizer, gradients, compiled, weight=None):
     return states
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
 @pytest.mark.parametrize("family", families.ALL_FAMILIES, ids=families.ALL_IDS)
 def test_a_skip_is_noted_whoever_decides_it(family, compiled):

@@ -59,6 +59,7 @@ def fit(model, x, y):
 # What compile makes. --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(7)
 @families
 @pytest.mark.parametrize("optimizer", ["instance", "string"])
 def test_fit_skips_a_step_that_overflows_and_takes_the_next(ours, family, optimizer):
@@ -134,6 +135,7 @@ def test_auto_scale_loss_false_is_kept(ours):
 # Files. ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("writer", ["ours", "Keras's own"])
 @pytest.mark.parametrize("reader", ["ours", "Keras's own"])
 def test_a_keras_file_goes_on_with_the_class_of_the_process_that_loads_it(writer, reader, tmp_path):

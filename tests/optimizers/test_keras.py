@@ -64,7 +64,7 @@ def test_the_class_by_the_short_name_is_that_of_tensorflows_own_keras():
     assert {"Adafactor", "keras3", "tf_keras"} <= set(dir(optimizers))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(7)
 @libraries
 @pytest.mark.parametrize("how", [{"run_eagerly": True}, {"jit_compile": False}, {"jit_compile": True}], ids=str)
 def test_fit_learns(library, how):
@@ -179,7 +179,7 @@ def test_a_config_makes_an_optimizer_that_takes_the_same_steps(library, grouped)
     assert [group["lr"] for group in again.param_groups[1:]] == [0.02] * grouped
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(7)
 @libraries
 @pytest.mark.parametrize("grouped", [False, True], ids=["one group", "two groups"])
 def test_a_saved_model_goes_on_where_it_was(library, grouped, tmp_path):

@@ -45,7 +45,7 @@ def assert_follows(run, initial, expected_values, expected_states, tolerance, st
                 assert numerics.difference(states[when][shape][name], recorded.array(value)) <= state_tolerance, name
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(7)
 @libraries
 @stacking
 @pytest.mark.parametrize("name", recorded.RECORDED["trajectories"])
@@ -56,7 +56,7 @@ def test_every_recorded_trajectory_is_followed_in_float32(library, foreach, name
     assert_follows(run, trajectory["initial"], expected["params"], expected["state"], FLOAT32, FLOAT32)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("ulps", [-2, 2])
 @pytest.mark.parametrize("name", recorded.RECORDED["trajectories"])
 def test_a_recorded_trajectory_is_followed_where_reciprocal_square_roots_are_rounded_otherwise(name, ulps, monkeypatch):

@@ -54,6 +54,7 @@ def test_the_tensorflow_2_contract_equals_the_bare_optimizer(family, compiled, w
     assert not warnings
 
 
+@pytest.mark.sampled(7)
 @all_families
 @compiled
 @pytest.mark.parametrize("method", ["apply_gradients", "apply"])
@@ -74,6 +75,7 @@ def test_the_keras_3_contract_equals_the_bare_optimizer(family, compiled, method
     assert not warnings
 
 
+@pytest.mark.sampled(7)
 @all_families
 @compiled
 @pytest.mark.parametrize("how", ["callable", "tensor", "one variable", "callable variables", "keyword"])
@@ -106,6 +108,7 @@ def test_grad_loss_multiplies_the_gradient(family):
     assert weight.numpy() == 2.0 - 0.5 * 1.5
 
 
+@pytest.mark.sampled(7)
 @all_families
 @pytest.mark.parametrize("order", ["get_scaled_loss first", "scale_loss first"])
 @compiled
@@ -351,6 +354,7 @@ def test_a_float16_loss_that_cannot_hold_the_scale_warns(monkeypatch):
     assert float(optimizer.get_scaled_loss(tf.constant(1e-3))) == pytest.approx(131.072)
 
 
+@pytest.mark.sampled(7)
 @all_families
 @pytest.mark.parametrize("options", [{}, {"jit_compile": True}], ids=["function", "xla"])
 @pytest.mark.parametrize("contract", ["tf2", "keras3"])

@@ -159,7 +159,7 @@ def take(program, what, *how):
     return 1
 
 
-def run(parts, compiled=False):
+def run(parts, compiled):
     """Runs a program; returns the number of its parts that raised."""
     program, raised = Program(compiled), 0
     for part in parts:
@@ -174,19 +174,31 @@ def run(parts, compiled=False):
     return raised
 
 
-@hypothesis.settings(max_examples=40, deadline=None, derandomize=True, print_blob=False)
-@hypothesis.given(st.lists(st.one_of(SEPARATE, ASIDE, WHOLE), min_size=2, max_size=6), st.booleans())
-def test_an_update_is_right_or_raises_and_then_changes_nothing(parts, compiled):
-    run(parts, compiled)
+def check(test, examples, *drawn):
+    """Runs a test of Hypothesis with a number of examples, always the same."""
+    settings = hypothesis.settings(max_examples=examples, deadline=None, derandomize=True, print_blob=False)
+    settings(hypothesis.given(*drawn)(test))()
 
 
+PARTS = st.lists(st.one_of(SEPARATE, ASIDE, WHOLE), min_size=2, max_size=6)
+
+
+@pytest.mark.parametrize("examples", [15, pytest.param(100, marks=pytest.mark.exhaustive)])
+def test_an_update_is_right_or_raises_and_then_changes_nothing(examples):
+    def is_right_or_raises(parts, compiled):
+        run(parts, compiled)
+
+    check(is_right_or_raises, examples, PARTS, st.booleans())
+
+
+@pytest.mark.parametrize("examples", [6, pytest.param(30, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("kinds", [KERAS_3, TENSORFLOW_2], ids=["keras_3", "tensorflow_2"])
-@hypothesis.settings(max_examples=10, deadline=None, derandomize=True, print_blob=False)
-@hypothesis.given(data=st.data())
-def test_a_program_that_follows_one_way_never_raises(kinds, data):
-    parts = data.draw(st.lists(st.one_of(SEPARATE, WHOLE), min_size=2, max_size=6))
+def test_a_program_that_follows_one_way_never_raises(kinds, examples):
     names = (
         {"keras_3_step", "apply_step", "fit", "eager fit"} if kinds == KERAS_3 else {"tensorflow_2_step", "minimize"}
     )
-    parts = [part for part in parts if part[1] in (*kinds, *names)]
-    assert run(parts) == 0
+
+    def never_raises(parts):
+        assert run([part for part in parts if part[1] in (*kinds, *names)], compiled=False) == 0
+
+    check(never_raises, examples, st.lists(st.one_of(SEPARATE, WHOLE), min_size=2, max_size=6))

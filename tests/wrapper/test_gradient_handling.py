@@ -20,6 +20,7 @@ def start():
     return tf.Variable([0.5, -1.0, 2.0])
 
 
+@pytest.mark.sampled(3)
 @families
 @pytest.mark.parametrize("name", ["none", "mirrored_2"])
 def test_micro_batches_by_hand_are_one_big_batch_and_a_nan_spoils_its_own_cycle_only(family, name):

@@ -117,7 +117,7 @@ def scales_in(inner, tmp_path):
     return [tf.train.load_variable(path, name) for name, _ in tf.train.list_variables(path) if "current_loss" in name]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("second", [{"initial_scale": 4.0}, {"dynamic": False, "initial_scale": 2.0}], ids=repr)
 @all_families
 def test_of_two_wrappers_made_in_turn_the_second_is_saved(family, second, tmp_path):

@@ -109,7 +109,7 @@ def fitted(family, suffix):
     return model
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("suffix", [".h5", ".keras", ""])
 @pytest.mark.parametrize("bad", ["inf", "nan", "0"])
 @families

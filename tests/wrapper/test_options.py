@@ -67,7 +67,7 @@ def keras_step(optimizer, gradient, weight):
     optimizer.apply([gradient * optimizer.scale_loss(tf.constant(1.0))], [weight])
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("family", "options"), ROWS)
 @pytest.mark.parametrize("step", [tf2_step, keras_step], ids=["tf2", "keras3"])
 @compiled

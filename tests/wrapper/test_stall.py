@@ -251,7 +251,13 @@ def test_a_session_is_told_too(on_floor, printed):
         assert len(printed()) == (on_floor == "warn")
 
 
-def test_an_exported_step_trains_and_prints_wherever_it_is_loaded(tmp_path):
+OUTCOMES = [1.0, *[float("nan")] * 105, 0.25]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """The path of a model with a step, saved."""
+
     class Trained(tf.Module):
         def __init__(self):
             self.weight = tf.Variable(1.0)
@@ -264,11 +270,24 @@ def test_an_exported_step_trains_and_prints_wherever_it_is_loaded(tmp_path):
             self.optimizer.apply_gradients(zip(self.optimizer.get_unscaled_gradients([scaled]), [self.weight]))
             return self.weight.read_value()
 
-    tf.saved_model.save(Trained(), str(tmp_path))
+    path = str(tmp_path_factory.mktemp("exported"))
+    tf.saved_model.save(Trained(), path)
+    return path
+
+
+def test_an_exported_step_trains_and_prints(exported, printed):
+    loaded = tf.saved_model.load(exported)
+    weights = [float(loaded.step(tf.constant(value))) for value in OUTCOMES]
+    assert weights == [0.5] * 106 + [0.375]
+    assert len(printed()) == 1
+
+
+@pytest.mark.slow
+def test_an_exported_step_trains_and_prints_in_a_process_without_the_package(exported):
     code = f"""
 import tensorflow as tf
-loaded = tf.saved_model.load({str(tmp_path)!r})
-print(*[loaded.step(tf.constant(value)).numpy() for value in [1.0, *[float("nan")] * 105, 0.25]])
+loaded = tf.saved_model.load({exported!r})
+print(*[loaded.step(tf.constant(float(value))).numpy() for value in {list(map(str, OUTCOMES))}])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["0.5"] * 106 + ["0.375"]

@@ -135,7 +135,7 @@ def test_a_step_has_the_same_bits_with_all_tricks_and_with_none(mode, given, sca
         assert made(mode).bits_after(given, scale) == expected
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("mode", "trick"), [(mode, trick) for mode, tricks in MODES.items() for trick in tricks])
 def test_a_step_has_the_same_bits_without_one_trick(mode, trick):
     for odd in (1.0, float("nan")):

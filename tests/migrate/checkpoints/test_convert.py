@@ -22,6 +22,7 @@ def convert(path, to, out, capsys, *more):
     return code, capsys.readouterr()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("to", LIBRARIES)
 @pytest.mark.parametrize("name", [*names(), *OLD])
 def test_what_the_originals_wrote_goes_on_where_they_stopped(checkpoints, tmp_path, capsys, name, to):  # noqa: F811
@@ -53,6 +54,7 @@ def test_what_the_originals_wrote_goes_on_where_they_stopped(checkpoints, tmp_pa
         assert int(optimizer.iterations) == expected[count], i
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("to", LIBRARIES)
 @pytest.mark.parametrize("case", test_restore.CASES, ids=str)
 def test_every_legacy_optimizer_becomes_what_restore_makes_of_it(tmp_path, capsys, case, to):
@@ -148,7 +150,7 @@ def trained(keras, make_model, optimizer, path=None):
 MODELS = [(to, make) for to in LIBRARIES for make in (functional, sequential, subclassed)]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 # Keras 3 has a model's own weights before those of its layers, Keras 2 after them.
 @pytest.mark.parametrize(
     ("to", "make_model"),

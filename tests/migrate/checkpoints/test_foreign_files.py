@@ -159,7 +159,7 @@ def test_a_count_that_no_int64_holds_changes_nothing(saved, tmp_path):
     assert float(optimizer.loss_scale) == 8.0
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("suffix", [".h5", ".keras"])
 @pytest.mark.parametrize("hysteresis", [1, 2])
 @pytest.mark.parametrize("cls", ["SGD", "Adam"])

@@ -79,7 +79,7 @@ def checkpoint(tmp_path, optimizer, weights, **more):
     return tf.train.Checkpoint(optimizer=optimizer, **named, **more).write(str(tmp_path / "old"))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("library", NEW)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_legacy_optimizer_goes_on_in_todays_of_the_same_name(case, library, tmp_path):
@@ -139,6 +139,7 @@ def written(request, tmp_path_factory):
     return kind, checkpoint(tmp_path_factory.mktemp("four"), optimizer, weights), weights
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("library", ["keras3", "tf_keras", "tf_keras_legacy"])
 @pytest.mark.parametrize("kind", FOUR)
 def test_each_of_the_four_restores_into_each(written, kind, library, tmp_path):

@@ -129,7 +129,9 @@ def texts(source, kind):
     return [t.string for t in tokenize.generate_tokens(io.StringIO(source, newline="").readline) if t.type == kind]
 
 
-PATIENT = hypothesis.settings(max_examples=60, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
+PATIENT = hypothesis.settings(
+    max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(hypothesis.HealthCheck)
+)
 
 
 @PATIENT
