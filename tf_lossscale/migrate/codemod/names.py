@@ -128,6 +128,28 @@ EMPTIED = (
 # Private modules: what else was in them has no counterpart.
 PRIVATE = {name for name in EMPTIED if name != _KERAS and name not in MODULES}
 
+# Those of them that today's TensorFlow still has.
+KEPT = {
+    f"{_TRAINING}.loss_scale": ("_assign_if_finite", "_is_all_finite", "_op_in_graph_mode"),
+    "tensorflow.python.keras.mixed_precision.loss_scale_optimizer": (
+        "_DynamicLossScaleState",
+        "_UnwrapPreventer",
+        "_assign_if_finite",
+        "_is_all_finite",
+        "_multiply_gradient",
+        "_op_in_graph_mode",
+        "strategy_supports_loss_scaling",
+    ),
+}
+
+STILL_THERE = "is private. Today's TensorFlow still has it."
+
+# Private modules that moved, with their names.
+MOVED = {
+    f"tensorflow.python.keras.mixed_precision.experimental.{_name}": f"tensorflow.python.keras.mixed_precision.{_name}"
+    for _name in ("autocast_variable", "device_compatibility_check")
+}
+
 # Attributes of a wrapper's loss scale object -> public properties of the wrapper.
 STATE = {
     "current_loss_scale": "loss_scale",
@@ -186,6 +208,34 @@ def is_worth_parsing(source: bytes) -> bool:
         source: the file's bytes.
     """
     return any(word in source for word in _WORDS) or (b"loss_scale" in source and bool(_UNPACKED.search(source)))
+
+
+def is_kept(dotted: str) -> bool:
+    """Return whether a private name is one that today's TensorFlow still has.
+
+    >>> is_kept("tensorflow.python.training.experimental.loss_scale._op_in_graph_mode")
+    True
+
+    Args:
+        dotted: a qualified name, as it is written.
+    """
+    module, _, name = dotted.rpartition(".")
+    return name in KEPT.get(module, ())
+
+
+def moved(dotted: str) -> str | None:
+    """Return where a private module is now, or something in it; None if it has not moved.
+
+    >>> moved("tensorflow.python.keras.mixed_precision.experimental.autocast_variable.AutoCastVariable")
+    'tensorflow.python.keras.mixed_precision.autocast_variable.AutoCastVariable'
+
+    Args:
+        dotted: a qualified name, as it is written.
+    """
+    for old, new in MOVED.items():
+        if f"{dotted}.".startswith(f"{old}."):
+            return new + dotted[len(old) :]
+    return None
 
 
 def canonical(dotted: str) -> str:

@@ -26,6 +26,7 @@ _TRANSPARENT = (
     cst.Tuple,
 )
 
+_OLDER = f"If the subclass is called with loss_scale, derive it from {names.FACES[names.EXPERIMENTAL]}."
 _CHOOSE = f"Write {names.WRAPPER} or {names.FACES[names.EXPERIMENTAL]}."
 
 
@@ -175,7 +176,10 @@ class Planner:
         if dotted & names.MODULES.keys():
             return self._module(node, dotted)
         if any(d.rsplit(".", 1)[0] in names.PRIVATE for d in dotted):
-            self._edits.todo(node, f"{code(node)} is private and has no counterpart.")
+            if all(map(names.is_kept, self._resolver.dotted(node))):
+                self._edits.notice(node, f"{code(node)} {names.STILL_THERE}")
+            else:
+                self._edits.todo(node, f"{code(node)} is private and has no counterpart.")
         return True
 
     def visit_Name(self, node: cst.Name) -> None:
@@ -216,13 +220,15 @@ class Planner:
         return new.pop() if len(new) == 1 else None
 
     def _told_by_subclass(self, node: cst.BaseExpression, roles: set[str]) -> str | None:
-        """The class that a subclass of one of two classes takes its own `super().__init__` for."""
+        """The class that a subclass of one of two takes its own `super().__init__` for; if it does not say, the newer."""
         owner = self._resolver.enclosing(node, cst.ClassDef)
         is_base = isinstance(owner, cst.ClassDef) and any(base.value is node for base in owner.bases)
         if not is_base or not roles <= {names.STABLE, names.EXPERIMENTAL, names.OURS}:
             return None
         is_old = self.calls.is_old_base(owner)
-        return None if is_old is None else names.FACES[names.EXPERIMENTAL] if is_old else names.WRAPPER
+        if is_old is None:
+            self._edits.notice(node, f"{code(node)} is one of two classes here, and the newer one is taken. {_OLDER}")
+        return names.FACES[names.EXPERIMENTAL] if is_old else names.WRAPPER
 
     def _context(self, node: cst.BaseExpression) -> str:
         """ "type" where a class is only named or compared, "value" where it can be called or derived from."""

@@ -113,7 +113,19 @@ class Resolver(Tree):
             attribute = expression.args[1].value.evaluated_value
             bases = self.dotted(expression.args[0].value) - {UNKNOWN}
             return {f"{base}.{attribute}" for base in bases} or {UNKNOWN}
+        if isinstance(expression, cst.Call) and not expression.args:
+            return self._module_from(expression.func)
         return {UNKNOWN}
+
+    def _module_from(self, function: cst.BaseExpression) -> set[str]:
+        """The old modules that a function without arguments returns, one of this file or of another."""
+        values = self.returned(function)
+        found = (
+            self._of_values(values)
+            if values
+            else {module for dotted in self.dotted(function) for module in self._expanded(f"{dotted}()")}
+        )
+        return found if any(names.canonical(module) in names.EMPTIED for module in found) else {UNKNOWN}
 
     def through_project(self, expression: cst.BaseExpression) -> bool:
         """Return whether an attribute is taken from a module of the project, which binds it."""

@@ -53,7 +53,7 @@ class UnseenPlanner:
         name = get_full_name_for_node(node)
         if isinstance(node.value, cst.Call) and node.attr.value in _SHORT:
             func = get_full_name_for_node(node.value.func) or ""
-            if func.rsplit(".", 1)[-1] == "mixed_precision":
+            if func.rsplit(".", 1)[-1] == "mixed_precision" and not self._resolver.meaning(node).old:
                 self._edits.notice(
                     node,
                     "the module is the result of a call, which this tool does not follow. If it is an old module of "
