@@ -242,8 +242,10 @@ class Calls:
         """Return whether an expression is `global_policy()`, old or new."""
         if not isinstance(expression, cst.Call):
             return False
-        return any(d.endswith("mixed_precision.global_policy") or d.endswith("experimental.global_policy")
-                   for d in self._resolver.dotted(expression.func))  # fmt: skip
+        dotted = self._resolver.dotted(expression.func)
+        return any(d.endswith(("mixed_precision.global_policy", "experimental.global_policy")) for d in dotted) or (
+            {old.new for _, old in self._resolver.meaning(expression.func).old} == {f"{names.KERAS}.global_policy"}
+        )
 
     def kinds(self, expression: cst.BaseExpression) -> set[str]:
         """Return the possible values of an expression: a set of the constants of this module, and UNKNOWN."""

@@ -64,7 +64,8 @@ class ImportPlanner:
             self._put(node, alias, [])
             return
         if is_lost and (moved := names.moved(dotted)):
-            self._put(node, alias, [Import(*moved.rsplit(".", 1), bound)])
+            module, _, short = moved.rpartition(".")
+            self._put(node, alias, [Import(module, short, bound)])
             return
         if is_lost:
             reason = "is private and has no counterpart." if is_private else "is gone and has no counterpart."

@@ -145,6 +145,16 @@ class Resolver(Tree):
             return False
         return not self.assignments(expression)
 
+    def type_tested(self, comparison: cst.Comparison) -> cst.BaseExpression | None:
+        """The x of `type(x) is ...` and `x.__class__ is ...`, and of those with `is not`, `==` and `!=`."""
+        left, (first, *others) = comparison.left, comparison.comparisons
+        if others or not isinstance(first.operator, (cst.Is, cst.IsNot, cst.Equal, cst.NotEqual)):
+            return None
+        if isinstance(left, cst.Attribute) and left.attr.value == "__class__":
+            return left.value
+        is_type = isinstance(left, cst.Call) and self.is_builtin(left.func, "type") and len(left.args) == 1
+        return left.args[0].value if is_type else None
+
     def _of_name(self, name: cst.Name) -> set[str]:
         found: set[str] = set()
         assignments = self.assignments(name)

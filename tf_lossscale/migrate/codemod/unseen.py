@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import libcst as cst
+import libcst.matchers as m
 from libcst.helpers import get_full_name_for_node
 
 from tf_lossscale.migrate.codemod import names
@@ -39,8 +40,24 @@ class UnseenPlanner:
 
     def visit_Attribute(self, node: cst.Attribute) -> None:
         self._out_of_sight(node)
+        self._gone_method(node)
         if node.attr.value == "experimental_run_v2" and self._resolver.uses_an_old_name:
             self._edits.notice(node, "tf.distribute has no experimental_run_v2 any more: write run.")
+
+    def _gone_method(self, node: cst.Attribute) -> None:
+        """A private method of the old class, called in a subclass of it that does not define it."""
+        owner = self._resolver.enclosing(node, cst.ClassDef)
+        if node.attr.value not in names.GONE_HOOKS or not isinstance(owner, cst.ClassDef):
+            return
+        own = {each.name.value for each in owner.body.body if isinstance(each, cst.FunctionDef)}
+        is_of_base = m.matches(node.value, m.Call(m.Name("super"))) or (
+            m.matches(node.value, m.Name("self")) and node.attr.value not in own
+        )
+        if is_of_base and self._is_wrapper(owner):
+            self._edits.todo(node, f"{node.attr.value} is a private method of the old class, which is gone.")
+
+    def _is_wrapper(self, owner: cst.ClassDef) -> bool:
+        return any(self._resolver.meaning(base.value).roles & set(names.WRAPPERS) for base in owner.bases)
 
     def visit_Call(self, node: cst.Call) -> None:
         if not self._resolver.is_builtin(node.func, "dict") or node in self._edits.gone:
@@ -102,7 +119,7 @@ class UnseenPlanner:
         owner = self._resolver.enclosing(node, cst.ClassDef)
         if node.name.value not in names.HOOKS or not isinstance(owner, cst.ClassDef):
             return
-        if any(self._resolver.meaning(base.value).roles & set(names.WRAPPERS) for base in owner.bases):
+        if self._is_wrapper(owner):
             self._edits.todo(
                 node.name,
                 f"{node.name.value} overrides a private method of the old class, which tf_lossscale does not call.",
