@@ -10,7 +10,6 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 import libcst as cst
-from libcst.metadata import MetadataWrapper
 
 from tf_lossscale.migrate.codemod.calls import Calls
 from tf_lossscale.migrate.codemod.edits import MARK, Edits
@@ -99,10 +98,8 @@ def one_pass(source: bytes, known: Known | None = None, requested: Collection[st
         raise _unparsable(source, error) from error
     if not unchanged:
         raise ValueError("cannot be written back as it is: its bytes are not those of its text")
-    wrapper = MetadataWrapper(module, unsafe_skip_copy=True)  # the parser makes each node but whitespace anew
-    resolver = Resolver(wrapper, known)
+    resolver = Resolver(module, known)  # the parser makes each node but whitespace anew
     calls, edits = Calls(resolver), Edits(resolver)
-    tree = wrapper.module
     for planner in (
         RefusalPlanner(resolver, calls, edits),
         PolicyPlanner(resolver, calls, edits),
@@ -113,10 +110,10 @@ def one_pass(source: bytes, known: Known | None = None, requested: Collection[st
     ):
         resolver.visit(planner)
     rewriter = Rewriter(edits)
-    new = tree.visit(rewriter) if edits.any() else module
+    new = module.visit(rewriter) if edits.any() else module
     result = new.bytes
     if result != source:
-        if loses_comments(tree, new):
+        if loses_comments(module, new):
             raise ValueError("is left as it was, because the rewrite would lose a comment. Please report this")
         wrong = _as_python_says_it(result)
         if wrong is not None and _as_python_says_it(source) is None:

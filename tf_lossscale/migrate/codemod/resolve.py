@@ -10,7 +10,7 @@ from typing import NamedTuple
 import libcst as cst
 import libcst.matchers as m
 from libcst.helpers import get_full_name_for_node
-from libcst.metadata import ImportAssignment, MetadataWrapper
+from libcst.metadata import ImportAssignment
 
 from tf_lossscale.migrate.codemod import names
 from tf_lossscale.migrate.codemod.project import UNKNOWN, Known, join, leads_to_old
@@ -33,12 +33,12 @@ class Resolver(Tree):
     """Answers what expressions of one module mean.
 
     Args:
-        wrapper: the module with its metadata.
+        module: its tree.
         known: what other files of the project pass on, see `project`.
     """
 
-    def __init__(self, wrapper: MetadataWrapper, known: Known | None = None):
-        super().__init__(wrapper)
+    def __init__(self, module: cst.Module, known: Known | None = None):
+        super().__init__(module)
         self._known = known or {}
         self._open: set[cst.CSTNode] = set()
         self._attributes: dict[tuple[cst.CSTNode | None, str], list[cst.BaseExpression]] = {}

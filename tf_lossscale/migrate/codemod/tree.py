@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterator
 
 import libcst as cst
-from libcst.metadata import (
-    Assignment,
-    BuiltinAssignment,
-    ExpressionContext,
-    ExpressionContextProvider,
-    MetadataWrapper,
-    PositionProvider,
-    ScopeProvider,
-)
+from libcst.metadata import Assignment, BuiltinAssignment, ExpressionContext
+
+from tf_lossscale.migrate.codemod import metadata
 
 _STATEMENTS = (cst.BaseSmallStatement, cst.BaseCompoundStatement)
 _SCOPES = (cst.FunctionDef, cst.ClassDef, cst.Lambda)
@@ -29,16 +22,16 @@ class Tree:
     """Answers where things stand in one module.
 
     Args:
-        wrapper: the module with its metadata.
+        module: its tree, in which no node stands twice.
     """
 
-    def __init__(self, wrapper: MetadataWrapper):
-        self.module = wrapper.module
-        self.scopes = wrapper.resolve(ScopeProvider)
-        self._children = dict(_children(self.module))
+    def __init__(self, module: cst.Module):
+        self.module = module
+        self._children = metadata.children(module)
         self.parents = {child: node for node, children in self._children.items() for child in children}
-        self.positions = wrapper.resolve(PositionProvider)
-        self._contexts = wrapper.resolve(ExpressionContextProvider)
+        self._contexts = metadata.contexts(module, self._children)
+        self.scopes = metadata.scopes(module, self._children, self._contexts)
+        self.positions = metadata.positions(module)
 
     @functools.cached_property
     def names(self) -> dict[str, list[cst.Name]]:
@@ -186,31 +179,6 @@ class Tree:
         return start.line, start.column
 
 
-_FIELDS: dict[type[cst.CSTNode], tuple[str, ...]] = {}
-
-
-def _fields(kind: type[cst.CSTNode]) -> tuple[str, ...]:
-    if kind not in _FIELDS:
-        _FIELDS[kind] = tuple(field.name for field in dataclasses.fields(kind))
-    return _FIELDS[kind]
-
-
-def _children(module: cst.Module) -> Iterator[tuple[cst.CSTNode, list[cst.CSTNode]]]:
-    """Each node with its children, in the order of the code but for the few that LibCST keeps elsewhere."""
-    waiting: list[cst.CSTNode] = [module]
-    while waiting:
-        node = waiting.pop()
-        children: list[cst.CSTNode] = []
-        for name in _fields(type(node)):
-            value = getattr(node, name)
-            if isinstance(value, cst.CSTNode):
-                children.append(value)
-            elif isinstance(value, (tuple, list)):
-                children += [each for each in value if isinstance(each, cst.CSTNode)]
-        yield node, children
-        waiting += reversed(children)
-
-
 def comments_in(module: cst.Module) -> list[str]:
     """Return the text of all comments of a module.
 
@@ -220,7 +188,7 @@ def comments_in(module: cst.Module) -> list[str]:
     Args:
         module: its tree.
     """
-    return [node.value for node, _ in _children(module) if isinstance(node, cst.Comment)]
+    return [node.value for node in metadata.children(module) if isinstance(node, cst.Comment)]
 
 
 def _only_sets_a_context(expression: cst.BaseExpression) -> bool:
