@@ -5,11 +5,13 @@ LibCST's visitors make every node anew, also where they only look; each such wal
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import libcst as cst
 from libcst.metadata import ExpressionContext, PositionProvider
+from libcst.metadata.position_provider import PositionProvidingCodegenState
 from libcst.metadata.scope_provider import Scope, ScopeVisitor
 
 Children = dict[cst.CSTNode, list[cst.CSTNode]]
@@ -29,11 +31,16 @@ def children_of(node: cst.CSTNode) -> list[cst.CSTNode]:
     children: list[cst.CSTNode] = []
     for name in _fields(node):
         value = getattr(node, name)
-        if isinstance(value, cst.CSTNode):
+        if type(value) in (tuple, list):
+            children += [each for each in value if _is_child(type(each))]
+        elif _is_child(type(value)):
             children.append(value)
-        elif isinstance(value, (tuple, list)):
-            children += [each for each in value if isinstance(each, cst.CSTNode)]
-    return [child for child in children if not isinstance(child, _LEFT_OUT)]
+    return children
+
+
+@functools.cache
+def _is_child(kind: type) -> bool:
+    return issubclass(kind, cst.CSTNode) and not issubclass(kind, _LEFT_OUT)
 
 
 def children(module: cst.Module) -> Children:
@@ -174,20 +181,18 @@ def scopes(
     return visitor.found
 
 
-class _Positions(PositionProvider):
-    def of(self, module: cst.Module) -> Mapping[cst.CSTNode, Any]:
-        self._gen_impl(module)
-        return self._computed
-
-
-def positions(module: cst.Module) -> Mapping[cst.CSTNode, Any]:
-    """Return where each node begins and ends: `PositionProvider`.
+def positions(module: cst.Module) -> tuple[Mapping[cst.CSTNode, Any], str]:
+    """Return where each node begins and ends, as `PositionProvider`, and the code that was written for that.
 
     >>> module = cst.parse_module("x = 1")
-    >>> positions(module)[module.body[0]].start.line
-    1
+    >>> places, code = positions(module)
+    >>> places[module.body[0]].start.line, code
+    (1, 'x = 1')
 
     Args:
         module: its tree.
     """
-    return _Positions().of(module)
+    provider = PositionProvider()
+    state = PositionProvidingCodegenState(module.default_indent, module.default_newline, provider=provider)
+    module._codegen(state)
+    return provider._computed, "".join(state.tokens)

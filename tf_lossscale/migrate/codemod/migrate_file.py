@@ -93,12 +93,11 @@ def one_pass(source: bytes, known: Known | None = None, requested: Collection[st
     """Do what `migrate` does, once; see there."""
     try:
         module = cst.parse_module(source)
-        unchanged = module.bytes == source
     except (cst.ParserSyntaxError, SyntaxError, UnicodeError, LookupError) as error:
         raise _unparsable(source, error) from error
-    if not unchanged:
-        raise ValueError("cannot be written back as it is: its bytes are not those of its text")
     resolver = Resolver(module, known)  # the parser makes each node but whitespace anew
+    if resolver.code.encode(module.encoding) != source:
+        raise ValueError("cannot be written back as it is: its bytes are not those of its text")
     calls, edits = Calls(resolver), Edits(resolver)
     for planner in (
         RefusalPlanner(resolver, calls, edits),
@@ -109,11 +108,11 @@ def one_pass(source: bytes, known: Known | None = None, requested: Collection[st
         ImportPlanner(resolver, edits, set(requested)),
     ):
         resolver.visit(planner)
-    rewriter = Rewriter(edits)
+    rewriter = Rewriter(edits, resolver)
     new = module.visit(rewriter) if edits.any() else module
     result = new.bytes
     if result != source:
-        if loses_comments(module, new):
+        if loses_comments(resolver, new):
             raise ValueError("is left as it was, because the rewrite would lose a comment. Please report this")
         wrong = _as_python_says_it(result)
         if wrong is not None and _as_python_says_it(source) is None:

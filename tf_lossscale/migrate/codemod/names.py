@@ -5,6 +5,7 @@ A name is looked up in its canonical form: see `canonical`. Every other module o
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import NamedTuple
 
@@ -241,6 +242,7 @@ def moved(dotted: str) -> str | None:
     return None
 
 
+@functools.lru_cache(4096)
 def canonical(dotted: str) -> str:
     """Return a dotted name in the one form under which the tables have it.
 

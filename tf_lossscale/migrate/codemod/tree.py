@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import libcst as cst
 from libcst.metadata import Assignment, BuiltinAssignment, ExpressionContext
@@ -28,10 +28,14 @@ class Tree:
     def __init__(self, module: cst.Module):
         self.module = module
         self._children = metadata.children(module)
+        self._nodes = list(self._children)
+        self._of_kind: dict[str, list[int]] = {}
+        for place, node in enumerate(self._nodes):
+            self._of_kind.setdefault(type(node).__name__, []).append(place)
         self.parents = {child: node for node, children in self._children.items() for child in children}
         self._contexts = metadata.contexts(module, self._children)
         self.scopes = metadata.scopes(module, self._children, self._contexts)
-        self.positions = metadata.positions(module)
+        self.positions, self.code = metadata.positions(module)
 
     @functools.cached_property
     def names(self) -> dict[str, list[cst.Name]]:
@@ -51,19 +55,33 @@ class Tree:
             visitor: an object with such methods. What is in a node for which one returns False is left out.
         """
         methods = {name[len("visit_") :]: getattr(visitor, name) for name in dir(visitor) if name.startswith("visit_")}
-        waiting: list[cst.CSTNode] = [self.module]
-        while waiting:
-            node = waiting.pop()
-            method = methods.get(type(node).__name__)
-            if method is None or method(node) is not False:
-                waiting += reversed(self._children[node])
+        left_out = -1
+        for place in sorted(place for kind in methods for place in self._of_kind.get(kind, ())):
+            node = self._nodes[place]
+            if place > left_out and methods[type(node).__name__](node) is False:
+                left_out = self._last_in(node)
         leave = getattr(visitor, "leave_Module", None)
         if leave is not None:
             leave(self.module)
 
-    def comments(self) -> Iterator[cst.Comment]:
-        """The comments of the module."""
-        return (node for node in self._children if isinstance(node, cst.Comment))
+    def _last_in(self, node: cst.CSTNode) -> int:
+        """The place of the last node in a node."""
+        while self._children[node]:
+            node = self._children[node][-1]
+        return self._places[node]
+
+    @functools.cached_property
+    def _places(self) -> dict[cst.CSTNode, int]:
+        return {node: place for place, node in enumerate(self._nodes)}
+
+    def comments(self, but_in: Collection[cst.CSTNode] = ()) -> Iterator[cst.Comment]:
+        """The comments of the module, but for those in some nodes."""
+        waiting: list[cst.CSTNode] = [self.module]
+        while waiting:
+            node = waiting.pop()
+            if isinstance(node, cst.Comment):
+                yield node
+            waiting += [child for child in reversed(self._children[node]) if child not in but_in]
 
     def ancestors(self, node: cst.CSTNode, stop: tuple[type, ...] = ()) -> Iterator[cst.CSTNode]:
         """The nodes above a node, nearest first, up to the first of a type in `stop`."""
@@ -177,18 +195,6 @@ class Tree:
     def _start(self, node: cst.CSTNode) -> tuple[int, int]:
         start = self.positions[node].start
         return start.line, start.column
-
-
-def comments_in(module: cst.Module) -> list[str]:
-    """Return the text of all comments of a module.
-
-    >>> comments_in(cst.parse_module("x = 1  # one"))
-    ['# one']
-
-    Args:
-        module: its tree.
-    """
-    return [node.value for node in metadata.children(module) if isinstance(node, cst.Comment)]
 
 
 def _only_sets_a_context(expression: cst.BaseExpression) -> bool:

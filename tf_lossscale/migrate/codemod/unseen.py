@@ -94,8 +94,7 @@ class UnseenPlanner:
 
     def visit_SimpleString(self, node: cst.SimpleString) -> None:
         parent = self._resolver.parents.get(node)
-        value = text(node)
-        if isinstance(parent, cst.Expr) or value is None:
+        if "mixed_precision" not in node.value or isinstance(parent, cst.Expr) or (value := text(node)) is None:
             return
         if _IN_A_STRING.fullmatch(value) or (_IMPORTED.fullmatch(value) and self._is_imported(parent)):
             self._edits.notice(
