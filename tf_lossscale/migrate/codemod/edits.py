@@ -111,9 +111,9 @@ class Edits:
         self._report(node, report.NOTICE, reason=reason)
 
     def _report(self, node: cst.CSTNode, kind: str, new: str | None = None, reason: str | None = None) -> None:
-        start = self._resolver.positions[node].start
+        line, column = self._resolver.written.start(node)
         old = " ".join(code(node).split())
-        finding = report.Finding(start.line, start.column, kind, _short(old), new and _short(new), reason)
+        finding = report.Finding(line, column, kind, _short(old), new and _short(new), reason)
         if finding not in self.findings:
             self.findings.append(finding)
 

@@ -1,17 +1,21 @@
-"""LibCST's metadata of a module: children, contexts, scopes and positions, without making its nodes anew on the way.
+"""LibCST's metadata of a module: children, contexts, scopes and places, without making its nodes anew on the way.
 
 LibCST's visitors make every node anew, also where they only look; each such walk costs more than parsing.
 """
 
 from __future__ import annotations
 
+import bisect
+import contextlib
 import functools
-from collections.abc import Mapping, Sequence
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import libcst as cst
-from libcst.metadata import ExpressionContext, PositionProvider
-from libcst.metadata.position_provider import PositionProvidingCodegenState
+from libcst._nodes.internal import CodegenState
+from libcst.metadata import ExpressionContext
 from libcst.metadata.scope_provider import Scope, ScopeVisitor
 
 Children = dict[cst.CSTNode, list[cst.CSTNode]]
@@ -32,15 +36,20 @@ def children_of(node: cst.CSTNode) -> list[cst.CSTNode]:
     for name in _fields(node):
         value = getattr(node, name)
         if type(value) in (tuple, list):
-            children += [each for each in value if _is_child(type(each))]
-        elif _is_child(type(value)):
+            children += [each for each in value if _is_child(each)]
+        elif _is_child(value):
             children.append(value)
     return children
 
 
-@functools.cache
-def _is_child(kind: type) -> bool:
-    return issubclass(kind, cst.CSTNode) and not issubclass(kind, _LEFT_OUT)
+_CHILDREN: dict[type, bool] = {}
+
+
+def _is_child(value: object) -> bool:
+    kind = type(value)
+    if kind not in _CHILDREN:
+        _CHILDREN[kind] = isinstance(value, cst.CSTNode) and not isinstance(value, _LEFT_OUT)
+    return _CHILDREN[kind]
 
 
 def children(module: cst.Module) -> Children:
@@ -148,7 +157,7 @@ class _Scopes(ScopeVisitor):
         self._context_of = contexts
         self.found: dict[cst.CSTNode, Scope] = {}
         self.set_metadata = self.found.__setitem__
-        super().__init__(self)  # type: ignore[arg-type]
+        super().__init__(self)
 
     def get_metadata(self, key: object, node: cst.CSTNode, default: Any = None) -> Any:
         return self._context_of.get(node, default)
@@ -181,18 +190,61 @@ def scopes(
     return visitor.found
 
 
-def positions(module: cst.Module) -> tuple[Mapping[cst.CSTNode, Any], str]:
-    """Return where each node begins and ends, as `PositionProvider`, and the code that was written for that.
+# Places. ----------------------------------------------------------------------------------------------------------
 
-    >>> module = cst.parse_module("x = 1")
-    >>> places, code = positions(module)
-    >>> places[module.body[0]].start.line, code
-    (1, 'x = 1')
+
+class Written(CodegenState):
+    """The code of a module, and where its nodes start: `PositionProvider` without the ends.
+
+    >>> module = cst.parse_module("x = 1\\ny = 2")
+    >>> written = Written(module)
+    >>> written.code, written.start(module.body[1])
+    ('x = 1\\ny = 2', (2, 0))
 
     Args:
         module: its tree.
     """
-    provider = PositionProvider()
-    state = PositionProvidingCodegenState(module.default_indent, module.default_newline, provider=provider)
-    module._codegen(state)
-    return provider._computed, "".join(state.tokens)
+
+    def __init__(self, module: cst.Module):
+        super().__init__(module.default_indent, module.default_newline)
+        self._first_token: dict[cst.CSTNode, int] = {}
+        module._codegen(self)
+        self.code = "".join(self.tokens)
+
+    def start(self, node: cst.CSTNode) -> tuple[int, int]:
+        """Return the line, from 1, and the column, from 0, of a node.
+
+        Args:
+            node: of the module.
+        """
+        offset = self._offsets[self._first_token[node]]
+        line = bisect.bisect(self._lines, offset)
+        return line, offset - self._lines[line - 1]
+
+    @functools.cached_property
+    def _offsets(self) -> list[int]:
+        return list(itertools.accumulate(map(len, self.tokens), initial=0))
+
+    @functools.cached_property
+    def _lines(self) -> list[int]:
+        return [0, *(match.end() for match in _LINE_END.finditer(self.code))]
+
+    # What LibCST calls when it writes a module. ---------------------------------------------------------------------
+
+    def before_codegen(self, node: cst.CSTNode) -> None:
+        self._first_token[node] = len(self.tokens)
+
+    def record_syntactic_position(
+        self, node: cst.CSTNode, *, start_node: cst.CSTNode | None = None, end_node: cst.CSTNode | None = None
+    ) -> contextlib.AbstractContextManager[None]:
+        self._first_token[node] = len(self.tokens)
+        return _NOTHING if start_node is None else self._starts_with(node, start_node)
+
+    @contextlib.contextmanager
+    def _starts_with(self, node: cst.CSTNode, start_node: cst.CSTNode) -> Iterator[None]:
+        yield
+        self._first_token[node] = self._first_token[start_node]
+
+
+_NOTHING = contextlib.nullcontext()
+_LINE_END = re.compile(r"\r\n?|\n")

@@ -96,7 +96,7 @@ def one_pass(source: bytes, known: Known | None = None, requested: Collection[st
     except (cst.ParserSyntaxError, SyntaxError, UnicodeError, LookupError) as error:
         raise _unparsable(source, error) from error
     resolver = Resolver(module, known)  # the parser makes each node but whitespace anew
-    if resolver.code.encode(module.encoding) != source:
+    if resolver.written.code.encode(module.encoding) != source:
         raise ValueError("cannot be written back as it is: its bytes are not those of its text")
     calls, edits = Calls(resolver), Edits(resolver)
     for planner in (
@@ -131,8 +131,7 @@ def _left_by_an_earlier_run(resolver: Resolver, edits: Edits) -> list[Finding]:
         if comment.value.startswith(MARK):
             reason = comment.value[len(MARK) :].strip()
             if not any(known and known.startswith(reason) for known in found):
-                start = resolver.positions[comment].start
-                findings.append(Finding(start.line, start.column, TODO, comment.value, reason=reason))
+                findings.append(Finding(*resolver.written.start(comment), TODO, comment.value, reason=reason))
     return sorted(findings)
 
 

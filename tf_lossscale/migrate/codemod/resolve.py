@@ -70,7 +70,7 @@ class Resolver(Tree):
             self.meaning(node).roles & {names.STABLE, names.EXPERIMENTAL, names.CONTRIB, names.GRAPH_REWRITE}
             for node in self.scopes
             # Scopes also know the names within annotations that are strings; those are not in the tree.
-            if isinstance(node, (cst.Name, cst.Attribute)) and node in self.positions
+            if isinstance(node, (cst.Name, cst.Attribute)) and node in self.parents
         )
 
     @functools.cached_property
@@ -80,7 +80,7 @@ class Resolver(Tree):
             self.meaning(node).roles - {names.OURS}
             or {names.canonical(d) for d in self.dotted(node)} & names.MODULES.keys()
             for node in self.scopes
-            if isinstance(node, (cst.Name, cst.Attribute)) and node in self.positions
+            if isinstance(node, (cst.Name, cst.Attribute)) and node in self.parents
         )
 
     def dotted(self, expression: cst.BaseExpression) -> set[str]:

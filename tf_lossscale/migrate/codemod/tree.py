@@ -35,7 +35,7 @@ class Tree:
         self.parents = {child: node for node, children in self._children.items() for child in children}
         self._contexts = metadata.contexts(module, self._children)
         self.scopes = metadata.scopes(module, self._children, self._contexts)
-        self.positions, self.code = metadata.positions(module)
+        self.written = metadata.Written(module)
 
     @functools.cached_property
     def names(self) -> dict[str, list[cst.Name]]:
@@ -154,12 +154,12 @@ class Tree:
         above = [used, *self.ancestors(used, stop=_SCOPES)]
         later_too = used is not name or any(isinstance(node, (cst.For, cst.While)) for node in above)
         home = self._function_of(used)
-        use = self._start(next((node for node in above if isinstance(node, _STATEMENTS)), used))
+        use = self.written.start(next((node for node in above if isinstance(node, _STATEMENTS)), used))
         reaching: list[tuple[tuple[float, int], object]] = []
         last = (0, 0)
         for assignment in assignments:
             node = self._binding(assignment)
-            start = (0, 0) if node is None else self._start(node)
+            start = (0, 0) if node is None else self.written.start(node)
             if start >= use and not later_too:
                 continue
             # Another function, which declares the name global or nonlocal, may run at any time.
@@ -191,10 +191,6 @@ class Tree:
                 return False
             block = self.parents.get(owner)
         return block is not None
-
-    def _start(self, node: cst.CSTNode) -> tuple[int, int]:
-        start = self.positions[node].start
-        return start.line, start.column
 
 
 def _only_sets_a_context(expression: cst.BaseExpression) -> bool:
