@@ -59,9 +59,15 @@ def test_nothing_is_said_of_other_errors(program):
 
 
 def test_who_has_keras_2_is_not_told_to_take_it(monkeypatch):
-    error = error_of("from keras.engine import base_layer")
+    error = error_of("importlib.import_module('tensorflow.python.keras.engine.gone')")
     monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
     assert hint(error) is None
+
+
+def test_who_has_keras_2_and_imports_keras_is_told_to_put_it_in_its_place(monkeypatch):
+    error = error_of("from keras.engine import base_layer")
+    monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
+    assert "sys.modules['keras'] = tf_keras" in str(hint(error))
 
 
 def test_run_prints_it_after_the_traceback(tmp_path):

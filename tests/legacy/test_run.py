@@ -99,6 +99,20 @@ def test_none_of_the_old_scripts_runs_without_us(tmp_path):
     assert len(failed) == len(scripts), done.stdout + done.stderr[-2000:]
 
 
+@pytest.mark.slow
+def test_the_start_file_of_the_docs_puts_keras_2_in_the_place_of_keras(tmp_path):
+    page = pathlib.Path(__file__).parents[2].joinpath("docs", "clients.md").read_text()
+    start = page.partition("$ cat start.py\n")[2].partition("\n$ ")[0]
+    (tmp_path / "start.py").write_text(start)
+    (tmp_path / "train.py").write_text(
+        "import sys\nfrom keras.src.engine import keras_tensor\nimport keras, tensorflow as tf\n"
+        "tf.keras.mixed_precision.experimental.LossScaleOptimizer(tf.keras.optimizers.SGD(), 'dynamic')\n"
+        "print(keras.__name__, sys.argv[1:])\n"
+    )
+    done = call([*RUN, tmp_path / "start.py", tmp_path / "train.py", "--epochs", "3"], TF_USE_LEGACY_KERAS="1")
+    assert done.stdout == "tf_keras ['--epochs', '3']\n", done.stderr[-2000:]
+
+
 # As python does it. ---------------------------------------------------------------------------------------------------
 
 PROGRAM = """

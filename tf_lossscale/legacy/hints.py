@@ -10,6 +10,10 @@ _KERAS_2 = (
     "This program seems to be written for Keras 2. Install tf_keras and set the environment variable "
     "TF_USE_LEGACY_KERAS=1."
 )
+_IMPORTS_KERAS = (
+    "This program imports keras, which is Keras 3, whatever TF_USE_LEGACY_KERAS says. Put Keras 2 in its place before "
+    "anything else: import sys, tf_keras; sys.modules['keras'] = tf_keras."
+)
 # What Keras 3 says to arguments that Keras 2 had, and where Keras 2 took a tensor for an array.
 _OF_KERAS_3 = ("not recognized", "unexpected keyword argument", "Unrecognized keyword arguments", "KerasTensor")
 
@@ -33,7 +37,10 @@ def hint(error: BaseException) -> str | None:
         found = None
     if found is None and _is_of_keras_3(error) and any(words in str(error) for words in _OF_KERAS_3):
         found = _KERAS_2
-    return None if found is _KERAS_2 and _is_keras_2() else found
+    if found is not _KERAS_2 or not _is_keras_2():
+        return found
+    imported = (getattr(error, "name", None) or "") if isinstance(error, ImportError) else ""
+    return _IMPORTS_KERAS if imported.partition(".")[0] == "keras" else None
 
 
 def _of_attribute(error: AttributeError) -> str | None:

@@ -263,7 +263,7 @@ def _spaced(old: Sequence[cst.Arg], new: list[cst.Arg]) -> list[cst.Arg]:
         if gap is not None:
             argument = argument.with_changes(comma=gap.comma, whitespace_after_arg=gap.whitespace_after_arg)
         elif index < len(new) - 1:
-            argument = argument.with_changes(comma=_COMMA, whitespace_after_arg=cst.SimpleWhitespace(""))
+            argument = argument.with_changes(comma=COMMA, whitespace_after_arg=cst.SimpleWhitespace(""))
         else:
             argument = argument.with_changes(comma=old[-1].comma, whitespace_after_arg=old[-1].whitespace_after_arg)
         spaced.append(argument)
@@ -278,7 +278,7 @@ def _spaced(old: Sequence[cst.Arg], new: list[cst.Arg]) -> list[cst.Arg]:
     return spaced
 
 
-_COMMA = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
+COMMA = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
 
 
 def _with_comments(argument: cst.Arg, lost: list[cst.Comment]) -> cst.Arg:

@@ -155,8 +155,10 @@ class Calls:
         return text(second) == "dynamic" or number(second) is not None or self.loss_scale_class(second) is not None
 
     def _is_certainly_stable(self, call: cst.Call) -> bool:
-        if any(argument.star for argument in call.args):
-            return False
+        stars = {argument.star for argument in call.args} - {""}
+        if stars:
+            # A program that names both classes asks for the version, and so unpacks the newer one's arguments today.
+            return stars == {"**"} and _argument(call, 1, "dynamic") is None
         second = _argument(call, 1, "dynamic")
         keywords = {argument.keyword.value for argument in call.args if argument.keyword}
         return (
@@ -240,8 +242,10 @@ class Calls:
         """Return whether an expression is `global_policy()`, old or new."""
         if not isinstance(expression, cst.Call):
             return False
-        return any(d.endswith("mixed_precision.global_policy") or d.endswith("experimental.global_policy")
-                   for d in self._resolver.dotted(expression.func))  # fmt: skip
+        dotted = self._resolver.dotted(expression.func)
+        return any(d.endswith(("mixed_precision.global_policy", "experimental.global_policy")) for d in dotted) or (
+            {old.new for _, old in self._resolver.meaning(expression.func).old} == {f"{names.KERAS}.global_policy"}
+        )
 
     def kinds(self, expression: cst.BaseExpression) -> set[str]:
         """Return the possible values of an expression: a set of the constants of this module, and UNKNOWN."""
@@ -355,7 +359,7 @@ def _conditions(test: cst.BaseExpression) -> Sequence[cst.BaseExpression]:
 
 def _argument(call: cst.Call, index: int, keyword: str) -> cst.BaseExpression | None:
     for position, argument in enumerate(call.args):
-        if (argument.keyword is None and position == index) or (argument.keyword and argument.keyword.value == keyword):
+        if argument.keyword.value == keyword if argument.keyword else position == index and not argument.star:
             return argument.value
     return None
 

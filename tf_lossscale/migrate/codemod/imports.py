@@ -52,6 +52,9 @@ class ImportPlanner:
     def _decide(self, node: cst.CSTNode, alias: cst.ImportAlias, dotted: str, bound: str, renamed: bool) -> None:
         name = names.canonical(dotted)
         new = self._new(dotted, name, bound)
+        if names.is_kept(dotted):
+            self._edits.notice(node, f"{alias.evaluated_name} {names.STILL_THERE}")
+            return
         is_lost = name not in names.OLD and name not in names.EMPTIED
         is_private = name.rsplit(".", 1)[0] in names.PRIVATE
         if is_lost and not is_private and not name.startswith(_GONE):
@@ -59,6 +62,10 @@ class ImportPlanner:
         uses, remain = self._uses(node, bound)
         if is_lost and not uses and name.startswith(_GONE) and not self._is_exported(node, bound):
             self._put(node, alias, [])
+            return
+        if is_lost and (moved := names.moved(dotted)):
+            module, _, short = moved.rpartition(".")
+            self._put(node, alias, [Import(module, short, bound)])
             return
         if is_lost:
             reason = "is private and has no counterpart." if is_private else "is gone and has no counterpart."

@@ -10,7 +10,6 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 import libcst as cst
-from libcst.metadata import MetadataWrapper
 
 from tf_lossscale.migrate.codemod.calls import Calls
 from tf_lossscale.migrate.codemod.edits import MARK, Edits
@@ -94,15 +93,12 @@ def one_pass(source: bytes, known: Known | None = None, requested: Collection[st
     """Do what `migrate` does, once; see there."""
     try:
         module = cst.parse_module(source)
-        unchanged = module.bytes == source
     except (cst.ParserSyntaxError, SyntaxError, UnicodeError, LookupError) as error:
         raise _unparsable(source, error) from error
-    if not unchanged:
+    resolver = Resolver(module, known)  # the parser makes each node but whitespace anew
+    if resolver.written.code.encode(module.encoding) != source:
         raise ValueError("cannot be written back as it is: its bytes are not those of its text")
-    wrapper = MetadataWrapper(module, unsafe_skip_copy=True)  # the parser makes each node but whitespace anew
-    resolver = Resolver(wrapper, known)
     calls, edits = Calls(resolver), Edits(resolver)
-    tree = wrapper.module
     for planner in (
         RefusalPlanner(resolver, calls, edits),
         PolicyPlanner(resolver, calls, edits),
@@ -112,11 +108,11 @@ def one_pass(source: bytes, known: Known | None = None, requested: Collection[st
         ImportPlanner(resolver, edits, set(requested)),
     ):
         resolver.visit(planner)
-    rewriter = Rewriter(edits)
-    new = tree.visit(rewriter) if edits.any() else module
+    rewriter = Rewriter(edits, resolver)
+    new = module.visit(rewriter) if edits.any() else module
     result = new.bytes
     if result != source:
-        if loses_comments(tree, new):
+        if loses_comments(resolver, new):
             raise ValueError("is left as it was, because the rewrite would lose a comment. Please report this")
         wrong = _as_python_says_it(result)
         if wrong is not None and _as_python_says_it(source) is None:
@@ -135,8 +131,7 @@ def _left_by_an_earlier_run(resolver: Resolver, edits: Edits) -> list[Finding]:
         if comment.value.startswith(MARK):
             reason = comment.value[len(MARK) :].strip()
             if not any(known and known.startswith(reason) for known in found):
-                start = resolver.positions[comment].start
-                findings.append(Finding(start.line, start.column, TODO, comment.value, reason=reason))
+                findings.append(Finding(*resolver.written.start(comment), TODO, comment.value, reason=reason))
     return sorted(findings)
 
 

@@ -5,6 +5,7 @@ A name is looked up in its canonical form: see `canonical`. Every other module o
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import NamedTuple
 
@@ -41,7 +42,7 @@ FACES = {
     CONTRIB: "tf_lossscale.legacy.contrib.LossScaleOptimizer",
 }
 
-_KERAS = "keras.mixed_precision"
+KERAS = "keras.mixed_precision"
 
 # The libraries that had the old names: modules of a project do not hide them.
 LIBRARIES = ("tensorflow", "tensorflow_core", "keras", "tf_keras", "tf_lossscale")
@@ -61,22 +62,22 @@ _ROOTS = (
 )
 
 OLD: dict[str, Old] = {
-    f"{_KERAS}.LossScaleOptimizer": Old(STABLE, WRAPPER),
-    f"{_KERAS}.loss_scale_optimizer.LossScaleOptimizer": Old(STABLE, WRAPPER),
-    f"{_KERAS}.loss_scale_optimizer.LossScaleOptimizerV3": Old(STABLE, WRAPPER),
-    f"{_KERAS}.loss_scale_optimizer.BaseLossScaleOptimizer": Old(STABLE, WRAPPER),
-    f"{_KERAS}.loss_scale_optimizer.LossScaleOptimizerV1": Old(EXPERIMENTAL, WRAPPER),
-    f"{_KERAS}.experimental.LossScaleOptimizer": Old(EXPERIMENTAL, WRAPPER),
-    f"{_KERAS}.experimental.loss_scale_optimizer.LossScaleOptimizer": Old(EXPERIMENTAL, WRAPPER),
-    f"{_KERAS}.Policy": Old(POLICY, f"{_KERAS}.Policy"),
-    f"{_KERAS}.policy.PolicyV1": Old(POLICY, f"{_KERAS}.Policy"),
+    f"{KERAS}.LossScaleOptimizer": Old(STABLE, WRAPPER),
+    f"{KERAS}.loss_scale_optimizer.LossScaleOptimizer": Old(STABLE, WRAPPER),
+    f"{KERAS}.loss_scale_optimizer.LossScaleOptimizerV3": Old(STABLE, WRAPPER),
+    f"{KERAS}.loss_scale_optimizer.BaseLossScaleOptimizer": Old(STABLE, WRAPPER),
+    f"{KERAS}.loss_scale_optimizer.LossScaleOptimizerV1": Old(EXPERIMENTAL, WRAPPER),
+    f"{KERAS}.experimental.LossScaleOptimizer": Old(EXPERIMENTAL, WRAPPER),
+    f"{KERAS}.experimental.loss_scale_optimizer.LossScaleOptimizer": Old(EXPERIMENTAL, WRAPPER),
+    f"{KERAS}.Policy": Old(POLICY, f"{KERAS}.Policy"),
+    f"{KERAS}.policy.PolicyV1": Old(POLICY, f"{KERAS}.Policy"),
     WRAPPER: Old(OURS, WRAPPER),
 }
-for _module in (f"{_KERAS}.experimental", f"{_KERAS}.experimental.policy", f"{_KERAS}.policy"):
-    OLD[f"{_module}.Policy"] = Old(POLICY, f"{_KERAS}.Policy")
-    OLD[f"{_module}.set_policy"] = Old(KERAS_FUNCTION, f"{_KERAS}.set_global_policy")
-    OLD[f"{_module}.set_global_policy"] = Old(KERAS_FUNCTION, f"{_KERAS}.set_global_policy")
-    OLD[f"{_module}.global_policy"] = Old(KERAS_FUNCTION, f"{_KERAS}.global_policy")
+for _module in (f"{KERAS}.experimental", f"{KERAS}.experimental.policy", f"{KERAS}.policy"):
+    OLD[f"{_module}.Policy"] = Old(POLICY, f"{KERAS}.Policy")
+    OLD[f"{_module}.set_policy"] = Old(KERAS_FUNCTION, f"{KERAS}.set_global_policy")
+    OLD[f"{_module}.set_global_policy"] = Old(KERAS_FUNCTION, f"{KERAS}.set_global_policy")
+    OLD[f"{_module}.global_policy"] = Old(KERAS_FUNCTION, f"{KERAS}.global_policy")
     OLD[f"{_module}.get_layer_policy"] = Old(LEGACY, f"{LEGACY_MODULE}.experimental.get_layer_policy")
 
 _TRAINING = "tensorflow.python.training.experimental"
@@ -104,9 +105,9 @@ for _module in (_CONTRIB, f"{_CONTRIB}.python.loss_scale_manager", f"{_CONTRIB}.
 
 # A module that is gone, as a value (`mp = tf.keras.mixed_precision.experimental`) -> what has its names now.
 MODULES = {
-    f"{_KERAS}.experimental": _KERAS,
-    f"{_KERAS}.experimental.policy": _KERAS,
-    f"{_KERAS}.policy": _KERAS,
+    f"{KERAS}.experimental": KERAS,
+    f"{KERAS}.experimental.policy": KERAS,
+    f"{KERAS}.policy": KERAS,
     "tensorflow.mixed_precision": LEGACY_MODULE,
     "tensorflow.mixed_precision.experimental": LEGACY_MODULE,
     _CONTRIB: f"{LEGACY_MODULE}.contrib",
@@ -114,19 +115,41 @@ MODULES = {
 
 # Modules of which nothing is left once the names above are taken out: their import goes when no use remains.
 EMPTIED = (
-    f"{_KERAS}.experimental.loss_scale_optimizer",
-    f"{_KERAS}.loss_scale_optimizer",
+    f"{KERAS}.experimental.loss_scale_optimizer",
+    f"{KERAS}.loss_scale_optimizer",
     f"{_TRAINING}.loss_scale",
     f"{_TRAINING}.loss_scale_optimizer",
     f"{_TRAINING}.mixed_precision",
     f"{_CONTRIB}.python.loss_scale_manager",
     f"{_CONTRIB}.python.loss_scale_optimizer",
-    _KERAS,
+    KERAS,
     *MODULES,
 )
 
 # Private modules: what else was in them has no counterpart.
-PRIVATE = {name for name in EMPTIED if name != _KERAS and name not in MODULES}
+PRIVATE = {name for name in EMPTIED if name != KERAS and name not in MODULES}
+
+# Those of them that today's TensorFlow still has.
+KEPT = {
+    f"{_TRAINING}.loss_scale": ("_assign_if_finite", "_is_all_finite", "_op_in_graph_mode"),
+    "tensorflow.python.keras.mixed_precision.loss_scale_optimizer": (
+        "_DynamicLossScaleState",
+        "_UnwrapPreventer",
+        "_assign_if_finite",
+        "_is_all_finite",
+        "_multiply_gradient",
+        "_op_in_graph_mode",
+        "strategy_supports_loss_scaling",
+    ),
+}
+
+STILL_THERE = "is private. Today's TensorFlow still has it."
+
+# Private modules that moved, with their names.
+MOVED = {
+    f"tensorflow.python.keras.mixed_precision.experimental.{_name}": f"tensorflow.python.keras.mixed_precision.{_name}"
+    for _name in ("autocast_variable", "device_compatibility_check")
+}
 
 # Attributes of a wrapper's loss scale object -> public properties of the wrapper.
 STATE = {
@@ -155,6 +178,9 @@ HOOKS = (
     "_raise_if_strategy_unsupported",
     "_unscale_grads",
 )
+
+# Those that tf_lossscale does not have.
+GONE_HOOKS = {*HOOKS} - {"_compute_gradients", "_get_gradients"}
 
 # Constructors whose result is surely not a wrapper yet.
 KERAS_OPTIMIZERS = ("keras.optimizers.",)
@@ -188,6 +214,35 @@ def is_worth_parsing(source: bytes) -> bool:
     return any(word in source for word in _WORDS) or (b"loss_scale" in source and bool(_UNPACKED.search(source)))
 
 
+def is_kept(dotted: str) -> bool:
+    """Return whether a private name is one that today's TensorFlow still has.
+
+    >>> is_kept("tensorflow.python.training.experimental.loss_scale._op_in_graph_mode")
+    True
+
+    Args:
+        dotted: a qualified name, as it is written.
+    """
+    module, _, name = dotted.rpartition(".")
+    return name in KEPT.get(module, ())
+
+
+def moved(dotted: str) -> str | None:
+    """Return where a private module is now, or something in it; None if it has not moved.
+
+    >>> moved("tensorflow.python.keras.mixed_precision.experimental.autocast_variable.AutoCastVariable")
+    'tensorflow.python.keras.mixed_precision.autocast_variable.AutoCastVariable'
+
+    Args:
+        dotted: a qualified name, as it is written.
+    """
+    for old, new in MOVED.items():
+        if f"{dotted}.".startswith(f"{old}."):
+            return new + dotted[len(old) :]
+    return None
+
+
+@functools.lru_cache(4096)
 def canonical(dotted: str) -> str:
     """Return a dotted name in the one form under which the tables have it.
 

@@ -14,6 +14,8 @@ from tf_lossscale.migrate.codemod.resolve import Resolver
 
 # What `x.loss_scale` is a tensor of, or what had no `x.loss_scale()` to call.
 _HAVE_A_TENSOR = {kinds.WRAPPER, kinds.FACE, kinds.KERAS_OPTIMIZER, kinds.V1_OPTIMIZER}
+# What has `_optimizer` or `_loss_scale` only if it is a wrapper.
+_PLAIN_OR_WRAPPER = {kinds.WRAPPER, kinds.KERAS_OPTIMIZER, kinds.V1_OPTIMIZER}
 _METHODS = ("get_scaled_loss", "get_unscaled_gradients")  # of the old class, and of no other
 _COMPILED = "compile() under mixed_float16 wraps a bare optimizer in Keras's own class"
 _TAKES = "_loss_scale takes an object with the methods __call__() and update(grads), such as a LossScale"
@@ -47,22 +49,29 @@ class ObjectPlanner:
         if node.attr.value in _METHODS and self._may_be_compiled(node.value):
             self._say(node, node.value, f"has no {node.attr.value}")
 
+    def visit_Comparison(self, node: cst.Comparison) -> None:
+        tested = self._resolver.type_tested(node)
+        if tested is not None:
+            self._compared(node, tested, node.comparisons[0].comparator)
+
     def _tested(self, node: cst.Call) -> None:
         """`isinstance(x, LossScaleOptimizer)` and `hasattr(x, "get_scaled_loss")`: false of what `compile` makes."""
         if len(node.args) != 2:
             return
         tested, what = (argument.value for argument in node.args)
         if self._resolver.is_builtin(node.func, "isinstance"):
-            if not self._resolver.meaning(what).roles & {names.STABLE, names.EXPERIMENTAL}:
-                return
-            lacks = "is no instance of this class"
+            self._compared(node, tested, what)
         elif self._resolver.is_builtin(node.func, "hasattr") and text(what) in _METHODS:
-            lacks = f"has no {text(what)}"
-        else:
-            return
+            self._lacks(node, tested, f"has no {text(what)}")
+
+    def _compared(self, node: cst.CSTNode, tested: cst.BaseExpression, what: cst.BaseExpression) -> None:
+        if self._resolver.meaning(what).roles & {names.STABLE, names.EXPERIMENTAL}:
+            self._lacks(node, tested, "is no instance of this class")
+
+    def _lacks(self, node: cst.CSTNode, tested: cst.BaseExpression, what: str) -> None:
         if self._may_be_compiled(tested):
             self._said.discard(self._place(node, tested))
-            self._say(node, tested, lacks)
+            self._say(node, tested, what)
 
     def _may_be_compiled(self, expression: cst.BaseExpression) -> bool:
         """Return whether an expression may be the optimizer that `compile` made: `model.optimizer`, or a parameter."""
@@ -158,13 +167,13 @@ class ObjectPlanner:
             return
         parent = self._resolver.parents[node]
         if attribute == "_optimizer":
-            if found == {kinds.WRAPPER}:
+            if found <= _PLAIN_OR_WRAPPER:
                 self._rename(node, "inner_optimizer")
             else:
                 self._edits.todo(node, f"if {code(node.value)} is a LossScaleOptimizer, write inner_optimizer.")
         elif isinstance(parent, cst.Attribute) and parent.value is node:
             self._state(parent, node, found)
-        elif attribute == "_loss_scale" and found == {kinds.WRAPPER} and not self._resolver.assigns("_loss_scale"):
+        elif attribute == "_loss_scale" and found <= _PLAIN_OR_WRAPPER and not self._resolver.assigns("_loss_scale"):
             self._rename(node, "loss_scale")
 
     def _replaced(self, node: cst.Attribute, found: set[str]) -> None:
@@ -192,7 +201,7 @@ class ObjectPlanner:
 
     def _state(self, outer: cst.Attribute, node: cst.Attribute, found: set[str]) -> None:
         name = outer.attr.value
-        if name in names.STATE and found == {kinds.WRAPPER}:
+        if name in names.STATE and found <= _PLAIN_OR_WRAPPER:
             new = names.STATE[name]
             self._handled.add(node)
             self._edits.replace(

@@ -6,9 +6,9 @@ import libcst as cst
 from libcst.metadata import ClassScope
 
 from tf_lossscale.migrate.codemod import names
-from tf_lossscale.migrate.codemod.arguments import Written, code, rewritten, text
+from tf_lossscale.migrate.codemod.arguments import COMMA, Written, code, rewritten, text
 from tf_lossscale.migrate.codemod.calls import Calls
-from tf_lossscale.migrate.codemod.edits import Edits
+from tf_lossscale.migrate.codemod.edits import Edits, Now, with_parentheses_of
 from tf_lossscale.migrate.codemod.project import UNKNOWN
 from tf_lossscale.migrate.codemod.resolve import Meaning, Resolver
 
@@ -26,6 +26,7 @@ _TRANSPARENT = (
     cst.Tuple,
 )
 
+_OLDER = f"If the subclass is called with loss_scale, derive it from {names.FACES[names.EXPERIMENTAL]}."
 _CHOOSE = f"Write {names.WRAPPER} or {names.FACES[names.EXPERIMENTAL]}."
 
 
@@ -47,10 +48,11 @@ class Planner:
     # Calls. -----------------------------------------------------------------------------------------------------
 
     def visit_Call(self, node: cst.Call) -> None:
-        if self._resolver.is_builtin(node.func, "hasattr"):
-            self._probe(node)
-        elif self._resolver.is_builtin(node.func, "getattr"):
-            self._getattr(node)
+        is_getattr = self._resolver.is_builtin(node.func, "getattr")
+        if len(node.args) == 2 + is_getattr and (is_getattr or self._resolver.is_builtin(node.func, "hasattr")):
+            self._probe(node, is_getattr)
+        elif is_getattr and len(node.args) == 2 and self._resolver.meaning(node).old:
+            self._reference(node)
         meaning = self._resolver.meaning(node.func)
         if meaning.old:
             self._call_of_old_name(node, meaning)
@@ -111,16 +113,16 @@ class Planner:
                 return f'{root.value}.config.optimizer.set_experimental_options({{"auto_mixed_precision": True}})'
         return None
 
-    def _probe(self, node: cst.Call) -> None:
-        """`hasattr(module, "old name")`: true again if the name was there before."""
-        if len(node.args) != 2 or (attribute := text(node.args[1].value)) is None:
+    def _probe(self, node: cst.Call, is_getattr: bool) -> None:
+        """`hasattr(module, "old name")`, and `getattr` with a default: as before if the name was there before."""
+        if (attribute := text(node.args[1].value)) is None:
             return
         full = {names.canonical(f"{d}.{attribute}") for d in self._resolver.dotted(node.args[0].value) if d != UNKNOWN}
         if len(full) != 1:
             return
         (name,) = full
         old = names.OLD.get(name)
-        if old and old.role in (names.STABLE, names.OURS):
+        if old and (old.role == names.OURS or (old.role == names.STABLE and not is_getattr)):
             return  # still there
         if old and old.new.startswith("keras."):
             short = old.new.rsplit(".", 1)[1]
@@ -142,23 +144,26 @@ class Planner:
         quote = node.args[1].value.quote if isinstance(node.args[1].value, cst.SimpleString) else '"'
 
         def make(updated: cst.CSTNode, now: object) -> cst.CSTNode:
-            first, second = updated.args
-            return updated.with_changes(
-                args=[
-                    first.with_changes(value=cst.parse_expression(module)),
-                    second.with_changes(value=cst.SimpleString(quote + short + quote)),
-                ]
-            )
+            first, second, *others = updated.args
+            first = first.with_changes(value=cst.parse_expression(module))
+            second = second.with_changes(value=cst.SimpleString(quote + short + quote))
+            return updated.with_changes(args=[first, second, *others])
 
-        self._edits.replace(node, make, f"hasattr({module}, {quote}{short}{quote})")
+        self._edits.replace(node, make, code(make(node, None)))
 
-    def _getattr(self, node: cst.Call) -> None:
-        if len(node.args) == 2 and self._resolver.meaning(node).old:
-            self._reference(node)
-        elif len(node.args) == 3 and (attribute := text(node.args[1].value)) is not None:
-            bases = self._resolver.dotted(node.args[0].value) - {UNKNOWN}
-            if any(names.canonical(f"{base}.{attribute}") in {*names.OLD, *names.MODULES} for base in bases):
-                self._edits.notice(node, f"TensorFlow has no {attribute} any more: this getattr returns its default.")
+    def visit_Comparison(self, node: cst.Comparison) -> None:
+        """`type(x) is LossScaleOptimizer`: here each family of optimizers has a subclass, so ask `isinstance`."""
+        tested = self._resolver.type_tested(node)
+        if tested is None or not self._resolver.meaning(node.comparisons[0].comparator).roles & set(names.WRAPPERS):
+            return
+        is_not = isinstance(node.comparisons[0].operator, (cst.IsNot, cst.NotEqual))
+
+        def make(updated: cst.CSTNode, now: Now) -> cst.CSTNode:
+            cls = updated.comparisons[0].comparator
+            call = cst.Call(cst.Name("isinstance"), [cst.Arg(now(tested), comma=COMMA), cst.Arg(cls)])
+            return with_parentheses_of(updated, cst.UnaryOperation(cst.Not(), call) if is_not else call)
+
+        self._edits.replace(node, make, code(make(node, lambda old: old)))
 
     # Names and attributes. --------------------------------------------------------------------------------------
 
@@ -174,8 +179,15 @@ class Planner:
         dotted = {names.canonical(d) for d in self._resolver.dotted(node) if d != UNKNOWN}
         if dotted & names.MODULES.keys():
             return self._module(node, dotted)
+        owners = {d.rpartition(".")[0] for d in dotted}
+        if isinstance(node.value, cst.Name) and owners and owners <= names.MODULES.keys() - names.OLD.keys():
+            self._edits.todo(node, f"{code(node)} has no counterpart.")
+            return False
         if any(d.rsplit(".", 1)[0] in names.PRIVATE for d in dotted):
-            self._edits.todo(node, f"{code(node)} is private and has no counterpart.")
+            if all(map(names.is_kept, self._resolver.dotted(node))):
+                self._edits.notice(node, f"{code(node)} {names.STILL_THERE}")
+            else:
+                self._edits.todo(node, f"{code(node)} is private and has no counterpart.")
         return True
 
     def visit_Name(self, node: cst.Name) -> None:
@@ -216,13 +228,15 @@ class Planner:
         return new.pop() if len(new) == 1 else None
 
     def _told_by_subclass(self, node: cst.BaseExpression, roles: set[str]) -> str | None:
-        """The class that a subclass of one of two classes takes its own `super().__init__` for."""
+        """The class that a subclass of one of two takes its `super().__init__` for; if it does not say, the newer."""
         owner = self._resolver.enclosing(node, cst.ClassDef)
         is_base = isinstance(owner, cst.ClassDef) and any(base.value is node for base in owner.bases)
         if not is_base or not roles <= {names.STABLE, names.EXPERIMENTAL, names.OURS}:
             return None
         is_old = self.calls.is_old_base(owner)
-        return None if is_old is None else names.FACES[names.EXPERIMENTAL] if is_old else names.WRAPPER
+        if is_old is None:
+            self._edits.notice(node, f"{code(node)} is one of two classes here, and the newer one is taken. {_OLDER}")
+        return names.FACES[names.EXPERIMENTAL] if is_old else names.WRAPPER
 
     def _context(self, node: cst.BaseExpression) -> str:
         """ "type" where a class is only named or compared, "value" where it can be called or derived from."""

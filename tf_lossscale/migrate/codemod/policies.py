@@ -83,7 +83,7 @@ class PolicyPlanner:
                 self._rewrite(policy, Written("", kept))
         for policy, name, index in self._policies:
             scaled = text(name) in (None, "mixed_float16") and code(policy.args[index].value) != "None"
-            if scaled and (self._compiled or not self._wraps):
+            if scaled and (self._compiled or not self._wraps or self._is_argument(policy.args[index].value)):
                 is_default = self._is_default((policy, name, index))
                 self._edits.notice(policy, _WRAPS if is_default else _DOES_NOT_READ)
 
@@ -95,6 +95,11 @@ class PolicyPlanner:
         if text(name) == "mixed_float16":
             return text(scale) == "dynamic"
         return text(name) is not None and code(scale) == "None"
+
+    def _is_argument(self, scale: cst.BaseExpression) -> bool:
+        """Return whether a scale is an argument of a function: then the function may serve a `compile` elsewhere."""
+        reaching = self._resolver.reaching(scale) if isinstance(scale, cst.Name) else []
+        return any(isinstance(getattr(assignment, "node", None), cst.Param) for assignment in reaching)
 
     def _keep_loss_scales(self) -> None:
         self._edits.legacy_policies = True

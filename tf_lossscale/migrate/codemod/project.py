@@ -18,7 +18,8 @@ UNKNOWN = "?"
 class Bindings(NamedTuple):
     """The names that a module binds at its top level, as they are written there."""
 
-    names: dict[str, list[str]]  # name -> dotted names it may stand for; UNKNOWN for what is no import or alias
+    # Name, or "name()" for what a function returns -> dotted names it may stand for; UNKNOWN for anything else.
+    names: dict[str, list[str]]
     stars: list[str]  # modules of `from module import *`
     imports: list[tuple[str, list[str]]]  # every `from module import names`, at any depth
 
@@ -80,6 +81,19 @@ def _read_statement(statement: ast.stmt, bindings: Bindings) -> None:
                 _bind(bindings, target.id, _dotted(statement.value, bindings))
     elif isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         _bind(bindings, statement.name, [UNKNOWN])
+        for dotted in _returned(statement) if isinstance(statement, ast.FunctionDef) else ():
+            _bind(bindings, f"{statement.name}()", [dotted])
+
+
+def _returned(function: ast.FunctionDef) -> Iterator[str]:
+    """What a function returns that it imports itself."""
+    local = Bindings({}, [], [])
+    for statement in ast.walk(function):
+        if isinstance(statement, (ast.Import, ast.ImportFrom)):
+            _read_statement(statement, local)
+    for statement in ast.walk(function) if local.names else ():
+        if isinstance(statement, ast.Return) and statement.value is not None:
+            yield from _dotted(statement.value, local)
 
 
 def _bind(bindings: Bindings, name: str, meanings: list[str]) -> None:

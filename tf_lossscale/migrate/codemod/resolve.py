@@ -10,7 +10,7 @@ from typing import NamedTuple
 import libcst as cst
 import libcst.matchers as m
 from libcst.helpers import get_full_name_for_node
-from libcst.metadata import ImportAssignment, MetadataWrapper
+from libcst.metadata import ImportAssignment
 
 from tf_lossscale.migrate.codemod import names
 from tf_lossscale.migrate.codemod.project import UNKNOWN, Known, join, leads_to_old
@@ -33,12 +33,12 @@ class Resolver(Tree):
     """Answers what expressions of one module mean.
 
     Args:
-        wrapper: the module with its metadata.
+        module: its tree.
         known: what other files of the project pass on, see `project`.
     """
 
-    def __init__(self, wrapper: MetadataWrapper, known: Known | None = None):
-        super().__init__(wrapper)
+    def __init__(self, module: cst.Module, known: Known | None = None):
+        super().__init__(module)
         self._known = known or {}
         self._open: set[cst.CSTNode] = set()
         self._attributes: dict[tuple[cst.CSTNode | None, str], list[cst.BaseExpression]] = {}
@@ -70,7 +70,7 @@ class Resolver(Tree):
             self.meaning(node).roles & {names.STABLE, names.EXPERIMENTAL, names.CONTRIB, names.GRAPH_REWRITE}
             for node in self.scopes
             # Scopes also know the names within annotations that are strings; those are not in the tree.
-            if isinstance(node, (cst.Name, cst.Attribute)) and node in self.positions
+            if isinstance(node, (cst.Name, cst.Attribute)) and node in self.parents
         )
 
     @functools.cached_property
@@ -80,7 +80,7 @@ class Resolver(Tree):
             self.meaning(node).roles - {names.OURS}
             or {names.canonical(d) for d in self.dotted(node)} & names.MODULES.keys()
             for node in self.scopes
-            if isinstance(node, (cst.Name, cst.Attribute)) and node in self.positions
+            if isinstance(node, (cst.Name, cst.Attribute)) and node in self.parents
         )
 
     def dotted(self, expression: cst.BaseExpression) -> set[str]:
@@ -113,7 +113,19 @@ class Resolver(Tree):
             attribute = expression.args[1].value.evaluated_value
             bases = self.dotted(expression.args[0].value) - {UNKNOWN}
             return {f"{base}.{attribute}" for base in bases} or {UNKNOWN}
+        if isinstance(expression, cst.Call) and not expression.args:
+            return self._module_from(expression.func)
         return {UNKNOWN}
+
+    def _module_from(self, function: cst.BaseExpression) -> set[str]:
+        """The old modules that a function without arguments returns, one of this file or of another."""
+        values = self.returned(function)
+        found = (
+            self._of_values(values)
+            if values
+            else {module for dotted in self.dotted(function) for module in self._expanded(f"{dotted}()")}
+        )
+        return found if any(names.canonical(module) in names.EMPTIED for module in found) else {UNKNOWN}
 
     def through_project(self, expression: cst.BaseExpression) -> bool:
         """Return whether an attribute is taken from a module of the project, which binds it."""
@@ -132,6 +144,16 @@ class Resolver(Tree):
         if not isinstance(expression, cst.Name) or expression.value != name:
             return False
         return not self.assignments(expression)
+
+    def type_tested(self, comparison: cst.Comparison) -> cst.BaseExpression | None:
+        """The x of `type(x) is ...` and `x.__class__ is ...`, and of those with `is not`, `==` and `!=`."""
+        left, (first, *others) = comparison.left, comparison.comparisons
+        if others or not isinstance(first.operator, (cst.Is, cst.IsNot, cst.Equal, cst.NotEqual)):
+            return None
+        if isinstance(left, cst.Attribute) and left.attr.value == "__class__":
+            return left.value
+        is_type = isinstance(left, cst.Call) and self.is_builtin(left.func, "type") and len(left.args) == 1
+        return left.args[0].value if is_type else None
 
     def _of_name(self, name: cst.Name) -> set[str]:
         found: set[str] = set()

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import libcst as cst
-from libcst.metadata import (
-    Assignment,
-    BuiltinAssignment,
-    ExpressionContext,
-    ExpressionContextProvider,
-    MetadataWrapper,
-    PositionProvider,
-    ScopeProvider,
-)
+from libcst.metadata import Assignment, BuiltinAssignment, ExpressionContext
+
+from tf_lossscale.migrate.codemod import metadata
 
 _STATEMENTS = (cst.BaseSmallStatement, cst.BaseCompoundStatement)
 _SCOPES = (cst.FunctionDef, cst.ClassDef, cst.Lambda)
@@ -29,16 +22,20 @@ class Tree:
     """Answers where things stand in one module.
 
     Args:
-        wrapper: the module with its metadata.
+        module: its tree, in which no node stands twice.
     """
 
-    def __init__(self, wrapper: MetadataWrapper):
-        self.module = wrapper.module
-        self.scopes = wrapper.resolve(ScopeProvider)
-        self._children = dict(_children(self.module))
+    def __init__(self, module: cst.Module):
+        self.module = module
+        self._children = metadata.children(module)
+        self._nodes = list(self._children)
+        self._of_kind: dict[str, list[int]] = {}
+        for place, node in enumerate(self._nodes):
+            self._of_kind.setdefault(type(node).__name__, []).append(place)
         self.parents = {child: node for node, children in self._children.items() for child in children}
-        self.positions = wrapper.resolve(PositionProvider)
-        self._contexts = wrapper.resolve(ExpressionContextProvider)
+        self._contexts = metadata.contexts(module, self._children)
+        self.scopes = metadata.scopes(module, self._children, self._contexts)
+        self.written = metadata.Written(module)
 
     @functools.cached_property
     def names(self) -> dict[str, list[cst.Name]]:
@@ -58,19 +55,33 @@ class Tree:
             visitor: an object with such methods. What is in a node for which one returns False is left out.
         """
         methods = {name[len("visit_") :]: getattr(visitor, name) for name in dir(visitor) if name.startswith("visit_")}
-        waiting: list[cst.CSTNode] = [self.module]
-        while waiting:
-            node = waiting.pop()
-            method = methods.get(type(node).__name__)
-            if method is None or method(node) is not False:
-                waiting += reversed(self._children[node])
+        left_out = -1
+        for place in sorted(place for kind in methods for place in self._of_kind.get(kind, ())):
+            node = self._nodes[place]
+            if place > left_out and methods[type(node).__name__](node) is False:
+                left_out = self._last_in(node)
         leave = getattr(visitor, "leave_Module", None)
         if leave is not None:
             leave(self.module)
 
-    def comments(self) -> Iterator[cst.Comment]:
-        """The comments of the module."""
-        return (node for node in self._children if isinstance(node, cst.Comment))
+    def _last_in(self, node: cst.CSTNode) -> int:
+        """The place of the last node in a node."""
+        while self._children[node]:
+            node = self._children[node][-1]
+        return self._places[node]
+
+    @functools.cached_property
+    def _places(self) -> dict[cst.CSTNode, int]:
+        return {node: place for place, node in enumerate(self._nodes)}
+
+    def comments(self, but_in: Collection[cst.CSTNode] = ()) -> Iterator[cst.Comment]:
+        """The comments of the module, but for those in some nodes."""
+        waiting: list[cst.CSTNode] = [self.module]
+        while waiting:
+            node = waiting.pop()
+            if isinstance(node, cst.Comment):
+                yield node
+            waiting += [child for child in reversed(self._children[node]) if child not in but_in]
 
     def ancestors(self, node: cst.CSTNode, stop: tuple[type, ...] = ()) -> Iterator[cst.CSTNode]:
         """The nodes above a node, nearest first, up to the first of a type in `stop`."""
@@ -143,12 +154,12 @@ class Tree:
         above = [used, *self.ancestors(used, stop=_SCOPES)]
         later_too = used is not name or any(isinstance(node, (cst.For, cst.While)) for node in above)
         home = self._function_of(used)
-        use = self._start(next((node for node in above if isinstance(node, _STATEMENTS)), used))
+        use = self.written.start(next((node for node in above if isinstance(node, _STATEMENTS)), used))
         reaching: list[tuple[tuple[float, int], object]] = []
         last = (0, 0)
         for assignment in assignments:
             node = self._binding(assignment)
-            start = (0, 0) if node is None else self._start(node)
+            start = (0, 0) if node is None else self.written.start(node)
             if start >= use and not later_too:
                 continue
             # Another function, which declares the name global or nonlocal, may run at any time.
@@ -180,47 +191,6 @@ class Tree:
                 return False
             block = self.parents.get(owner)
         return block is not None
-
-    def _start(self, node: cst.CSTNode) -> tuple[int, int]:
-        start = self.positions[node].start
-        return start.line, start.column
-
-
-_FIELDS: dict[type[cst.CSTNode], tuple[str, ...]] = {}
-
-
-def _fields(kind: type[cst.CSTNode]) -> tuple[str, ...]:
-    if kind not in _FIELDS:
-        _FIELDS[kind] = tuple(field.name for field in dataclasses.fields(kind))
-    return _FIELDS[kind]
-
-
-def _children(module: cst.Module) -> Iterator[tuple[cst.CSTNode, list[cst.CSTNode]]]:
-    """Each node with its children, in the order of the code but for the few that LibCST keeps elsewhere."""
-    waiting: list[cst.CSTNode] = [module]
-    while waiting:
-        node = waiting.pop()
-        children: list[cst.CSTNode] = []
-        for name in _fields(type(node)):
-            value = getattr(node, name)
-            if isinstance(value, cst.CSTNode):
-                children.append(value)
-            elif isinstance(value, (tuple, list)):
-                children += [each for each in value if isinstance(each, cst.CSTNode)]
-        yield node, children
-        waiting += reversed(children)
-
-
-def comments_in(module: cst.Module) -> list[str]:
-    """Return the text of all comments of a module.
-
-    >>> comments_in(cst.parse_module("x = 1  # one"))
-    ['# one']
-
-    Args:
-        module: its tree.
-    """
-    return [node.value for node, _ in _children(module) if isinstance(node, cst.Comment)]
 
 
 def _only_sets_a_context(expression: cst.BaseExpression) -> bool:

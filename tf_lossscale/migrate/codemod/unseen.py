@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import libcst as cst
+import libcst.matchers as m
 from libcst.helpers import get_full_name_for_node
 
 from tf_lossscale.migrate.codemod import names
@@ -39,8 +40,24 @@ class UnseenPlanner:
 
     def visit_Attribute(self, node: cst.Attribute) -> None:
         self._out_of_sight(node)
+        self._gone_method(node)
         if node.attr.value == "experimental_run_v2" and self._resolver.uses_an_old_name:
             self._edits.notice(node, "tf.distribute has no experimental_run_v2 any more: write run.")
+
+    def _gone_method(self, node: cst.Attribute) -> None:
+        """A private method of the old class, called in a subclass of it that does not define it."""
+        owner = self._resolver.enclosing(node, cst.ClassDef)
+        if node.attr.value not in names.GONE_HOOKS or not isinstance(owner, cst.ClassDef):
+            return
+        own = {each.name.value for each in owner.body.body if isinstance(each, cst.FunctionDef)}
+        is_of_base = m.matches(node.value, m.Call(m.Name("super"))) or (
+            m.matches(node.value, m.Name("self")) and node.attr.value not in own
+        )
+        if is_of_base and self._is_wrapper(owner):
+            self._edits.todo(node, f"{node.attr.value} is a private method of the old class, which is gone.")
+
+    def _is_wrapper(self, owner: cst.ClassDef) -> bool:
+        return any(self._resolver.meaning(base.value).roles & set(names.WRAPPERS) for base in owner.bases)
 
     def visit_Call(self, node: cst.Call) -> None:
         if not self._resolver.is_builtin(node.func, "dict") or node in self._edits.gone:
@@ -53,7 +70,7 @@ class UnseenPlanner:
         name = get_full_name_for_node(node)
         if isinstance(node.value, cst.Call) and node.attr.value in _SHORT:
             func = get_full_name_for_node(node.value.func) or ""
-            if func.rsplit(".", 1)[-1] == "mixed_precision":
+            if func.rsplit(".", 1)[-1] == "mixed_precision" and not self._resolver.meaning(node).old:
                 self._edits.notice(
                     node,
                     "the module is the result of a call, which this tool does not follow. If it is an old module of "
@@ -77,8 +94,7 @@ class UnseenPlanner:
 
     def visit_SimpleString(self, node: cst.SimpleString) -> None:
         parent = self._resolver.parents.get(node)
-        value = text(node)
-        if isinstance(parent, cst.Expr) or value is None:
+        if "mixed_precision" not in node.value or isinstance(parent, cst.Expr) or (value := text(node)) is None:
             return
         if _IN_A_STRING.fullmatch(value) or (_IMPORTED.fullmatch(value) and self._is_imported(parent)):
             self._edits.notice(
@@ -102,7 +118,7 @@ class UnseenPlanner:
         owner = self._resolver.enclosing(node, cst.ClassDef)
         if node.name.value not in names.HOOKS or not isinstance(owner, cst.ClassDef):
             return
-        if any(self._resolver.meaning(base.value).roles & set(names.WRAPPERS) for base in owner.bases):
+        if self._is_wrapper(owner):
             self._edits.todo(
                 node.name,
                 f"{node.name.value} overrides a private method of the old class, which tf_lossscale does not call.",
