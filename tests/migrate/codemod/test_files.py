@@ -204,9 +204,7 @@ LINES = (
 )
 
 
-@hypothesis.settings(
-    max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(hypothesis.HealthCheck)
-)
+@hypothesis.settings(max_examples=60, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
 @hypothesis.given(st.data())
 def test_the_text_search_finds_what_parsing_every_file_finds(data):
     sources = {}
@@ -230,3 +228,18 @@ def test_the_text_search_finds_what_parsing_every_file_finds(data):
         else:
             assert by_search.known(path) == parsed.known(path)
             assert by_search.requested(path) == parsed.requested(path)
+
+
+@pytest.mark.parametrize("first", ["/compat.py", "/package/sub/__init__.py"])
+def test_files_that_import_each_other_pass_on_the_same_names_whichever_is_asked_first(first):
+    sources = {
+        "/helper.py": "from tensorflow.keras.mixed_precision import experimental as mp",
+        "/compat.py": "from package.sub import mp",
+        "/package/__init__.py": "",
+        "/package/sub/__init__.py": "from helper import mp\nfrom compat import mp",
+    }
+    linked = project.Project({path: project.read(source) for path, source in sources.items()})
+    linked.known(first)
+    old = {"mp": ["tensorflow.keras.mixed_precision.experimental"]}
+    assert linked.known("/package/sub/__init__.py") == {"helper": old, "compat": old}
+    assert linked.known("/compat.py") == {"package.sub": old}

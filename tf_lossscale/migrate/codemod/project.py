@@ -132,9 +132,13 @@ def join(module: str, name: str) -> str:
     return module + name if module.endswith(".") or not module else f"{module}.{name}"
 
 
+#: Name -> the dotted names that it may stand for; under "*" the libraries' modules that are passed on whole.
+Exports = dict[str, list[str]]
+# A circle of imports needs a few; only `mp = other.mp.experimental` in a circle would never end.
+_ROUNDS = 20
+
 #: What a file has to know of the other ones: module, as this file names it -> name -> the dotted names behind it;
-#: under "*" are the libraries' modules that it passes on whole.
-Known = dict[str, dict[str, list[str]]]
+Known = dict[str, Exports]
 
 
 class Project:
@@ -158,8 +162,7 @@ class Project:
         self._by_tail: dict[str, list[str]] = {}
         for path in modules:
             self._by_tail.setdefault(tail(path), []).append(path)
-        self._exports: dict[str, dict[str, list[str]]] = {}
-        self._open: set[str] = set()
+        self._exports: dict[str, Exports] = {}
 
     def requested(self, path: str) -> set[str]:
         """Return the names that other files take from this one; "*" among them if that can be any."""
@@ -203,27 +206,45 @@ class Project:
                         found[candidate] = exported
         return found
 
-    def _exported(self, path: str) -> dict[str, list[str]]:
-        if path in self._exports or path in self._open:
-            return self._exports.get(path, {})
-        self._open.add(path)
+    def _exported(self, path: str) -> Exports:
+        """Return the old names that a file passes on, and what each may stand for.
+
+        Files may import each other in a circle, so the names of all files that this one depends on are read again until
+        no more are found: the result is the same from whichever file one begins.
+        """
+        if path not in self._exports:
+            found: dict[str, Exports] = {path: {}}
+            grows = True
+            for _ in range(_ROUNDS):
+                grows = False
+                for each in reversed(list(found)):  # what others depend on comes last
+                    count, before = len(found), found[each]
+                    found[each] = self._read_exports(each, lambda other: self._so_far(other, found))
+                    grows = grows or found[each] != before or len(found) > count
+                if not grows:
+                    break
+            self._exports.update(found)
+        return self._exports[path]
+
+    def _so_far(self, path: str, found: dict[str, Exports]) -> Exports:
+        return self._exports[path] if path in self._exports else found.setdefault(path, {})
+
+    def _read_exports(self, path: str, exported_by: Callable[[str], Exports]) -> Exports:
         bindings = self._modules[path]
-        exported: dict[str, list[str]] = {}
+        exported: Exports = {}
         for star in bindings.stars:
             provider = self._find(path, star)
             if provider:
-                exported.update(self._exported(provider))
+                exported.update(exported_by(provider))
             elif leads_to_old(star):
-                exported.setdefault("*", []).append(star)
+                exported["*"] = [*exported.get("*", []), star]
         for name, meanings in bindings.names.items():
-            linked = [m for meaning in meanings for m in self._linked(path, meaning)]
+            linked = [m for meaning in meanings for m in self._linked(path, meaning, exported_by)]
             if any(leads_to_old(m) for m in linked):
                 exported[name] = sorted(set(linked))
-        self._open.discard(path)
-        self._exports[path] = exported
         return exported
 
-    def _linked(self, path: str, dotted: str) -> list[str]:
+    def _linked(self, path: str, dotted: str, exported_by: Callable[[str], Exports]) -> list[str]:
         """The library's names behind a dotted name that may go through modules of the project."""
         relative = dotted[: len(dotted) - len(dotted.lstrip("."))]
         parts = dotted[len(relative) :].split(".")
@@ -231,9 +252,8 @@ class Project:
             provider = self._find(path, relative + ".".join(parts[:split]))
             if provider and provider != path:
                 rest = "".join(f".{part}" for part in parts[split + 1 :])
-                return [m + rest for m in self._exported(provider).get(parts[split], [UNKNOWN]) if m != UNKNOWN] or [
-                    UNKNOWN
-                ]
+                known = [m + rest for m in exported_by(provider).get(parts[split], []) if m != UNKNOWN]
+                return known or [UNKNOWN]
         return [dotted]
 
     def _find(self, path: str, module: str) -> str | None:
