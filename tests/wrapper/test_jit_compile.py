@@ -202,6 +202,38 @@ def test_step_hooks_are_called_by_steps_that_are_not_compiled(caplog):
     assert any("step hooks are Python functions" in record.getMessage() for record in caplog.records)
 
 
+@families
+def test_a_learning_rate_that_is_a_function_is_called_as_often_as_without(family):
+    def left(jit_compile):
+        rates = iter([0.5, 0.25, 0.125, 0.0625])
+        optimizer = LossScaleOptimizer(family.optimizers.SGD(lambda: next(rates)), jit_compile=jit_compile)
+        variable = tf.Variable(1.0)
+        for _ in range(2):
+            loops.step(optimizer, lambda: variable, [variable])
+        return [variable.numpy().item(), *rates]
+
+    assert left(True) == left(False)
+
+
+def test_a_loss_scale_of_ones_own_is_asked_in_each_eager_step(caplog):
+    class Counting:
+        asked = 0
+
+        def __call__(self):
+            return tf.constant(4.0)
+
+        def update(self, grads):
+            self.asked += 1
+            return None, self.asked != 2
+
+    optimizer, variable, scale = LossScaleOptimizer(KERAS_3.sgd(), jit_compile=True), tf.Variable(2.0), Counting()
+    optimizer._loss_scale = scale
+    for _ in range(3):
+        loops.step(optimizer, lambda: variable, [variable])
+    assert (scale.asked, variable.numpy()) == (3, 1.0)
+    assert any("may run Python code in each step" in record.getMessage() for record in caplog.records)
+
+
 def test_optimizers_that_share_a_scale_are_compiled_together():
     def trained(jit_compile):
         shared = SharedLossScale(8.0)

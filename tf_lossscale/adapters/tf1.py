@@ -109,6 +109,10 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
 
         replicas.once(build)
 
+    @staticmethod
+    def _given_learning_rate(inner: Any) -> Any:
+        return getattr(inner, _learning_rate_name(inner), None)
+
     def _obstacle(self) -> str | None:
         if replicas.meet():
             return "TensorFlow 1's optimizers have the replicas meet when they apply gradients"

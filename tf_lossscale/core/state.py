@@ -31,6 +31,8 @@ class LossScale(Weights):
 
     #: False if every step is applied, whatever its gradients: then nothing is checked and no cond is built.
     may_skip = False
+    #: Whether `check` and `record` mean the same when they are traced once; not inherited, for subclasses may differ.
+    traceable = False
 
     def __init__(self) -> None:
         # Not "loss_scale", which is a variable's name in contrib: a module takes its name from the graph's.
@@ -131,6 +133,8 @@ class FixedLossScale(LossScale):
         skip_overflow: whether a step with a non-finite gradient is skipped.
     """
 
+    traceable = True
+
     def __init__(self, scale: Any, skip_overflow: bool = False):
         super().__init__()
         self.may_skip = skip_overflow
@@ -154,6 +158,7 @@ class DynamicLossScale(LossScale):
     """
 
     may_skip = True
+    traceable = True
 
     def __init__(self, initial_scale: Any = 2.0**15, rules: Rules | None = None):
         super().__init__()

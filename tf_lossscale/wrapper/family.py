@@ -96,7 +96,13 @@ class Family:
 
     def _obstacle(self) -> str | None:
         """Return why the inner optimizer's update cannot be compiled; None if nothing is known against it."""
-        return "its step hooks are Python functions" if getattr(self._optimizer, "has_step_hooks", False) else None
+        if getattr(self._optimizer, "has_step_hooks", False):
+            return "the optimizer's step hooks are Python functions"
+        rate = self._given_learning_rate(self._optimizer)
+        if tf.executing_eagerly() and callable(rate) and not hasattr(rate, "get_config"):  # a schedule has one
+            return "the learning rate is a Python function, which each eager step calls"
+        scale = type(self._loss_scale)
+        return None if vars(scale).get("traceable") else f"a {scale.__name__} may run Python code in each step"
 
     def _own_copies(self) -> Iterable[tuple[Any, str]]:
         """Return (object, attribute) of each variable of which every replica writes its own copy in a step."""
@@ -192,7 +198,7 @@ class Family:
     @staticmethod
     def _given_learning_rate(inner: Any) -> Any:
         """Return the learning rate as it is kept: a variable, a number, a function or a schedule."""
-        return inner._learning_rate
+        return getattr(inner, "_learning_rate", None)
 
     @staticmethod
     def _with_layer_names(objects: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:

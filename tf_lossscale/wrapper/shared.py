@@ -45,6 +45,8 @@ class SharedLossScale(DynamicLossScale):
         ValueError: an argument is out of range.
     """
 
+    traceable = True
+
     @with_rules
     def __init__(self, initial_scale: float = 2.0**15, dynamic_growth_steps: int = 2000, **rules: Any):
         super().__init__(initial_scale, Rules(dynamic_growth_steps, **rules))
