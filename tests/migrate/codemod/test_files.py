@@ -235,3 +235,13 @@ def test_the_text_search_finds_what_parsing_every_file_finds(data):
         else:
             assert by_search.known(path) == parsed.known(path)
             assert by_search.requested(path) == parsed.requested(path)
+
+
+def test_what_a_circle_of_imports_passes_on_does_not_depend_on_who_asks_first():
+    sources = {
+        "/helper.py": "from package import mp\nfrom tensorflow.keras import mixed_precision as mp",
+        "/package.py": "from helper import mp",
+    }
+    linked = [project.Project({path: project.read(source) for path, source in sources.items()}) for _ in range(2)]
+    linked[0].known("/package.py")
+    assert linked[0].known("/helper.py") == linked[1].known("/helper.py")

@@ -160,6 +160,9 @@ class Project:
             self._by_tail.setdefault(tail(path), []).append(path)
         self._exports: dict[str, dict[str, list[str]]] = {}
         self._open: set[str] = set()
+        # Answers on the way round a circle of imports: they depend on where it was entered.
+        self._in_circle: dict[str, dict[str, list[str]]] = {}
+        self._is_circle = False
 
     def requested(self, path: str) -> set[str]:
         """Return the names that other files take from this one; "*" among them if that can be any."""
@@ -204,8 +207,11 @@ class Project:
         return found
 
     def _exported(self, path: str) -> dict[str, list[str]]:
-        if path in self._exports or path in self._open:
-            return self._exports.get(path, {})
+        if path in self._exports or path in self._in_circle:
+            return self._exports[path] if path in self._exports else self._in_circle[path]
+        if path in self._open:
+            self._is_circle = True
+            return {}
         self._open.add(path)
         bindings = self._modules[path]
         exported: dict[str, list[str]] = {}
@@ -220,7 +226,11 @@ class Project:
             if any(leads_to_old(m) for m in linked):
                 exported[name] = sorted(set(linked))
         self._open.discard(path)
-        self._exports[path] = exported
+        known = self._in_circle if self._open and self._is_circle else self._exports
+        known[path] = exported
+        if not self._open:
+            self._in_circle.clear()
+            self._is_circle = False
         return exported
 
     def _linked(self, path: str, dotted: str) -> list[str]:
