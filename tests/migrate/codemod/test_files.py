@@ -243,3 +243,13 @@ def test_files_that_import_each_other_pass_on_the_same_names_whichever_is_asked_
     old = {"mp": ["tensorflow.keras.mixed_precision.experimental"]}
     assert linked.known("/package/sub/__init__.py") == {"helper": old, "compat": old}
     assert linked.known("/compat.py") == {"package.sub": old}
+
+
+def test_what_a_circle_of_imports_passes_on_does_not_depend_on_who_asks_first():
+    sources = {
+        "/helper.py": "from package import mp\nfrom tensorflow.keras import mixed_precision as mp",
+        "/package.py": "from helper import mp",
+    }
+    linked = [project.Project({path: project.read(source) for path, source in sources.items()}) for _ in range(2)]
+    linked[0].known("/package.py")
+    assert linked[0].known("/helper.py") == linked[1].known("/helper.py")

@@ -177,6 +177,7 @@ def test_what_is_left_out_of_the_parse_changes_nothing(source, data):
     focus = Focus(source.encode(), {})
     assert focus.whole(focus.source) == source.encode()
     whole, focused = one_pass(source.encode()), migrate(source.encode())
+    hypothesis.assume(whole.is_settled)  # else `migrate` makes another pass
     assert focused.source.decode() == whole.source.decode()
     assert [f for f in focused.findings if f.kind != "rewritten"] == [
         f for f in whole.findings if f.kind != "rewritten"

@@ -359,7 +359,8 @@ def _conditions(test: cst.BaseExpression) -> Sequence[cst.BaseExpression]:
 
 def _argument(call: cst.Call, index: int, keyword: str) -> cst.BaseExpression | None:
     for position, argument in enumerate(call.args):
-        if argument.keyword.value == keyword if argument.keyword else position == index and not argument.star:
+        is_here = position == index and not argument.star
+        if argument.keyword.value == keyword if argument.keyword else is_here:
             return argument.value
     return None
 

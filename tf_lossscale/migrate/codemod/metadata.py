@@ -164,7 +164,8 @@ class _Scopes(ScopeVisitor):
 
     def on_visit(self, node: cst.CSTNode) -> bool:
         if super().on_visit(node):
-            for child in self._children.get(node) or children_of(node):  # that of a string is in no other tree
+            children = self._children.get(node)
+            for child in children_of(node) if children is None else children:  # a string's tree is another one
                 child.visit(self)
         return False  # the children have been visited
 
