@@ -63,7 +63,7 @@ def main(arguments: list[str] | None = None) -> None:
             done = [row.get("measured", "before") for row in results["rows"] if _same(row, cell)]
             print(", ".join(cell.values()), *(f"({when})" for when in done))
         return
-    results["machine"] = {**results.get("machine", {}), **machine.description()}
+    results.setdefault("machine", machine.description())
     if any(cell["mode"] == "mirrored" for cell in wanted):
         _have_two_cpus()
     try:
@@ -86,6 +86,7 @@ def _measure(wanted: list[dict[str, str]], options: argparse.Namespace, results:
             break
         where = _MODULES.get(cell["what"], steps)
         row = where.measure(cell, options.seconds, least=options.rounds)
+        row["machine"] = machine.description()
         row["measured"] = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M")
         print(f"{time.perf_counter() - start:5.1f} s  {report.line(row)}", flush=True)
         results["rows"] = [*(old for old in results["rows"] if not _same(old, cell)), row]

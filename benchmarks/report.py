@@ -5,12 +5,12 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from benchmarks import ablation, beside, contenders
+from benchmarks import ablation, beside, contenders, steps
 from tf_lossscale.core import fast
 
 Row = dict[str, Any]
 COLUMNS = {name: name for name in (contenders.OURS, contenders.OURS_APPLY, contenders.THEIRS)}
-_STEP = {**COLUMNS, contenders.OURS_COMPILED: "jit_compile=True"}
+_COMPILED = {contenders.OURS: contenders.OURS, contenders.OURS_COMPILED: "jit_compile=True"}
 UNMEASURED = "Not measured yet: `make bench` fills this in."
 _MINIMIZE = {
     contenders.OURS_MINIMIZE: contenders.OURS,
@@ -35,7 +35,7 @@ def tables(results: dict[str, Any]) -> dict[str, str]:
     """Return the tables of the page by name; a table without measurements is a line that says so."""
     rows = [row for row in results["rows"] if "refused" not in row or "ratios" in row]
     found = {
-        "step": _ratios(_sorted(rows, "step"), _STEP),
+        "step": _ratios(_sorted(rows, "step"), COLUMNS),
         "least": _table(
             ["mode", "Adam of", "what is trained", contenders.LEAST, *COLUMNS],
             [
@@ -45,12 +45,13 @@ def tables(results: dict[str, Any]) -> dict[str, str]:
             ],
         ),
         "minimize": _ratios(_sorted(rows, "minimize"), _MINIMIZE),
-        "training step": _ratios(_sorted(rows, "training step"), _STEP),
+        "training step": _ratios(_sorted(rows, "training step"), COLUMNS),
         "diagnose": _ratios(_sorted(rows, "diagnose"), {contenders.OURS_DIAGNOSED: "diagnose=True"}),
         "skipped step": _table(
             ["mode", "Adam of", "gradients", "skipped : applied"],
             [[r["mode"], r["family"], r["workload"], _ratio(r, "skipped")] for r in _sorted(rows, "skipped step")],
         ),
+        steps.COMPILED: _ratios(_sorted(rows, steps.COMPILED), _COMPILED),
         "beside": _beside(_sorted(rows, beside.WHAT)),
         "first call": _first_calls(_sorted(rows, beside.FIRST_CALL)),
         "ablation": _ablation(_sorted(rows, ablation.WHAT)),
@@ -80,6 +81,8 @@ def tables(results: dict[str, Any]) -> dict[str, str]:
             ],
         ),
     }
+    for name, table in found.items():
+        found[name] = table and table + _measured_on(_sorted(rows, name), results["machine"])
     pages = {name: table + _left_out(results["rows"], name) or UNMEASURED for name, table in found.items()}
     return {"machine": _machine(results), **pages}
 
@@ -97,6 +100,12 @@ def _first_calls(rows: list[Row]) -> str:
     names = (contenders.BARE, contenders.OURS, contenders.OURS_COMPILED, beside.CACHED)
     lines = [[row["family"], *(f"{row['milliseconds'][name] / 1000:.1f} s" for name in names)] for row in rows]
     return _table(["Adam of", *names], lines)
+
+
+def _measured_on(rows: Iterable[Row], machine: Row) -> str:
+    """Return a line below a table whose rows were measured on another machine than most."""
+    others = {row["machine"]["processor"] for row in rows if row.get("machine", machine) != machine}
+    return f"\n\nMeasured on: {', '.join(sorted(others))}, 2 cores." if others else ""
 
 
 def _ablation(rows: list[Row]) -> str:

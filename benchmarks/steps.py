@@ -15,6 +15,8 @@ GROWTH = (
     *(f"1 x {size}" for size in ("1k", "10k", "100k", "1M", "4M", "16M", "64M")),
 )
 APPLIED, SKIPPED = "applied", "skipped"
+#: What is measured of `LossScaleOptimizer(jit_compile=True)`.
+COMPILED = "compiled step"
 LARGE = "4 x 4M"
 _MANY, _FEW = ("400 x 1k", "200 x 1k", workloads.RESNET), (LARGE, workloads.SPARSE)
 #: The workloads in each mode.
@@ -24,6 +26,13 @@ MODES = {
     "jit_compile": ("40 x 1k", *_MANY[1:], *_FEW),
     "mirrored": ("40 x 1k", *_MANY[1:], *_FEW),
 }
+
+_COMPILED = (
+    ("tf.function", tuple(contenders.FAMILIES), (LARGE, workloads.RESNET)),
+    ("eager", ("Keras 3", "tf_keras", "tf_keras legacy"), ("200 x 1k",)),
+    ("eager", ("Keras 3",), workloads.MODELS),
+    ("mirrored", ("Keras 3",), ("40 x 1k", workloads.RESNET)),
+)
 
 
 def long(cell: dict[str, str]) -> bool:
@@ -53,6 +62,10 @@ def cells() -> Iterator[dict[str, str]]:
             yield {"what": "skipped step", "mode": mode, "family": family, "workload": "200 x 1k"}
     for workload in (*workloads.MODELS, workloads.LENET):
         yield {"what": "diagnose", "mode": "tf.function", "family": "Keras 3", "workload": workload}
+    for mode, families, gradients in _COMPILED:
+        for family in families:
+            for workload in gradients:
+                yield {"what": COMPILED, "mode": mode, "family": family, "workload": workload}
     for workload in GROWTH:
         yield {"what": "growth", "mode": "tf.function", "family": "tf_keras legacy", "workload": workload}
     for workload in MODES["eager"]:
@@ -102,6 +115,7 @@ def _names(cell: dict[str, str]) -> list[str]:
         "growth": [contenders.BARE, contenders.OURS],
         "minimize": [*contenders.MINIMIZERS, contenders.LEAST],
         "diagnose": [contenders.OURS, contenders.OURS_DIAGNOSED],
+        COMPILED: [contenders.BARE, contenders.OURS, contenders.OURS_COMPILED],
     }
     usual = contenders.names(cell["family"])
     if (
