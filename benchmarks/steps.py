@@ -118,12 +118,6 @@ def _names(cell: dict[str, str]) -> list[str]:
         COMPILED: [contenders.BARE, contenders.OURS, contenders.OURS_COMPILED],
     }
     usual = contenders.names(cell["family"])
-    if (
-        cell["what"] in ("step", "training step")
-        and cell["mode"] != "jit_compile"
-        and cell["family"] != contenders.TORCH
-    ):
-        usual = [*usual, contenders.OURS_COMPILED]
     return special.get(cell["what"]) or ([*usual, contenders.LEAST] if _has_a_line(cell) else usual)
 
 

@@ -58,7 +58,7 @@ INNERS = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("inner", INNERS)
 @pytest.mark.parametrize("mode", ["eager", "function"])
 @pytest.mark.parametrize("keras", [KERAS_3.keras, tf_keras], ids=["keras3", "tf_keras"])
@@ -69,7 +69,7 @@ def test_clipping_averages_decay_schedules_and_accumulation_give_the_same_weight
     assert_same(trained(make(), mode, jit_compile=True), trained(make(), mode))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("mode", ["eager", "function"])
 @pytest.mark.parametrize("contract", ["get_unscaled_gradients", "apply"])
