@@ -56,7 +56,8 @@ test-gpu: $(VENV)/.test
 
 ## Run the numeric suites with the rounding of other processors: XLA's instruction set, oneDNN's kernels, threads per operation.
 ## The three configurations use each value at least once. `make processor-AVX2-1-8` runs one of them.
-NUMERIC := tests/core tests/conformance tests/optimizers tests/amp tests/test_numerics.py tf_function_tests/test_promises.py
+NUMERIC := tests/core tests/conformance tests/optimizers tests/amp tests/test_numerics.py tests/wrapper/test_jit_compile.py \
+	tf_function_tests/test_jit_compile.py tf_function_tests/test_promises.py
 test-processors: processor-SSE4_2-0-1 processor-AVX2-1-8 processor-AVX512-0-8
 
 processor-%: $(VENV)/.test
