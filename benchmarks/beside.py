@@ -45,12 +45,8 @@ def _steps(workload: str) -> dict[str, Callable[[], object]]:
     if contenders.installed(contenders.TORCH):
         for update in pytorch.UPDATES:
             for name in (contenders.BARE, contenders.THEIRS):
-                found[f"{_torch(update)}: {name}"] = pytorch.step(workload, name, update)
+                found[f"{contenders.TORCH}, {update}: {name}"] = pytorch.step(workload, name, update)
     return found
-
-
-def _torch(update: str) -> str:
-    return f"{contenders.TORCH}, {update}"
 
 
 def first_calls(family: str, workload: str) -> dict[str, float]:

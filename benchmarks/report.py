@@ -104,8 +104,9 @@ def _first_calls(rows: list[Row]) -> str:
 
 def _measured_on(rows: Iterable[Row], machine: Row) -> str:
     """Return a line below a table whose rows were measured on another machine than most."""
-    others = {row["machine"]["processor"] for row in rows if row.get("machine", machine) != machine}
-    return f"\n\nMeasured on: {', '.join(sorted(others))}, 2 cores." if others else ""
+    others = [row["machine"] for row in rows if row.get("machine", machine) != machine]
+    shown = sorted({f"{other['processor']}, {other['cores']} cores" for other in others})
+    return f"\n\nMeasured on: {'; '.join(shown)}." if shown else ""
 
 
 def _ablation(rows: list[Row]) -> str:

@@ -41,10 +41,10 @@ def trained(inner, mode="eager", dtype="float32", contract="get_unscaled_gradien
 
 
 def assert_same(compiled, plain, tolerance=1e-6):
-    for (mine, variables), (theirs, others) in [(compiled, plain)]:
-        assert mine.state() == theirs.state()
-        for one, other in zip([*variables, *mine.weights], [*others, *theirs.weights], strict=True):
-            numerics.assert_close(one.numpy().astype("float64"), other.numpy().astype("float64"), tolerance, 1.0)
+    (mine, variables), (theirs, others) = compiled, plain
+    assert mine.state() == theirs.state()
+    for one, other in zip([*variables, *mine.weights], [*others, *theirs.weights], strict=True):
+        numerics.assert_close(one.numpy().astype("float64"), other.numpy().astype("float64"), tolerance, 1.0)
 
 
 INNERS = {

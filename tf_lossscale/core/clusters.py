@@ -121,7 +121,7 @@ def obstacle(gradients: Sequence[Any], variables: Sequence[Any]) -> str | None:
     if any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
         return "a gradient is sparse, and has another number of rows in each step"
     if not tf.distribute.has_strategy():
-        devices = {device for device in (getattr(variable, "device", "") for variable in variables) if device}
+        devices = {getattr(variable, "device", "") for variable in variables} - {""}
         return "the variables are on several devices" if len(devices) > 1 else None
     if not replicas.can_write_apart():
         return f"{type(tf.distribute.get_strategy()).__name__} has no replicas that write their own variables"

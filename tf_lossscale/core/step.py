@@ -65,8 +65,9 @@ def step(loss_scale: LossScale, part: Part) -> Any:
     evidence = None
     if loss_scale.may_skip and not part.aggregate and replicas.several_replicas():
         evidence = _agreed(gradients, exactly=part.observe is not None)
-    take = _take if part.cluster is None else _take_compiled
-    return take(loss_scale, part, gradients, evidence)
+    if part.cluster is None:
+        return _take(loss_scale, part, gradients, evidence)
+    return _take_compiled(part.cluster, loss_scale, part, gradients, evidence)
 
 
 def _take(loss_scale: LossScale, part: Part, gradients: Gradients, evidence: Gradients | None) -> Any:
@@ -79,7 +80,9 @@ def _take(loss_scale: LossScale, part: Part, gradients: Gradients, evidence: Gra
     return decide(gradients, gradients, evidence, part.apply)
 
 
-def _take_compiled(loss_scale: LossScale, part: Part, gradients: Gradients, evidence: Gradients | None) -> Any:
+def _take_compiled(
+    cluster: clusters.Cluster, loss_scale: LossScale, part: Part, gradients: Gradients, evidence: Gradients | None
+) -> Any:
     """Take the step in one function that XLA compiles; each replica takes it with its own copies of the variables."""
     tensors, gradients_of = as_arguments(gradients)
 
@@ -88,9 +91,8 @@ def _take_compiled(loss_scale: LossScale, part: Part, gradients: Gradients, evid
         with tf.control_dependencies(operations(done)):
             return tf.logical_not(loss_scale.last_step_skipped) if loss_scale.may_skip else tf.constant(True)
 
-    assert part.cluster is not None
     with replicas.apart():
-        applied = part.cluster(LossScaleOptimizer_with_jit_compile, tensors, evidence)
+        applied = cluster(LossScaleOptimizer_with_jit_compile, tensors, evidence)
     return bool(applied) if tf.executing_eagerly() else applied
 
 

@@ -77,7 +77,8 @@ def _constants(value: Any, above: frozenset[int]) -> Hashable:
         return _NOTHING
     above = above | {id(value)}
     if isinstance(value, dict):
-        own = sorted(key for key in value if isinstance(key, str) and not key.startswith("_self_"))  # TensorFlow's
+        # What TensorFlow itself adds to a tracked object begins with "_self_".
+        own = sorted(key for key in value if isinstance(key, str) and not key.startswith("_self_"))
         found = [(key, _constants(value[key], above)) for key in own]
         return tuple(pair for pair in found if pair[1] is not _NOTHING) or _NOTHING
     if isinstance(value, (list, tuple)):

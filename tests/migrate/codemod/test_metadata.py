@@ -74,7 +74,7 @@ def test_scopes_are_those_of_libcst(both):
 
 def test_nodes_start_where_libcst_says(both):
     wrapper, module, children = both
-    written = metadata.Written(module)
+    written = metadata.WrittenModule(module)
     theirs = wrapper.resolve(PositionProvider)
     assert written.code == module.code
     assert {node: written.start(node) for node in children} == {

@@ -194,11 +194,11 @@ def scopes(
 # Places. ----------------------------------------------------------------------------------------------------------
 
 
-class Written(CodegenState):
+class WrittenModule(CodegenState):
     """The code of a module, and where its nodes start: `PositionProvider` without the ends.
 
     >>> module = cst.parse_module("x = 1\\ny = 2")
-    >>> written = Written(module)
+    >>> written = WrittenModule(module)
     >>> written.code, written.start(module.body[1])
     ('x = 1\\ny = 2', (2, 0))
 

@@ -86,7 +86,7 @@ def _read_statement(statement: ast.stmt, bindings: Bindings) -> None:
 
 
 def _returned(function: ast.FunctionDef) -> Iterator[str]:
-    """What a function returns that it imports itself."""
+    """Return the dotted names that a function returns, of imports inside it."""
     local = Bindings({}, [], [])
     for statement in ast.walk(function):
         if isinstance(statement, (ast.Import, ast.ImportFrom)):

@@ -35,7 +35,7 @@ class Tree:
         self.parents = {child: node for node, children in self._children.items() for child in children}
         self._contexts = metadata.contexts(module, self._children)
         self.scopes = metadata.scopes(module, self._children, self._contexts)
-        self.written = metadata.Written(module)
+        self.written = metadata.WrittenModule(module)
 
     @functools.cached_property
     def names(self) -> dict[str, list[cst.Name]]:
