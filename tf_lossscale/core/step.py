@@ -84,7 +84,7 @@ def _take_compiled(
     cluster: clusters.Cluster, loss_scale: LossScale, part: Part, gradients: Gradients, evidence: Gradients | None
 ) -> Any:
     """Take the step in one function that XLA compiles; each replica takes it with its own copies of the variables."""
-    tensors, gradients_of = as_arguments(gradients)
+    tensors, gradients_of = as_arguments(gradients, True)
 
     def LossScaleOptimizer_with_jit_compile(tensors: list[tf.Tensor], evidence: Gradients | None) -> tf.Tensor:
         done = _take(loss_scale, part, gradients_of(tensors), evidence)
@@ -97,15 +97,16 @@ def _take_compiled(
 
 
 @faster_in("packing")
-def as_arguments(gradients: Gradients) -> tuple[list[tf.Tensor], Callable[[list[tf.Tensor]], Gradients]]:
+def as_arguments(gradients: Gradients, to_compile: bool) -> tuple[list[Any], Callable[[list[Any]], Gradients]]:
     """Return the tensors that a function needs to work on gradients, and what makes gradients of them there.
 
-    >>> tensors, gradients_of = as_arguments([None, tf.constant(2.0)])
+    >>> tensors, gradients_of = as_arguments([None, tf.constant(2.0)], False)
     >>> len(tensors), gradients_of([tf.constant(3.0)])[1].numpy().item()
     (1, 3.0)
 
     Args:
-        gradients: tensors or None.
+        gradients: tensors, IndexedSlices or None.
+        to_compile: whether XLA compiles the function.
 
     Returns:
         Tensors, and a function of as many tensors that returns gradients.
@@ -190,14 +191,16 @@ def _decide_together(
     Returns:
         The result of `decide`.
     """
+    tensors, gradients_of = as_arguments(gradients, False)
 
     def in_cross_replica_context(strategy: tf.distribute.Strategy, given: list[Any], evidence: Any) -> Any:
         def everywhere(given: list[Any]) -> Any:
-            return strategy.extended.call_for_each_replica(apply, args=(given,))
+            return strategy.extended.call_for_each_replica(lambda own: apply(gradients_of(own)), args=(given,))
 
-        return decide(given, _first(strategy, given), evidence and _first(strategy, evidence), everywhere)
+        local = gradients_of(_first(strategy, given))
+        return decide(given, local, evidence and _first(strategy, evidence), everywhere)
 
-    return tf.distribute.get_replica_context().merge_call(in_cross_replica_context, args=(gradients, evidence))
+    return tf.distribute.get_replica_context().merge_call(in_cross_replica_context, args=(tensors, evidence))
 
 
 def _first(strategy: tf.distribute.Strategy, per_replica: list[Any]) -> list[Any]:

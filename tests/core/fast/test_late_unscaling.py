@@ -109,3 +109,15 @@ def test_where_xla_compiles_for_the_cpu_a_step_is_a_loop_of_one_round_or_none(ba
     operations = step.get_concrete_function(*gradients).graph.get_operations()
     rounds = [op for op in operations if op.type in ("While", "StatelessWhile")]
     assert len(rounds) == (2 if branching._only_the_cpu() else 0)
+
+
+def test_in_a_loop_nothing_of_a_large_gradient_is_computed_ahead():
+    if not branching._only_the_cpu():
+        pytest.skip("only compiled for the CPU a step is a loop")
+    optimizer = LossScaleOptimizer(tf.keras.optimizers.Adam(), initial_scale=8)
+    weights = [tf.Variable(tf.zeros([300, 1000]))]
+    optimizer.build(weights)
+    step = tf.function(lambda g: optimizer.apply_gradients([(g, weights[0])]), jit_compile=True)
+    program = step.experimental_get_compiler_ir(tf.ones([300, 1000]))(stage="optimized_hlo")
+    assert "f32[300,1000]{1,0} fusion(" in program
+    assert "f32[300,1000]{1,0} fusion(" not in program[program.index("\nENTRY") :]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import strategies
 from tf_lossscale import LossScaleOptimizer
 from tf_lossscale.core import scaling
 from tf_lossscale.core.fast import packing
@@ -185,3 +186,44 @@ def test_a_small_step_is_called_as_one_operation_and_a_large_one_works_in_place(
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda: ["CPU", "GPU"])
     (elsewhere,) = conditional(LossScaleOptimizer(tf.keras.optimizers.SGD()), 10)
     assert elsewhere.get_attr(attribute) is True
+
+
+def inputs_of(graph, kinds):
+    """How many float inputs the operations of some kinds have, those of a graph's functions included."""
+    return [
+        sum(tensor.dtype.is_floating for tensor in operation.inputs)
+        for operation in graph.get_operations()
+        if operation.type in kinds
+    ]
+
+
+def step_of(optimizer, weights, strategy=None):
+    held = [tf.Variable(tf.ones([4])) for _ in weights]
+
+    def take():
+        optimizer.get_scaled_loss(1.0)
+        gradients = optimizer.get_unscaled_gradients([tf.convert_to_tensor(h) for h in held])
+        optimizer.apply_gradients(zip(gradients, weights))
+
+    return tf.function(take if strategy is None else lambda: strategy.run(take))
+
+
+def test_replicas_take_the_stack_that_they_summed_into_the_branch_that_applies_it():
+    strategy = strategies.get("mirrored_2")
+    with strategy.scope():
+        weights = [tf.Variable(tf.zeros([4])) for _ in range(10)]
+        optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(1.0), initial_scale=2)
+        step = step_of(optimizer, weights, strategy)
+        step()
+    assert weights[0].numpy().tolist() == [-1.0] * 4  # the sum of two halves
+    assert inputs_of(step.get_concrete_function().graph, ("If",))[0] == 2  # a stack for each replica
+
+
+def test_a_compiled_step_takes_each_gradient_as_it_was_before_it_was_stacked_and_the_scale_once():
+    weights = [tf.Variable(tf.zeros([4])) for _ in range(10)]
+    optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(1.0), initial_scale=2, jit_compile=True)
+    step = step_of(optimizer, weights)
+    step()
+    assert weights[0].numpy().tolist() == [-0.5] * 4
+    calls = inputs_of(step.get_concrete_function().graph, ("PartitionedCall", "StatefulPartitionedCall"))
+    assert calls == [len(weights) + 1]

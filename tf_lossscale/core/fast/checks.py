@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tf_lossscale.core import fast, finite, scaling
 from tf_lossscale.core.fast.branching import at_most_once, compiled_for_the_cpu, loops
-from tf_lossscale.core.fast.packing import Packed, Scaled, fit_in_a_stack, is_small, positions, stacked
+from tf_lossscale.core.fast.packing import Packed, Scaled, fit_in_a_stack, is_small, kept_inside, positions, stacked
 from tf_lossscale.core.graphs import compiled
 
 _WIDE = (tf.float32, tf.float64)
@@ -23,7 +23,7 @@ def divide(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
     quotient of two numbers of 24 bits is at least 2**-49 from the middle between two. (That holds for normal numbers;
     XLA takes smaller ones on the CPU for zero.)
     """
-    if not (fast.on("product") and values.dtype == tf.float32 and compiled_for_the_cpu()):
+    if not (fast.on("product") and values.dtype == tf.float32 and not is_small(values) and compiled_for_the_cpu()):
         return scaling.divide.plain(values, scale)  # type: ignore[attr-defined]
     return tf.cast(tf.cast(values, tf.float64) * (1.0 / tf.cast(scale, tf.float64)), tf.float32)
 
@@ -51,15 +51,19 @@ def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
 
 
 def _concatenated(gradients: list[Any]) -> list[Any]:
-    """Return the small ones as one of each dtype: for each check that it compiles, XLA makes kernels of its own."""
-    alike: dict[tf.DType, list[tf.Tensor]] = {}
-    others = []
+    """Return the small ones as one of each dtype and scale: XLA makes kernels of its own for each check it compiles."""
+    alike: dict[Any, tuple[tf.Tensor | None, list[tf.Tensor]]] = {}
+    result = []
     for gradient in gradients:
-        if isinstance(gradient, tf.Tensor) and is_small(gradient):
-            alike.setdefault(gradient.dtype, []).append(tf.reshape(gradient, [-1]))
+        values, scale = gradient if isinstance(gradient, Scaled) else (gradient, None)
+        if isinstance(values, tf.Tensor) and is_small(values):
+            alike.setdefault((values.dtype, id(scale)), (scale, []))[1].append(tf.reshape(values, [-1]))
         else:
-            others.append(gradient)
-    return [*(tf.concat(small, 0) for small in alike.values()), *others]
+            result.append(gradient)
+    for scale, flat in alike.values():
+        together = tf.concat(flat, 0)
+        result.append(together if scale is None else Scaled(together, scale).unscaled())
+    return result
 
 
 def _worth_a_sum(gradients: list[Any]) -> list[Any]:
@@ -89,7 +93,9 @@ def _sum(gradient: Any) -> tf.Tensor:
     if isinstance(gradient, Scaled):
         return tf.reduce_sum(gradient.values)  # of squares it would overflow at half the scale's exponent
     if not isinstance(gradient, tf.IndexedSlices):
-        return tf.nn.l2_loss(gradient) if gradient.dtype in _WIDE else tf.reduce_sum(gradient)
+        # Outside XLA a sum of squares is one operation; XLA takes four times as long for it.
+        squares = gradient.dtype in _WIDE and not compiled()
+        return tf.nn.l2_loss(gradient) if squares else tf.reduce_sum(gradient)
     values = gradient.values
     if values.dtype == tf.float16:
         sizes = tf.reduce_sum(tf.cast(tf.abs(values), tf.float32))
@@ -115,6 +121,6 @@ def _each_is_finite(gradients: list[Any], one: tf.Tensor | None) -> tf.Tensor:
 def _is_finite(gradient: Any, one: tf.Tensor | None = None) -> tf.Tensor:
     if isinstance(gradient, Scaled):
         gradient = gradient.unscaled(one)
-    elif one is not None:
-        gradient = scaling.over_values(lambda values: values * tf.cast(one, values.dtype), gradient)
+    else:
+        gradient = scaling.over_values(lambda values: kept_inside(values, one), gradient)
     return finite.is_finite(gradient)

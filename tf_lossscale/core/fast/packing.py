@@ -67,7 +67,7 @@ def stacked(tensors: Sequence[Any], group: list[int]) -> tf.Tensor:
     return tf.raw_ops.Pack(values=[tensors[i] for i in group], axis=0)
 
 
-def unstacked(stack: tf.Tensor) -> list[tf.Tensor]:
+def unstacked(stack: tf.Tensor, before: Sequence[Scaled] = ()) -> list[tf.Tensor]:
     """Return the tensors in a stack, each with a note of its origin.
 
     >>> [part.numpy().tolist() for part in unstacked(tf.constant([[1.0], [2.0]]))]
@@ -75,10 +75,11 @@ def unstacked(stack: tf.Tensor) -> list[tf.Tensor]:
 
     Args:
         stack: its first axis is of a known size.
+        before: the scaled gradients that it was made from, if it is a stack of unscaled ones.
     """
     parts = tf.raw_ops.Unpack(value=stack, num=stack.shape.as_list()[0], axis=0)
-    for position, part in enumerate(parts):
-        _note(part, Share(stack, position))
+    for position, (part, alone) in enumerate(itertools.zip_longest(parts, before)):
+        _note(part, Share(stack, position, alone))
     return parts
 
 
@@ -128,9 +129,22 @@ class Scaled(NamedTuple):
         """Return the gradient, by the same operations as the first time, and so the same bits.
 
         Args:
-            one: an opaque 1, in a loop: what is multiplied by it cannot be hoisted out of the loop.
+            one: as in `kept_inside`.
         """
-        return scaling.divide(self.values if one is None else self.values * tf.cast(one, self.values.dtype), self.scale)
+        return scaling.divide(kept_inside(self.values, one), self.scale)
+
+
+def kept_inside(values: tf.Tensor, one: tf.Tensor | None) -> tf.Tensor:
+    """Return values from which XLA computes nothing ahead of a loop, whose result would take up memory.
+
+    >>> kept_inside(tf.constant(2.0), tf.constant(1.0)).numpy().item()
+    2.0
+
+    Args:
+        values: a floating tensor.
+        one: an opaque 1 that is made in the loop; None outside of one.
+    """
+    return values if one is None else values * tf.cast(one, values.dtype)
 
 
 class Share(NamedTuple):
@@ -142,6 +156,8 @@ class Share(NamedTuple):
 
     stack: tf.Tensor
     position: int
+    #: What it was made from before it was stacked, if it was unscaled in the stack.
+    alone: Scaled | None = None
 
 
 def origin(tensor: Any) -> Scaled | Share | None:
@@ -168,23 +184,26 @@ class Packed:
     Args:
         gradients: tensors, IndexedSlices or None, as they are to be applied.
         scaled: whether to go back to scaled gradients: not where the gradients are yet to be summed.
+        stacks: whether to go back to stacks: not for XLA, which takes long to compile what is unstacked.
     """
 
-    def __init__(self, gradients: Sequence[Any], scaled: bool = True):
+    def __init__(self, gradients: Sequence[Any], scaled: bool = True, stacks: bool = True):
         self._count = len(gradients)
-        stacks = _whole_stacks(gradients)
-        self._stacked = [members for _, members in stacks]
+        if not stacks:
+            gradients = list(map(_before_stacking, gradients))
+        found = _whole_stacks(gradients)
+        self._stacked = [members for _, members in found]
         done = {i for members in self._stacked for i in members}
         self._alone = [i for i, gradient in enumerate(gradients) if gradient is not None and i not in done]
         alone = [gradients[i] for i in self._alone]
         #: Stacks, then `Scaled` and unstacked gradients: finite where the gradients are.
-        self.tensors = [*(stack for stack, _ in stacks), *(map(_before_unscaling, alone) if scaled else alone)]
+        self.tensors = [*(stack for stack, _ in found), *(map(_before_unscaling, alone) if scaled else alone)]
 
     def unpacked(self, one: tf.Tensor | None = None, tensors: Sequence[Any] | None = None) -> list[Any]:
         """Return the gradients, made in the caller's graph.
 
         Args:
-            one: as in `Scaled.unscaled`.
+            one: as in `kept_inside`.
             tensors: values in the place of `tensors`, for example the sums over all replicas.
         """
         tensors = self.tensors if tensors is None else tensors
@@ -194,10 +213,11 @@ class Packed:
             for i, part in zip(members, unstacked(stack)):
                 gradients[i] = part
         for i, tensor in zip(self._alone, tensors[len(self._stacked) :]):
-            gradients[i] = tensor
             if isinstance(tensor, Scaled):
                 gradients[i] = tensor.unscaled(one)
                 _note(gradients[i], tensor)
+            else:
+                gradients[i] = scaling.over_values(lambda values: kept_inside(values, one), tensor)
         return gradients
 
     def one_at_a_time(self, unpacked: Sequence[Any]) -> None:
@@ -225,6 +245,11 @@ def _is_large(tensor: tf.Tensor) -> bool:
 def _before_unscaling(gradient: Any) -> Any:
     made_from = origin(gradient)
     return made_from if isinstance(made_from, Scaled) else gradient
+
+
+def _before_stacking(gradient: Any) -> Any:
+    made_from = origin(gradient)
+    return made_from.alone or gradient if isinstance(made_from, Share) else gradient
 
 
 def _whole_stacks(gradients: Sequence[Any]) -> list[tuple[tf.Tensor, list[int]]]:
@@ -271,7 +296,7 @@ def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
     result = [g if i in done else scaling.over_values(lambda v: _unscaled(v, scale), g) for i, g in enumerate(found)]
     for group in grouped:
         stack = scaling.divide(stacked(found, group), scale)  # nothing is merged through a stack
-        for i, part in zip(group, unstacked(stack)):
+        for i, part in zip(group, unstacked(stack, [Scaled(found[i], scale) for i in group])):
             result[i] = part
     return result
 
@@ -285,14 +310,19 @@ def _unscaled(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
     return result
 
 
-def as_arguments(gradients: list[Any]) -> tuple[list[tf.Tensor], Callable[[list[tf.Tensor]], list[Any]]]:
+def as_arguments(
+    gradients: list[Any], to_compile: bool
+) -> tuple[list[tf.Tensor], Callable[[list[tf.Tensor]], list[Any]]]:
     """Return stacks and scaled gradients: see `core.step.as_arguments`."""
-    packed = Packed(gradients)
+    packed = Packed(gradients, stacks=not to_compile)
+    flat = tf.nest.flatten(packed.tensors)
+    each = {id(tensor): tensor for tensor in flat}  # the scale is part of many
 
     def back(tensors: list[tf.Tensor]) -> list[Any]:
-        return packed.unpacked(tensors=tf.nest.pack_sequence_as(packed.tensors, tensors))
+        given = dict(zip(each, tensors))
+        return packed.unpacked(tensors=tf.nest.pack_sequence_as(packed.tensors, [given[id(t)] for t in flat]))
 
-    return tf.nest.flatten(packed.tensors), back
+    return list(each.values()), back
 
 
 def sum_over_replicas(gradients: list[Any]) -> list[Any]:
