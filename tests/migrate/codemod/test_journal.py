@@ -113,7 +113,7 @@ class Killed(BaseException):
 @pytest.fixture
 def stopped(tmp_path, monkeypatch, capsys):
     """A folder of three files, of which a run that was stopped has changed the first."""
-    write(tmp_path, {"a.py": OLD, "b.py": OLD + "strategy.experimental_run_v2(step, *more, a=1)\n", "c.py": OLD})
+    write(tmp_path, {"a.py": OLD, "b.py": OLD + "opt._loss_scale = scale\n", "c.py": OLD})
     write_atomically, written = files.write_atomically, []
 
     def second_fails(path, content):

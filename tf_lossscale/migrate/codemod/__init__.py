@@ -7,6 +7,7 @@ In the order of use:
 - One file: `migrate_file`; `focus` (the statements that can matter), `nesting` (what can be parsed).
 - What a name refers to at a place in the code: `names` (the table of old names), `tree`, `resolve`.
 - What a call becomes: `arguments`, `calls`.
-- The plan of the changes, in the order of running: `policies`, `plan`, `objects`, `unseen`, `imports`.
+- The plan of the changes, in the order of running: `policies`, `plan`, `objects`, `strategies`, `unseen`,
+  `imports`.
 - The changes: `edits` holds them, `rewrite` makes them.
 """

@@ -41,8 +41,6 @@ class UnseenPlanner:
     def visit_Attribute(self, node: cst.Attribute) -> None:
         self._out_of_sight(node)
         self._gone_method(node)
-        if node.attr.value == "experimental_run_v2" and self._resolver.uses_an_old_name:
-            self._edits.notice(node, "tf.distribute has no experimental_run_v2 any more: write run.")
 
     def _gone_method(self, node: cst.Attribute) -> None:
         """A private method of the old class, called in a subclass of it that does not define it."""
