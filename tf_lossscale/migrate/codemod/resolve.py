@@ -231,21 +231,30 @@ class Resolver(Tree):
         if text is None:
             return []
         owner = self.enclosing(attribute, cst.ClassDef)
-        if isinstance(owner, cst.ClassDef) and text.startswith("self."):
-            return self._in_family(owner, text)
+        if isinstance(owner, cst.ClassDef) and text.startswith(("self.", "cls.")):
+            return self._in_family(owner, f"self.{text.partition('.')[2]}")
         found = self._attributes.get((owner, text), [])
         if not found and isinstance(attribute.value, cst.Name):
             made = [cls for value in self.values(attribute.value) for cls in self._class_of(value)]
+            made += self._definitions(attribute.value)
             found = [value for cls in made for value in self._in_family(cls, f"self.{attribute.attr.value}")]
         return found
 
     def _in_family(self, owner: cst.ClassDef, text: str, depth: int = 8) -> list[cst.BaseExpression]:
         """Return the value that a class, or a base of it in this file, assigns to an attribute of `self`."""
-        found = list(self._attributes.get((owner, text), []))
+        found = list(self._attributes.get((owner, text), [])) or self._modules_in_body(owner, text)
         for base in owner.bases if depth else ():
             for node in self._definitions(base.value):
                 found += self._in_family(node, text, depth - 1)
         return found
+
+    def _modules_in_body(self, owner: cst.ClassDef, text: str) -> list[cst.BaseExpression]:
+        """The old modules that a class body assigns to a name; not the classes, which a subclass may replace."""
+        name = text.removeprefix("self.")
+        lines = [line.body for line in owner.body.body if isinstance(line, cst.SimpleStatementLine)]
+        assigned = [s for line in lines for s in line if isinstance(s, cst.Assign)]
+        values = [s.value for s in assigned if any(get_full_name_for_node(t.target) == name for t in s.targets)]
+        return [v for v in values if any(names.canonical(dotted) in names.EMPTIED for dotted in self.dotted(v))]
 
     def _class_of(self, value: cst.BaseExpression | None) -> list[cst.ClassDef]:
         """The classes of this file of which a call makes an object."""

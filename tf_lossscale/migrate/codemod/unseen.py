@@ -19,8 +19,10 @@ _ROOTS = {"tf": "tensorflow", "tensorflow": "tensorflow", "keras": "keras", "tf_
 # The last parts of the old names.
 _SHORT = {name.rsplit(".", 1)[1] for name in names.OLD}
 _IN_A_STRING = re.compile(
-    r"[\w.]*mixed_precision\.(experimental|(experimental\.)?(LossScaleOptimizer|set_policy))"
+    r"[\w.]*mixed_precision\.(experimental(\.\w+)*|LossScaleOptimizer|set_policy)"
     r"|tensorflow\.contrib\.mixed_precision[\w.]*"
+    r"|(from|import)\s+(tensorflow|tf_keras|keras)[\w.]*(\.mixed_precision\b|\s+import\s+mixed_precision\b).*",
+    re.DOTALL,
 )
 _IMPORTED = re.compile(r"(tensorflow|tf_keras|keras)(\.[\w.]+)?\.mixed_precision")
 _UNPACKED = "loss_scale is an argument of the old class only, and this tool does not see where the dict is unpacked."
@@ -37,6 +39,8 @@ class UnseenPlanner:
     def __init__(self, resolver: Resolver, edits: Edits):
         self._resolver = resolver
         self._edits = edits
+        # Elsewhere a loss_scale that is "dynamic" is an argument of another library.
+        self._is_of_tensorflow = resolver.imports_tensorflow or resolver.uses_an_old_name
 
     def visit_Attribute(self, node: cst.Attribute) -> None:
         self._out_of_sight(node)
@@ -58,7 +62,7 @@ class UnseenPlanner:
         return any(self._resolver.meaning(base.value).roles & set(names.WRAPPERS) for base in owner.bases)
 
     def visit_Call(self, node: cst.Call) -> None:
-        if not self._resolver.is_builtin(node.func, "dict") or node in self._edits.gone:
+        if not self._is_of_tensorflow or not self._resolver.is_builtin(node.func, "dict") or node in self._edits.gone:
             return
         for argument in node.args:
             if argument.keyword and argument.keyword.value == "loss_scale" and text(argument.value) == "dynamic":
@@ -106,7 +110,8 @@ class UnseenPlanner:
 
     def visit_DictElement(self, node: cst.DictElement) -> None:
         if (
-            self._resolver.parents.get(node) not in self._edits.gone
+            self._is_of_tensorflow
+            and self._resolver.parents.get(node) not in self._edits.gone
             and text(node.key) == "loss_scale"
             and text(node.value) == "dynamic"
         ):
