@@ -177,15 +177,11 @@ class RefusalPlanner:
             self._edits.refuse(node, f"{code(node.func)} is not always TensorFlow's class here.")
 
     def _named_by_string(self, node: cst.Call) -> None:
-        """`setattr(module, "old name", ...)`, `mock.patch.object(module, "old name")`, `getattr(module, name)`."""
-        if len(node.args) < 2 or self._resolver.is_builtin(node.func, "hasattr"):
+        """`setattr(module, "old name", ...)`, `mock.patch.object(module, "old name")`."""
+        if len(node.args) < 2 or any(self._resolver.is_builtin(node.func, name) for name in ("getattr", "hasattr")):
             return
         module, name = node.args[0].value, text(node.args[1].value)
-        if name is None:
-            if any(names.canonical(dotted) in names.MODULES for dotted in self._resolver.dotted(module)):
-                self._edits.notice(node, f"names that are looked up in {code(module)} by a string are not changed.")
-        elif not self._resolver.is_builtin(node.func, "getattr"):
-            full = {names.canonical(f"{dotted}.{name}") for dotted in self._resolver.dotted(module)}
-            new = {names.FACES.get(old.role, old.new) for d in full if (old := names.OLD.get(d)) and old.new != d}
-            if new:
-                self._edits.refuse(node, f"{name} is named by a string. It is {' or '.join(sorted(new))} now.", module)
+        full = {names.canonical(f"{dotted}.{name}") for dotted in self._resolver.dotted(module)}
+        new = {names.FACES.get(old.role, old.new) for d in full if (old := names.OLD.get(d)) and old.new != d}
+        if new:
+            self._edits.refuse(node, f"{name} is named by a string. It is {' or '.join(sorted(new))} now.", module)

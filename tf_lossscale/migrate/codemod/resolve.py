@@ -321,9 +321,12 @@ class _Collector:
         return False
 
     def visit_Assign(self, node: cst.Assign) -> None:
-        for target in node.targets:
-            if isinstance(target.target, cst.Attribute):
-                self._resolver.note_attribute(target.target, node.value)
+        for target in (each.target for each in node.targets):
+            parts = [e.value for e in target.elements] if isinstance(target, (cst.Tuple, cst.List)) else [target]
+            for part in parts:
+                value = self._resolver.value_assigned_to(part)
+                if isinstance(part, cst.Attribute) and value is not None:
+                    self._resolver.note_attribute(part, value)
 
     def visit_Return(self, node: cst.Return) -> None:
         self._resolver.note_returned(node)
