@@ -175,8 +175,10 @@ class Planner:
     def visit_Attribute(self, node: cst.Attribute) -> bool:
         if node in self._edits.frozen:
             return False
-        if node in self._handled or not (self._resolver.is_read(node) or self._is_in_module(node)):
+        if node in self._handled:
             return True
+        if not self._resolver.is_read(node):
+            return self._assigned(node)
         meaning = self._resolver.meaning(node)
         if meaning.old:
             self._reference(node)
@@ -195,9 +197,17 @@ class Planner:
                 self._edits.todo(node, f"{code(node)} is private and has no counterpart.")
         return True
 
-    def _is_in_module(self, node: cst.Attribute) -> bool:
-        """Return whether an attribute is one of a module, and not a variable that holds what a module has."""
-        return self._resolver.dotted(node.value) != {UNKNOWN}
+    def _assigned(self, node: cst.Attribute) -> bool:
+        """`tf.keras.mixed_precision.LossScaleOptimizer = ...`; not `self.wrapper = ...`, whatever it holds."""
+        if self._resolver.dotted(node.value) == {UNKNOWN}:
+            return True
+        gone = {names.canonical(d) for d in self._resolver.dotted(node)} & names.MODULES.keys()
+        same = f"{names.KERAS}.{node.attr.value}"
+        old = {old.role for _, old in self._resolver.meaning(node).old if old.new != same}
+        if not gone and old <= {names.OURS}:
+            return True
+        self._edits.todo(node, "another name is used in its place, so what is assigned here has no effect.")
+        return False
 
     def visit_Name(self, node: cst.Name) -> None:
         if node in self._handled or node in self._edits.frozen or not self._resolver.is_read(node):
