@@ -134,7 +134,7 @@ class PolicyPlanner:
 
 def _is_in_module(dotted: str) -> bool:
     """Return whether a dotted name is that of a function of a module."""
-    return dotted.count(".") == 1 or names.canonical(dotted).startswith(("tensorflow.", "keras."))
+    return dotted.count(".") == 1 or names.canonical(dotted).startswith("tensorflow.")
 
 
 def _has_optimizer(call: cst.Call) -> bool:
