@@ -257,7 +257,7 @@ def _passed_on(known: Known) -> Iterator[str]:
     for module, exported in known.items():
         for name, meanings in exported.items():
             if name == "*" or any(_is_old(meaning) for meaning in meanings):
-                yield name.removesuffix("()")
+                yield from name.removesuffix("()").split(".")
                 yield module.rsplit(".", 1)[-1]
 
 

@@ -131,9 +131,13 @@ class Resolver(Tree):
         """Return whether an attribute is taken from a module of the project, which binds it."""
         if not isinstance(expression, cst.Attribute):
             return False
-        return any(
-            base in self._known and expression.attr.value in self._known[base] for base in self.dotted(expression.value)
-        )
+        name = expression.attr.value
+        for base in self.dotted(expression.value):
+            package, _, module = base.rpartition(".")
+            package = package if package.strip(".") else base[: len(base) - len(base.lstrip("."))]
+            if self.knows(base, name) or self.knows(package, f"{module}.{name}"):
+                return True
+        return False
 
     def knows(self, module: str, name: str) -> bool:
         """Return whether the project passes a name on in this module, as the file names it."""
@@ -210,6 +214,9 @@ class Resolver(Tree):
             if parts[split] in exported:
                 rest = "".join(f".{part}" for part in parts[split + 1 :])
                 return {d if d == UNKNOWN else d + rest for d in exported[parts[split]]}
+            if (two := ".".join(parts[split : split + 2])) in exported:  # a module that the package names
+                rest = "".join(f".{part}" for part in parts[split + 2 :])
+                return {d if d == UNKNOWN else d + rest for d in exported[two]}
             starred = {join(star, ".".join(parts[split:])) for star in exported.get("*", ())}
             starred = {name for name in starred if leads_to_old(name)}
             if starred:
