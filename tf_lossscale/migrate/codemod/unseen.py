@@ -39,8 +39,6 @@ class UnseenPlanner:
     def __init__(self, resolver: Resolver, edits: Edits):
         self._resolver = resolver
         self._edits = edits
-        # Elsewhere a loss_scale that is "dynamic" is an argument of another library.
-        self._is_of_tensorflow = resolver.imports_tensorflow or resolver.uses_an_old_name
 
     def visit_Attribute(self, node: cst.Attribute) -> None:
         self._out_of_sight(node)
@@ -62,11 +60,16 @@ class UnseenPlanner:
         return any(self._resolver.meaning(base.value).roles & set(names.WRAPPERS) for base in owner.bases)
 
     def visit_Call(self, node: cst.Call) -> None:
-        if not self._is_of_tensorflow or not self._resolver.is_builtin(node.func, "dict") or node in self._edits.gone:
+        if not self._resolver.is_builtin(node.func, "dict") or node in self._edits.gone:
             return
         for argument in node.args:
             if argument.keyword and argument.keyword.value == "loss_scale" and text(argument.value) == "dynamic":
-                self._edits.notice(node, _UNPACKED)
+                self._in_a_dict(node)
+
+    def _in_a_dict(self, node: cst.CSTNode) -> None:
+        """Report `loss_scale="dynamic"`; in a file without TensorFlow it is an argument of another library."""
+        if self._resolver.imports_tensorflow or self._resolver.uses_an_old_name:
+            self._edits.notice(node, _UNPACKED)
 
     def _out_of_sight(self, node: cst.Attribute) -> None:
         name = get_full_name_for_node(node)
@@ -110,12 +113,11 @@ class UnseenPlanner:
 
     def visit_DictElement(self, node: cst.DictElement) -> None:
         if (
-            self._is_of_tensorflow
-            and self._resolver.parents.get(node) not in self._edits.gone
+            self._resolver.parents.get(node) not in self._edits.gone
             and text(node.key) == "loss_scale"
             and text(node.value) == "dynamic"
         ):
-            self._edits.notice(node.value, _UNPACKED)
+            self._in_a_dict(node.value)
 
     def visit_FunctionDef(self, node: cst.FunctionDef) -> None:
         owner = self._resolver.enclosing(node, cst.ClassDef)
