@@ -95,6 +95,13 @@ def libraries(session, tensorflow):
     session.run("python", "-m", "pytest", "-q", "-rs", "tests/libraries/test_trials.py", env={"PYTHONPATH": "."})
 
 
+@nox.session(python="3.11")
+def libcst(session):
+    """Tests `tf-lossscale migrate`, which uses LibCST's internals, with the oldest LibCST that setup.cfg allows."""
+    session.install("tensorflow==2.21.*", "tf-keras==2.21.*", ".[migrate]", "libcst==1.1.0", *ALONE)
+    session.run("python", "-m", "pytest", "-q", "tests/migrate/codemod", env={"PYTHONPATH": "."})
+
+
 # Extras that the doctests, the promises and the demo need.
 EXTRAS = "migrate,plot,probability,sonnet,tf-keras,train"
 # Files with one family's promises; `-k` leaves out strategies.

@@ -99,7 +99,7 @@ def test_json_is_one_document_with_what_the_documentation_promises(file, tmp_pat
 
 
 def test_who_is_killed_while_writing_was_told_everything_before(file, tmp_path, capsys, monkeypatch):
-    file(OLD, "a.py"), file(OLD + "strategy.experimental_run_v2(step)\n", "b.py")
+    file(OLD, "a.py"), file(OLD + "opt._loss_scale = scale\n", "b.py")
     assert run(str(tmp_path)) == 0
     told = [line for line in capsys.readouterr().err.splitlines() if ": notice: " in line]
     assert told

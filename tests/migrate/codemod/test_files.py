@@ -200,6 +200,9 @@ LINES = (
     "from {name} import (\n    mp as again,  # (\n)\nmp = again",
     "from {name} \\\n    import compat, mp",
     "from {name} import compat",
+    "from {name} import compat as mixed",
+    "from {name} import mixed",
+    "mixed.mp.set_policy('mixed_float16')",
     "# import nothing",
 )
 

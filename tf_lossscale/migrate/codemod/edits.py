@@ -74,10 +74,10 @@ class Edits:
         self.gone.add(node)
         self.replace(node, lambda updated, now: with_parentheses_of(updated, cst.parse_expression(dotted)), dotted)
 
-    def refuse(self, node: cst.Call, reason: str) -> None:
-        """Leave a call as it is, together with all that the name of its function needs."""
+    def refuse(self, node: cst.Call, reason: str, what: cst.BaseExpression | None = None) -> None:
+        """Leave a call as it is, together with all that the name of its function needs, or another part of it."""
         self.todo(node, reason)
-        self._freeze(node.func)
+        self._freeze(what or node.func)
 
     def _freeze(self, function: cst.BaseExpression) -> None:
         node = function

@@ -7,8 +7,7 @@ import contextlib
 import multiprocessing
 import os
 import shutil
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from tf_lossscale.migrate.codemod import names, notebooks, project, report
@@ -27,6 +26,7 @@ class Job(NamedTuple):
     shown: str
     known: project.Known
     requested: tuple[str, ...]
+    old: bytes | None  # its content before a run that was stopped
 
 
 def find(paths: Iterable[str]) -> list[str]:
@@ -72,24 +72,26 @@ def _is_source(root: str, name: str) -> bool:
     return not os.path.exists(os.path.join(path, "pyvenv.cfg"))
 
 
-def run(paths: Sequence[str], jobs: int = 0) -> Iterator[report.FileReport]:
+def run(paths: Sequence[str], jobs: int = 0, old: Mapping[str, bytes] | None = None) -> Iterator[report.FileReport]:
     """Migrate files, one report after the other, in the order of the paths; change none.
 
     Args:
         paths: the files, as from `find`.
         jobs: the number of processes; 0 for one for each core.
+        old: real path -> content of files that are taken as they were before a run that was stopped.
 
     Yields:
         A report for each file, with its new content.
     """
     real = {path: os.path.realpath(path) for path in paths}
-    sources = Sources(real.values(), _source)
+    before = old or {}
+    sources = Sources(real.values(), lambda path: _source(path, before.get(path)))
     linked = project.Project(sources, sources.importers)
     worth = linked.with_old_names(sources.with_old_names)
     work = [
-        Job(real[path], path, linked.known(real[path]), tuple(sorted(linked.requested(real[path]))))
+        Job(at, path, linked.known(at), tuple(sorted(linked.requested(at))), before.get(at))
         for path in paths
-        if real[path] in worth
+        if (at := real[path]) in worth
     ]
     done = map_in_processes(_migrate, work, min(jobs or os.cpu_count() or 1, max(1, len(work) // _FEW)))
     for path in paths:
@@ -148,11 +150,10 @@ def _alone(function: Callable[[_In], _Out], item: _In) -> _Out | None:
             return None
 
 
-def _source(path: str) -> bytes:
+def _source(path: str, old: bytes | None) -> bytes:
     """A file's source, of a notebook that of its code cells; a zero byte if its job has to report what is wrong."""
     try:
-        with open(path, "rb") as file:
-            content = file.read()
+        content = _read(path) if old is None else old
     except OSError:
         return b"\0"
     if not path.endswith(_NOTEBOOK):
@@ -163,10 +164,14 @@ def _source(path: str) -> bytes:
         return b"\0" if names.is_worth_parsing(content) else b""
 
 
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
 def _migrate(job: Job) -> report.FileReport:
     try:
-        with open(job.path, "rb") as file:
-            old = file.read()
+        old = _read(job.path) if job.old is None else job.old
         if job.path.endswith(_NOTEBOOK):
             new, findings = notebooks.rewritten(old, lambda source: migrate(source, job.known, job.requested)[:2])
         else:
@@ -188,7 +193,7 @@ def _failed(path: str, error: OSError | ValueError) -> report.FileReport:
 
 
 def write(reports: Iterable[report.FileReport]) -> Iterator[report.FileReport]:
-    """Write what `run` made of the files, each as a whole or not at all.
+    """Write what `run` made of the files, each as a whole or not at all; one that is written already stays.
 
     `run` ends before the first write. A user who stops the command has either no changed file or all notices.
 
@@ -210,10 +215,11 @@ def write(reports: Iterable[report.FileReport]) -> Iterator[report.FileReport]:
 
 def _write(changed: report.FileReport) -> None:
     path = os.path.realpath(changed.path)
-    with open(path, "rb") as file:
-        if file.read() != changed.old:
-            raise ValueError("changed after it was read, and is left as it is. Run the command again")
-    write_atomically(path, changed.new)
+    now = _read(path)
+    if now not in (changed.old, changed.new):
+        raise ValueError("changed after it was read, and is left as it is. Run the command again")
+    if now != changed.new:
+        write_atomically(path, changed.new)
 
 
 def write_atomically(path: str, content: bytes) -> None:
@@ -228,9 +234,12 @@ def write_atomically(path: str, content: bytes) -> None:
     """
     if not os.access(path, os.W_OK):
         raise PermissionError(f"is not writable: {path}")
-    descriptor, temporary = tempfile.mkstemp(prefix=".tf-lossscale-", dir=os.path.dirname(path))
+    # A run that was killed may have left it: the name is the same, so that it does not stay.
+    temporary = os.path.join(os.path.dirname(path), f".tf-lossscale-{os.path.basename(path)}")
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary)
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -238,7 +247,8 @@ def write_atomically(path: str, content: bytes) -> None:
         _keep_owner(path, temporary)
         os.replace(temporary, path)
     except BaseException:
-        os.unlink(temporary)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
         raise
 
 

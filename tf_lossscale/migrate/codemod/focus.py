@@ -20,7 +20,7 @@ _WORDS = {
     *(name.rsplit(".", 1)[1] for name in names.OLD if not name.endswith(".get")),
     *names.HOOKS,
     *("mixed_precision", "loss_scale", "_loss_scale", "_optimizer", "loss_scale_optimizer", "loss_scale_manager"),
-    *("get_scaled_loss", "get_unscaled_gradients", "experimental_run_v2", "compile", "tf_lossscale", "__all__"),
+    *("get_scaled_loss", "get_unscaled_gradients", names.OLD_RUN, "compile", "tf_lossscale", "__all__"),
     *("set_global_policy", "global_policy"),
 }
 _BUILTINS = ("isinstance", "issubclass", "hasattr", "getattr", "dict", "super")
@@ -257,7 +257,7 @@ def _passed_on(known: Known) -> Iterator[str]:
     for module, exported in known.items():
         for name, meanings in exported.items():
             if name == "*" or any(_is_old(meaning) for meaning in meanings):
-                yield name.removesuffix("()")
+                yield from name.removesuffix("()").split(".")
                 yield module.rsplit(".", 1)[-1]
 
 

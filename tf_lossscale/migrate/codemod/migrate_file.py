@@ -23,6 +23,7 @@ from tf_lossscale.migrate.codemod.project import Known
 from tf_lossscale.migrate.codemod.report import REWRITTEN, TODO, Finding
 from tf_lossscale.migrate.codemod.resolve import Resolver
 from tf_lossscale.migrate.codemod.rewrite import Rewriter, loses_comments
+from tf_lossscale.migrate.codemod.strategies import StrategyPlanner
 from tf_lossscale.migrate.codemod.unseen import UnseenPlanner
 
 
@@ -104,6 +105,7 @@ def one_pass(source: bytes, known: Known | None = None, requested: Collection[st
         PolicyPlanner(resolver, calls, edits),
         Planner(resolver, calls, edits),
         ObjectPlanner(resolver, calls, edits),
+        StrategyPlanner(resolver, edits),
         UnseenPlanner(resolver, edits),
         ImportPlanner(resolver, edits, set(requested)),
     ):

@@ -166,6 +166,9 @@ STATE = {
     "_num_good_steps": "dynamic_counter",
 }
 
+# A method of tf.distribute's strategies, which is `run` now.
+OLD_RUN = "experimental_run_v2"
+
 # In a notebook, the beginning of the name that stands for a line of IPython's own syntax.
 IPYTHON = "_tf_lossscale_line_"
 
@@ -196,6 +199,7 @@ _WORDS = (
     b"training.experimental",
     b"get_scaled_loss",
     b"get_unscaled_gradients",
+    OLD_RUN.encode(),
     b"TODO(tf-lossscale)",
     b"\0",  # it may be UTF-16, in which no word is seen; parsing will say what is wrong
 )

@@ -46,6 +46,8 @@ class ObjectPlanner:
     def visit_Attribute(self, node: cst.Attribute) -> None:
         if node not in self._handled and node.attr.value in ("_optimizer", "_loss_scale", "loss_scale"):
             self._attribute(node)
+        if node.attr.value in names.GONE_HOOKS and self._calls.kinds(node.value) & {kinds.WRAPPER, kinds.FACE}:
+            self._edits.todo(node, f"{node.attr.value} is a private method of the old class, which is gone.")
         if node.attr.value in _METHODS and self._may_be_compiled(node.value):
             self._say(node, node.value, f"has no {node.attr.value}")
 
@@ -142,7 +144,7 @@ class ObjectPlanner:
         for value in self._resolver.values(func):
             if not isinstance(value, cst.Attribute) or value.attr.value not in ("loss_scale", "_loss_scale"):
                 continue
-            if self._calls.kinds(value.value) == {kinds.WRAPPER}:
+            if kinds.WRAPPER in self._calls.kinds(value.value):
                 shown = f"{code(value.value)}.loss_scale"
                 self._edits.todo(
                     node, f"{func.value} is a tensor, which cannot be called and does not change. Read {shown} here."
@@ -208,6 +210,10 @@ class ObjectPlanner:
                 outer,
                 lambda updated, now: updated.with_changes(value=updated.value.value, attr=cst.Name(new)),
                 f"{code(node.value)}.{new}",
+            )
+        elif name in names.STATE:
+            self._edits.todo(
+                outer, f"if {code(node.value)} is a LossScaleOptimizer, write {code(node.value)}.{names.STATE[name]}."
             )
         elif node.attr.value == "_loss_scale" or name in ("update", "multiplier", "get_config"):
             self._edits.todo(

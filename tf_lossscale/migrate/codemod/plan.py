@@ -26,6 +26,11 @@ _TRANSPARENT = (
     cst.Tuple,
 )
 
+# Where a module can stand that is then used under another name, which is not followed.
+_LOSING = (cst.DictElement, cst.Param, cst.WithItem)
+_NOT_FOLLOWED = "this module goes where this tool does not follow it. The names that are used there are not changed."
+_ASKING = ("getattr", "hasattr")
+
 _OLDER = f"If the subclass is called with loss_scale, derive it from {names.FACES[names.EXPERIMENTAL]}."
 _CHOOSE = f"Write {names.WRAPPER} or {names.FACES[names.EXPERIMENTAL]}."
 
@@ -172,6 +177,8 @@ class Planner:
             return False
         if node in self._handled:
             return True
+        if not self._resolver.is_read(node):
+            return self._assigned(node)
         meaning = self._resolver.meaning(node)
         if meaning.old:
             self._reference(node)
@@ -190,9 +197,23 @@ class Planner:
                 self._edits.todo(node, f"{code(node)} is private and has no counterpart.")
         return True
 
+    def _assigned(self, node: cst.Attribute) -> bool:
+        """`tf.keras.mixed_precision.LossScaleOptimizer = ...`; not `self.wrapper = ...`, whatever it holds."""
+        if self._resolver.dotted(node.value) == {UNKNOWN}:
+            return True
+        gone = {names.canonical(d) for d in self._resolver.dotted(node)} & names.MODULES.keys()
+        same = f"{names.KERAS}.{node.attr.value}"
+        old = {old.role for _, old in self._resolver.meaning(node).old if old.new != same}
+        if not gone and old <= {names.OURS}:
+            return True
+        self._edits.todo(node, "another name is used in its place, so what is assigned here has no effect.")
+        return False
+
     def visit_Name(self, node: cst.Name) -> None:
         if node in self._handled or node in self._edits.frozen or not self._resolver.is_read(node):
             return
+        if self._resolver.dotted(node) - {UNKNOWN}:
+            self._out_of_sight(node)
         if self._is_expression(node) and self._resolver.meaning(node).old:
             self._reference(node)
 
@@ -308,6 +329,7 @@ class Planner:
                 return False
         if self._resolver.through_project(node):
             return True
+        self._out_of_sight(node)
         new = {names.MODULES.get(name, name) for name in dotted}
         if len(new) == 1 and "keras.mixed_precision" in new:
             if node.attr.value == "experimental":
@@ -320,3 +342,30 @@ class Planner:
             self._edits.replace_name(node, module)
             return False
         return True
+
+    def _out_of_sight(self, node: cst.BaseExpression) -> None:
+        """Report a module that is gone where it becomes a value that is not followed, such as an argument."""
+        if not {names.canonical(dotted) for dotted in self._resolver.dotted(node)} & names.MODULES.keys():
+            return
+        outer = self._resolver.parents[node]
+        while isinstance(outer, (cst.IfExp, cst.BooleanOperation)):
+            outer = self._resolver.parents[outer]
+        if isinstance(outer, cst.Arg):
+            call = self._resolver.parents[outer]
+            asks = isinstance(call, cst.Call) and any(self._resolver.is_builtin(call.func, f) for f in _ASKING)
+            if asks and len(call.args) > 1 and text(call.args[1].value) is not None:
+                return
+        elif isinstance(outer, cst.Return):
+            function = self._resolver.enclosing(outer, cst.FunctionDef)
+            if isinstance(function, cst.FunctionDef) and not function.decorators:
+                return
+        elif isinstance(outer, cst.Element):
+            statement = self._resolver.parents[self._resolver.parents[outer]]
+            if isinstance(statement, cst.Assign) and isinstance(statement.targets[0].target, (cst.Tuple, cst.List)):
+                return
+        elif isinstance(outer, cst.Assign):
+            if not isinstance(outer.targets[0].target, cst.Subscript):
+                return
+        elif not isinstance(outer, _LOSING):
+            return
+        self._edits.notice(node, _NOT_FOLLOWED)

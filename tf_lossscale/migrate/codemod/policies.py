@@ -60,7 +60,7 @@ class PolicyPlanner:
                 self._policies.append((node, node.args[bound["name"]].value, bound["loss_scale"]))
         elif meaning.roles & set(names.WRAPPERS):
             self._wraps = True
-        elif isinstance(node.func, cst.Attribute) and node.func.attr.value == "compile" and _has_optimizer(node):
+        elif self._is_compile(node):
             self._compiled.append(node)
 
     def visit_Attribute(self, node: cst.Attribute) -> None:
@@ -86,6 +86,12 @@ class PolicyPlanner:
             if scaled and (self._compiled or not self._wraps or self._is_argument(policy.args[index].value)):
                 is_default = self._is_default((policy, name, index))
                 self._edits.notice(policy, _WRAPS if is_default else _DOES_NOT_READ)
+
+    def _is_compile(self, call: cst.Call) -> bool:
+        """Return whether a call is one of a model's method, and no `re.compile`."""
+        if not isinstance(call.func, cst.Attribute) or call.func.attr.value != "compile" or not _has_optimizer(call):
+            return False
+        return not all(map(_is_in_module, self._resolver.dotted(call.func)))
 
     def _is_default(self, policy: tuple[cst.Call, cst.BaseExpression, int]) -> bool:
         call, name, index = policy
@@ -126,6 +132,11 @@ class PolicyPlanner:
         )
 
 
+def _is_in_module(dotted: str) -> bool:
+    """Return whether a dotted name is that of a function of a module."""
+    return dotted.count(".") == 1 or names.canonical(dotted).startswith("tensorflow.")
+
+
 def _has_optimizer(call: cst.Call) -> bool:
     first = call.args[0] if len(call.args) > 1 else None
     return (first is not None and first.keyword is None) or any(
@@ -152,6 +163,7 @@ class RefusalPlanner:
         self._edits = edits
 
     def visit_Call(self, node: cst.Call) -> None:
+        self._named_by_string(node)
         meaning = self._resolver.meaning(node.func)
         if not meaning.roles & {*names.WRAPPERS, names.GRAPH_REWRITE}:
             return
@@ -163,3 +175,13 @@ class RefusalPlanner:
         same_arguments = [(a.keyword.value if a.keyword else None, i) for i, a in enumerate(node.args)]
         if not meaning.sure and (list(written.arguments) != same_arguments or isinstance(node.func, cst.Attribute)):
             self._edits.refuse(node, f"{code(node.func)} is not always TensorFlow's class here.")
+
+    def _named_by_string(self, node: cst.Call) -> None:
+        """`setattr(module, "old name", ...)`, `mock.patch.object(module, "old name")`."""
+        if len(node.args) < 2 or any(self._resolver.is_builtin(node.func, name) for name in ("getattr", "hasattr")):
+            return
+        module, name = node.args[0].value, text(node.args[1].value)
+        full = {names.canonical(f"{dotted}.{name}") for dotted in self._resolver.dotted(module)}
+        new = {names.FACES.get(old.role, old.new) for d in full if (old := names.OLD.get(d)) and old.new != d}
+        if new:
+            self._edits.refuse(node, f"{name} is named by a string. It is {' or '.join(sorted(new))} now.", module)

@@ -239,6 +239,10 @@ class Project:
             elif leads_to_old(star):
                 exported["*"] = [*exported.get("*", []), star]
         for name, meanings in bindings.names.items():
+            for module in filter(None, (self._find(path, meaning) for meaning in meanings)):
+                if module != path:  # `from . import compat as name`
+                    inner = exported_by(module).items()
+                    exported.update((f"{name}.{each}", found) for each, found in inner if each.isidentifier())
             linked = [m for meaning in meanings for m in self._linked(path, meaning, exported_by)]
             if any(leads_to_old(m) for m in linked):
                 exported[name] = sorted(set(linked))

@@ -131,9 +131,13 @@ class Resolver(Tree):
         """Return whether an attribute is taken from a module of the project, which binds it."""
         if not isinstance(expression, cst.Attribute):
             return False
-        return any(
-            base in self._known and expression.attr.value in self._known[base] for base in self.dotted(expression.value)
-        )
+        name = expression.attr.value
+        for base in self.dotted(expression.value):
+            package, _, module = base.rpartition(".")
+            package = package if package.strip(".") else base[: len(base) - len(base.lstrip("."))]
+            if self.knows(base, name) or self.knows(package, f"{module}.{name}"):
+                return True
+        return False
 
     def knows(self, module: str, name: str) -> bool:
         """Return whether the project passes a name on in this module, as the file names it."""
@@ -210,6 +214,9 @@ class Resolver(Tree):
             if parts[split] in exported:
                 rest = "".join(f".{part}" for part in parts[split + 1 :])
                 return {d if d == UNKNOWN else d + rest for d in exported[parts[split]]}
+            if (two := ".".join(parts[split : split + 2])) in exported:  # a module that the package names
+                rest = "".join(f".{part}" for part in parts[split + 2 :])
+                return {d if d == UNKNOWN else d + rest for d in exported[two]}
             starred = {join(star, ".".join(parts[split:])) for star in exported.get("*", ())}
             starred = {name for name in starred if leads_to_old(name)}
             if starred:
@@ -231,21 +238,30 @@ class Resolver(Tree):
         if text is None:
             return []
         owner = self.enclosing(attribute, cst.ClassDef)
-        if isinstance(owner, cst.ClassDef) and text.startswith("self."):
-            return self._in_family(owner, text)
+        if isinstance(owner, cst.ClassDef) and text.startswith(("self.", "cls.")):
+            return self._in_family(owner, f"self.{text.partition('.')[2]}")
         found = self._attributes.get((owner, text), [])
         if not found and isinstance(attribute.value, cst.Name):
             made = [cls for value in self.values(attribute.value) for cls in self._class_of(value)]
+            made += self._definitions(attribute.value)
             found = [value for cls in made for value in self._in_family(cls, f"self.{attribute.attr.value}")]
         return found
 
     def _in_family(self, owner: cst.ClassDef, text: str, depth: int = 8) -> list[cst.BaseExpression]:
         """Return the value that a class, or a base of it in this file, assigns to an attribute of `self`."""
-        found = list(self._attributes.get((owner, text), []))
+        found = list(self._attributes.get((owner, text), [])) or self._modules_in_body(owner, text)
         for base in owner.bases if depth else ():
             for node in self._definitions(base.value):
                 found += self._in_family(node, text, depth - 1)
         return found
+
+    def _modules_in_body(self, owner: cst.ClassDef, text: str) -> list[cst.BaseExpression]:
+        """The old modules that a class body assigns to a name; not the classes, which a subclass may replace."""
+        name = text.removeprefix("self.")
+        lines = [line.body for line in owner.body.body if isinstance(line, cst.SimpleStatementLine)]
+        assigned = [s for line in lines for s in line if isinstance(s, cst.Assign)]
+        values = [s.value for s in assigned if any(get_full_name_for_node(t.target) == name for t in s.targets)]
+        return [v for v in values if any(names.canonical(dotted) in names.EMPTIED for dotted in self.dotted(v))]
 
     def _class_of(self, value: cst.BaseExpression | None) -> list[cst.ClassDef]:
         """The classes of this file of which a call makes an object."""
@@ -312,9 +328,12 @@ class _Collector:
         return False
 
     def visit_Assign(self, node: cst.Assign) -> None:
-        for target in node.targets:
-            if isinstance(target.target, cst.Attribute):
-                self._resolver.note_attribute(target.target, node.value)
+        for target in (each.target for each in node.targets):
+            parts = [e.value for e in target.elements] if isinstance(target, (cst.Tuple, cst.List)) else [target]
+            for part in parts:
+                value = self._resolver.value_assigned_to(part)
+                if isinstance(part, cst.Attribute) and value is not None:
+                    self._resolver.note_attribute(part, value)
 
     def visit_Return(self, node: cst.Return) -> None:
         self._resolver.note_returned(node)

@@ -127,6 +127,10 @@ class Tree:
         if isinstance(parent, cst.AssignTarget):
             statement = self.parents[parent]
             return statement.value if isinstance(statement, cst.Assign) else None
+        if isinstance(parent, cst.Element):  # `a, b = x, y`
+            targets = self.parents[parent]
+            values = self.value_assigned_to(targets) if isinstance(targets, (cst.Tuple, cst.List)) else None
+            return _element(values, targets.elements.index(parent), len(targets.elements))
         if isinstance(parent, (cst.AnnAssign, cst.NamedExpr)) and parent.target is target:
             return parent.value
         return None
@@ -191,6 +195,14 @@ class Tree:
                 return False
             block = self.parents.get(owner)
         return block is not None
+
+
+def _element(values: cst.BaseExpression | None, place: int, count: int) -> cst.BaseExpression | None:
+    """The element of a tuple that is written out; None if it is another expression, or of another length."""
+    if not isinstance(values, (cst.Tuple, cst.List)) or len(values.elements) != count:
+        return None
+    stars = any(isinstance(each, cst.StarredElement) for each in values.elements)
+    return None if stars else values.elements[place].value
 
 
 def _only_sets_a_context(expression: cst.BaseExpression) -> bool:

@@ -19,8 +19,10 @@ _ROOTS = {"tf": "tensorflow", "tensorflow": "tensorflow", "keras": "keras", "tf_
 # The last parts of the old names.
 _SHORT = {name.rsplit(".", 1)[1] for name in names.OLD}
 _IN_A_STRING = re.compile(
-    r"[\w.]*mixed_precision\.(experimental|(experimental\.)?(LossScaleOptimizer|set_policy))"
+    r"[\w.]*mixed_precision\.(experimental(\.\w+)*|LossScaleOptimizer|set_policy)"
     r"|tensorflow\.contrib\.mixed_precision[\w.]*"
+    r"|(from|import)\s+(tensorflow|tf_keras|keras)[\w.]*(\.mixed_precision\b|\s+import\s+mixed_precision\b).*",
+    re.DOTALL,
 )
 _IMPORTED = re.compile(r"(tensorflow|tf_keras|keras)(\.[\w.]+)?\.mixed_precision")
 _UNPACKED = "loss_scale is an argument of the old class only, and this tool does not see where the dict is unpacked."
@@ -41,8 +43,6 @@ class UnseenPlanner:
     def visit_Attribute(self, node: cst.Attribute) -> None:
         self._out_of_sight(node)
         self._gone_method(node)
-        if node.attr.value == "experimental_run_v2" and self._resolver.uses_an_old_name:
-            self._edits.notice(node, "tf.distribute has no experimental_run_v2 any more: write run.")
 
     def _gone_method(self, node: cst.Attribute) -> None:
         """A private method of the old class, called in a subclass of it that does not define it."""
@@ -64,7 +64,12 @@ class UnseenPlanner:
             return
         for argument in node.args:
             if argument.keyword and argument.keyword.value == "loss_scale" and text(argument.value) == "dynamic":
-                self._edits.notice(node, _UNPACKED)
+                self._in_a_dict(node)
+
+    def _in_a_dict(self, node: cst.CSTNode) -> None:
+        """Report `loss_scale="dynamic"`; in a file without TensorFlow it is an argument of another library."""
+        if self._resolver.imports_tensorflow or self._resolver.uses_an_old_name:
+            self._edits.notice(node, _UNPACKED)
 
     def _out_of_sight(self, node: cst.Attribute) -> None:
         name = get_full_name_for_node(node)
@@ -112,7 +117,7 @@ class UnseenPlanner:
             and text(node.key) == "loss_scale"
             and text(node.value) == "dynamic"
         ):
-            self._edits.notice(node.value, _UNPACKED)
+            self._in_a_dict(node.value)
 
     def visit_FunctionDef(self, node: cst.FunctionDef) -> None:
         owner = self._resolver.enclosing(node, cst.ClassDef)

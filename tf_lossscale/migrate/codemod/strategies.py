@@ -1,0 +1,56 @@
+"""Goes through a module for `experimental_run_v2` of a strategy: it is `run` now, which takes the same arguments.
+
+No other class of TensorFlow had a method of this name, so what the object is need not be known. Only a file that gives
+the name a meaning of its own is left.
+"""
+
+from __future__ import annotations
+
+import libcst as cst
+
+from tf_lossscale.migrate.codemod import names
+from tf_lossscale.migrate.codemod.arguments import code, text
+from tf_lossscale.migrate.codemod.edits import Edits
+from tf_lossscale.migrate.codemod.resolve import Resolver
+
+_GONE = f"tf.distribute has no {names.OLD_RUN} any more: write run."
+_OWN = f"this file defines {names.OLD_RUN}, and is left. The calls in other files become run: rename it here as well."
+
+
+class StrategyPlanner:
+    """Fills the edits of one module with those of strategies.
+
+    Args:
+        resolver: of the module.
+        edits: to be filled.
+    """
+
+    def __init__(self, resolver: Resolver, edits: Edits):
+        self._resolver = resolver
+        self._edits = edits
+        self._uses: list[cst.Attribute] = []
+        self._own: list[cst.CSTNode] = []
+
+    def visit_Attribute(self, node: cst.Attribute) -> None:
+        if node.attr.value == names.OLD_RUN:
+            (self._uses if self._resolver.is_read(node) else self._own).append(node)
+
+    def visit_FunctionDef(self, node: cst.FunctionDef) -> None:
+        if node.name.value == names.OLD_RUN:
+            self._own.append(node.name)
+
+    def visit_AssignTarget(self, node: cst.AssignTarget) -> None:
+        if isinstance(node.target, cst.Name) and node.target.value == names.OLD_RUN:
+            self._own.append(node.target)
+
+    def visit_SimpleString(self, node: cst.SimpleString) -> None:
+        if text(node) == names.OLD_RUN:
+            self._edits.notice(node, f"strings are not changed. {_GONE}")
+
+    def leave_Module(self, original_node: cst.Module) -> None:
+        for node in self._own:
+            self._edits.notice(node, _OWN)
+        for use in self._uses if not self._own else ():
+            self._edits.replace(
+                use, lambda updated, now: updated.with_changes(attr=cst.Name("run")), f"{code(use.value)}.run"
+            )
