@@ -19,6 +19,7 @@ OURS_DIAGNOSED = f"{OURS}, diagnose"
 OURS_COMPILED = f"{OURS}, jit_compile=True"
 TORCH = "PyTorch"
 LEAST, CONDITIONAL = "one read, one write", "bare, in a tf.cond"
+BARE_COMPILED, NO_STEP = "bare, compiled", "no step"
 
 
 def _tf1_wrapper(inner: Any) -> Any:
@@ -90,7 +91,7 @@ def optimizer(family: str, name: str, compiled: bool = False) -> Any:
     if compiled and family == "tf_keras":
         make = functools.partial(make, jit_compile=False)
     inner = make(1e-3)
-    if name in (BARE, BARE_MINIMIZE):
+    if name in (BARE, BARE_MINIMIZE, NO_STEP):
         return inner
     if name in (THEIRS, THEIRS_MINIMIZE):
         return theirs(inner)
@@ -101,7 +102,7 @@ def optimizer(family: str, name: str, compiled: bool = False) -> Any:
 
 def scale(opt: Any, name: str, loss: tf.Tensor) -> tf.Tensor:
     """Return the loss as the contender scales it."""
-    if name in (BARE, LEAST, CONDITIONAL):
+    if name in (BARE, LEAST, CONDITIONAL, NO_STEP):
         return loss
     if name == OURS_APPLY or (hasattr(opt, "scale_loss") and name == THEIRS):
         return opt.scale_loss(loss)

@@ -10,7 +10,12 @@ from tf_lossscale.core import fast
 
 Row = dict[str, Any]
 COLUMNS = {name: name for name in (contenders.OURS, contenders.OURS_APPLY, contenders.THEIRS)}
-_COMPILED = {contenders.OURS: contenders.OURS, contenders.OURS_COMPILED: "jit_compile=True"}
+_COMPILED = {
+    contenders.OURS: contenders.OURS,
+    contenders.OURS_COMPILED: "jit_compile=True",
+    contenders.BARE_COMPILED: contenders.BARE_COMPILED,
+    contenders.NO_STEP: contenders.NO_STEP,
+}
 UNMEASURED = "Not measured yet: `make bench` fills this in."
 _MINIMIZE = {
     contenders.OURS_MINIMIZE: contenders.OURS,

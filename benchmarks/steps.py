@@ -115,10 +115,17 @@ def _names(cell: dict[str, str]) -> list[str]:
         "growth": [contenders.BARE, contenders.OURS],
         "minimize": [*contenders.MINIMIZERS, contenders.LEAST],
         "diagnose": [contenders.OURS, contenders.OURS_DIAGNOSED],
-        COMPILED: [contenders.BARE, contenders.OURS, contenders.OURS_COMPILED],
+        COMPILED: [contenders.BARE, contenders.OURS, contenders.OURS_COMPILED, *_limits(cell)],
     }
     usual = contenders.names(cell["family"])
     return special.get(cell["what"]) or ([*usual, contenders.LEAST] if _has_a_line(cell) else usual)
+
+
+def _limits(cell: dict[str, str]) -> list[str]:
+    """Return what a compiled step cannot fall below: the bare one compiled, or the model alone."""
+    if cell["workload"] in workloads.MODELS:
+        return [contenders.NO_STEP]
+    return [contenders.BARE_COMPILED] if cell["mode"] != "mirrored" else []
 
 
 def _has_a_line(cell: dict[str, str]) -> bool:
@@ -128,6 +135,9 @@ def _has_a_line(cell: dict[str, str]) -> bool:
 
 
 def in_mode(cell: dict[str, str], name: str) -> Callable[[], object]:
+    """Return one contender's step, as the mode calls it."""
+    if name == contenders.BARE_COMPILED:
+        return in_mode({**cell, "mode": "jit_compile"}, contenders.BARE)
     mode = cell["mode"]
     if mode == "mirrored":
         strategy = _two_replicas()
@@ -197,6 +207,8 @@ def _training_step(cell: dict[str, str], name: str) -> Callable[[], None]:
     def step() -> None:
         with tf.GradientTape() as tape:
             scaled = contenders.scale(optimizer, name, loss())
-        contenders.apply(optimizer, name, tape.gradient(scaled, variables), variables)
+        gradients = tape.gradient(scaled, variables)
+        if name != contenders.NO_STEP:
+            contenders.apply(optimizer, name, gradients, variables)
 
     return step

@@ -26,6 +26,7 @@ ORDER = [
     ("wrapper.contract", "wrapper.grads_and_vars", "wrapper.options", "wrapper.families", "wrapper.layers"),
     ("wrapper.family",),
     ("wrapper.stall", "wrapper.configs", "wrapper.hyperparameters", "wrapper.readings"),
+    ("wrapper.arguments", "wrapper.stepping"),
     ("wrapper.optimizer", "wrapper.shared"),
     ("adapters",),
     ("amp", "legacy", "optimizers", "probability", "training", "monitoring"),

@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
-import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
 from absl import logging
 
-from tf_lossscale import errors
 from tf_lossscale.core import replicas, scaling, state
-from tf_lossscale.core.clusters import Cluster, Clusters, obstacle
-from tf_lossscale.core.diagnosis import Diagnosis
 from tf_lossscale.core.graphs import as_written as _as_written
-from tf_lossscale.core.graphs import compiled, operations
 from tf_lossscale.core.inside import scaled_inside
-from tf_lossscale.core.rules import Rules
 from tf_lossscale.core.state import DynamicLossScale, FixedLossScale, LossScale
-from tf_lossscale.core.step import Part, step
-from tf_lossscale.wrapper import contract, families
+from tf_lossscale.wrapper import arguments, contract, families
 from tf_lossscale.wrapper.configs import Configurable
 from tf_lossscale.wrapper.grads_and_vars import as_list, require_fitting, tensors_of, unzip
-from tf_lossscale.wrapper.hyperparameters import Delegating, constants
-from tf_lossscale.wrapper.readings import Observable, names_of
+from tf_lossscale.wrapper.hyperparameters import Delegating
+from tf_lossscale.wrapper.readings import Observable
 from tf_lossscale.wrapper.stall import Stall
-
-_DEFAULT_INITIAL_SCALE = 2.0**15
-_DEFAULT_GROWTH_STEPS = 2000
+from tf_lossscale.wrapper.stepping import Stepping
 
 
 class CallableList(list[Any]):
@@ -52,7 +42,7 @@ class _SignatureOfInit:
         return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
-class LossScaleOptimizer(Delegating, Observable, Configurable):
+class LossScaleOptimizer(Delegating, Observable, Configurable, Stepping):
     """Wraps an optimizer so that float16 gradients do not vanish: scales the loss, unscales the gradients.
 
     The step is skipped on every replica when any gradient on any replica overflowed, and the scale is multiplied by
@@ -151,16 +141,20 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
                 f"{type(self).__module__}.LossScaleOptimizer cannot wrap this optimizer: {inner_optimizer!r}. Call "
                 "tf_lossscale.LossScaleOptimizer, which chooses the class."
             )
-        errors.boolean("dynamic", dynamic, _instead_of(dynamic, initial_scale, dynamic_growth_steps))
-        growth_steps = _DEFAULT_GROWTH_STEPS if dynamic_growth_steps is None else dynamic_growth_steps
-        rules = Rules(growth_steps, growth_factor, backoff_factor, hysteresis, min_scale, max_scale).checked()
-        if loss_scale_manager is None:
-            loss_scale = _new_loss_scale(dynamic, initial_scale, rules, dynamic_growth_steps)
-        else:
-            loss_scale = _from_manager(loss_scale_manager, not dynamic or initial_scale or dynamic_growth_steps)
+        loss_scale = arguments.loss_scale(
+            dynamic,
+            initial_scale,
+            dynamic_growth_steps,
+            loss_scale_manager,
+            growth_factor=growth_factor,
+            backoff_factor=backoff_factor,
+            hysteresis=hysteresis,
+            min_scale=min_scale,
+            max_scale=max_scale,
+        )
         stall = Stall(on_floor)
-        diagnosis = _new_diagnosis(diagnose, loss_scale)
-        clusters = _new_clusters(jit_compile)
+        diagnosis = arguments.diagnosis(diagnose, loss_scale)
+        clusters = arguments.clusters(jit_compile)
         chosen = self._checked_options(inner_optimizer, kwargs)
         # A failed construction must leave the inner optimizer as it was: nothing below raises after changing it.
         self.__dict__.update(
@@ -496,106 +490,6 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
                 scaled = self.get_scaled_loss(loss)
         return self._gradients(scaled, variables, grad_loss, tape)
 
-    def _step(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> Any:
-        part = self._part(gradients, variables, **kwargs)
-        if self._loss_scale.defers(self, part):
-            return self._step_result(None)
-        result = step(self._loss_scale, part)
-        if result is False:  # in eager mode only: the one that has the outcome at hand
-            self._report_stall()
-        return self._step_result(result)
-
-    def _report_stall(self) -> None:
-        replicas.once(lambda: self._stall.look(self, self._loss_scale))
-
-    def _skip(self, count: bool) -> list[Any]:
-        """Return the operations of a skipped step."""
-        watched = self._stall.watch(self, self._loss_scale)
-        with tf.control_dependencies(watched), replicas.own_copies(self._own_copies()):
-            return [*watched, self._advance_iterations() if count else tf.no_op()]
-
-    def _part(
-        self,
-        gradients: list[Any],
-        variables: list[Any],
-        *,
-        scaled: bool,
-        aggregate: bool,
-        count_skipped: bool,
-        **kwargs: Any,
-    ) -> Part:
-        """Build the inner optimizer, and return the parts of a step with these gradients."""
-        if not tf.executing_eagerly():
-            self.__dict__["_traced"] = True
-        all_variables = not self._slots_need_gradients
-        to_build = [v for g, v in zip(gradients, variables) if all_variables or g is not None]
-        compiles = self._compiles(gradients, variables)
-        with replicas.apart() if compiles else contextlib.nullcontext():
-            if compiles:
-                replicas.once(self._loss_scale.give_copies)
-            self._build_once(to_build)
-        cluster = self._cluster(gradients, variables, scaled, aggregate, count_skipped, kwargs) if compiles else None
-        if scaled:
-            gradients = self._unscale(gradients, variables, self._factor())
-
-        def apply(reduced: list[Any]) -> Any:
-            with replicas.own_copies(self._own_copies()):
-                return self._apply_reduced(list(zip(reduced, variables)), **kwargs)
-
-        return Part(
-            gradients,
-            reduce=lambda local: self._reduce(local, variables),
-            apply=apply,
-            skip=lambda: self._skip(count_skipped),
-            aggregate=aggregate and self._sums_over_replicas,
-            observe=self._observer(variables),
-            cluster=cluster,
-        )
-
-    def _compiles(self, gradients: list[Any], variables: list[Any]) -> bool:
-        """Return whether XLA compiles the step alone; False also if it compiles the caller as a whole."""
-        if self._clusters is None or compiled():
-            return False
-        reason = self._obstacle() or obstacle(gradients, variables)
-        if reason is not None:
-            self._clusters.log_once(reason)
-        return reason is None
-
-    def _cluster(self, gradients: list[Any], variables: list[Any], *others: Any) -> Cluster:
-        """Return the cluster of a step; in eager mode the key is all that the traced function holds as constants."""
-        if not tf.executing_eagerly():
-            return Cluster(self._clusters, None)
-        dtypes = tuple(None if gradient is None else gradient.dtype for gradient in gradients)
-        objects = tuple(map(id, (self._loss_scale, *variables)))
-        held = (constants(others), constants(vars(self._optimizer)))
-        return Cluster(self._clusters, (replicas.position(), dtypes, objects, *held))
-
-    def _build_once(self, variables: list[Any]) -> None:
-        """Build the inner optimizer; in eager mode only if the variables are not those of the last step."""
-        noted = tf.executing_eagerly() and not tf.distribute.has_strategy()
-        these, last = [self._optimizer, *variables], self.__dict__.get("_built_for", [])
-        if noted and len(last) == len(these) and all(each() is one for each, one in zip(last, these)):
-            return
-        self._build_inner(variables)
-        self.__dict__["_built_for"] = [weakref.ref(one) for one in these] if noted else []
-
-    def _observer(self, variables: list[Any]) -> Callable[..., Any] | None:
-        diagnosis = self._diagnosis
-        if diagnosis is None:
-            return None
-        names = names_of(variables)
-        diagnosis.prepare(names)
-        return lambda *outcome: diagnosis.record(names, *outcome)
-
-    def _step_result(self, operation: Any) -> Any:
-        """Return the result of `apply_gradients`: in a graph an operation or a tensor to wait for."""
-        if tf.executing_eagerly():
-            return self._eager_result()
-        if not tf.compat.v1.executing_eagerly_outside_functions():
-            return operation
-        with tf.control_dependencies(operations(operation)):
-            return tf.constant(True)  # a tf.function can return a tensor, but no operation
-
     def _require_keywords(self, kwargs: dict[str, Any]) -> None:
         """Raise if the inner optimizer does not take these keywords, before anything has changed."""
         unknown = [name for name in kwargs if not self._inner_takes(name)]
@@ -748,71 +642,6 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 def _takes(function: Callable[..., Any], keyword: str) -> bool:
     parameters = inspect.signature(function).parameters
     return keyword in parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
-
-
-def _new_loss_scale(dynamic: bool, initial_scale: Any, rules: Rules, dynamic_growth_steps: Any) -> LossScale:
-    if dynamic:
-        return DynamicLossScale(_DEFAULT_INITIAL_SCALE if initial_scale is None else initial_scale, rules)
-    if initial_scale is None:
-        raise ValueError('"initial_scale" must be specified if "dynamic" is False, for example initial_scale=1024.')
-    if dynamic_growth_steps is not None:
-        raise ValueError(
-            f'"dynamic_growth_steps" must be None if "dynamic" is False, but got: {dynamic_growth_steps!r}. '
-            "A fixed scale does not grow."
-        )
-    return FixedLossScale(initial_scale)
-
-
-def _instead_of(dynamic: Any, initial_scale: Any, dynamic_growth_steps: Any) -> str:
-    """Say what to pass instead of a `dynamic` that is an argument of an older or a newer wrapper, by position."""
-    if isinstance(dynamic, str):
-        return "A dynamic scale is the default: leave the argument out."
-    if not isinstance(dynamic, (int, float)):
-        return "For a scale that stays the same pass dynamic=False, initial_scale=1024."
-    growth_steps = initial_scale if dynamic_growth_steps is None else dynamic_growth_steps
-    if growth_steps is not None:
-        return f"In place of Keras 3's order pass initial_scale={dynamic!r}, dynamic_growth_steps={growth_steps!r}."
-    return (
-        "For a scale that stays the same, as a number by position was in TensorFlow 2.3, pass dynamic=False, "
-        f"initial_scale={dynamic!r}; for one that starts there and moves, as in Keras 3, pass "
-        f"initial_scale={dynamic!r}."
-    )
-
-
-def _new_diagnosis(diagnose: Any, loss_scale: LossScale) -> Diagnosis | None:
-    if not errors.boolean("diagnose", diagnose, "Pass True to note which gradients overflow."):
-        return None
-    if not loss_scale.may_skip:
-        raise ValueError(
-            "`diagnose` cannot be True with a fixed scale, which does not check gradients. Pass dynamic=True; to keep "
-            "the scale constant, set min_scale, max_scale and initial_scale to the same value."
-        )
-    return Diagnosis()
-
-
-def _new_clusters(jit_compile: Any) -> Clusters | None:
-    if not errors.boolean("jit_compile", jit_compile, "Pass True to have XLA compile the step."):
-        return None
-    if not tf.compat.v1.executing_eagerly_outside_functions():
-        raise ValueError(
-            "`jit_compile` cannot be True in a legacy graph, which cannot call a compiled function. Leave it out, or "
-            "compile the whole session: tf.compat.v1.OptimizerOptions.global_jit_level."
-        )
-    return Clusters()
-
-
-def _from_manager(manager: Any, has_other_arguments: Any) -> LossScale:
-    if has_other_arguments:
-        raise ValueError(
-            "`loss_scale_manager` sets the scale and how it moves. Leave out `dynamic`, `initial_scale` and "
-            "`dynamic_growth_steps`."
-        )
-    if not hasattr(manager, "as_loss_scale"):
-        raise TypeError(
-            "`loss_scale_manager` must be a FixedLossScaleManager or DynamicLossScaleManager of tf_lossscale.amp, or "
-            f"have a method as_loss_scale(), but got: {manager!r}."
-        )
-    return manager.as_loss_scale()
 
 
 def _warn_if_loss_cannot_hold(loss: Any, factor: Callable[[], tf.Tensor]) -> None:

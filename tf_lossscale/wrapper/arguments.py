@@ -1,0 +1,129 @@
+"""The constructor's arguments, and what they make: the loss scale, the diagnosis, the compiled steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tf_lossscale import errors
+from tf_lossscale.core.clusters import Clusters
+from tf_lossscale.core.diagnosis import Diagnosis
+from tf_lossscale.core.rules import Rules
+from tf_lossscale.core.state import DynamicLossScale, FixedLossScale, LossScale
+
+_INITIAL_SCALE = 2.0**15
+_GROWTH_STEPS = 2000
+
+
+def loss_scale(dynamic: Any, initial_scale: Any, growth_steps: Any, manager: Any, **rules: Any) -> LossScale:
+    """Return a new loss scale, or that of a manager.
+
+    >>> loss_scale(False, 8, None, None)().numpy().item()
+    8.0
+
+    Args:
+        dynamic: whether it moves.
+        initial_scale: a finite number above 0; None for the default.
+        growth_steps: finite steps in a row after which it grows; None for the default.
+        manager: an object with a method `as_loss_scale`, in place of all other arguments; or None.
+        **rules: the fields of `Rules` that are arguments of the constructor.
+
+    Returns:
+        A loss scale.
+
+    Raises:
+        TypeError: an argument is of a wrong type.
+        ValueError: a value is out of range, or contradicts another one.
+    """
+    errors.boolean("dynamic", dynamic, _instead_of(dynamic, initial_scale, growth_steps))
+    checked = Rules(_GROWTH_STEPS if growth_steps is None else growth_steps, **rules).checked()
+    if manager is not None:
+        return _of_manager(manager, not dynamic or initial_scale or growth_steps)
+    if dynamic:
+        return DynamicLossScale(_INITIAL_SCALE if initial_scale is None else initial_scale, checked)
+    if initial_scale is None:
+        raise ValueError('"initial_scale" must be specified if "dynamic" is False, for example initial_scale=1024.')
+    if growth_steps is not None:
+        raise ValueError(
+            f'"dynamic_growth_steps" must be None if "dynamic" is False, but got: {growth_steps!r}. '
+            "A fixed scale does not grow."
+        )
+    return FixedLossScale(initial_scale)
+
+
+def _instead_of(dynamic: Any, initial_scale: Any, growth_steps: Any) -> str:
+    """Say what to pass instead of a `dynamic` that is an argument of an older or a newer wrapper, by position."""
+    if isinstance(dynamic, str):
+        return "A dynamic scale is the default: leave the argument out."
+    if not isinstance(dynamic, (int, float)):
+        return "For a scale that stays the same pass dynamic=False, initial_scale=1024."
+    steps = initial_scale if growth_steps is None else growth_steps
+    if steps is not None:
+        return f"In place of Keras 3's order pass initial_scale={dynamic!r}, dynamic_growth_steps={steps!r}."
+    return (
+        "For a scale that stays the same, as a number by position was in TensorFlow 2.3, pass dynamic=False, "
+        f"initial_scale={dynamic!r}; for one that starts there and moves, as in Keras 3, pass "
+        f"initial_scale={dynamic!r}."
+    )
+
+
+def _of_manager(manager: Any, has_other_arguments: Any) -> LossScale:
+    if has_other_arguments:
+        raise ValueError(
+            "`loss_scale_manager` sets the scale and how it moves. Leave out `dynamic`, `initial_scale` and "
+            "`dynamic_growth_steps`."
+        )
+    if not hasattr(manager, "as_loss_scale"):
+        raise TypeError(
+            "`loss_scale_manager` must be a FixedLossScaleManager or DynamicLossScaleManager of tf_lossscale.amp, or "
+            f"have a method as_loss_scale(), but got: {manager!r}."
+        )
+    return manager.as_loss_scale()
+
+
+def diagnosis(diagnose: Any, loss_scale: LossScale) -> Diagnosis | None:
+    """Return what records the gradients that overflow, or None if nothing does.
+
+    >>> diagnosis(False, FixedLossScale(8)) is None
+    True
+
+    Args:
+        diagnose: whether to record.
+        loss_scale: the optimizer's.
+
+    Raises:
+        TypeError: `diagnose` is not a bool.
+        ValueError: the scale does not check gradients.
+    """
+    if not errors.boolean("diagnose", diagnose, "Pass True to note which gradients overflow."):
+        return None
+    if not loss_scale.may_skip:
+        raise ValueError(
+            "`diagnose` cannot be True with a fixed scale, which does not check gradients. Pass dynamic=True; to keep "
+            "the scale constant, set min_scale, max_scale and initial_scale to the same value."
+        )
+    return Diagnosis()
+
+
+def clusters(jit_compile: Any) -> Clusters | None:
+    """Return what holds the compiled steps, or None if XLA compiles none.
+
+    >>> clusters(False) is None
+    True
+
+    Args:
+        jit_compile: whether XLA compiles the step.
+
+    Raises:
+        TypeError: it is not a bool.
+        ValueError: this is a legacy graph.
+    """
+    if not errors.boolean("jit_compile", jit_compile, "Pass True to have XLA compile the step."):
+        return None
+    if not tf.compat.v1.executing_eagerly_outside_functions():
+        raise ValueError(
+            "`jit_compile` cannot be True in a legacy graph, which cannot call a compiled function. Leave it out, or "
+            "compile the whole session: tf.compat.v1.OptimizerOptions.global_jit_level."
+        )
+    return Clusters()
