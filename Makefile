@@ -24,9 +24,10 @@ test-slow: $(VENV)/.test
 	$(PYTEST) -m "slow and not exhaustive" $(SLOW)
 SLOW := tests tf_function_tests
 
-## Run the tests that repeat what a quicker one shows, for more parameters. Before a release; not in CI.
+## Run the tests that repeat what a quicker one shows, for more parameters and new examples. Before a release; not in CI.
 test-exhaustive: $(VENV)/.test
 	$(PYTEST) -m "exhaustive" tests tf_function_tests
+	$(PYTEST) -m "hypothesis and not slow" --hypothesis-profile new tests
 
 ## Run a quick check while editing: lint, type check, the core tests, and the behaviours and promises of one family.
 quick: lint

@@ -7,6 +7,7 @@ import re
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+import hypothesis
 import pytest
 import tensorflow as tf
 
@@ -18,6 +19,11 @@ else:
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 4
     )
+
+# The same examples in each run: a failure comes from a change. `make test-exhaustive` draws new ones.
+hypothesis.settings.register_profile("same", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("new", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("same")
 
 
 def pytest_collection_modifyitems(items):

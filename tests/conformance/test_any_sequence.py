@@ -15,7 +15,7 @@ import tf_keras
 
 import tf_lossscale
 
-SETTINGS = hypothesis.settings(max_examples=20, deadline=None, derandomize=True, database=None)
+SETTINGS = hypothesis.settings(max_examples=20, database=None)
 SHAPES = ((2,), (3, 2), ())
 SCALES = [1.0, 8.0, 1024.0, 2.0**15, 2.0**120, 2.0**127]
 WITHIN_BOUNDS = [1024.0, 2.0**15, 2.0**100]  # Keras 3's scale has none: eight steps from here do not reach ours

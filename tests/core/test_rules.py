@@ -12,7 +12,7 @@ import tensorflow as tf
 from tf_lossscale.core.rules import Counts, Rules
 from tf_lossscale.core.state import DynamicLossScale
 
-SETTINGS = hypothesis.settings(max_examples=150, deadline=None, derandomize=True)
+SETTINGS = hypothesis.settings(max_examples=150)
 
 
 @st.composite

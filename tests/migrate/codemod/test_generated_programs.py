@@ -130,7 +130,7 @@ def texts(source, kind):
 
 
 PATIENT = hypothesis.settings(
-    max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(hypothesis.HealthCheck)
+    max_examples=60, suppress_health_check=list(hypothesis.HealthCheck)
 )
 
 
