@@ -176,13 +176,15 @@ class Planner:
         if node in self._edits.frozen:
             return False
         if node in self._handled:
-            return True
+            return node not in self._edits.gone
         if not self._resolver.is_read(node):
             return self._assigned(node)
+        if node.attr.value == "mixed_precision" and all(map(names.in_unused_copy, self._resolver.dotted(node))):
+            self._out_of_unused_copy(node)
         meaning = self._resolver.meaning(node)
         if meaning.old:
             self._reference(node)
-            return bool(meaning.roles & {names.KERAS_FUNCTION, names.POLICY})
+            return bool(meaning.roles & {names.KERAS_FUNCTION, names.POLICY}) and node not in self._edits.gone
         dotted = {names.canonical(d) for d in self._resolver.dotted(node) if d != UNKNOWN}
         if dotted & names.MODULES.keys():
             return self._module(node, dotted)
@@ -196,6 +198,15 @@ class Planner:
             else:
                 self._edits.todo(node, f"{code(node)} is private and has no counterpart.")
         return True
+
+    def _out_of_unused_copy(self, node: cst.Attribute) -> None:
+        """`tensorflow.python.keras.mixed_precision` -> `tensorflow.keras.mixed_precision`."""
+        python = node.value.value if isinstance(node.value, cst.Attribute) else None
+        if isinstance(python, cst.Attribute) and python.attr.value == "python":
+            self._edits.expressions[python] = lambda updated, now: updated.value
+            self._edits.replace(node.value, lambda updated, now: updated, f"{code(python.value)}.keras")
+        else:
+            self._edits.todo(node, f"{code(node)} {names.NOT_USED} Import keras from tensorflow.")
 
     def _assigned(self, node: cst.Attribute) -> bool:
         """`tf.keras.mixed_precision.LossScaleOptimizer = ...`; not `self.wrapper = ...`, whatever it holds."""
@@ -309,7 +320,7 @@ class Planner:
             return
         (short,) = new
         if isinstance(node, cst.Attribute) and not self._resolver.through_project(node):
-            shown = code(node.with_changes(attr=cst.Name(short))).replace(".experimental", "")
+            shown = code(node.with_changes(attr=cst.Name(short))).replace(".experimental", "").replace(".policy", "")
             self._edits.replace(node, lambda u, now: u.with_changes(attr=cst.Name(short)), shown)
         elif isinstance(node, cst.Name) and not self._resolver.assignments(node) and short != node.value:
             self._edits.replace(node, lambda u, now: u.with_changes(value=short), short)
@@ -332,7 +343,7 @@ class Planner:
         self._out_of_sight(node)
         new = {names.MODULES.get(name, name) for name in dotted}
         if len(new) == 1 and "keras.mixed_precision" in new:
-            if node.attr.value == "experimental":
+            if node.attr.value in ("experimental", "policy"):
                 self._edits.expressions[node] = lambda updated, now: updated.value
                 if not isinstance(parent, cst.Attribute):
                     self._edits.replace(node, self._edits.expressions[node], code(node.value))
