@@ -268,7 +268,18 @@ class Calls:
                 self._open.add(value)
                 found |= self.kinds(value)
                 self._open.discard(value)
+        if UNKNOWN in found and self.is_annotated(expression):
+            found = found - {UNKNOWN} | {WRAPPER}
         return found or {UNKNOWN}
+
+    def is_annotated(self, expression: cst.BaseExpression) -> bool:
+        """Return whether a variable or attribute is declared as a wrapper, or as one or None."""
+        classes = self._resolver.annotated_classes(expression)
+        return bool(classes) and all(self._is_wrapper(cls) for cls in classes)
+
+    def _is_wrapper(self, cls: cst.BaseExpression) -> bool:
+        meaning = self._resolver.meaning(cls)
+        return bool(meaning.old) and meaning.roles <= {names.STABLE, names.EXPERIMENTAL, names.OURS}
 
     def _kinds_of_call(self, call: cst.Call) -> set[str]:
         meaning = self._resolver.meaning(call.func)
@@ -330,8 +341,7 @@ class Calls:
             return False
         if not self._resolver.is_builtin(test.func, "isinstance") or get_full_name_for_node(test.args[0].value) != name:
             return False
-        meaning = self._resolver.meaning(test.args[1].value)
-        return bool(meaning.old) and meaning.roles <= {names.STABLE, names.EXPERIMENTAL, names.OURS}
+        return self._is_wrapper(test.args[1].value)
 
 
 def _items(expression: cst.BaseExpression) -> list[tuple[str, cst.BaseExpression]] | None:

@@ -77,7 +77,8 @@ class ObjectPlanner:
 
     def _may_be_compiled(self, expression: cst.BaseExpression) -> bool:
         """Return whether an expression may be the optimizer that `compile` made: `model.optimizer`, or a parameter."""
-        if expression in self._open or UNKNOWN not in self._calls.kinds(expression):
+        is_known = UNKNOWN not in self._calls.kinds(expression) and not self._calls.is_annotated(expression)
+        if expression in self._open or is_known:
             return False
         if isinstance(expression, cst.Name):
             reaching = [getattr(a, "node", None) for a in self._resolver.reaching(expression)]
