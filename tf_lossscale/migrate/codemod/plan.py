@@ -26,6 +26,8 @@ _TRANSPARENT = (
     cst.Tuple,
 )
 
+_SEVERAL = (cst.Tuple, cst.List)
+
 # Where a module can stand that is then used under another name, which is not followed.
 _LOSING = (cst.DictElement, cst.Param, cst.WithItem)
 _NOT_FOLLOWED = "this module goes where this tool does not follow it. The names that are used there are not changed."
@@ -179,7 +181,7 @@ class Planner:
             return node not in self._edits.gone
         if not self._resolver.is_read(node):
             return self._assigned(node)
-        if node.attr.value == "mixed_precision" and all(map(names.in_unused_copy, self._resolver.dotted(node))):
+        if node.attr.value == "mixed_precision" and self._is_in_unused_copy(node):
             self._out_of_unused_copy(node)
         meaning = self._resolver.meaning(node)
         if meaning.old:
@@ -198,6 +200,10 @@ class Planner:
             else:
                 self._edits.todo(node, f"{code(node)} is private and has no counterpart.")
         return True
+
+    def _is_in_unused_copy(self, node: cst.Attribute) -> bool:
+        dotted = self._resolver.dotted(node)
+        return all(map(names.in_unused_copy, dotted)) and not self._resolver.through_project(node)
 
     def _out_of_unused_copy(self, node: cst.Attribute) -> None:
         """`tensorflow.python.keras.mixed_precision` -> `tensorflow.keras.mixed_precision`."""
@@ -279,15 +285,22 @@ class Planner:
             if isinstance(outer, cst.Call):
                 is_test = any(self._resolver.is_builtin(outer.func, f) for f in ("isinstance", "issubclass"))
                 return "type" if is_test else "value"
-            if isinstance(outer, cst.Assign) and outer.value is inner:
+            if isinstance(outer, (cst.Assign, cst.AnnAssign, cst.NamedExpr)) and outer.value is inner:
                 # In a class body it can be called through an instance, which is not followed.
                 in_class = isinstance(self._resolver.scopes.get(outer), ClassScope)
-                is_alias = not in_class and all(isinstance(target.target, cst.Name) for target in outer.targets)
-                return "type" if is_alias else "value"
+                return "type" if not in_class and self._is_alias(outer, node) else "value"
             if not isinstance(outer, _TRANSPARENT):
                 return "value"
             inner = outer
         return "value"
+
+    def _is_alias(self, statement: cst.Assign | cst.AnnAssign | cst.NamedExpr, node: cst.BaseExpression) -> bool:
+        """Return whether all that is assigned this part of the value is variables."""
+        within = {node, *self._resolver.ancestors(node)}
+        targets = [t.target for t in statement.targets] if isinstance(statement, cst.Assign) else [statement.target]
+        parts = [p for t in targets for p in ([e.value for e in t.elements] if isinstance(t, _SEVERAL) else [t])]
+        values = [(part, self._resolver.value_assigned_to(part)) for part in parts]
+        return all(isinstance(part, cst.Name) for part, value in values if value is None or value in within)
 
     def _keeps_name(self, node: cst.BaseExpression, target: str) -> bool:
         """Return whether the name is bound by a statement that is rewritten to bind it to the target."""
@@ -300,7 +313,8 @@ class Planner:
         if bound != {target}:
             return False
         if isinstance(node, cst.Name):
-            return bool(self._resolver.assignments(node))
+            assignments = self._resolver.assignments(node)
+            return bool(assignments) and not any(isinstance(getattr(a, "scope", None), ClassScope) for a in assignments)
         return self._resolver.through_project(node)
 
     def _policy_name(self, node: cst.BaseExpression, meaning: Meaning) -> None:
