@@ -182,11 +182,9 @@ class Calls:
         return self._wrapped(call, bound["optimizer"], bound["loss_scale"])
 
     def _wrapped(self, call: cst.Call, optimizer: int, scale: int) -> Written:
-        """The wrapper with the scale as arguments if it is known, through the helper if only a run can tell."""
+        """The wrapper with the scale as arguments; through the helper if only a run can tell, or it has comments."""
         value = call.args[scale].value
-        if has_comment(value):
-            raise Unprovable("the comment inside the argument loss_scale would be lost: move it")
-        converted = self.scale(value)
+        converted = None if has_comment(value) else self.scale(value)
         if converted is None:
             return Written(names.HELPER, [(None, optimizer), (None, scale)])
         arguments, consumed = converted
@@ -298,6 +296,8 @@ class Calls:
         dotted = self._resolver.dotted(call.func)
         if names.HELPER in dotted:
             return {WRAPPER}
+        if self._is_partial_of_old_class(call.func):
+            return {FACE}
         if UNKNOWN in dotted:
             return {OTHER} if self._is_own_class(call.func) else self._kinds_of_returned(call.func)
         canonical = {names.canonical(d) for d in dotted}
@@ -306,6 +306,15 @@ class Calls:
         if all(d.startswith(names.V1_OPTIMIZERS) for d in canonical):
             return {V1_OPTIMIZER}
         return {UNKNOWN}
+
+    def _is_partial_of_old_class(self, func: cst.BaseExpression) -> bool:
+        """Return whether a variable holds `functools.partial(LossScaleOptimizer, ...)`, with the old arguments."""
+        roles: set[str] = set()
+        for value in self._resolver.values(func) if isinstance(func, (cst.Name, cst.Attribute)) else ():
+            is_partial = isinstance(value, cst.Call) and self._resolver.dotted(value.func) == {"functools.partial"}
+            first = value.args[:1] if is_partial and isinstance(value, cst.Call) else ()
+            roles |= self._resolver.meaning(first[0].value).roles if first else {UNKNOWN}
+        return roles == {names.EXPERIMENTAL}
 
     def _kinds_of_returned(self, func: cst.BaseExpression) -> set[str]:
         """Return the kind of object that a function of this file returns."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import libcst as cst
+import libcst.matchers as m
 from libcst.metadata import ClassScope
 
 from tf_lossscale.migrate.codemod import names
@@ -31,6 +32,7 @@ _SEVERAL = (cst.Tuple, cst.List)
 # Where a module can stand that is then used under another name, which is not followed.
 _LOSING = (cst.DictElement, cst.Param, cst.WithItem)
 _NOT_FOLLOWED = "this module goes where this tool does not follow it. The names that are used there are not changed."
+_ASSERTS = m.Attribute(attr=m.Name("assertIsInstance") | m.Name("assertNotIsInstance"))
 _ASKING = ("getattr", "hasattr")
 
 _OLDER = f"If the subclass is called with loss_scale, derive it from {names.FACES[names.EXPERIMENTAL]}."
@@ -284,6 +286,7 @@ class Planner:
                 return "type"
             if isinstance(outer, cst.Call):
                 is_test = any(self._resolver.is_builtin(outer.func, f) for f in ("isinstance", "issubclass"))
+                is_test = is_test or m.matches(outer.func, _ASSERTS)
                 return "type" if is_test else "value"
             if isinstance(outer, (cst.Assign, cst.AnnAssign, cst.NamedExpr)) and outer.value is inner:
                 # In a class body it can be called through an instance, which is not followed.
@@ -382,7 +385,7 @@ class Planner:
                 return
         elif isinstance(outer, cst.Return):
             function = self._resolver.enclosing(outer, cst.FunctionDef)
-            if isinstance(function, cst.FunctionDef) and not function.decorators:
+            if isinstance(function, cst.FunctionDef) and not function.decorators and not _must_be_given(function):
                 return
         elif isinstance(outer, cst.Element):
             statement = self._resolver.parents[self._resolver.parents[outer]]
@@ -394,3 +397,9 @@ class Planner:
         elif not isinstance(outer, _LOSING):
             return
         self._edits.notice(node, _NOT_FOLLOWED)
+
+
+def _must_be_given(function: cst.FunctionDef) -> bool:
+    """Return whether a function needs arguments, `self` aside."""
+    parameters = (*function.params.posonly_params, *function.params.params, *function.params.kwonly_params)
+    return any(p.default is None and p.name.value not in ("self", "cls") for p in parameters)
