@@ -38,6 +38,7 @@ _FACES = {
     names.EXPERIMENTAL: names.FACES[names.EXPERIMENTAL],
     names.CONTRIB: names.FACES[names.CONTRIB],
 }
+_FROM_CONFIG = m.Attribute(attr=m.Name("from_config"))
 
 
 class Calls:
@@ -252,8 +253,8 @@ class Calls:
             return {guarded}
         if isinstance(expression, cst.IfExp):
             return self.kinds(expression.body) | self.kinds(expression.orelse)
-        if isinstance(expression, cst.NamedExpr):
-            return self.kinds(expression.value)
+        if isinstance(expression, (cst.NamedExpr, cst.Await)):
+            return self.kinds(expression.value if isinstance(expression, cst.NamedExpr) else expression.expression)
         if isinstance(expression, cst.Call):
             return self._kinds_of_call(expression)
         if not isinstance(expression, (cst.Name, cst.Attribute)):
@@ -294,7 +295,7 @@ class Calls:
                 return {FACE if target in names.FACES.values() else WRAPPER}
             return {OTHER}
         dotted = self._resolver.dotted(call.func)
-        if names.HELPER in dotted:
+        if names.HELPER in dotted or (m.matches(call.func, _FROM_CONFIG) and self._is_wrapper(call.func.value)):
             return {WRAPPER}
         if self._is_partial_of_old_class(call.func):
             return {FACE}

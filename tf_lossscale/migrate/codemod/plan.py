@@ -282,7 +282,7 @@ class Planner:
         """ "type" where a class is only named or compared, "value" where it can be called or derived from."""
         inner: cst.CSTNode = node
         for outer in self._resolver.ancestors(node):
-            if isinstance(outer, (cst.Annotation, cst.Comparison, cst.Attribute)):
+            if isinstance(outer, (cst.Annotation, cst.Comparison, cst.Attribute, cst.MatchClass)):
                 return "type"
             if isinstance(outer, cst.Call):
                 is_test = any(self._resolver.is_builtin(outer.func, f) for f in ("isinstance", "issubclass"))
