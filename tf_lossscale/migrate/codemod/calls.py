@@ -295,7 +295,9 @@ class Calls:
                 return {FACE if target in names.FACES.values() else WRAPPER}
             return {OTHER}
         dotted = self._resolver.dotted(call.func)
-        if names.HELPER in dotted or (m.matches(call.func, _FROM_CONFIG) and self._is_wrapper(call.func.value)):
+        made = call.func.value if m.matches(call.func, _FROM_CONFIG) else None
+        made = call.args[0].value if dotted == {"typing.cast"} and call.args else made
+        if names.HELPER in dotted or (made and self._is_wrapper(made)):
             return {WRAPPER}
         if self._is_partial_of_old_class(call.func):
             return {FACE}

@@ -17,6 +17,7 @@ from tf_lossscale.migrate.codemod.resolve import Meaning, Resolver
 _TRANSPARENT = (
     cst.Arg,
     cst.BinaryOperation,
+    cst.BooleanOperation,
     cst.ComparisonTarget,
     cst.Element,
     cst.IfExp,
@@ -32,7 +33,9 @@ _SEVERAL = (cst.Tuple, cst.List)
 # Where a module can stand that is then used under another name, which is not followed.
 _LOSING = (cst.DictElement, cst.Param, cst.WithItem)
 _NOT_FOLLOWED = "this module goes where this tool does not follow it. The names that are used there are not changed."
+_NOT = m.UnaryOperation(m.Not())
 _ASSERTS = m.Attribute(attr=m.Name("assertIsInstance") | m.Name("assertNotIsInstance"))
+_TYPING = {"typing.cast", "typing.TypeVar"}
 _ASKING = ("getattr", "hasattr")
 
 _OLDER = f"If the subclass is called with loss_scale, derive it from {names.FACES[names.EXPERIMENTAL]}."
@@ -240,7 +243,9 @@ class Planner:
         parent = self._resolver.parents.get(node)
         if isinstance(parent, (cst.Attribute, cst.Arg)):
             return parent.value is node
-        return not isinstance(parent, (cst.ImportAlias, cst.AsName, cst.Param, cst.NameItem, cst.ImportFrom))
+        if isinstance(parent, cst.Param):
+            return parent.default is node
+        return not isinstance(parent, (cst.ImportAlias, cst.AsName, cst.NameItem, cst.ImportFrom))
 
     def _reference(self, node: cst.BaseExpression) -> None:
         """An old name that is not called here as a wrapper."""
@@ -284,14 +289,17 @@ class Planner:
         for outer in self._resolver.ancestors(node):
             if isinstance(outer, (cst.Annotation, cst.Comparison, cst.Attribute, cst.MatchClass)):
                 return "type"
+            if getattr(outer, "test", None) is inner or m.matches(outer, _NOT):
+                return "type"
             if isinstance(outer, cst.Call):
                 is_test = any(self._resolver.is_builtin(outer.func, f) for f in ("isinstance", "issubclass"))
-                is_test = is_test or m.matches(outer.func, _ASSERTS)
+                is_test = is_test or m.matches(outer.func, _ASSERTS) or self._resolver.dotted(outer.func) <= _TYPING
                 return "type" if is_test else "value"
             if isinstance(outer, (cst.Assign, cst.AnnAssign, cst.NamedExpr)) and outer.value is inner:
                 # In a class body it can be called through an instance, which is not followed.
                 in_class = isinstance(self._resolver.scopes.get(outer), ClassScope)
-                return "type" if not in_class and self._is_alias(outer, node) else "value"
+                is_followed = not in_class and not isinstance(inner, cst.BooleanOperation)
+                return "type" if is_followed and self._is_alias(outer, node) else "value"
             if not isinstance(outer, _TRANSPARENT):
                 return "value"
             inner = outer

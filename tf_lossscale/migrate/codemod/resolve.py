@@ -239,9 +239,11 @@ class Resolver(Tree):
         found: list[cst.Annotation | None] = []
         if isinstance(expression, cst.Name):
             found = [self._annotation(getattr(a, "node", None)) for a in self.reaching(expression)]
-        owner = self.enclosing(expression, cst.ClassDef)
-        if isinstance(expression, cst.Attribute) and isinstance(owner, cst.ClassDef) and _is_self(expression.value):
-            found = [self._annotations.get((owner, expression.attr.value))]
+        elif isinstance(expression, cst.Attribute):
+            owners = [self.enclosing(expression, cst.ClassDef)]
+            if not _is_self(expression.value):
+                owners = [cls for value in self.values(expression.value) for cls in self._class_of(value)]
+            found = [self._annotations.get((owner, expression.attr.value)) for owner in owners]
         if None in found:
             return []
         return [cls for each in found if each for cls in self._classes(each.annotation)]
