@@ -88,6 +88,8 @@ class ImportPlanner:
             self._put(node, alias, [])
         elif new is not None:
             self._put(node, alias, [new])
+        elif not remain and name.startswith(_GONE):
+            self._edits.todo(node, f"{dotted} is gone and has no counterpart. Other files import {bound} from here.")
 
     def _may_change(self, dotted: str, name: str) -> bool:
         standalone = dotted.startswith("keras.") and "experimental" not in dotted
