@@ -68,7 +68,8 @@ class ImportPlanner:
         if is_lost and (moved := names.moved(dotted)):
             module, _, short = moved.rpartition(".")
             self._put(node, alias, [Import(module, short, bound)])
-            self._edits.notice(node, f"{moved} {names.NOT_USED}")
+            if names.in_unused_copy(moved):
+                self._edits.notice(node, f"{moved} {names.NOT_USED}")
             return
         if is_lost:
             reason = "is private and has no counterpart." if is_private else "is gone and has no counterpart."

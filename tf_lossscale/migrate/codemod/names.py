@@ -138,6 +138,7 @@ PRIVATE = {name for name in EMPTIED if name != KERAS and name not in MODULES}
 # Those of them that today's TensorFlow still has.
 KEPT = {
     f"{_TRAINING}.loss_scale": ("_assign_if_finite", "_is_all_finite", "_op_in_graph_mode"),
+    "tensorflow.python.keras.mixed_precision.loss_scale": ("deserialize", "serialize"),
     "tensorflow.python.keras.mixed_precision.loss_scale_optimizer": (
         "_DynamicLossScaleState",
         "_UnwrapPreventer",
@@ -210,7 +211,7 @@ _WORDS = (
     b"TODO(tf-lossscale)",
     b"\0",  # it may be UTF-16, in which no word is seen; parsing will say what is wrong
 )
-_COPY = re.compile(r"tensorflow(_core)?\.python\.keras\.mixed_precision\b")
+_COPY = re.compile(r"tensorflow(_core)?\.python\.keras\.mixed_precision\b(?!\.device_compatibility_check)")
 _UNPACKED = re.compile(rb"loss_scale['\"]?\s*[:=]\s*['\"]dynamic")
 
 
