@@ -101,3 +101,12 @@ def test_what_cannot_be_read_is_an_error_that_says_so(tmp_path, content):
     assert one.status == report.ERROR
     assert "is not a notebook" in one.error or "code cell 1 is neither Python nor IPython" in one.error
     assert (tmp_path / "odd.ipynb").read_bytes() == content
+
+
+def test_names_in_lines_of_ipython_keep_their_import_and_are_reported(tmp_path):
+    content = notebook(IMPORTS + "\n%time mp.set_policy('mixed_float16')\nopt = mp.LossScaleOptimizer(opt, 'dynamic')")
+    one = migrated(tmp_path / "train.ipynb", content)
+    assert b"from tensorflow.keras import mixed_precision as mp" in one.new
+    (notice,) = [f for f in one.findings if f.kind == "notice"]
+    assert "IPython" in notice.reason
+    assert b"%time mp.set_policy" in content.splitlines()[notice.line - 1]

@@ -38,6 +38,7 @@ _FACES = {
     names.EXPERIMENTAL: names.FACES[names.EXPERIMENTAL],
     names.CONTRIB: names.FACES[names.CONTRIB],
 }
+_FROM_CONFIG = m.Attribute(attr=m.Name("from_config"))
 
 
 class Calls:
@@ -182,11 +183,9 @@ class Calls:
         return self._wrapped(call, bound["optimizer"], bound["loss_scale"])
 
     def _wrapped(self, call: cst.Call, optimizer: int, scale: int) -> Written:
-        """The wrapper with the scale as arguments if it is known, through the helper if only a run can tell."""
+        """The wrapper with the scale as arguments; through the helper if only a run can tell, or it has comments."""
         value = call.args[scale].value
-        if has_comment(value):
-            raise Unprovable("the comment inside the argument loss_scale would be lost: move it")
-        converted = self.scale(value)
+        converted = None if has_comment(value) else self.scale(value)
         if converted is None:
             return Written(names.HELPER, [(None, optimizer), (None, scale)])
         arguments, consumed = converted
@@ -254,8 +253,8 @@ class Calls:
             return {guarded}
         if isinstance(expression, cst.IfExp):
             return self.kinds(expression.body) | self.kinds(expression.orelse)
-        if isinstance(expression, cst.NamedExpr):
-            return self.kinds(expression.value)
+        if isinstance(expression, (cst.NamedExpr, cst.Await)):
+            return self.kinds(expression.value if isinstance(expression, cst.NamedExpr) else expression.expression)
         if isinstance(expression, cst.Call):
             return self._kinds_of_call(expression)
         if not isinstance(expression, (cst.Name, cst.Attribute)):
@@ -268,7 +267,18 @@ class Calls:
                 self._open.add(value)
                 found |= self.kinds(value)
                 self._open.discard(value)
+        if UNKNOWN in found and self.is_annotated(expression):
+            found = found - {UNKNOWN} | {WRAPPER}
         return found or {UNKNOWN}
+
+    def is_annotated(self, expression: cst.BaseExpression) -> bool:
+        """Return whether a variable or attribute is declared as a wrapper, or as one or None."""
+        classes = self._resolver.annotated_classes(expression)
+        return bool(classes) and all(self._is_wrapper(cls) for cls in classes)
+
+    def _is_wrapper(self, cls: cst.BaseExpression) -> bool:
+        meaning = self._resolver.meaning(cls)
+        return bool(meaning.old) and meaning.roles <= {names.STABLE, names.EXPERIMENTAL, names.OURS}
 
     def _kinds_of_call(self, call: cst.Call) -> set[str]:
         meaning = self._resolver.meaning(call.func)
@@ -285,8 +295,12 @@ class Calls:
                 return {FACE if target in names.FACES.values() else WRAPPER}
             return {OTHER}
         dotted = self._resolver.dotted(call.func)
-        if names.HELPER in dotted:
+        made = call.func.value if m.matches(call.func, _FROM_CONFIG) else None
+        made = call.args[0].value if dotted == {"typing.cast"} and call.args else made
+        if names.HELPER in dotted or (made and self._is_wrapper(made)):
             return {WRAPPER}
+        if self._is_partial_of_old_class(call.func):
+            return {FACE}
         if UNKNOWN in dotted:
             return {OTHER} if self._is_own_class(call.func) else self._kinds_of_returned(call.func)
         canonical = {names.canonical(d) for d in dotted}
@@ -295,6 +309,15 @@ class Calls:
         if all(d.startswith(names.V1_OPTIMIZERS) for d in canonical):
             return {V1_OPTIMIZER}
         return {UNKNOWN}
+
+    def _is_partial_of_old_class(self, func: cst.BaseExpression) -> bool:
+        """Return whether a variable holds `functools.partial(LossScaleOptimizer, ...)`, with the old arguments."""
+        roles: set[str] = set()
+        for value in self._resolver.values(func) if isinstance(func, (cst.Name, cst.Attribute)) else ():
+            is_partial = isinstance(value, cst.Call) and self._resolver.dotted(value.func) == {"functools.partial"}
+            first = value.args[:1] if is_partial and isinstance(value, cst.Call) else ()
+            roles |= self._resolver.meaning(first[0].value).roles if first else {UNKNOWN}
+        return roles == {names.EXPERIMENTAL}
 
     def _kinds_of_returned(self, func: cst.BaseExpression) -> set[str]:
         """Return the kind of object that a function of this file returns."""
@@ -330,8 +353,7 @@ class Calls:
             return False
         if not self._resolver.is_builtin(test.func, "isinstance") or get_full_name_for_node(test.args[0].value) != name:
             return False
-        meaning = self._resolver.meaning(test.args[1].value)
-        return bool(meaning.old) and meaning.roles <= {names.STABLE, names.EXPERIMENTAL, names.OURS}
+        return self._is_wrapper(test.args[1].value)
 
 
 def _items(expression: cst.BaseExpression) -> list[tuple[str, cst.BaseExpression]] | None:

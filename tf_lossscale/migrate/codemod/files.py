@@ -173,7 +173,9 @@ def _migrate(job: Job) -> report.FileReport:
     try:
         old = _read(job.path) if job.old is None else job.old
         if job.path.endswith(_NOTEBOOK):
-            new, findings = notebooks.rewritten(old, lambda source: migrate(source, job.known, job.requested)[:2])
+            new, findings = notebooks.rewritten(
+                old, lambda source, words: migrate(source, job.known, {*job.requested, *words})[:2]
+            )
         else:
             new, findings = migrate(old, job.known, job.requested)[:2]
         if new == old:

@@ -55,9 +55,11 @@ class ImportPlanner:
         if names.is_kept(dotted):
             self._edits.notice(node, f"{alias.evaluated_name} {names.STILL_THERE}")
             return
-        is_lost = name not in names.OLD and name not in names.EMPTIED
+        is_lost = new is None and name not in names.OLD and name not in names.EMPTIED
         is_private = name.rsplit(".", 1)[0] in names.PRIVATE
         if is_lost and not is_private and not name.startswith(_GONE):
+            if names.in_unused_copy(dotted):
+                self._edits.notice(node, f"{dotted} {names.NOT_USED}")
             return
         uses, remain = self._uses(node, bound)
         if is_lost and not uses and name.startswith(_GONE) and not self._is_exported(node, bound):
@@ -66,6 +68,8 @@ class ImportPlanner:
         if is_lost and (moved := names.moved(dotted)):
             module, _, short = moved.rpartition(".")
             self._put(node, alias, [Import(module, short, bound)])
+            if names.in_unused_copy(moved):
+                self._edits.notice(node, f"{moved} {names.NOT_USED}")
             return
         if is_lost:
             reason = "is private and has no counterpart." if is_private else "is gone and has no counterpart."
@@ -85,6 +89,8 @@ class ImportPlanner:
             self._put(node, alias, [])
         elif new is not None:
             self._put(node, alias, [new])
+        elif not remain and name.startswith(_GONE):
+            self._edits.todo(node, f"{dotted} is gone and has no counterpart. Other files import {bound} from here.")
 
     def _may_change(self, dotted: str, name: str) -> bool:
         standalone = dotted.startswith("keras.") and "experimental" not in dotted
@@ -92,9 +98,11 @@ class ImportPlanner:
 
     def _new(self, dotted: str, name: str, bound: str) -> Import | None:
         old = names.OLD.get(name)
-        if old is None and name not in names.MODULES:
+        if old is None and names.in_unused_copy(dotted) and name in names.CURRENT:
+            target = name
+        elif old is None and name not in names.MODULES:
             return None
-        if old is None:
+        elif old is None:
             target = names.MODULES[name]
         elif old.role == names.EXPERIMENTAL:
             target = names.WRAPPER
@@ -109,7 +117,7 @@ class ImportPlanner:
 
     def _star(self, node: cst.ImportFrom, star: cst.ImportStar, module: str) -> None:
         name = names.canonical(module)
-        if names.MODULES.get(name) == _MIXED_PRECISION:
+        if names.MODULES.get(name) == _MIXED_PRECISION or (name == _MIXED_PRECISION and names.in_unused_copy(module)):
             self._put(node, star, [Import(f"{_library(module)}.mixed_precision", "*")])
         elif name in names.MODULES or (name in names.EMPTIED and name != _MIXED_PRECISION):
             self._put(node, star, [])

@@ -95,7 +95,8 @@ for _module in (
         OLD[f"{_module}.{_name}"] = Old(GRAPH_REWRITE, f"{LEGACY_MODULE}.enable_mixed_precision_graph_rewrite")
     for _name in ("disable_mixed_precision_graph_rewrite", "disable_mixed_precision_graph_rewrite_v1"):
         OLD[f"{_module}.{_name}"] = Old(LEGACY, f"{LEGACY_MODULE}.disable_mixed_precision_graph_rewrite")
-OLD[f"{_TRAINING}.loss_scale.get"] = Old(LEGACY, f"{LEGACY_MODULE}.get")
+for _module in (f"{_TRAINING}.loss_scale", f"{KERAS}.experimental.loss_scale", f"{KERAS}.loss_scale"):
+    OLD[f"{_module}.get"] = Old(LEGACY, f"{LEGACY_MODULE}.get")
 
 _CONTRIB = "tensorflow.contrib.mixed_precision"
 for _module in (_CONTRIB, f"{_CONTRIB}.python.loss_scale_manager", f"{_CONTRIB}.python.loss_scale_optimizer"):
@@ -115,6 +116,8 @@ MODULES = {
 
 # Modules of which nothing is left once the names above are taken out: their import goes when no use remains.
 EMPTIED = (
+    f"{KERAS}.experimental.loss_scale",
+    f"{KERAS}.loss_scale",
     f"{KERAS}.experimental.loss_scale_optimizer",
     f"{KERAS}.loss_scale_optimizer",
     f"{_TRAINING}.loss_scale",
@@ -126,12 +129,16 @@ EMPTIED = (
     *MODULES,
 )
 
+# What today's module still has under the same name: no old name but in the copy, see `in_unused_copy`.
+CURRENT = (KERAS, f"{KERAS}.set_global_policy", f"{KERAS}.global_policy")
+
 # Private modules: what else was in them has no counterpart.
 PRIVATE = {name for name in EMPTIED if name != KERAS and name not in MODULES}
 
 # Those of them that today's TensorFlow still has.
 KEPT = {
     f"{_TRAINING}.loss_scale": ("_assign_if_finite", "_is_all_finite", "_op_in_graph_mode"),
+    "tensorflow.python.keras.mixed_precision.loss_scale": ("deserialize", "serialize"),
     "tensorflow.python.keras.mixed_precision.loss_scale_optimizer": (
         "_DynamicLossScaleState",
         "_UnwrapPreventer",
@@ -144,6 +151,7 @@ KEPT = {
 }
 
 STILL_THERE = "is private. Today's TensorFlow still has it."
+NOT_USED = "is in a copy of Keras that TensorFlow keeps for itself, and has no effect on tf.keras."
 
 # Private modules that moved, with their names.
 MOVED = {
@@ -203,6 +211,7 @@ _WORDS = (
     b"TODO(tf-lossscale)",
     b"\0",  # it may be UTF-16, in which no word is seen; parsing will say what is wrong
 )
+_COPY = re.compile(r"tensorflow(_core)?\.python\.keras\.mixed_precision\b(?!\.device_compatibility_check)")
 _UNPACKED = re.compile(rb"loss_scale['\"]?\s*[:=]\s*['\"]dynamic")
 
 
@@ -244,6 +253,18 @@ def moved(dotted: str) -> str | None:
         if f"{dotted}.".startswith(f"{old}."):
             return new + dotted[len(old) :]
     return None
+
+
+def in_unused_copy(dotted: str) -> bool:
+    """Return whether a name is in the copy of Keras that TensorFlow keeps for itself, where a policy changes no layer.
+
+    >>> in_unused_copy("tensorflow.python.keras.mixed_precision.set_global_policy")
+    True
+
+    Args:
+        dotted: a qualified name, as it is written.
+    """
+    return bool(_COPY.match(dotted))
 
 
 @functools.lru_cache(4096)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, cast
 
 from tf_lossscale.migrate.codemod import names
-from tf_lossscale.migrate.codemod.report import Finding
+from tf_lossscale.migrate.codemod.report import NOTICE, Finding
 
 _BETWEEN = "# tf_lossscale: cell {}\n"
 _CELLS = re.compile(r"^[ \t]*# tf_lossscale: cell \d+\n", re.MULTILINE)
@@ -24,6 +24,9 @@ _NAMES = re.compile(rf"[ \t]*{names.IPYTHON}(\d+)_")
 _IPYTHON = re.compile(r"\s*[%!?]|.*\?\s*$|\s*[\w.,\s\[\]]+=\s*[%!]")
 # Cell magics of which the other lines are Python.
 _OF_PYTHON = re.compile(r"%%(time|timeit|capture|prun|debug|mypy)\b")
+_WORD = re.compile(r"[^\W\d]\w*")
+_OLD = {"mixed_precision", *(name.rsplit(".", 1)[1] for name in names.OLD if not name.endswith(".get"))}
+_LEFT = "lines of IPython's own syntax are not changed. An old name in it has to be replaced by hand."
 _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\r\n]*")
 
@@ -129,6 +132,19 @@ class Notebook:
                 done = cell.end
         return "".join([*result, self._text[done:]]).encode()
 
+    @property
+    def words(self) -> set[str]:
+        """The words in lines of IPython's own syntax, which may be names that are used nowhere else."""
+        return {word for text in self._kept for word in _WORD.findall(text)}
+
+    def left(self) -> Iterator[Finding]:
+        """Return a notice for each line of IPython's own syntax with an old name, in the module's lines."""
+        for number, line in enumerate(self.source.splitlines(), 1):
+            match = _NAMES.match(line)
+            text = self._kept[int(match[1])] if match else ""
+            if not _OLD.isdisjoint(_WORD.findall(text)):
+                yield Finding(number, len(line) - len(line.lstrip()), NOTICE, " ".join(text.split())[:200], None, _LEFT)
+
     def in_file(self, finding: Finding) -> Finding:
         """Return a finding with its line in the file.
 
@@ -232,13 +248,13 @@ def _encoded(source: str, old: str) -> str:
 
 
 def rewritten(
-    content: bytes, migrate: Callable[[bytes], tuple[bytes, tuple[Finding, ...]]]
+    content: bytes, migrate: Callable[[bytes, set[str]], tuple[bytes, tuple[Finding, ...]]]
 ) -> tuple[bytes, tuple[Finding, ...]]:
     """Rewrite the code cells of a notebook.
 
     Args:
         content: the file's bytes.
-        migrate: rewrites a module.
+        migrate: rewrites a module, and keeps imports of the names that it gets.
 
     Returns:
         The new bytes and the findings, with their lines in the file.
@@ -247,5 +263,6 @@ def rewritten(
         ValueError: see `Notebook`, and what `migrate` raises.
     """
     notebook = Notebook(content)
-    new, findings = migrate(notebook.source.encode())
+    new, findings = migrate(notebook.source.encode(), notebook.words)
+    findings = (*findings, *notebook.left())
     return notebook.with_source(new.decode()), tuple(notebook.in_file(finding) for finding in findings)

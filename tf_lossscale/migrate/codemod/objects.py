@@ -19,6 +19,10 @@ _PLAIN_OR_WRAPPER = {kinds.WRAPPER, kinds.KERAS_OPTIMIZER, kinds.V1_OPTIMIZER}
 _METHODS = ("get_scaled_loss", "get_unscaled_gradients")  # of the old class, and of no other
 _COMPILED = "compile() under mixed_float16 wraps a bare optimizer in Keras's own class"
 _TAKES = "_loss_scale takes an object with the methods __call__() and update(grads), such as a LossScale"
+_UPDATED = (
+    "if {} is the loss scale of a LossScaleOptimizer, it is a tensor, which has no update: the wrapper moves its loss "
+    "scale by itself."
+)
 _GIVE = "Give compile() a tf_lossscale.LossScaleOptimizer."
 
 
@@ -46,10 +50,33 @@ class ObjectPlanner:
     def visit_Attribute(self, node: cst.Attribute) -> None:
         if node not in self._handled and node.attr.value in ("_optimizer", "_loss_scale", "loss_scale"):
             self._attribute(node)
+        if node.attr.value == "update":
+            self._update(node)
         if node.attr.value in names.GONE_HOOKS and self._calls.kinds(node.value) & {kinds.WRAPPER, kinds.FACE}:
             self._edits.todo(node, f"{node.attr.value} is a private method of the old class, which is gone.")
         if node.attr.value in _METHODS and self._may_be_compiled(node.value):
             self._say(node, node.value, f"has no {node.attr.value}")
+
+    def _update(self, node: cst.Attribute) -> None:
+        """`loss_scale.update(...)` of an object that is not known."""
+        scale = node.value
+        if not self._is_loss_scale(scale) or self._calls.kinds(scale) != {UNKNOWN}:
+            return
+        owner = scale.value if isinstance(scale, cst.Attribute) else None
+        if owner and (self._is_own_wrapper(owner) or kinds.WRAPPER in self._calls.kinds(owner)):
+            return
+        values = [value for value in self._resolver.values(scale) if value is not None]
+        if self._resolver.uses_an_old_name and all(isinstance(v, (cst.Name, cst.Attribute)) for v in values):
+            self._edits.notice(node, _UPDATED.format(code(scale)))
+
+    def _is_loss_scale(self, expression: cst.BaseExpression | None) -> bool:
+        """Return whether an expression is named `loss_scale`, or a variable that holds one of that name."""
+        if isinstance(expression, cst.Attribute):
+            return expression.attr.value in ("loss_scale", "_loss_scale")
+        if not isinstance(expression, cst.Name):
+            return False
+        held = [value for value in self._resolver.values(expression) if isinstance(value, cst.Attribute)]
+        return expression.value == "loss_scale" or any(self._is_loss_scale(value) for value in held)
 
     def visit_Comparison(self, node: cst.Comparison) -> None:
         tested = self._resolver.type_tested(node)
@@ -77,7 +104,8 @@ class ObjectPlanner:
 
     def _may_be_compiled(self, expression: cst.BaseExpression) -> bool:
         """Return whether an expression may be the optimizer that `compile` made: `model.optimizer`, or a parameter."""
-        if expression in self._open or UNKNOWN not in self._calls.kinds(expression):
+        is_known = UNKNOWN not in self._calls.kinds(expression) and not self._calls.is_annotated(expression)
+        if expression in self._open or is_known:
             return False
         if isinstance(expression, cst.Name):
             reaching = [getattr(a, "node", None) for a in self._resolver.reaching(expression)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import libcst as cst
+import libcst.matchers as m
 from libcst.metadata import ClassScope
 
 from tf_lossscale.migrate.codemod import names
@@ -16,6 +17,7 @@ from tf_lossscale.migrate.codemod.resolve import Meaning, Resolver
 _TRANSPARENT = (
     cst.Arg,
     cst.BinaryOperation,
+    cst.BooleanOperation,
     cst.ComparisonTarget,
     cst.Element,
     cst.IfExp,
@@ -26,9 +28,14 @@ _TRANSPARENT = (
     cst.Tuple,
 )
 
+_SEVERAL = (cst.Tuple, cst.List)
+
 # Where a module can stand that is then used under another name, which is not followed.
 _LOSING = (cst.DictElement, cst.Param, cst.WithItem)
 _NOT_FOLLOWED = "this module goes where this tool does not follow it. The names that are used there are not changed."
+_NOT = m.UnaryOperation(m.Not())
+_ASSERTS = m.Attribute(attr=m.Name("assertIsInstance") | m.Name("assertNotIsInstance"))
+_TYPING = {"typing.cast", "typing.TypeVar"}
 _ASKING = ("getattr", "hasattr")
 
 _OLDER = f"If the subclass is called with loss_scale, derive it from {names.FACES[names.EXPERIMENTAL]}."
@@ -176,13 +183,15 @@ class Planner:
         if node in self._edits.frozen:
             return False
         if node in self._handled:
-            return True
+            return node not in self._edits.gone
         if not self._resolver.is_read(node):
             return self._assigned(node)
+        if node.attr.value == "mixed_precision" and self._is_in_unused_copy(node):
+            self._out_of_unused_copy(node)
         meaning = self._resolver.meaning(node)
         if meaning.old:
             self._reference(node)
-            return bool(meaning.roles & {names.KERAS_FUNCTION, names.POLICY})
+            return bool(meaning.roles & {names.KERAS_FUNCTION, names.POLICY}) and node not in self._edits.gone
         dotted = {names.canonical(d) for d in self._resolver.dotted(node) if d != UNKNOWN}
         if dotted & names.MODULES.keys():
             return self._module(node, dotted)
@@ -196,6 +205,19 @@ class Planner:
             else:
                 self._edits.todo(node, f"{code(node)} is private and has no counterpart.")
         return True
+
+    def _is_in_unused_copy(self, node: cst.Attribute) -> bool:
+        dotted = self._resolver.dotted(node)
+        return all(map(names.in_unused_copy, dotted)) and not self._resolver.through_project(node)
+
+    def _out_of_unused_copy(self, node: cst.Attribute) -> None:
+        """`tensorflow.python.keras.mixed_precision` -> `tensorflow.keras.mixed_precision`."""
+        python = node.value.value if isinstance(node.value, cst.Attribute) else None
+        if isinstance(python, cst.Attribute) and python.attr.value == "python":
+            self._edits.expressions[python] = lambda updated, now: updated.value
+            self._edits.replace(node.value, lambda updated, now: updated, f"{code(python.value)}.keras")
+        else:
+            self._edits.todo(node, f"{code(node)} {names.NOT_USED} Import keras from tensorflow.")
 
     def _assigned(self, node: cst.Attribute) -> bool:
         """`tf.keras.mixed_precision.LossScaleOptimizer = ...`; not `self.wrapper = ...`, whatever it holds."""
@@ -221,7 +243,9 @@ class Planner:
         parent = self._resolver.parents.get(node)
         if isinstance(parent, (cst.Attribute, cst.Arg)):
             return parent.value is node
-        return not isinstance(parent, (cst.ImportAlias, cst.AsName, cst.Param, cst.NameItem, cst.ImportFrom))
+        if isinstance(parent, cst.Param):
+            return parent.default is node
+        return not isinstance(parent, (cst.ImportAlias, cst.AsName, cst.NameItem, cst.ImportFrom))
 
     def _reference(self, node: cst.BaseExpression) -> None:
         """An old name that is not called here as a wrapper."""
@@ -263,20 +287,31 @@ class Planner:
         """ "type" where a class is only named or compared, "value" where it can be called or derived from."""
         inner: cst.CSTNode = node
         for outer in self._resolver.ancestors(node):
-            if isinstance(outer, (cst.Annotation, cst.Comparison, cst.Attribute)):
+            if isinstance(outer, (cst.Annotation, cst.Comparison, cst.Attribute, cst.MatchClass)):
+                return "type"
+            if getattr(outer, "test", None) is inner or m.matches(outer, _NOT):
                 return "type"
             if isinstance(outer, cst.Call):
                 is_test = any(self._resolver.is_builtin(outer.func, f) for f in ("isinstance", "issubclass"))
+                is_test = is_test or m.matches(outer.func, _ASSERTS) or self._resolver.dotted(outer.func) <= _TYPING
                 return "type" if is_test else "value"
-            if isinstance(outer, cst.Assign) and outer.value is inner:
+            if isinstance(outer, (cst.Assign, cst.AnnAssign, cst.NamedExpr)) and outer.value is inner:
                 # In a class body it can be called through an instance, which is not followed.
                 in_class = isinstance(self._resolver.scopes.get(outer), ClassScope)
-                is_alias = not in_class and all(isinstance(target.target, cst.Name) for target in outer.targets)
-                return "type" if is_alias else "value"
+                is_followed = not in_class and not isinstance(inner, cst.BooleanOperation)
+                return "type" if is_followed and self._is_alias(outer, node) else "value"
             if not isinstance(outer, _TRANSPARENT):
                 return "value"
             inner = outer
         return "value"
+
+    def _is_alias(self, statement: cst.Assign | cst.AnnAssign | cst.NamedExpr, node: cst.BaseExpression) -> bool:
+        """Return whether all that is assigned this part of the value is variables."""
+        within = {node, *self._resolver.ancestors(node)}
+        targets = [t.target for t in statement.targets] if isinstance(statement, cst.Assign) else [statement.target]
+        parts = [p for t in targets for p in ([e.value for e in t.elements] if isinstance(t, _SEVERAL) else [t])]
+        values = [(part, self._resolver.value_assigned_to(part)) for part in parts]
+        return all(isinstance(part, cst.Name) for part, value in values if value is None or value in within)
 
     def _keeps_name(self, node: cst.BaseExpression, target: str) -> bool:
         """Return whether the name is bound by a statement that is rewritten to bind it to the target."""
@@ -289,7 +324,8 @@ class Planner:
         if bound != {target}:
             return False
         if isinstance(node, cst.Name):
-            return bool(self._resolver.assignments(node))
+            assignments = self._resolver.assignments(node)
+            return bool(assignments) and not any(isinstance(getattr(a, "scope", None), ClassScope) for a in assignments)
         return self._resolver.through_project(node)
 
     def _policy_name(self, node: cst.BaseExpression, meaning: Meaning) -> None:
@@ -309,7 +345,7 @@ class Planner:
             return
         (short,) = new
         if isinstance(node, cst.Attribute) and not self._resolver.through_project(node):
-            shown = code(node.with_changes(attr=cst.Name(short))).replace(".experimental", "")
+            shown = code(node.with_changes(attr=cst.Name(short))).replace(".experimental", "").replace(".policy", "")
             self._edits.replace(node, lambda u, now: u.with_changes(attr=cst.Name(short)), shown)
         elif isinstance(node, cst.Name) and not self._resolver.assignments(node) and short != node.value:
             self._edits.replace(node, lambda u, now: u.with_changes(value=short), short)
@@ -332,7 +368,7 @@ class Planner:
         self._out_of_sight(node)
         new = {names.MODULES.get(name, name) for name in dotted}
         if len(new) == 1 and "keras.mixed_precision" in new:
-            if node.attr.value == "experimental":
+            if node.attr.value in ("experimental", "policy"):
                 self._edits.expressions[node] = lambda updated, now: updated.value
                 if not isinstance(parent, cst.Attribute):
                     self._edits.replace(node, self._edits.expressions[node], code(node.value))
@@ -357,7 +393,7 @@ class Planner:
                 return
         elif isinstance(outer, cst.Return):
             function = self._resolver.enclosing(outer, cst.FunctionDef)
-            if isinstance(function, cst.FunctionDef) and not function.decorators:
+            if isinstance(function, cst.FunctionDef) and not function.decorators and not _must_be_given(function):
                 return
         elif isinstance(outer, cst.Element):
             statement = self._resolver.parents[self._resolver.parents[outer]]
@@ -369,3 +405,9 @@ class Planner:
         elif not isinstance(outer, _LOSING):
             return
         self._edits.notice(node, _NOT_FOLLOWED)
+
+
+def _must_be_given(function: cst.FunctionDef) -> bool:
+    """Return whether a function needs arguments, `self` aside."""
+    parameters = (*function.params.posonly_params, *function.params.params, *function.params.kwonly_params)
+    return any(p.default is None and p.name.value not in ("self", "cls") for p in parameters)

@@ -75,14 +75,25 @@ def _read_statement(statement: ast.stmt, bindings: Bindings) -> None:
                 bindings.stars.append(module)
             else:
                 _bind(bindings, alias.asname or alias.name, [join(module, alias.name)])
-    elif isinstance(statement, ast.Assign):
-        for target in statement.targets:
-            if isinstance(target, ast.Name):
-                _bind(bindings, target.id, _dotted(statement.value, bindings))
+    elif isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value is not None:
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        for name, value in [pair for target in targets for pair in _assigned(target, statement.value)]:
+            _bind(bindings, name, _dotted(value, bindings))
     elif isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         _bind(bindings, statement.name, [UNKNOWN])
         for dotted in _returned(statement) if isinstance(statement, ast.FunctionDef) else ():
             _bind(bindings, f"{statement.name}()", [dotted])
+
+
+def _assigned(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
+    """The names that are assigned, with their values: two of each for `a, b = x, y`."""
+    if isinstance(target, ast.Name):
+        yield target.id, value
+    elif isinstance(target, (ast.Tuple, ast.List)):
+        parts = value.elts if isinstance(value, (ast.Tuple, ast.List)) else []
+        fits = len(parts) == len(target.elts) and not any(isinstance(p, ast.Starred) for p in (*parts, *target.elts))
+        for each, part in zip(target.elts, parts if fits else [value] * len(target.elts), strict=True):
+            yield from _assigned(each, part if fits else ast.Constant(...))
 
 
 def _returned(function: ast.FunctionDef) -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import libcst as cst
 import libcst.matchers as m
 from libcst.helpers import get_full_name_for_node
-from libcst.metadata import ImportAssignment
+from libcst.metadata import ClassScope, ImportAssignment
 
 from tf_lossscale.migrate.codemod import names
 from tf_lossscale.migrate.codemod.project import UNKNOWN, Known, join, leads_to_old
@@ -42,6 +42,7 @@ class Resolver(Tree):
         self._known = known or {}
         self._open: set[cst.CSTNode] = set()
         self._attributes: dict[tuple[cst.CSTNode | None, str], list[cst.BaseExpression]] = {}
+        self._annotations: dict[tuple[cst.CSTNode | None, str], cst.Annotation] = {}
         self._returned: dict[cst.CSTNode | None, list[cst.BaseExpression]] = {}
         #: Words in annotations that are strings: they may be names that are used nowhere else.
         self.annotated: set[str] = set()
@@ -233,6 +234,53 @@ class Resolver(Tree):
             return [*self._attribute_values(expression)] or [None]
         return [expression]
 
+    def annotated_classes(self, expression: cst.BaseExpression) -> list[cst.BaseExpression]:
+        """The classes in the annotations of a variable or attribute; none if an assignment of it has no annotation."""
+        found: list[cst.Annotation | None] = []
+        if isinstance(expression, cst.Name):
+            found = [self._annotation(getattr(a, "node", None)) for a in self.reaching(expression)]
+        elif isinstance(expression, cst.Attribute):
+            owners = [self.enclosing(expression, cst.ClassDef)]
+            if not _is_self(expression.value):
+                owners = [cls for value in self.values(expression.value) for cls in self._class_of(value)]
+            found = [self._annotations.get((owner, expression.attr.value)) for owner in owners]
+        if None in found:
+            return []
+        return [cls for each in found if each for cls in self._classes(each.annotation)]
+
+    def _annotation(self, node: object) -> cst.Annotation | None:
+        outer = node if isinstance(node, cst.Param) else self.parents.get(node)
+        return outer.annotation if isinstance(outer, (cst.Param, cst.AnnAssign)) else None
+
+    def _classes(self, annotation: cst.BaseExpression) -> list[cst.BaseExpression]:
+        """The classes that an annotation names, without None."""
+        if isinstance(annotation, cst.SimpleString):
+            return self._classes(self._quoted(annotation))
+        if isinstance(annotation, cst.BinaryOperation):
+            return [*self._classes(annotation.left), *self._classes(annotation.right)]
+        generic = get_full_name_for_node(annotation) if isinstance(annotation, cst.Subscript) else None
+        if generic and generic.rsplit(".", 1)[-1] in ("Optional", "Union"):
+            parts = [element.slice.value for element in annotation.slice if isinstance(element.slice, cst.Index)]
+            return [cls for part in parts for cls in self._classes(part)]
+        return [] if _is_none(annotation) else [annotation]
+
+    def _quoted(self, string: cst.SimpleString) -> cst.BaseExpression:
+        """The expression in a string, with names of the scope that the string is in."""
+        try:
+            expression = cst.parse_expression(str(string.evaluated_value))
+        except cst.ParserSyntaxError:
+            return cst.Name("None")
+        scope = next(self.scopes[outer] for outer in self.ancestors(string) if outer in self.scopes)
+        self.scopes |= {name: scope for name in m.findall(expression, m.Name())}
+        return expression
+
+    def note_annotation(self, node: cst.AnnAssign) -> None:
+        """Remember `self.x: T` and, in the body of a class, `x: T`."""
+        name = node.target.attr if isinstance(node.target, cst.Attribute) else node.target
+        in_body = isinstance(self.scopes.get(node.target), ClassScope)
+        if isinstance(name, cst.Name) and (in_body or _is_self(getattr(node.target, "value", None))):
+            self._annotations[self.enclosing(node, cst.ClassDef), name.value] = node.annotation
+
     def _attribute_values(self, attribute: cst.Attribute) -> list[cst.BaseExpression]:
         text = get_full_name_for_node(attribute)
         if text is None:
@@ -339,6 +387,7 @@ class _Collector:
         self._resolver.note_returned(node)
 
     def visit_AnnAssign(self, node: cst.AnnAssign) -> None:
+        self._resolver.note_annotation(node)
         if isinstance(node.target, cst.Attribute) and node.value is not None:
             self._resolver.note_attribute(node.target, node.value)
 
@@ -357,7 +406,7 @@ def module_of(statement: cst.ImportFrom) -> str:
     return "." * len(statement.relative) + (name or "")
 
 
-def _is_self(value: cst.BaseExpression) -> bool:
+def _is_self(value: object) -> bool:
     return isinstance(value, cst.Name) and value.value == "self"
 
 

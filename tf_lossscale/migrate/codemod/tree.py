@@ -198,7 +198,9 @@ class Tree:
 
 
 def _element(values: cst.BaseExpression | None, place: int, count: int) -> cst.BaseExpression | None:
-    """The element of a tuple that is written out; None if it is another expression, or of another length."""
+    """An element of a tuple that is written out, or of a comprehension; None of another expression or length."""
+    if isinstance(values, (cst.GeneratorExp, cst.ListComp)):
+        return values.elt
     if not isinstance(values, (cst.Tuple, cst.List)) or len(values.elements) != count:
         return None
     stars = any(isinstance(each, cst.StarredElement) for each in values.elements)

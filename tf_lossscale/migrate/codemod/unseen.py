@@ -105,6 +105,8 @@ class UnseenPlanner:
             self._edits.notice(
                 node, "strings are not changed. If the program looks this old name up, call tf_lossscale.install()."
             )
+        elif names.in_unused_copy(value):
+            self._edits.notice(node, f"{value} {names.NOT_USED}")
 
     def _is_imported(self, argument: cst.CSTNode | None) -> bool:
         call = self._resolver.parents.get(argument) if isinstance(argument, cst.Arg) else None
