@@ -299,7 +299,7 @@ class Calls:
         made = call.args[0].value if dotted == {"typing.cast"} and call.args else made
         if names.HELPER in dotted or (made and self._is_wrapper(made)):
             return {WRAPPER}
-        if self._is_partial_of_old_class(call.func):
+        if (dotted and dotted <= set(names.FACES.values())) or self._is_partial_of_old_class(call.func):
             return {FACE}
         if UNKNOWN in dotted:
             return {OTHER} if self._is_own_class(call.func) else self._kinds_of_returned(call.func)

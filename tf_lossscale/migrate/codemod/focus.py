@@ -263,13 +263,21 @@ def _passed_on(known: Known) -> Iterator[str]:
 
 def _aliases(statement: ast.stmt, words: set[str]) -> set[str]:
     """The names that a statement gives to what one of the words stands for."""
-    value = getattr(statement, "value", None)
-    if not isinstance(statement, (ast.Assign, ast.AnnAssign)) or value is None:
-        return set()
-    is_getattr = isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "getattr"
-    if isinstance(value, ast.Call) and not is_getattr:
-        return set()
-    return set() if words.isdisjoint(_names(value)) and not is_getattr else set(_bound(statement))
+    found: set[str] = set()
+    for value, bound in _given(statement):
+        is_getattr = isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "getattr"
+        if is_getattr or not (isinstance(value, ast.Call) or words.isdisjoint(_names(value))):
+            found |= bound
+    return found
+
+
+def _given(statement: ast.stmt) -> Iterator[tuple[ast.expr, set[str]]]:
+    """The values that a statement gives names to, with these names."""
+    if isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value is not None:
+        yield statement.value, set(_bound(statement))
+    for node in _header(statement):
+        if isinstance(node, ast.NamedExpr):
+            yield node.value, {node.target.id}
 
 
 def _asked(statement: ast.stmt, words: set[str]) -> Iterator[str]:

@@ -296,6 +296,8 @@ class Planner:
                 is_test = is_test or m.matches(outer.func, _ASSERTS) or self._resolver.dotted(outer.func) <= _TYPING
                 return "type" if is_test else "value"
             if isinstance(outer, (cst.Assign, cst.AnnAssign, cst.NamedExpr)) and outer.value is inner:
+                if getattr(self._resolver.parents[outer], "func", None) is outer:
+                    return "value"  # `(name := class)(...)`
                 # In a class body it can be called through an instance, which is not followed.
                 in_class = isinstance(self._resolver.scopes.get(outer), ClassScope)
                 is_followed = not in_class and not isinstance(inner, cst.BooleanOperation)
