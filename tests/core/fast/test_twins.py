@@ -22,9 +22,7 @@ from tf_lossscale.core.fast import packing
 from tf_lossscale.core.state import DynamicLossScale
 from tf_lossscale.core.step import Part, step
 
-SETTINGS = hypothesis.settings(
-    max_examples=30, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
+SETTINGS = hypothesis.settings(max_examples=30, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 EDGES = [0.0, -0.0, 1.0, -3.0, 7.3, 1e-20, 3e38, -3e38, float("inf"), float("nan")]
 #: The tricks that change anything in each mode.
 MODES = {

@@ -129,9 +129,7 @@ def texts(source, kind):
     return [t.string for t in tokenize.generate_tokens(io.StringIO(source, newline="").readline) if t.type == kind]
 
 
-PATIENT = hypothesis.settings(
-    max_examples=60, suppress_health_check=list(hypothesis.HealthCheck)
-)
+PATIENT = hypothesis.settings(max_examples=60, suppress_health_check=list(hypothesis.HealthCheck))
 
 
 @PATIENT
