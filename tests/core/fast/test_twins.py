@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import json
 import os
 import pathlib
@@ -50,7 +51,8 @@ class Step:
         self.without = (lambda: fast.without(*without)) if without else contextlib.nullcontext
         self.strategy = strategies.get("mirrored_2") if mode == "mirrored_2" else tf.distribute.get_strategy()
         # For some processors XLA compiles no float16.
-        self.kinds = [kind for kind in KINDS if mode != "xla" or numerics.XLA_HAS_FLOAT16 or kind[2] != "float16"]
+        self.has = [mode != "xla" or numerics.XLA_HAS_FLOAT16 or dtype != "float16" for _, _, dtype in KINDS]
+        self.kinds = list(itertools.compress(KINDS, self.has))
         with self.strategy.scope():
             self.variables = [tf.Variable(np.zeros(shape, dtype)) for _, shape, dtype in self.kinds]
             self.held = [tf.Variable(np.zeros(shape, dtype)) for _, shape, dtype in self.kinds]
@@ -78,7 +80,7 @@ class Step:
         """The bits of all that a step can change."""
         self.loss_scale.current_loss_scale.assign(scale)
         self.loss_scale.good_steps.assign(1)
-        for variable, held, array in zip(self.variables, self.held, arrays):
+        for variable, held, array in zip(self.variables, self.held, itertools.compress(arrays, self.has)):
             variable.assign(tf.zeros_like(variable))
             held.assign(array.astype(held.dtype.as_numpy_dtype))
         with limits(), self.without():
