@@ -12,7 +12,7 @@ _NODES = re.compile(r"\{\{.*?\}\} | \[Op:\w+\]")  # which operation failed: noth
 
 
 @contextlib.contextmanager
-def whole_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
+def whole_file(path: pathlib.Path, mode: int | None = None) -> Iterator[pathlib.Path]:
     """Yield a temporary path beside a file, which replaces the file at the end, or disappears after an error.
 
     >>> import tempfile
@@ -24,6 +24,7 @@ def whole_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
     Args:
         path: the file to write.
+        mode: the permissions that the temporary file begins with; None to leave it to the caller to make it.
 
     Yields:
         The path to write to; it has the file's suffix.
@@ -31,8 +32,11 @@ def whole_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
     Raises:
         OSError: it cannot be written; then the file is as it was.
     """
-    temporary = path.with_name(f".{path.stem}.tmp{path.suffix}")
+    temporary = path.with_name(f".tf-lossscale-{path.stem}.tmp{path.suffix}")
     try:
+        if mode is not None:
+            temporary.unlink(missing_ok=True)  # a process that was killed may have left it
+            temporary.touch(mode, exist_ok=False)
         yield temporary
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())

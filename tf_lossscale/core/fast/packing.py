@@ -184,7 +184,7 @@ class Packed:
     Args:
         gradients: tensors, IndexedSlices or None, as they are to be applied.
         scaled: whether to go back to scaled gradients: not where the gradients are yet to be summed.
-        stacks: whether to go back to stacks: not for XLA, which takes long to compile what is unstacked.
+        stacks: whether those that were unscaled in a stack go back to it: not for XLA, which is slow to compile that.
     """
 
     def __init__(self, gradients: Sequence[Any], scaled: bool = True, stacks: bool = True):

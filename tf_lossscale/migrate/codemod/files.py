@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import multiprocessing
 import os
+import pathlib
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
@@ -13,6 +14,7 @@ from typing import NamedTuple, TypeVar
 from tf_lossscale.migrate.codemod import names, notebooks, project, report
 from tf_lossscale.migrate.codemod.migrate_file import migrate
 from tf_lossscale.migrate.codemod.sources import Sources
+from tf_lossscale.writing import whole_file
 
 _NEVER = ("__pycache__", "node_modules", "site-packages")
 _NOTEBOOK = ".ipynb"
@@ -236,25 +238,13 @@ def write_atomically(path: str, content: bytes) -> None:
     """
     if not os.access(path, os.W_OK):
         raise PermissionError(f"is not writable: {path}")
-    # A run that was killed may have left it: the name is the same, so that it does not stay.
-    temporary = os.path.join(os.path.dirname(path), f".tf-lossscale-{os.path.basename(path)}")
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(temporary)
-    try:
-        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+    with whole_file(pathlib.Path(path), 0o600) as temporary:
+        temporary.write_bytes(content)
         shutil.copymode(path, temporary)
         _keep_owner(path, temporary)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
 
 
-def _keep_owner(path: str, temporary: str) -> None:
+def _keep_owner(path: str, temporary: pathlib.Path) -> None:
     """Give the new file the old one's owner, where the system knows owners and lets us."""
     before, now = os.stat(path), os.stat(temporary)
     if (before.st_uid, before.st_gid) != (now.st_uid, now.st_gid):

@@ -83,9 +83,7 @@ class Journal:
             return
         folder = self.path.parent
         files = {os.path.relpath(path, folder): text.decode("latin-1") for path, text in self._old.items()}
-        with whole_file(self.path) as temporary:
-            temporary.unlink(missing_ok=True)
-            temporary.touch(0o600, exist_ok=False)
+        with whole_file(self.path, 0o600) as temporary:
             temporary.write_text(json.dumps({"tf_lossscale": __version__, "files": files}), "ascii")
 
     def discard(self, paths: Collection[str]) -> None:

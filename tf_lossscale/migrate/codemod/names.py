@@ -150,6 +150,7 @@ KEPT = {
     ),
 }
 
+GONE_HOOK = "is a private method of the old class, which is gone."
 STILL_THERE = "is private. Today's TensorFlow still has it."
 NOT_USED = "is in a copy of Keras that TensorFlow keeps for itself, and has no effect on tf.keras."
 

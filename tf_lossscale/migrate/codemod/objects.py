@@ -53,7 +53,7 @@ class ObjectPlanner:
         if node.attr.value == "update":
             self._update(node)
         if node.attr.value in names.GONE_HOOKS and self._calls.kinds(node.value) & {kinds.WRAPPER, kinds.FACE}:
-            self._edits.todo(node, f"{node.attr.value} is a private method of the old class, which is gone.")
+            self._edits.todo(node, f"{node.attr.value} {names.GONE_HOOK}")
         if node.attr.value in _METHODS and self._may_be_compiled(node.value):
             self._say(node, node.value, f"has no {node.attr.value}")
 

@@ -54,7 +54,7 @@ class UnseenPlanner:
             m.matches(node.value, m.Name("self")) and node.attr.value not in own
         )
         if is_of_base and self._is_wrapper(owner):
-            self._edits.todo(node, f"{node.attr.value} is a private method of the old class, which is gone.")
+            self._edits.todo(node, f"{node.attr.value} {names.GONE_HOOK}")
 
     def _is_wrapper(self, owner: cst.ClassDef) -> bool:
         return any(self._resolver.meaning(base.value).roles & set(names.WRAPPERS) for base in owner.bases)
