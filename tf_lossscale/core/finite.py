@@ -7,10 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale.core.twins import faster_in
+from tf_lossscale.core.twins import has_faster_twin
 
 
-@faster_in("checks")
+@has_faster_twin
 def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
     """Return whether no gradient has an infinity or a NaN.
 

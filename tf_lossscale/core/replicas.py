@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from tf_lossscale.core.twins import faster_in
+from tf_lossscale.core.twins import has_faster_twin
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -347,7 +347,7 @@ def require_replica_context(method: str) -> None:
         )
 
 
-@faster_in("packing")
+@has_faster_twin
 def sum_over_replicas(gradients: list[Any]) -> list[Any]:
     """Return the gradients summed over all replicas; None stays None, IndexedSlices stay sparse.
 

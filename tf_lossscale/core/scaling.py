@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_lossscale.core.graphs import opaque
-from tf_lossscale.core.twins import faster_in
+from tf_lossscale.core.twins import has_faster_twin
 
 
 def scale_loss(loss: Any, scale: Callable[[], tf.Tensor]) -> Any:
@@ -44,7 +44,7 @@ def _scaled(loss: Any, factor: tf.Tensor) -> tf.Tensor:
     return tf.raw_ops.Mul(x=loss, y=tf.cast(factor, loss.dtype))
 
 
-@faster_in("packing")
+@has_faster_twin
 def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
     """Return each gradient divided by the scale, as the graph optimizer cannot merge it with the scaling.
 
@@ -81,7 +81,7 @@ def quotients(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
     return [over_values(lambda values: divide(values, scale), gradient) for gradient in floating(gradients)]
 
 
-@faster_in("checks")
+@has_faster_twin
 def divide(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
     """Return the rounded quotient, in the dtype of the values; float16 and bfloat16 are divided in float32.
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tf_lossscale.core import clusters, finite, replicas
 from tf_lossscale.core.graphs import finished, operations
 from tf_lossscale.core.state import LossScale
-from tf_lossscale.core.twins import faster_in
+from tf_lossscale.core.twins import has_faster_twin
 
 Gradients = list[Any]
 
@@ -96,7 +96,7 @@ def _take_compiled(
     return bool(applied) if tf.executing_eagerly() else applied
 
 
-@faster_in("packing")
+@has_faster_twin
 def as_arguments(gradients: Gradients, to_compile: bool) -> tuple[list[Any], Callable[[list[Any]], Gradients]]:
     """Return the tensors that a function needs to work on gradients, and what makes gradients of them there.
 
@@ -149,7 +149,7 @@ def _decide(
         return tf.group(*operations(record()))
 
 
-@faster_in("branching")
+@has_faster_twin
 def apply_or_skip(
     applied: tf.Tensor, gradients: list[Any], apply: Callable[[Any], Any], skip: Callable[[], Any]
 ) -> list[Any]:

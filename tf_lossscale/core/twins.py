@@ -1,19 +1,18 @@
-"""Plain functions of the core, and their faster twins in `core/fast`."""
+"""Functions that state a meaning plainly, and may have a faster twin."""
 
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def faster_in(module: str) -> Callable[[_Function], _Function]:
-    """Decorate a plain function whose twin, of the same name, signature and results, is in a module of `core/fast`.
+def has_faster_twin(plain: _Function) -> _Function:
+    """Decorate a plain function, so that a module of `core/fast` can register a faster twin for it.
 
-    A call runs the twin; without `core/fast` it runs the plain function, which `plain` gives as well:
+    A call runs the twin if there is one. `plain` is always the plain function:
 
     >>> import tensorflow as tf
     >>> from tf_lossscale.core import scaling
@@ -21,29 +20,41 @@ def faster_in(module: str) -> Callable[[_Function], _Function]:
     2.0
 
     Args:
-        module: the name of the module.
+        plain: a function of positional arguments.
+
+    Returns:
+        The function to call.
+    """
+
+    @functools.wraps(plain)
+    def either(*args: Any) -> Any:
+        return either.twin(*args)  # type: ignore[attr-defined]
+
+    either.plain = either.twin = plain  # type: ignore[attr-defined]
+    return either  # type: ignore[return-value]
+
+
+def faster(function: Any) -> Callable[[_Function], _Function]:
+    """Decorate the faster twin of a function: same arguments, same results bit for bit.
+
+    >>> @has_faster_twin
+    ... def double(number):
+    ...     return number + number
+    >>> @faster(double)
+    ... def shifted(number):
+    ...     return number << 1
+    >>> double(3), double.plain(3), double.twin is shifted
+    (6, 6, True)
+
+    Args:
+        function: what `has_faster_twin` returned.
 
     Returns:
         A decorator.
     """
 
-    def decorate(plain: _Function) -> _Function:
-        @functools.wraps(plain)
-        def either(*args: Any) -> Any:
-            return _twin(module, plain)(*args)
+    def register(twin: _Function) -> _Function:
+        function.twin = twin
+        return twin
 
-        either.plain = plain  # type: ignore[attr-defined]
-        return either  # type: ignore[return-value]
-
-    return decorate
-
-
-@functools.cache
-def _twin(module: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-    name = f"{__package__}.fast.{module}"
-    try:
-        return getattr(importlib.import_module(name), plain.__name__)
-    except ModuleNotFoundError as error:
-        if not name.startswith(str(error.name)):
-            raise
-        return plain
+    return register

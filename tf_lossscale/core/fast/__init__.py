@@ -5,55 +5,7 @@ conditional of each backend; `checks` proves gradients finite by their sums. Eac
 and benchmarks; with all of them off the plain functions run.
 """
 
-from __future__ import annotations
+from tf_lossscale.core.fast import branching, checks, packing
+from tf_lossscale.core.fast.tricks import TRICKS, on, without
 
-import contextlib
-from collections.abc import Iterator
-
-#: What each trick does, and what a step costs without it (docs/performance.md, "What each trick gains").
-TRICKS = {
-    "stacks": "one operation for all small gradients of a shape: 1.06 to 1.14 for 200 x 1k",
-    "stacked sums": "one all-reduce for all small gradients of a shape: 1.06 for 200 x 1k, 1.03 for a transformer",
-    "late unscaling": "large gradients are unscaled where they are applied: 1.14 with XLA, 1042 MB for 16 x 16M",
-    "one at a time": "one large gradient is unscaled after the other was applied: 860 MB for 16 x 16M",
-    "one call": "the conditional of a small step is one operation, a call: 1.12 to 1.21 for 200 x 1k",
-    "loop": "XLA gets a loop of at most one round for a conditional, on the CPU: 1.77 for 4 x 4M",
-    "sum first": "values are checked one by one only where their sum is not finite: 1.23 for 4 x 4M",
-    "one check": "XLA checks all small gradients as one, and compiles sooner: 1.5 for 60 x 1k",
-    "product": "XLA gets a product in float64 for a quotient in float32, on the CPU: 1.20 for 4 x 4M",
-}
-_off: set[str] = set()
-
-
-def on(trick: str) -> bool:
-    """Return whether a trick is in use.
-
-    >>> on("stacks")
-    True
-
-    Args:
-        trick: a key of `TRICKS`.
-    """
-    return trick not in _off
-
-
-@contextlib.contextmanager
-def without(*tricks: str) -> Iterator[None]:
-    """Switch tricks off for a block: functions that are traced there, and eager steps taken there, go without.
-
-    >>> with without("stacks"):
-    ...     on("stacks")
-    False
-
-    Args:
-        *tricks: keys of `TRICKS`; all of them if none is given.
-
-    Raises:
-        KeyError: there is no such trick.
-    """
-    added = {trick for trick in tricks or TRICKS if TRICKS[trick] and on(trick)}
-    _off.update(added)
-    try:
-        yield
-    finally:
-        _off.difference_update(added)
+__all__ = ["TRICKS", "branching", "checks", "on", "packing", "without"]

@@ -7,11 +7,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale.core import fast, replicas, step
+from tf_lossscale.core import replicas, step
+from tf_lossscale.core.fast import tricks
 from tf_lossscale.core.fast.packing import Packed, are_small
 from tf_lossscale.core.graphs import compiled, finished
+from tf_lossscale.core.twins import faster
 
 
+@faster(step.apply_or_skip)
 def apply_or_skip(
     applied: tf.Tensor, gradients: list[Any], apply: Callable[[list[Any]], Any], skip: Callable[[], Any]
 ) -> list[Any]:
@@ -22,7 +25,7 @@ def apply_or_skip(
     def unpack_and_apply(one: tf.Tensor | None = None) -> Any:
         unpacked = packed.unpacked(one)
         done = apply(unpacked)
-        if fast.on("one at a time") and not compiled():
+        if tricks.on("one at a time") and not compiled():
             packed.one_at_a_time(unpacked)
         return done
 
@@ -30,7 +33,7 @@ def apply_or_skip(
         done = at_most_once(applied, lambda one: finished(unpack_and_apply(one)), tf.constant(False))
         return [done, tf.cond(applied, lambda: tf.constant(True), lambda: finished(skip()))]
     outcome: list[Any] = step.apply_or_skip.plain(applied, [], lambda _: unpack_and_apply(), skip)  # type: ignore[attr-defined]
-    if small and fast.on("one call"):
+    if small and tricks.on("one call"):
         _call(outcome[0])
     return outcome
 
@@ -45,7 +48,7 @@ def loops() -> bool:
     False
     """
     alone = not tf.distribute.has_strategy() or replicas.write_apart()  # in a loop replicas cannot meet
-    return fast.on("loop") and compiled_for_the_cpu() and alone
+    return tricks.on("loop") and compiled_for_the_cpu() and alone
 
 
 def compiled_for_the_cpu() -> bool:

@@ -7,14 +7,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale.core import fast, finite, scaling
+from tf_lossscale.core import finite, scaling
+from tf_lossscale.core.fast import tricks
 from tf_lossscale.core.fast.branching import at_most_once, compiled_for_the_cpu, loops
 from tf_lossscale.core.fast.packing import Packed, Scaled, fit_in_a_stack, is_small, kept_inside, positions, stacked
 from tf_lossscale.core.graphs import compiled
+from tf_lossscale.core.twins import faster
 
 _WIDE = (tf.float32, tf.float64)
 
 
+@faster(scaling.divide)
 def divide(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
     """Divide float32 by a product in float64, which rounds to the same bits, where XLA compiles for the CPU.
 
@@ -23,11 +26,12 @@ def divide(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
     quotient of two numbers of 24 bits is at least 2**-49 from the middle between two. (That holds for normal numbers;
     XLA takes smaller ones on the CPU for zero.)
     """
-    if not (fast.on("product") and values.dtype == tf.float32 and not is_small(values) and compiled_for_the_cpu()):
+    if not (tricks.on("product") and values.dtype == tf.float32 and not is_small(values) and compiled_for_the_cpu()):
         return scaling.divide.plain(values, scale)  # type: ignore[attr-defined]
     return tf.cast(tf.cast(values, tf.float64) * (1.0 / tf.cast(scale, tf.float64)), tf.float32)
 
 
+@faster(finite.all_finite)
 def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
     """Look at small gradients together, and sum large ones first: see `core.finite.all_finite`.
 
@@ -38,9 +42,9 @@ def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
     grouped = positions(given)
     done = {i for group in grouped for i in group}
     found = [*(stacked(given, group) for group in grouped), *(g for i, g in enumerate(given) if i not in done)]
-    if compiled() and fast.on("one check"):
+    if compiled() and tricks.on("one check"):
         found = _concatenated(found)
-    summed = _worth_a_sum(found) if fast.on("sum first") else []
+    summed = _worth_a_sum(found) if tricks.on("sum first") else []
     these = {id(gradient) for gradient in summed}
     flags = [_is_finite(gradient) for gradient in found if id(gradient) not in these]
     if summed:

@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_lossscale.core import fast, replicas, scaling
+from tf_lossscale.core import replicas, scaling, step
+from tf_lossscale.core.fast import tricks
 from tf_lossscale.core.graphs import compiled, opaque
+from tf_lossscale.core.twins import faster
 
 # An operation on up to this many values costs more to start than to run. No more than a megabyte is copied at a time.
 _SMALL = 2**13
@@ -34,7 +36,7 @@ def positions(tensors: Sequence[Any]) -> list[list[int]]:
         Lists of positions: each of small tensors of one dtype, shape and device, a megabyte in all. No list where XLA
         compiles, which fuses operations by itself.
     """
-    if compiled() or not fast.on("stacks"):
+    if compiled() or not tricks.on("stacks"):
         return []
     alike: dict[Any, list[int]] = {}
     for i, tensor in enumerate(tensors):
@@ -286,6 +288,7 @@ def _wait(operation: Any, for_these: list[Any]) -> None:
 # The twins. ---------------------------------------------------------------------------------------------------------
 
 
+@faster(scaling.unscale)
 def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
     """Unscale small gradients in stacks, and note how large ones are made: see `core.scaling.unscale`."""
     found = scaling.floating(gradients)
@@ -304,12 +307,13 @@ def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
 def _unscaled(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
     scaled = Scaled(opaque(values), scale)
     result = scaled.unscaled()
-    late = fast.on("late unscaling") and (compiled() or not is_small(values))
+    late = tricks.on("late unscaling") and (compiled() or not is_small(values))
     if late and values.dtype != tf.float16:  # a sum of float16 often overflows before it is unscaled
         _note(result, scaled)
     return result
 
 
+@faster(step.as_arguments)
 def as_arguments(
     gradients: list[Any], to_compile: bool
 ) -> tuple[list[tf.Tensor], Callable[[list[tf.Tensor]], list[Any]]]:
@@ -325,10 +329,11 @@ def as_arguments(
     return list(each.values()), back
 
 
+@faster(replicas.sum_over_replicas)
 def sum_over_replicas(gradients: list[Any]) -> list[Any]:
     """Sum small gradients in stacks: see `core.replicas.sum_over_replicas`."""
     plain = replicas.sum_over_replicas.plain  # type: ignore[attr-defined]
-    if not (fast.on("stacked sums") and tf.distribute.has_strategy()):
+    if not (tricks.on("stacked sums") and tf.distribute.has_strategy()):
         return plain(gradients)
     packed = Packed(gradients, scaled=False)
     return packed.unpacked(tensors=plain(packed.tensors))
