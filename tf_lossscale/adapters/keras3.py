@@ -12,10 +12,145 @@ from absl import logging
 from tf_lossscale.adapters.keras3_layers import with_layer_names
 from tf_lossscale.core import replicas, scaling
 from tf_lossscale.libraries import keras_versions
-from tf_lossscale.wrapper import hyperparameters, optimizer
+from tf_lossscale.wrapper import family, hyperparameters, optimizer
 from tf_lossscale.wrapper import options as options_lib
+from tf_lossscale.wrapper.grads_and_vars import assign_all
 
 keras: Any = keras_versions.keras_3()
+
+
+class Family(family.Family):
+    """An optimizer of Keras 3."""
+
+    optimizers = keras.optimizers
+    optimizers_name = "tf.keras.optimizers"
+    options = tuple(options_lib.DEFAULTS)
+    delegated = (
+        "clipnorm",
+        "clipvalue",
+        "global_clipnorm",
+        "use_ema",
+        "ema_momentum",
+        "ema_overwrite_frequency",
+        "weight_decay",
+        "gradient_accumulation_steps",
+        "loss_scale_factor",
+        "_iterations",
+        "_learning_rate",
+    )
+    with_layer_names = staticmethod(with_layer_names)
+
+    def __init__(self, inner: Any):
+        super().__init__(inner)
+        #: The name scope of the optimizer's variables.
+        self.scope = "loss_scale_optimizer"
+        #: Values for the variables of an optimizer that is not built, to be set when it is.
+        self.loaded_weights: list[Any] | None = None
+
+    @property
+    def loss_scale_factor(self) -> Any:
+        return self.inner.loss_scale_factor
+
+    def checked_options(self, given: dict[str, Any]) -> dict[str, Any]:
+        self.scope = options_lib.take_name(given) or self.scope
+        wanted = super().checked_options(given)
+        _require_valid(wanted)
+        return wanted
+
+    def set_options(self, wanted: dict[str, Any]) -> None:
+        if replicas.several_processes():
+            # Keras's fit fails before it calls any optimizer, with an error that does not name the cause.
+            logging.warning(
+                "model.fit of Keras 3 fails under %s, with any optimizer. Write a custom training loop, or use a model "
+                "and an optimizer of tf_keras (pip install tf-keras).",
+                type(tf.distribute.get_strategy()).__name__,
+            )
+        if self.inner.loss_scale_factor is not None and "loss_scale_factor" not in wanted:
+            logging.warning(
+                "loss_scale_factor=%s of the inner optimizer is ignored: the loss is scaled by LossScaleOptimizer.",
+                self.inner.loss_scale_factor,
+            )
+            self.inner.loss_scale_factor = None
+        super().set_options(wanted)
+
+    def build(self, variables: list[Any]) -> None:
+        def build() -> None:
+            with tf.init_scope(), keras.name_scope(self.scope):
+                _move_under_strategy(self.inner)
+                self.inner.build(variables)
+                if self.loaded_weights is not None:
+                    assign_all(self.inner.variables, self.loaded_weights)
+                    self.loaded_weights = None
+
+        if not self.inner.built and variables:
+            replicas.once(build)
+
+    @property
+    def is_built(self) -> bool:
+        return self.inner.built
+
+    def known_variables(self) -> list[Any] | None:
+        return self.inner._trainable_variables if self.inner.built else None
+
+    def reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+        kept = [_overwrites(v) for v in variables]
+        reduced = replicas.sum_over_replicas([None if keep else g for g, keep in zip(gradients, kept)])
+        return [g if keep else r for g, r, keep in zip(gradients, reduced, kept)]
+
+    def unscale(self, gradients: list[Any], variables: list[Any], factor: tf.Tensor) -> list[Any]:
+        unscaled = scaling.unscale([None if _overwrites(v) else g for g, v in zip(gradients, variables)], factor)
+        return [g if _overwrites(v) else u for g, u, v in zip(gradients, unscaled, variables)]
+
+    def apply(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> None:
+        with _gradients_taken_as_they_are(self.inner):
+            self.inner.apply(gradients, variables, **kwargs)
+
+    def count_skipped_step(self) -> Any:
+        # With gradient accumulation the count tells which micro-steps are in the accumulators.
+        if self.inner.gradient_accumulation_steps:
+            return None
+        return super().count_skipped_step()
+
+    def replica_variables(self) -> Iterable[tuple[Any, str]]:
+        return ((variable, "_value") for variable in self.inner.variables)
+
+    def result(self) -> Any:
+        return self.inner.iterations
+
+    def hyperparameter_names(self) -> tuple[str, ...]:
+        return hyperparameters.names(self.inner)
+
+    def config(self) -> Any:
+        return keras.saving.serialize_keras_object(self.inner)
+
+    @classmethod
+    def from_config(cls, config: Any, custom_objects: dict[str, Any] | None) -> Any:
+        # Keras 3's `optimizers.deserialize` does not find its own Lamb, and its `saving` no old config.
+        if "module" in config:
+            return keras.saving.deserialize_keras_object(config, custom_objects=custom_objects)
+        return keras.optimizers.deserialize(config, custom_objects=custom_objects)
+
+    def copied(self, memo: dict[int, Any]) -> Any:
+        # Keras's own copy of an optimizer that is built has no state.
+        inner = self.inner
+        new = type(inner).from_config(inner.get_config())
+        if hasattr(inner, "_exclude_from_weight_decay"):  # no part of a config
+            new._exclude_from_weight_decay = set(inner._exclude_from_weight_decay)
+            new._exclude_from_weight_decay_pattern = inner._exclude_from_weight_decay_pattern
+        if inner.built:
+            new.build(inner._trainable_variables)
+        for old, copy in zip(inner.variables, new.variables):
+            copy.assign(old)
+        return new
+
+    def slot(self, variable: Any, name: str, attribute: str) -> Any:
+        del name
+        slots = getattr(self.inner, attribute, None)
+        return slots[self.inner._get_variable_index(variable)] if slots else None
+
+    def set_iterations(self, value: int) -> None:
+        # With gradient accumulation Keras counts micro-steps inside, and shows steps.
+        self.inner._iterations.assign(value * (self.inner.gradient_accumulation_steps or 1))
 
 
 @keras.saving.register_keras_serializable("tf_lossscale")
@@ -30,95 +165,13 @@ class LossScaleOptimizer(
     that class runs, and the wrapper's only variables are those of the loss scale.
     """
 
-    _is_adapter = True
-    _inner_options = tuple(options_lib.DEFAULTS)
-    _delegated = (
-        "clipnorm",
-        "clipvalue",
-        "global_clipnorm",
-        "use_ema",
-        "ema_momentum",
-        "ema_overwrite_frequency",
-        "weight_decay",
-        "gradient_accumulation_steps",
-        "loss_scale_factor",
-        "_iterations",
-        "_learning_rate",
-    )
+    _family_class = Family
+    _family: Family
 
-    def _checked_options(self, inner: Any, options: dict[str, Any]) -> dict[str, Any]:
-        name = options_lib.take_name(options)
-        wanted = super()._checked_options(inner, options)
-        _require_valid(wanted)
-        wanted["name"] = name
-        return wanted
-
-    def _adopt(self, options: dict[str, Any]) -> None:
-        name = options.pop("name")
-        inner = self._optimizer
-        if replicas.several_processes():
-            # Keras's fit fails before it calls any optimizer, with an error that does not name the cause.
-            logging.warning(
-                "model.fit of Keras 3 fails under %s, with any optimizer. Write a custom training loop, or use a model "
-                "and an optimizer of tf_keras (pip install tf-keras).",
-                type(tf.distribute.get_strategy()).__name__,
-            )
-        if inner.loss_scale_factor is not None and "loss_scale_factor" not in options:
-            logging.warning(
-                "loss_scale_factor=%s of the inner optimizer is ignored: the loss is scaled by LossScaleOptimizer.",
-                inner.loss_scale_factor,
-            )
-            inner.loss_scale_factor = None
-        super()._adopt(options)
-        self.__dict__.update(name=name or "loss_scale_optimizer", _lock=False)
+    def _init_base(self) -> None:
+        self.__dict__.update(name=self._family.scope, _lock=False)
         for variable in self._loss_scale.variables:
             variable.path = f"{self.name}/{variable.name.split(':')[0]}"  # Keras writes h5 files by path
-
-    def _factor(self) -> tf.Tensor:
-        factor = self._optimizer.loss_scale_factor
-        return self._loss_scale() if factor is None else self._loss_scale() * factor
-
-    def _build_inner(self, variables: list[Any]) -> None:
-        def build() -> None:
-            with tf.init_scope(), keras.name_scope(self.name):
-                _move_under_strategy(self._optimizer)
-                self._optimizer.build(variables)
-                if "_loaded_weights" in vars(self):
-                    super(LossScaleOptimizer, self).set_weights(self.__dict__.pop("_loaded_weights"))
-
-        if not self._optimizer.built and variables:
-            replicas.once(build)
-
-    def _reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
-        kept = [_overwrites(v) for v in variables]
-        reduced = replicas.sum_over_replicas([None if keep else g for g, keep in zip(gradients, kept)])
-        return [g if keep else r for g, r, keep in zip(gradients, reduced, kept)]
-
-    def _unscale(self, gradients: list[Any], variables: list[Any], factor: tf.Tensor) -> list[Any]:
-        unscaled = scaling.unscale([None if _overwrites(v) else g for g, v in zip(gradients, variables)], factor)
-        return [g if _overwrites(v) else u for g, u, v in zip(gradients, unscaled, variables)]
-
-    def _apply_reduced(self, grads_and_vars: list[tuple[Any, Any]], **kwargs: Any) -> None:
-        with _gradients_taken_as_they_are(self._optimizer):
-            self._optimizer.apply([g for g, _ in grads_and_vars], [v for _, v in grads_and_vars], **kwargs)
-
-    def _advance_iterations(self) -> Any:
-        # With gradient accumulation the count tells which micro-steps are in the accumulators.
-        if self._optimizer.gradient_accumulation_steps:
-            return None
-        return super()._advance_iterations()
-
-    def _own_copies(self) -> Iterable[tuple[Any, str]]:
-        return ((variable, "_value") for variable in self._optimizer.variables)
-
-    def _eager_result(self) -> Any:
-        return self._optimizer.iterations
-
-    def _hyperparameter_names(self) -> tuple[str, ...]:
-        return hyperparameters.names(self._optimizer)
-
-    def _known_variables(self) -> list[Any] | None:
-        return self._optimizer._trainable_variables if self._optimizer.built else None
 
     @property
     def built(self) -> bool:
@@ -132,7 +185,7 @@ class LossScaleOptimizer(
 
     @iterations.setter
     def iterations(self, value: Any) -> None:
-        self._set_iterations(self._optimizer, int(tf.convert_to_tensor(value)))
+        self._family.set_iterations(int(tf.convert_to_tensor(value)))
 
     @property
     def dynamic_scale(self) -> Any:
@@ -168,29 +221,6 @@ class LossScaleOptimizer(
     def get_config(self) -> dict[str, Any]:
         return {"name": self.name, **super().get_config()}
 
-    def _serialized_inner(self) -> Any:
-        return keras.saving.serialize_keras_object(self._optimizer)
-
-    @classmethod
-    def _deserialized_inner(cls, config: Any, custom_objects: dict[str, Any] | None) -> Any:
-        # Keras 3's `optimizers.deserialize` does not find its own Lamb, and its `saving` no old config.
-        if "module" in config:
-            return keras.saving.deserialize_keras_object(config, custom_objects=custom_objects)
-        return keras.optimizers.deserialize(config, custom_objects=custom_objects)
-
-    def _copied_inner(self, memo: dict[int, Any]) -> Any:
-        # Keras's own copy of an optimizer that is built has no state.
-        inner = self._optimizer
-        copied = type(inner).from_config(inner.get_config())
-        if hasattr(inner, "_exclude_from_weight_decay"):  # no part of a config
-            copied._exclude_from_weight_decay = set(inner._exclude_from_weight_decay)
-            copied._exclude_from_weight_decay_pattern = inner._exclude_from_weight_decay_pattern
-        if inner.built:
-            copied.build(inner._trainable_variables)
-        for old, new in zip(inner.variables, copied.variables):
-            new.assign(old)
-        return copied
-
     def set_weights(self, weights: list[Any]) -> None:
         if self.built or len(weights) <= len(self.variables):
             super().set_weights(weights)
@@ -199,7 +229,7 @@ class LossScaleOptimizer(
         # built, the step count, the learning rate and the loss scale now.
         values = [keras.ops.convert_to_numpy(weight) for weight in weights]
         of_scale = list(self._loss_scale.variables)
-        loaded = self.__dict__["_loaded_weights"] = values[: len(values) - len(of_scale)]
+        loaded = self._family.loaded_weights = values[: len(values) - len(of_scale)]
         super().set_weights([*loaded[: len(self.weights)], *values[len(loaded) :]])
 
     # `.keras` files: the order of Keras's own LossScaleOptimizer, so that each reads the other's. The first value is
@@ -236,27 +266,6 @@ class LossScaleOptimizer(
         for variable, value in [*zip(inner, values), *of_scale]:
             variable.assign(value)
         self._loss_scale.bring_into_range()
-
-    # Restoring.
-
-    _optimizers = keras.optimizers
-    _optimizers_name = "tf.keras.optimizers"
-    _with_layer_names = staticmethod(with_layer_names)
-
-    @staticmethod
-    def _is_built(optimizer: Any) -> bool:
-        return optimizer.built
-
-    @staticmethod
-    def _slot_of(inner: Any, variable: Any, slot: str, attribute: str) -> Any:
-        del slot
-        slots = getattr(inner, attribute, None)
-        return slots[inner._get_variable_index(variable)] if slots else None
-
-    @staticmethod
-    def _set_iterations(inner: Any, value: int) -> None:
-        # With gradient accumulation Keras counts micro-steps inside, and shows steps.
-        inner._iterations.assign(value * (inner.gradient_accumulation_steps or 1))
 
     def _checkpoint_adapter(self, path: str) -> None:
         # TensorFlow calls this before it looks for the parts, so it is here that we see who wrote the checkpoint.

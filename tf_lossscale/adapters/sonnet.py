@@ -9,21 +9,39 @@ from typing import Any
 import sonnet
 import tensorflow as tf
 
-from tf_lossscale.wrapper import optimizer
+from tf_lossscale.wrapper import family, optimizer
 
-# Method -> whether the gradients of the next `apply` are scaled.
-_APPLY = {"scale_loss": True, "get_unscaled_gradients": False}
+
+class Family(family.Family):
+    """A Sonnet 2 optimizer."""
+
+    options = ()
+    delegated = ("step",)
+    sums_over_replicas = False
+    apply_takes_unscaled = True
+
+    def build(self, variables: list[Any]) -> None:
+        if hasattr(self.inner, "_initialize"):  # else Sonnet creates the moments on the first step
+            with tf.init_scope():
+                self.inner._initialize(variables)
+
+    def apply(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> Any:
+        return self.inner.apply(gradients, variables, **kwargs)
+
+    def count_skipped_step(self) -> Any:
+        return tf.no_op()  # `step` is part of the moments' state: a skipped step leaves all of it as it was
+
+    def hyperparameter_names(self) -> tuple[str, ...]:
+        arguments = inspect.signature(type(self.inner).__init__).parameters
+        return tuple(name for name in arguments if name in vars(self.inner) and name != "learning_rate")
 
 
 # Apart from the class below, since Sonnet's metaclass puts a name scope around each method that it finds in a class.
 class _Wrapper(optimizer.LossScaleOptimizer):
-    _is_adapter = True
-    _inner_options = ()
-    _delegated = ("step",)
-    _sums_over_replicas = False
+    _family_class = Family
+    _family: Family
 
-    def _adopt(self, options: dict[str, Any]) -> None:
-        super()._adopt(options)
+    def _init_base(self) -> None:
         tf.Module.__init__(self, name="loss_scale_optimizer")
 
     def apply(self, updates: Iterable[Any], parameters: Iterable[Any] | None = None) -> None:
@@ -41,27 +59,6 @@ class _Wrapper(optimizer.LossScaleOptimizer):
             RuntimeError: it is not known whether the updates are scaled.
         """
         super().apply(updates, parameters)
-
-    def _apply_takes_scaled(self, gradients: list[Any]) -> bool:
-        scaled = self._contract.takes_scaled(gradients, _APPLY, otherwise=True)
-        if scaled:
-            self._contract.warn_before_apply()
-        return scaled
-
-    def _build_inner(self, variables: list[Any]) -> None:
-        if hasattr(self._optimizer, "_initialize"):  # else Sonnet creates the moments on the first step
-            with tf.init_scope():
-                self._optimizer._initialize(variables)
-
-    def _apply_reduced(self, grads_and_vars: list[tuple[Any, Any]], **kwargs: Any) -> Any:
-        return self._optimizer.apply([g for g, _ in grads_and_vars], [v for _, v in grads_and_vars], **kwargs)
-
-    def _advance_iterations(self) -> Any:
-        return tf.no_op()  # `step` is part of the moments' state: a skipped step leaves all of it as it was
-
-    def _hyperparameter_names(self) -> tuple[str, ...]:
-        arguments = inspect.signature(type(self._optimizer).__init__).parameters
-        return tuple(name for name in arguments if name in vars(self._optimizer) and name != "learning_rate")
 
     @property  # type: ignore[misc]
     def iterations(self) -> Any:

@@ -7,21 +7,56 @@ from typing import Any
 import tensorflow as tf
 
 from tf_lossscale.core import replicas
-from tf_lossscale.wrapper import optimizer
+from tf_lossscale.wrapper import family, optimizer
 
 _Optimizer: Any = tf.compat.v1.train.Optimizer
+
+
+class Family(family.Family):
+    """A `tf.compat.v1.train.Optimizer`."""
+
+    options = ()
+    slots_need_gradients = True
+    delegated = ("_lr", "_learning_rate")
+
+    def build(self, variables: list[Any]) -> None:
+        def build() -> None:
+            with tf.init_scope():
+                self.inner._create_slots(variables)
+
+        replicas.once(build)
+
+    def apply(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> Any:
+        if replicas.several_replicas():
+            # These optimizers sum over the replicas by themselves: one gives the sum, the others zeros.
+            first = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0)
+            gradients = [_only_if(first, gradient) for gradient in gradients]
+        return self.inner.apply_gradients(list(zip(gradients, variables)), **kwargs)
+
+    def obstacle(self) -> str | None:
+        if replicas.meet():
+            return "TensorFlow 1's optimizers have the replicas meet when they apply gradients"
+        return super().obstacle()
+
+    def count_skipped_step(self) -> Any:
+        return tf.no_op()  # a skipped step does not count in global_step
+
+    @property
+    def learning_rate_name(self) -> str:
+        """The attribute that holds the learning rate."""
+        return "_lr" if hasattr(self.inner, "_lr") else "_learning_rate"
+
+    def given_learning_rate(self) -> Any:
+        return getattr(self.inner, self.learning_rate_name, None)
 
 
 class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
     """The wrapper around a `tf.compat.v1.train.Optimizer`; its methods take that class's arguments."""
 
-    _is_adapter = True
-    _inner_options = ()
-    _slots_need_gradients = True
-    _delegated = ("_lr", "_learning_rate")
+    _family_class = Family
+    _family: Family
 
-    def _adopt(self, options: dict[str, Any]) -> None:
-        super()._adopt(options)
+    def _init_base(self) -> None:
         _Optimizer.__init__(self, use_locking=False, name=self._optimizer.get_name())
 
     def compute_gradients(self, loss: Any, var_list: Any = None, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
@@ -102,32 +137,6 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
         )
         return self.apply_gradients(pairs, global_step=global_step, name=name)
 
-    def _build_inner(self, variables: list[Any]) -> None:
-        def build() -> None:
-            with tf.init_scope():
-                self._optimizer._create_slots(variables)
-
-        replicas.once(build)
-
-    @staticmethod
-    def _given_learning_rate(inner: Any) -> Any:
-        return getattr(inner, _learning_rate_name(inner), None)
-
-    def _obstacle(self) -> str | None:
-        if replicas.meet():
-            return "TensorFlow 1's optimizers have the replicas meet when they apply gradients"
-        return super()._obstacle()
-
-    def _apply_reduced(self, grads_and_vars: list[tuple[Any, Any]], **kwargs: Any) -> Any:
-        if replicas.several_replicas():
-            # These optimizers sum over the replicas by themselves: one gives the sum, the others zeros.
-            first = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0)
-            grads_and_vars = [(_only_if(first, g), v) for g, v in grads_and_vars]
-        return self._optimizer.apply_gradients(grads_and_vars, **kwargs)
-
-    def _advance_iterations(self) -> Any:
-        return tf.no_op()  # a skipped step does not count in global_step
-
     def __getattr__(self, name: str) -> Any:
         if name == "iterations":
             raise AttributeError("Optimizers of tf.compat.v1.train do not count their steps: pass them a global_step.")
@@ -136,11 +145,11 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
     @property
     def learning_rate(self) -> Any:
         """The inner optimizer's learning rate, as it was given: a number, a tensor, a variable or a function."""
-        return getattr(self._optimizer, _learning_rate_name(self._optimizer))
+        return getattr(self._optimizer, self._family.learning_rate_name)
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:
-        setattr(self._optimizer, _learning_rate_name(self._optimizer), value)
+        setattr(self._optimizer, self._family.learning_rate_name, value)
 
     @property
     def weights(self) -> list[Any]:
@@ -178,10 +187,6 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
     def _lookup_dependency(self, name: str, *args: Any) -> Any:
         children = self._trackable_children()
         return children[name] if name in children else self._optimizer._lookup_dependency(name, *args)
-
-
-def _learning_rate_name(inner: Any) -> str:
-    return "_lr" if hasattr(inner, "_lr") else "_learning_rate"
 
 
 def _only_if(condition: tf.Tensor, gradient: Any) -> Any:

@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
 
 from tf_lossscale.core import replicas, scaling
 from tf_lossscale.libraries import keras_versions
-from tf_lossscale.wrapper import hyperparameters, optimizer
+from tf_lossscale.wrapper import family, hyperparameters, optimizer
 from tf_lossscale.wrapper import options as options_lib
 from tf_lossscale.wrapper.grads_and_vars import without_none
 
 tf_keras: Any = keras_versions.keras_2()
 
 
-@tf_keras.saving.register_keras_serializable("tf_lossscale")
-class LossScaleOptimizer(
-    optimizer.LossScaleOptimizer,
-    tf.__internal__.tracking.DelegatingTrackableMixin,
-    tf_keras.optimizers.Optimizer,
-    tf_keras.mixed_precision.LossScaleOptimizer,
-):
-    """The wrapper around an optimizer of `tf_keras.optimizers`."""
+class Family(family.Family):
+    """An optimizer of `tf_keras.optimizers`."""
 
-    _is_adapter = True
-    _is_wrapped_by_loss_scale_optimizer = True  # tf_keras asks this before its own wrapper wraps another optimizer
-    _inner_options = (
+    optimizers = tf_keras.optimizers
+    optimizers_name = f"{tf_keras.__name__}.optimizers"
+    options = (
         "weight_decay",
         "clipnorm",
         "clipvalue",
@@ -37,7 +31,7 @@ class LossScaleOptimizer(
         "ema_momentum",
         "ema_overwrite_frequency",
     )
-    _delegated = (
+    delegated = (
         "clipnorm",
         "clipvalue",
         "global_clipnorm",
@@ -50,72 +44,117 @@ class LossScaleOptimizer(
         "_mesh",
         "_run_with_dtensor",
     )
+    #: Sums (gradient, variable) pairs in place of the optimizer and the strategy; None if nothing does.
+    own_aggregation: Callable[..., Any] | None = None
 
-    def _checked_options(self, inner: Any, options: dict[str, Any]) -> dict[str, Any]:
-        name = options_lib.take_name(options)
-        wanted = super()._checked_options(inner, options)
+    def __init__(self, inner: Any):
+        super().__init__(inner)
+        self._variables: list[weakref.ref[Any]] = []
+        # The inner optimizer may sum over workers that no strategy knows.
+        if type(inner).aggregate_gradients is not tf_keras.optimizers.Optimizer.aggregate_gradients:
+            self.own_aggregation = inner.aggregate_gradients
+
+    def checked_options(self, given: dict[str, Any]) -> dict[str, Any]:
+        name = options_lib.take_name(given)
+        wanted = super().checked_options(given)
         return wanted if name is None else {**wanted, "name": name}
 
-    def _adopt(self, options: dict[str, Any]) -> None:
-        super()._adopt(options)
-        if self._optimizer._mesh:
-            self._loss_scale.move_to_mesh(self._optimizer._mesh)
-
-    def _parts_changed(self) -> None:
+    def parts_changed(self) -> Any:
         # tf_keras lists an optimizer's parts once, when it is first saved or restored.
-        vars(self._optimizer).pop("_coalesced_children", None)
+        vars(self.inner).pop("_coalesced_children", None)
 
-    def _quotients(self, gradients: Iterable[Any], factor: tf.Tensor) -> list[Any]:
-        if self._optimizer._mesh:  # DTensor does not know the operation that makes values opaque, and needs none
+    def divide(self, gradients: Iterable[Any], factor: tf.Tensor) -> list[Any]:
+        if self.inner._mesh:  # DTensor does not know the operation that makes values opaque, and needs none
             return scaling.quotients(gradients, factor)
-        return super()._quotients(gradients, factor)
+        return super().divide(gradients, factor)
 
-    def _build_inner(self, variables: list[Any]) -> None:
-        inner = self._optimizer
+    def build(self, variables: list[Any]) -> None:
+        inner = self.inner
         if tf.distribute.has_strategy():
             # tf_keras notes the strategy when the optimizer is constructed, which may be outside its scope.
             inner._distribution_strategy = tf.distribute.get_strategy()
         replicas.give_copies(inner, ("_iterations", "_learning_rate", "_current_learning_rate"), inner._variables)
-        if not getattr(inner, "_built", False):  # tf_keras does not keep the variables
-            self.__dict__["_variables_of_inner"] = [weakref.ref(variable) for variable in variables]
+        if not self.is_built:  # tf_keras does not keep the variables
+            self._variables = [weakref.ref(variable) for variable in variables]
         with tf.init_scope():
             inner.build(variables)
 
-    def _known_variables(self) -> list[Any] | None:
-        known = [each() for each in vars(self).get("_variables_of_inner", ())]
+    @property
+    def is_built(self) -> bool:
+        return getattr(self.inner, "_built", False)
+
+    def known_variables(self) -> list[Any] | None:
+        known = [each() for each in self._variables]
         return known if known and all(each is not None for each in known) else None
 
-    def _gradients(
+    def gradients(
         self, loss: tf.Tensor, variables: list[Any], grad_loss: Any, tape: tf.GradientTape
     ) -> list[tuple[Any, Any]]:
         if grad_loss is not None:  # the inner optimizer's method has no such argument
-            return super()._gradients(loss, variables, grad_loss, tape)
-        return self._optimizer.compute_gradients(loss, variables, tape)
+            return super().gradients(loss, variables, grad_loss, tape)
+        return self.inner.compute_gradients(loss, variables, tape)
 
-    def _reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
-        # The inner optimizer, or a class derived from this one, may sum over workers that no strategy knows.
-        if (
-            type(self).aggregate_gradients is not LossScaleOptimizer.aggregate_gradients
-            or type(self._optimizer).aggregate_gradients is not tf_keras.optimizers.Optimizer.aggregate_gradients
-        ):
-            return without_none(self.aggregate_gradients, gradients, variables)
-        return super()._reduce(gradients, variables)
+    def reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+        if self.own_aggregation is not None:
+            return without_none(self.own_aggregation, gradients, variables)
+        return super().reduce(gradients, variables)
 
-    def _apply_reduced(self, grads_and_vars: list[tuple[Any, Any]], **kwargs: Any) -> Any:
-        inner = self._optimizer
-        if self._inner_takes("skip_gradients_aggregation"):
-            return inner.apply_gradients(grads_and_vars, skip_gradients_aggregation=True, **kwargs)
-        with replicas.overriding(inner, aggregate_gradients=list):
-            return inner.apply_gradients(grads_and_vars, **kwargs)
+    def apply(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> Any:
+        grads_and_vars = list(zip(gradients, variables))
+        if self.takes("skip_gradients_aggregation"):
+            return self.inner.apply_gradients(grads_and_vars, skip_gradients_aggregation=True, **kwargs)
+        with replicas.overriding(self.inner, aggregate_gradients=list):
+            return self.inner.apply_gradients(grads_and_vars, **kwargs)
 
-    def _obstacle(self) -> str | None:
-        return "the optimizer is on a DTensor mesh" if self._optimizer._mesh else super()._obstacle()
+    def obstacle(self) -> str | None:
+        return "the optimizer is on a DTensor mesh" if self.inner._mesh else super().obstacle()
 
-    def _own_copies(self) -> Iterable[tuple[Any, str]]:
-        return [(self._optimizer, "_iterations")]
+    def replica_variables(self) -> Iterable[tuple[Any, str]]:
+        return [(self.inner, "_iterations")]
 
-    def _hyperparameter_names(self) -> tuple[str, ...]:
-        return hyperparameters.names(self._optimizer)
+    def hyperparameter_names(self) -> tuple[str, ...]:
+        return hyperparameters.names(self.inner)
+
+    def config(self) -> Any:
+        return tf_keras.optimizers.serialize(self.inner)
+
+    @classmethod
+    def from_config(cls, config: Any, custom_objects: dict[str, Any] | None) -> Any:
+        # Keras 2 does not find its own Lion and Adafactor by name, and that of TensorFlow 2.15 not its AdamW.
+        known = {name: getattr(tf_keras.optimizers, name) for name in ("Adafactor", "AdamW", "Lion")}
+        known.update(custom_objects or {})
+        return tf_keras.optimizers.deserialize(config, custom_objects=known)
+
+    def copied(self, memo: dict[int, Any]) -> Any:
+        # tf_keras's optimizers cannot be copied as they are: they hold the strategy, of which there is one.
+        strategy = self.inner._distribution_strategy
+        memo[id(strategy)] = strategy
+        return super().copied(memo)
+
+    def slot(self, variable: Any, name: str, attribute: str) -> Any:
+        del name
+        slots = getattr(self.inner, attribute, None)
+        return slots[self.inner._index_dict[self.inner._var_key(variable)]] if slots else None
+
+
+@tf_keras.saving.register_keras_serializable("tf_lossscale")
+class LossScaleOptimizer(
+    optimizer.LossScaleOptimizer,
+    tf.__internal__.tracking.DelegatingTrackableMixin,
+    tf_keras.optimizers.Optimizer,
+    tf_keras.mixed_precision.LossScaleOptimizer,
+):
+    """The wrapper around an optimizer of `tf_keras.optimizers`."""
+
+    _family_class = Family
+    _family: Family
+    _is_wrapped_by_loss_scale_optimizer = True  # tf_keras asks this before its own wrapper wraps another optimizer
+
+    def _init_base(self) -> None:
+        if type(self).aggregate_gradients is not LossScaleOptimizer.aggregate_gradients:  # overridden by a user's class
+            self._family.own_aggregation = self.aggregate_gradients
+        if self._optimizer._mesh:
+            self._loss_scale.move_to_mesh(self._optimizer._mesh)
 
     def aggregate_gradients(self, grads_and_vars: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """Sum gradients over the replicas, as the inner optimizer does."""
@@ -138,34 +177,3 @@ class LossScaleOptimizer(
     def load_own_variables(self, store: Any) -> None:
         super().load_own_variables(store)
         self._loss_scale.bring_into_range()
-
-    def _serialized_inner(self) -> Any:
-        return tf_keras.optimizers.serialize(self._optimizer)
-
-    @classmethod
-    def _deserialized_inner(cls, config: Any, custom_objects: dict[str, Any] | None) -> Any:
-        # Keras 2 does not find its own Lion and Adafactor by name, and that of TensorFlow 2.15 not its AdamW.
-        known = {name: getattr(tf_keras.optimizers, name) for name in ("Adafactor", "AdamW", "Lion")}
-        known.update(custom_objects or {})
-        return tf_keras.optimizers.deserialize(config, custom_objects=known)
-
-    def _copied_inner(self, memo: dict[int, Any]) -> Any:
-        # tf_keras's optimizers cannot be copied as they are: they hold the strategy, of which there is one.
-        strategy = self._optimizer._distribution_strategy
-        memo[id(strategy)] = strategy
-        return super()._copied_inner(memo)
-
-    # Restoring.
-
-    _optimizers = tf_keras.optimizers
-    _optimizers_name = f"{tf_keras.__name__}.optimizers"
-
-    @staticmethod
-    def _is_built(optimizer: Any) -> bool:
-        return getattr(getattr(optimizer, "inner_optimizer", optimizer), "_built", False)
-
-    @staticmethod
-    def _slot_of(inner: Any, variable: Any, slot: str, attribute: str) -> Any:
-        del slot
-        slots = getattr(inner, attribute, None)
-        return slots[inner._index_dict[inner._var_key(variable)]] if slots else None

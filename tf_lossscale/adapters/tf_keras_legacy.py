@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
 
 from tf_lossscale.core import replicas
 from tf_lossscale.libraries import keras_versions
-from tf_lossscale.wrapper import optimizer
+from tf_lossscale.wrapper import family, optimizer
 from tf_lossscale.wrapper import options as options_lib
 from tf_lossscale.wrapper.grads_and_vars import without_none
 
@@ -25,21 +25,16 @@ _ALWAYS_AGGREGATING = (
 )
 
 
-@tf_keras.saving.register_keras_serializable("tf_lossscale.legacy")
-class LossScaleOptimizer(
-    optimizer.LossScaleOptimizer,
-    tf.__internal__.tracking.DelegatingTrackableMixin,
-    tf_keras.optimizers.legacy.Optimizer,
-    tf_keras.mixed_precision.LossScaleOptimizer,
-):
-    """The wrapper around an optimizer of `tf_keras.optimizers.legacy`."""
+class Family(family.Family):
+    """An optimizer of `tf_keras.optimizers.legacy`."""
 
-    _is_adapter = True
-    _is_wrapped_by_loss_scale_optimizer = True  # tf_keras asks this before its own wrapper wraps another optimizer
-    _takes_empty_steps = True
-    _slots_need_gradients = True
-    _HAS_AGGREGATE_GRAD = True
-    _delegated = (
+    optimizers = tf_keras.optimizers.legacy
+    optimizers_name = f"{tf_keras.__name__}.optimizers.legacy"
+    slots_are_lists = False
+    nadam_product = ("_m_cache", 0.004)
+    takes_empty_steps = True
+    slots_need_gradients = True
+    delegated = (
         "clipnorm",
         "clipvalue",
         "global_clipnorm",
@@ -53,51 +48,88 @@ class LossScaleOptimizer(
         "_distribution_strategy",
         "_use_locking",
     )
+    #: Sums (gradient, variable) pairs in place of the optimizer and the strategy; None if nothing does.
+    own_aggregation: Callable[..., Any] | None = None
 
-    def _checked_options(self, inner: Any, options: dict[str, Any]) -> dict[str, Any]:
-        name = options_lib.take_name(options)
-        wanted = super()._checked_options(inner, options)
+    def checked_options(self, given: dict[str, Any]) -> dict[str, Any]:
+        name = options_lib.take_name(given)
+        wanted = super().checked_options(given)
         return wanted if name is None else {**wanted, "_name": name}
 
-    def _build_inner(self, variables: list[Any]) -> None:
-        _require_no_clipping_in_central_storage(self._optimizer)
-        replicas.give_copies(self._optimizer, ("_iterations",), self._optimizer._weights)
+    def build(self, variables: list[Any]) -> None:
+        inner = self.inner
+        _require_no_clipping_in_central_storage(inner)
+        replicas.give_copies(inner, ("_iterations",), inner._weights)
         # Under the optimizer's name, as in the original: only the names in a checkpoint distinguish Adam from Adamax.
-        with tf.name_scope(self._optimizer._name), tf.init_scope():
-            self._optimizer._create_all_weights(variables)
+        with tf.name_scope(inner._name), tf.init_scope():
+            inner._create_all_weights(variables)
 
-    def _gradients(
+    def gradients(
         self, loss: tf.Tensor, variables: list[Any], grad_loss: Any, tape: tf.GradientTape
     ) -> list[tuple[Any, Any]]:
-        return self._optimizer._compute_gradients(loss, variables, grad_loss, tape)
+        return self.inner._compute_gradients(loss, variables, grad_loss, tape)
+
+    def reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+        gradients = without_none(self.inner._transform_unaggregated_gradients, gradients, variables)
+        if self.own_aggregation is not None:
+            return without_none(self.own_aggregation, gradients, variables)
+        # The optimizer may sum over workers that no strategy knows; its aggregator can be set at any time.
+        if (
+            type(self.inner)._aggregate_gradients is not _Optimizer._aggregate_gradients
+            or self.inner.gradient_aggregator is not _USUAL_AGGREGATOR
+        ):
+            return without_none(self.inner._aggregate_gradients, gradients, variables)
+        return super().reduce(gradients, variables)
+
+    def apply(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> Any:
+        grads_and_vars = list(zip(gradients, variables))
+        takes = self.takes("experimental_aggregate_gradients")
+        if takes and not isinstance(tf.distribute.get_strategy(), _ALWAYS_AGGREGATING):
+            return self.inner.apply_gradients(grads_and_vars, experimental_aggregate_gradients=False, **kwargs)
+        with replicas.overriding(self.inner, _transform_unaggregated_gradients=list, _aggregate_gradients=list):
+            return self.inner.apply_gradients(grads_and_vars, **kwargs)
+
+    def replica_variables(self) -> Iterable[tuple[Any, str]]:
+        return [(self.inner, "_iterations")]
+
+    def hyperparameter_names(self) -> tuple[str, ...]:
+        return tuple(name for name in self.inner._hyper if name != "learning_rate")
+
+    def config(self) -> Any:
+        return tf_keras.optimizers.serialize(self.inner)
+
+    @classmethod
+    def from_config(cls, config: Any, custom_objects: dict[str, Any] | None) -> Any:
+        return tf_keras.optimizers.deserialize(config, custom_objects=custom_objects, use_legacy_optimizer=True)
+
+    def slot(self, variable: Any, name: str, attribute: str) -> Any:
+        del attribute
+        return self.inner.get_slot(variable, name) if name in self.inner.get_slot_names() else None
+
+    def given_learning_rate(self) -> Any:
+        return self.inner._hyper["learning_rate"]
+
+
+@tf_keras.saving.register_keras_serializable("tf_lossscale.legacy")
+class LossScaleOptimizer(
+    optimizer.LossScaleOptimizer,
+    tf.__internal__.tracking.DelegatingTrackableMixin,
+    tf_keras.optimizers.legacy.Optimizer,
+    tf_keras.mixed_precision.LossScaleOptimizer,
+):
+    """The wrapper around an optimizer of `tf_keras.optimizers.legacy`."""
+
+    _family_class = Family
+    _family: Family
+    _is_wrapped_by_loss_scale_optimizer = True  # tf_keras asks this before its own wrapper wraps another optimizer
+    _HAS_AGGREGATE_GRAD = True
+
+    def _init_base(self) -> None:
+        if type(self)._aggregate_gradients is not LossScaleOptimizer._aggregate_gradients:  # overridden by a user's
+            self._family.own_aggregation = self._aggregate_gradients
 
     def get_gradients(self, loss: tf.Tensor, params: list[Any]) -> list[Any]:
         return self.get_unscaled_gradients(self._optimizer.get_gradients(self.get_scaled_loss(loss), params))
-
-    def _reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
-        gradients = without_none(self._optimizer._transform_unaggregated_gradients, gradients, variables)
-        # The inner optimizer, or a class derived from this one, may sum over workers that no strategy knows.
-        if (
-            type(self)._aggregate_gradients is not LossScaleOptimizer._aggregate_gradients
-            or type(self._optimizer)._aggregate_gradients is not _Optimizer._aggregate_gradients
-            or self._optimizer.gradient_aggregator is not _USUAL_AGGREGATOR
-        ):
-            return without_none(self._aggregate_gradients, gradients, variables)
-        return super()._reduce(gradients, variables)
-
-    def _apply_reduced(self, grads_and_vars: list[tuple[Any, Any]], **kwargs: Any) -> Any:
-        inner = self._optimizer
-        takes = self._inner_takes("experimental_aggregate_gradients")
-        if takes and not isinstance(tf.distribute.get_strategy(), _ALWAYS_AGGREGATING):
-            return inner.apply_gradients(grads_and_vars, experimental_aggregate_gradients=False, **kwargs)
-        with replicas.overriding(inner, _transform_unaggregated_gradients=list, _aggregate_gradients=list):
-            return inner.apply_gradients(grads_and_vars, **kwargs)
-
-    def _own_copies(self) -> Iterable[tuple[Any, str]]:
-        return [(self._optimizer, "_iterations")]
-
-    def _hyperparameter_names(self) -> tuple[str, ...]:
-        return tuple(name for name in self._optimizer._hyper if name != "learning_rate")
 
     def __getattribute__(self, name: str) -> Any:
         return object.__getattribute__(self, name)
@@ -181,33 +213,6 @@ class LossScaleOptimizer(
             return self._optimizer._create_or_restore_slot_variable(
                 slot_variable_position, slot_name, variable, **kwargs
             )
-
-    def _serialized_inner(self) -> Any:
-        return tf_keras.optimizers.serialize(self._optimizer)
-
-    @classmethod
-    def _deserialized_inner(cls, config: Any, custom_objects: dict[str, Any] | None) -> Any:
-        return tf_keras.optimizers.deserialize(config, custom_objects=custom_objects, use_legacy_optimizer=True)
-
-    # Restoring.
-
-    _optimizers = tf_keras.optimizers.legacy
-    _optimizers_name = f"{tf_keras.__name__}.optimizers.legacy"
-    _slots_are_lists = False
-    _nadam_product = ("_m_cache", 0.004)
-
-    @staticmethod
-    def _build(optimizer: Any, variables: list[Any]) -> None:
-        optimizer._create_all_weights(variables)
-
-    @staticmethod
-    def _slot_of(inner: Any, variable: Any, slot: str, attribute: str) -> Any:
-        del attribute
-        return inner.get_slot(variable, slot) if slot in inner.get_slot_names() else None
-
-    @staticmethod
-    def _given_learning_rate(inner: Any) -> Any:
-        return inner._hyper["learning_rate"]
 
 
 def _require_number(name: str, value: Any) -> None:

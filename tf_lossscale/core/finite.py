@@ -63,6 +63,27 @@ def kind(gradient: Any) -> tf.Tensor:
     return tf.where(all_finite([gradient]), 0.0, bad)
 
 
+def agreed(gradients: list[Any], exactly: bool) -> list[Any]:
+    """Return evidence, equal on all replicas, of whether the gradients of all replicas are finite.
+
+    >>> [evidence.numpy().item() for evidence in agreed([tf.constant([float("inf")])], exactly=True)]
+    [inf]
+
+    Args:
+        gradients: this replica's, tensors or IndexedSlices or None.
+        exactly: whether each gradient has its own `kind`. If not, one number stands for all: 0 or NaN.
+
+    Returns:
+        A list of float32 scalar tensors; None for None, if exact.
+    """
+    if exactly:
+        own = [kind(g) for g in gradients if g is not None]
+    else:
+        own = [tf.where(all_finite(gradients), 0.0, float("nan"))]
+    total = iter(tf.unstack(tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.stack(own))))
+    return [None if g is None else next(total) for g in gradients] if exactly else list(total)
+
+
 def _sums_of_rows(gradient: tf.IndexedSlices) -> tf.Tensor:
     values = gradient.values
     _, positions = tf.unique(tf.reshape(gradient.indices, [-1]))

@@ -89,14 +89,14 @@ class LossScale(Weights):
         """Return how many steps were skipped right before this one, an int64 scalar tensor."""
         return tf.where(value_or_zero(self.last_step_skipped), value_or_zero(self.skipped_in_a_row), 0)
 
-    def defers(self, optimizer: Any, part: Any) -> bool:
+    def defers(self, optimizer: Any, update: Any) -> bool:
         """Return whether a step waits for those of other optimizers; here it does not.
 
         Args:
             optimizer: whose step it is.
-            part: the `step.Part` that it would apply.
+            update: the `step.Update` that it would take.
         """
-        del optimizer, part
+        del optimizer, update
         return False
 
     # Not in checkpoints: an original's checkpoint, which has no such thing, must be able to fill every part.

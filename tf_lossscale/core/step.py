@@ -1,11 +1,10 @@
-"""One step: reduce, agree, apply or skip on all replicas."""
+"""One step: unscale, reduce, check, apply or skip, record."""
 
 from __future__ import annotations
 
-import functools
-import itertools
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+import abc
+from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
@@ -17,82 +16,156 @@ from tf_lossscale.core.twins import has_faster_twin
 Gradients = list[Any]
 
 
-class Part(NamedTuple):
-    """The part of one optimizer in a step.
+class Update(abc.ABC):
+    """What an optimizer, or several that step together, do in a step.
 
-    >>> weight = tf.Variable(1.0)
-    >>> part = Part([tf.constant(0.25)], reduce=list, apply=lambda gradients: weight.assign_sub(gradients[0]))
-    >>> part.aggregate
+    >>> class Descent(Update):
+    ...     def __init__(self, gradients, variables):
+    ...         self.gradients, self.variables = gradients, variables
+    ...     def unscale(self):
+    ...         return self.gradients
+    ...     def apply(self, gradients):
+    ...         return [variable.assign_sub(gradient) for gradient, variable in zip(gradients, self.variables)]
+    >>> Descent([], []).aggregate
     True
     """
 
-    #: This replica's, tensors or IndexedSlices or None.
-    gradients: Gradients
-    #: Sums them over the replicas, in a replica context.
-    reduce: Callable[[Gradients], Gradients]
-    #: Applies reduced gradients without reducing them again, in a replica context.
-    apply: Callable[[Gradients], Any]
-    #: Does what a skipped step still does, in a cross-replica context where there is one.
-    skip: Callable[[], Any] = lambda: None
     #: Whether the gradients still have to be summed over the replicas.
-    aggregate: bool = True
-    #: Optional callback after each step: (applied, reduced gradients, evidence of whether each is finite).
-    observe: Callable[[tf.Tensor, Gradients, Gradients], Any] | None = None
+    aggregate = True
+    #: Whether `observe` is called, with exact evidence for each gradient.
+    observes = False
     #: Calls a function of the gradients and the evidence, compiled by XLA; None if the step is not to be compiled.
     cluster: clusters.Cluster | None = None
 
+    @abc.abstractmethod
+    def unscale(self) -> Gradients:
+        """Return this replica's unscaled gradients: tensors, IndexedSlices or None."""
+
+    def reduce(self, gradients: Gradients) -> Gradients:
+        """Sum unscaled gradients over the replicas, in a replica context."""
+        return replicas.sum_over_replicas(gradients)
+
+    @abc.abstractmethod
+    def apply(self, gradients: Gradients) -> Any:
+        """Apply reduced gradients without reducing them again, in a replica context."""
+
+    def skip(self) -> Any:
+        """Do what a skipped step still does, in a cross-replica context where there is one."""
+        return None
+
+    def observe(self, applied: tf.Tensor, gradients: Gradients, evidence: Gradients) -> Any:
+        """Record the outcome of the step, with the reduced gradients and the evidence of whether each is finite."""
+        del applied, gradients, evidence
+
 
 @replicas.explains_where_replicas_cannot_meet
-def step(loss_scale: LossScale, part: Part) -> Any:
+def step(loss_scale: LossScale, update: Update) -> Any:
     """Apply the gradients on all replicas, or skip them on all.
 
     >>> from tf_lossscale.core.state import DynamicLossScale
+    >>> class Descent(Update):
+    ...     def unscale(self):
+    ...         return [tf.constant(0.25)]
+    ...     def apply(self, gradients):
+    ...         return weight.assign_sub(gradients[0])
     >>> weight = tf.Variable(1.0)
-    >>> part = Part([tf.constant(0.25)], reduce=list, apply=lambda gradients: weight.assign_sub(gradients[0]))
-    >>> step(DynamicLossScale(), part)
+    >>> step(DynamicLossScale(), Descent())
     True
     >>> weight.numpy().item()
     0.75
 
     Args:
         loss_scale: decides, and is moved once.
-        part: the gradients, and how they are reduced and applied.
+        update: the gradients, and how they are reduced and applied.
 
     Returns:
         In eager mode whether the step was applied; in a legacy graph the operation to run.
     """
-    gradients = part.reduce(part.gradients) if part.aggregate else part.gradients
-    evidence = None
-    if loss_scale.may_skip and not part.aggregate and replicas.several_replicas():
-        evidence = _agreed(gradients, exactly=part.observe is not None)
-    if part.cluster is None:
-        return _take(loss_scale, part, gradients, evidence)
-    return _take_compiled(part.cluster, loss_scale, part, gradients, evidence)
+    gradients = update.unscale()
+    agreed = None
+    if update.aggregate:
+        gradients = update.reduce(gradients)
+    elif loss_scale.may_skip and replicas.several_replicas():
+        agreed = finite.agreed(gradients, exactly=update.observes)
+    take = _take if update.cluster is None else _take_compiled
+    return take(loss_scale, update, gradients, agreed)
 
 
-def _take(loss_scale: LossScale, part: Part, gradients: Gradients, evidence: Gradients | None) -> Any:
+def _take(loss_scale: LossScale, update: Update, gradients: Gradients, agreed: Gradients | None) -> Any:
+    """Check reduced gradients, apply or skip them, and record the outcome."""
     if not loss_scale.may_skip:
-        done = part.apply(gradients)
+        done = update.apply(gradients)
         return True if tf.executing_eagerly() else done
-    decide = functools.partial(_decide, loss_scale, part)
+
+    def decide(
+        first: Gradients, agreed: Gradients | None, arguments: list[Any], apply: Callable[[list[Any]], Any]
+    ) -> Any:
+        evidence = first if agreed is None else agreed
+        applied = loss_scale.check(evidence)
+
+        def skip() -> list[Any]:
+            done = update.skip()  # may raise: then nothing is counted
+            with tf.control_dependencies(operations(done)):
+                return [done, loss_scale.skip()]
+
+        if tf.executing_eagerly():
+            outcome = bool(applied)  # the one wait for the device
+            done = [apply(arguments) if outcome else skip()]
+        else:
+            done = apply_or_skip(applied, arguments, apply, skip)
+        with tf.control_dependencies(operations(done)):
+            recorded = [loss_scale.record(applied)]
+            if update.observes:
+                recorded.append(update.observe(applied, first, evidence))
+        return outcome if tf.executing_eagerly() else tf.group(*operations(recorded))
+
     if replicas.meet():
-        return _decide_together(decide, gradients, evidence, part.apply)
-    return decide(gradients, gradients, evidence, part.apply)
+        return _decide_together(decide, gradients, agreed, update.apply)
+    return decide(gradients, agreed, gradients, update.apply)
 
 
-def _take_compiled(
-    cluster: clusters.Cluster, loss_scale: LossScale, part: Part, gradients: Gradients, evidence: Gradients | None
+def _decide_together(
+    decide: Callable[..., Any], gradients: Gradients, agreed: Gradients | None, apply: Callable[[Gradients], Any]
 ) -> Any:
+    """Decide once for all replicas, in the cross-replica context, from which each replica then applies its gradients.
+
+    Args:
+        decide: a function of the first replica's gradients, the evidence, the gradients of all replicas, and a
+            function that has each replica apply its own.
+        gradients: this replica's, reduced: equal on all replicas.
+        agreed: evidence of whether they are finite, if it is not the gradients themselves.
+        apply: applies gradients, in a replica context.
+
+    Returns:
+        The result of `decide`.
+    """
+    tensors, gradients_of = as_arguments(gradients, False)
+
+    def in_cross_replica_context(strategy: tf.distribute.Strategy, per_replica: list[Any], agreed: Any) -> Any:
+        def apply_on_each(per_replica: list[Any]) -> Any:
+            return strategy.extended.call_for_each_replica(lambda own: apply(gradients_of(own)), args=(per_replica,))
+
+        first = gradients_of(_first(strategy, per_replica))
+        return decide(first, agreed and _first(strategy, agreed), per_replica, apply_on_each)
+
+    return tf.distribute.get_replica_context().merge_call(in_cross_replica_context, args=(tensors, agreed))
+
+
+def _first(strategy: tf.distribute.Strategy, per_replica: list[Any]) -> list[Any]:
+    return [None if each is None else strategy.experimental_local_results(each)[0] for each in per_replica]
+
+
+def _take_compiled(loss_scale: LossScale, update: Update, gradients: Gradients, agreed: Gradients | None) -> Any:
     """Take the step in one function that XLA compiles; each replica takes it with its own copies of the variables."""
     tensors, gradients_of = as_arguments(gradients, True)
 
-    def LossScaleOptimizer_with_jit_compile(tensors: list[tf.Tensor], evidence: Gradients | None) -> tf.Tensor:
-        done = _take(loss_scale, part, gradients_of(tensors), evidence)
+    def LossScaleOptimizer_with_jit_compile(tensors: list[tf.Tensor], agreed: Gradients | None) -> tf.Tensor:
+        done = _take(loss_scale, update, gradients_of(tensors), agreed)
         with tf.control_dependencies(operations(done)):
             return tf.logical_not(loss_scale.last_step_skipped) if loss_scale.may_skip else tf.constant(True)
 
     with replicas.apart():
-        applied = cluster(LossScaleOptimizer_with_jit_compile, tensors, evidence)
+        applied = update.cluster(LossScaleOptimizer_with_jit_compile, tensors, agreed)  # type: ignore[misc]
     return bool(applied) if tf.executing_eagerly() else applied
 
 
@@ -119,36 +192,6 @@ def as_arguments(gradients: Gradients, to_compile: bool) -> tuple[list[Any], Cal
     return [gradient for gradient in gradients if gradient is not None], back
 
 
-def _decide(
-    loss_scale: LossScale,
-    part: Part,
-    given: list[Any],
-    local: Gradients,
-    evidence: Gradients | None,
-    apply: Callable[[Any], Any],
-) -> Any:
-    """Apply or skip what is given: gradients, or those of each replica, of which one replica's are local."""
-    evidence = local if evidence is None else evidence
-    applied = loss_scale.check(evidence)
-
-    def skip() -> list[Any]:
-        done = part.skip()  # may raise: then nothing is counted
-        with tf.control_dependencies(operations(done)):
-            return [done, loss_scale.skip()]
-
-    def record() -> list[Any]:
-        recorded = loss_scale.record(applied)
-        return recorded if part.observe is None else [recorded, part.observe(applied, local, evidence)]
-
-    if tf.executing_eagerly():
-        known = bool(applied)  # the one wait for the device
-        apply(given) if known else skip()
-        record()
-        return known
-    with tf.control_dependencies(apply_or_skip(applied, given, apply, skip)):
-        return tf.group(*operations(record()))
-
-
 @has_faster_twin
 def apply_or_skip(
     applied: tf.Tensor, gradients: list[Any], apply: Callable[[Any], Any], skip: Callable[[], Any]
@@ -166,96 +209,11 @@ def apply_or_skip(
 
     Args:
         applied: bool scalar tensor.
-        gradients: given to `apply`.
+        gradients: passed to `apply`.
         apply: called in the branch that applies.
         skip: called in the branch that skips.
 
     Returns:
-        Tensors, for what follows to wait for.
+        Tensors, for later operations to wait for.
     """
     return [tf.cond(applied, lambda: finished(apply(gradients)), lambda: finished(skip()))]
-
-
-def _decide_together(
-    decide: Callable[..., Any], gradients: Gradients, evidence: Gradients | None, apply: Callable[[Gradients], Any]
-) -> Any:
-    """Decide once for all replicas, in the cross-replica context, from which each replica then applies its gradients.
-
-    Args:
-        decide: a function of the gradients of each replica, those of the first one, the evidence, and of a function
-            that applies gradients on each replica.
-        gradients: this replica's, reduced: equal on all.
-        evidence: of whether they are finite, if it is not the gradients themselves.
-        apply: applies gradients, in a replica context.
-
-    Returns:
-        The result of `decide`.
-    """
-    tensors, gradients_of = as_arguments(gradients, False)
-
-    def in_cross_replica_context(strategy: tf.distribute.Strategy, given: list[Any], evidence: Any) -> Any:
-        def everywhere(given: list[Any]) -> Any:
-            return strategy.extended.call_for_each_replica(lambda own: apply(gradients_of(own)), args=(given,))
-
-        local = gradients_of(_first(strategy, given))
-        return decide(given, local, evidence and _first(strategy, evidence), everywhere)
-
-    return tf.distribute.get_replica_context().merge_call(in_cross_replica_context, args=(tensors, evidence))
-
-
-def _first(strategy: tf.distribute.Strategy, per_replica: list[Any]) -> list[Any]:
-    return [None if each is None else strategy.experimental_local_results(each)[0] for each in per_replica]
-
-
-def _agreed(gradients: Gradients, exactly: bool) -> Gradients:
-    """Return evidence that all replicas share: 0 for a finite gradient, else NaN, or exactly infinity or NaN.
-
-    Unless it has to be exact, one number stands for all.
-    """
-    if exactly:
-        alone = [finite.kind(g) for g in gradients if g is not None]
-    else:
-        alone = [tf.where(finite.all_finite(gradients), 0.0, float("nan"))]
-    context = tf.distribute.get_replica_context()
-    total = iter(tf.unstack(context.all_reduce(tf.distribute.ReduceOp.SUM, tf.stack(alone))))
-    return [None if g is None else next(total) for g in gradients] if exactly else list(total)
-
-
-def joined(parts: list[Part]) -> Part:
-    """Return the parts of several optimizers as one, which is applied or skipped as a whole.
-
-    >>> weights = [tf.Variable(1.0), tf.Variable(2.0)]
-    >>> parts = [Part([tf.constant(0.5)], reduce=list, apply=lambda g, w=w: w.assign_sub(g[0])) for w in weights]
-    >>> together = joined(parts)
-    >>> _ = together.apply(together.gradients)
-    >>> [weight.numpy().item() for weight in weights]
-    [0.5, 1.5]
-
-    Args:
-        parts: at least one; all of them summed over the replicas already, or none.
-
-    Returns:
-        A part.
-    """
-    ends = list(itertools.accumulate(len(part.gradients) for part in parts))
-
-    def each_of(gradients: Gradients) -> Iterator[Gradients]:
-        return (gradients[end - len(part.gradients) : end] for part, end in zip(parts, ends))
-
-    def reduce(gradients: Gradients) -> Gradients:
-        return [g for part, own in zip(parts, each_of(gradients)) for g in part.reduce(own)]
-
-    def apply(gradients: Gradients) -> Any:
-        return [part.apply(own) for part, own in zip(parts, each_of(gradients))]
-
-    def skip() -> Any:
-        return [part.skip() for part in parts]
-
-    def observe(applied: tf.Tensor, gradients: Gradients, evidence: Gradients) -> Any:
-        each = zip(parts, each_of(gradients), each_of(evidence))
-        return [part.observe(applied, *own) for part, *own in each if part.observe is not None]
-
-    observes = any(part.observe is not None for part in parts)
-    gradients = [g for part in parts for g in part.gradients]
-    cluster = clusters.joined([part.cluster for part in parts])
-    return Part(gradients, reduce, apply, skip, parts[0].aggregate, observe if observes else None, cluster)

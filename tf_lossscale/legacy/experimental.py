@@ -76,15 +76,15 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
         """
         inner = copy.deepcopy(configs.inner_of(config))
         config = copy.deepcopy({k: v for k, v in config.items() if k not in ("optimizer", "inner_optimizer")})
-        of_inner: Any = cls if cls._is_adapter else families.of_config(inner)
-        optimizer = of_inner._deserialized_inner(inner, custom_objects)
+        of_inner: Any = families.of_config(inner) if cls._family_class is None else cls
+        optimizer = of_inner._family_class.from_config(inner, custom_objects)
         if "loss_scale" in config:
             loss_scale = _scale_from(config.pop("loss_scale"), custom_objects)
         else:
             loss_scale = _scale_from_newer(**config)
             config = {}
         # The class of a config may be that of another family: an old config does not say which it is of.
-        fits = not cls._is_adapter or issubclass(cls, families.adapter_of(optimizer))
+        fits = cls._family_class is None or issubclass(cls, families.adapter_of(optimizer))
         new: Any = (cls if fits else LossScaleOptimizer)(optimizer=optimizer, loss_scale=loss_scale, **config)
         new._take_state(inner)
         return new

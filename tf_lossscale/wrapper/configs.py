@@ -12,7 +12,7 @@ from tf_lossscale.core.rules import KEYWORDS
 from tf_lossscale.core.state import DynamicLossScale, FixedLossScale
 from tf_lossscale.wrapper import families
 from tf_lossscale.wrapper.contract import Contract
-from tf_lossscale.wrapper.family import Family
+from tf_lossscale.wrapper.parts import Parts
 
 #: The key of the loss scale's state in the config of the inner optimizer of a model that is saved.
 STATE = "loss_scale_state"
@@ -20,7 +20,7 @@ STATE = "loss_scale_state"
 _SAVES = ("save_model", "_save_model_to_fileobj")
 
 
-class Configurable(Family):
+class Configurable(Parts):
     """Wrappers made from a config, from an old config, or as a copy of a wrapper."""
 
     dynamic: Any
@@ -36,7 +36,7 @@ class Configurable(Family):
         variables has a place for the counts of past steps. The originals can read such a config: they only use the
         class and the config of the inner optimizer.
         """
-        inner = self._serialized_inner()
+        inner = self._family.config()
         if not isinstance(self._loss_scale, DynamicLossScale) or not _a_model_is_being_saved():
             return inner
         return {**inner, STATE: self.state()}
@@ -107,7 +107,7 @@ class Configurable(Family):
         """
         this: Any = cls
         inner = inner_of(config)
-        if not cls._is_adapter:
+        if cls._family_class is None:
             family = families.of_config(inner) if isinstance(inner, dict) else families.adapter_of(inner)
             return families.joined(this, family).from_config(config, custom_objects)
         config = {name: value for name, value in config.items() if name not in ("inner_optimizer", "optimizer")}
@@ -116,7 +116,7 @@ class Configurable(Family):
         skip_overflow = config.pop("skip_overflow", False)
         of_inner = inner
         if isinstance(inner, dict):
-            inner = cls._deserialized_inner(copy.deepcopy(inner), custom_objects)
+            inner = cls._family_class.from_config(copy.deepcopy(inner), custom_objects)
         # tf_keras reads an old config as a legacy optimizer, whichever class is asked.
         family = families.adapter_of(inner)
         new = (this if issubclass(this, family) else family)(inner_optimizer=inner, **config)
@@ -133,7 +133,7 @@ class Configurable(Family):
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         new: Any = object.__new__(type(self))
         memo[id(self)] = new
-        inner = memo[id(self._optimizer)] = self._copied_inner(memo)
+        inner = memo[id(self._optimizer)] = self._family.copied(memo)
         memo[id(vars(self)["_contract"])] = Contract()
         new.__dict__.update({name: copy.deepcopy(value, memo) for name, value in vars(self).items()})
         new._save_scale_with_inner()

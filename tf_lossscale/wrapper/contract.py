@@ -14,6 +14,7 @@ from absl import logging
 
 # Method -> whether the gradients of the next update are scaled.
 APPLY_GRADIENTS = {"scale_loss": True, "get_scaled_loss": False, "get_unscaled_gradients": False}
+APPLY = {"scale_loss": True, "get_unscaled_gradients": False}
 
 _TWO_WAYS_OUT = (
     "Write every step in one of two ways: pass gradients of the scaled loss to apply(gradients, variables), which "
@@ -129,6 +130,27 @@ class Contract:
                 self._answers_kept.add(answer)
             self.update_follows()
             return answer
+
+    def apply_takes_scaled(self, gradients: Iterable[Any], may_be_unscaled: bool) -> bool:
+        """Tell whether the gradients passed to `apply` are scaled; called once for each call of `apply`.
+
+        Args:
+            gradients: tensors, IndexedSlices or None.
+            may_be_unscaled: whether the family's `apply` also takes what `get_unscaled_gradients` returned.
+
+        Raises:
+            RuntimeError: the gradients were unscaled, or the calls so far contradict each other.
+        """
+        scaled = True
+        if may_be_unscaled:
+            scaled = self.takes_scaled(gradients, APPLY, otherwise=True)
+        else:
+            self.require_not_unscaled(gradients)
+        if scaled:
+            self.warn_before_apply()
+        if not may_be_unscaled:
+            self.update_follows()
+        return scaled
 
     def update_follows(self) -> None:
         """Record that an update uses the calls made in this place."""

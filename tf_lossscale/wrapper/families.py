@@ -59,8 +59,33 @@ def adapter_for(optimizer: Any) -> type | None:
     return _adapter_for_class(type(optimizer))
 
 
+def of(optimizer: Any) -> Any:
+    """Return the family of an optimizer: an object around it; None if no family knows it.
+
+    >>> import tensorflow as tf
+    >>> of(tf.keras.optimizers.SGD(0.5)).optimizers_name
+    'tf.keras.optimizers'
+    >>> of(3) is None
+    True
+
+    Args:
+        optimizer: any object.
+
+    Returns:
+        An instance of a subclass of `Family`.
+    """
+    adapter: Any = adapter_for(optimizer)
+    return None if adapter is None else adapter._family_class(optimizer)
+
+
+#: Base class of optimizers -> the wrapper class, for the families that `register_family` added.
+REGISTERED: dict[type, type] = {}
+
+
 def _adapter_for_class(optimizer_class: type) -> type | None:
     for base in optimizer_class.__mro__:
+        if base in REGISTERED:
+            return REGISTERED[base]
         marks = (library_in(base.__module__), base.__name__)
         for row in _FAMILIES:
             if marks == (row.library, row.base) and base.__module__.startswith(row.module):
@@ -189,7 +214,7 @@ def adapter_of(inner_optimizer: Any) -> Any:
 
 
 def _instead_of_wrapping(wrapper: Any) -> str:
-    if getattr(wrapper, "_is_adapter", False):
+    if getattr(wrapper, "_family_class", None) is not None:
         return "Use it as it is."
     # Not its inner optimizer: tf_keras's wrapper leaves parts of its own in that.
     inner = type(wrapper.inner_optimizer).__name__ if hasattr(wrapper, "inner_optimizer") else "Adam"

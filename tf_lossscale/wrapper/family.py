@@ -1,9 +1,13 @@
-"""Family: every question that an adapter answers about its optimizers, with the default answer."""
+"""Family: an inner optimizer, and how its library builds, reduces, applies and saves."""
 
 from __future__ import annotations
 
+import abc
 import copy
-from collections.abc import Iterable
+import functools
+import inspect
+import weakref
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -13,204 +17,216 @@ from tf_lossscale.wrapper import options
 from tf_lossscale.wrapper.grads_and_vars import tensors_of
 
 
-class Family:
-    """The differences between optimizer libraries. An adapter overrides what is declared here, and no other hook.
+class Family(abc.ABC):
+    """One inner optimizer, and the differences between optimizer libraries.
 
-    The methods with `inner` or `optimizer` as their first argument are static: `migrate` calls them for optimizers
-    that are not wrapped.
+    A family knows its optimizer and nothing of the wrapper. Two questions have no default answer: how the optimizer's
+    variables are created, and how reduced gradients are applied.
 
-    >>> Family()._takes_empty_steps
-    False
+    >>> class Descent(Family):
+    ...     def build(self, variables):
+    ...         pass
+    ...     def apply(self, gradients, variables):
+    ...         for gradient, variable in zip(gradients, variables):
+    ...             variable.assign_sub(self.inner.learning_rate * gradient)
+    >>> import types
+    >>> family, weight = Descent(types.SimpleNamespace(learning_rate=0.5)), tf.Variable(1.0)
+    >>> family.apply([tf.constant(1.0)], [weight])
+    >>> weight.numpy().item()
+    0.5
+
+    Args:
+        inner: the optimizer.
     """
 
-    # The state of every wrapper.
-    _optimizer: Any
-    _loss_scale: Any
-    _contract: Any
-    _stall: Any
-    _diagnosis: Any
-    _clusters: Any
-    _traced: bool
+    #: The class that the family's optimizers are derived from; `register_family` asks for it.
+    optimizer_class: type | None = None
+    #: Classes of the library that the wrapper derives from as well, for its `isinstance` checks.
+    wrapper_bases: tuple[type, ...] = ()
+
+    def __init__(self, inner: Any):
+        self.inner = inner
+        self._built_for: list[weakref.ref[Any]] = []
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Family:
+        new = object.__new__(type(self))
+        new.__dict__.update({name: copy.deepcopy(value, memo) for name, value in vars(self).items()}, _built_for=[])
+        return new
 
     # Building. --------------------------------------------------------------------------------------------------
 
-    #: Whether instances have this very class: True in an adapter.
-    _is_adapter = False
     #: Whether a variable without a gradient gets no slots: old checkpoints have none for it.
-    _slots_need_gradients = False
+    slots_need_gradients = False
 
-    def _build_inner(self, variables: list[Any]) -> None:
-        """Create the inner optimizer's variables, so that a first step that is skipped leaves it complete."""
-        raise _missing(self, "_build_inner(variables)", "create the inner optimizer's variables")
+    @abc.abstractmethod
+    def build(self, variables: list[Any]) -> None:
+        """Create the optimizer's variables, so that a first step that is skipped leaves it complete."""
 
-    def _known_variables(self) -> list[Any] | None:
-        """Return the variables that the inner optimizer was built for; None if it does not keep them."""
+    def build_once(self, variables: list[Any]) -> None:
+        """Build the optimizer; in eager mode only if the variables are not those of the last call."""
+        remembers = tf.executing_eagerly() and not tf.distribute.has_strategy()
+        last = self._built_for
+        if remembers and len(last) == len(variables) and all(map(_refers_to, last, variables)):
+            return
+        self.build(variables)
+        self._built_for = [weakref.ref(variable) for variable in variables] if remembers else []
+
+    @property
+    def is_built(self) -> bool:
+        """Whether the optimizer has its slots; then it takes no new options."""
+        return False
+
+    def known_variables(self) -> list[Any] | None:
+        """Return the variables that the optimizer was built for; None if it does not keep them."""
         return None
-
-    def _parts_changed(self) -> None:
-        """Drop what the library caches of the inner optimizer's parts: the loss scale has become one of them."""
 
     # Reducing. --------------------------------------------------------------------------------------------------
 
     #: Whether a step sums the gradients over the replicas; False if the library leaves that to the caller.
-    _sums_over_replicas = True
+    sums_over_replicas = True
     #: Whether `apply_gradients` without any pair is a finite step; if not, it is an error.
-    _takes_empty_steps = False
+    takes_empty_steps = False
+    #: Whether `apply` also takes gradients that `get_unscaled_gradients` returned.
+    apply_takes_unscaled = False
+    #: A factor of the loss beside the loss scale; None for none.
+    loss_scale_factor: Any = None
 
-    def _factor(self) -> tf.Tensor:
-        """Return the factor of the loss, a float32 scalar."""
-        return self._loss_scale()
-
-    def _gradients(
+    def gradients(
         self, loss: tf.Tensor, variables: list[Any], grad_loss: Any, tape: tf.GradientTape
     ) -> list[tuple[Any, Any]]:
         """Return the (gradient, variable) pairs of a scaled loss."""
         return list(zip(tape.gradient(loss, tensors_of(variables), grad_loss), variables))
 
-    def _apply_takes_scaled(self, gradients: list[Any]) -> bool:
-        """Return whether the gradients given to `apply` are scaled; called once for each call of `apply`."""
-        self._contract.require_not_unscaled(gradients)
-        self._contract.warn_before_apply()
-        self._contract.update_follows()
-        return True
-
-    def _unscale(self, gradients: list[Any], variables: list[Any], factor: tf.Tensor) -> list[Any]:
-        """Divide the gradients given to `apply` by the factor of the loss."""
-        del variables
-        return self._quotients(gradients, factor)
-
-    def _quotients(self, gradients: Iterable[Any], factor: tf.Tensor) -> list[Any]:
+    def divide(self, gradients: Iterable[Any], factor: tf.Tensor) -> list[Any]:
         """Divide gradients by the factor of the loss."""
         return scaling.unscale(gradients, factor)
 
-    def _reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+    def unscale(self, gradients: list[Any], variables: list[Any], factor: tf.Tensor) -> list[Any]:
+        """Divide the gradients passed to the wrapper's `apply` by the factor of the loss."""
+        del variables
+        return self.divide(gradients, factor)
+
+    def reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
         """Sum the gradients over the replicas, in a replica context."""
         del variables
         return replicas.sum_over_replicas(gradients)
 
     # Applying. --------------------------------------------------------------------------------------------------
 
-    def _apply_reduced(self, grads_and_vars: list[tuple[Any, Any]], **kwargs: Any) -> Any:
-        """Apply reduced gradients with the inner optimizer, without reducing them again."""
-        raise _missing(self, "_apply_reduced(grads_and_vars, **kwargs)", "apply reduced gradients")
+    @abc.abstractmethod
+    def apply(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> Any:
+        """Apply reduced gradients with the optimizer, without reducing them again."""
 
-    def _obstacle(self) -> str | None:
-        """Return why the inner optimizer's update cannot be compiled; None if nothing is known against it."""
-        if getattr(self._optimizer, "has_step_hooks", False):
-            return "the optimizer's step hooks are Python functions"
-        rate = self._given_learning_rate(self._optimizer)
-        if tf.executing_eagerly() and callable(rate) and not hasattr(rate, "get_config"):  # a schedule has one
-            return "the learning rate is a Python function, which each eager step calls"
-        scale = type(self._loss_scale)
-        return None if vars(scale).get("traceable") else f"a {scale.__name__} may run Python code in each step"
+    def takes(self, keyword: str) -> bool:
+        """Return whether the optimizer's `apply_gradients` takes a keyword."""
+        method = getattr(self.inner, "apply_gradients", None)
+        return method is not None and _takes(getattr(method, "__func__", method), keyword)
 
-    def _own_copies(self) -> Iterable[tuple[Any, str]]:
-        """Return (object, attribute) of each variable of which every replica writes its own copy in a step."""
-        return ()
+    def count_skipped_step(self) -> Any:
+        """Advance the count of steps by a step that was skipped."""
+        return self.inner.iterations.assign_add(1)
 
-    def _eager_result(self) -> Any:
+    def result(self) -> Any:
         """Return the result of `apply_gradients` in eager mode."""
         return None
 
-    # Counting. --------------------------------------------------------------------------------------------------
+    def obstacle(self) -> str | None:
+        """Return why XLA cannot compile the optimizer's update; None if nothing is known against it."""
+        if getattr(self.inner, "has_step_hooks", False):
+            return "the optimizer's step hooks are Python functions"
+        rate = self.given_learning_rate()
+        if tf.executing_eagerly() and callable(rate) and not hasattr(rate, "get_config"):  # a schedule has one
+            return "the learning rate is a Python function, which each eager step calls"
+        return None
 
-    def _advance_iterations(self) -> Any:
-        """Count a step that was skipped."""
-        return self._optimizer.iterations.assign_add(1)
+    def replica_variables(self) -> Iterable[tuple[Any, str]]:
+        """Return (object, attribute) of each variable of which every replica writes its own copy in a step."""
+        return ()
 
-    # Hyperparameters. -------------------------------------------------------------------------------------------
+    # Hyperparameters and options. -------------------------------------------------------------------------------
 
-    #: Attributes of the inner optimizer that are read and set through the wrapper, beside its hyperparameters.
-    _delegated: tuple[str, ...] = ("clipnorm", "clipvalue", "global_clipnorm")
+    #: Attributes of the optimizer that are read and set through the wrapper, beside its hyperparameters.
+    delegated: tuple[str, ...] = ("clipnorm", "clipvalue", "global_clipnorm")
+    #: Keyword arguments of the wrapper that the family's optimizers have, and that are set on them.
+    options: tuple[str, ...] = ("clipnorm", "clipvalue", "global_clipnorm")
 
-    def _hyperparameter_names(self) -> tuple[str, ...]:
-        """Return the names of the inner optimizer's hyperparameters, without `learning_rate`."""
-        return tuple(getattr(self._optimizer, "hyperparameter_names", ()))
+    def hyperparameter_names(self) -> tuple[str, ...]:
+        """Return the names of the optimizer's hyperparameters, without `learning_rate`."""
+        return tuple(getattr(self.inner, "hyperparameter_names", ()))
 
-    # Options. ---------------------------------------------------------------------------------------------------
-
-    #: Keyword arguments of the constructor that the family's optimizers have, and that are set on them.
-    _inner_options: tuple[str, ...] = ("clipnorm", "clipvalue", "global_clipnorm")
-
-    def _checked_options(self, inner: Any, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the options that must be set on the inner optimizer, or raise and change nothing."""
-        wanted = options.checked(inner, given, self._inner_options)
-        if wanted and self._is_built(inner):
+    def checked_options(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the options that must be set on the optimizer, or raise and change nothing."""
+        wanted = options.checked(self.inner, given, self.options)
+        if wanted and self.is_built:
             raise ValueError(
-                f"`{next(iter(wanted))}` must be set before the inner {type(inner).__name__} is built, but it is "
+                f"`{next(iter(wanted))}` must be set before the inner {type(self.inner).__name__} is built, but it is "
                 "built. Wrap the optimizer before its first step."
             )
         return wanted
 
-    def _adopt(self, options: dict[str, Any]) -> None:
-        """Set the options on the inner optimizer, and on the wrapper what its library's base class needs."""
-        for name, value in options.items():
-            setattr(self._optimizer, name, value)
+    def set_options(self, wanted: dict[str, Any]) -> None:
+        """Set the options on the optimizer."""
+        for name, value in wanted.items():
+            setattr(self.inner, name, value)
 
     # Configs and copies. ----------------------------------------------------------------------------------------
 
-    def _serialized_inner(self) -> Any:
-        """Return the config of the inner optimizer."""
-        raise _without_config(type(self._optimizer).__name__)
+    def config(self) -> Any:
+        """Return the config of the optimizer."""
+        raise _without_config(type(self.inner).__name__)
 
     @classmethod
-    def _deserialized_inner(cls, config: Any, custom_objects: dict[str, Any] | None) -> Any:
-        """Return an optimizer made from what `_serialized_inner` returned."""
+    def from_config(cls, config: Any, custom_objects: dict[str, Any] | None) -> Any:
+        """Return an optimizer made from what `config` returned."""
         del config, custom_objects
         raise _without_config("The inner optimizer")
 
-    def _copied_inner(self, memo: dict[int, Any]) -> Any:
-        """Return a copy of the inner optimizer, with its state."""
-        return copy.deepcopy(self._optimizer, memo)
+    def copied(self, memo: dict[int, Any]) -> Any:
+        """Return a copy of the optimizer, with its state."""
+        return copy.deepcopy(self.inner, memo)
 
-    # Restoring, for `migrate`. ---------------------------------------------------------------------------------
+    def parts_changed(self) -> Any:
+        """Drop what the library caches of the optimizer's parts: the loss scale has become one of them."""
+        return None
+
+    # Restoring, for `migrate`. ----------------------------------------------------------------------------------
 
     #: The library's module of optimizer classes; None for a family that `migrate` cannot restore.
-    _optimizers: Any = None
+    optimizers: Any = None
     #: The name of that module in users' code.
-    _optimizers_name = ""
+    optimizers_name = ""
     #: Whether slots are lists of variables, as in Keras 3 and tf_keras; False for TensorFlow 2's slots and formulas.
-    _slots_are_lists = True
+    slots_are_lists = True
     #: Nadam's attribute with the product of its momenta, and the decay of its schedule.
-    _nadam_product = ("_u_product", 1.0)
+    nadam_product = ("_u_product", 1.0)
 
-    @staticmethod
-    def _is_built(optimizer: Any) -> bool:
-        """Return whether an optimizer has its slots; then it takes no new options."""
-        del optimizer
-        return False
+    def slot(self, variable: Any, name: str, attribute: str) -> Any:
+        """Return a variable's slot, by its name in TensorFlow 2 and its list in Keras 3; None if there is none."""
+        del variable, name, attribute
+        raise NotImplementedError(f"The family of {type(self.inner).__name__} must define slot() to find a slot.")
 
-    @staticmethod
-    def _build(optimizer: Any, variables: list[Any]) -> None:
-        """Create the slots of an optimizer, bare or in a wrapper of any library."""
-        optimizer.build(variables)
-
-    @staticmethod
-    def _slot_of(inner: Any, variable: Any, slot: str, attribute: str) -> Any:
-        """Return a variable's slot, named as in TensorFlow 2 and by its list in Keras 3; None if there is none."""
-        raise _missing(inner, "_slot_of(inner, variable, slot, attribute)", "find a slot")
-
-    @staticmethod
-    def _set_iterations(inner: Any, value: int) -> None:
+    def set_iterations(self, value: int) -> None:
         """Set the count of steps."""
-        inner.iterations.assign(value)
+        self.inner.iterations.assign(value)
 
-    @staticmethod
-    def _given_learning_rate(inner: Any) -> Any:
+    def given_learning_rate(self) -> Any:
         """Return the learning rate as it is kept: a variable, a number, a function or a schedule."""
-        return getattr(inner, "_learning_rate", None)
+        return getattr(self.inner, "_learning_rate", None)
 
     @staticmethod
-    def _with_layer_names(objects: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
+    def with_layer_names(objects: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
         """Return the objects of a checkpoint, also under the names that the library has for layers and weights."""
         return objects
 
 
-def _missing(of: Any, hook: str, purpose: str) -> NotImplementedError:
-    return NotImplementedError(
-        f"The adapter for {type(of).__name__} must define {hook} to {purpose}. "
-        "See tf_lossscale/wrapper/family.py and CONTRIBUTING.md."
-    )
+def _refers_to(reference: weakref.ref[Any], variable: Any) -> bool:
+    return reference() is variable
+
+
+@functools.lru_cache(maxsize=64)
+def _takes(function: Callable[..., Any], keyword: str) -> bool:
+    parameters = inspect.signature(function).parameters
+    return keyword in parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
 
 
 def _without_config(name: str) -> NotImplementedError:

@@ -128,6 +128,31 @@ def tensors_of(variables: list[Any]) -> list[Any]:
     return [v if callable(getattr(v, "value", None)) else getattr(v, "value", v) for v in variables]
 
 
+def assign_all(variables: list[Any], values: list[Any]) -> None:
+    """Assign a value to each variable, or raise and assign none.
+
+    >>> weight = tf.Variable([1.0])
+    >>> assign_all([weight], [np.array([2.0])])
+    >>> weight.numpy().tolist()
+    [2.0]
+
+    Args:
+        variables: of TensorFlow or Keras 3.
+        values: an array for each.
+
+    Raises:
+        ValueError: a shape does not fit.
+    """
+    for variable, value in zip(variables, values):
+        if tuple(variable.shape) != tuple(getattr(value, "shape", ())):
+            raise ValueError(
+                f"set_weights(weights): {variable.name} has shape {tuple(variable.shape)}, but the array has "
+                f"shape {tuple(getattr(value, 'shape', ()))}."
+            )
+    for variable, value in zip(variables, values):
+        variable.assign(value)
+
+
 def _as_gradient(gradient: Any, variable: Any) -> Any:
     if gradient is None or isinstance(gradient, (tf.Tensor, tf.IndexedSlices)):
         return gradient

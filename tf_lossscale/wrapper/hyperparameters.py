@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from tf_lossscale.wrapper.family import Family
+from tf_lossscale.wrapper.parts import Parts
 
 # The names that each original (TensorFlow 2.4 to 2.8) passed to `_set_hyper`, so that `wrapper.beta_1` keeps its
 # meaning. Optimizers that are younger than that follow their nearest relative.
@@ -91,7 +91,7 @@ def _constants(value: Any, above: frozenset[int]) -> Hashable:
 _NOTHING = object()
 
 
-class Delegating(Family):
+class Delegating(Parts):
     """Reads, sets and lists the inner optimizer's hyperparameters on the wrapper, and nothing else of it."""
 
     @property
@@ -132,10 +132,10 @@ class Delegating(Family):
             object.__setattr__(self, name, value)
 
     def __dir__(self) -> list[str]:
-        return sorted({*object.__dir__(self), *self._delegated, *self._hyperparameter_names()})
+        return sorted({*object.__dir__(self), *self._family.delegated, *self._family.hyperparameter_names()})
 
     def _is_delegated(self, name: str) -> bool:
-        return name in self._delegated or name in self._hyperparameter_names()
+        return name in self._family.delegated or name in self._family.hyperparameter_names()
 
     def _warn_if_traced(self, name: str) -> None:
         if self._traced and not isinstance(getattr(self._optimizer, name, None), tf.Variable):

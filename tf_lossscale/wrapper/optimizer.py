@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -12,15 +11,17 @@ from absl import logging
 
 from tf_lossscale.core import replicas, scaling, state
 from tf_lossscale.core.graphs import as_written as _as_written
+from tf_lossscale.core.graphs import operations
 from tf_lossscale.core.inside import scaled_inside
 from tf_lossscale.core.state import DynamicLossScale, FixedLossScale, LossScale
+from tf_lossscale.core.step import step
 from tf_lossscale.wrapper import arguments, contract, families
 from tf_lossscale.wrapper.configs import Configurable
-from tf_lossscale.wrapper.grads_and_vars import as_list, require_fitting, tensors_of, unzip
+from tf_lossscale.wrapper.grads_and_vars import as_list, assign_all, require_fitting, tensors_of, unzip
 from tf_lossscale.wrapper.hyperparameters import Delegating
 from tf_lossscale.wrapper.readings import Observable
 from tf_lossscale.wrapper.stall import Stall
-from tf_lossscale.wrapper.stepping import Stepping
+from tf_lossscale.wrapper.update import Update
 
 
 class CallableList(list[Any]):
@@ -42,7 +43,7 @@ class _SignatureOfInit:
         return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
-class LossScaleOptimizer(Delegating, Observable, Configurable, Stepping):
+class LossScaleOptimizer(Delegating, Observable, Configurable):
     """Wraps an optimizer so that float16 gradients do not vanish: scales the loss, unscales the gradients.
 
     The step is skipped on every replica when any gradient on any replica overflowed, and the scale is multiplied by
@@ -116,7 +117,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable, Stepping):
     def __new__(cls, inner_optimizer: Any = None, *args: Any, **kwargs: Any) -> LossScaleOptimizer:
         del args, kwargs
         this: Any = cls
-        return object.__new__(cls if cls._is_adapter else families.joined(this, families.adapter_of(inner_optimizer)))
+        is_complete = cls._family_class is not None
+        return object.__new__(cls if is_complete else families.joined(this, families.adapter_of(inner_optimizer)))
 
     def __init__(
         self,
@@ -136,7 +138,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable, Stepping):
         jit_compile: bool = False,
         **kwargs: Any,
     ):
-        if not isinstance(self, families.adapter_of(inner_optimizer)):
+        adapter = families.adapter_of(inner_optimizer)
+        if not isinstance(self, adapter):
             raise TypeError(
                 f"{type(self).__module__}.LossScaleOptimizer cannot wrap this optimizer: {inner_optimizer!r}. Call "
                 "tf_lossscale.LossScaleOptimizer, which chooses the class."
@@ -155,10 +158,12 @@ class LossScaleOptimizer(Delegating, Observable, Configurable, Stepping):
         stall = Stall(on_floor)
         diagnosis = arguments.diagnosis(diagnose, loss_scale)
         clusters = arguments.clusters(jit_compile)
-        chosen = self._checked_options(inner_optimizer, kwargs)
+        family = adapter._family_class(inner_optimizer)
+        chosen = family.checked_options(kwargs)
         # A failed construction must leave the inner optimizer as it was: nothing below raises after changing it.
         self.__dict__.update(
             _optimizer=inner_optimizer,
+            _family=family,
             _trackable=inner_optimizer,  # TensorFlow's DelegatingTrackableMixin, a base of most adapters, reads it
             _scale=loss_scale,
             _contract=contract.Contract(),
@@ -170,8 +175,12 @@ class LossScaleOptimizer(Delegating, Observable, Configurable, Stepping):
         self._save_scale_with_inner()  # raises before it changes the inner optimizer
         loss_scale.prepare()
         stall.prepare(loss_scale)
-        self._adopt(chosen)
+        family.set_options(chosen)
+        self._init_base()
         families.mark(inner_optimizer)
+
+    def _init_base(self) -> None:
+        """Set up what the base classes of the inner optimizer's library need."""
 
     def _save_scale_with_inner(self) -> None:
         """Track the loss scale in the inner optimizer: a checkpoint of that alone saves and restores the scale."""
@@ -188,7 +197,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable, Stepping):
         if there is not None or not isinstance(scale, FixedLossScale):
             inner._track_trackable(scale, "loss_scale", overwrite=True)
             inner._handle_deferred_dependencies("loss_scale", scale)
-            self._parts_changed()
+            self._family.parts_changed()
 
     # The loss and the gradients. --------------------------------------------------------------------------------
 
@@ -262,7 +271,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable, Stepping):
 
     def _unscaled(self, grads: Iterable[Any]) -> list[Any]:
         factor = self._contract.factor_of_loss() if replicas.workers_step_alone() else None
-        return self._quotients(grads, self._factor() if factor is None else factor)
+        return self._family.divide(grads, self._factor() if factor is None else factor)
 
     def scale_inside(self, loss_fn: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a loss function for code that owns the tape and calls only `apply_gradients`.
@@ -293,6 +302,11 @@ class LossScaleOptimizer(Delegating, Observable, Configurable, Stepping):
             return self._unscaled(gradients)
 
         return scaled_inside(loss_fn, lambda upstream: scaling.scale_loss(upstream, self._factor_of_loss), unscale)
+
+    def _factor(self) -> tf.Tensor:
+        """Return the factor of the loss, a float32 scalar."""
+        factor = self._family.loss_scale_factor
+        return self._loss_scale() if factor is None else self._loss_scale() * factor
 
     def _factor_of_loss(self) -> tf.Tensor:
         factor = self._factor()
@@ -345,14 +359,14 @@ class LossScaleOptimizer(Delegating, Observable, Configurable, Stepping):
         del name
         replicas.require_replica_context("apply_gradients")
         gradients, variables = unzip(grads_and_vars)
-        if gradients or not self._takes_empty_steps:
+        if gradients or not self._family.takes_empty_steps:
             require_fitting(gradients, variables)
         self._require_keywords(kwargs)
         # Only now does the contract change: a call with bad arguments must not count.
         scaled = self._contract.takes_scaled(gradients)
         self._contract.warn_before_apply_gradients()
         aggregate = experimental_aggregate_gradients and not skip_gradients_aggregation
-        return self._step(gradients, variables, scaled=scaled, aggregate=aggregate, count_skipped=not scaled, **kwargs)
+        return self._step(Update(self, gradients, variables, scaled, aggregate, not scaled, kwargs))
 
     @_as_written
     def apply(self, grads: Iterable[Any], trainable_variables: Iterable[Any] | None = None) -> Any:
@@ -378,7 +392,25 @@ class LossScaleOptimizer(Delegating, Observable, Configurable, Stepping):
         grads = list(grads)
         variables = self._given_or_known(trainable_variables, "apply(grads)")
         require_fitting(grads, variables)
-        self._step(grads, variables, scaled=self._apply_takes_scaled(grads), aggregate=True, count_skipped=False)
+        scaled = self._contract.apply_takes_scaled(grads, self._family.apply_takes_unscaled)
+        self._step(Update(self, grads, variables, scaled, aggregate=True, count_skipped=False, keywords={}))
+
+    def _step(self, update: Update) -> Any:
+        """Take the step, and return what the family returns; in a graph an operation or a tensor to wait for."""
+        deferred = self._loss_scale.defers(self, update)
+        outcome = None if deferred else step(self._loss_scale, update)
+        if tf.executing_eagerly():
+            if outcome is False:
+                self._report_stall()
+            return self._family.result()
+        self.__dict__["_traced"] = True
+        if not tf.compat.v1.executing_eagerly_outside_functions():
+            return outcome
+        with tf.control_dependencies(operations(outcome)):
+            return tf.constant(True)  # a tf.function can return a tensor, but no operation
+
+    def _report_stall(self) -> None:
+        replicas.once(lambda: self._stall.look(self, self._loss_scale))
 
     @_as_written
     def compute_gradients(
@@ -488,21 +520,16 @@ class LossScaleOptimizer(Delegating, Observable, Configurable, Stepping):
             variables = as_list(var_list() if callable(var_list) else var_list)
             with tape:
                 scaled = self.get_scaled_loss(loss)
-        return self._gradients(scaled, variables, grad_loss, tape)
+        return self._family.gradients(scaled, variables, grad_loss, tape)
 
     def _require_keywords(self, kwargs: dict[str, Any]) -> None:
         """Raise if the inner optimizer does not take these keywords, before anything has changed."""
-        unknown = [name for name in kwargs if not self._inner_takes(name)]
+        unknown = [name for name in kwargs if not self._family.takes(name)]
         if unknown:
             raise TypeError(
                 f"apply_gradients() got an unexpected keyword argument '{unknown[0]}': neither LossScaleOptimizer nor "
                 f"the inner {type(self._optimizer).__name__} takes it."
             )
-
-    def _inner_takes(self, keyword: str) -> bool:
-        """Return whether the inner optimizer's `apply_gradients` takes a keyword."""
-        method = getattr(self._optimizer, "apply_gradients", None)
-        return method is not None and _takes(getattr(method, "__func__", method), keyword)
 
     # Properties. --------------------------------------------------------------------------------------------
 
@@ -597,14 +624,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable, Stepping):
                 f"set_weights(weights) needs {len(variables)} arrays, as get_weights() returns them, but got "
                 f"{len(weights)}. Build the optimizer with build(variables) before setting its weights."
             )
-        for variable, weight in zip(variables, weights):
-            if tuple(variable.shape) != tuple(getattr(weight, "shape", ())):
-                raise ValueError(
-                    f"set_weights(weights): {variable.name} has shape {tuple(variable.shape)}, but the array has "
-                    f"shape {tuple(getattr(weight, 'shape', ()))}."
-                )
-        for variable, weight in zip(variables, weights):
-            variable.assign(weight)
+        assign_all(variables, weights)
         self._loss_scale.bring_into_range()
 
     @_as_written
@@ -614,14 +634,14 @@ class LossScaleOptimizer(Delegating, Observable, Configurable, Stepping):
         Args:
             var_list: the variables to train.
         """
-        self._build_inner(list(var_list))
+        self._family.build(list(var_list))
 
     def _create_all_weights(self, var_list: list[Any]) -> None:
         """The old name of `build`."""
         self.build(var_list)
 
     def _given_or_known(self, variables: Iterable[Any] | None, call: str) -> list[Any]:
-        known = self._known_variables() if variables is None else variables
+        known = self._family.known_variables() if variables is None else variables
         if known is None:
             raise ValueError(
                 f"{call} without variables needs a built optimizer. Call build(trainable_variables) first, or pass "
@@ -636,12 +656,6 @@ class LossScaleOptimizer(Delegating, Observable, Configurable, Stepping):
         if self.dynamic and tf.executing_eagerly():
             kind = f"dynamic_counter={int(tf.convert_to_tensor(self.dynamic_counter))}, {kind}"
         return f"<LossScaleOptimizer loss_scale={shown}, {kind}, inner_optimizer={type(self._optimizer).__name__}>"
-
-
-@functools.lru_cache(maxsize=64)
-def _takes(function: Callable[..., Any], keyword: str) -> bool:
-    parameters = inspect.signature(function).parameters
-    return keyword in parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
 
 
 def _warn_if_loss_cannot_hold(loss: Any, factor: Callable[[], tf.Tensor]) -> None:

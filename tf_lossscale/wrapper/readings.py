@@ -10,7 +10,7 @@ import tensorflow as tf
 from tf_lossscale import errors
 from tf_lossscale.core.state import DynamicLossScale
 from tf_lossscale.core.variables import plain
-from tf_lossscale.wrapper.family import Family
+from tf_lossscale.wrapper.parts import Parts
 
 # Key of `state()` -> attribute of the loss scale; the first has to be in a state, the others may be missing.
 _COUNTS = {
@@ -63,7 +63,7 @@ class OverflowReport(tuple[Overflow, ...]):
         return "\n".join(lines)
 
 
-class Observable(Family):
+class Observable(Parts):
     """The state of an optimizer's loss scale, to read and to set."""
 
     dynamic: Any

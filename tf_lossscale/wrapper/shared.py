@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
+from tf_lossscale.core import clusters
 from tf_lossscale.core.graphs import as_written as _as_written
 from tf_lossscale.core.rules import Rules, with_rules
 from tf_lossscale.core.state import DynamicLossScale
-from tf_lossscale.core.step import Part, joined, step
+from tf_lossscale.core.step import Update, step
 
 
 class SharedLossScale(DynamicLossScale):
@@ -77,7 +79,7 @@ class SharedLossScale(DynamicLossScale):
 
     @_as_written
     def _take(self, together: TogetherStep) -> None:
-        result = step(self, joined([part for _, part in together.members]))
+        result = step(self, _JointUpdate([update for _, update in together.members]))
         if result is False:
             for optimizer, _ in together.members:
                 optimizer._report_stall()
@@ -87,19 +89,19 @@ class SharedLossScale(DynamicLossScale):
     def _step(self) -> TogetherStep | None:
         return _open.steps.get(id(self))
 
-    def defers(self, optimizer: Any, part: Part) -> bool:
-        """Take an optimizer's part of the step, to be applied when the block ends.
+    def defers(self, optimizer: Any, update: Update) -> bool:
+        """Take an optimizer's update, to be applied when the block ends.
 
         Args:
             optimizer: whose `apply_gradients`, or the like, was called.
-            part: its gradients, and how to apply them.
+            update: its gradients, and how to apply them.
 
         Returns:
             True.
 
         Raises:
             RuntimeError: there is no step to be part of.
-            ValueError: the gradients of another part are to be summed over the replicas, and these are not, or vice
+            ValueError: the gradients of another update are to be summed over the replicas, and these are not, or vice
                 versa.
         """
         if self._step is None:
@@ -108,12 +110,12 @@ class SharedLossScale(DynamicLossScale):
                 "shared.together():`. Write that block around the calls of all optimizers that apply gradients, "
                 "inside strategy.run and inside the tf.function."
             )
-        if any(other.aggregate != part.aggregate for _, other in self._step.members):
+        if any(other.aggregate != update.aggregate for _, other in self._step.members):
             raise ValueError(
                 "Optimizers that step together must all get gradients that are already summed over the replicas, or "
                 "all get gradients that are not. Pass skip_gradients_aggregation=True to all of them, or to none."
             )
-        self._step.members.append((optimizer, part))
+        self._step.members.append((optimizer, update))
         return True
 
 
@@ -125,9 +127,42 @@ class TogetherStep:
     """
 
     def __init__(self) -> None:
-        self.members: list[tuple[Any, Part]] = []
+        self.members: list[tuple[Any, Update]] = []
         #: In a legacy graph the operation to run, once the block has ended.
         self.operation: Any = None
+
+
+class _JointUpdate(Update):
+    """The updates of several optimizers, applied or skipped as a whole."""
+
+    def __init__(self, updates: list[Update]):
+        self._updates = updates
+        self._ends: list[int] = []
+        self.aggregate = updates[0].aggregate
+        self.observes = any(update.observes for update in updates)
+        self.cluster = clusters.joined([update.cluster for update in updates])
+
+    def unscale(self) -> list[Any]:
+        each = [update.unscale() for update in self._updates]
+        self._ends = list(itertools.accumulate(map(len, each)))
+        return [gradient for own in each for gradient in own]
+
+    def _with_own(self, gradients: list[Any]) -> list[tuple[Update, list[Any]]]:
+        """Return each update with its part of a list that has an element for each gradient."""
+        return [(u, gradients[a:b]) for u, a, b in zip(self._updates, [0, *self._ends], self._ends)]
+
+    def reduce(self, gradients: list[Any]) -> list[Any]:
+        return [reduced for update, own in self._with_own(gradients) for reduced in update.reduce(own)]
+
+    def apply(self, gradients: list[Any]) -> Any:
+        return [update.apply(own) for update, own in self._with_own(gradients)]
+
+    def skip(self) -> Any:
+        return [update.skip() for update in self._updates]
+
+    def observe(self, applied: tf.Tensor, gradients: list[Any], evidence: list[Any]) -> Any:
+        each = zip(self._with_own(gradients), self._with_own(evidence))
+        return [update.observe(applied, own, kinds) for (update, own), (_, kinds) in each if update.observes]
 
 
 class _Open(threading.local):

@@ -75,7 +75,8 @@ def convert(
     file = read(path)
     if not file.optimizers:
         raise ValueError(f"{file.path}: the file has no optimizer, only {len(file.variables)} variables.")
-    family: Any = families.load(to)
+    wrapper: Any = families.load(to)
+    family = wrapper._family_class
     parts, converted = _parts(file, family, learning_rate)
     try:
         _write(folder, _tree(file, parts, family))
@@ -115,7 +116,7 @@ def _path(file: File, saved: Optimizer) -> str:
 
 def _optimizer(file: File, saved: Optimizer, family: Any) -> tuple[Any, str]:
     """Return an optimizer of today with the options in the file, and the code that constructs it."""
-    library = family._optimizers
+    library = family.optimizers
     # The file says which class is called: no other name of the library is.
     cls = getattr(library, saved.name, None) if saved.name in slots.ATTRIBUTES else None
     if cls is None:
@@ -144,7 +145,7 @@ def _optimizer(file: File, saved: Optimizer, family: Any) -> tuple[Any, str]:
                 f"{file.path}: {name} is {value:g}, which is too large for a float32. Use another copy of the file."
             )
     arguments = ", ".join(f"{name}={_shown(value)}" for name, value in options.items())
-    code = f"{family._optimizers_name}.{saved.name}({arguments})"
+    code = f"{family.optimizers_name}.{saved.name}({arguments})"
     if saved.learning_rate is None:
         # It had a schedule. With one an optimizer has no variable for the learning rate, and numbers its others anew.
         options["learning_rate"] = library.schedules.ExponentialDecay(1.0, 1, 1.0)
@@ -175,7 +176,7 @@ def _tree(file: File, parts: dict[str, Any], family: Any) -> Any:
     """Return the root object: the file's own objects, or the parts by their names for a file without objects."""
     import tensorflow as tf
 
-    objects = family._with_layer_names(file.objects) if file.objects else {"": {path: path for path in parts}}
+    objects = family.with_layer_names(file.objects) if file.objects else {"": {path: path for path in parts}}
     reached = {path for each in objects.values() for path in each.values()}
     objects[""] = {**objects.get("", {}), **{path: path for path in parts if path not in reached}}
     nodes = {path: tf.__internal__.tracking.AutoTrackable() for path in objects}

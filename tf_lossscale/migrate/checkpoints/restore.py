@@ -101,8 +101,8 @@ def restore_from(file: File, saved: Optimizer, optimizer: Any, variables: Any) -
     inner = optimizer
     while hasattr(inner, "inner_optimizer"):
         inner = inner.inner_optimizer
-    family: Any = families.adapter_for(inner)
-    if family is None or family._optimizers is None:
+    family: Any = families.of(inner)
+    if family is None or family.optimizers is None:
         raise TypeError(
             f"`optimizer` must be of Keras 3, tf_keras or tf_keras.optimizers.legacy, but got: {optimizer!r}. For an "
             "optimizer of tf.compat.v1.train use "
@@ -117,20 +117,21 @@ def restore_from(file: File, saved: Optimizer, optimizer: Any, variables: Any) -
     notes = [*matching.notes(pairs), *_notes(saved, kind, inner, family)]
     values = [(variable, tensor.value()) for tensor, variable in pairs]
     planned = _planned_slots(file, saved, kind, pairs, inner)
-    if not family._is_built(optimizer):
-        family._build(optimizer, [variable for variable, _ in values if getattr(variable, "trainable", True)])
+    if not family.is_built:
+        build = family.build if optimizer is inner else _build_of(optimizer)
+        build([variable for variable, _ in values if getattr(variable, "trainable", True)])
     values += _places(file, family, inner, kind, planned, values, notes)
 
     # Nothing raises from here on.
     for variable, value in values:
         variable.assign(value)
     if iterations is not None:
-        family._set_iterations(inner, iterations)
+        family.set_iterations(iterations)
     if kind == "Nadam" and iterations is not None:
-        attribute, decay = family._nadam_product
+        attribute, decay = family.nadam_product
         getattr(inner, attribute).assign(slot_names.nadam_product(_number(inner, "beta_1"), iterations, decay))
     if saved.learning_rate is not None:
-        rate = family._given_learning_rate(inner)
+        rate = family.given_learning_rate()
         if not callable(rate) or hasattr(rate, "assign"):  # a schedule stays
             inner.learning_rate = saved.learning_rate
     scale = _set_loss_scale(optimizer, saved)
@@ -198,6 +199,11 @@ def _planned_slots(file: File, saved: Optimizer, kind: str, pairs: list[Any], in
     return planned
 
 
+def _build_of(wrapper: Any) -> Any:
+    """Return the method that builds a wrapper of any library."""
+    return getattr(wrapper, "build", None) or wrapper._create_all_weights
+
+
 def _places(
     file: File, family: Any, inner: Any, kind: str, planned: list[Any], values: list[Any], notes: list[str]
 ) -> list[tuple[Any, Any]]:
@@ -205,13 +211,13 @@ def _places(
     places, missing = [], set()
     try:
         for slot, variable, value in planned:
-            place = family._slot_of(inner, variable, slot, slot_names.ATTRIBUTES[kind][slot])
+            place = family.slot(variable, slot, slot_names.ATTRIBUTES[kind][slot])
             missing |= {slot} if place is None else set()
             places += [] if place is None else [(place, value)]
         if getattr(inner, "use_ema", False):
             for variable, value in values:
                 if getattr(variable, "trainable", True):
-                    places.append((family._slot_of(inner, variable, "", "_model_variables_moving_average"), value))
+                    places.append((family.slot(variable, "", "_model_variables_moving_average"), value))
     except KeyError as error:
         raise ValueError(
             f"{file.path}: the given {type(inner).__name__} was built for other variables than `variables`. Restore "
@@ -240,7 +246,7 @@ def _iterations(file: File, saved: Optimizer, inner: Any) -> int | None:
 
 def _notes(saved: Optimizer, kind: str, inner: Any, family: Any) -> list[str]:
     notes = []
-    old, new = not saved.slots_are_lists, family._slots_are_lists
+    old, new = not saved.slots_are_lists, family.slots_are_lists
     other = not saved.of_tf1 and old == new
     same = kind == "RMSprop" and "momentum" in slot_names.canonical(kind, saved.slots)
     if other and not same and kind in slot_names.DIFFERENCES:

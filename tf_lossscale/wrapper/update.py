@@ -1,0 +1,96 @@
+"""What one wrapper does in a step: unscale, reduce, apply with the inner optimizer, or skip."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import tensorflow as tf
+
+from tf_lossscale.core import replicas, step
+from tf_lossscale.core.clusters import Cluster, obstacle
+from tf_lossscale.core.graphs import compiled
+from tf_lossscale.wrapper.hyperparameters import constants
+from tf_lossscale.wrapper.readings import names_of
+
+
+class Update(step.Update):
+    """The update of one wrapper's variables, with its inner optimizer built.
+
+    Args:
+        optimizer: a LossScaleOptimizer.
+        gradients: this replica's, tensors or IndexedSlices or None.
+        variables: one for each gradient.
+        scaled: whether the gradients are those of the scaled loss.
+        aggregate: whether they still have to be summed over the replicas.
+        count_skipped: whether a skipped step counts in `iterations`.
+        keywords: passed to the inner optimizer.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        gradients: list[Any],
+        variables: list[Any],
+        scaled: bool,
+        aggregate: bool,
+        count_skipped: bool,
+        keywords: dict[str, Any],
+    ):
+        self.optimizer, self._family = optimizer, optimizer._family
+        self._gradients, self._variables, self._keywords = gradients, variables, keywords
+        self._scaled, self._count_skipped = scaled, count_skipped
+        self.aggregate = aggregate and self._family.sums_over_replicas
+        self.observes = optimizer._diagnosis is not None
+        compiles = self._compiles()
+        with replicas.apart() if compiles else contextlib.nullcontext():
+            if compiles:
+                replicas.once(optimizer._loss_scale.give_copies)
+            self._build()
+        if compiles:
+            self.cluster = Cluster(optimizer._clusters, self._key(aggregate) if tf.executing_eagerly() else None)
+
+    def _build(self) -> None:
+        every = not self._family.slots_need_gradients
+        self._family.build_once([v for g, v in zip(self._gradients, self._variables) if every or g is not None])
+        if self.observes:
+            self.optimizer._diagnosis.prepare(names_of(self._variables))
+
+    def unscale(self) -> list[Any]:
+        if not self._scaled:
+            return self._gradients
+        return self._family.unscale(self._gradients, self._variables, self.optimizer._factor())
+
+    def reduce(self, gradients: list[Any]) -> list[Any]:
+        return self._family.reduce(gradients, self._variables)
+
+    def apply(self, gradients: list[Any]) -> Any:
+        with replicas.own_copies(self._family.replica_variables()):
+            return self._family.apply(gradients, self._variables, **self._keywords)
+
+    def skip(self) -> list[Any]:
+        watched = self.optimizer._stall.watch(self.optimizer, self.optimizer._loss_scale)
+        with tf.control_dependencies(watched), replicas.own_copies(self._family.replica_variables()):
+            return [*watched, self._family.count_skipped_step() if self._count_skipped else tf.no_op()]
+
+    def observe(self, applied: tf.Tensor, gradients: list[Any], evidence: list[Any]) -> Any:
+        return self.optimizer._diagnosis.record(names_of(self._variables), applied, gradients, evidence)
+
+    def _compiles(self) -> bool:
+        """Return whether XLA compiles the step alone; False also if it compiles the caller as a whole."""
+        clusters = self.optimizer._clusters
+        if clusters is None or compiled():
+            return False
+        scale = type(self.optimizer._loss_scale)
+        own_rule = None if vars(scale).get("traceable") else f"a {scale.__name__} may run Python code in each step"
+        reason = self._family.obstacle() or own_rule or obstacle(self._gradients, self._variables)
+        if reason is not None:
+            clusters.log_once(reason)
+        return reason is None
+
+    def _key(self, aggregate: bool) -> Any:
+        """Return all that the traced step holds as constants."""
+        dtypes = tuple(None if gradient is None else gradient.dtype for gradient in self._gradients)
+        objects = tuple(map(id, (self.optimizer._loss_scale, *self._variables)))
+        others = (self._scaled, aggregate, self._count_skipped, self._keywords)
+        return (replicas.position(), dtypes, objects, constants(others), constants(vars(self._family.inner)))
