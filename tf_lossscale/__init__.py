@@ -14,10 +14,15 @@ __version__ = "0.1.0"
 
 # Public name -> the module it is in. Loaded on first use: importing this package costs next to nothing.
 _HOMES = {
+    "DynamicLossScale": "tf_lossscale.core.state",
+    "Family": "tf_lossscale.wrapper.family",
+    "LossScale": "tf_lossscale.core.state",
     "LossScaleOptimizer": "tf_lossscale.wrapper.optimizer",
     "LossScaleMonitor": "tf_lossscale.monitoring.callback",
+    "Rules": "tf_lossscale.core.rules",
     "SharedLossScale": "tf_lossscale.wrapper.shared",
     "install": "tf_lossscale.legacy.install",
+    "register_family": "tf_lossscale.wrapper.register",
     "uninstall": "tf_lossscale.legacy.install",
     "wrap_in_compile": "tf_lossscale.legacy.install",
     "write_summary": "tf_lossscale.monitoring.summaries",
@@ -27,11 +32,16 @@ _HOMES = {
 _SUBPACKAGES = ("amp", "legacy", "migrate", "optimizers", "probability")
 
 __all__ = [
+    "DynamicLossScale",
+    "Family",
+    "LossScale",
     "LossScaleMonitor",
     "LossScaleOptimizer",
+    "Rules",
     "SharedLossScale",
     "__version__",
     "install",
+    "register_family",
     "uninstall",
     "wrap_in_compile",
     "write_summary",
@@ -43,10 +53,14 @@ if TYPE_CHECKING:
     from tf_lossscale import migrate as migrate
     from tf_lossscale import optimizers as optimizers
     from tf_lossscale import probability as probability
+    from tf_lossscale.core.rules import Rules
+    from tf_lossscale.core.state import DynamicLossScale, LossScale
     from tf_lossscale.legacy.install import install, uninstall, wrap_in_compile
     from tf_lossscale.monitoring.callback import LossScaleMonitor
     from tf_lossscale.monitoring.summaries import write_summary
+    from tf_lossscale.wrapper.family import Family
     from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
+    from tf_lossscale.wrapper.register import register_family
     from tf_lossscale.wrapper.shared import SharedLossScale
 
 

@@ -1,14 +1,15 @@
-"""Tests of meaning run twice: with the tricks of core/fast, and without."""
+"""Tests of meaning run twice: with the tricks of core/fast, and without.
+
+A module of such tests says `pytestmark = pytest.mark.with_and_without_tricks`.
+"""
 
 import pytest
 
 from tf_lossscale.core import fast
 
-BOTH_WAYS = ("test_finite", "test_scaling")
-
 
 def pytest_generate_tests(metafunc):
-    if metafunc.module.__name__.rpartition(".")[2] in BOTH_WAYS:
+    if metafunc.definition.get_closest_marker("with_and_without_tricks"):
         metafunc.fixturenames.append("tricks")
         metafunc.parametrize("tricks", ["fast", "plain"], indirect=True)
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
 from absl import logging
 
 from tf_lossscale.adapters.keras3_layers import with_layer_names
-from tf_lossscale.core import replicas, scaling
+from tf_lossscale.core import replicas
 from tf_lossscale.libraries import keras_versions
 from tf_lossscale.wrapper import family, hyperparameters, optimizer
 from tf_lossscale.wrapper import options as options_lib
@@ -93,16 +93,15 @@ class Family(family.Family):
         return self.inner._trainable_variables if self.inner.built else None
 
     def reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
-        kept = [_overwrites(v) for v in variables]
-        reduced = replicas.sum_over_replicas([None if keep else g for g, keep in zip(gradients, kept)])
-        return [g if keep else r for g, r, keep in zip(gradients, reduced, kept)]
+        return _but_not_of_overwritten(super().reduce, gradients, variables)
 
     def unscale(self, gradients: list[Any], variables: list[Any], factor: tf.Tensor) -> list[Any]:
-        unscaled = scaling.unscale([None if _overwrites(v) else g for g, v in zip(gradients, variables)], factor)
-        return [g if _overwrites(v) else u for g, u, v in zip(gradients, unscaled, variables)]
+        return _but_not_of_overwritten(super().unscale, gradients, variables, factor)
 
     def apply(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> None:
-        with _gradients_taken_as_they_are(self.inner):
+        with contextlib.ExitStack() as stack:
+            for each in _with_parts(self.inner):  # both are done already
+                stack.enter_context(replicas.overriding(each, _all_reduce_sum_gradients=list, loss_scale_factor=None))
             self.inner.apply(gradients, variables, **kwargs)
 
     def count_skipped_step(self) -> Any:
@@ -309,8 +308,13 @@ def _are_of_a_wrapper(values: list[Any]) -> bool:
     return len(values) >= 4 and all(value.shape == () for value in values[:4]) and values[1][()] == 0
 
 
-def _overwrites(variable: Any) -> bool:
-    return getattr(variable, "overwrite_with_gradient", False)
+def _but_not_of_overwritten(
+    function: Callable[..., list[Any]], gradients: list[Any], variables: list[Any], *args: Any
+) -> list[Any]:
+    """Return a function of gradients; gradients that Keras assigns to their variables stay as they are."""
+    kept = {i: g for i, (g, v) in enumerate(zip(gradients, variables)) if getattr(v, "overwrite_with_gradient", False)}
+    changed = function([None if i in kept else g for i, g in enumerate(gradients)], variables, *args)
+    return [kept.get(i, gradient) for i, gradient in enumerate(changed)]
 
 
 def _require_valid(options: dict[str, Any]) -> None:
@@ -339,12 +343,3 @@ def _move_under_strategy(inner: Any) -> None:
 def _with_parts(inner: Any) -> list[Any]:
     """Return an optimizer, and the optimizers that it consists of."""
     return [inner, *getattr(inner, "optimizers", [])]
-
-
-@contextlib.contextmanager
-def _gradients_taken_as_they_are(inner: Any) -> Iterator[None]:
-    """Keep Keras from reducing and unscaling the gradients in `apply`: both are done already."""
-    with contextlib.ExitStack() as stack:
-        for each in _with_parts(inner):
-            stack.enter_context(replicas.overriding(each, _all_reduce_sum_gradients=list, loss_scale_factor=None))
-        yield

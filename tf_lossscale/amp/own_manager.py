@@ -83,13 +83,13 @@ class _ManagedScale(LossScale):
     def __call__(self) -> tf.Tensor:
         return tf.convert_to_tensor(self._scale())
 
-    def record(self, applied: tf.Tensor) -> list[Any]:
+    def move(self, applied: tf.Tensor, **norm: tf.Tensor) -> list[Any]:
         overflow = tf.logical_not(applied)
         if self._cell is None:
             moved: Any = self._scale().assign(tf.numpy_function(self._move, [overflow], tf.float32))
         else:
             moved = self._cell(self._scale(), overflow)
-        return [moved, *super().record(applied)]
+        return [moved]
 
     def _move(self, overflow: Any) -> Any:
         self._manager.update_loss_scale(bool(overflow))

@@ -63,7 +63,7 @@ class Diagnosis(Weights):
         """
         self.prepare(names)
         step = value_or_zero(self.steps) + 1
-        done = [self.steps.assign(step), self.gradient_norm.assign(_norm(gradients))]
+        done = [self.steps.assign(step), self.gradient_norm.assign(global_norm(gradients))]
         table = self._table(names)
 
         def note() -> Any:
@@ -90,7 +90,18 @@ class Diagnosis(Weights):
         return self._weight(f"table_{self._tables.index(names)}", [[0] * 4] * len(names), tf.int64, tracked=False)
 
 
-def _norm(gradients: list[Any]) -> tf.Tensor:
+def global_norm(gradients: list[Any]) -> tf.Tensor:
+    """Return the norm over all gradients.
+
+    >>> global_norm([tf.constant([3.0]), None, tf.constant([4.0])]).numpy().item()
+    5.0
+
+    Args:
+        gradients: tensors, IndexedSlices or None.
+
+    Returns:
+        A float32 scalar tensor; infinite or NaN if a value is.
+    """
     wide = [tf.cast(_values(g), tf.float32) for g in gradients if g is not None]
     return tf.linalg.global_norm(wide) if wide else tf.constant(0.0)
 

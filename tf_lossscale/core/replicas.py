@@ -253,23 +253,24 @@ def _in_scope(strategy: tf.distribute.Strategy, function: Callable[[], Any]) -> 
         thread.submit(call).result()
 
 
-@contextlib.contextmanager
-def own_copies(places: Iterable[tuple[Any, str]]) -> Iterator[None]:
+def own_copies(places: Callable[[], Iterable[tuple[Any, str]]]) -> contextlib.AbstractContextManager[None]:
     """Set attributes to this replica's copies of their variables, where `write_apart`.
 
     Otherwise all replicas would have to agree on each write, which they cannot inside a tf.cond.
 
     >>> class Count:
     ...     steps = None
-    >>> with own_copies([(Count, "steps")]):
+    >>> with own_copies(lambda: [(Count, "steps")]):
     ...     pass
 
     Args:
-        places: (object, attribute) pairs; the attribute is a variable.
+        places: returns (object, attribute) pairs; the attribute is a variable.
     """
-    if not write_apart():
-        yield
-        return
+    return _own_copies(places()) if write_apart() else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _own_copies(places: Iterable[tuple[Any, str]]) -> Iterator[None]:
     held = [(place.__dict__, name, place.__dict__[name]) for place, name in places]
     try:
         for attributes, name, variable in held:

@@ -18,20 +18,36 @@ from tf_lossscale.core.variables import Weights, add_one, plain, value_or_zero
 
 
 class LossScale(Weights):
-    """The factor of a loss, and how it changes from step to step.
+    """The factor of a loss, and how it changes from step to step: derive from it for a rule of your own.
 
-    A subclass defines `__call__` and, if the scale reacts to gradients, `check` and `record`.
+    A subclass defines `__call__` and, if the scale reacts to gradients, `check` and `move`. Each step calls `check`,
+    then `move`. A `tf.function` traces them once: write them with TensorFlow's operations. Pass an instance as
+    `LossScaleOptimizer(inner, loss_scale_manager=...)`.
 
-    >>> class Constant(LossScale):
+    >>> import tf_lossscale
+    >>> class Scheduled(tf_lossscale.LossScale):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.step = tf.Variable(0.0, trainable=False)
     ...     def __call__(self):
-    ...         return tf.constant(4.0)
-    >>> Constant()().numpy().item()
-    4.0
+    ...         return 1024.0 / (1.0 + self.step)
+    ...     def move(self, applied):
+    ...         return [self.step.assign_add(1.0)]
+    ...     may_skip = True
+    >>> optimizer = tf_lossscale.LossScaleOptimizer(
+    ...     tf.keras.optimizers.SGD(), loss_scale_manager=Scheduled()
+    ... )
+    >>> weight = tf.Variable(1.0)
+    >>> _ = optimizer.minimize(lambda: weight**2, [weight])
+    >>> optimizer.loss_scale.numpy().item()
+    512.0
     """
 
     #: False if every step is applied, whatever its gradients: then nothing is checked and no cond is built.
     may_skip = False
-    #: Whether `check` and `record` mean the same when they are traced once; not inherited, for subclasses may differ.
+    #: Whether `check` and `move` are passed the norm of all gradients as well, as the argument `norm`.
+    uses_norm = False
+    #: Whether XLA may compile `check` and `move`; not inherited, because a subclass may run Python code in each step.
     traceable = False
 
     def __init__(self) -> None:
@@ -57,15 +73,49 @@ class LossScale(Weights):
     def bring_into_range(self) -> None:
         """Replace a loaded scale with which training could not go on; here none is loaded."""
 
-    def check(self, gradients: Iterable[Any]) -> tf.Tensor:
-        """Return whether the step with these reduced gradients is to be applied, a bool scalar tensor."""
-        return finite_lib.all_finite(gradients)
-
-    def record(self, applied: tf.Tensor) -> list[Any]:
-        """Move the scale after a step; here it only records whether the step was skipped.
+    def check(self, gradients: Iterable[Any], **norm: tf.Tensor) -> tf.Tensor:
+        """Return whether to apply a step; by default, whether its gradients are finite.
 
         Args:
-            applied: bool scalar, what `check` returned (in agreement with all replicas).
+            gradients: unscaled, summed over the replicas: tensors, IndexedSlices or None.
+            **norm: the norm of all gradients, a float32 scalar tensor, if `uses_norm`.
+
+        Returns:
+            A bool scalar tensor.
+        """
+        del norm
+        return finite_lib.all_finite(gradients)
+
+    def move(self, applied: tf.Tensor, **norm: tf.Tensor) -> list[Any]:
+        """Change the scale after a step; by default it stays.
+
+        Args:
+            applied: what `check` returned, a bool scalar tensor, equal on all replicas.
+            **norm: as in `check`.
+
+        Returns:
+            The results of `assign`, for legacy graphs to run.
+        """
+        del applied, norm
+        return []
+
+    def record(self, applied: tf.Tensor, **norm: tf.Tensor) -> list[Any]:
+        """Move the scale after a step, and count the step.
+
+        Args:
+            applied: as in `move`.
+            **norm: as in `move`.
+
+        Returns:
+            The operations that do it, for legacy graphs to run.
+        """
+        return [*self.move(applied, **norm), *self.count(applied)]
+
+    def count(self, applied: tf.Tensor) -> list[Any]:
+        """Count a step, and record whether it was skipped.
+
+        Args:
+            applied: as in `move`.
 
         Returns:
             The operations that do it, for legacy graphs to run.
@@ -257,20 +307,13 @@ class DynamicLossScale(LossScale):
             )
         return fitting
 
-    def record(self, applied: tf.Tensor) -> list[Any]:
-        return [*self.move(applied), *super().record(applied)]
-
-    def move(self, applied: tf.Tensor) -> list[Any]:
-        """Move the scale and its counters after a step; see `record`."""
-        bad_steps = self.bad_steps
-        bad = 0 if bad_steps is None else bad_steps
-        after = self.rules.next(applied, Counts(self.current_loss_scale, self.good_steps, bad))
+    def move(self, applied: tf.Tensor, **norm: tf.Tensor) -> list[Any]:
+        del norm
+        scale, good_steps, bad_steps = self.current_loss_scale, self.good_steps, self.bad_steps
+        after = self.rules.next(applied, Counts(scale, good_steps, 0 if bad_steps is None else bad_steps))
         # Infinity or NaN, restored where no value can be read, would stay for ever: every step is skipped then.
-        scale = tf.where(tf.math.is_finite(after.scale), after.scale, self.initial_scale)
-        done = [
-            self.current_loss_scale.assign(scale),
-            self.good_steps.assign(tf.cast(after.good, self.good_steps.dtype)),
-        ]
+        moved = tf.where(tf.math.is_finite(after.scale), after.scale, self.initial_scale)
+        done = [scale.assign(moved), good_steps.assign(tf.cast(after.good, good_steps.dtype))]
         if bad_steps is not None:
             done.append(bad_steps.assign(tf.cast(after.bad, bad_steps.dtype)))
         return done
@@ -309,7 +352,8 @@ class _Adopted(LossScale):
     def __call__(self) -> tf.Tensor:
         return tf.convert_to_tensor(self.loss_scale())
 
-    def check(self, gradients: Iterable[Any]) -> tf.Tensor:
+    def check(self, gradients: Iterable[Any], **norm: tf.Tensor) -> tf.Tensor:
+        del norm
         update, apply = self.loss_scale.update(list(gradients))
         with tf.control_dependencies([] if tf.executing_eagerly() else operations(update)):
             return tf.identity(tf.convert_to_tensor(apply))

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale.core import clusters, finite, replicas
+from tf_lossscale.core import clusters, diagnosis, finite, replicas
 from tf_lossscale.core.graphs import finished, operations
 from tf_lossscale.core.state import LossScale
 from tf_lossscale.core.twins import has_faster_twin
@@ -101,23 +101,25 @@ def _take(loss_scale: LossScale, update: Update, gradients: Gradients, agreed: G
         first: Gradients, agreed: Gradients | None, arguments: list[Any], apply: Callable[[list[Any]], Any]
     ) -> Any:
         evidence = first if agreed is None else agreed
-        applied = loss_scale.check(evidence)
+        norm = {"norm": diagnosis.global_norm(first)} if loss_scale.uses_norm else {}
+        applied = loss_scale.check(evidence, **norm)
 
         def skip() -> list[Any]:
             done = update.skip()  # may raise: then nothing is counted
             with tf.control_dependencies(operations(done)):
                 return [done, loss_scale.skip()]
 
+        def record() -> list[Any]:
+            recorded = loss_scale.record(applied, **norm)
+            return [recorded, update.observe(applied, first, evidence)] if update.observes else recorded
+
         if tf.executing_eagerly():
             outcome = bool(applied)  # the one wait for the device
-            done = [apply(arguments) if outcome else skip()]
-        else:
-            done = apply_or_skip(applied, arguments, apply, skip)
-        with tf.control_dependencies(operations(done)):
-            recorded = [loss_scale.record(applied)]
-            if update.observes:
-                recorded.append(update.observe(applied, first, evidence))
-        return outcome if tf.executing_eagerly() else tf.group(*operations(recorded))
+            _ = apply(arguments) if outcome else skip()
+            record()
+            return outcome
+        with tf.control_dependencies(apply_or_skip(applied, arguments, apply, skip)):
+            return tf.group(*operations(record()))
 
     if replicas.meet():
         return _decide_together(decide, gradients, agreed, update.apply)

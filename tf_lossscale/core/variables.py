@@ -42,9 +42,10 @@ class Weights(tf.Module):
         Returns:
             A variable that is not trained.
         """
-        key = _graph_in_use(), name
+        in_legacy_graph = not tf.compat.v1.executing_eagerly_outside_functions()
+        key = _legacy_graph() if in_legacy_graph else None, name
         made = self._weights.get(key)
-        if made is None or replicas.is_missing_copies(made):
+        if made is None or (tf.distribute.has_strategy() and replicas.is_missing_copies(made)):
             with tf.init_scope():
                 variable = _variable(name, initial_value if made is None else made.numpy(), dtype, saved=tracked)
             self._weights[key] = variable
@@ -169,8 +170,10 @@ def plain(variable: Any) -> Any:
 
 def _graph_in_use() -> Any:
     """Return the legacy graph that is being built; None for eager mode and tf.functions, which share variables."""
-    if tf.compat.v1.executing_eagerly_outside_functions():
-        return None
+    return None if tf.compat.v1.executing_eagerly_outside_functions() else _legacy_graph()
+
+
+def _legacy_graph() -> Any:
     graph: Any = tf.compat.v1.get_default_graph()
     while getattr(graph, "outer_graph", None) is not None:
         graph = graph.outer_graph

@@ -240,9 +240,10 @@ class _Managed(state.LossScale):
     def __call__(self) -> tf.Tensor:
         return tf.convert_to_tensor(self._manager.get_loss_scale())
 
-    def record(self, applied: tf.Tensor) -> list[Any]:
+    def move(self, applied: tf.Tensor, **norm: tf.Tensor) -> list[Any]:
+        del norm
         done = self._manager.update_loss_scale(applied)
-        return [*([] if done is None else [done]), *super().record(applied)]
+        return [] if done is None else [done]
 
 
 def _number(name: str, value: Any) -> float:

@@ -74,13 +74,15 @@ class LossScale(TensorLike, state.LossScale, abc.ABC):
 
     # The contract of the core, by the old one: `update` checks and records at once.
 
-    def check(self, gradients: Any) -> tf.Tensor:
+    def check(self, gradients: Any, **norm: tf.Tensor) -> tf.Tensor:
+        del norm
         update, apply = self.update(list(gradients))
         with tf.control_dependencies([] if tf.executing_eagerly() else operations(update)):
             return tf.identity(tf.convert_to_tensor(apply))
 
-    def record(self, applied: tf.Tensor) -> list[Any]:
-        return state.LossScale.record(self, applied)
+    def record(self, applied: tf.Tensor, **norm: tf.Tensor) -> list[Any]:
+        del norm
+        return self.count(applied)
 
 
 class FixedLossScale(LossScale, state.FixedLossScale):

@@ -65,8 +65,7 @@ class Family(abc.ABC):
     def build_once(self, variables: list[Any]) -> None:
         """Build the optimizer; in eager mode only if the variables are not those of the last call."""
         remembers = tf.executing_eagerly() and not tf.distribute.has_strategy()
-        last = self._built_for
-        if remembers and len(last) == len(variables) and all(map(_refers_to, last, variables)):
+        if remembers and [id(each()) for each in self._built_for] == [id(each) for each in variables]:
             return
         self.build(variables)
         self._built_for = [weakref.ref(variable) for variable in variables] if remembers else []
@@ -217,10 +216,6 @@ class Family(abc.ABC):
     def with_layer_names(objects: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
         """Return the objects of a checkpoint, also under the names that the library has for layers and weights."""
         return objects
-
-
-def _refers_to(reference: weakref.ref[Any], variable: Any) -> bool:
-    return reference() is variable
 
 
 @functools.lru_cache(maxsize=64)

@@ -25,11 +25,15 @@ def unzip(grads_and_vars: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[An
     Raises:
         ValueError: an element is not a pair.
     """
-    pairs = list(grads_and_vars)
-    for pair in pairs:
+    gradients, variables = [], []
+    for pair in grads_and_vars:
         if (not isinstance(pair, tuple) and tf.is_tensor(pair)) or len(pair) != 2:
             raise ValueError(f"`grads_and_vars` must contain (gradient, variable) pairs, but got: {pair}.")
-    return [_as_gradient(g, v) for g, v in pairs], [v for _, v in pairs]
+        gradient, variable = pair
+        known = gradient is None or isinstance(gradient, (tf.Tensor, tf.IndexedSlices))
+        gradients.append(gradient if known else _as_gradient(gradient, variable))
+        variables.append(variable)
+    return gradients, variables
 
 
 def require_fitting(gradients: list[Any], variables: list[Any]) -> None:
@@ -132,7 +136,7 @@ def assign_all(variables: list[Any], values: list[Any]) -> None:
     """Assign a value to each variable, or raise and assign none.
 
     >>> weight = tf.Variable([1.0])
-    >>> assign_all([weight], [np.array([2.0])])
+    >>> assign_all([weight], [tf.constant([2.0])])
     >>> weight.numpy().tolist()
     [2.0]
 
@@ -154,8 +158,6 @@ def assign_all(variables: list[Any], values: list[Any]) -> None:
 
 
 def _as_gradient(gradient: Any, variable: Any) -> Any:
-    if gradient is None or isinstance(gradient, (tf.Tensor, tf.IndexedSlices)):
-        return gradient
     # Python's numbers have no dtype of their own.
     has_dtype = hasattr(gradient, "dtype") or not hasattr(variable, "dtype")
     return tf.convert_to_tensor(gradient, dtype_hint=None if has_dtype else tf.as_dtype(variable.dtype))

@@ -65,12 +65,12 @@ class Update(step.Update):
         return self._family.reduce(gradients, self._variables)
 
     def apply(self, gradients: list[Any]) -> Any:
-        with replicas.own_copies(self._family.replica_variables()):
+        with replicas.own_copies(self._family.replica_variables):
             return self._family.apply(gradients, self._variables, **self._keywords)
 
     def skip(self) -> list[Any]:
         watched = self.optimizer._stall.watch(self.optimizer, self.optimizer._loss_scale)
-        with tf.control_dependencies(watched), replicas.own_copies(self._family.replica_variables()):
+        with tf.control_dependencies(watched), replicas.own_copies(self._family.replica_variables):
             return [*watched, self._family.count_skipped_step() if self._count_skipped else tf.no_op()]
 
     def observe(self, applied: tf.Tensor, gradients: list[Any], evidence: list[Any]) -> Any:

@@ -18,10 +18,10 @@ import tensorflow as tf
 
 import tf_lossscale
 from tests import numerics, strategies
-from tf_lossscale.core import fast, replicas, scaling
+from tf_lossscale.core import fast, scaling
 from tf_lossscale.core.fast import packing
 from tf_lossscale.core.state import DynamicLossScale
-from tf_lossscale.core.step import Part, step
+from tf_lossscale.core.step import Update, step
 
 SETTINGS = hypothesis.settings(max_examples=30, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 EDGES = [0.0, -0.0, 1.0, -3.0, 7.3, 1e-20, 3e38, -3e38, float("inf"), float("nan")]
@@ -42,6 +42,19 @@ KINDS = [
     ("sparse", (2, 2), "float32"),
     ("none", (2,), "float32"),
 ]
+
+
+class Assignment(Update):
+    """Assigns unscaled gradients to variables."""
+
+    def __init__(self, scaled, scale, variables):
+        self.scaled, self.scale, self.variables = scaled, scale, variables
+
+    def unscale(self):
+        return scaling.unscale(self.scaled, self.scale)
+
+    def apply(self, gradients):
+        return [v.assign(tf.convert_to_tensor(g)) for v, g in zip(self.variables, gradients) if g is not None]
 
 
 class Step:
@@ -70,11 +83,7 @@ class Step:
             values = tf.convert_to_tensor(held)
             sparse = tf.IndexedSlices(values, tf.constant([1, 0]), tf.constant([2, 2]))
             scaled.append({"dense": values, "sparse": sparse, "none": None}[kind])
-
-        def apply(gradients):
-            return [v.assign(tf.convert_to_tensor(g)) for v, g in zip(self.variables, gradients) if g is not None]
-
-        step(self.loss_scale, Part(scaling.unscale(scaled, self.loss_scale()), replicas.sum_over_replicas, apply))
+        step(self.loss_scale, Assignment(scaled, self.loss_scale(), self.variables))
 
     def bits_after(self, arrays, scale):
         """The bits of all that a step can change."""

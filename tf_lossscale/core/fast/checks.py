@@ -10,7 +10,7 @@ import tensorflow as tf
 from tf_lossscale.core import finite, scaling
 from tf_lossscale.core.fast import tricks
 from tf_lossscale.core.fast.branching import at_most_once, compiled_for_the_cpu, loops
-from tf_lossscale.core.fast.packing import Packed, Scaled, fit_in_a_stack, is_small, kept_inside, positions, stacked
+from tf_lossscale.core.fast.packing import Packed, Scaled, fit_in_a_stack, in_stacks, is_small, kept_inside
 from tf_lossscale.core.graphs import compiled
 from tf_lossscale.core.twins import faster
 
@@ -38,10 +38,10 @@ def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
     A sum is finite only if all summands are. Large gradients are summed, which writes nothing, and checked value by
     value, in a conditional, only where the sum is not finite.
     """
-    given = Packed([g for g in gradients if g is not None]).tensors
-    grouped = positions(given)
-    done = {i for group in grouped for i in group}
-    found = [*(stacked(given, group) for group in grouped), *(g for i, g in enumerate(given) if i not in done)]
+    present = [g for g in gradients if g is not None]
+    if tf.executing_eagerly():
+        return _all_finite_eagerly(in_stacks(present))
+    found = in_stacks(Packed(present).tensors)
     if compiled() and tricks.on("one check"):
         found = _concatenated(found)
     summed = _worth_a_sum(found) if tricks.on("sum first") else []
@@ -52,6 +52,16 @@ def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
     if not flags:
         return tf.constant(True)
     return flags[0] if len(flags) == 1 else tf.reduce_all(tf.stack(flags))
+
+
+def _all_finite_eagerly(gradients: list[Any]) -> tf.Tensor:
+    if tricks.on("sum first"):
+        wide, others = [], []
+        for gradient in gradients:
+            (wide if isinstance(gradient, tf.IndexedSlices) or gradient.dtype in _WIDE else others).append(gradient)
+        if wide and _sums_are_finite(wide):  # one operation a gradient in place of two
+            gradients = others
+    return finite.all_finite.plain(gradients)  # type: ignore[attr-defined]
 
 
 def _concatenated(gradients: list[Any]) -> list[Any]:
@@ -74,8 +84,6 @@ def _worth_a_sum(gradients: list[Any]) -> list[Any]:
     """Return those that are summed; the others are checked value by value, which needs no conditional."""
     sparse = [g for g in gradients if isinstance(g, tf.IndexedSlices)]
     dense = [g for g in gradients if isinstance(g, tf.Tensor)]
-    if tf.executing_eagerly():
-        return sparse + [g for g in dense if g.dtype in _WIDE]  # one operation in place of two
     if compiled() and not loops():
         return sparse
     late = [g for g in gradients if isinstance(g, Scaled)]
@@ -84,7 +92,9 @@ def _worth_a_sum(gradients: list[Any]) -> list[Any]:
 
 def _sums_are_finite(gradients: list[Any]) -> tf.Tensor:
     """Return a bool scalar that is True only if the gradients are finite."""
-    sums = [each if each.dtype == tf.float32 else tf.cast(each, tf.float32) for each in map(_sum, gradients)]
+    # Outside XLA a sum of squares is one operation; XLA takes four times as long for it.
+    squares = not compiled()
+    sums = [tf.cast(_sum(gradient, squares), tf.float32) for gradient in gradients]
     known = tf.math.is_finite(sums[0] if len(sums) == 1 else tf.add_n(sums))
     # A finite value that is divided by less than one need not stay finite.
     for scale in {id(g.scale): g.scale for g in gradients if isinstance(g, Scaled)}.values():
@@ -92,14 +102,12 @@ def _sums_are_finite(gradients: list[Any]) -> tf.Tensor:
     return known
 
 
-def _sum(gradient: Any) -> tf.Tensor:
+def _sum(gradient: Any, squares: bool) -> tf.Tensor:
     """Return a scalar that is finite only if the gradient is; of float32's range or more."""
     if isinstance(gradient, Scaled):
         return tf.reduce_sum(gradient.values)  # of squares it would overflow at half the scale's exponent
     if not isinstance(gradient, tf.IndexedSlices):
-        # Outside XLA a sum of squares is one operation; XLA takes four times as long for it.
-        squares = gradient.dtype in _WIDE and not compiled()
-        return tf.nn.l2_loss(gradient) if squares else tf.reduce_sum(gradient)
+        return tf.nn.l2_loss(gradient) if squares and gradient.dtype in _WIDE else tf.reduce_sum(gradient)
     values = gradient.values
     if values.dtype == tf.float16:
         sizes = tf.reduce_sum(tf.cast(tf.abs(values), tf.float32))
@@ -111,8 +119,6 @@ def _sum(gradient: Any) -> tf.Tensor:
 
 def _known_or(known: tf.Tensor, function: Callable[[tf.Tensor | None], tf.Tensor]) -> tf.Tensor:
     """Return True if it is known, else what a function returns."""
-    if tf.executing_eagerly():
-        return known if known else function(None)
     if loops():
         return at_most_once(tf.logical_not(known), function, tf.constant(True))
     return tf.cond(known, lambda: tf.constant(True), lambda: function(None))

@@ -42,15 +42,13 @@ def positions(tensors: Sequence[Any]) -> list[list[int]]:
     for i, tensor in enumerate(tensors):
         if isinstance(tensor, tf.Tensor):
             alike.setdefault((tensor.shape, tensor.dtype, tensor.device), []).append(i)
-    return [group for (shape, *_), found in alike.items() for group in _small_enough(found, shape) if len(group) > 1]
-
-
-def _small_enough(found: list[int], shape: tf.TensorShape) -> list[list[int]]:
-    values = shape.num_elements()
-    if not values or values > _SMALL:
-        return []
-    most = _TOGETHER // values
-    return [found[first : first + most] for first in range(0, len(found), most)]
+    groups = []
+    for (shape, *_), found in alike.items():
+        values = shape.num_elements()
+        if values and values <= _SMALL:
+            most = _TOGETHER // values
+            groups += [found[first : first + most] for first in range(0, len(found), most)]
+    return [group for group in groups if len(group) > 1]
 
 
 def stacked(tensors: Sequence[Any], group: list[int]) -> tf.Tensor:
@@ -67,6 +65,20 @@ def stacked(tensors: Sequence[Any], group: list[int]) -> tf.Tensor:
         A tensor with one more axis, the first.
     """
     return tf.raw_ops.Pack(values=[tensors[i] for i in group], axis=0)
+
+
+def in_stacks(tensors: Sequence[Any]) -> list[Any]:
+    """Return the stacks that `positions` finds in tensors, then all other tensors.
+
+    >>> [tensor.shape.as_list() for tensor in in_stacks([tf.ones([2]), tf.ones([3]), tf.ones([2])])]
+    [[2, 2], [3]]
+    """
+    rest, stacks = list(tensors), []
+    for group in positions(tensors):
+        stacks.append(stacked(tensors, group))
+        for i in group:
+            rest[i] = None
+    return stacks + [tensor for tensor in rest if tensor is not None]
 
 
 def unstacked(stack: tf.Tensor, before: Sequence[Scaled] = ()) -> list[tf.Tensor]:

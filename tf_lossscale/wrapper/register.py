@@ -1,0 +1,71 @@
+"""Families for optimizers of other libraries."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TypeVar
+
+import tensorflow as tf
+
+from tf_lossscale.wrapper import families
+from tf_lossscale.wrapper.family import Family
+from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
+
+FamilyClass = TypeVar("FamilyClass", bound=type[Family])
+
+
+def register_family(family: FamilyClass) -> FamilyClass:
+    """Let `LossScaleOptimizer` wrap the optimizers of another library, or of your own.
+
+    >>> import tensorflow as tf
+    >>> import tf_lossscale
+    >>> class Descent(tf.Module):
+    ...     def __init__(self, rate):
+    ...         super().__init__()
+    ...         self.rate = rate
+    >>> @tf_lossscale.register_family
+    ... class DescentFamily(tf_lossscale.Family):
+    ...     optimizer_class = Descent
+    ...     def build(self, variables):
+    ...         pass
+    ...     def apply(self, gradients, variables):
+    ...         for gradient, variable in zip(gradients, variables):
+    ...             variable.assign_sub(self.inner.rate * gradient)
+    ...     def count_skipped_step(self):
+    ...         return None
+    >>> optimizer = tf_lossscale.LossScaleOptimizer(Descent(0.25))
+    >>> weight = tf.Variable(1.0)
+    >>> _ = optimizer.minimize(lambda: weight**2, [weight])
+    >>> weight.numpy().item()
+    0.5
+
+    Args:
+        family: a class derived from `Family`. Its `optimizer_class` is the base class of the optimizers. A later
+            registration for the same class replaces an earlier one.
+
+    Returns:
+        The same class, so that this function is also a decorator.
+
+    Raises:
+        TypeError: it is no such class, has no `optimizer_class`, or does not define `build` and `apply`.
+    """
+    if not (isinstance(family, type) and issubclass(family, Family)):
+        raise TypeError(f"`family` must be a class derived from tf_lossscale.Family, but got: {family!r}.")
+    if not isinstance(family.optimizer_class, type):
+        raise TypeError(
+            f"{family.__name__}.optimizer_class must be the base class of the optimizers, but is: "
+            f"{family.optimizer_class!r}."
+        )
+    missing = sorted(family.__abstractmethods__) if inspect.isabstract(family) else []
+    if missing:
+        raise TypeError(
+            f"{family.__name__} must define {' and '.join(f'{name}()' for name in missing)} for optimizers of class "
+            f"{family.optimizer_class.__name__}. See the documentation of tf_lossscale.Family."
+        )
+    bases: list[type] = [LossScaleOptimizer]
+    if issubclass(family.optimizer_class, tf.__internal__.tracking.Trackable):
+        bases.append(tf.__internal__.tracking.DelegatingTrackableMixin)  # saved under the optimizer's own names
+    names = {"_family_class": family, "__module__": family.__module__, "__doc__": family.__doc__}
+    wrapper = type("LossScaleOptimizer", (*bases, *family.wrapper_bases), names)
+    families.REGISTERED[family.optimizer_class] = wrapper
+    return family
