@@ -1,36 +1,59 @@
-"""Our classes, made known to the Keras libraries: files with a wrapped optimizer load after `import tf_lossscale`."""
+"""Names under which saved files refer to our classes: they load after `import tf_lossscale` alone."""
 
 from __future__ import annotations
 
 import importlib
+import sys
 import types
+from typing import Any
 
 from tf_lossscale.libraries import import_hooks
 from tf_lossscale.wrapper import families
 
+# Library -> package and class name in files -> the module that registers the class when it is imported.
+_REGISTERED = {
+    "keras": {
+        ("tf_lossscale", "LossScaleOptimizer"): "tf_lossscale.adapters.keras3",
+        ("tf_lossscale", "Adafactor"): "tf_lossscale.optimizers.keras3",
+        ("tf_lossscale.experimental", "LossScaleOptimizer"): "tf_lossscale.legacy.experimental",
+        ("tf_lossscale.legacy", "Policy"): "tf_lossscale.legacy.experimental",
+    },
+    "tf_keras": {
+        ("tf_lossscale", "LossScaleOptimizer"): "tf_lossscale.adapters.tf_keras",
+        ("tf_lossscale", "Adafactor"): "tf_lossscale.optimizers.tf_keras",
+        ("tf_lossscale.legacy", "LossScaleOptimizer"): "tf_lossscale.adapters.tf_keras_legacy",
+        ("tf_lossscale.experimental", "LossScaleOptimizer"): "tf_lossscale.legacy.experimental",
+        ("tf_lossscale.legacy.experimental", "LossScaleOptimizer"): "tf_lossscale.legacy.experimental",
+        ("tf_lossscale.legacy", "Policy"): "tf_lossscale.legacy.experimental",
+    },
+}
+
 
 def register_when_imported() -> None:
-    """Register our classes with Keras 3 and tf_keras once these are imported; load nothing before.
+    """Register the names with Keras 3 and tf_keras once these are imported; load nothing before.
 
     >>> register_when_imported()
     """
     for name in ("keras", "tf_keras"):
-        import_hooks.when_imported(name, _register_for, after=["tensorflow"])
+        import_hooks.when_imported(name, _register, after=["tensorflow"])
 
 
-def _register_for(module: types.ModuleType) -> None:
-    _register(families.library_in(module.__name__))  # the module may stand in sys.modules under another's name
+def _register(library: types.ModuleType) -> None:
+    name = families.library_in(library.__name__)  # the module may stand in sys.modules under another's name
+    for (package, class_name), module in _REGISTERED.get(name, {}).items():
+        if module not in sys.modules:
+            library.saving.register_keras_serializable(package)(_deferred(library, package, class_name, module))
 
 
-def _register(library: str) -> None:
-    from absl import logging
+def _deferred(library: Any, package: str, class_name: str, module: str) -> type:
+    """Return a class that stands for one of ours until a file needs that: the module then registers the real class."""
 
-    try:
-        from tf_lossscale.legacy import experimental
+    def from_config(config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
+        importlib.import_module(module)
+        cls = library.saving.get_registered_object(f"{package}>{class_name}")
+        return cls.from_config(config, custom_objects)
 
-        if not families.load_all(library):  # a second Keras 2
-            return
-        experimental.register(library)
-        importlib.import_module(f"tf_lossscale.optimizers.{families.MODULES[library]}")
-    except (AttributeError, ImportError, TypeError) as error:  # or the user's `import keras` would fail
-        logging.warning("Optimizers of %s cannot be wrapped by tf_lossscale: %s", library, error)
+    def get_config(self: Any) -> dict[str, Any]:  # the Keras libraries register no class without this method
+        return {}
+
+    return type(class_name, (), {"from_config": staticmethod(from_config), "get_config": get_config})

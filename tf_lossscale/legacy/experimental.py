@@ -12,11 +12,13 @@
 from __future__ import annotations
 
 import copy
+import types
 from typing import Any
 
 from tf_lossscale.legacy import loss_scale as loss_scale_lib
 from tf_lossscale.legacy.isinstance_names import OldLossScaleOptimizer, inner_of
 from tf_lossscale.legacy.policy import config_of, policies_of
+from tf_lossscale.libraries import import_hooks
 from tf_lossscale.wrapper import configs, families, layers
 
 __all__ = ["LossScaleOptimizer", "Policy", "get_layer_policy", "global_policy", "set_policy"]  # noqa: F822
@@ -90,14 +92,11 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
         return new
 
 
-def register(library: str) -> None:
-    """Make the classes around a library's optimizers known to its serialization.
-
-    >>> register("keras")
-
-    Args:
-        library: "keras" or "tf_keras".
-    """
+def _register(module: types.ModuleType) -> None:
+    """Make the classes around a library's optimizers known to its serialization."""
+    library = families.library_in(module.__name__)
+    if not families.load_all(library):  # a second Keras 2
+        return
     policies_of(library)  # has its class registered
     saving = layers.layers_in(library).library.saving
     for adapter in families.load_all(library):
@@ -180,3 +179,7 @@ def __getattr__(name: str) -> Any:
     if name == "Policy":  # a class of the library that `tf.keras` is
         return _policies().Policy
     raise AttributeError(f"module 'tf_lossscale.legacy.experimental' has no attribute '{name}'")
+
+
+for _library in ("keras", "tf_keras"):
+    import_hooks.when_imported(_library, _register, after=["tensorflow"])

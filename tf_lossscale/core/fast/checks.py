@@ -56,7 +56,8 @@ def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
 
 def _all_finite_eagerly(gradients: list[Any]) -> tf.Tensor:
     if tricks.on("sum first"):
-        wide, others = [], []
+        wide: list[Any] = []
+        others: list[Any] = []
         for gradient in gradients:
             (wide if isinstance(gradient, tf.IndexedSlices) or gradient.dtype in _WIDE else others).append(gradient)
         if wide and _sums_are_finite(wide):  # one operation a gradient in place of two
