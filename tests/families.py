@@ -31,6 +31,9 @@ class Family:
     name: str
     optimizers: Any
     keras: Any
+    classes: tuple[str, ...]  # the names of all optimizers in `optimizers` that take a step of their own
+    arguments: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict, hash=False)  # name -> what it needs
+    base: str = "Optimizer"  # the name of their common base class
     variable: Callable[..., Any] = tf.Variable
     counts: bool = True  # whether the optimizers count their steps, in `iterations`
 
@@ -64,18 +67,42 @@ class ApplyOnly(Family):
         inner.apply(gradients, variables)
 
 
+#: What the optimizers of libraries without default arguments need.
+RATE = {"learning_rate": 0.1}
+_OF_KERAS = ("Adadelta", "Adagrad", "Adam", "Adamax", "Ftrl", "Nadam", "RMSprop", "SGD")
+_OF_TENSORFLOW_1 = (
+    *("AdadeltaOptimizer", "AdagradDAOptimizer", "AdagradOptimizer", "AdamOptimizer", "FtrlOptimizer"),
+    *("GradientDescentOptimizer", "MomentumOptimizer", "ProximalAdagradOptimizer"),
+    *("ProximalGradientDescentOptimizer", "RMSPropOptimizer"),
+)
+_OF_SONNET = ("Adam", "Momentum", "RMSProp", "SGD")
+
 FAMILIES = (
-    Family("keras3", *_KERAS_3),
-    Family("tf_keras", tf_keras.optimizers, tf_keras),
-    Family("tf_keras_legacy", tf_keras.optimizers.legacy, tf_keras),
+    Family("keras3", *_KERAS_3, (*_OF_KERAS, "Adafactor", "AdamW", "Lamb", "Lion", "Muon", "ScheduleFreeAdamW")),
+    Family("tf_keras", tf_keras.optimizers, tf_keras, (*_OF_KERAS, "Adafactor", "AdamW", "Lion")),
+    Family("tf_keras_legacy", tf_keras.optimizers.legacy, tf_keras, _OF_KERAS),
 )
 IDS = [family.name for family in FAMILIES]
 
 # Without the Keras families' attributes, configs and fit: for what a step promises.
 ALL_FAMILIES = (
     *FAMILIES,
-    TensorFlow1("tf1", tf.compat.v1.train, None, counts=False),
-    ApplyOnly("sonnet", sonnet.optimizers, None, counts=False),
+    TensorFlow1(
+        "tf1",
+        tf.compat.v1.train,
+        None,
+        _OF_TENSORFLOW_1,
+        dict.fromkeys(_OF_TENSORFLOW_1, RATE) | {"MomentumOptimizer": {**RATE, "momentum": 0.9}},
+        counts=False,
+    ),
+    ApplyOnly(
+        "sonnet",
+        sonnet.optimizers,
+        None,
+        _OF_SONNET,
+        dict.fromkeys(_OF_SONNET, RATE) | {"Momentum": {**RATE, "momentum": 0.9}},
+        counts=False,
+    ),
 )
 ALL_IDS = [family.name for family in ALL_FAMILIES]
 

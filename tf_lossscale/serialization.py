@@ -50,7 +50,8 @@ def _deferred(library: Any, package: str, class_name: str, module: str) -> type:
 
     def from_config(config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
         importlib.import_module(module)
-        cls = library.saving.get_registered_object(f"{package}>{class_name}")
+        # Not `get_registered_object`, which answers from a copy that Keras made when it began to load.
+        cls = library.saving.get_custom_objects()[f"{package}>{class_name}"]
         return cls.from_config(config, custom_objects)
 
     def get_config(self: Any) -> dict[str, Any]:  # the Keras libraries register no class without this method

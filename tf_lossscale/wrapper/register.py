@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -62,10 +62,28 @@ def register_family(family: FamilyClass) -> FamilyClass:
             f"{family.__name__} must define {' and '.join(f'{name}()' for name in missing)} for optimizers of class "
             f"{family.optimizer_class.__name__}. See the documentation of tf_lossscale.Family."
         )
+    families.REGISTERED[family.optimizer_class] = wrapper_class(family)
+    return family
+
+
+def wrapper_class(family: Any) -> type:
+    """Return the class of the wrappers around a family's optimizers.
+
+    >>> class Optimizer: pass
+    >>> class OptimizerFamily(Family):
+    ...     optimizer_class = Optimizer
+    ...     wrapper_bases = (Optimizer,)
+    >>> issubclass(wrapper_class(OptimizerFamily), Optimizer)
+    True
+
+    Args:
+        family: a class derived from `Family`.
+
+    Returns:
+        A subclass of `LossScaleOptimizer` and of the family's `wrapper_bases`.
+    """
     bases: list[type] = [LossScaleOptimizer]
     if issubclass(family.optimizer_class, tf.__internal__.tracking.Trackable):
         bases.append(tf.__internal__.tracking.DelegatingTrackableMixin)  # saved under the optimizer's own names
     names = {"_family_class": family, "__module__": family.__module__, "__doc__": family.__doc__}
-    wrapper = type("LossScaleOptimizer", (*bases, *family.wrapper_bases), names)
-    families.REGISTERED[family.optimizer_class] = wrapper
-    return family
+    return type("LossScaleOptimizer", (*bases, *family.wrapper_bases), names)
