@@ -36,6 +36,7 @@ class Family:
     base: str = "Optimizer"  # the name of their common base class
     variable: Callable[..., Any] = tf.Variable
     counts: bool = True  # whether the optimizers count their steps, in `iterations`
+    distributes: bool = True  # whether the optimizers work under TensorFlow's own strategies for several replicas
 
     def adam(self, **kwargs):
         """An Adam with the usual arguments."""
@@ -61,7 +62,11 @@ class TensorFlow1(Family):
 
 
 class ApplyOnly(Family):
-    """Optimizers that have `apply` only, and leave it to the caller to reduce the gradients over the replicas."""
+    """Optimizers that have `apply` only."""
+
+    def adam(self, **kwargs):
+        """An optimizer with state: an Adam if there is one."""
+        return super().adam(**kwargs) if "Adam" in self.classes else self.sgd(momentum=0.5, **kwargs)
 
     def apply(self, inner, gradients, variables):
         inner.apply(gradients, variables)
@@ -102,6 +107,7 @@ ALL_FAMILIES = (
         _OF_SONNET,
         dict.fromkeys(_OF_SONNET, RATE) | {"Momentum": {**RATE, "momentum": 0.9}},
         counts=False,
+        distributes=False,
     ),
 )
 ALL_IDS = [family.name for family in ALL_FAMILIES]

@@ -26,8 +26,10 @@ def why_not(family, name, call):
         return "TensorFlow finds no GPU here"
     if call == "fit" and family.keras is None:
         return "the library has no `fit`"
-    if family.name == "sonnet" and (several or name in ("central_storage", "parameter_server", "tpu")):
-        return "Sonnet's optimizers refuse the strategy: use `sonnet.distribute.Replicator` or `TpuReplicator`"
+    if not family.distributes and (several or name in ("central_storage", "parameter_server", "tpu")):
+        if family.name == "sonnet":
+            return "Sonnet's optimizers refuse the strategy: use `sonnet.distribute.Replicator` or `TpuReplicator`"
+        return "the library's optimizers have no variables for several replicas"
     if call == "fit":
         return _why_not_fit(family, name)
     if call == "compiled" and (several or name == "central_storage"):
