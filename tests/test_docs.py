@@ -1,5 +1,6 @@
 """The documentation site: it builds without a warning, and nothing public is missing from it."""
 
+import ast
 import importlib
 import pathlib
 import re
@@ -9,6 +10,7 @@ import sys
 
 import pytest
 
+import tf_lossscale
 from tf_lossscale import cli
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -58,6 +60,41 @@ def test_the_plots_show_what_the_text_says(tmp_path):
     assert zeros["without a scale"] > 0.9
     assert zeros["with a scale of 2**15"] < 0.3
     assert 3 < plots["draw_scale"](tmp_path / "scale.svg", steps=10) < 10
+
+
+PACKAGE = ROOT / "tf_lossscale"
+
+
+def defined_in(path):
+    """The names of all functions, methods and classes in a file."""
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    return {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds)}
+
+
+def stops_of_the_tour():
+    stops = re.split(r"\n(?=\d\. |\n)", (DOCS / "tour.md").read_text())
+    return [pytest.param(re.findall(r"`([^`\n]+)`", stop), id=str(i)) for i, stop in enumerate(stops) if "`" in stop]
+
+
+@pytest.mark.parametrize("quoted", stops_of_the_tour())
+def test_the_tour_names_files_that_exist_and_functions_where_they_are(quoted):
+    files = [PACKAGE / name for name in quoted if name.endswith(".py")]
+    assert [file for file in files if not file.exists()] == []
+    names = {name for file in files or PACKAGE.rglob("*.py") for name in defined_in(file)}
+    public = set(dir(tf_lossscale.LossScaleOptimizer)) | {"merge_call", "if", "core/fast", "iterations"}
+    functions = [name for name in quoted if re.fullmatch(r"\w+", name)]
+    elsewhere = {name for file in PACKAGE.rglob("*.py") for name in defined_in(file)}
+    assert [name for name in functions if name not in names | public] == [] or not files
+    assert [name for name in functions if name not in elsewhere | public] == []
+
+
+@pytest.mark.parametrize("folder", ["core", "core/fast", "wrapper"])
+def test_the_tree_of_the_architecture_has_every_module_once(folder):
+    tree = (DOCS / "architecture.md").read_text().split("```")[1]
+    depth = 2 + 2 * folder.count("/")
+    part = re.search(rf"^ {{{depth}}}{folder.rpartition('/')[2]}/ .*\n((?: {{{depth + 2},}}.*\n)+)", tree, re.MULTILINE)
+    listed = re.findall(rf"^ {{{depth + 2}}}(\w+\.py) ", part[1], re.MULTILINE)
+    assert sorted(listed) == sorted(p.name for p in (PACKAGE / folder).glob("*.py") if p.name != "__init__.py")
 
 
 @pytest.mark.slow
