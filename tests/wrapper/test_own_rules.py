@@ -1,0 +1,118 @@
+"""A loss scale by a user's own rule: what `check` and `move` are passed, under every way to take a step."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_lossscale
+from tests import strategies
+from tests.families import all_families
+from tf_lossscale import LossScaleOptimizer
+
+
+class SkipsLargeNorms(tf_lossscale.DynamicLossScale):
+    """Skips a step whose gradient norm is above 6; keeps the last norm that each method was passed."""
+
+    uses_norm = True
+    traceable = True
+
+    def __init__(self):
+        super().__init__(8.0)
+        self.checked, self.moved = (tf.Variable(0.0, trainable=False) for _ in range(2))
+
+    def check(self, gradients, norm):
+        noted = self.checked.assign(norm)
+        with tf.control_dependencies([] if tf.executing_eagerly() else [noted]):
+            return tf.logical_and(super().check(gradients), norm <= 6.0)
+
+    def move(self, applied, norm):
+        return [self.moved.assign(norm), *super().move(tf.math.is_finite(norm))]
+
+
+def values(variable):
+    return [copy.numpy().item() for copy in tf.distribute.get_strategy().experimental_local_results(variable)]
+
+
+WAYS = ["eager", "function", "jit_compile", "eager_jit_compile", "mirrored_2", "mirrored_2_jit_compile"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_check_and_move_are_passed_the_norm_of_the_summed_unscaled_gradients(way):
+    strategy = strategies.get("mirrored_2") if way.startswith("mirrored_2") else tf.distribute.get_strategy()
+    with strategy.scope():
+        scale = SkipsLargeNorms()
+        inner = tf.keras.optimizers.SGD(0.5)
+        optimizer = LossScaleOptimizer(inner, loss_scale_manager=scale, jit_compile="jit" in way)
+        weights = [tf.Variable([1.0]), tf.Variable([2.0])]
+
+    def take(factor):
+        share = factor / strategy.num_replicas_in_sync
+        optimizer.minimize(lambda: share * (3.0 * weights[0] + 4.0 * weights[1]), weights)
+
+    step = take
+    if strategy.num_replicas_in_sync > 1:
+        step = tf.function(lambda factor: strategy.run(take, (factor,)))
+    elif way in ("function", "jit_compile"):
+        step = tf.function(take)
+    seen = []
+    for factor in (1.0, 2.0, np.nan, 0.5):
+        step(tf.constant(factor))
+        copies = strategy.experimental_local_results(scale.checked)
+        seen.append(
+            (
+                float(copies[0]),
+                float(strategy.experimental_local_results(scale.moved)[0]),
+                bool(strategy.experimental_local_results(optimizer.last_step_skipped)[0]),
+                float(optimizer.loss_scale),
+                strategy.experimental_local_results(weights[0])[0].numpy().item(),
+            )
+        )
+        assert len({float(copy) for copy in copies if not np.isnan(copy)}) <= 1
+    np.testing.assert_allclose(
+        seen,
+        [(5, 5, 0, 8, -0.5), (10, 10, 1, 8, -0.5), (np.nan, np.nan, 1, 4, -0.5), (2.5, 2.5, 0, 4, -1.25)],
+    )
+
+
+@all_families
+def test_a_rule_sees_sparse_gradients_and_missing_ones_and_runs_once_in_a_step(family):
+    calls = []
+
+    class Noting(tf_lossscale.LossScale):
+        may_skip = True
+
+        def __call__(self):
+            return tf.constant(8.0)
+
+        def check(self, gradients):
+            calls.append(gradients)
+            return super().check(gradients)
+
+        def move(self, applied):
+            calls.append(bool(applied))
+            return []
+
+    optimizer = LossScaleOptimizer(family.sgd(), loss_scale_manager=Noting())
+    table, weight, unused = tf.Variable([[1.0], [2.0]]), tf.Variable(1.0), tf.Variable(1.0)
+    sparse = tf.IndexedSlices(tf.constant([[8.0]]), tf.constant([1]), tf.constant([2, 1]))
+    optimizer.get_scaled_loss(0.0)
+    gradients = optimizer.get_unscaled_gradients([sparse, tf.constant(16.0), None])
+    optimizer.apply_gradients(zip(gradients, [table, weight, unused]))
+    (seen, applied) = calls
+    assert applied is True
+    assert isinstance(seen[0], tf.IndexedSlices) and seen[0].values.numpy().item() == 1.0
+    assert (seen[1].numpy(), seen[2]) == (2.0, None)
+    assert weight.numpy() == 0.0
+
+
+def test_a_rule_of_ones_own_is_saved_with_the_optimizer(tmp_path):
+    def made():
+        return LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), loss_scale_manager=SkipsLargeNorms())
+
+    weight, first = tf.Variable(1.0), made()
+    first.minimize(lambda: 3.0 * weight, [weight])
+    path = tf.train.Checkpoint(optimizer=first).write(str(tmp_path / "ckpt"))
+    second = made()
+    second.build([weight])
+    tf.train.Checkpoint(optimizer=second).read(path).assert_existing_objects_matched()
+    assert float(second._loss_scale.checked) == 3.0
