@@ -102,9 +102,9 @@ def test_few_skipped_steps_or_few_steps_at_all_are_not_worth_a_warning(warnings)
     assert not warnings
 
 
-def test_a_stall_at_the_floor_is_noticed_at_the_end_of_the_epoch_where_xla_compiles():
+def test_a_stall_is_noticed_at_the_end_of_the_epoch_where_xla_compiles():
     with pytest.raises(FloatingPointError, match="The last 120 steps were all skipped"):
-        fit(FAMILIES[0], data(120, bad=range(120)), [LossScaleMonitor()], 5, jit_compile=True, on_floor="raise")
+        fit(FAMILIES[0], data(120, bad=range(120)), [LossScaleMonitor()], 5, jit_compile=True, on_stall="raise")
 
 
 def test_one_of_several_optimizers_is_watched_and_a_fixed_scale_too():

@@ -263,7 +263,7 @@ def test_the_overflow_report_and_the_norm_are_the_same(mode):
 
 
 def test_a_stall_is_reported_in_the_step_that_completes_it(caplog):
-    optimizer, variable = LossScaleOptimizer(KERAS_3.sgd(), jit_compile=True, on_floor="raise"), tf.Variable(1.0)
+    optimizer, variable = LossScaleOptimizer(KERAS_3.sgd(), jit_compile=True, on_stall="raise"), tf.Variable(1.0)
     with pytest.raises(FloatingPointError, match="100 steps"):
         for _ in range(101):
             loops.step(optimizer, lambda: variable * float("nan"), [variable])

@@ -60,7 +60,7 @@ class FixedLossScaleManager(LossScaleManager):
         """Return a loss scale for `LossScaleOptimizer`."""
         if not self._is_all_of(FixedLossScaleManager):
             return super().as_loss_scale()
-        return FixedLossScale(self._loss_scale, skip_overflow=bool(self._drop_overflow_update))
+        return FixedLossScale(self._loss_scale, skip_nonfinite=bool(self._drop_overflow_update))
 
 
 class DynamicLossScaleManager(LossScaleManager):
@@ -178,7 +178,7 @@ class FixedLossScaleUpdateCell:
 
     def as_loss_scale(self) -> LossScale:
         """Return a fixed loss scale for `LossScaleOptimizer`. A step that overflows is skipped."""
-        return FixedLossScale(self._loss_scale_value, skip_overflow=True)
+        return FixedLossScale(self._loss_scale_value, skip_nonfinite=True)
 
 
 class DynamicLossScaleUpdateCell(tf.Module):

@@ -89,6 +89,22 @@ class LossScale(Weights):
         """Return how many steps were skipped right before this one, an int64 scalar tensor."""
         return tf.where(value_or_zero(self.last_step_skipped), value_or_zero(self.skipped_in_a_row), 0)
 
+    @property
+    def lowest(self) -> float | None:
+        """The scale that no overflow lowers any more, a float; None if a run of skipped steps is no stall."""
+        return None
+
+    def stall_reported(self, action: Any) -> tf.Variable:
+        """Return whether a stall was reported, a bool scalar variable.
+
+        Args:
+            action: the reaction to a stall; each has a variable, which all optimizers that share the scale use.
+        """
+        actions = self.__dict__.setdefault("_stall_actions", [])  # not an attribute that is tracked
+        if action not in actions:
+            actions.append(action)
+        return self._weight(f"told_of_stall_{actions.index(action)}", False, tf.bool, tracked=False)
+
     def defers(self, optimizer: Any, part: Any) -> bool:
         """Return whether a step waits for those of other optimizers; here it does not.
 
@@ -130,18 +146,22 @@ class FixedLossScale(LossScale):
 
     Args:
         scale: a finite number above 0.
-        skip_overflow: whether a step with a non-finite gradient is skipped.
+        skip_nonfinite: whether a step with a non-finite gradient is skipped.
     """
 
     traceable = True
 
-    def __init__(self, scale: Any, skip_overflow: bool = False):
+    def __init__(self, scale: Any, skip_nonfinite: bool = False):
         super().__init__()
-        self.may_skip = skip_overflow
+        self.may_skip = skip_nonfinite
         self.initial_scale = errors.positive_number("initial_scale", scale, "Pass for example 1024.")
 
     def __call__(self) -> tf.Tensor:
         return tf.constant(self.initial_scale, tf.float32)
+
+    @property
+    def lowest(self) -> float | None:
+        return self.initial_scale if self.may_skip else None
 
 
 class DynamicLossScale(LossScale):
@@ -193,16 +213,9 @@ class DynamicLossScale(LossScale):
         """The number of overflows since the scale last moved, an int64 scalar variable; None without a hysteresis."""
         return self._weight("bad_steps", 0, tf.int64) if self.rules.counts_overflows else None
 
-    def stall_reported(self, action: Any) -> tf.Variable:
-        """Return whether a stall was reported, a bool scalar variable.
-
-        Args:
-            action: the reaction to a stall; each has a variable, which all optimizers that share the scale use.
-        """
-        actions = self.__dict__.setdefault("_stall_actions", [])  # not an attribute that is tracked
-        if action not in actions:
-            actions.append(action)
-        return self._weight(f"told_of_stall_{actions.index(action)}", False, tf.bool, tracked=False)
+    @property
+    def lowest(self) -> float | None:
+        return self.rules.min_scale
 
     def __call__(self) -> tf.Tensor:
         if vars(self).get("_restored"):

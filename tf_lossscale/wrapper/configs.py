@@ -58,7 +58,7 @@ class Configurable(Family):
 
         Returns:
             A dict. Arguments that the original did not have are in it only if they are not at their defaults. A
-            function given as `on_floor` is not in it.
+            function given as `on_stall` is not in it.
         """
         scale: Any = self._loss_scale
         if not isinstance(scale, (DynamicLossScale, FixedLossScale)) and hasattr(scale, "get_config"):
@@ -71,13 +71,13 @@ class Configurable(Family):
             "dynamic_growth_steps": self.dynamic_growth_steps,
         }
         if not self.dynamic and self._loss_scale.may_skip:
-            config["skip_overflow"] = True
+            config["skip_nonfinite"] = True
         if self._diagnosis is not None:
             config["diagnose"] = True
         if self._clusters is not None:
             config["jit_compile"] = True
         if self._stall.action == "raise":  # a function is no plain value
-            config["on_floor"] = "raise"
+            config["on_stall"] = "raise"
         if self.dynamic:
             given = {name: getattr(self._loss_scale.rules, name) for name in KEYWORDS}
             config.update({name: value for name, value in given.items() if value != KEYWORDS[name]})
@@ -113,15 +113,12 @@ class Configurable(Family):
         config = {name: value for name, value in config.items() if name not in ("inner_optimizer", "optimizer")}
         if "loss_scale" in config:
             config.update(_from_tf23(config.pop("loss_scale"), custom_objects or {}))
-        skip_overflow = config.pop("skip_overflow", False)
         of_inner = inner
         if isinstance(inner, dict):
             inner = cls._deserialized_inner(copy.deepcopy(inner), custom_objects)
         # tf_keras reads an old config as a legacy optimizer, whichever class is asked.
         family = families.adapter_of(inner)
         new = (this if issubclass(this, family) else family)(inner_optimizer=inner, **config)
-        if skip_overflow:
-            new._loss_scale = FixedLossScale(new.initial_scale, skip_overflow=True)
         new._take_state(of_inner)
         return new
 

@@ -77,17 +77,20 @@ class LossScaleOptimizer(Delegating, Observable, Configurable, Stepping):
         inner_optimizer: the optimizer that does the update: one of Keras 3 (`tf.keras.optimizers`), `tf_keras`, or
             `tf_keras.optimizers.legacy`.
         dynamic: whether the scale moves. Keep it True unless you know a scale that fits the whole training. If False
-            the scale stays at `initial_scale`, and no step is ever skipped.
+            the scale stays at `initial_scale`, and no step is skipped unless `skip_nonfinite` is True.
         initial_scale: the scale to start with, above 0; 2**15 if `dynamic`, else it has to be given. Start with a very
             high scale: one that is too high is lowered within a few steps, one that is too low takes thousands of
             steps to grow.
         dynamic_growth_steps: finite steps in a row after which the scale grows; 2000 if `dynamic`, else not allowed.
+        skip_nonfinite: whether a step is skipped when a gradient is infinite or NaN; None for the value of `dynamic`.
+            To only skip such steps, in float32 or bfloat16, pass `dynamic=False, initial_scale=1,
+            skip_nonfinite=True`.
         growth_factor: the scale is multiplied by this when it grows.
         backoff_factor: the scale is multiplied by this after an overflow.
         hysteresis: number of overflows it takes to lower the scale.
         min_scale: the scale is never lowered below this.
         max_scale: the scale never grows above this; None for float32's maximum.
-        on_floor: the reaction to a stall, which is 100 skipped steps in a row, at any scale: "warn", "raise" (a
+        on_stall: the reaction to a stall, which is 100 skipped steps in a row, at any scale: "warn", "raise" (a
             FloatingPointError; from a graph an InvalidArgumentError) or a function, called with the optimizer. It
             happens once for each stall: in eager mode in that step, in a graph in the next step. If XLA compiles the
             step, it happens when `loss_scale` or `state()` is read, and at the end of `fit`.
@@ -125,12 +128,13 @@ class LossScaleOptimizer(Delegating, Observable, Configurable, Stepping):
         initial_scale: Any = None,
         dynamic_growth_steps: Any = None,
         *,
+        skip_nonfinite: bool | None = None,
         growth_factor: float = 2.0,
         backoff_factor: float = 0.5,
         hysteresis: int = 1,
         min_scale: float = 1.0,
         max_scale: float | None = None,
-        on_floor: Any = "warn",
+        on_stall: Any = "warn",
         diagnose: bool = False,
         loss_scale_manager: Any = None,
         jit_compile: bool = False,
@@ -145,6 +149,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable, Stepping):
             dynamic,
             initial_scale,
             dynamic_growth_steps,
+            skip_nonfinite,
             loss_scale_manager,
             growth_factor=growth_factor,
             backoff_factor=backoff_factor,
@@ -152,7 +157,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable, Stepping):
             min_scale=min_scale,
             max_scale=max_scale,
         )
-        stall = Stall(on_floor)
+        stall = Stall(on_stall)
         diagnosis = arguments.diagnosis(diagnose, loss_scale)
         clusters = arguments.clusters(jit_compile)
         chosen = self._checked_options(inner_optimizer, kwargs)
