@@ -79,7 +79,8 @@ def test_what_was_refused_is_refused_and_leaves_the_optimizer_free(family):
             make(*arguments)
     with pytest.raises(TypeError):
         make(inner, "dynamic", dynamic=True)
-    assert make(inner, "dynamic").inner_optimizer is inner
+    wrapper = make(inner, "dynamic")
+    assert wrapper.inner_optimizer is inner
     with pytest.raises(ValueError, match="already wrapped"):
         make(inner, "dynamic")
 

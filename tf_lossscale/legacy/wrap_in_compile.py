@@ -54,7 +54,6 @@ def _wrapped(inner_optimizer: Any, library: str) -> Any:
         before = _made[inner_optimizer]()
         if before is not None:
             return before
-        families.release(inner_optimizer)
     if policies.is_set_by_an_old_name():
         wrapper: Any = experimental.LossScaleOptimizer(inner_optimizer, loss_scale)
     else:

@@ -125,6 +125,7 @@ class Configurable(Family):
     def __copy__(self) -> Any:
         new: Any = object.__new__(type(self))
         new.__dict__.update(self.__dict__)
+        families.mark(self._optimizer, new)
         return new
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -134,7 +135,7 @@ class Configurable(Family):
         memo[id(vars(self)["_contract"])] = Contract()
         new.__dict__.update({name: copy.deepcopy(value, memo) for name, value in vars(self).items()})
         new._save_scale_with_inner()
-        families.mark(inner)
+        families.mark(inner, new)
         return new
 
 

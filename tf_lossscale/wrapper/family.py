@@ -32,6 +32,14 @@ class Family:
     _clusters: Any
     _traced: bool
 
+    def _require_answers(self, inner: Any) -> None:
+        """Raise if the adapter lacks an answer that a step needs, also one that only a skipped step needs."""
+        unanswered = [hook for hook in _NEEDED if getattr(type(self), hook) is getattr(Family, hook)]
+        if hasattr(type(inner), "iterations") or "iterations" in getattr(inner, "__dict__", ()):
+            unanswered = [hook for hook in unanswered if hook != "_advance_iterations"]
+        for hook in unanswered:
+            raise _missing(self, *_NEEDED[hook])
+
     # Building. --------------------------------------------------------------------------------------------------
 
     #: Whether instances have this very class: True in an adapter.
@@ -41,7 +49,7 @@ class Family:
 
     def _build_inner(self, variables: list[Any]) -> None:
         """Create the inner optimizer's variables, so that a first step that is skipped leaves it complete."""
-        raise _missing(self, "_build_inner(variables)", "create the inner optimizer's variables")
+        raise _missing(self, *_NEEDED["_build_inner"])
 
     def _known_variables(self) -> list[Any] | None:
         """Return the variables that the inner optimizer was built for; None if it does not keep them."""
@@ -92,7 +100,7 @@ class Family:
 
     def _apply_reduced(self, grads_and_vars: list[tuple[Any, Any]], **kwargs: Any) -> Any:
         """Apply reduced gradients with the inner optimizer, without reducing them again."""
-        raise _missing(self, "_apply_reduced(grads_and_vars, **kwargs)", "apply reduced gradients")
+        raise _missing(self, *_NEEDED["_apply_reduced"])
 
     def _obstacle(self) -> str | None:
         """Return why the inner optimizer's update cannot be compiled; None if nothing is known against it."""
@@ -204,6 +212,14 @@ class Family:
     def _with_layer_names(objects: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
         """Return the objects of a checkpoint, also under the names that the library has for layers and weights."""
         return objects
+
+
+# Hook -> how it is called, and its purpose. The default of the last one is for optimizers with `iterations`.
+_NEEDED = {
+    "_build_inner": ("_build_inner(variables)", "create the inner optimizer's variables"),
+    "_apply_reduced": ("_apply_reduced(grads_and_vars, **kwargs)", "apply reduced gradients"),
+    "_advance_iterations": ("_advance_iterations()", "count a skipped step, as the optimizer has no `iterations`"),
+}
 
 
 def _missing(of: Any, hook: str, purpose: str) -> NotImplementedError:

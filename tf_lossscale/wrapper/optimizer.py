@@ -145,6 +145,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable, Stepping):
                 f"{type(self).__module__}.LossScaleOptimizer cannot wrap this optimizer: {inner_optimizer!r}. Call "
                 "tf_lossscale.LossScaleOptimizer, which chooses the class."
             )
+        self._require_answers(inner_optimizer)
         loss_scale = arguments.loss_scale(
             dynamic,
             initial_scale,
@@ -176,7 +177,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable, Stepping):
         loss_scale.prepare()
         stall.prepare(loss_scale)
         self._adopt(chosen)
-        families.mark(inner_optimizer)
+        families.mark(inner_optimizer, self)
 
     def _save_scale_with_inner(self) -> None:
         """Track the loss scale in the inner optimizer: a checkpoint of that alone saves and restores the scale."""
