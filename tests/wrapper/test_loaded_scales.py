@@ -176,12 +176,7 @@ def test_one_that_nobody_could_look_at_costs_one_step(family, how):
         assert float(weight) == 1 - (1 + 2 * times) * 0.25
 
 
-def test_variables_that_do_not_fit_leave_the_scale_as_it_was():
-    optimizer = made(tf.keras.optimizers.SGD())
-    optimizer.build([tf.Variable(1.0)])
-    store = {str(i): np.asarray(value) for i, value in enumerate([0, 0.0, 5, 8.0, 1])}
-    with pytest.raises(ValueError, match="The saved optimizer has 5 variables"):
-        optimizer.load_own_variables(store)
+def test_variables_whose_shapes_do_not_fit_leave_the_scale_as_it_was():
     optimizer = made(tf.keras.optimizers.SGD(momentum=0.5))
     optimizer.build([tf.Variable([1.0, 1.0])])
     store = {str(i): np.asarray(value) for i, value in enumerate([0, 0.0, 5, 8.0, 1, 0.5, [1.0, 2.0, 3.0]])}

@@ -84,7 +84,7 @@ class LossScaleOptimizer(
                 _move_under_strategy(self._optimizer)
                 self._optimizer.build(variables)
                 if "_loaded_weights" in vars(self):
-                    super(LossScaleOptimizer, self).set_weights(self.__dict__.pop("_loaded_weights"))
+                    self._take_loaded_weights(self.__dict__.pop("_loaded_weights"))
 
         if not self._optimizer.built and variables:
             replicas.once(build)
@@ -202,6 +202,21 @@ class LossScaleOptimizer(
         loaded = self.__dict__["_loaded_weights"] = values[: len(values) - len(of_scale)]
         super().set_weights([*loaded[: len(self.weights)], *values[len(loaded) :]])
 
+    def _take_loaded_weights(self, loaded: list[Any]) -> None:
+        if _fit(loaded, self.weights):
+            super().set_weights(loaded)
+        else:
+            self._warn_of_other_variables(len(loaded), True)
+            self._set_iterations(self._optimizer, 0)  # set when the file was loaded; the slots begin anew
+
+    def _warn_of_other_variables(self, saved: int, with_scale: bool) -> None:
+        logging.warning(
+            "The saved optimizer has %d variables, but this %s has %d: other variables were trained then. They are "
+            "not loaded%s.",
+            *(saved, type(self._optimizer).__name__, len(self.weights)),
+            ", but the loss scale is" if with_scale else "",
+        )
+
     # `.keras` files: the order of Keras's own LossScaleOptimizer, so that each reads the other's. The first value is
     # there a step count that stays 0 and is never read, here the overflows that count towards the hysteresis.
 
@@ -215,7 +230,7 @@ class LossScaleOptimizer(
         values = [store[str(i)] for i in range(len(store.keys()))]
         inner: list[Any] = self.weights
         of_scale: list[tuple[Any, Any]] = []
-        if len(values) == len(inner) + 4 or (not self.built and _are_of_a_wrapper(values)):
+        if len(values) == len(inner) + 4 or (_are_of_a_wrapper(values) and not _fit(values, inner)):
             if self.dynamic:
                 of_scale.append((self._loss_scale.good_steps, int(values[2][()])))
                 of_scale.append((self._loss_scale.current_loss_scale, float(values[3][()])))
@@ -228,11 +243,9 @@ class LossScaleOptimizer(
                 type(self._optimizer).__name__,
             )
             values = values[: len(inner)]
-        if len(values) != len(inner):
-            raise ValueError(
-                f"The saved optimizer has {len(values)} variables, but {type(self._optimizer).__name__} has "
-                f"{len(inner)}. Build the optimizer for the same variables before loading."
-            )
+        if len(values) != len(inner):  # a layer was frozen after the training, for example: Keras warns as well
+            self._warn_of_other_variables(len(values), bool(of_scale))
+            inner = values = []
         for variable, value in [*zip(inner, values), *of_scale]:
             variable.assign(value)
         self._loss_scale.bring_into_range()
@@ -293,6 +306,10 @@ def _part_of_keras_wrapper(wrapper: LossScaleOptimizer, name: str) -> Any:
         # Kept until the next restore: the checkpoint holds it only weakly.
         wrapper.__dict__.setdefault("_meaningless", {})[name] = parts[name]
     return parts[name]
+
+
+def _fit(values: list[Any], variables: list[Any]) -> bool:
+    return [tuple(value.shape) for value in values] == [tuple(variable.shape) for variable in variables]
 
 
 def _are_of_a_wrapper(values: list[Any]) -> bool:
