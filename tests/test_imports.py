@@ -25,7 +25,7 @@ ORDER = [
     ("core.fast",),  # which the core finds by name
     ("wrapper.contract", "wrapper.grads_and_vars", "wrapper.options", "wrapper.families", "wrapper.layers"),
     ("wrapper.family",),
-    ("wrapper.stall", "wrapper.configs", "wrapper.hyperparameters", "wrapper.readings"),
+    ("wrapper.stall", "wrapper.configs", "wrapper.hyperparameters", "wrapper.readings", "wrapper.rule_settings"),
     ("wrapper.arguments", "wrapper.stepping"),
     ("wrapper.optimizer", "wrapper.shared"),
     ("adapters",),

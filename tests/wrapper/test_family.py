@@ -8,6 +8,7 @@ import types
 import numpy as np
 import pytest
 import tensorflow as tf
+from absl import logging
 
 from tests import test_families
 from tests.families import ApplyOnly
@@ -154,3 +155,15 @@ def test_what_the_family_of_the_walk_through_has_not_is_said(tiny, tmp_path):
     path = tf.train.Checkpoint(optimizer=tf.keras.optimizers.SGD(), weight=weight).write(str(tmp_path / "ckpt"))
     with pytest.raises(TypeError, match="`optimizer` must be"):
         migrate.restore(path, optimizer, [weight])
+
+
+def test_an_inner_optimizer_that_cannot_hold_the_loss_scale_is_warned_about(tiny, monkeypatch):
+    said = []
+    monkeypatch.setattr(logging, "warning", lambda message, *values: said.append(message % values))
+    LossScaleOptimizer(tiny.sgd())
+    library = re.search(r"^```python\n(.*?)^```", CONTRIBUTING.read_text(), re.MULTILINE | re.DOTALL)[1]
+    exec(library.replace("tf.Module", "object"), vars(sys.modules["tiny"]))
+    LossScaleOptimizer(tiny.sgd(), dynamic=False, initial_scale=8)
+    assert not said
+    LossScaleOptimizer(tiny.sgd())
+    assert "A checkpoint of the inner SGD does not hold the loss scale" in said[0]

@@ -169,3 +169,28 @@ def test_an_inner_optimizer_with_a_part_of_that_name_is_refused_and_stays_as_it_
         LossScaleOptimizer(inner)
     assert inner._lookup_dependency("loss_scale") is own
     assert not is_wrapped(inner)
+
+
+@families
+def test_a_checkpoint_of_a_model_and_its_inner_optimizer_is_whole_or_says_what_to_pass(family, tmp_path):
+    def made():
+        inner = family.adam()
+        model = family.keras.Sequential([family.keras.Input((2,)), family.keras.layers.Dense(1)])
+        model.compile(LossScaleOptimizer(inner, initial_scale=64.0), "mse")
+        model.fit(tf.ones([4, 2]), tf.ones([4, 1]), verbose=0)
+        return model, inner
+
+    model, inner = made()
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=inner)
+    if family.name == "tf_keras_legacy":
+        with pytest.raises(ValueError, match=r"optimizer=model\.optimizer"):
+            checkpoint.write(str(tmp_path / "ckpt"))
+        checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+    path = checkpoint.write(str(tmp_path / "ckpt"))
+    other, of_other = made()
+    other.optimizer.set_state({"loss_scale": 2.0, "dynamic_counter": 0})
+    of_other = other.optimizer if family.name == "tf_keras_legacy" else of_other
+    tf.train.Checkpoint(model=other, optimizer=of_other).read(path).assert_consumed()
+    assert came_to(other.optimizer) == came_to(model.optimizer) == (64.0, 1)
+    for saved_variable, variable in zip(model.optimizer.weights, other.optimizer.weights):
+        np.testing.assert_array_equal(saved_variable, variable)

@@ -84,7 +84,12 @@ class LossScaleOptimizer(
                 _move_under_strategy(self._optimizer)
                 self._optimizer.build(variables)
                 if "_loaded_weights" in vars(self):
-                    self._take_loaded_weights(self.__dict__.pop("_loaded_weights"))
+                    loaded = self.__dict__.pop("_loaded_weights")
+                    if _fit(loaded, self.weights):
+                        super(LossScaleOptimizer, self).set_weights(loaded)
+                    else:
+                        _warn_of_other_variables(self._optimizer, len(loaded), True)
+                        self._set_iterations(self._optimizer, 0)  # loaded already, but the slots begin anew
 
         if not self._optimizer.built and variables:
             replicas.once(build)
@@ -202,21 +207,6 @@ class LossScaleOptimizer(
         loaded = self.__dict__["_loaded_weights"] = values[: len(values) - len(of_scale)]
         super().set_weights([*loaded[: len(self.weights)], *values[len(loaded) :]])
 
-    def _take_loaded_weights(self, loaded: list[Any]) -> None:
-        if _fit(loaded, self.weights):
-            super().set_weights(loaded)
-        else:
-            self._warn_of_other_variables(len(loaded), True)
-            self._set_iterations(self._optimizer, 0)  # set when the file was loaded; the slots begin anew
-
-    def _warn_of_other_variables(self, saved: int, with_scale: bool) -> None:
-        logging.warning(
-            "The saved optimizer has %d variables, but this %s has %d: other variables were trained then. They are "
-            "not loaded%s.",
-            *(saved, type(self._optimizer).__name__, len(self.weights)),
-            ", but the loss scale is" if with_scale else "",
-        )
-
     # `.keras` files: the order of Keras's own LossScaleOptimizer, so that each reads the other's. The first value is
     # there a step count that stays 0 and is never read, here the overflows that count towards the hysteresis.
 
@@ -244,7 +234,7 @@ class LossScaleOptimizer(
             )
             values = values[: len(inner)]
         if len(values) != len(inner):  # a layer was frozen after the training, for example: Keras warns as well
-            self._warn_of_other_variables(len(values), bool(of_scale))
+            _warn_of_other_variables(self._optimizer, len(values), bool(of_scale))
             inner = values = []
         for variable, value in [*zip(inner, values), *of_scale]:
             variable.assign(value)
@@ -310,6 +300,15 @@ def _part_of_keras_wrapper(wrapper: LossScaleOptimizer, name: str) -> Any:
 
 def _fit(values: list[Any], variables: list[Any]) -> bool:
     return [tuple(value.shape) for value in values] == [tuple(variable.shape) for variable in variables]
+
+
+def _warn_of_other_variables(inner: Any, saved: int, with_scale: bool) -> None:
+    logging.warning(
+        "The saved optimizer has %d variables, but this %s has %d: other variables were trained then. They are not "
+        "loaded%s.",
+        *(saved, type(inner).__name__, len(inner.variables)),
+        ", but the loss scale is" if with_scale else "",
+    )
 
 
 def _are_of_a_wrapper(values: list[Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -114,7 +115,10 @@ class LossScaleOptimizer(
 
     def get_slot(self, var: Any, slot_name: str) -> Any:
         """Return the inner optimizer's slot variable of `var`."""
-        return self._optimizer.get_slot(var, slot_name)
+        slot = self._optimizer.get_slot(var, slot_name)
+        if slot is not None:
+            _require_not_saved_beside(self._optimizer)
+        return slot
 
     def add_slot(self, var: Any, slot_name: str, initializer: Any = "zeros", **kwargs: Any) -> Any:
         """Add a slot variable to the inner optimizer."""
@@ -215,6 +219,19 @@ def _require_number(name: str, value: Any) -> None:
     if not (callable(value) or isinstance(value, numbers.Real) or hasattr(value, "dtype")):
         raise ValueError(
             f"`{name}` must be a number, a scalar tensor, a learning rate schedule or a function, but got: {value!r}."
+        )
+
+
+def _require_not_saved_beside(inner: Any) -> None:
+    """Raise while a checkpoint is written that holds both the wrapper and its inner optimizer."""
+    saving = sys._getframe(2)  # TensorFlow asks each object for its slots, and raises if two have the same ones
+    if saving.f_code.co_name != "serialize_slot_variables":
+        return
+    if any(each is inner for each in saving.f_locals.get("non_slot_objects", ())):
+        raise ValueError(
+            f"A checkpoint cannot hold both a LossScaleOptimizer and the inner {type(inner).__name__}, because "
+            "TensorFlow saves each slot variable for one optimizer. Pass the wrapper, which holds the inner optimizer: "
+            "tf.train.Checkpoint(model=model, optimizer=model.optimizer)."
         )
 
 

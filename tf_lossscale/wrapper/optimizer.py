@@ -19,6 +19,7 @@ from tf_lossscale.wrapper.configs import Configurable
 from tf_lossscale.wrapper.grads_and_vars import as_list, require_fitting, tensors_of, unzip
 from tf_lossscale.wrapper.hyperparameters import Delegating
 from tf_lossscale.wrapper.readings import Observable
+from tf_lossscale.wrapper.rule_settings import setting
 from tf_lossscale.wrapper.stall import Stall
 from tf_lossscale.wrapper.stepping import Stepping
 
@@ -183,6 +184,12 @@ class LossScaleOptimizer(Delegating, Observable, Configurable, Stepping):
         """Track the loss scale in the inner optimizer: a checkpoint of that alone saves and restores the scale."""
         inner, scale = self._optimizer, self._loss_scale
         if not hasattr(inner, "_track_trackable"):
+            if not isinstance(scale, FixedLossScale):
+                logging.warning(
+                    "A checkpoint of the inner %s does not hold the loss scale, because its class is not derived from "
+                    "tf.Module. Save `state()` beside the checkpoint, or derive the class from tf.Module.",
+                    type(inner).__name__,
+                )
             return
         inner._maybe_initialize_trackable()  # the legacy optimizers' constructors do not
         there = inner._lookup_dependency("loss_scale")
@@ -552,10 +559,15 @@ class LossScaleOptimizer(Delegating, Observable, Configurable, Stepping):
         """The loss scale at the start."""
         return self._loss_scale.initial_scale
 
-    @property
-    def dynamic_growth_steps(self) -> int | None:
-        """The number of finite steps in a row after which the scale grows; None if the scale is fixed."""
-        return self._loss_scale.rules.growth_steps if self.dynamic else None
+    # All six can be set between steps; a function that was traced before keeps the old values.
+    dynamic_growth_steps = setting(
+        "growth_steps", "The number of finite steps in a row after which the scale grows; None if the scale is fixed."
+    )
+    growth_factor = setting("growth_factor", "The factor by which the scale grows; None if the scale is fixed.")
+    backoff_factor = setting("backoff_factor", "The factor by which an overflow lowers the scale; None if it is fixed.")
+    hysteresis = setting("hysteresis", "The number of overflows that lower the scale; None if it is fixed.")
+    min_scale = setting("min_scale", "The scale is never lowered below this; None if it is fixed.")
+    max_scale = setting("max_scale", "The scale never grows above this; None for float32's maximum, or if it is fixed.")
 
     @property
     def iterations(self) -> Any:

@@ -92,7 +92,7 @@ class Stepping(Family):
             return Cluster(self._clusters, None)
         dtypes = tuple(None if gradient is None else gradient.dtype for gradient in gradients)
         objects = tuple(map(id, (self._loss_scale, *variables)))
-        held = (constants(others), constants(vars(self._optimizer)))
+        held = (constants(others), constants(vars(self._optimizer)), vars(self._loss_scale).get("rules"))
         return Cluster(self._clusters, (replicas.position(), dtypes, objects, *held))
 
     def _build_once(self, variables: list[Any]) -> None:
