@@ -95,9 +95,7 @@ def library_in(module: str) -> str:
     """
     package = module.partition(".")[0]
     if package in ("keras", "tf_keras") and keras_versions.package_of_keras_2() == "keras":
-        return (
-            "tf_keras" if package == "keras" else "tf_keras beside a Keras 2"
-        )  # no class here is derived from its classes
+        return "tf_keras" if package == "keras" else _SECOND_KERAS_2  # no class here is derived from its classes
     return package
 
 
@@ -147,6 +145,9 @@ def keras_of_tensorflow() -> str:
     return library_in(tf.keras.optimizers.Optimizer.__module__)
 
 
+# The package tf_keras where tf.keras is Keras 2 itself: one of the two is supported.
+_SECOND_KERAS_2 = "tf_keras beside a Keras 2"
+
 #: Keras library -> the name of its modules: in `optimizers/`, and in `adapters/` for its layers.
 MODULES = {"keras": "keras3", "tf_keras": "tf_keras"}
 
@@ -189,6 +190,12 @@ def adapter_of(inner_optimizer: Any) -> Any:
             "(`del optimizer`) and all that holds it first."
         )
     adapter = adapter_for(inner_optimizer)
+    if adapter is None and _SECOND_KERAS_2 in [library_in(base.__module__) for base in type(inner_optimizer).__mro__]:
+        raise errors.NotWrappable(
+            '"inner_optimizer" must not be of the package tf_keras where tf.keras is Keras 2, as in TensorFlow 2.15, '
+            f"but got: {inner_optimizer!r}. Use tf.keras in place of tf_keras, also for the model: the classes are the "
+            "same. Or install TensorFlow 2.16 or newer."
+        )
     if adapter is None:
         raise errors.NotWrappable(
             f'"inner_optimizer" must be an instance of an optimizer class, but got: {inner_optimizer!r}. '
