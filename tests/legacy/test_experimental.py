@@ -372,6 +372,17 @@ def test_a_policy_carries_the_loss_scale_it_is_given(library):
 
 
 @libraries
+def test_a_policy_warns_of_a_loss_scale_that_its_dtype_does_not_need(library, caplog):
+    policy = policies_of(library).Policy
+    for arguments in [("float32",), ("float16", 2), ("mixed_float16", 2), ("mixed_float16",), ("mixed_bfloat16", None)]:
+        policy(*arguments)
+        assert not caplog.records
+    for name in ("float32", "mixed_bfloat16"):
+        policy(name, loss_scale=2)
+        assert f"Policy('{name}', loss_scale=2)" in caplog.messages[-1]
+
+
+@libraries
 def test_a_policy_survives_its_config(library):
     policy = policies_of(library).Policy
     assert policy("mixed_float16").get_config() == {"name": "mixed_float16"}

@@ -1,5 +1,7 @@
 """The old loss scales where one object meets several graphs, replicas, savers and a user's own subclass."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -164,3 +166,56 @@ def test_tensorflow_1_optimizers_sum_dense_and_sparse_gradients_once_over_the_re
         assert [float(copy) for copy in strategy.experimental_local_results(dense)] == [-4.0] * 4
         for copy in strategy.experimental_local_results(sparse):
             np.testing.assert_array_equal(copy, [[1.0], [-4.0]])
+
+
+ORIGINAL = tf.compat.v1.mixed_precision
+
+
+@pytest.mark.parametrize("name", ["none", "one_device", "mirrored_1", "mirrored_2", "central_storage"])
+def test_a_loss_scale_is_printed_as_the_original_under_every_strategy(name):
+    strategy = strategies.get(name)
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        scales = [library.DynamicLossScale(8, 3, 2) for library in (ORIGINAL, legacy)]
+        for scale in scales:
+            scale.update([tf.constant(1.0)])
+        assert repr(scales[1]) == repr(scales[0])
+    assert repr(scales[1]) == repr(scales[0])
+    assert "current_loss_scale=8.0, num_good_steps=1" in repr(scales[1])
+    assert repr(legacy.FixedLossScale(8)) == repr(ORIGINAL.FixedLossScale(8))
+
+
+@pytest.mark.parametrize("control_flow", ["v2", "v1"])
+@pytest.mark.parametrize("library", [ORIGINAL, legacy], ids=["original", "ours"])
+def test_an_update_in_a_graph_is_a_tensor_to_evaluate_to_wait_for_and_to_return(library, control_flow):
+    tensor_of = {
+        "update": lambda scale, bad: scale.update([bad])[0],
+        "identity": lambda scale, bad: tf.identity(scale.update([bad])[0]),
+        "in a cond": lambda scale, bad: tf.cond(bad > 0, lambda: False, lambda: scale.update([bad])[0]),
+        "waited for": lambda scale, bad: after(scale.update([bad])[0]),
+    }
+
+    def after(update):
+        with tf.control_dependencies([update]):
+            return tf.constant(True)
+
+    for how, make in tensor_of.items():
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            if control_flow == "v1":
+                tf.compat.v1.disable_control_flow_v2()
+            try:
+                scale = library.DynamicLossScale(8)
+                tensor = make(scale, tf.constant(np.nan))
+            finally:
+                tf.compat.v1.enable_control_flow_v2()
+            session.run(tf.compat.v1.global_variables_initializer())
+            assert isinstance(tensor, tf.Tensor), how
+            assert isinstance(session.run(tensor), np.bool_), how
+            assert session.run(scale()) == 4, how
+
+
+@pytest.mark.parametrize("library", [ORIGINAL, legacy], ids=["original", "ours"])
+def test_an_update_in_a_tf_function_can_be_returned(library):
+    scale = library.DynamicLossScale(8)
+    returned, apply = tf.function(lambda gradient: scale.update([gradient]))(tf.constant(np.inf))
+    assert returned.dtype == apply.dtype == tf.bool
+    assert (bool(apply), float(scale())) == (False, 4.0)

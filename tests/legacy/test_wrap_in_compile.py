@@ -200,7 +200,10 @@ def test_the_name_in_the_modules_with_compile_is_all_that_changes():
     changed = {f"{name}.{key}" for name in before for key in content[name] if content[name][key] != before[name][key]}
     expected = {
         "keras.src.trainers.trainer.LossScaleOptimizer",
+        "keras.src.trainers.trainer.optimizers",
         "tf_keras.src.engine.training.lso",
+        "tf_keras.src.engine.training.optimizers",
+        "tf_keras.src.engine.training_v1.optimizers",
         "tf_keras.src.engine.training_v1.loss_scale_optimizer",
         "tf_keras.src.engine.training_eager_v1.loss_scale_optimizer",
     }
