@@ -386,9 +386,21 @@ def test_a_policy_warns_of_a_loss_scale_that_its_dtype_does_not_need(library, ca
 def test_a_policy_survives_its_config(library):
     policy = policies_of(library).Policy
     assert policy("mixed_float16").get_config() == {"name": "mixed_float16"}
-    for loss_scale in (None, 8, "dynamic"):
-        config = policy("mixed_float16", loss_scale).get_config()
-        assert policy.from_config(config).get_config() == config
+    for name in ("float16", "float32", "mixed_float16", "mixed_bfloat16"):
+        assert str(policy.from_config(policy(name).get_config())) == str(policy(name))
+        for loss_scale in (None, 8, "dynamic"):
+            made = policy(name, loss_scale)
+            again = policy.from_config(made.get_config())
+            assert (again.get_config(), str(again)) == (made.get_config(), str(made))
+
+
+@libraries
+def test_a_policy_is_printed_with_its_loss_scale(library):
+    policy = policies_of(library).Policy
+    for name in ("float32", "mixed_bfloat16"):
+        assert repr(policy(name)) == f'<Policy "{name}", loss_scale=None>'
+    assert repr(policy("float16", loss_scale=2)) == '<Policy "float16", loss_scale=FixedLossScale(2.0)>'
+    assert repr(policy("mixed_float16")).startswith('<Policy "mixed_float16", loss_scale=DynamicLossScale(')
 
 
 @libraries

@@ -275,3 +275,11 @@ def test_the_order_of_the_imports_does_not_matter(first):
         print(json.dumps([early, *made]))
     """
     assert fresh(code) == [bool(first), True, True]
+
+
+def test_an_optimizer_of_keras_1_is_refused_by_keras_itself(ours):
+    from tf_keras.src.optimizers import optimizer_v1
+
+    for optimizer in (optimizer_v1.SGD(1.0), "no_such_optimizer", 3):
+        with pytest.raises(ValueError):
+            model_of(FAMILIES[1], optimizer)
