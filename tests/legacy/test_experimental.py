@@ -55,6 +55,25 @@ def test_every_kind_of_loss_scale_is_taken(family, loss_scale, start, after_over
 
 
 @families
+def test_a_loss_scale_that_newer_versions_refuse_is_taken(family):
+    for loss_scale, after_overflow in ((legacy.DynamicLossScale(64, multiplier=4), 16), (Revised(64), 16)):
+        optimizer = experimental.LossScaleOptimizer(family.sgd(), loss_scale)
+        variable = tf.Variable(1.0)
+        step(optimizer, variable, np.float32("inf"))
+        assert (float(variable), float(optimizer.loss_scale())) == (1.0, after_overflow)
+
+
+@families
+def test_a_dynamic_loss_scale_that_is_passed_is_used_where_it_stands(family):
+    shared = legacy.DynamicLossScale(64)
+    shared.update([tf.constant(np.inf)])
+    first, second = (experimental.LossScaleOptimizer(family.sgd(), shared) for _ in range(2))
+    assert first.loss_scale is second.loss_scale is shared
+    step(first, tf.Variable(1.0), np.float32("inf"))
+    assert float(second.loss_scale()) == float(shared()) == 16
+
+
+@families
 def test_the_optimizer_may_be_named(family):
     for name in ("optimizer", "opt", "inner_optimizer"):
         inner = family.sgd()
@@ -124,6 +143,7 @@ def test_a_loss_scale_can_be_called_in_a_function_and_bound_before_the_step():
 
 def test_a_loss_scale_is_used_as_the_tensor_that_it_became_in_2_4():
     value = scale()
+    assert isinstance(value, legacy.LossScale) and not isinstance(value, tf.Tensor)
     loss = tf.constant(2.0)
     assert float(loss * value) == float(value * loss) == float(value * 2) == 2048
     assert float(value / 2) == 512
