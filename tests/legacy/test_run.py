@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import zipfile
 
 import pytest
 
@@ -198,6 +199,8 @@ def test_an_import_that_fails_inside_a_module_is_the_module_s_own_traceback(prog
     ("arguments", "code", "message"),
     [
         (["missing.py"], 2, "can't open file"),
+        (["package/parts"], 1, "there is no __main__.py in 'package/parts'. Name the script"),
+        (["parts.zip"], 1, "there is no __main__.py in 'parts.zip'. Name the script"),
         (["-m", "no_such_module"], 1, "No module named no_such_module"),
         (["-m", "no_such_package.part"], 1, "No module named 'no_such_package'"),
         ([], 2, "nothing to run"),
@@ -205,6 +208,9 @@ def test_an_import_that_fails_inside_a_module_is_the_module_s_own_traceback(prog
     ],
 )
 def test_what_is_not_there_is_said_in_one_line(program, arguments, code, message):
+    (program / "package" / "parts").mkdir(exist_ok=True)
+    with zipfile.ZipFile(program / "parts.zip", "w") as file:
+        file.writestr("part.py", "")
     ours = call([*RUN, *arguments], cwd=program)
     assert ours.returncode == code
     assert message in ours.stderr

@@ -194,3 +194,34 @@ def test_a_checkpoint_of_a_model_and_its_inner_optimizer_is_whole_or_says_what_t
     assert came_to(other.optimizer) == came_to(model.optimizer) == (64.0, 1)
     for saved_variable, variable in zip(model.optimizer.weights, other.optimizer.weights):
         np.testing.assert_array_equal(saved_variable, variable)
+
+
+@keras_2
+@pytest.mark.parametrize("saved_wrapped", [False, True])
+@pytest.mark.parametrize("restored_wrapped", [False, True])
+def test_a_variable_that_the_inner_optimizer_tracks_is_saved_with_and_without_a_wrapper(
+    family, saved_wrapped, restored_wrapped, tmp_path
+):
+    class Mine(type(family.sgd())):
+        def __init__(self):
+            super().__init__(0.5, momentum=0.5)
+            self.my_variable = tf.Variable(0.0)
+            self._track_trackable(self.my_variable, "my_variable")
+
+    def made(wrapped):
+        inner, weight = Mine(), tf.Variable(2.0)
+        optimizer = LossScaleOptimizer(inner, initial_scale=4, dynamic_growth_steps=2) if wrapped else inner
+        optimizer.minimize(lambda: weight * 1.0, [weight])
+        return inner, optimizer, weight
+
+    inner, optimizer, weight = made(saved_wrapped)
+    inner.my_variable.assign(3.0)
+    path = tf.train.Checkpoint(optimizer=optimizer, weight=weight).save(str(tmp_path / "ckpt"))
+    inner, optimizer, weight = made(restored_wrapped)
+    optimizer.minimize(lambda: weight * 1.0, [weight])
+    tf.train.Checkpoint(optimizer=optimizer, weight=weight).restore(path).expect_partial()
+    assert (float(inner.my_variable), float(weight), int(inner.iterations)) == (3.0, 1.5, 1)
+    if saved_wrapped and restored_wrapped:
+        assert came_to(optimizer) == (4, 1)
+    optimizer.minimize(lambda: weight * 1.0, [weight])
+    assert float(weight) == 1.5 - 0.75, "the momentum was restored"

@@ -107,7 +107,7 @@ class LossScaleOptimizer(
         if name in ("lr", "learning_rate"):
             _require_number(name, value)
             _ = self._optimizer.learning_rate  # creates the float32 variable: a 2 would create an int32
-        elif "_optimizer" in vars(self) and name in self._optimizer._hyper:
+        elif "_optimizer" in vars(self) and name in self._optimizer._hyper and self._is_delegated(name):
             _require_number(name, value)
         super().__setattr__(name, value)
 

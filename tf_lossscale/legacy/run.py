@@ -58,6 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _run_script(path: str, arguments: list[str]) -> int:
     sys.argv = [path, *arguments]
     if os.path.isdir(path) or zipfile.is_zipfile(path):
+        if not _holds_a_main(path):
+            return _fail(f"run: there is no __main__.py in {path!r}. Name the script to run.", 1)
         _look_first_in(path)
         return _as_python(lambda: runpy.run_path(path, run_name="__main__"), skip=_is_of_runpy)
     _look_first_in(os.path.dirname(os.path.realpath(path)))
@@ -75,6 +77,16 @@ def _run_script(path: str, arguments: list[str]) -> int:
         exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
 
     return _as_python(execute, skip=lambda frame: frame.f_code is execute.__code__)
+
+
+def _holds_a_main(path: str) -> bool:
+    """Return whether a folder or zip file has the file that `python` runs in it."""
+    if os.path.isdir(path):
+        files = os.listdir(path)
+    else:
+        with zipfile.ZipFile(path) as file:
+            files = file.namelist()
+    return not {"__main__.py", "__main__.pyc"}.isdisjoint(files)
 
 
 def _run_module(name: str, arguments: list[str]) -> int:

@@ -135,7 +135,11 @@ class Delegating(Family):
         return sorted({*object.__dir__(self), *self._delegated, *self._hyperparameter_names()})
 
     def _is_delegated(self, name: str) -> bool:
-        return name in self._delegated or name in self._hyperparameter_names()
+        return (name in self._delegated or name in self._hyperparameter_names()) and not self._defines(name)
+
+    def _defines(self, name: str) -> bool:
+        """Return whether the wrapper's own classes have an attribute, which a hyperparameter does not replace."""
+        return any(name in vars(cls) for cls in type(self).__mro__ if issubclass(cls, Family))
 
     def _warn_if_traced(self, name: str) -> None:
         if self._traced and not isinstance(getattr(self._optimizer, name, None), tf.Variable):
