@@ -13,6 +13,7 @@ ROWS = 3  # number of rows of a sparse gradient
 FAMILIES = ("keras3", "tf_keras", "tf_keras_legacy", "tf1", "sonnet")
 LAZY = ("tf_keras_legacy", "tf1", "sonnet")  # update the momentum of rows with a gradient only
 INNER = ("sgd", "momentum", "adam")
+AVERAGING = FAMILIES[:2]  # their optimizers have `use_ema`
 MODES = ("function", "compiled", "eager", "mirrored")  # of a custom loop; those of a library's loop:
 LIBRARY_MODES = {
     "fit": FAMILIES[:3],
@@ -89,6 +90,7 @@ class Program:
     loops: tuple[Loop, ...] = (Loop(),)
     steps: tuple[Step, ...] = (Step(),)
     at_once: int = 1  # `steps_per_execution` of fit
+    ema: int | None = None  # the `ema_overwrite_frequency` of moving averages, 0 for never; None for no averages
 
     @property
     def replicas(self):
@@ -115,6 +117,12 @@ class Program:
 
 def _some(elements, most):
     return st.lists(st.sampled_from(elements), max_size=most).map(tuple)
+
+
+def _ema(family, mode):
+    if family not in AVERAGING:
+        return st.none()
+    return st.sampled_from([None, None, 0] if mode == "mirrored" else [None, None, 0, 3])  # Keras 3 fails there
 
 
 @st.composite
@@ -182,6 +190,7 @@ def programs(draw, most_steps=60, families=FAMILIES, modes=MODES):
     rules = program["rules"] = draw(_rules(min(LARGEST_SCALE[dtype] for dtype in dtypes)))
     loops = draw(st.lists(_loops(program), min_size=1, max_size=2).map(tuple))
     between = st.sampled_from([None] * 8 + ["checkpoint", "state"])
+    program["ema"] = draw(_ema(program["family"], program["mode"]))
     return Program(**program, loops=loops, steps=draw(_steps(most_steps, rules, len(loops), between)))
 
 
@@ -204,7 +213,7 @@ def library_programs(draw, most_steps=60):
     """Generate programs in a library's loop."""
     mode = draw(st.sampled_from(sorted(LIBRARY_MODES)))
     family = draw(st.sampled_from(LIBRARY_MODES[mode]))
-    program = {"family": family, "mode": mode, "inner": draw(st.sampled_from(INNER))}
+    program = {"family": family, "mode": mode, "inner": draw(st.sampled_from(INNER)), "ema": draw(_ema(family, mode))}
     rules = draw(_rules(LARGEST_SCALE["float32"]))
     calls = "apply" if family == "keras3" and mode.startswith("fit") else "minimize"  # the loop's contract
     loops = (Loop(calls),)

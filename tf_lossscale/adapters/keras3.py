@@ -109,9 +109,19 @@ class LossScaleOptimizer(
 
     def _advance_iterations(self) -> Any:
         # With gradient accumulation the count tells which micro-steps are in the accumulators.
-        if self._optimizer.gradient_accumulation_steps:
-            return None
-        return super()._advance_iterations()
+        counting = [each for each in _with_parts(self._optimizer) if not each.gradient_accumulation_steps]
+        return [each._iterations.assign_add(1) for each in counting]
+
+    def _start_averages(self) -> Any:
+        # Keras starts an average in the step with iteration 0. If that is skipped, the average would stay zero, and
+        # `finalize_variable_values` would set the weights to zero; later steps would average with these zeros.
+        return [
+            average.assign(tf.where(tf.equal(each.iterations, 0), tf.convert_to_tensor(variable), average.value))
+            for each in _with_parts(self._optimizer)
+            if each.use_ema and each.built  # one without variables is not built
+            for variable, average in zip(each._trainable_variables, each._model_variables_moving_average)
+            if average is not None
+        ]
 
     def _own_copies(self) -> Iterable[tuple[Any, str]]:
         return ((variable, "_value") for variable in self._optimizer.variables)

@@ -114,6 +114,12 @@ class LossScaleOptimizer(
     def _own_copies(self) -> Iterable[tuple[Any, str]]:
         return [(self._optimizer, "_iterations")]
 
+    def _advance_iterations(self) -> Any:
+        # In eager mode Nadam multiplies its product once in a step only if its own count of steps fits `iterations`.
+        if tf.executing_eagerly() and hasattr(self._optimizer, "_u_product_counter"):
+            self._optimizer._u_product_counter += 1
+        return super()._advance_iterations()
+
     def _hyperparameter_names(self) -> tuple[str, ...]:
         return hyperparameters.names(self._optimizer)
 

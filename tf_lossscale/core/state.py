@@ -42,6 +42,11 @@ class LossScale(Weights):
         """Return itself, the loss scale that `LossScaleOptimizer` uses."""
         return self
 
+    @property
+    def reads_gradients(self) -> bool:
+        """Whether `check` is a method of a derived class, which may look at more than whether values are finite."""
+        return type(self).check is not LossScale.check
+
     def prepare(self) -> None:
         """Create the variables that record the outcome of a step, so that no step has to."""
         if self.may_skip:

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tf_lossscale.core import clusters, finite, replicas
 from tf_lossscale.core.graphs import finished, operations
+from tf_lossscale.core.scaling import over_values
 from tf_lossscale.core.state import LossScale
 from tf_lossscale.core.twins import faster_in
 
@@ -64,7 +65,7 @@ def step(loss_scale: LossScale, part: Part) -> Any:
     gradients = part.reduce(part.gradients) if part.aggregate else part.gradients
     evidence = None
     if loss_scale.may_skip and not part.aggregate and replicas.several_replicas():
-        evidence = _agreed(gradients, exactly=part.observe is not None)
+        evidence = _agreed(gradients, part.observe is not None, loss_scale.reads_gradients)
     if part.cluster is None:
         return _take(loss_scale, part, gradients, evidence)
     return _take_compiled(part.cluster, loss_scale, part, gradients, evidence)
@@ -207,18 +208,26 @@ def _first(strategy: tf.distribute.Strategy, per_replica: list[Any]) -> list[Any
     return [None if each is None else strategy.experimental_local_results(each)[0] for each in per_replica]
 
 
-def _agreed(gradients: Gradients, exactly: bool) -> Gradients:
+def _agreed(gradients: Gradients, exactly: bool, all_values: bool) -> Gradients:
     """Return evidence that all replicas share: 0 for a finite gradient, else NaN, or exactly infinity or NaN.
 
-    Unless it has to be exact, one number stands for all.
+    Unless it has to be exact, one number stands for all. A loss scale that reads the gradients gets these, which the
+    caller has summed over the replicas, with the infinity or NaN that one of the replicas has.
     """
-    if exactly:
-        alone = [finite.kind(g) for g in gradients if g is not None]
-    else:
-        alone = [tf.where(finite.all_finite(gradients), 0.0, float("nan"))]
     context = tf.distribute.get_replica_context()
-    total = iter(tf.unstack(context.all_reduce(tf.distribute.ReduceOp.SUM, tf.stack(alone))))
-    return [None if g is None else next(total) for g in gradients] if exactly else list(total)
+    if not exactly and not all_values:
+        alone = tf.where(finite.all_finite(gradients), 0.0, float("nan"))
+        return [context.all_reduce(tf.distribute.ReduceOp.SUM, alone)]
+    kinds = tf.stack([finite.kind(g) for g in gradients if g is not None])
+    total = iter(tf.unstack(context.all_reduce(tf.distribute.ReduceOp.SUM, kinds)))
+    agreed = [None if g is None else next(total) for g in gradients]
+    if not all_values:
+        return agreed
+
+    def with_kind(gradient: Any, kind: Any) -> Any:
+        return over_values(lambda values: values + tf.cast(kind, values.dtype), gradient)
+
+    return list(map(with_kind, gradients, agreed))
 
 
 def joined(parts: list[Part]) -> Part:

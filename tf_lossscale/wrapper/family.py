@@ -126,6 +126,10 @@ class Family:
         """Count a step that was skipped."""
         return self._optimizer.iterations.assign_add(1)
 
+    def _start_averages(self) -> Any:
+        """Start, in a skipped step, the averages that the inner optimizer would start in its first step."""
+        return None
+
     # Hyperparameters. -------------------------------------------------------------------------------------------
 
     #: Attributes of the inner optimizer that are read and set through the wrapper, beside its hyperparameters.

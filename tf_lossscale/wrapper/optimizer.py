@@ -224,10 +224,12 @@ class LossScaleOptimizer(Delegating, Observable, Configurable, Stepping):
 
         Raises:
             TypeError: the loss is not of a floating dtype.
+            RuntimeError: the loss is scaled already.
         """
+        contract.require_unscaled_loss(loss, self._loss_scale)
         self._contract.called("get_scaled_loss")
         _warn_if_loss_cannot_hold(loss, self._factor)
-        return scaling.scale_loss(loss, self._factor_of_loss)
+        return self._scaled_once(loss, lambda loss: scaling.scale_loss(loss, self._factor_of_loss))
 
     @_as_written
     def scale_loss(self, loss: Any) -> Any:
@@ -245,9 +247,22 @@ class LossScaleOptimizer(Delegating, Observable, Configurable, Stepping):
 
         Raises:
             TypeError: the loss is not of a floating dtype.
+            RuntimeError: the loss is scaled already.
         """
+        contract.require_unscaled_loss(loss, self._loss_scale)
         self._contract.called("scale_loss")
-        return scaling.scale_loss(tf.nest.map_structure(_at_least_float32, loss), self._factor)
+        return self._scaled_once(
+            loss, lambda loss: scaling.scale_loss(tf.nest.map_structure(_at_least_float32, loss), self._factor)
+        )
+
+    def _scaled_once(self, loss: Any, scale: Callable[[Any], Any]) -> Any:
+        """Scale a loss, or what a function returns, unless it is scaled already."""
+        if callable(loss) and not tf.is_tensor(loss):
+            return lambda: self._scaled_once(loss(), scale)
+        contract.require_unscaled_loss(loss, self._loss_scale)
+        scaled = scale(loss)
+        contract.mark_loss(scaled, self._loss_scale)
+        return scaled
 
     @_as_written
     def get_unscaled_gradients(self, grads: Iterable[Any]) -> list[Any]:
@@ -267,10 +282,13 @@ class LossScaleOptimizer(Delegating, Observable, Configurable, Stepping):
 
         Raises:
             TypeError: a gradient is not of a floating dtype.
+            RuntimeError: a gradient is unscaled already.
         """
+        grads = list(grads)
+        contract.require_scaled(grads, self._loss_scale)
         self._contract.called("get_unscaled_gradients")
         unscaled = self._unscaled(grads)
-        contract.mark(unscaled)
+        contract.mark(unscaled, self._loss_scale, scaled=grads)
         return unscaled
 
     def _unscaled(self, grads: Iterable[Any]) -> list[Any]:
@@ -298,7 +316,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable, Stepping):
 
         Returns:
             A function with the same arguments and results. Only the loss of a tuple has gradients, and only those of
-            variables.
+            variables. It raises TypeError if `loss_fn` returns anything else, for example a list.
         """
 
         def unscale(gradients: list[Any]) -> list[Any]:
@@ -385,7 +403,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable, Stepping):
         Raises:
             ValueError: the lengths differ, all gradients are None, there are no variables, or the call is in a
                 cross-replica context.
-            RuntimeError: a gradient was unscaled by `get_unscaled_gradients`.
+            RuntimeError: the gradients are known to be unscaled, by `get_unscaled_gradients` or `scale_inside`.
         """
         replicas.require_replica_context("apply")
         grads = list(grads)

@@ -37,7 +37,9 @@ class Stepping(Family):
         """Return the operations of a skipped step."""
         watched = self._stall.watch(self, self._loss_scale)
         with tf.control_dependencies(watched), replicas.own_copies(self._own_copies()):
-            return [*watched, self._advance_iterations() if count else tf.no_op()]
+            started = self._start_averages()
+            with tf.control_dependencies(operations(started)):
+                return [*watched, started, self._advance_iterations() if count else tf.no_op()]
 
     def _part(
         self,
