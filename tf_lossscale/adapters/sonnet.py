@@ -9,6 +9,7 @@ from typing import Any
 import sonnet
 import tensorflow as tf
 
+from tf_lossscale.core.variables import readable
 from tf_lossscale.wrapper import optimizer
 
 # Method -> whether the gradients of the next `apply` are scaled.
@@ -66,7 +67,7 @@ class _Wrapper(optimizer.LossScaleOptimizer):
     @property  # type: ignore[misc]
     def iterations(self) -> Any:
         """The inner optimizer's `step`, where it counts its steps."""
-        return self._optimizer.step
+        return readable(self._optimizer.step)
 
 
 class LossScaleOptimizer(_Wrapper, tf.__internal__.tracking.DelegatingTrackableMixin, sonnet.Optimizer):

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_lossscale.core import replicas
+from tf_lossscale.core.variables import readable
 from tf_lossscale.wrapper import optimizer
 
 _Optimizer: Any = tf.compat.v1.train.Optimizer
@@ -136,7 +137,7 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
     @property
     def learning_rate(self) -> Any:
         """The inner optimizer's learning rate, as it was given: a number, a tensor, a variable or a function."""
-        return getattr(self._optimizer, _learning_rate_name(self._optimizer))
+        return readable(getattr(self._optimizer, _learning_rate_name(self._optimizer)))
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -155,8 +156,47 @@ def unless(fine: tf.Tensor, change: Callable[[], Any]) -> list[tf.Operation]:
     return [tf.cond(fine, lambda: tf.constant(True), changed).op]
 
 
+def readable(variable: Any) -> Any:
+    """Give a variable `bool`, `int` and `float`, which read its value, where its class has none.
+
+    Without `__bool__` Python takes an object as true. The variables of MirroredStrategy have none, so that
+    `if optimizer.last_step_skipped:` would hold after every step.
+
+    >>> with tf.distribute.MirroredStrategy(["cpu:0"]).scope():
+    ...     skipped = tf.Variable(False)
+    >>> bool(skipped), bool(readable(skipped))
+    (True, False)
+
+    Args:
+        variable: any object. The class of a distributed variable is replaced by a subclass of it.
+
+    Returns:
+        The same object.
+    """
+    cls: Any = type(variable)
+    if isinstance(variable, tf.Variable) and not hasattr(cls, "__bool__"):
+        variable.__class__ = _readable_class(cls)
+    return variable
+
+
+@functools.cache
+def _readable_class(cls: Any) -> Any:
+    class Readable(cls):
+        def __bool__(self) -> bool:
+            return bool(tf.convert_to_tensor(self))
+
+        def __int__(self) -> int:
+            return int(tf.convert_to_tensor(self))
+
+        def __float__(self) -> float:
+            return float(tf.convert_to_tensor(self))
+
+    Readable.__name__ = Readable.__qualname__ = cls.__name__
+    return Readable
+
+
 def plain(variable: Any) -> Any:
-    """Return the value as a Python number, in eager mode; the variables of a strategy have no `int`.
+    """Return the value as a Python number, in eager mode.
 
     >>> plain(tf.Variable(3))
     3
@@ -184,10 +224,12 @@ def _variable(name: str, value: Any, dtype: tf.DType, saved: bool) -> tf.Variabl
         return tf.compat.v1.Variable(
             tf.constant(value, dtype), trainable=False, name=name, collections=local, use_resource=True
         )
-    return tf.Variable(
-        tf.constant(value, dtype),
-        trainable=False,
-        name=name,
-        synchronization=tf.VariableSynchronization.AUTO,
-        aggregation=tf.VariableAggregation.NONE,
+    return readable(
+        tf.Variable(
+            tf.constant(value, dtype),
+            trainable=False,
+            name=name,
+            synchronization=tf.VariableSynchronization.AUTO,
+            aggregation=tf.VariableAggregation.NONE,
+        )
     )

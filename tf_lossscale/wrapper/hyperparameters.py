@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
+from tf_lossscale.core.variables import readable
 from tf_lossscale.wrapper.family import Family
 
 # The names that each original (TensorFlow 2.4 to 2.8) passed to `_set_hyper`, so that `wrapper.beta_1` keeps its
@@ -97,7 +98,7 @@ class Delegating(Family):
     @property
     def learning_rate(self) -> Any:
         """The inner optimizer's learning rate."""
-        return self._optimizer.learning_rate
+        return readable(self._optimizer.learning_rate)
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:
@@ -116,7 +117,7 @@ class Delegating(Family):
         # Only called for attributes that are not found otherwise.
         if "_optimizer" in vars(self) and not name.startswith("__"):
             if self._is_delegated(name):
-                return getattr(self._optimizer, name)
+                return readable(getattr(self._optimizer, name))
             raise AttributeError(
                 f"'LossScaleOptimizer' object has no attribute '{name}'; "
                 f"for one of the inner {type(self._optimizer).__name__} use inner_optimizer.{name}"

@@ -14,6 +14,7 @@ from tf_lossscale.core import replicas, scaling, state
 from tf_lossscale.core.graphs import as_written as _as_written
 from tf_lossscale.core.inside import scaled_inside
 from tf_lossscale.core.state import DynamicLossScale, FixedLossScale, LossScale
+from tf_lossscale.core.variables import readable
 from tf_lossscale.wrapper import arguments, contract, families
 from tf_lossscale.wrapper.configs import Configurable
 from tf_lossscale.wrapper.grads_and_vars import as_list, require_fitting, tensors_of, unzip
@@ -590,7 +591,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable, Stepping):
     @property
     def iterations(self) -> Any:
         """The inner optimizer's count of steps."""
-        return self._optimizer.iterations
+        return readable(self._optimizer.iterations)
 
     @iterations.setter
     def iterations(self, value: Any) -> None:
