@@ -170,6 +170,11 @@ class LossScaleOptimizer(
     def _aggregate_gradients(self, grads_and_vars: list[tuple[Any, Any]]) -> Any:
         return self._optimizer._aggregate_gradients(grads_and_vars)
 
+    def _lookup_dependency(self, name: str, *args: Any) -> Any:
+        found = self._optimizer._lookup_dependency(name, *args)
+        # TensorFlow 2.0 to 2.2 saved the inner optimizer as a part of the wrapper. From 2.3 on that part is empty.
+        return self._optimizer if found is None and name == "base_optimizer" else found
+
     def _restore_slot_variable(self, slot_name: str, variable: Any, slot_variable: Any) -> Any:
         return self._optimizer._restore_slot_variable(slot_name, variable, slot_variable)
 
