@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_lossscale.core import replicas
 from tf_lossscale.libraries import keras_versions
-from tf_lossscale.wrapper import optimizer
+from tf_lossscale.wrapper import configs, optimizer
 from tf_lossscale.wrapper import options as options_lib
 from tf_lossscale.wrapper.grads_and_vars import without_none
 
@@ -192,6 +192,7 @@ class LossScaleOptimizer(
 
     @classmethod
     def _deserialized_inner(cls, config: Any, custom_objects: dict[str, Any] | None) -> Any:
+        config = configs.by_registered_name(config, tf_keras.saving)
         return tf_keras.optimizers.deserialize(config, custom_objects=custom_objects, use_legacy_optimizer=True)
 
     # Restoring.

@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
             else (f", loss scale {restored.loss_scale:g}, counter {restored.dynamic_counter}")
         )
         print(f"{each.path}: {each.construct}")
-        print(f"  iterations {restored.iterations}{scaled}")
+        print(f"  iterations {'not in the file' if restored.iterations is None else restored.iterations}{scaled}")
         print(f"  built for {', '.join(each.variables) or 'any variables'}")
         for note in restored.notes:
             print(f"  note: {note}")

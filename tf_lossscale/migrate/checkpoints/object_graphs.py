@@ -222,11 +222,14 @@ class _Graph:
             if made.tensors:
                 lists[attribute] = made
         names = [self._attribute(children["_iterations"]).full_name.rpartition("/")[0]]
-        names += [lists["_velocities"].names[0]] if "_velocities" in lists else []
+        names += [each.names[0].partition("/")[0] for each in lists.values()]
         # tf_keras may name the slot, and not the optimizer.
-        more = [each for part, each in _TOLD_BY_SLOTS.items() if part in names[-1].split("/")]
-        known = {"momentum_cache"} if "_u_product" in children else set()
-        name = slot_names.class_of_lists(set(lists), known, names) or slot_names.class_of_lists(set(lists), known, more)
+        slot = lists["_velocities"].names[0] if "_velocities" in lists else ""
+        more = [each for part, each in _TOLD_BY_SLOTS.items() if part in slot.split("/")]
+        known = {"momentum_cache"} if "_u_product" in children else {"momentums"} & children.keys()
+        name = slot_names.class_of_lists(set(lists), known, names)
+        if name is None and more:
+            name = slot_names.class_of_lists(set(lists), known, more)
         product = self._number(node, "_u_product")
         return Optimizer(
             path="",
