@@ -7,7 +7,7 @@ from typing import Any
 
 
 def load(module: str, extra: str) -> Any:
-    """Return an optional library's module, or says how to install it.
+    """Return an optional library's module, or say how to install it.
 
     >>> load("math", "train").pi > 3
     True
@@ -26,5 +26,6 @@ def load(module: str, extra: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise ImportError(
-            f"{module} is needed for this. Install it with: pip install 'tf-lossscale[{extra}]'"
+            f"This needs {module}, which is not installed. In a clone of tf-lossscale install the extra {extra!r}: "
+            f"pip install '.[{extra}]'"
         ) from error

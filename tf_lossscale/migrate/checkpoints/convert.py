@@ -18,7 +18,7 @@ from tf_lossscale.migrate.checkpoints.read import read
 from tf_lossscale.migrate.checkpoints.restore import Restored, restore_from
 from tf_lossscale.migrate.checkpoints.saved import File, Optimizer
 from tf_lossscale.wrapper import families
-from tf_lossscale.writing import checkpoint_errors_are_os_errors
+from tf_lossscale.writing import checkpoint_errors_are_os_errors, name_latest_checkpoint
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 # An argument whose value the file does not hold.
@@ -248,7 +248,7 @@ def _write(folder: pathlib.Path, root: Any) -> None:
     try:
         with checkpoint_errors_are_os_errors():
             tf.train.Checkpoint(root).write(str(unfinished / "ckpt"))
-        (unfinished / "checkpoint").write_text('model_checkpoint_path: "ckpt"\nall_model_checkpoint_paths: "ckpt"\n')
+        name_latest_checkpoint(unfinished, "ckpt")
         if folder.exists():
             folder.rmdir()  # empty, or this is an error
         unfinished.rename(folder)

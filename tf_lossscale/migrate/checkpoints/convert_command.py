@@ -8,7 +8,8 @@ import sys
 _EXIT_CODES = """\
 exit code:
   0  all went well
-  2  bad arguments, or a file could not be read, converted or written; the output folder is as it was
+  2  bad arguments, or a file could not be read, converted or written; the
+     output folder is as it was
 """
 _TARGETS = ("keras3", "tf_keras")
 
