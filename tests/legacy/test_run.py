@@ -1,5 +1,6 @@
 """tf-lossscale run: a program runs as python runs it, with the old names in place."""
 
+import multiprocessing.spawn
 import os
 import pathlib
 import signal
@@ -239,3 +240,36 @@ def test_ctrl_c_ends_a_script_with_130_and_its_traceback(program):
 def test_a_script_without_tensorflow_loads_none_of_it(program):
     (program / "light.py").write_text("import sys\nprint({'tensorflow', 'keras', 'tf_keras'} & set(sys.modules))\n")
     assert call([*RUN, program / "light.py"]).stdout == "set()\n"
+
+
+@pytest.mark.slow
+def test_processes_that_multiprocessing_spawns_have_the_old_names_too(tmp_path):
+    program = """
+    import multiprocessing
+    import tensorflow as tf
+
+    Old = tf.keras.mixed_precision.experimental.LossScaleOptimizer
+
+    def work(number):
+        return f"{Old.__module__} {number}"
+
+    if __name__ == "__main__":
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            print(pool.map(work, [1, 2]))
+    """
+    (tmp_path / "program.py").write_text(textwrap.dedent(program))
+    done = call([*RUN, "program.py"], tmp_path, PYTHONPATH=os.getcwd())
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "['tf_lossscale.legacy.experimental 1', 'tf_lossscale.legacy.experimental 2']\n"
+
+
+def test_the_command_that_spawns_a_process_installs_the_old_names_first(monkeypatch):
+    from tf_lossscale.legacy import run
+
+    monkeypatch.setattr(multiprocessing.spawn, "get_command_line", multiprocessing.spawn.get_command_line)
+    for _ in range(2):
+        run._install_in_spawned_processes()
+    command = multiprocessing.spawn.get_command_line(pipe_handle=3)
+    code = command[command.index("-c") + 1]
+    assert code.startswith("import tf_lossscale; tf_lossscale.install(); from multiprocessing.spawn import spawn_main;")
+    assert code.count("install()") == 1

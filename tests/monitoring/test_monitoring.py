@@ -163,7 +163,8 @@ def test_plot_draws_all_runs_of_a_folder(suffix, tmp_path, capsys):
     scalars(tmp_path / "logs" / "b")
     out = tmp_path / f"scale.{suffix}"
     assert cli.main(["plot", str(tmp_path / "logs"), "--out", str(out)]) == 0
-    assert capsys.readouterr().out == f"{out}: a, b\n"
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == (f"{out}: a, b\n", "")
     start = out.read_bytes()[:200]
     assert start.startswith(b"\x89PNG") if suffix == "png" else b"<?xml" in start
     assert sorted(p.name for p in tmp_path.iterdir()) == ["logs", out.name], "nothing else is left behind"
@@ -190,7 +191,11 @@ def test_plot_reads_what_a_killed_run_left(tmp_path):
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
-    [(["none"], "no event file with a loss scale"), (["none", "--out", "a.pdf"], "must end in .png or .svg")],
+    [
+        (["."], "no event file with a loss scale"),
+        (["none"], "none does not exist. Pass a folder."),
+        (["none", "--out", "a.pdf"], "must end in .png or .svg"),
+    ],
 )
 def test_plot_says_what_is_wrong(arguments, text, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

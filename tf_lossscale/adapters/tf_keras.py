@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_lossscale.core import replicas, scaling
 from tf_lossscale.libraries import keras_versions
-from tf_lossscale.wrapper import hyperparameters, optimizer
+from tf_lossscale.wrapper import configs, hyperparameters, optimizer
 from tf_lossscale.wrapper import options as options_lib
 from tf_lossscale.wrapper.grads_and_vars import without_none
 
@@ -150,6 +150,7 @@ class LossScaleOptimizer(
 
     @classmethod
     def _deserialized_inner(cls, config: Any, custom_objects: dict[str, Any] | None) -> Any:
+        config = configs.by_registered_name(config, tf_keras.saving)
         # Keras 2 does not find its own Lion and Adafactor by name, and that of TensorFlow 2.15 not its AdamW.
         known = {name: getattr(tf_keras.optimizers, name) for name in ("Adafactor", "AdamW", "Lion")}
         known.update(custom_objects or {})

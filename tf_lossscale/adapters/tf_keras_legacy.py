@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_lossscale.core import replicas
 from tf_lossscale.libraries import keras_versions
-from tf_lossscale.wrapper import optimizer
+from tf_lossscale.wrapper import configs, optimizer
 from tf_lossscale.wrapper import options as options_lib
 from tf_lossscale.wrapper.grads_and_vars import without_none
 
@@ -174,6 +174,11 @@ class LossScaleOptimizer(
     def _aggregate_gradients(self, grads_and_vars: list[tuple[Any, Any]]) -> Any:
         return self._optimizer._aggregate_gradients(grads_and_vars)
 
+    def _lookup_dependency(self, name: str, *args: Any) -> Any:
+        found = self._optimizer._lookup_dependency(name, *args)
+        # TensorFlow 2.0 to 2.2 saved the inner optimizer as a part of the wrapper. From 2.3 on that part is empty.
+        return self._optimizer if found is None and name == "base_optimizer" else found
+
     def _restore_slot_variable(self, slot_name: str, variable: Any, slot_variable: Any) -> Any:
         return self._optimizer._restore_slot_variable(slot_name, variable, slot_variable)
 
@@ -191,6 +196,7 @@ class LossScaleOptimizer(
 
     @classmethod
     def _deserialized_inner(cls, config: Any, custom_objects: dict[str, Any] | None) -> Any:
+        config = configs.by_registered_name(config, tf_keras.saving)
         return tf_keras.optimizers.deserialize(config, custom_objects=custom_objects, use_legacy_optimizer=True)
 
     # Restoring.

@@ -28,5 +28,5 @@ def load(module: str, extra: str) -> Any:
         library = module.partition(".")[0]
         if error.name != library:
             raise  # it is installed, and what it lacks is in the error
-        package = f"'tf-lossscale[{extra}]'" if extra else library
-        raise ImportError(f"{module} is needed for this. Install it with: pip install {package}") from error
+        remedy = f"in a clone of tf-lossscale, pip install '.[{extra}]'" if extra else f"pip install {library}"
+        raise ImportError(f"This needs {module}, which is not installed. Install it: {remedy}") from error

@@ -112,7 +112,7 @@ class Configurable(Family):
             return families.joined(this, family).from_config(config, custom_objects)
         config = {name: value for name, value in config.items() if name not in ("inner_optimizer", "optimizer")}
         if "loss_scale" in config:
-            config.update(_from_tf23(config.pop("loss_scale"), custom_objects or {}))
+            config.update(from_tf23(config.pop("loss_scale"), custom_objects or {}))
         of_inner = inner
         if isinstance(inner, dict):
             inner = cls._deserialized_inner(copy.deepcopy(inner), custom_objects)
@@ -160,8 +160,26 @@ def inner_of(config: Any) -> Any:
     return inner
 
 
-def _from_tf23(loss_scale: Any, custom_objects: dict[str, Any]) -> dict[str, Any]:
-    """Return the constructor's arguments for the `loss_scale` of a config from TensorFlow 2.3 or older."""
+def by_registered_name(config: Any, saving: Any) -> Any:
+    """Return an inner optimizer's config with its registered name as the class name, if the class is registered.
+
+    tf_keras looks only at the class name while it loads an .h5 file or a SavedModel, and finds its own class of that
+    name.
+
+    Args:
+        config: the config; an object of another type is returned as it is.
+        saving: the module `saving` of the library.
+    """
+    name = config.get("registered_name") if isinstance(config, dict) else None
+    return {**config, "class_name": name} if name and saving.get_registered_object(name) is not None else config
+
+
+def from_tf23(loss_scale: Any, custom_objects: dict[str, Any]) -> dict[str, Any]:
+    """Return the constructor's arguments for the `loss_scale` of a config from TensorFlow 2.3 or older.
+
+    >>> from_tf23(128.0, {})
+    {'dynamic': False, 'initial_scale': 128.0}
+    """
     if loss_scale == "dynamic":
         return {}
     if not isinstance(loss_scale, dict):

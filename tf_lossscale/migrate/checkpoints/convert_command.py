@@ -8,7 +8,8 @@ import sys
 _EXIT_CODES = """\
 exit code:
   0  all went well
-  2  bad arguments, or a file could not be read, converted or written; the output folder is as it was
+  2  bad arguments, or a file could not be read, converted or written; the
+     output folder is as it was
 """
 _TARGETS = ("keras3", "tf_keras")
 
@@ -56,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
             else (f", loss scale {restored.loss_scale:g}, counter {restored.dynamic_counter}")
         )
         print(f"{each.path}: {each.construct}")
-        print(f"  iterations {restored.iterations}{scaled}")
+        print(f"  iterations {'not in the file' if restored.iterations is None else restored.iterations}{scaled}")
         print(f"  built for {', '.join(each.variables) or 'any variables'}")
         for note in restored.notes:
             print(f"  note: {note}")
