@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale.core import replicas
+from tf_lossscale.core import replicas, variables
 from tf_lossscale.libraries import keras_versions
 from tf_lossscale.wrapper import optimizer
 from tf_lossscale.wrapper import options as options_lib
@@ -17,20 +17,23 @@ from tf_lossscale.wrapper.grads_and_vars import without_none
 tf_keras: Any = keras_versions.keras_2()
 
 _Optimizer = tf_keras.optimizers.legacy.Optimizer
+# Keras 2's own wrapper of these optimizers: in graph mode, `compile` asks whether an optimizer is one. The public name
+# makes it, and is a base class of it.
+_Wrapper: Any = type(tf_keras.mixed_precision.LossScaleOptimizer(tf_keras.optimizers.legacy.SGD(), False, 1))
 _USUAL_AGGREGATOR = tf_keras.optimizers.legacy.SGD().gradient_aggregator
 # Strategies under which these optimizers refuse `experimental_aggregate_gradients=False`.
 _ALWAYS_AGGREGATING = (
     tf.distribute.experimental.CentralStorageStrategy,
     tf.distribute.experimental.ParameterServerStrategy,
 )
+# In graph mode the session of Keras 2 initializes the variables that it knows.
+variables.tell_of_new(tf_keras.__internal__.backend.track_variable)
 
 
 @tf_keras.saving.register_keras_serializable("tf_lossscale.legacy")
 class LossScaleOptimizer(
     optimizer.LossScaleOptimizer,
-    tf.__internal__.tracking.DelegatingTrackableMixin,
-    tf_keras.optimizers.legacy.Optimizer,
-    tf_keras.mixed_precision.LossScaleOptimizer,
+    _Wrapper,
 ):
     """The wrapper around an optimizer of `tf_keras.optimizers.legacy`."""
 
@@ -38,6 +41,7 @@ class LossScaleOptimizer(
     _is_wrapped_by_loss_scale_optimizer = True  # tf_keras asks this before its own wrapper wraps another optimizer
     _takes_empty_steps = True
     _slots_need_gradients = True
+    _returns_operations = True
     _HAS_AGGREGATE_GRAD = True
     _delegated = (
         "clipnorm",

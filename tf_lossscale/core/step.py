@@ -216,8 +216,8 @@ def _agreed(gradients: Gradients, exactly: bool) -> Gradients:
         alone = [finite.kind(g) for g in gradients if g is not None]
     else:
         alone = [tf.where(finite.all_finite(gradients), 0.0, float("nan"))]
-    context = tf.distribute.get_replica_context()
-    total = iter(tf.unstack(context.all_reduce(tf.distribute.ReduceOp.SUM, tf.stack(alone))))
+    [summed] = replicas.all_reduce([tf.stack(alone)])
+    total = iter(tf.unstack(summed))
     return [None if g is None else next(total) for g in gradients] if exactly else list(total)
 
 
