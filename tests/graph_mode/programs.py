@@ -1,7 +1,7 @@
-"""Programs in graph mode, each run with an original wrapper and with ours; `python -m tests.graph_mode.programs` runs them.
+"""Programs in graph mode, each run with an original wrapper and with ours.
 
-`disable_eager_execution` and `disable_v2_behavior` change TensorFlow for good: each has a process of its own, which
-prints the results of all programs as JSON.
+`disable_eager_execution` and `disable_v2_behavior` change TensorFlow for good, so each runs in a process of its own:
+`python -m tests.graph_mode.programs disable_eager_execution` prints the results of all programs as JSON.
 """
 
 import contextlib
@@ -164,6 +164,19 @@ def fit_with_a_fixed_scale(make):
 def fit_in_mixed_float16(make):
     tf_keras.mixed_precision.set_global_policy("mixed_float16")
     return fit(make)
+
+
+def let_compile_wrap(make):
+    """Under mixed_float16 `compile` wraps a bare optimizer; after `wrap_in_compile` it does so in our class."""
+    tf_keras.mixed_precision.set_global_policy("mixed_float16")
+    with contextlib.nullcontext() if make.is_original else tf_lossscale.wrap_in_compile():
+        model = _model()
+        model.compile(make.inner(), "mse")
+    if isinstance(model.optimizer, tf_lossscale.LossScaleOptimizer) == make.is_original:
+        raise TypeError(f"compile made a {type(model.optimizer)}")
+    losses = _fit(model)
+    _fit(model, BAD, epochs=1)
+    return losses, _state(model)
 
 
 def compile_twice(make):
@@ -416,8 +429,7 @@ def _replicas(make, devices, dynamic=True, sparse=False):
 
             return tf.group(_minimize(optimizer, loss, [weight, other]))
 
-        run = getattr(strategy, "experimental_run_v2", strategy.run)
-        operation = strategy.experimental_local_results(run(step))
+        operation = strategy.experimental_local_results(strategy.run(step))
         scale = None if not dynamic else _scale_of(optimizer)
     with v1.Session() as session:
         session.run([v1.global_variables_initializer(), v1.local_variables_initializer()])
@@ -448,56 +460,115 @@ def two_replicas_with_a_fixed_scale(make):
 
 # The table. -----------------------------------------------------------------------------------------------------------
 
-_IN_FIT = [fit, fit_with_a_fixed_scale, train_on_batch]
-_OF_KERAS = [
-    fit_in_mixed_float16,
-    compile_twice,
-    fit_with_clipping,
-    fit_a_dataset,
-    fit_with_callbacks,
-    a_learning_rate_schedule,
-    save_and_load_weights,
-    save_and_load_the_model,
-    save_as_a_saved_model,
-    clone_by_config,
-    fit_mirrored,
-]
-_IN_A_SESSION = [
-    minimize_in_a_session,
-    clip_in_a_session,
-    one_replica,
-    two_replicas,
-    two_replicas_with_sparse_gradients,
-    two_replicas_with_a_fixed_scale,
-]
-_OF_TF1 = [a_monitored_session, a_saver]
+_IN_A_SESSION = [minimize_in_a_session, two_replicas]
 
-PROGRAMS = {
-    "legacy": [*_IN_FIT, *_OF_KERAS, *_IN_A_SESSION],
-    "new": [fit, fit_in_mixed_float16, *_IN_A_SESSION],
-    "tf1": [*_IN_FIT, *_IN_A_SESSION, *_OF_TF1],
+#: Family -> the programs that each wrapper runs in each mode.
+FOR_EACH_WRAPPER = {
+    "legacy": [fit_in_mixed_float16, *_IN_A_SESSION],
+    "new": [fit, minimize_in_a_session],
+    "tf1": [fit, *_IN_A_SESSION],
 }
+#: Family -> further programs, for `tf_lossscale.LossScaleOptimizer`, in each mode.
+FOR_OURS = {
+    "legacy": [
+        fit,
+        let_compile_wrap,
+        train_on_batch,
+        fit_with_callbacks,
+        save_and_load_weights,
+        save_and_load_the_model,
+        fit_mirrored,
+        clip_in_a_session,
+    ],
+    "new": [fit_in_mixed_float16, clip_in_a_session, one_replica, two_replicas],
+    "tf1": [clip_in_a_session, a_monitored_session],
+}
+#: Family -> programs that run only after `disable_eager_execution`.
+IN_ONE_MODE = {
+    "legacy": [
+        fit_with_a_fixed_scale,
+        compile_twice,
+        fit_with_clipping,
+        fit_a_dataset,
+        a_learning_rate_schedule,
+        save_as_a_saved_model,
+        clone_by_config,
+        one_replica,
+        two_replicas_with_sparse_gradients,
+        two_replicas_with_a_fixed_scale,
+    ],
+    "new": [],
+    "tf1": [
+        fit_with_a_fixed_scale,
+        train_on_batch,
+        one_replica,
+        two_replicas_with_sparse_gradients,
+        two_replicas_with_a_fixed_scale,
+        a_saver,
+    ],
+}
+#: Family -> a program that every optimizer of the family runs, after `disable_eager_execution`.
+FOR_EACH_OPTIMIZER = {"legacy": fit, "tf1": minimize_in_a_session}
+#: The modes that change TensorFlow for good.
+MODES = ("disable_eager_execution", "disable_v2_behavior")
+_USUAL = {"legacy": "Adam", "new": "Adam", "tf1": "Momentum"}
 
 
-def outcome(program, make_optimizer, wrapper):
-    """Return what a program returns, as JSON has it, or a text with its error."""
+def rows(mode):
+    """Return (family, optimizer, program, names of wrappers) for a mode."""
+    found = []
+    for family, usual in _USUAL.items():
+        found += [(family, usual, program, list(WRAPPERS[family])) for program in FOR_EACH_WRAPPER[family]]
+        further = FOR_OURS[family] + (IN_ONE_MODE[family] if mode == MODES[0] else [])
+        found += [(family, usual, program, ["LossScaleOptimizer"]) for program in further]
+    if mode == MODES[0]:
+        for family, program in FOR_EACH_OPTIMIZER.items():
+            others = [name for name in OPTIMIZERS[family] if name != _USUAL[family]]
+            found += [(family, name, program, ["LossScaleOptimizer"]) for name in others]
+    return found
+
+
+class _Make:
+    """Makes the optimizer of a program."""
+
+    def __init__(self, inner, wrapper, is_original):
+        self.inner, self._wrapper, self.is_original = inner, wrapper, is_original
+
+    def __call__(self, dynamic=True):
+        return self._wrapper(self.inner(), dynamic)
+
+
+def outcome(family, optimizer, program, wrapper=None):
+    """Return what a program returns, as JSON has it, or a text with its error; without a wrapper the original's."""
+    inner = OPTIMIZERS[family][optimizer]
+    make = _Make(inner, WRAPPERS[family][wrapper] if wrapper else ORIGINALS[family], wrapper is None)
     backend.clear_session()
-    tf_keras.mixed_precision.set_global_policy("float32")
     try:
-        with contextlib.ExitStack() as stack:
-            if tf.executing_eagerly():
-                stack.enter_context(tf.Graph().as_default())
-            result = program(lambda dynamic=True: wrapper(make_optimizer(), dynamic))
-        return json.loads(json.dumps(result))
+        with np.errstate(all="ignore"), tf.Graph().as_default() if tf.executing_eagerly() else contextlib.nullcontext():
+            return json.loads(json.dumps(program(make)))
     except Exception as error:
         if os.environ.get("TRACE"):
             traceback.print_exc()
         return f"{type(error).__name__}: {error}"
     finally:
+        tf_keras.mixed_precision.set_global_policy("float32")
         backend.clear_session()
 
 
 def main(mode):
     getattr(v1, mode)()
+    devices = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(devices[0], [tf.config.LogicalDeviceConfiguration()] * 2)
     if mode == "disable_v2_behavior":
-        v1.keras.layers.enable_v2_dtype_behavior()
+        v1.keras.layers.enable_v2_dtype_behavior()  # for mixed_float16
+    found = {}
+    for family, optimizer, program, wrappers in rows(mode):
+        original = outcome(family, optimizer, program)
+        for wrapper in wrappers:
+            key = f"{family} {optimizer} {program.__name__} {wrapper}"
+            found[key] = original, outcome(family, optimizer, program, wrapper)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

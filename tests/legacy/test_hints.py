@@ -9,11 +9,14 @@ import pytest
 import tensorflow as tf
 
 from tf_lossscale.legacy.hints import hint
+from tf_lossscale.libraries import keras_versions
+
+tf_keras = keras_versions.keras_2()
 
 
 def error_of(program):
     with pytest.raises(Exception) as caught:
-        exec(program, {"tf": tf, "keras": keras, "importlib": importlib})
+        exec(program, {"tf": tf, "keras": keras, "tf_keras": tf_keras, "importlib": importlib})
     return caught.value
 
 
@@ -33,6 +36,8 @@ KERAS_2 = "TF_USE_LEGACY_KERAS=1"
         ("from tensorflow.python.ops import gone_ops", "tensorflow.python.ops.gone_ops is a private name"),
         ("tf.placeholder", "tf.placeholder is of TensorFlow 1 and is now tf.compat.v1.placeholder."),
         ("tf.train.AdamOptimizer", "is now tf.compat.v1.train.AdamOptimizer."),
+        ("tf_keras.optimizers.Adam().get_updates", "Adam cannot train in graph mode. Use"),
+        ("raise RuntimeError('input_1: Attempting to capture an EagerTensor without ...')", "Call it first"),
         ("from tensorflow.train import AdamOptimizer", "is now tf.compat.v1.train.AdamOptimizer."),
     ],
 )

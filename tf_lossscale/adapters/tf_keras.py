@@ -140,7 +140,7 @@ class LossScaleOptimizer(
         self._loss_scale.bring_into_range()
 
     def get_updates(self, loss: Any, params: list[Any]) -> list[Any]:
-        """Return the operations of one step: `fit` of a legacy graph asks for them, and gets an error."""
+        """Raise in a legacy graph, where Keras 2's `fit` calls this method, the error of `apply_gradients`."""
         return [self.apply_gradients(list(zip(self.get_gradients(loss, params), params)))]
 
     def _serialized_inner(self) -> Any:

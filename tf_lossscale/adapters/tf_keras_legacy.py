@@ -78,6 +78,10 @@ class LossScaleOptimizer(
     def get_gradients(self, loss: tf.Tensor, params: list[Any]) -> list[Any]:
         return self.get_unscaled_gradients(self._optimizer.get_gradients(self.get_scaled_loss(loss), params))
 
+    def get_updates(self, loss: Any, params: list[Any]) -> list[Any]:
+        """Return the operations of one step in a legacy graph, as a list."""
+        return [self.apply_gradients(list(zip(self.get_gradients(loss, params), params)))]
+
     def _reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
         gradients = without_none(self._optimizer._transform_unaggregated_gradients, gradients, variables)
         # The inner optimizer, or a class derived from this one, may sum over workers that no strategy knows.
@@ -131,10 +135,6 @@ class LossScaleOptimizer(
     def add_weight(self, *args: Any, **kwargs: Any) -> Any:
         """Add a weight to the inner optimizer."""
         return self._optimizer.add_weight(*args, **kwargs)
-
-    def get_updates(self, loss: Any, params: list[Any]) -> list[Any]:
-        """Return the operations of one step in a legacy graph, as a list."""
-        return [self.apply_gradients(list(zip(self.get_gradients(loss, params), params)))]
 
     def set_weights(self, weights: list[Any]) -> None:
         self._optimizer.set_weights(weights)

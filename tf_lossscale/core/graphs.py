@@ -25,7 +25,7 @@ def operations(result: Any) -> list[Any]:
     Returns:
         A list of `tf.Operation`.
     """
-    found = []
+    found: list[Any] = []
     for leaf in tf.nest.flatten(result):
         distributed = isinstance(leaf, tf.distribute.DistributedValues)
         found += tf.distribute.get_strategy().experimental_local_results(leaf) if distributed else [leaf]

@@ -14,6 +14,10 @@ _IMPORTS_KERAS = (
     "This program imports keras, which is Keras 3, whatever TF_USE_LEGACY_KERAS says. Put Keras 2 in its place before "
     "anything else: import sys, tf_keras; sys.modules['keras'] = tf_keras."
 )
+_DEVICES_FIRST = (
+    "TensorFlow listed or configured its devices before tf.compat.v1.disable_eager_execution() or "
+    "disable_v2_behavior() was called. Call it first, right after the imports."
+)
 # What Keras 3 says to arguments that Keras 2 had, and where Keras 2 took a tensor for an array.
 _OF_KERAS_3 = ("not recognized", "unexpected keyword argument", "Unrecognized keyword arguments", "KerasTensor")
 
@@ -33,6 +37,8 @@ def hint(error: BaseException) -> str | None:
         found = _of_attribute(error)
     elif isinstance(error, ImportError):
         found = _of_import(error)
+    elif isinstance(error, RuntimeError) and "Attempting to capture an EagerTensor" in str(error):
+        return _DEVICES_FIRST
     else:
         found = None
     if found is None and _is_of_keras_3(error) and any(words in str(error) for words in _OF_KERAS_3):
@@ -50,6 +56,8 @@ def _of_attribute(error: AttributeError) -> str | None:
     if isinstance(owner, types.ModuleType):
         return _of_module(owner.__name__, name)
     kind = type(owner)
+    if name == "get_updates":
+        return f"{kind.__name__} cannot train in graph mode. Use an optimizer of tf_keras.optimizers.legacy."
     if not kind.__module__.startswith("keras."):
         return None
     if kind.__name__ == "LossScaleOptimizer":

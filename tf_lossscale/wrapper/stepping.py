@@ -35,9 +35,9 @@ class Stepping(Family):
         if not self._returns_operations and not runs_in_order():
             inner = type(self._optimizer)
             raise RuntimeError(
-                f"{inner.__module__}.{inner.__name__} cannot train in graph mode: a Session would run only a part of its "
-                "update. Wrap an optimizer of tf_keras.optimizers.legacy or tf.compat.v1.train, put the step into a "
-                "tf.function, or leave out tf.compat.v1.disable_eager_execution() and disable_v2_behavior()."
+                f"{inner.__module__}.{inner.__name__} cannot train in graph mode: a Session would run only a part of "
+                "its update. Wrap an optimizer of tf_keras.optimizers.legacy or tf.compat.v1.train, put the step into "
+                "a tf.function, or leave out tf.compat.v1.disable_eager_execution() and disable_v2_behavior()."
             )
 
     def _report_stall(self) -> None:
@@ -126,7 +126,7 @@ class Stepping(Family):
         """Return the result of `apply_gradients`: in a graph an operation or a tensor to wait for."""
         if tf.executing_eagerly():
             return self._eager_result()
-        if not tf.compat.v1.executing_eagerly_outside_functions():
+        if not runs_in_order():
             return operation
         with tf.control_dependencies(operations(operation)):
             return tf.constant(True)  # a tf.function can return a tensor, but no operation
