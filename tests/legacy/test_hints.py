@@ -46,6 +46,8 @@ KERAS_2 = "TF_USE_LEGACY_KERAS=1"
         ("importlib.import_module('tensorflow.python.estimator.gone')", "TensorFlow 2.16 removed tf.estimator"),
         ("tf.placeholder", "tf.placeholder is of TensorFlow 1 and is now tf.compat.v1.placeholder."),
         ("tf.train.AdamOptimizer", "is now tf.compat.v1.train.AdamOptimizer."),
+        ("tf_keras.optimizers.Adam().get_updates", "Adam cannot train in graph mode. Use"),
+        ("raise RuntimeError('input_1: Attempting to capture an EagerTensor without ...')", "Call it first"),
         ("from tensorflow.train import AdamOptimizer", "is now tf.compat.v1.train.AdamOptimizer."),
     ],
 )

@@ -23,6 +23,7 @@ READ_BY_A_LIBRARY = {
     "_is_wrapped_by_loss_scale_optimizer": "tf_keras, before its own wrapper wraps an optimizer",
     "built": "every Keras 3 optimizer sets this attribute",
     "dynamic_scale": "Keras 3's wrapper makes this attribute when it is built",
+    "get_updates": "Keras 2's `fit` in graph mode, of every optimizer",
     "step_counter": "Keras 3's wrapper makes this attribute when it is built",
 }
 

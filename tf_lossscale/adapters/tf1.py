@@ -19,6 +19,7 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
     _is_adapter = True
     _inner_options = ()
     _slots_need_gradients = True
+    _returns_operations = True
     _delegated = ("_lr", "_learning_rate")
 
     def _adopt(self, options: dict[str, Any]) -> None:

@@ -145,7 +145,13 @@ class LossScaleOptimizer(
         super().load_own_variables(store)
         self._loss_scale.bring_into_range()
 
+    def get_updates(self, loss: Any, params: list[Any]) -> list[Any]:
+        """Raise in a legacy graph, where Keras 2's `fit` calls this method, the error of `apply_gradients`."""
+        return [self.apply_gradients(list(zip(self.get_gradients(loss, params), params)))]
+
     def _serialized_inner(self) -> Any:
+        if not tf.__internal__.tf2.enabled():  # Keras 2 is about to make a legacy optimizer of it, for `fit`
+            self._require_graph_mode()
         return tf_keras.optimizers.serialize(self._optimizer)
 
     @classmethod

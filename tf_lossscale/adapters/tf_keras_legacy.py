@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale.core import replicas
+from tf_lossscale.core import replicas, variables
 from tf_lossscale.libraries import keras_versions
 from tf_lossscale.wrapper import configs, optimizer
 from tf_lossscale.wrapper import options as options_lib
@@ -18,20 +18,23 @@ from tf_lossscale.wrapper.grads_and_vars import without_none
 tf_keras: Any = keras_versions.keras_2()
 
 _Optimizer = tf_keras.optimizers.legacy.Optimizer
+# Keras 2's own wrapper of these optimizers: in graph mode, `compile` asks whether an optimizer is one. The public name
+# makes it, and is a base class of it.
+_Wrapper: Any = type(tf_keras.mixed_precision.LossScaleOptimizer(tf_keras.optimizers.legacy.SGD(), False, 1))
 _USUAL_AGGREGATOR = tf_keras.optimizers.legacy.SGD().gradient_aggregator
 # Strategies under which these optimizers refuse `experimental_aggregate_gradients=False`.
 _ALWAYS_AGGREGATING = (
     tf.distribute.experimental.CentralStorageStrategy,
     tf.distribute.experimental.ParameterServerStrategy,
 )
+# In graph mode the session of Keras 2 initializes the variables that it knows.
+variables.tell_of_new(tf_keras.__internal__.backend.track_variable)
 
 
 @tf_keras.saving.register_keras_serializable("tf_lossscale.legacy")
 class LossScaleOptimizer(
     optimizer.LossScaleOptimizer,
-    tf.__internal__.tracking.DelegatingTrackableMixin,
-    tf_keras.optimizers.legacy.Optimizer,
-    tf_keras.mixed_precision.LossScaleOptimizer,
+    _Wrapper,
 ):
     """The wrapper around an optimizer of `tf_keras.optimizers.legacy`."""
 
@@ -39,6 +42,7 @@ class LossScaleOptimizer(
     _is_wrapped_by_loss_scale_optimizer = True  # tf_keras asks this before its own wrapper wraps another optimizer
     _takes_empty_steps = True
     _slots_need_gradients = True
+    _returns_operations = True
     _HAS_AGGREGATE_GRAD = True
     _delegated = (
         "clipnorm",
@@ -74,6 +78,10 @@ class LossScaleOptimizer(
 
     def get_gradients(self, loss: tf.Tensor, params: list[Any]) -> list[Any]:
         return self.get_unscaled_gradients(self._optimizer.get_gradients(self.get_scaled_loss(loss), params))
+
+    def get_updates(self, loss: Any, params: list[Any]) -> list[Any]:
+        """Return the operations of one step in a legacy graph, as a list."""
+        return [self.apply_gradients(list(zip(self.get_gradients(loss, params), params)))]
 
     def _reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
         gradients = without_none(self._optimizer._transform_unaggregated_gradients, gradients, variables)
@@ -131,10 +139,6 @@ class LossScaleOptimizer(
     def add_weight(self, *args: Any, **kwargs: Any) -> Any:
         """Add a weight to the inner optimizer."""
         return self._optimizer.add_weight(*args, **kwargs)
-
-    def get_updates(self, loss: Any, params: list[Any]) -> list[Any]:
-        """Return the operations of one step in a legacy graph, as a list."""
-        return [self.apply_gradients(list(zip(self.get_gradients(loss, params), params)))]
 
     def set_weights(self, weights: list[Any]) -> None:
         self._optimizer.set_weights(weights)

@@ -214,12 +214,12 @@ def _agreed(gradients: Gradients, exactly: bool, all_values: bool) -> Gradients:
     Unless it has to be exact, one number stands for all. A loss scale that reads the gradients gets these, which the
     caller has summed over the replicas, with the infinity or NaN that one of the replicas has.
     """
-    context = tf.distribute.get_replica_context()
     if not exactly and not all_values:
         alone = tf.where(finite.all_finite(gradients), 0.0, float("nan"))
-        return [context.all_reduce(tf.distribute.ReduceOp.SUM, alone)]
+        return replicas.all_reduce([alone])
     kinds = tf.stack([finite.kind(g) for g in gradients if g is not None])
-    total = iter(tf.unstack(context.all_reduce(tf.distribute.ReduceOp.SUM, kinds)))
+    [summed] = replicas.all_reduce([kinds])
+    total = iter(tf.unstack(summed))
     agreed = [None if g is None else next(total) for g in gradients]
     if not all_values:
         return agreed

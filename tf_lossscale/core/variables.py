@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -49,6 +50,7 @@ class Weights(tf.Module):
             with tf.init_scope():
                 variable = _variable(name, initial_value if made is None else made.numpy(), dtype, saved=tracked)
             self._weights[key] = variable
+            _announce(variable)
             if tracked:
                 self._track_trackable(variable, name, overwrite=True)
                 self._handle_deferred_dependencies(name=name, trackable=variable)
@@ -92,6 +94,39 @@ class Weights(tf.Module):
         # A function that takes a step is exported with all that it writes.
         own = self._tracked() if save_type == "checkpoint" else self._all()
         return {**super()._trackable_children(save_type, **kwargs), **own}
+
+
+_in_legacy_graphs: list[weakref.ref[Any]] = []
+_listeners: list[Callable[[Any], Any]] = []
+
+
+def tell_of_new(listener: Callable[[Any], Any]) -> None:
+    """Call a function with each variable of a legacy graph: those that exist, and each new one.
+
+    A library whose own session initializes the variables of a graph has to know them.
+
+    >>> names = []
+    >>> tell_of_new(lambda variable: names.append(variable.name))
+    >>> with tf.Graph().as_default():
+    ...     _ = Weights("counts")._weight("steps", 0, tf.int64)
+    >>> names[-1]
+    'steps:0'
+
+    Args:
+        listener: a function of a variable.
+    """
+    _listeners.append(listener)
+    for variable in [each() for each in _in_legacy_graphs]:
+        if variable is not None:
+            listener(variable)
+
+
+def _announce(variable: Any) -> None:
+    if tf.compat.v1.executing_eagerly_outside_functions():
+        return
+    _in_legacy_graphs[:] = [each for each in _in_legacy_graphs if each() is not None] + [weakref.ref(variable)]
+    for listener in _listeners:
+        listener(variable)
 
 
 def value_or_zero(variable: tf.Variable) -> tf.Tensor:

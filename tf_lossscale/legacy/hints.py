@@ -22,6 +22,10 @@ _ESTIMATOR = (
     "TensorFlow 2.16 removed tf.estimator. Run the program with TensorFlow 2.15 (pip install 'tensorflow==2.15.*'), or "
     "train with a Keras model or a tf.compat.v1.train.MonitoredTrainingSession."
 )
+_DEVICES_FIRST = (
+    "TensorFlow listed or configured its devices before tf.compat.v1.disable_eager_execution() or "
+    "disable_v2_behavior() was called. Call it first, right after the imports."
+)
 # What Keras 3 says to arguments that Keras 2 had, and where Keras 2 took a tensor for an array.
 _OF_KERAS_3 = ("not recognized", "unexpected keyword argument", "Unrecognized keyword arguments", "KerasTensor")
 
@@ -43,6 +47,8 @@ def hint(error: BaseException) -> str | None:
         found = _of_import(error)
     elif _is_of_an_optimizer_of_another_keras(error):
         found = _MIXES_KERAS
+    elif isinstance(error, RuntimeError) and "Attempting to capture an EagerTensor" in str(error):
+        return _DEVICES_FIRST
     else:
         found = None
     if found is None and _is_of_keras_3(error) and any(words in str(error) for words in _OF_KERAS_3):
@@ -60,6 +66,8 @@ def _of_attribute(error: AttributeError) -> str | None:
     if isinstance(owner, types.ModuleType):
         return _of_module(owner.__name__, name)
     kind = type(owner)
+    if name == "get_updates":
+        return f"{kind.__name__} cannot train in graph mode. Use an optimizer of tf_keras.optimizers.legacy."
     if not kind.__module__.startswith("keras."):
         return None
     if kind.__name__ == "LossScaleOptimizer":

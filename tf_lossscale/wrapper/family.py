@@ -64,6 +64,8 @@ class Family:
     _sums_over_replicas = True
     #: Whether `apply_gradients` without any pair is a finite step; if not, it is an error.
     _takes_empty_steps = False
+    #: Whether the optimizers return the operations of an update, which a legacy graph needs.
+    _returns_operations = False
 
     def _factor(self) -> tf.Tensor:
         """Return the factor of the loss, a float32 scalar."""

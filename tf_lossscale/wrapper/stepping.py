@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_lossscale.core import replicas
 from tf_lossscale.core.clusters import Cluster, obstacle
-from tf_lossscale.core.graphs import compiled, operations
+from tf_lossscale.core.graphs import compiled, operations, runs_in_order
 from tf_lossscale.core.step import Part, step
 from tf_lossscale.wrapper.family import Family
 from tf_lossscale.wrapper.hyperparameters import constants
@@ -22,6 +22,7 @@ class Stepping(Family):
     """Takes the steps of a wrapper."""
 
     def _step(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> Any:
+        self._require_graph_mode()
         part = self._part(gradients, variables, **kwargs)
         if self._loss_scale.defers(self, part):
             return self._step_result(None)
@@ -29,6 +30,15 @@ class Stepping(Family):
         if result is False:  # in eager mode only: the one that has the outcome at hand
             self._report_stall()
         return self._step_result(result)
+
+    def _require_graph_mode(self) -> None:
+        if not self._returns_operations and not runs_in_order():
+            inner = type(self._optimizer)
+            raise RuntimeError(
+                f"{inner.__module__}.{inner.__name__} cannot train in graph mode: a Session would run only a part of "
+                "its update. Wrap an optimizer of tf_keras.optimizers.legacy or tf.compat.v1.train, put the step into "
+                "a tf.function, or leave out tf.compat.v1.disable_eager_execution() and disable_v2_behavior()."
+            )
 
     def _report_stall(self) -> None:
         replicas.once(lambda: self._stall.look(self, self._loss_scale))
@@ -118,7 +128,7 @@ class Stepping(Family):
         """Return the result of `apply_gradients`: in a graph an operation or a tensor to wait for."""
         if tf.executing_eagerly():
             return self._eager_result()
-        if not tf.compat.v1.executing_eagerly_outside_functions():
+        if not runs_in_order():
             return operation
         with tf.control_dependencies(operations(operation)):
             return tf.constant(True)  # a tf.function can return a tensor, but no operation
