@@ -75,13 +75,16 @@ class Clusters:
     def _traced(
         self, key: tuple[Any, ...], held: Any, function: Callable[..., Any], arguments: Any, ignored: Sequence[str]
     ) -> Any:
-        """Trace a function; None if the trace changes a Python object, as each step without XLA would."""
+        """Trace a function; None if it works in eager mode only, or sets Python attributes as each eager step would."""
         with constants.put_back(held):
-            traced = _compiled(function).get_concrete_function(*arguments)
             try:
+                traced = _compiled(function).get_concrete_function(*arguments)
                 after = (key[0], *constants.key(held, ignored))
             except constants.Unknown:
                 after = ()
+            except Exception as error:  # the step without XLA raises it as well, or shows that it is one of tracing
+                self.log_once(f"TensorFlow cannot trace them ({type(error).__name__}: {str(error).splitlines()[0]})")
+                return None
         if after == key:
             return traced
         if len(after) <= len(key):  # else a cache was filled, which the next step finds filled
