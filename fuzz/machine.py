@@ -47,7 +47,9 @@ class Machine:
                 for i, (shape, dtype) in enumerate(zip(SHAPES, program.dtypes))
             ]
             self.optimizer = LossScaleOptimizer(
-                inner_optimizer(self.family, program.inner, program.ema), **program.rules.arguments()
+                inner_optimizer(self.family, program.inner, program.ema),
+                **program.rules.arguments(),
+                jit_compile=program.jit_compile,
             )
         self._kept = {}
         self._calls = [self._traced(loop) for loop in program.loops]

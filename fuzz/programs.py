@@ -91,6 +91,7 @@ class Program:
     steps: tuple[Step, ...] = (Step(),)
     at_once: int = 1  # `steps_per_execution` of fit
     ema: int | None = None  # the `ema_overwrite_frequency` of moving averages, 0 for never; None for no averages
+    jit_compile: bool = False  # whether XLA compiles the optimizer's step alone
 
     @property
     def replicas(self):
@@ -113,6 +114,9 @@ class Program:
     def huge(self):
         """A value that overflows when it is scaled, but not in the optimizer's slots."""
         return 1024.0 if "float16" in self.dtypes else 1e16 if self.inner == "adam" else 1e35
+
+
+_ONE_IN_FOUR = st.sampled_from([False, False, False, True])
 
 
 def _some(elements, most):
@@ -188,6 +192,7 @@ def programs(draw, most_steps=60, families=FAMILIES, modes=MODES):
         dtypes = dtypes[:1] * len(dtypes)
     program["dtypes"] = dtypes
     rules = program["rules"] = draw(_rules(min(LARGEST_SCALE[dtype] for dtype in dtypes)))
+    program["jit_compile"] = program["mode"] != "compiled" and draw(_ONE_IN_FOUR)
     loops = draw(st.lists(_loops(program), min_size=1, max_size=2).map(tuple))
     between = st.sampled_from([None] * 8 + ["checkpoint", "state"])
     program["ema"] = draw(_ema(program["family"], program["mode"]))
@@ -217,6 +222,7 @@ def library_programs(draw, most_steps=60):
     rules = draw(_rules(LARGEST_SCALE["float32"]))
     calls = "apply" if family == "keras3" and mode.startswith("fit") else "minimize"  # the loop's contract
     loops = (Loop(calls),)
+    program["jit_compile"] = mode in ("fit", "probability") and draw(_ONE_IN_FOUR)
     if mode == "session":
         program["dtypes"] = draw(st.sampled_from([("float32",), ("float32", "float32", "float64")]))
         changes = _some(sorted(set(CHANGES) - {"py_function"}), 3)

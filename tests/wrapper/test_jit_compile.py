@@ -235,6 +235,8 @@ def test_a_loss_scale_of_ones_own_is_asked_in_each_eager_step(caplog):
 
 
 def test_optimizers_that_share_a_scale_are_compiled_together():
+    kept = []  # a compiled step goes when one of its optimizers dies
+
     def trained(jit_compile):
         shared = SharedLossScale(8.0)
         variables = [tf.Variable([1.0, 2.0]), tf.Variable(3.0)]
@@ -246,6 +248,7 @@ def test_optimizers_that_share_a_scale_are_compiled_together():
                 for optimizer, variable in zip(optimizers, variables):
                     own = factor if variable is variables[0] else 1.0
                     loops.step(optimizer, lambda v=variable, own=own: own * tf.reduce_sum(v * v), [variable])
+        kept.extend(optimizers)
         return optimizers[0], variables
 
     compiled = trained(True)

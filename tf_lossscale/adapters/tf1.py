@@ -21,6 +21,24 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
     _slots_need_gradients = True
     _returns_operations = True
     _delegated = ("_lr", "_learning_rate")
+    _set_in_each_step = tuple(
+        f"_{name}"
+        for name in (
+            *(
+                "lr_t",
+                "rho_t",
+                "epsilon_t",
+                "beta1_t",
+                "beta2_t",
+                "learning_rate_tensor",
+                "beta_tensor",
+                "decay_tensor",
+            ),
+            *("momentum_tensor", "epsilon_tensor", "learning_rate_power_tensor", "l1_regularization_strength_tensor"),
+            *("l2_regularization_strength_tensor", "adjusted_l2_regularization_strength_tensor"),
+            "l2_shrinkage_regularization_strength_tensor",
+        )
+    )
 
     def _adopt(self, options: dict[str, Any]) -> None:
         super()._adopt(options)

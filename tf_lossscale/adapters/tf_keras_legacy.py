@@ -102,8 +102,12 @@ class LossScaleOptimizer(
         with replicas.overriding(inner, _transform_unaggregated_gradients=list, _aggregate_gradients=list):
             return inner.apply_gradients(grads_and_vars, **kwargs)
 
+    _set_in_each_step = ("_m_cache_read",)  # of Nadam
+
     def _own_copies(self) -> Iterable[tuple[Any, str]]:
-        return [(self._optimizer, "_iterations")]
+        return [
+            (self._optimizer, name) for name, part in vars(self._optimizer).items() if isinstance(part, tf.Variable)
+        ]
 
     def _hyperparameter_names(self) -> tuple[str, ...]:
         return tuple(name for name in self._optimizer._hyper if name != "learning_rate")

@@ -80,15 +80,6 @@ def write_apart() -> bool:
     return tf.distribute.has_strategy() and tf.__internal__.distribute.strategy_supports_no_merge_call()
 
 
-def position() -> tuple[int, int]:
-    """Return which replica of which strategy the caller is, in a replica context; equal in all its steps.
-
-    >>> position() == position()
-    True
-    """
-    return id(tf.distribute.get_strategy()), _replica()
-
-
 def can_write_apart() -> bool:
     """Return whether the strategy in use has replicas that can write their own copies of the variables.
 
@@ -283,10 +274,15 @@ def own_copies(places: Iterable[tuple[Any, str]]) -> Iterator[None]:
 def _own_copy(variable: Any) -> Any:
     # A worker has as many replicas as it has copies, and all workers have equally many.
     copies = tf.distribute.get_strategy().experimental_local_results(variable)
-    return copies[_replica() % len(copies)]
+    return copies[replica() % len(copies)]
 
 
-def _replica() -> int:
+def replica() -> int:
+    """Return the number of the replica that calls, in a replica context.
+
+    >>> replica()
+    0
+    """
     context: Any = tf.distribute.get_replica_context()
     return int(tf.get_static_value(context.replica_id_in_sync_group))
 

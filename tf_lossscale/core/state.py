@@ -33,6 +33,8 @@ class LossScale(Weights):
     may_skip = False
     #: Whether `check` and `record` mean the same when they are traced once; not inherited, for subclasses may differ.
     traceable = False
+    #: Attributes that no step reads.
+    not_in_a_step: tuple[str, ...] = ("_restored", "_stall_actions")
 
     def __init__(self) -> None:
         # Not "loss_scale", which is a variable's name in contrib: a module takes its name from the graph's.

@@ -39,7 +39,7 @@ class Part(NamedTuple):
     aggregate: bool = True
     #: Optional callback after each step: (applied, reduced gradients, evidence of whether each is finite).
     observe: Callable[[tf.Tensor, Gradients, Gradients], Any] | None = None
-    #: Calls a function of the gradients and the evidence, compiled by XLA; None if the step is not to be compiled.
+    #: Has XLA compile the step; None if the step is not to be compiled.
     cluster: clusters.Cluster | None = None
 
 
@@ -84,7 +84,10 @@ def _take(loss_scale: LossScale, part: Part, gradients: Gradients, evidence: Gra
 def _take_compiled(
     cluster: clusters.Cluster, loss_scale: LossScale, part: Part, gradients: Gradients, evidence: Gradients | None
 ) -> Any:
-    """Take the step in one function that XLA compiles; each replica takes it with its own copies of the variables."""
+    """Take the step in one function that XLA compiles; each replica takes it with its own copies of the variables.
+
+    It is taken without XLA if the function might not do in later steps what it does in this one.
+    """
     tensors, gradients_of = as_arguments(gradients, True)
 
     def LossScaleOptimizer_with_jit_compile(tensors: list[tf.Tensor], evidence: Gradients | None) -> tf.Tensor:
@@ -93,7 +96,10 @@ def _take_compiled(
             return tf.logical_not(loss_scale.last_step_skipped) if loss_scale.may_skip else tf.constant(True)
 
     with replicas.apart():
-        applied = cluster(LossScaleOptimizer_with_jit_compile, tensors, evidence)
+        compiled = cluster.compiled(LossScaleOptimizer_with_jit_compile, tensors, evidence)
+        applied = None if compiled is None else compiled(tensors, evidence)
+    if applied is None:
+        return _take(loss_scale, part, gradients, evidence)
     return bool(applied) if tf.executing_eagerly() else applied
 
 

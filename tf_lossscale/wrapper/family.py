@@ -108,11 +108,11 @@ class Family:
         """Return why the inner optimizer's update cannot be compiled; None if nothing is known against it."""
         if getattr(self._optimizer, "has_step_hooks", False):
             return "the optimizer's step hooks are Python functions"
-        rate = self._given_learning_rate(self._optimizer)
-        if tf.executing_eagerly() and callable(rate) and not hasattr(rate, "get_config"):  # a schedule has one
-            return "the learning rate is a Python function, which each eager step calls"
         scale = type(self._loss_scale)
         return None if vars(scale).get("traceable") else f"a {scale.__name__} may run Python code in each step"
+
+    #: Attributes of the inner optimizer that each step sets before it reads them.
+    _set_in_each_step: tuple[str, ...] = ()
 
     def _own_copies(self) -> Iterable[tuple[Any, str]]:
         """Return (object, attribute) of each variable of which every replica writes its own copy in a step."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import Any
 
 import tensorflow as tf
@@ -51,45 +50,6 @@ def names(optimizer: object) -> tuple[str, ...]:
         if base.__name__ in _NAMES:
             return _NAMES[base.__name__]
     return ()
-
-
-def constants(value: Any) -> Hashable:
-    """Return the Python values in an object, at any depth: a traced function holds them as constants.
-
-    >>> class SGD:
-    ...     def __init__(self):
-    ...         self.momentum, self.velocities, self.decay = 0.5, [tf.Variable(0.0)], {"rate": 0.25}
-    >>> constants(vars(SGD()))
-    (('decay', (('rate', 0.25),)), ('momentum', 0.5))
-
-    Args:
-        value: the attributes of an optimizer, or anything else.
-
-    Returns:
-        A value that is another one after a hyperparameter was set; variables and tensors are not in it.
-    """
-    return _constants(value, frozenset())
-
-
-def _constants(value: Any, above: frozenset[int]) -> Hashable:
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, (tf.Variable, tf.Tensor)) or id(value) in above:
-        return _NOTHING
-    above = above | {id(value)}
-    if isinstance(value, dict):
-        # What TensorFlow itself adds to a tracked object begins with "_self_".
-        own = sorted(key for key in value if isinstance(key, str) and not key.startswith("_self_"))
-        found = [(key, _constants(value[key], above)) for key in own]
-        return tuple(pair for pair in found if pair[1] is not _NOTHING) or _NOTHING
-    if isinstance(value, (list, tuple)):
-        return tuple(each for each in (_constants(each, above) for each in value) if each is not _NOTHING) or _NOTHING
-    if callable(value) or hasattr(value, "apply_gradients"):  # functions, schedules, and an optimizer's optimizers
-        return id(value), _constants(getattr(value, "__dict__", {}), above)
-    return _NOTHING
-
-
-_NOTHING = object()
 
 
 class Delegating(Family):

@@ -14,8 +14,10 @@ from tf_lossscale.core.clusters import Cluster, obstacle
 from tf_lossscale.core.graphs import compiled, operations, runs_in_order
 from tf_lossscale.core.step import Part, step
 from tf_lossscale.wrapper.family import Family
-from tf_lossscale.wrapper.hyperparameters import constants
 from tf_lossscale.wrapper.readings import names_of
+
+#: Python attributes of a variable that a step depends on.
+_TRAITS = ("constraint", "overwrite_with_gradient")
 
 
 class Stepping(Family):
@@ -99,13 +101,12 @@ class Stepping(Family):
         return reason is None
 
     def _cluster(self, gradients: list[Any], variables: list[Any], *others: Any) -> Cluster:
-        """Return the cluster of a step; in eager mode the key is all that the traced function holds as constants."""
-        if not tf.executing_eagerly():
-            return Cluster(self._clusters, None)
-        dtypes = tuple(None if gradient is None else gradient.dtype for gradient in gradients)
-        objects = tuple(map(id, (self._loss_scale, *variables)))
-        held = (constants(others), constants(vars(self._optimizer)), vars(self._loss_scale).get("rules"))
-        return Cluster(self._clusters, (replicas.position(), dtypes, objects, *held))
+        """Return the cluster of a step, with all Python objects that the step reads."""
+        place: dict[int, int] = {}  # a gradient that is given twice is one argument of the compiled function
+        types = [None if g is None else (g.dtype, g.shape, place.setdefault(id(g), len(place))) for g in gradients]
+        traits = [[getattr(v, name, None) for name in _TRAITS] for v in variables]
+        held = [tf.distribute.get_strategy(), types, variables, traits, others, self._loss_scale, self._optimizer]
+        return Cluster(self._clusters, held, (*self._set_in_each_step, *self._loss_scale.not_in_a_step))
 
     def _build_once(self, variables: list[Any]) -> None:
         """Build the inner optimizer; in eager mode only if the variables are not those of the last step."""
