@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from tests import strategies
-from tf_lossscale.core import graphs
+from tf_lossscale.core import graphs, variables
 from tf_lossscale.core.variables import Weights, tell_of_new
 
 
@@ -45,3 +45,4 @@ def test_who_asks_for_variables_is_told_of_old_and_of_new_ones():
         assert any(each is old for each in told)
         assert [each is new for each in told].count(True) == 1
         assert told[-1] is new
+    variables._listeners.remove(told.append)

@@ -105,11 +105,11 @@ def tell_of_new(listener: Callable[[Any], Any]) -> None:
 
     A library whose own session initializes the variables of a graph has to know them.
 
-    >>> names = []
-    >>> tell_of_new(lambda variable: names.append(variable.name))
+    >>> told = []
+    >>> tell_of_new(told.append)
     >>> with tf.Graph().as_default():
     ...     _ = Weights("counts")._weight("steps", 0, tf.int64)
-    >>> names[-1]
+    >>> told[-1].name
     'steps:0'
 
     Args:
