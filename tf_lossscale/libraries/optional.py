@@ -25,7 +25,8 @@ def load(module: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
+        library = module.partition(".")[0]
         raise ImportError(
-            f"This needs {module}, which is not installed. In a clone of tf-lossscale install the extra {extra!r}: "
+            f"This needs {library}, which is not installed. In a clone of tf-lossscale install the extra {extra!r}: "
             f"pip install '.[{extra}]'"
         ) from error
