@@ -290,6 +290,7 @@ def test_the_momentum_of_sgd_is_that_of_the_file_or_is_said_to_be_unknown(family
     assert ("does not hold all arguments" in printed.out) == (kind not in ("keras", "h5"))
     assert "nesterov" in printed.out
     assert "has no slots for" not in printed.out
+    assert "ema_" not in printed.out.replace("use_ema", "ema_"), "without effect here"
 
 
 def test_momenta_of_zeros_are_no_momentum(tmp_path, capsys):
