@@ -28,5 +28,7 @@ def load(module: str, extra: str) -> Any:
         library = module.partition(".")[0]
         if error.name != library:
             raise  # it is installed, and what it lacks is in the error
-        remedy = f"in a clone of tf-lossscale, pip install '.[{extra}]'" if extra else f"pip install {library}"
-        raise ImportError(f"This needs {module}, which is not installed. Install it: {remedy}") from error
+        remedy = f"Install it: pip install {library}"
+        if extra:
+            remedy = f"In a clone of tf-lossscale install the extra {extra!r}: pip install '.[{extra}]'"
+        raise ImportError(f"This needs {library}, which is not installed. {remedy}") from error

@@ -1,5 +1,6 @@
 """`tf-lossscale convert`: an old checkpoint becomes one that today's optimizer restores with TensorFlow's own means."""
 
+import ast
 import json
 import os
 import re
@@ -289,6 +290,7 @@ def test_the_momentum_of_sgd_is_that_of_the_file_or_is_said_to_be_unknown(family
     assert ("does not hold all arguments" in printed.out) == (kind not in ("keras", "h5"))
     assert "nesterov" in printed.out
     assert "has no slots for" not in printed.out
+    assert "ema_" not in printed.out.replace("use_ema", "ema_"), "without effect here"
 
 
 def test_momenta_of_zeros_are_no_momentum(tmp_path, capsys):
@@ -351,6 +353,18 @@ def test_an_optimizer_is_never_taken_for_one_of_another_class(family, named, nam
         assert code == (0 if known else 2), printed.out
         assert "SGD" not in printed.out
         assert ("optimizers.Adam(" if known else "the file does not name the class") in printed.out + printed.err
+
+
+def test_in_a_terminal_its_lines_are_folded_and_the_code_is_still_python(checkpoints, tmp_path, capsys, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    path = checkpoints / "tf2.8.4_model_adam_h5" / "model.h5"
+    code, printed = convert(path, "keras3", tmp_path / "new", capsys)
+    assert code == 0, printed.err
+    lines = printed.out.removesuffix(f"written to {tmp_path / 'new'}\n").splitlines()
+    assert max(map(len, lines)) <= 80
+    construct = printed.out.partition("\n  iterations")[0].removeprefix("optimizer:").strip()
+    assert ast.parse(construct)
 
 
 @pytest.fixture

@@ -161,6 +161,8 @@ def _known_options(saved: Optimizer) -> dict[str, Any]:
     there = slots.canonical(saved.name, saved.slots)
     rate = _UNKNOWN if saved.learning_rate is None else saved.learning_rate
     options: dict[str, Any] = {"learning_rate": rate, **saved.hyperparameters}
+    if not options.get("use_ema"):
+        options = {name: value for name, value in options.items() if "ema" not in name}  # without effect
     options |= {option: True for slot, option in (("vhat", "amsgrad"), ("mg", "centered")) if slot in there}
     moved = "momentum" in there and any(np.any(tensor.value()) for tensor in there["momentum"].tensors)
     if moved and "momentum" not in options:
