@@ -309,7 +309,7 @@ def residual(keras):
 
 def functional(keras):
     inputs = keras.Input((5, 6))
-    dense, norm = keras.layers.Dense(6), keras.layers.BatchNormalization()
+    dense, norm = keras.layers.Dense(6), keras.layers.LayerNormalization()
     return keras.Model(inputs, keras.layers.Dense(1)(inputs + dense(inputs) + norm(dense(inputs)) + inputs)[:, 0])
 
 
@@ -357,10 +357,10 @@ def test_layers_return_the_dtype_that_the_recording_has(library):
         assert norm(tf.ones((1, 2))).dtype == expected, level
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_a_copy_of_a_network_computes_with_its_own_weights(library):
-    dense = LIBRARIES[library].layers.Dense(1, use_bias=False)
-    amp.auto_mixed_precision(LIBRARIES[library].Sequential([dense]), "O1")
+def test_a_copy_of_a_layer_computes_with_its_own_weights():
+    # A copy of a tf_keras layer in half precision raises, with levels or without: it has lost the casts of variables.
+    dense = tf.keras.layers.Dense(1, use_bias=False)
+    amp.auto_mixed_precision(tf.keras.Sequential([dense]), "O1")
     dense(tf.ones((1, 1)))
     dense.set_weights([np.ones((1, 1))])
     again = copy.deepcopy(dense)
@@ -376,13 +376,20 @@ def test_a_layer_that_mixes_dtypes_itself_is_named_with_its_level_and_the_way_ou
         def call(self, x):
             return x + tf.ones_like(x, tf.float32)
 
+    def made():
+        layers = [Mixing(name="mixing"), keras.layers.Dense(3)]
+        return amp.Model(keras.Sequential(layers), "mse", "sgd", amp_level="O2")
+
     data = tf.data.Dataset.from_tensors((np.ones((4, 3), "float32"), np.ones((4, 3), "float32")))
-    layer = Mixing(name="mixing")
-    model = amp.Model(keras.Sequential([layer, keras.layers.Dense(3)]), "mse", "sgd", amp_level="O2")
-    for call in (lambda: model.train(1, data), lambda: model.eval(data), lambda: model.predict(tf.ones((4, 3)))):
+    for call in (
+        lambda: made().train(1, data),
+        lambda: made().eval(data),
+        lambda: made().predict(tf.ones((4, 3))),
+    ):
         with pytest.raises(
             TypeError, match=r"Layer (?i:mixing) mixes half.* at level O2.*to_float\(layer, 'float32'\)"
         ):
             call()
-    amp.to_float(layer, "float32")
+    model = made()
+    amp.to_float(model.network.layers[0], "float32")
     model.train(1, data)
