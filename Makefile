@@ -19,7 +19,7 @@ test: $(VENV)/.test
 	$(MAKE) unit
 
 ## Run the tests that start processes, or that train or measure for seconds. CI runs those of
-## `SLOW=tf_function_tests` after `make test`.
+## `SLOW="tf_function_tests tests/graph_mode"` after `make test`.
 test-slow: $(VENV)/.test
 	$(PYTEST) -m "slow and not exhaustive" $(SLOW)
 SLOW := tests tf_function_tests

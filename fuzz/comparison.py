@@ -31,7 +31,8 @@ class Model:
     def __init__(self, program, family):
         self.program = program
         values = [np.ones(shape) for shape in SHAPES[: len(program.dtypes)]]
-        self.training = model.Training(program.rules, inner_model(family, program.inner), values)
+        averages = None if program.ema is None else model.Averages(program.ema, starts_late=family.name == "keras3")
+        self.training = model.Training(program.rules, inner_model(family, program.inner), values, averages)
         self.adam_sees_skipped = family.counts
 
     def call(self, step):

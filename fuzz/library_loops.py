@@ -15,7 +15,11 @@ class Whole:
     def __init__(self, program):
         self.program = program
         self.family = next(family for family in ALL_FAMILIES if family.name == program.family)
-        self.optimizer = LossScaleOptimizer(inner_optimizer(self.family, program.inner), **program.rules.arguments())
+        self.optimizer = LossScaleOptimizer(
+            inner_optimizer(self.family, program.inner, program.ema),
+            **program.rules.arguments(),
+            jit_compile=program.jit_compile,
+        )
         self.gradients = np.stack([program.gradients(step)[0][0][0] for step in program.steps])
 
     def state(self):

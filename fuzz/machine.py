@@ -12,9 +12,10 @@ from tests.families import ALL_FAMILIES
 from tf_lossscale import LossScaleOptimizer
 
 
-def inner_optimizer(family, name):
-    """Return a family's optimizer with the named update rule."""
+def inner_optimizer(family, name, ema=None):
+    """Return a family's optimizer with the named update rule, and with averages if `ema` is a `Program.ema`."""
     makers = family.optimizers
+    averages = {} if ema is None else {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": ema or None}
     if family.name == "tf1":
         return {
             "sgd": lambda: makers.GradientDescentOptimizer(RATE),
@@ -29,8 +30,8 @@ def inner_optimizer(family, name):
         }[name]()
         return sonnet.allow_empty_variables(inner)
     if name == "adam":
-        return makers.Adam(RATE, **ADAM)
-    return makers.SGD(RATE, momentum=MOMENTUM if name == "momentum" else 0.0)
+        return makers.Adam(RATE, **ADAM, **averages)
+    return makers.SGD(RATE, momentum=MOMENTUM if name == "momentum" else 0.0, **averages)
 
 
 class Machine:
@@ -46,7 +47,9 @@ class Machine:
                 for i, (shape, dtype) in enumerate(zip(SHAPES, program.dtypes))
             ]
             self.optimizer = LossScaleOptimizer(
-                inner_optimizer(self.family, program.inner), **program.rules.arguments()
+                inner_optimizer(self.family, program.inner, program.ema),
+                **program.rules.arguments(),
+                jit_compile=program.jit_compile,
             )
         self._kept = {}
         self._calls = [self._traced(loop) for loop in program.loops]
@@ -68,6 +71,11 @@ class Machine:
             else:
                 comparison.step(step)
             comparison.check(f"after step {i}")
+        if self.program.ema is not None and comparison.expected.training.averages:
+            with (self.strategy or tf.distribute.get_strategy()).scope():
+                self.optimizer.finalize_variable_values()
+            comparison.expected.training.finalize()
+            comparison.check("after finalize_variable_values")
 
     def _is_ambiguous(self, error):
         """Return whether the error says that the calls do not decide between the two contracts."""

@@ -157,6 +157,20 @@ class Adam:
         return change
 
 
+@dataclasses.dataclass
+class Averages:
+    """Moving averages of variables, half of which is new in each step that is applied.
+
+    Args:
+        frequency: in every `frequency`-th step the variables become the averages; 0 for never.
+        starts_late: whether all averages start in the optimizer's first step, from the variables after it; otherwise
+            they start from the variables before it, and follow those that have a gradient.
+    """
+
+    frequency: int
+    starts_late: bool
+
+
 class Training:
     """Variables, an update rule and a loss scale that step together.
 
@@ -164,13 +178,15 @@ class Training:
         rules: the rules of the loss scale.
         inner: an `SGD` or an `Adam`.
         values: initial values of the variables.
+        averaging: an `Averages`, or None.
     """
 
-    def __init__(self, rules, inner, values):
+    def __init__(self, rules, inner, values, averaging=None):
         self.loss_scale = LossScale(rules)
         self.inner = inner
         self.values = [np.asarray(value, np.float64) for value in values]
         self.iterations = 0
+        self.averaging, self.averages = averaging, []  # empty before the first step
 
     def step(self, of_replicas, count_skipped):
         """Take a step; return whether it was applied.
@@ -182,6 +198,8 @@ class Training:
         reduced = [self._reduced(i, column) for i, column in enumerate(zip(*of_replicas, strict=True))]
         finite = all(found is None or np.isfinite(found[0]).all() for found in reduced)
         applied = self.loss_scale.step(finite)
+        if self.averaging and (not self.averages or (self.averaging.starts_late and self.iterations == 0)):
+            self.averages = list(self.values)
         self.iterations += applied or count_skipped
         for i, found in enumerate(reduced):
             if applied and found is not None:
@@ -189,7 +207,20 @@ class Training:
                 self.values[i] = self.values[i] - self.inner.update(
                     i, gradient.astype(np.float64), rows, self.iterations
                 )
+        if applied and self.averaging:
+            self._average([i for i, found in enumerate(reduced) if found is not None or self.averaging.starts_late])
         return applied
+
+    def _average(self, followed):
+        starts = self.averaging.starts_late and self.iterations == 1
+        for i in followed:
+            self.averages[i] = self.values[i] if starts else (self.averages[i] + self.values[i]) / 2
+            if self.averaging.frequency and self.iterations % self.averaging.frequency == 0:
+                self.values[i] = self.averages[i]
+
+    def finalize(self):
+        """Replace the variables by their averages."""
+        self.values = list(self.averages)
 
     def _reduced(self, i, gradients):
         """Return the sum over the replicas, in the gradients' dtype, and its rows."""

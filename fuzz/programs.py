@@ -13,6 +13,7 @@ ROWS = 3  # number of rows of a sparse gradient
 FAMILIES = ("keras3", "tf_keras", "tf_keras_legacy", "tf1", "sonnet")
 LAZY = ("tf_keras_legacy", "tf1", "sonnet")  # update the momentum of rows with a gradient only
 INNER = ("sgd", "momentum", "adam")
+AVERAGING = FAMILIES[:2]  # their optimizers have `use_ema`
 MODES = ("function", "compiled", "eager", "mirrored")  # of a custom loop; those of a library's loop:
 LIBRARY_MODES = {
     "fit": FAMILIES[:3],
@@ -89,6 +90,8 @@ class Program:
     loops: tuple[Loop, ...] = (Loop(),)
     steps: tuple[Step, ...] = (Step(),)
     at_once: int = 1  # `steps_per_execution` of fit
+    ema: int | None = None  # the `ema_overwrite_frequency` of moving averages, 0 for never; None for no averages
+    jit_compile: bool = False  # whether XLA compiles the optimizer's step alone
 
     @property
     def replicas(self):
@@ -113,8 +116,17 @@ class Program:
         return 1024.0 if "float16" in self.dtypes else 1e16 if self.inner == "adam" else 1e35
 
 
+_ONE_IN_FOUR = st.sampled_from([False, False, False, True])
+
+
 def _some(elements, most):
     return st.lists(st.sampled_from(elements), max_size=most).map(tuple)
+
+
+def _ema(family, mode):
+    if family not in AVERAGING:
+        return st.none()
+    return st.sampled_from([None, None, 0] if mode == "mirrored" else [None, None, 0, 3])  # Keras 3 fails there
 
 
 @st.composite
@@ -180,8 +192,10 @@ def programs(draw, most_steps=60, families=FAMILIES, modes=MODES):
         dtypes = dtypes[:1] * len(dtypes)
     program["dtypes"] = dtypes
     rules = program["rules"] = draw(_rules(min(LARGEST_SCALE[dtype] for dtype in dtypes)))
+    program["jit_compile"] = program["mode"] != "compiled" and draw(_ONE_IN_FOUR)
     loops = draw(st.lists(_loops(program), min_size=1, max_size=2).map(tuple))
     between = st.sampled_from([None] * 8 + ["checkpoint", "state"])
+    program["ema"] = draw(_ema(program["family"], program["mode"]))
     return Program(**program, loops=loops, steps=draw(_steps(most_steps, rules, len(loops), between)))
 
 
@@ -204,10 +218,11 @@ def library_programs(draw, most_steps=60):
     """Generate programs in a library's loop."""
     mode = draw(st.sampled_from(sorted(LIBRARY_MODES)))
     family = draw(st.sampled_from(LIBRARY_MODES[mode]))
-    program = {"family": family, "mode": mode, "inner": draw(st.sampled_from(INNER))}
+    program = {"family": family, "mode": mode, "inner": draw(st.sampled_from(INNER)), "ema": draw(_ema(family, mode))}
     rules = draw(_rules(LARGEST_SCALE["float32"]))
     calls = "apply" if family == "keras3" and mode.startswith("fit") else "minimize"  # the loop's contract
     loops = (Loop(calls),)
+    program["jit_compile"] = mode in ("fit", "probability") and draw(_ONE_IN_FOUR)
     if mode == "session":
         program["dtypes"] = draw(st.sampled_from([("float32",), ("float32", "float32", "float64")]))
         changes = _some(sorted(set(CHANGES) - {"py_function"}), 3)

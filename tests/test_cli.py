@@ -23,10 +23,51 @@ def test_help_lists_every_command(capsys):
     assert all(f"\n    {name} " in printed for name in cli._COMMANDS)
 
 
+def test_without_arguments_it_lists_every_command_too(capsys):
+    assert exit_code([]) == 2
+    printed = capsys.readouterr().err
+    assert all(f"\n    {name} " in printed for name in cli._COMMANDS)
+
+
 @pytest.mark.parametrize("command", cli._COMMANDS)
-def test_every_command_has_help_of_its_own(command, capsys):
+def test_every_command_has_help_of_its_own_that_fits_into_80_columns(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     assert exit_code([command, "--help"]) == 0
-    assert f"usage: tf-lossscale {command}" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"usage: tf-lossscale {command}" in printed
+    assert max(map(len, printed.splitlines())) <= 80
+
+
+SENTENCES = [
+    (["migrate", "--jobs", "x", "old.py"], "argument --jobs: must be a whole number of at least 1, but got: x"),
+    (["plot", "nologs"], "nologs does not exist. Pass a folder."),
+    (["plot", "old.py"], "old.py is a file. Pass a folder."),
+    (["plot", "logs", "--out", "nodir/a.png"], "nodir does not exist. Pass a folder."),
+    (["train", "--steps", "1", "--out", "old.py"], "old.py is a file. Pass a folder as --out."),
+    (["run", "logs"], "'logs' is a folder without a __main__.py. Pass a script, or -m and a module."),
+    (["run", "--", "none.py"], "/none.py': [Errno 2]"),
+    (["inspect", "logs"], "logs: the folder has no checkpoint, and is not a SavedModel."),
+    (["inspect", "nologs"], "nologs: there is no such file, folder or checkpoint."),
+    (["convert", "nologs", "--to", "keras3", "--out", "new"], "nologs: there is no such file, folder or checkpoint."),
+]
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), SENTENCES, ids=lambda value: " ".join(value).partition(": ")[0])
+def test_a_mistake_is_said_in_one_line_without_private_names(arguments, sentence, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["tf-lossscale"])
+    monkeypatch.setattr("tf_lossscale.legacy.run.install", lambda: None)
+    monkeypatch.setattr("tf_lossscale.legacy.run._install_in_spawned_processes", lambda: None)
+    (tmp_path / "old.py").write_text("x = 1\n")
+    (tmp_path / "logs" / "checkpoint").mkdir(parents=True)
+    assert exit_code(arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    last = printed.err.splitlines()[-1]
+    assert last.startswith("tf-lossscale")
+    assert sentence in last
+    assert not [line for line in printed.err.splitlines()[:-1] if not line.startswith(("usage:", " "))]
+    assert "Traceback" not in printed.err
 
 
 def test_the_version_is_the_packages(capsys):
@@ -34,7 +75,7 @@ def test_the_version_is_the_packages(capsys):
     assert capsys.readouterr().out == f"tf-lossscale {tf_lossscale.__version__}\n"
 
 
-@pytest.mark.parametrize("arguments", [[], ["none"], ["--none"]])
+@pytest.mark.parametrize("arguments", [["none"], ["--none"]])
 def test_bad_arguments_exit_with_2_and_show_the_usage(arguments, capsys):
     assert exit_code(arguments) == 2
     assert "usage: tf-lossscale" in capsys.readouterr().err
@@ -70,7 +111,17 @@ def test_output_that_cannot_be_written_exits_with_2_and_a_sentence(tmp_path, mon
 
 
 def test_help_loads_no_tensorflow():
-    code = "import sys; from tf_lossscale import cli\ntry: cli.main(['--help'])\nfinally: print(sorted(sys.modules))"
+    code = """
+import sys
+from tf_lossscale import cli
+
+for command in ([], *([name] for name in cli._COMMANDS)):
+    try:
+        cli.main([*command, "--help"])
+    except SystemExit:
+        pass
+print(sorted(sys.modules))
+"""
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert "'tf_lossscale.cli'" in loaded
+    assert "'tf_lossscale.training.command'" in loaded
     assert "'tensorflow'" not in loaded

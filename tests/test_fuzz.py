@@ -28,8 +28,21 @@ BOTH_CONTRACTS = Program(
     loops=(Loop(unscaled=("cond", "while"), sparse=True), Loop("apply", missing=0)),
     steps=STEPS,
 )
-#: The programs that failed once, as `make fuzz` printed them, after one that has a bit of everything.
-FOUND = (BOTH_CONTRACTS,)
+# Averages, after a first step that is skipped, and with skipped steps between.
+AVERAGES = tuple(
+    Program(
+        family=family,
+        mode="eager",
+        dtypes=("float32",) * 4,
+        loops=(Loop(calls, missing=2),),
+        steps=tuple(Step(seed=i, bad=bad) for i, bad in enumerate(("nan", None, None, "inf", None, None, None))),
+        ema=3,
+    )
+    for family in programs.AVERAGING
+    for calls in ("unscaled", "apply")
+)
+#: The programs that failed once, as `make fuzz` printed them, after some that have a bit of everything.
+FOUND = (BOTH_CONTRACTS, *AVERAGES)
 
 
 A_FEW_OF = {
@@ -77,6 +90,13 @@ def test_a_model_that_is_wrong_in_one_thing_disagrees(what, monkeypatch):
     monkeypatch.setattr(where, name, lambda *arguments: wrong(*arguments, right=right))
     with pytest.raises(AssertionError, match="after step"):
         running.run(dataclasses.replace(BOTH_CONTRACTS, mode="eager"))
+
+
+@pytest.mark.parametrize("program", AVERAGES, ids=lambda program: f"{program.family}-{program.loops[0].calls}")
+def test_a_model_whose_averages_never_change_the_variables_disagrees(program, monkeypatch):
+    monkeypatch.setattr(model.Training, "_average", lambda self, followed: None)
+    with pytest.raises(AssertionError, match="after step"):
+        running.run(program)
 
 
 @pytest.mark.parametrize("seed", range(3))

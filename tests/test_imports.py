@@ -16,7 +16,7 @@ PACKAGE = pathlib.Path(tf_lossscale.__file__).parent
 # Each module may import from those before it, and from those of its own line.
 ORDER = [
     ("errors", "writing", "libraries"),
-    ("core.rules", "core.graphs", "core.twins"),
+    ("core.rules", "core.graphs", "core.twins", "core.constants"),
     ("core.scaling", "core.finite", "core.inside", "core.replicas"),
     ("core.variables", "core.diagnosis"),
     ("core.state",),
@@ -26,7 +26,7 @@ ORDER = [
     ("wrapper.contract", "wrapper.grads_and_vars", "wrapper.options", "wrapper.families", "wrapper.layers"),
     ("wrapper.family", "wrapper.stall"),
     ("wrapper.parts",),
-    ("wrapper.configs", "wrapper.hyperparameters", "wrapper.readings"),
+    ("wrapper.configs", "wrapper.hyperparameters", "wrapper.readings", "wrapper.rule_settings"),
     ("wrapper.arguments", "wrapper.update"),
     ("wrapper.optimizer", "wrapper.shared"),
     ("wrapper.register",),

@@ -133,6 +133,42 @@ def test_a_distributed_optimizer_around_our_wrapper_decides_by_the_average(famil
     take_steps(optimizer, other, compiled)
 
 
+def horovods_optimizer(optimizer, other):
+    """Returns an optimizer of a class as Horovod 0.28 makes it: it takes keywords, and averages what it computes."""
+
+    def init(self, **kwargs):
+        super(type(self), self).__init__(**kwargs)
+
+    def compute(self, *args, **kwargs):
+        pairs = getattr(super(type(self), self), method)(*args, **kwargs)
+        gradients, variables = zip(*pairs)
+        return list(zip(other.averaged(gradients), variables))
+
+    method = "_compute_gradients" if hasattr(optimizer, "_compute_gradients") else "compute_gradients"
+    cls = type(optimizer.__class__.__name__, (optimizer.__class__,), {"__init__": init, method: compute})
+    return cls.from_config(optimizer.get_config())
+
+
+@compiled
+@pytest.mark.parametrize("family", FAMILIES[1:], ids=IDS[1:])
+def test_minimize_with_horovods_optimizer_inside_decides_by_the_average(family, compiled):
+    other, weight = OtherProcess(), tf.Variable(1.0)
+    optimizer = LossScaleOptimizer(horovods_optimizer(family.sgd(), other), initial_scale=8.0)
+    step = lambda gradient: optimizer.minimize(lambda: weight * gradient, [weight])  # noqa: E731
+    step = tf.function(step, autograph=False) if compiled else step
+    for mine, theirs, expected, scale in STEPS:
+        other.gradient.assign(theirs * float(optimizer.loss_scale))
+        step(tf.constant(mine))
+        assert (weight.numpy(), float(optimizer.loss_scale)) == (expected, scale)
+
+
+@pytest.mark.parametrize("family", FAMILIES[1:], ids=IDS[1:])
+def test_horovods_optimizer_around_a_wrapper_is_a_type_error_as_with_the_original(family):
+    for wrap in (family.keras.mixed_precision.LossScaleOptimizer, LossScaleOptimizer):
+        with pytest.raises(TypeError, match="takes 1 positional argument but 2 were given"):
+            horovods_optimizer(wrap(family.sgd()), OtherProcess())
+
+
 @compiled
 @families
 def test_a_distributed_tape_is_averaged_before_the_check(family, compiled):

@@ -65,6 +65,23 @@ def test_nan_on_any_one_replica_skips_the_step_on_all(family, name, call):
 
 @pytest.mark.sampled(7)
 @families()
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("call", ["eager", "function", "compiled"])
+def test_a_fixed_scale_that_only_skips_does_so_on_all_replicas(family, name, call):
+    config = {"dynamic": False, "initial_scale": 1, "dynamic_growth_steps": None, "skip_nonfinite": True}
+    cell = Cell(family, name, call, **config)
+    for bad in range(cell.replicas):
+        cell.step(*[0.5] * cell.replicas)
+        before = cell.copies(cell.weight)
+        cell.step(*[np.nan if i == bad else 0.5 for i in range(cell.replicas)])
+        np.testing.assert_array_equal(cell.copies(cell.weight), before)
+        assert [int(copy) for copy in cell.copies(cell.optimizer.skipped_steps)] == [bad + 1] * len(before)
+    assert not np.array_equal(before[0], [1, -2])
+    assert np.ptp(before, axis=0).max() == 0
+
+
+@pytest.mark.sampled(7)
+@families()
 @pytest.mark.parametrize("name", SEVERAL)
 @pytest.mark.parametrize("call", ["eager", "function"])
 def test_gradients_are_summed_before_the_check_and_before_clipping(family, name, call):

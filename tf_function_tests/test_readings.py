@@ -67,7 +67,7 @@ def test_a_state_is_set_on_all_replicas():
 
 
 def test_a_stall_is_noticed_in_eager_mode_across_replicas():
-    cell = Cell(FAMILIES[0], "mirrored_2", "eager", on_floor="raise", initial_scale=1.0)
+    cell = Cell(FAMILIES[0], "mirrored_2", "eager", on_stall="raise", initial_scale=1.0)
     with pytest.raises(FloatingPointError, match="The last 100 steps"):
         for _ in range(101):
             cell.step(0.5, np.inf)
@@ -88,15 +88,15 @@ def test_a_stall_is_printed_once_by_a_tf_function_for_all_replicas(family, name,
     assert capfd.readouterr().err.count("The last 100 steps were all skipped") == 2
 
 
-@pytest.mark.parametrize("on_floor", ["raise", print])
-def test_a_stall_is_acted_on_in_a_tf_function_across_replicas(on_floor, capsys):
-    cell = Cell(FAMILIES[0], "mirrored_2", "function", on_floor=on_floor, initial_scale=1.0)
+@pytest.mark.parametrize("on_stall", ["raise", print])
+def test_a_stall_is_acted_on_in_a_tf_function_across_replicas(on_stall, capsys):
+    cell = Cell(FAMILIES[0], "mirrored_2", "function", on_stall=on_stall, initial_scale=1.0)
     for _ in range(100):
         cell.step(0.5, np.inf)
-    if on_floor == "raise":
+    if on_stall == "raise":
         with pytest.raises(tf.errors.InvalidArgumentError, match="The last 100 steps"):
             cell.step(0.5, np.inf)
     for _ in range(5):
         cell.step(0.5, np.inf)
-    assert capsys.readouterr().out.count("<LossScaleOptimizer") == (on_floor is print)
+    assert capsys.readouterr().out.count("<LossScaleOptimizer") == (on_stall is print)
     assert cell.scale()[2] == 105.0

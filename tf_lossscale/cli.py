@@ -47,6 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 if all went well, 2 for bad arguments or files, 130 after Ctrl-C.
     """
+    if argv is None and sys.argv[1:2] != ["run"]:
+        # What TensorFlow logs in C++ is about its build and this machine. A script that `run` runs decides itself.
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
         code = _run(argv)
@@ -65,12 +68,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: list[str]) -> int:
     parser = argparse.ArgumentParser("tf-lossscale", description="Loss scaling for float16 training in TensorFlow.")
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
     for name, (module, purpose) in _COMMANDS.items():
         command = commands.add_parser(name, help=purpose, description=purpose[0].upper() + purpose[1:] + ".")
         if name in argv[:1]:
             importlib.import_module(module).add_arguments(command)
     arguments = parser.parse_args(argv)
+    if arguments.command is None:
+        parser.print_help(sys.stderr)
+        return 2
     return importlib.import_module(_COMMANDS[arguments.command][0]).run(arguments)
 
 

@@ -41,6 +41,11 @@ def whole_file(path: pathlib.Path, mode: int | None = None) -> Iterator[pathlib.
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
+    except OSError as error:
+        if error.filename is None or os.fspath(error.filename) != str(temporary):
+            raise
+        # Users know the file by the name that they gave.
+        raise type(error)(error.errno, error.strerror, str(path)) from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
@@ -67,3 +72,23 @@ def checkpoint_errors_are_os_errors() -> Iterator[None]:
         yield
     except tf.errors.OpError as error:
         raise OSError(_NODES.sub("", error.message)) from error
+
+
+def name_latest_checkpoint(folder: pathlib.Path, name: str) -> None:
+    """Write the file `checkpoint`, in which `tf.train.latest_checkpoint` finds the name of the latest checkpoint.
+
+    >>> import tempfile
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> name_latest_checkpoint(folder, "ckpt-1")
+    >>> print((folder / "checkpoint").read_text().splitlines()[0])
+    model_checkpoint_path: "ckpt-1"
+
+    Args:
+        folder: the folder of the checkpoint.
+        name: the checkpoint's prefix in that folder.
+
+    Raises:
+        OSError: the file cannot be written; then it is as it was.
+    """
+    with whole_file(folder / "checkpoint") as temporary:
+        temporary.write_text(f'model_checkpoint_path: "{name}"\nall_model_checkpoint_paths: "{name}"\n')

@@ -1,5 +1,6 @@
 """Which layers compute in half precision, against the recorded levels of MindSpore."""
 
+import copy
 import gzip
 import json
 import pathlib
@@ -272,3 +273,123 @@ def test_bad_networks_and_dtypes_are_refused():
             amp.to_float(tf.keras.layers.Dense(1), dtype)
     with pytest.raises(TypeError, match="layer"):
         amp.to_float(3, "float16")
+
+
+def transformer(keras):
+    """The block of Keras's tutorial on text classification with a Transformer."""
+    layers = keras.layers
+
+    class TransformerBlock(layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.att = layers.MultiHeadAttention(2, 8)
+            self.ffn = keras.Sequential([layers.Dense(8, activation="relu"), layers.Dense(8)])
+            self.layernorm1 = layers.LayerNormalization(epsilon=1e-6)
+            self.layernorm2 = layers.LayerNormalization(epsilon=1e-6)
+
+        def call(self, inputs):
+            out1 = self.layernorm1(inputs + self.att(inputs, inputs))
+            return self.layernorm2(out1 + self.ffn(out1))
+
+    return keras.Sequential([layers.Dense(8), TransformerBlock(), layers.GlobalAveragePooling1D(), layers.Dense(1)])
+
+
+def residual(keras):
+    class Residual(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense, self.norm = keras.layers.Dense(6), keras.layers.LayerNormalization()
+            self.out = keras.layers.Dense(1)
+
+        def call(self, x):
+            return self.out(x + self.norm(self.dense(x)) + self.dense(x) + x)[:, 0]
+
+    return Residual()
+
+
+def functional(keras):
+    inputs = keras.Input((5, 6))
+    dense, norm = keras.layers.Dense(6), keras.layers.LayerNormalization()
+    return keras.Model(inputs, keras.layers.Dense(1)(inputs + dense(inputs) + norm(dense(inputs)) + inputs)[:, 0])
+
+
+def states(keras):
+    class States(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.lstm = keras.layers.LSTM(3, return_state=True)
+            self.out = keras.layers.Dense(1)
+
+        def call(self, x):
+            _, *state = self.lstm(x)
+            return self.out(state[0] + self.lstm(x, initial_state=state)[0])
+
+    return States()
+
+
+@pytest.mark.parametrize("network", [transformer, residual, functional, states])
+@pytest.mark.parametrize("level", ["O1", "O2", "O3", "auto"])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_layers_in_half_precision_and_float32_are_added_in_a_network_of_ones_own(library, level, network):
+    keras = LIBRARIES[library]
+    model, x = network(keras), np.random.default_rng(0).normal(size=(4, 5, 6)).astype("float32")
+    full = np.asarray(model(x))
+    trained = amp.Model(model, "mse", keras.optimizers.SGD(0.0), amp_level=level)
+    np.testing.assert_allclose(trained.predict(x), full, atol=5e-2)
+    if level == "O1" or network is not functional:  # one in each library is enough: it takes seconds
+        trained.train(1, tf.data.Dataset.from_tensors((x, np.zeros((4, 1), "float32"))))
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.cast(model(x), tf.float32))
+    assert None not in tape.gradient(loss, model.trainable_variables)
+    assert any("float16" in row[2] for row in amp.dtype_table(model).rows)
+    amp.auto_mixed_precision(model, "O1")  # whatever was set before
+    model(x)
+    np.testing.assert_array_equal(amp.to_float(model, "float32")(x), full)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_layers_return_the_dtype_that_the_recording_has(library):
+    layers = LIBRARIES[library].layers
+    for level, expected in (("O1", "float32"), ("auto", "float32"), ("O2", "float16"), ("O3", "float16")):
+        dense, norm = layers.Dense(2), layers.LayerNormalization()
+        amp.auto_mixed_precision(LIBRARIES[library].Sequential([dense, norm]), level)
+        assert dense(tf.ones((1, 2))).dtype == expected, level
+        assert norm(tf.ones((1, 2))).dtype == expected, level
+
+
+def test_a_copy_of_a_layer_computes_with_its_own_weights():
+    # A copy of a tf_keras layer in half precision raises, with levels or without: it has lost the casts of variables.
+    dense = tf.keras.layers.Dense(1, use_bias=False)
+    amp.auto_mixed_precision(tf.keras.Sequential([dense]), "O1")
+    dense(tf.ones((1, 1)))
+    dense.set_weights([np.ones((1, 1))])
+    again = copy.deepcopy(dense)
+    again.set_weights([np.full((1, 1), 3.0)])
+    assert [float(each(tf.ones((1, 1)))[0, 0]) for each in (dense, again)] == [1.0, 3.0]
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_layer_that_mixes_dtypes_itself_is_named_with_its_level_and_the_way_out(library):
+    keras = LIBRARIES[library]
+
+    class Mixing(keras.layers.Layer):
+        def call(self, x):
+            return x + tf.ones_like(x, tf.float32)
+
+    def made():
+        layers = [Mixing(name="mixing"), keras.layers.Dense(3)]
+        return amp.Model(keras.Sequential(layers), "mse", "sgd", amp_level="O2")
+
+    data = tf.data.Dataset.from_tensors((np.ones((4, 3), "float32"), np.ones((4, 3), "float32")))
+    for call in (
+        lambda: made().train(1, data),
+        lambda: made().eval(data),
+        lambda: made().predict(tf.ones((4, 3))),
+    ):
+        with pytest.raises(
+            TypeError, match=r"Layer (?i:mixing) mixes half.* at level O2.*to_float\(layer, 'float32'\)"
+        ):
+            call()
+    model = made()
+    amp.to_float(model.network.layers[0], "float32")
+    model.train(1, data)

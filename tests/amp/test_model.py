@@ -1,12 +1,14 @@
 """Model and monitors."""
 
+import re
+
 import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
 
 from tests import strategies
-from tf_lossscale import LossScaleOptimizer, amp
+from tf_lossscale import LossScaleMonitor, LossScaleOptimizer, amp
 
 LIBRARIES = {"keras3": tf.keras, "tf_keras": tf_keras}
 
@@ -27,7 +29,7 @@ def dataset(batches=8):
 def test_training_lowers_the_loss_at_every_level(library, level):
     keras = LIBRARIES[library]
     model = amp.Model(network(keras), "mse", keras.optimizers.SGD(0.05), metrics=["mae"], amp_level=level)
-    history = model.train(4, dataset(), verbose=0)
+    history = model.train(4, dataset())
     assert history.history["loss"][-1] < history.history["loss"][0]
     scores = model.eval(dataset())
     assert set(scores) == {"loss", "mae"}
@@ -41,7 +43,7 @@ def test_a_manager_sets_scale_and_window(library):
     keras = LIBRARIES[library]
     manager = amp.DynamicLossScaleManager(init_loss_scale=64, scale_factor=4, scale_window=4)
     model = amp.Model(network(keras), "mse", keras.optimizers.SGD(0.01), loss_scale_manager=manager)
-    model.train(1, dataset(batches=8), verbose=0)
+    model.train(1, dataset(batches=8))
     assert float(model.optimizer.loss_scale) == 64 * 4 * 4
 
 
@@ -87,6 +89,8 @@ def test_bad_managers_and_combinations_are_refused():
         amp.Model(network(tf.keras), "mse", loss_scale_manager=amp.DynamicLossScaleManager())
     with pytest.raises(ValueError, match="keep_batchnorm_fp32=False has no effect at level O1"):
         amp.Model(network(tf.keras), "mse", tf.keras.optimizers.SGD(), amp_level="O1", keep_batchnorm_fp32=False)
+    with pytest.raises(ValueError, match="'loss'"):
+        amp.Model(network(tf.keras), "mse", tf.keras.optimizers.SGD(), metrics={"loss": "mae"})
     with pytest.raises(ValueError, match="dataset_sink_mode"):
         amp.Model(network(tf.keras), "mse", tf.keras.optimizers.SGD()).train(1, dataset(), dataset_sink_mode=True)
 
@@ -104,13 +108,18 @@ def test_a_model_that_cannot_be_made_changes_neither_network_nor_optimizer(libra
     assert amp.Model(model, "mse", optimizer, amp_level="O2").optimizer.inner_optimizer is optimizer
 
 
+def monitor_lines(capsys):
+    """The lines of monitors among those of Keras's progress bar, which is the default."""
+    return re.findall(r"epoch: \d+ step: .*", capsys.readouterr().out)
+
+
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_monitors_print_the_loss_and_the_scale(library, capsys):
     keras = LIBRARIES[library]
     manager = amp.DynamicLossScaleManager(init_loss_scale=64, scale_window=4)
     model = amp.Model(network(keras), "mse", keras.optimizers.SGD(0.01), loss_scale_manager=manager)
-    model.train(2, dataset(batches=8), callbacks=[amp.LossMonitor(8), amp.OverflowMonitor(4)], verbose=0)
-    lines = capsys.readouterr().out.splitlines()
+    model.train(2, dataset(batches=8), callbacks=[amp.LossMonitor(8), amp.OverflowMonitor(4)])
+    lines = monitor_lines(capsys)
     assert [line.split(",")[0] for line in lines if "scale" not in line] == ["epoch: 1 step: 8", "epoch: 2 step: 8"]
     scales = [line.split(", ", maxsplit=2)[2] for line in lines if "scale" in line]
     assert scales == [f"loss scale is {scale}, overflow: False" for scale in (128, 256, 512, 1024)]
@@ -119,8 +128,8 @@ def test_monitors_print_the_loss_and_the_scale(library, capsys):
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_the_overflow_monitor_says_that_there_is_no_scale(library, capsys):
     model = amp.Model(network(LIBRARIES[library]), "mse", LIBRARIES[library].optimizers.SGD(0.01))
-    model.train(1, dataset(batches=1), callbacks=amp.OverflowMonitor(), verbose=0)
-    (line,) = capsys.readouterr().out.splitlines()
+    model.train(1, dataset(batches=1), callbacks=amp.OverflowMonitor())
+    (line,) = monitor_lines(capsys)
     assert line.endswith(", no loss scale")
 
 
@@ -135,7 +144,7 @@ def test_the_default_level_keeps_what_was_set_by_hand_and_scales_nothing(library
     keras = LIBRARIES[library]
     model = network(keras)
     amp.to_float(model.layers[0], "float16")
-    amp.Model(model, "mse", keras.optimizers.SGD(0.01)).train(1, dataset(), verbose=0)
+    amp.Model(model, "mse", keras.optimizers.SGD(0.01)).train(1, dataset())
     assert [layer.compute_dtype for layer in model.layers] == ["float16", "float32"]
     before = keras.mixed_precision.global_policy()
     keras.mixed_precision.set_global_policy("mixed_float16")
@@ -143,7 +152,7 @@ def test_the_default_level_keeps_what_was_set_by_hand_and_scales_nothing(library
         model = network(keras)
     finally:
         keras.mixed_precision.set_global_policy(before)
-    amp.Model(model, "mse", keras.optimizers.SGD(0.01)).train(1, dataset(), verbose=0)
+    amp.Model(model, "mse", keras.optimizers.SGD(0.01)).train(1, dataset())
     assert [layer.compute_dtype for layer in model.layers] == ["float16"] * 2
     if library == "keras3":
         assert type(model.optimizer) is keras.optimizers.SGD
@@ -187,7 +196,7 @@ def test_the_loss_is_computed_in_float32(library, level):
     trained = amp.Model(model, "mse", keras.optimizers.SGD(0.0), amp_level=level)
     batch = tf.data.Dataset.from_tensors((np.full((1, 1), 300.0, "float32"), np.zeros((1, 1), "float32")))
     assert trained.eval(batch) == {"loss": 90000.0}  # which is no float16
-    assert trained.train(1, batch, verbose=0).history["loss"] == [90000.0]
+    assert trained.train(1, batch).history["loss"] == [90000.0]
     assert model(np.ones((1, 1), "float32")).dtype == "float16"
     assert trained.predict(np.ones((1, 1), "float32")).dtype == "float32"
 
@@ -206,6 +215,51 @@ def test_metrics_are_taken_as_mindspore_takes_them(library):
             assert scores["R"] == pytest.approx(scores["loss"] ** 0.5)
 
 
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_two_metrics_of_one_class_a_function_and_a_name_keep_the_names_they_are_given(library):
+    keras = LIBRARIES[library]
+    top = keras.metrics.SparseTopKCategoricalAccuracy
+    metrics = {
+        "Top1": top(1),
+        "Top5": top(5),
+        "Function": keras.metrics.sparse_categorical_accuracy,
+        "Name": "sparse_categorical_accuracy",
+        "Accuracy": "accuracy",
+    }
+    model = keras.Sequential([keras.Input((10,)), keras.layers.Activation("linear")])
+    scores = np.arange(10, dtype="float32")[None].repeat(4, 0)  # 9 is the best
+    data = tf.data.Dataset.from_tensors((scores, np.array([9, 8, 6, 1])))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    trained = amp.Model(model, loss, "sgd", metrics=metrics)
+    trained.train(1, data)
+    found = trained.eval(data)
+    expected = {"Top1": 0.25, "Top5": 0.75, "Function": 0.25, "Name": 0.25, "Accuracy": 0.25}
+    assert {name: found[name] for name in expected} == expected
+    assert set(found) == {"loss", *expected}
+    assert set(amp.Model(model, loss, "sgd", metrics={"loss", "accuracy"}).eval(data)) == {"loss", "accuracy"}
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_an_optimizer_by_name_is_wrapped_as_an_object_is(library):
+    model = amp.Model(network(LIBRARIES[library]), "mse", "adam", amp_level="O2")
+    assert type(model.optimizer.inner_optimizer).__name__ == "Adam"
+    assert model.network.optimizer is model.optimizer
+    assert amp.Model(network(LIBRARIES[library]), "mse", "adam").optimizer is not None
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3", "auto"])
+def test_predict_returns_float32_at_every_level(library, level):
+    keras = LIBRARIES[library]
+    model = amp.Model(keras.Sequential([keras.layers.Dense(3)]), amp_level=level)
+    assert model.predict(tf.ones((2, 4))).dtype == "float32"
+
+
+def test_at_level_o0_predict_returns_what_the_network_does():
+    network = tf.keras.Sequential([amp.to_float(tf.keras.layers.Dense(3), "float16")])
+    assert amp.Model(network).predict(tf.ones((2, 4))).dtype == "float16"
+
+
 # One weight w of 1, loss w**2 * x**2, and a rate of 0: a step's own loss is x**2.
 LOSSES = [1.0, 9.0, 4.0, 25.0]
 
@@ -218,7 +272,7 @@ def squares(keras, **kwargs):
 
 
 def printed(capsys):
-    return [float(line.split("loss is ")[1].split(",")[0]) for line in capsys.readouterr().out.splitlines()]
+    return [float(loss) for loss in re.findall(r"loss is ([\d.]+)", capsys.readouterr().out)]
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
@@ -228,7 +282,7 @@ def test_the_loss_monitor_prints_the_loss_of_the_step(library, capsys):
     data = data.batch(1).filter(lambda x, y: True)  # of unknown length
     for _ in range(2):  # a second Model of one network
         trained = amp.Model(model, keras.losses.MeanSquaredError(), keras.optimizers.SGD(0.0), amp_level="O2")
-        history = trained.train(2, data, callbacks=[amp.LossMonitor(), amp.OverflowMonitor(2)], verbose=0)
+        history = trained.train(2, data, callbacks=[amp.LossMonitor(), amp.OverflowMonitor(2)])
         both = [1.0, 9.0, 9.0, 4.0, 25.0, 25.0]
         assert printed(capsys) == both * 2
         assert history.history["loss"] == [9.75, 9.75]
@@ -241,7 +295,7 @@ def test_the_loss_monitor_prints_the_loss_of_all_replicas_and_regularizers(libra
     with strategies.get("mirrored_2").scope():
         model, data = squares(keras, kernel_regularizer=keras.regularizers.L2(0.5))
         trained = amp.Model(model, "mse", keras.optimizers.SGD(0.0))
-    history = trained.train(1, data.batch(2), callbacks=amp.LossMonitor(), verbose=0)
+    history = trained.train(1, data.batch(2), callbacks=amp.LossMonitor())
     assert printed(capsys) == [5.5, 15.0]
     assert history.history["loss"] == pytest.approx([10.25])
 
@@ -252,7 +306,7 @@ def test_the_loss_monitor_prints_keras_loss_where_a_train_step_computes_it_alone
             return {"loss": tf.reduce_mean(data[0])}
 
     model = amp.Model(Alone([tf.keras.layers.Dense(1)]), "mse", tf.keras.optimizers.SGD(0.0))
-    model.train(1, dataset(2).map(lambda x, y: (7 * tf.ones_like(x), y)), callbacks=amp.LossMonitor(), verbose=0)
+    model.train(1, dataset(2).map(lambda x, y: (7 * tf.ones_like(x), y)), callbacks=amp.LossMonitor())
     assert printed(capsys) == [7.0, 7.0]
 
 
@@ -273,7 +327,7 @@ def test_a_training_cell_is_trained_by_the_model(library, kind, capsys):
             seen.append((epoch, logs["loss"], self.model is model))
             self.model.stop_training = epoch == 1
 
-    history = trained.train(5, data.batch(1), callbacks=[amp.LossMonitor(2), Seeing()], verbose=0)
+    history = trained.train(5, data.batch(1), callbacks=[amp.LossMonitor(2), Seeing()])
     assert printed(capsys) == [9.0, 25.0] * 2
     assert seen == [(0, 9.75, True), (1, 9.75, True)]
     assert history.history["loss"] == [9.75, 9.75]
@@ -293,7 +347,7 @@ def test_a_cell_of_the_users_own_moves_the_weights_in_a_model():
     model, _ = squares(tf.keras)
     network = amp.WithLossCell(model, tf.keras.losses.MeanSquaredError())
     batch = tf.data.Dataset.from_tensors((tf.fill((1, 1), 3.0), tf.zeros((1, 1))))
-    amp.Model(Doubled(network, tf.keras.optimizers.SGD(0.01), 16.0)).train(1, batch, verbose=0)
+    amp.Model(Doubled(network, tf.keras.optimizers.SGD(0.01), 16.0)).train(1, batch)
     assert float(model.weights[0][0, 0]) == pytest.approx(1 - 0.01 * 2 * 18)
 
 
@@ -305,3 +359,151 @@ def test_a_training_cell_is_passed_alone(arguments):
     cell = amp.TrainOneStepCell(amp.WithLossCell(network(tf.keras), lambda a, b: a), tf.keras.optimizers.SGD())
     with pytest.raises(ValueError, match="pass it alone"):
         amp.Model(cell, **arguments)
+
+
+def cell_of(keras, kind="TrainOneStepWithLossScaleCell", layer=None):
+    model = layer or keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    network = amp.WithLossCell(model, keras.losses.MeanSquaredError())
+    return getattr(amp, kind)(network, keras.optimizers.Adam(0.01), 64.0)
+
+
+@pytest.mark.parametrize("verbose", ["auto", 1, 2, 0])
+@pytest.mark.parametrize("known", [True, False], ids=["known length", "unknown length"])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_cell_is_trained_with_the_progress_bar_of_keras(library, known, verbose, capsys):
+    data = dataset(batches=3)
+    data = data if known else data.filter(lambda *_: True)
+    history = amp.Model(cell_of(LIBRARIES[library])).train(epoch=2, train_dataset=data, verbose=verbose)
+    said = capsys.readouterr().out
+    assert len(history.history["loss"]) == 2
+    assert ("Epoch 2/2" in said) == (verbose != 0)
+    assert ("3/3" in said) == (verbose != 0)
+    assert ("1/3" in said or "1/Unknown" in said) == (verbose in ("auto", 1))
+
+
+def callbacks_of(keras, folder):
+    callbacks = keras.callbacks
+    return [
+        LossScaleMonitor(),
+        callbacks.CSVLogger(f"{folder}/log.csv"),
+        callbacks.EarlyStopping("loss", patience=5),
+        callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2),
+        callbacks.ModelCheckpoint(f"{folder}/model.keras"),
+        callbacks.ReduceLROnPlateau("loss"),
+        callbacks.TensorBoard(f"{folder}/board", histogram_freq=1),
+        callbacks.TerminateOnNaN(),
+    ]
+
+
+@pytest.mark.parametrize("layer", [False, True], ids=["model", "layer"])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_callbacks_of_keras_see_the_optimizer_of_the_cell(library, layer, tmp_path):
+    keras = LIBRARIES[library]
+    cell = cell_of(keras, layer=keras.layers.Dense(1) if layer else None)
+    callbacks = [each for each in callbacks_of(keras, tmp_path) if not (layer and "Checkpoint" in type(each).__name__)]
+    history = amp.Model(cell).train(2, dataset(batches=2), callbacks=callbacks).history
+    assert history["loss_scale"] == [64.0, 64.0]
+    assert float(tf.convert_to_tensor(cell.optimizer.learning_rate)) == pytest.approx(0.01 / 4)
+    if not layer:
+        saved = keras.models.load_model(tmp_path / "model.keras")
+        for a, b in zip(saved.get_weights(), cell.network.backbone.get_weights()):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_model_that_was_compiled_is_the_same_after_its_cell_was_trained(library):
+    keras = LIBRARIES[library]
+    cell = cell_of(keras)
+    model = cell.network.backbone
+    before = amp.Model(model, "mse", keras.optimizers.SGD(0.5), metrics={"Error": "mae"})
+
+    class Evaluating(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            assert self.model.optimizer is cell.optimizer
+            assert set(before.eval(dataset(1))) == {"loss", "Error"}
+
+    amp.Model(cell).train(1, dataset(1), callbacks=Evaluating())
+    assert model.optimizer is before.optimizer
+
+
+def test_backup_and_restore_is_refused_for_a_cell(tmp_path):
+    with pytest.raises(ValueError, match=r"tf\.train\.Checkpoint"):
+        amp.Model(cell_of(tf.keras)).train(1, dataset(1), callbacks=tf.keras.callbacks.BackupAndRestore(tmp_path))
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_data_that_can_be_read_once_is_refused_for_a_second_epoch(library):
+    keras = LIBRARIES[library]
+    for model in (amp.Model(cell_of(keras)), amp.Model(network(keras), "mse", "sgd")):
+        with pytest.raises(ValueError, match="is a generator, whose batches can be read once, but `epoch` is 2"):
+            model.train(2, (batch for batch in dataset(2)))
+    history = amp.Model(cell_of(keras)).train(1, (batch for batch in dataset(2)))
+    assert np.isfinite(history.history["loss"]).all()
+
+
+class Emptied:
+    """Batches that only the first epoch gets, though this is no iterator."""
+
+    def __init__(self):
+        self.batches = iter(dataset(1))
+
+    def __iter__(self):
+        return self.batches
+
+
+BAD_DATA = {
+    "arrays": (lambda: (np.ones((4, 3)), np.ones((4, 1))), r"from_tensor_slices\(\(data, label\)\)"),
+    "dict of arrays": (lambda: {"data": np.ones((4, 3))}, "must be batches, but got a dict"),
+    "dicts": (
+        lambda: dataset(1).map(lambda x, y: {"data": x, "label": y}),
+        r"\(data, label\).*keys \['data', 'label'\]",
+    ),
+    "triples": (lambda: dataset(1).map(lambda x, y: (x, y, y)), r"\(data, label\), but got 3 parts"),
+    "endless": (lambda: dataset(1).repeat(), r"Leave out \.repeat\(\)"),
+    "empty": (lambda: dataset(1).take(0), "no batch in epoch 1 of 2"),
+    "emptied": (Emptied, "no batch in epoch 2 of 2"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_DATA)
+def test_data_that_does_not_fit_a_cell_is_an_error_that_says_what_does(kind):
+    make, message = BAD_DATA[kind]
+    with pytest.raises(ValueError, match=message):
+        amp.Model(cell_of(tf.keras)).train(2, make())
+
+
+def test_a_cell_takes_lists_of_batches_and_networks_of_three_inputs():
+    batches = [(np.ones((4, 3), "float32"), np.ones((4, 1), "float32"))] * 2
+    assert len(amp.Model(cell_of(tf.keras)).train(2, batches).history["loss"]) == 2
+
+    class Weighted(amp.WithLossCell):
+        def __call__(self, data, label, weight):
+            return tf.reduce_mean(weight * (self.backbone(data) - label) ** 2)
+
+    weighted = Weighted(tf.keras.layers.Dense(1), lambda output, label: output)
+    cell = amp.TrainOneStepCell(weighted, tf.keras.optimizers.SGD(0.1))
+    amp.Model(cell).train(1, dataset(1).map(lambda x, y: (x, y, y)))
+
+
+@pytest.mark.parametrize("name", ["mirrored_2", "one_device"])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_cell_made_in_the_scope_of_a_strategy_is_trained_on_its_replicas(library, name, capsys):
+    keras, strategy = LIBRARIES[library], strategies.get(name)
+    with strategy.scope():
+        model, _ = squares(keras)
+        cell = amp.TrainOneStepWithLossScaleCell(
+            amp.WithLossCell(model, lambda output, label: tf.reduce_mean((output - label) ** 2)),
+            keras.optimizers.SGD(0.0),
+            64.0,
+        )
+    x = np.float32([1, 3, np.inf, 1, 2, 4])[:, None]
+    data = tf.data.Dataset.from_tensor_slices((x, np.zeros_like(x))).batch(2)
+    history = amp.Model(cell).train(1, data, callbacks=[amp.OverflowMonitor(), LossScaleMonitor()])
+    said = [line.partition(", ")[2] for line in monitor_lines(capsys)]
+    assert [each.partition("overflow: ")[2] for each in said] == ["False", "True", "False"]
+    assert said[0].startswith("loss is 5,")
+    assert said[2].startswith("loss is 10,")
+    assert history.history["skipped_steps"] == [1]
+    if name == "mirrored_2":
+        with pytest.raises(ValueError, match=r"must be a tf\.data\.Dataset"):
+            amp.Model(cell).train(1, [(x, x)])

@@ -50,17 +50,21 @@ def variables(meta):
     return [tf.Variable(np.zeros_like(recordings.array(meta["initial"][w], "float32")), name=w) for w in ("w0", "w1")]
 
 
+def counts_skipped(name):
+    """Whether a skipped step advanced `iterations` in the original: from TensorFlow 2.3 on, but not in Keras 3."""
+    return not name.startswith(("keras3", "tf1", "tf2.0", "tf2.1", "tf2.2"))
+
+
 def step(name, optimizer, weights, event):
     values = [tf.constant(recordings.array(g, "float32")) for g in event["grads"]]
-    keras3 = name.startswith("keras3")
     with tf.GradientTape() as tape:
         loss = tf.add_n([tf.reduce_sum(w * g) for w, g in zip(weights, values)])
-        loss = optimizer.scale_loss(loss) if keras3 else optimizer.get_scaled_loss(loss)
+        loss = optimizer.get_scaled_loss(loss) if counts_skipped(name) else optimizer.scale_loss(loss)
     gradients = tape.gradient(loss, weights)
-    if keras3:
-        optimizer.apply(gradients, weights)
-    else:
+    if counts_skipped(name):
         optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients(gradients), weights))
+    else:
+        optimizer.apply(gradients, weights)
 
 
 def check(optimizer, weights, expected, where, scaled):
@@ -83,13 +87,21 @@ def test_a_checkpoint_of_the_original_restores_and_training_goes_on(checkpoints,
         optimizer.build(weights)
     checkpoint = tf.train.Checkpoint(optimizer=optimizer, w0=weights[0], w1=weights[1])
     status = checkpoint.read(str(checkpoints / name / "ckpt"))
-    if "_plain_" not in name and when == "into a built optimizer":
+    ftrl_without_beta = name.endswith("_ftrl")  # `beta` is a hyperparameter of Ftrl only from TensorFlow 2.4 on
+    if ftrl_without_beta:
+        status.expect_partial()
+    elif "_plain_" not in name and when == "into a built optimizer":
         status.assert_consumed()
     else:
         status.assert_existing_objects_matched() if "_plain_" not in name else status.expect_partial()
     scaled = "_plain_" not in name
     if when == "into a built optimizer":
         check(optimizer, weights, meta["at_save"], "after the restore", scaled)
+        for slot, values in meta["at_save"].get("slots", {}).items() if "legacy" in type(optimizer).__module__ else ():
+            for weight, w in zip(weights, ("w0", "w1")):
+                np.testing.assert_array_equal(
+                    optimizer.get_slot(weight, slot), recordings.array(values[w], "float32"), f"slot {slot} of {w}"
+                )
     for i, event in enumerate(meta["steps_after"]):
         if not scaled and event["event"] != "finite":
             break  # the plain optimizer applied it

@@ -50,6 +50,7 @@ DIFFERENCES = {
         [1, [0.05, -0.05], [0.00025, 0.00025]],
         "get_weights is there for every family",
     ),
+    ("lso_tfkeras221_new", "get_updates exists"): (True, "in graph mode `fit` calls it: our error says what to use"),
     ("lso_tfkeras221_new", "set_weights wrong length"): (ValueError, "says how many"),
     ("lso_tfkeras221_new", "variables of a built Adam wrapper"): (
         [1, [0.05, -0.05], [0.00025, 0.00025], 8.0, 1],

@@ -51,7 +51,7 @@ def test_a_fixed_scale_moves_for_nothing_and_asks_nothing():
     assert not scale.may_skip
     assert scale.record(tf.constant(False)) == []
     assert float(scale()) == 8.0
-    asking = FixedLossScale(8.0, skip_overflow=True)
+    asking = FixedLossScale(8.0, skip_nonfinite=True)
     assert asking.may_skip
     assert not asking.check([tf.constant(np.inf)])
 

@@ -47,3 +47,14 @@ def test_a_fixed_manager_skips_an_overflow_and_does_not_move():
     assert float(optimizer.loss_scale) == 8.0
     with pytest.raises(ValueError, match="at least 1"):
         legacy.FixedLossScaleManager(0.5)
+
+
+def test_an_update_of_a_manager_in_a_graph_is_a_tensor_as_in_tensorflow_1():
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        manager = legacy.ExponentialUpdateLossScaleManager(64.0, 5, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
+        update = manager.update_loss_scale(tf.constant(False))
+        in_a_branch = tf.cond(tf.constant(True), lambda: manager.update_loss_scale(tf.constant(False)), lambda: False)
+        session.run(tf.compat.v1.global_variables_initializer())
+        for number, tensor in enumerate([tf.identity(update), in_a_branch]):
+            session.run(tensor)
+            assert session.run(manager.get_loss_scale()) == 32 / 2**number

@@ -55,6 +55,25 @@ def test_every_kind_of_loss_scale_is_taken(family, loss_scale, start, after_over
 
 
 @families
+def test_a_loss_scale_that_newer_versions_refuse_is_taken(family):
+    for loss_scale, after_overflow in ((legacy.DynamicLossScale(64, multiplier=4), 16), (Revised(64), 16)):
+        optimizer = experimental.LossScaleOptimizer(family.sgd(), loss_scale)
+        variable = tf.Variable(1.0)
+        step(optimizer, variable, np.float32("inf"))
+        assert (float(variable), float(optimizer.loss_scale())) == (1.0, after_overflow)
+
+
+@families
+def test_a_dynamic_loss_scale_that_is_passed_is_used_where_it_stands(family):
+    shared = legacy.DynamicLossScale(64)
+    shared.update([tf.constant(np.inf)])
+    first, second = (experimental.LossScaleOptimizer(family.sgd(), shared) for _ in range(2))
+    assert first.loss_scale is second.loss_scale is shared
+    step(first, tf.Variable(1.0), np.float32("inf"))
+    assert float(second.loss_scale()) == float(shared()) == 16
+
+
+@families
 def test_the_optimizer_may_be_named(family):
     for name in ("optimizer", "opt", "inner_optimizer"):
         inner = family.sgd()
@@ -79,7 +98,8 @@ def test_what_was_refused_is_refused_and_leaves_the_optimizer_free(family):
             make(*arguments)
     with pytest.raises(TypeError):
         make(inner, "dynamic", dynamic=True)
-    assert make(inner, "dynamic").inner_optimizer is inner
+    wrapper = make(inner, "dynamic")
+    assert wrapper.inner_optimizer is inner
     with pytest.raises(ValueError, match="already wrapped"):
         make(inner, "dynamic")
 
@@ -124,6 +144,7 @@ def test_a_loss_scale_can_be_called_in_a_function_and_bound_before_the_step():
 
 def test_a_loss_scale_is_used_as_the_tensor_that_it_became_in_2_4():
     value = scale()
+    assert isinstance(value, legacy.LossScale) and not isinstance(value, tf.Tensor)
     loss = tf.constant(2.0)
     assert float(loss * value) == float(value * loss) == float(value * 2) == 2048
     assert float(value / 2) == 512
@@ -372,12 +393,35 @@ def test_a_policy_carries_the_loss_scale_it_is_given(library):
 
 
 @libraries
+def test_a_policy_warns_of_a_loss_scale_that_its_dtype_does_not_need(library, caplog):
+    policy = policies_of(library).Policy
+    for arguments in [("float32",), ("float16", 2), ("mixed_float16", 2), ("mixed_float16",), ("mixed_bfloat16", None)]:
+        policy(*arguments)
+        assert not caplog.records
+    for name in ("float32", "mixed_bfloat16"):
+        policy(name, loss_scale=2)
+        assert f"Policy('{name}', loss_scale=2)" in caplog.messages[-1]
+
+
+@libraries
 def test_a_policy_survives_its_config(library):
     policy = policies_of(library).Policy
     assert policy("mixed_float16").get_config() == {"name": "mixed_float16"}
-    for loss_scale in (None, 8, "dynamic"):
-        config = policy("mixed_float16", loss_scale).get_config()
-        assert policy.from_config(config).get_config() == config
+    for name in ("float16", "float32", "mixed_float16", "mixed_bfloat16"):
+        assert str(policy.from_config(policy(name).get_config())) == str(policy(name))
+        for loss_scale in (None, 8, "dynamic"):
+            made = policy(name, loss_scale)
+            again = policy.from_config(made.get_config())
+            assert (again.get_config(), str(again)) == (made.get_config(), str(made))
+
+
+@libraries
+def test_a_policy_is_printed_with_its_loss_scale(library):
+    policy = policies_of(library).Policy
+    for name in ("float32", "mixed_bfloat16"):
+        assert repr(policy(name)) == f'<Policy "{name}", loss_scale=None>'
+    assert repr(policy("float16", loss_scale=2)) == '<Policy "float16", loss_scale=FixedLossScale(2.0)>'
+    assert repr(policy("mixed_float16")).startswith('<Policy "mixed_float16", loss_scale=DynamicLossScale(')
 
 
 @libraries

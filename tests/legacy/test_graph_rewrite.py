@@ -4,7 +4,8 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from tf_lossscale import LossScaleOptimizer, legacy
+from tf_lossscale import LossScaleOptimizer, install, legacy
+from tf_lossscale.legacy.policy import policies_of
 
 train = tf.compat.v1.train
 
@@ -48,7 +49,100 @@ def test_a_wrapped_optimizer_is_refused(enable, make):
     optimizer = enable(make(0.1))
     with pytest.raises(ValueError, match="must not already be"):
         enable(optimizer)
-    with pytest.raises(TypeError, match="None"):
+    with pytest.raises(ValueError, match="cannot be None"):
         enable(make(0.1), None)
     with pytest.raises(ValueError, match="must be an instance"):
         enable("x", 8)
+
+
+def is_enabled():
+    return tf.config.optimizer.get_experimental_options().get("auto_mixed_precision", False)
+
+
+def test_none_is_refused_as_the_original_refuses_it():
+    for library in (tf.compat.v1.mixed_precision, legacy):
+        with pytest.raises(ValueError, match=r"loss_scale`? cannot be None"):
+            library.MixedPrecisionLossScaleOptimizer(train.GradientDescentOptimizer(0.1), None)
+
+
+KERASES = pytest.mark.parametrize("library", ["keras", "tf_keras"])
+OPTIMIZERS = {
+    "tf1": lambda: train.GradientDescentOptimizer(0.1),
+    "keras": lambda: tf.keras.optimizers.SGD(0.1),
+    "tf_keras": lambda: tf_keras.optimizers.SGD(0.1),
+}
+
+
+@pytest.fixture
+def policies(library):
+    yield policies_of(library)
+    legacy.disable_mixed_precision_graph_rewrite()
+    policies_of(library).set_policy("float32")
+
+
+@KERASES
+@pytest.mark.parametrize("name", ["mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_the_rewrite_is_refused_under_a_mixed_policy_of_either_keras(enable, library, policies, name, optimizer):
+    {"keras": tf.keras, "tf_keras": tf_keras}[library].mixed_precision.set_global_policy(name)
+    inner = OPTIMIZERS[optimizer]()
+    with pytest.raises(ValueError, match=rf"global dtype policy of \w+ is '{name}'"):
+        enable(inner)
+    assert not is_enabled()
+    policies.set_policy("float32")
+    assert enable(inner).inner_optimizer is inner, "the refused call had wrapped it"
+    assert is_enabled()
+
+
+@KERASES
+@pytest.mark.parametrize("name", ["mixed_float16", "mixed_bfloat16"])
+def test_a_mixed_policy_is_refused_once_graphs_are_rewritten(enable, library, policies, name):
+    with install():
+        mixed_precision = {"keras": tf.keras, "tf_keras": tf_keras}[library].mixed_precision
+        enable(train.GradientDescentOptimizer(0.1))
+        for policy in (name, policies.Policy(name, loss_scale=8)):
+            for set_policy in (mixed_precision.set_global_policy, mixed_precision.experimental.set_policy):
+                with pytest.raises(ValueError, match="enable_mixed_precision_graph_rewrite"):
+                    set_policy(policy)
+        assert mixed_precision.global_policy().name == "float32"
+        mixed_precision.set_global_policy("float16")  # is not mixed
+        legacy.disable_mixed_precision_graph_rewrite()
+        mixed_precision.set_global_policy(name)
+        assert mixed_precision.global_policy().name == name
+
+
+def test_tf_keras_and_its_original_rewrite_refuse_each_other_as_well():
+    original = tf.compat.v1.mixed_precision
+    try:
+        tf_keras.mixed_precision.set_global_policy("mixed_float16")
+        with pytest.raises(ValueError, match="rewrite"):
+            original.enable_mixed_precision_graph_rewrite(train.GradientDescentOptimizer(0.1))
+        tf_keras.mixed_precision.set_global_policy("float32")
+        original.enable_mixed_precision_graph_rewrite(train.GradientDescentOptimizer(0.1))
+        with pytest.raises(ValueError, match="rewrite"):
+            tf_keras.mixed_precision.set_global_policy("mixed_float16")
+    finally:
+        original.disable_mixed_precision_graph_rewrite()
+        tf_keras.mixed_precision.set_global_policy("float32")
+
+
+def test_refusals_change_nothing(enable):
+    inner = train.GradientDescentOptimizer(0.1)
+    for arguments in ((1,), (inner, None), (inner, "static"), (legacy.MixedPrecisionLossScaleOptimizer(inner, 8),)):
+        with pytest.raises(ValueError):
+            enable(*arguments)
+        assert not is_enabled()
+
+
+def test_sessions_that_were_made_before_are_warned_of_and_no_others(enable, caplog):
+    from tensorflow.python.training.experimental import mixed_precision_global_state as state
+
+    for exists in (False, True):
+        state.set_non_mixed_precision_session_created(False)
+        caplog.clear()
+        if exists:
+            with tf.Graph().as_default(), tf.compat.v1.Session():
+                pass
+        enable(train.GradientDescentOptimizer(0.1))
+        assert ("A Session was made before" in caplog.text) is exists
+        legacy.disable_mixed_precision_graph_rewrite()

@@ -8,12 +8,15 @@ import keras
 import pytest
 import tensorflow as tf
 
+from tests.families import tf_keras
+from tf_lossscale import LossScaleOptimizer
 from tf_lossscale.legacy.hints import hint
 
 
 def error_of(program):
     with pytest.raises(Exception) as caught:
-        exec(program, {"tf": tf, "keras": keras, "importlib": importlib})
+        names = {"tf": tf, "keras": keras, "tf_keras": tf_keras, "importlib": importlib, "wrap": LossScaleOptimizer}
+        exec(program, names)
     return caught.value
 
 
@@ -31,8 +34,20 @@ KERAS_2 = "TF_USE_LEGACY_KERAS=1"
         ("importlib.import_module('tensorflow.python.keras.engine.gone')", KERAS_2),
         ("from tensorflow.python.training.gone import slot", "tensorflow.python.training.gone is a private name"),
         ("from tensorflow.python.ops import gone_ops", "tensorflow.python.ops.gone_ops is a private name"),
+        ("keras.Sequential().compile(tf_keras.optimizers.SGD())", "not of the same Keras"),
+        ("keras.Sequential().compile(wrap(tf_keras.optimizers.SGD()))", "not of the same Keras"),
+        ("tf_keras.Sequential().compile(keras.optimizers.SGD())", "not of the same Keras"),
+        ("tf_keras.Sequential().compile(wrap(keras.optimizers.SGD()))", "not of the same Keras"),
+        ("tf.estimator.Estimator", "TensorFlow 2.16 removed tf.estimator"),
+        ("tf.compat.v1.estimator.Estimator", "TensorFlow 2.16 removed tf.estimator"),
+        ("from tensorflow import estimator", "TensorFlow 2.16 removed tf.estimator"),
+        ("from tensorflow.compat.v1 import estimator", "TensorFlow 2.16 removed tf.estimator"),
+        ("import tensorflow_estimator", "TensorFlow 2.16 removed tf.estimator"),
+        ("importlib.import_module('tensorflow.python.estimator.gone')", "TensorFlow 2.16 removed tf.estimator"),
         ("tf.placeholder", "tf.placeholder is of TensorFlow 1 and is now tf.compat.v1.placeholder."),
         ("tf.train.AdamOptimizer", "is now tf.compat.v1.train.AdamOptimizer."),
+        ("tf_keras.optimizers.Adam().get_updates", "Adam cannot train in graph mode. Use"),
+        ("raise RuntimeError('input_1: Attempting to capture an EagerTensor without ...')", "Call it first"),
         ("from tensorflow.train import AdamOptimizer", "is now tf.compat.v1.train.AdamOptimizer."),
     ],
 )
@@ -47,6 +62,8 @@ def test_a_known_cause_is_said(program, said, monkeypatch):
     [
         "raise ValueError('not recognized')",
         "[].get_scaled_loss",
+        "keras.Sequential().compile('no such optimizer')",
+        "keras.Sequential().compile(keras.optimizers.SGD)",
         "import nowhere_at_all",
         "from json import gone",
         "tf.nowhere_at_all",

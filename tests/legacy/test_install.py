@@ -461,6 +461,40 @@ def test_compile_honours_the_loss_scale_of_the_policy(installed, library):
 
 
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
+@pytest.mark.parametrize("name", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize("set_by", ["experimental.set_policy", "set_global_policy"])
+def test_compile_honours_a_loss_scale_without_mixed_float16(installed, library, name, set_by, tmp_path):
+    keras = {"keras": tf.keras, "tf_keras": tf_keras}[library]
+    mixed_precision = keras.mixed_precision.experimental
+    set_policy = mixed_precision.set_policy if "experimental" in set_by else keras.mixed_precision.set_global_policy
+
+    def compiled(loss_scale, optimizer="sgd"):
+        set_policy(mixed_precision.Policy(name, loss_scale=loss_scale))
+        model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1, dtype="float32")])
+        model.compile(optimizer, "mse")
+        return model
+
+    for loss_scale, value in ((10, 10), ("dynamic", 2**15), (legacy.DynamicLossScale(64), 64)):
+        model = compiled(loss_scale)
+        assert isinstance(model.optimizer, mixed_precision.LossScaleOptimizer)
+        assert model.optimizer.loss_scale() == value
+    model.fit(np.ones((4, 1)), np.full((4, 1), np.nan), verbose=0)
+    assert model.optimizer.loss_scale() == 32
+    inner = model.optimizer.inner_optimizer
+    before = model.optimizer
+    model.compile(inner, "mse")
+    assert model.optimizer is before, "the same optimizer, compiled again, was wrapped again"
+    model.save(tmp_path / "model.keras")
+    assert keras.models.load_model(tmp_path / "model.keras").optimizer.loss_scale() == 32
+    assert not isinstance(compiled(None).optimizer, tf_lossscale.LossScaleOptimizer)
+    explicit = mixed_precision.LossScaleOptimizer(keras.optimizers.SGD(), 5)
+    assert compiled(10, explicit).optimizer is explicit
+    set_policy(name)
+    model.compile("sgd", "mse")
+    assert not isinstance(model.optimizer, tf_lossscale.LossScaleOptimizer)
+
+
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
 def test_the_stable_policy_takes_a_loss_scale_and_is_the_library_s_own_without_one(installed, library):
     keras = {"keras": tf.keras, "tf_keras": tf_keras}[library]
     Policy = keras.mixed_precision.Policy

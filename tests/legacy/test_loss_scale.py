@@ -1,5 +1,7 @@
 """The old loss scales where one object meets several graphs, replicas, savers and a user's own subclass."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -7,6 +9,7 @@ import tf_keras
 
 from tests import strategies
 from tf_lossscale import LossScaleOptimizer, legacy
+from tf_lossscale.legacy import contrib
 
 train = tf.compat.v1.train
 OPTIMIZERS = [tf.keras.optimizers.SGD, tf_keras.optimizers.SGD, tf_keras.optimizers.legacy.SGD]
@@ -164,3 +167,151 @@ def test_tensorflow_1_optimizers_sum_dense_and_sparse_gradients_once_over_the_re
         assert [float(copy) for copy in strategy.experimental_local_results(dense)] == [-4.0] * 4
         for copy in strategy.experimental_local_results(sparse):
             np.testing.assert_array_equal(copy, [[1.0], [-4.0]])
+
+
+ORIGINAL = tf.compat.v1.mixed_precision
+
+
+@pytest.mark.parametrize("name", ["none", "one_device", "mirrored_1", "mirrored_2", "central_storage"])
+def test_a_loss_scale_is_printed_as_the_original_under_every_strategy(name):
+    strategy = strategies.get(name)
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        scales = [library.DynamicLossScale(8, 3, 2) for library in (ORIGINAL, legacy)]
+        for scale in scales:
+            scale.update([tf.constant(1.0)])
+        assert repr(scales[1]) == repr(scales[0])
+    assert repr(scales[1]) == repr(scales[0])
+    assert "current_loss_scale=8.0, num_good_steps=1" in repr(scales[1])
+    assert repr(legacy.FixedLossScale(8)) == repr(ORIGINAL.FixedLossScale(8))
+
+
+@pytest.mark.parametrize("control_flow", ["v2", "v1"])
+@pytest.mark.parametrize("library", [ORIGINAL, legacy], ids=["original", "ours"])
+def test_an_update_in_a_graph_is_a_tensor_to_evaluate_to_wait_for_and_to_return(library, control_flow):
+    tensor_of = {
+        "update": lambda scale, bad: scale.update([bad])[0],
+        "identity": lambda scale, bad: tf.identity(scale.update([bad])[0]),
+        "in a cond": lambda scale, bad: tf.cond(bad > 0, lambda: False, lambda: scale.update([bad])[0]),
+        "waited for": lambda scale, bad: after(scale.update([bad])[0]),
+    }
+
+    def after(update):
+        with tf.control_dependencies([update]):
+            return tf.constant(True)
+
+    for how, make in tensor_of.items():
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            if control_flow == "v1":
+                tf.compat.v1.disable_control_flow_v2()
+            try:
+                scale = library.DynamicLossScale(8)
+                tensor = make(scale, tf.constant(np.nan))
+            finally:
+                tf.compat.v1.enable_control_flow_v2()
+            session.run(tf.compat.v1.global_variables_initializer())
+            assert isinstance(tensor, tf.Tensor), how
+            assert isinstance(session.run(tensor), np.bool_), how
+            assert session.run(scale()) == 4, how
+
+
+@pytest.mark.parametrize("library", [ORIGINAL, legacy], ids=["original", "ours"])
+def test_an_update_in_a_tf_function_can_be_returned(library):
+    scale = library.DynamicLossScale(8)
+    returned, apply = tf.function(lambda gradient: scale.update([gradient]))(tf.constant(np.inf))
+    assert returned.dtype == apply.dtype == tf.bool
+    assert (bool(apply), float(scale())) == (False, 4.0)
+
+
+libraries = pytest.mark.parametrize("library", [ORIGINAL, legacy], ids=["original", "ours"])
+mirrored = pytest.mark.parametrize("devices", [1, 2])
+
+
+def in_a_mirrored_graph(devices):
+    """A session of a graph, and the strategy of that graph alone."""
+    stack = contextlib.ExitStack()
+    stack.enter_context(tf.Graph().as_default())
+    session = stack.enter_context(tf.compat.v1.Session())
+    return stack, session, tf.distribute.MirroredStrategy([f"cpu:{i}" for i in range(devices)])
+
+
+@libraries
+@mirrored
+def test_an_update_in_a_mirrored_graph_looks_at_all_replicas(library, devices):
+    stack, session, strategy = in_a_mirrored_graph(devices)
+    with stack, strategy.scope():
+        scale, given = library.DynamicLossScale(8, 2), tf.compat.v1.placeholder(tf.float32, [])
+
+        def replica():
+            is_last = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, devices - 1)
+            return tf.where(is_last, given, 1.0)
+
+        update, apply = scale.update([strategy.extended.call_for_each_replica(replica)])
+        with tf.control_dependencies([update]):
+            apply = tf.identity(apply)
+        session.run(tf.compat.v1.global_variables_initializer())
+        moves = [
+            (bool(session.run(apply, {given: value})), session.run(scale())) for value in (1, np.nan, 1, 1, np.inf)
+        ]
+    assert moves == [(True, 8), (False, 4), (True, 4), (True, 8), (False, 4)]
+
+
+@libraries
+@mirrored
+def test_an_optimizer_of_tensorflow_1_trains_and_skips_in_a_mirrored_graph(library, devices):
+    stack, session, strategy = in_a_mirrored_graph(devices)
+    with stack, strategy.scope():
+        weight, factor = tf.Variable([1.0, 2.0]), tf.compat.v1.placeholder(tf.float32, [])
+        scale = library.DynamicLossScale(2, 1, 4)
+        optimizer = library.MixedPrecisionLossScaleOptimizer(train.MomentumOptimizer(1.0, 1.0), scale)
+
+        def replica():
+            return optimizer.minimize(lambda: weight * factor / devices, var_list=[weight])
+
+        operation = strategy.group(strategy.extended.call_for_each_replica(replica))
+        session.run(tf.compat.v1.global_variables_initializer())
+        moves = []
+        for value in (1, 1, np.nan, 1):
+            session.run(operation, {factor: value})
+            moves.append((*session.run(weight), session.run(scale())))
+    assert moves == [(0, 1, 8), (-2, -1, 32), (-2, -1, 8), (-5, -4, 32)]
+
+
+@libraries
+@pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
+def test_a_scale_is_a_tensor_and_a_fixed_one_applies_every_step_without_a_conditional(library, graph):
+    with tf.Graph().as_default() if graph else contextlib.nullcontext():
+        for scale in (library.FixedLossScale(8), library.DynamicLossScale(8)):
+            assert isinstance(scale(), tf.Tensor)
+        for gradient in (0.0, np.nan):
+            operation, apply = library.FixedLossScale(8).update([tf.constant(gradient)])
+            assert apply is True
+            assert (operation is None) is not graph
+
+
+WRAPPED = {
+    "contrib": lambda inner: contrib.LossScaleOptimizer(inner, legacy.FixedLossScaleManager(1e4)),
+    "fixed": lambda inner: legacy.MixedPrecisionLossScaleOptimizer(inner, 1e4),
+    "dynamic": lambda inner: legacy.MixedPrecisionLossScaleOptimizer(inner, "dynamic"),
+}
+
+
+@pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
+@pytest.mark.parametrize("kind", [None, *WRAPPED])
+def test_a_gradient_that_vanishes_in_float16_arrives_with_a_scale(kind, graph):
+    with tf.Graph().as_default() if graph else contextlib.nullcontext():
+        session = tf.compat.v1.Session() if graph else None
+        weight = tf.Variable(1.0)
+
+        def loss():
+            return tf.cast(weight, tf.float16) * 1e4 * 1e-4 * 1e-4
+
+        inner = train.GradientDescentOptimizer(1.0)
+        optimizer = WRAPPED[kind](inner) if kind else inner
+        pairs = optimizer.compute_gradients(loss() if graph else loss, [weight])
+        assert [variable is weight for _, variable in pairs] == [True]
+        done = optimizer.apply_gradients(pairs)
+        if graph:
+            session.run(tf.compat.v1.global_variables_initializer())
+            session.run(done)
+        after = session.run(weight) if graph else weight.numpy()
+    assert 1 - after == pytest.approx(1e-4 if kind else 0, abs=1e-6)

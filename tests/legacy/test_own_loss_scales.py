@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tests import families, strategies
 from tf_lossscale import LossScaleOptimizer, amp, legacy
+from tf_lossscale.core import state
 from tf_lossscale.legacy import contrib, experimental
 
 train = tf.compat.v1.train
@@ -106,6 +107,76 @@ def test_a_skip_is_noted_once_for_all_replicas(make):
         noted = optimizer.last_step_skipped, optimizer.skipped_steps
         states.append((weight.numpy(), *(variable.numpy() for variable in noted)))
     assert states == [(0.5, False, 0), (0.5, True, 1)]
+
+
+class Listing(legacy.LossScale):
+    """Lists the gradients that it gets, and applies those below 10."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __call__(self):
+        return tf.constant(4.0)
+
+    def update(self, grads):
+        self.seen.append(grads)
+        dense = [tf.convert_to_tensor(g) for g in grads if g is not None]
+        return None, tf.reduce_max(tf.stack([tf.reduce_max(tf.abs(g)) for g in dense])) < 10
+
+    def get_config(self):
+        return {}
+
+
+class ListingInCheck(state.LossScale):
+    """The same, by the methods of the core."""
+
+    may_skip = True
+    __call__, update = Listing.__call__, Listing.update
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def check(self, gradients):
+        return self.update(list(gradients))[1]
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("diagnose", [False, True], ids=["plain", "diagnose"])
+@pytest.mark.parametrize("make", [Listing, ListingInCheck])
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize("family", families.ALL_FAMILIES[:4], ids=families.ALL_IDS[:4])  # Sonnet needs its Replicator
+def test_a_loss_scale_gets_all_gradients_that_the_caller_has_summed_over_the_replicas(family, compiled, make, diagnose):
+    strategy, scale = strategies.get("mirrored_2"), make()
+    with strategy.scope():
+        weights = [tf.Variable(tf.ones(shape)) for shape in ([2], [], [3, 2])]
+        optimizer = LossScaleOptimizer(family.sgd(), loss_scale_manager=scale, diagnose=diagnose)
+
+    def replica(of_first, of_second):
+        is_first = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0)
+        own = tf.where(is_first, of_first, of_second)
+        rows = tf.IndexedSlices(tf.fill([1, 2], 4.0 * own), tf.constant([1]), tf.constant([3, 2]))
+        optimizer.get_scaled_loss(tf.constant(0.0))
+        gradients = optimizer.get_unscaled_gradients([tf.stack([4.0 * own, 1.0]), None, rows])
+        optimizer.apply_gradients(zip(gradients, weights), skip_gradients_aggregation=True)
+
+    def step(*values):
+        strategy.run(replica, values)
+
+    take, skipped = tf.function(step) if compiled else step, []
+    # Applied; refused by the loss scale; not finite on one replica; applied.
+    for values in ((1.0, 1.0), (16.0, 16.0), (1.0, np.nan), (-np.inf, 1.0), (1.0, 1.0)):
+        take(*map(tf.constant, values))
+        skipped += [bool(copy) for copy in strategy.experimental_local_results(optimizer.last_step_skipped)[:1]]
+    assert skipped == [False, True, True, True, False]
+    for copy in strategy.experimental_local_results(weights[0]):
+        np.testing.assert_array_equal(copy, [0.0, 0.75])
+    for seen in scale.seen:
+        assert [None if g is None else g.shape.as_list() for g in seen] == [[2], None, [3, 2]]
+    if not compiled:
+        np.testing.assert_array_equal([seen[0] for seen in scale.seen[:2]], [[1.0, 0.25], [16.0, 0.25]])
+        np.testing.assert_array_equal(scale.seen[1][2].values, [[16.0, 16.0]])
 
 
 def test_a_skip_is_noted_in_a_legacy_graph_without_another_initializer():

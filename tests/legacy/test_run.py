@@ -1,5 +1,6 @@
 """tf-lossscale run: a program runs as python runs it, with the old names in place."""
 
+import multiprocessing.spawn
 import os
 import pathlib
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import zipfile
 
 import pytest
 
@@ -26,6 +28,10 @@ def call(command, cwd=None, **environment):
 
 SCRIPTS = {
     "graph_session_tf115.py": (["60", "CHECKPOINT"], ["steps 59 scale 2048.0 learned True saved True"]),
+    "graph_keras_tf215.py": (
+        ["CHECKPOINT"],
+        ["learned True scale 4096.0 fell 0.5 skipped True restored True", "steps 49"],
+    ),
     "contrib_managers_tf114.py": (
         [],
         ["grew 6553.60009765625 fell 0.800000011920929 skipped True", "learned True"],
@@ -53,6 +59,10 @@ SCRIPTS = {
 }
 
 
+# Programs that need Keras 2 in the place of Keras 3.
+OF_KERAS_2 = {"graph_keras_tf215.py"}
+
+
 def test_every_old_script_is_in_the_table():
     assert {path.name for path in OLD_SCRIPTS.glob("*.py")} == set(SCRIPTS)
 
@@ -60,6 +70,8 @@ def test_every_old_script_is_in_the_table():
 def run_old(name, tmp_path, **environment):
     arguments, expected = SCRIPTS[name]
     arguments = [tmp_path / "saved" if word == "CHECKPOINT" else word for word in arguments]
+    if name in OF_KERAS_2:
+        environment["TF_USE_LEGACY_KERAS"] = "1"
     done = call([*RUN, OLD_SCRIPTS / name, *arguments], **environment)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.splitlines() == expected
@@ -198,6 +210,8 @@ def test_an_import_that_fails_inside_a_module_is_the_module_s_own_traceback(prog
     ("arguments", "code", "message"),
     [
         (["missing.py"], 2, "can't open file"),
+        (["package/parts"], 1, "there is no __main__.py in 'package/parts'. Name the script"),
+        (["parts.zip"], 1, "there is no __main__.py in 'parts.zip'. Name the script"),
         (["-m", "no_such_module"], 1, "No module named no_such_module"),
         (["-m", "no_such_package.part"], 1, "No module named 'no_such_package'"),
         ([], 2, "nothing to run"),
@@ -205,6 +219,9 @@ def test_an_import_that_fails_inside_a_module_is_the_module_s_own_traceback(prog
     ],
 )
 def test_what_is_not_there_is_said_in_one_line(program, arguments, code, message):
+    (program / "package" / "parts").mkdir(exist_ok=True)
+    with zipfile.ZipFile(program / "parts.zip", "w") as file:
+        file.writestr("part.py", "")
     ours = call([*RUN, *arguments], cwd=program)
     assert ours.returncode == code
     assert message in ours.stderr
@@ -233,3 +250,36 @@ def test_ctrl_c_ends_a_script_with_130_and_its_traceback(program):
 def test_a_script_without_tensorflow_loads_none_of_it(program):
     (program / "light.py").write_text("import sys\nprint({'tensorflow', 'keras', 'tf_keras'} & set(sys.modules))\n")
     assert call([*RUN, program / "light.py"]).stdout == "set()\n"
+
+
+@pytest.mark.slow
+def test_processes_that_multiprocessing_spawns_have_the_old_names_too(tmp_path):
+    program = """
+    import multiprocessing
+    import tensorflow as tf
+
+    Old = tf.keras.mixed_precision.experimental.LossScaleOptimizer
+
+    def work(number):
+        return f"{Old.__module__} {number}"
+
+    if __name__ == "__main__":
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            print(pool.map(work, [1, 2]))
+    """
+    (tmp_path / "program.py").write_text(textwrap.dedent(program))
+    done = call([*RUN, "program.py"], tmp_path, PYTHONPATH=os.getcwd())
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "['tf_lossscale.legacy.experimental 1', 'tf_lossscale.legacy.experimental 2']\n"
+
+
+def test_the_command_that_spawns_a_process_installs_the_old_names_first(monkeypatch):
+    from tf_lossscale.legacy import run
+
+    monkeypatch.setattr(multiprocessing.spawn, "get_command_line", multiprocessing.spawn.get_command_line)
+    for _ in range(2):
+        run._install_in_spawned_processes()
+    command = multiprocessing.spawn.get_command_line(pipe_handle=3)
+    code = command[command.index("-c") + 1]
+    assert code.startswith("import tf_lossscale; tf_lossscale.install(); from multiprocessing.spawn import spawn_main;")
+    assert code.count("install()") == 1

@@ -200,7 +200,10 @@ def test_the_name_in_the_modules_with_compile_is_all_that_changes():
     changed = {f"{name}.{key}" for name in before for key in content[name] if content[name][key] != before[name][key]}
     expected = {
         "keras.src.trainers.trainer.LossScaleOptimizer",
+        "keras.src.trainers.trainer.optimizers",
         "tf_keras.src.engine.training.lso",
+        "tf_keras.src.engine.training.optimizers",
+        "tf_keras.src.engine.training_v1.optimizers",
         "tf_keras.src.engine.training_v1.loss_scale_optimizer",
         "tf_keras.src.engine.training_eager_v1.loss_scale_optimizer",
     }
@@ -272,3 +275,11 @@ def test_the_order_of_the_imports_does_not_matter(first):
         print(json.dumps([early, *made]))
     """
     assert fresh(code) == [bool(first), True, True]
+
+
+def test_an_optimizer_of_keras_1_is_refused_by_keras_itself(ours):
+    from tf_keras.src.optimizers import optimizer_v1
+
+    for optimizer in (optimizer_v1.SGD(1.0), "no_such_optimizer", 3):
+        with pytest.raises(ValueError):
+            model_of(FAMILIES[1], optimizer)

@@ -102,9 +102,9 @@ def test_few_skipped_steps_or_few_steps_at_all_are_not_worth_a_warning(warnings)
     assert not warnings
 
 
-def test_a_stall_at_the_floor_is_noticed_at_the_end_of_the_epoch_where_xla_compiles():
+def test_a_stall_is_noticed_at_the_end_of_the_epoch_where_xla_compiles():
     with pytest.raises(FloatingPointError, match="The last 120 steps were all skipped"):
-        fit(FAMILIES[0], data(120, bad=range(120)), [LossScaleMonitor()], 5, jit_compile=True, on_floor="raise")
+        fit(FAMILIES[0], data(120, bad=range(120)), [LossScaleMonitor()], 5, jit_compile=True, on_stall="raise")
 
 
 def test_one_of_several_optimizers_is_watched_and_a_fixed_scale_too():
@@ -163,7 +163,8 @@ def test_plot_draws_all_runs_of_a_folder(suffix, tmp_path, capsys):
     scalars(tmp_path / "logs" / "b")
     out = tmp_path / f"scale.{suffix}"
     assert cli.main(["plot", str(tmp_path / "logs"), "--out", str(out)]) == 0
-    assert capsys.readouterr().out == f"{out}: a, b\n"
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == (f"{out}: a, b\n", "")
     start = out.read_bytes()[:200]
     assert start.startswith(b"\x89PNG") if suffix == "png" else b"<?xml" in start
     assert sorted(p.name for p in tmp_path.iterdir()) == ["logs", out.name], "nothing else is left behind"
@@ -190,7 +191,11 @@ def test_plot_reads_what_a_killed_run_left(tmp_path):
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
-    [(["none"], "no event file with a loss scale"), (["none", "--out", "a.pdf"], "must end in .png or .svg")],
+    [
+        (["."], "no event file with a loss scale"),
+        (["none"], "none does not exist. Pass a folder."),
+        (["none", "--out", "a.pdf"], "must end in .png or .svg"),
+    ],
 )
 def test_plot_says_what_is_wrong(arguments, text, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

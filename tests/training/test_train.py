@@ -1,18 +1,26 @@
 """The main job, as a user runs it."""
 
+import contextlib
+import fcntl
+import importlib
 import json
 import os
 import pathlib
+import pty
+import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 
 import pytest
 import tensorflow as tf
 
 from tests.test_cli import exit_code
+from tf_lossscale.training import progress
 
 TRAIN = [sys.executable, "-m", "tf_lossscale.cli", "train"]
 
@@ -63,6 +71,88 @@ def test_other_optimizers_learn_too(tmp_path, optimizer):
     assert exit_code(arguments) == 0
     history = state_of(tmp_path)["history"]
     assert history[-1][0] < 0.7 * history[0][0]
+
+
+def test_by_default_it_writes_into_runs_where_tensorflow_and_the_other_commands_find_the_checkpoint(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert exit_code(["train", "--steps", "1", "--no-compare"]) == 0
+    printed = capsys.readouterr()
+    assert "deprecat" not in printed.err
+    latest = tf.train.latest_checkpoint("runs/checkpoint")
+    assert latest == "runs/checkpoint/ckpt-1"
+    assert tf.train.list_variables(latest)
+    for command in (["inspect", "runs"], ["convert", "runs", "--to", "tf_keras", "--out", "new"]):
+        assert exit_code(command) == 0
+        assert capsys.readouterr().err == ""
+
+
+def test_a_log_file_gets_ten_lines_of_a_run_and_no_bar(capsys):
+    with progress.shown("float16", 0, 300) as report:
+        for i in range(300):
+            report(f"loss={i}, scale=2^30, skipped=0")
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 10
+    assert lines[0] == "float16: 30/300 loss=29, scale=2^30, skipped=0"
+    assert lines[-1].startswith("float16: 300/300 ")
+
+
+def test_a_terminal_of_80_columns_shows_loss_scale_and_skipped_steps(monkeypatch):
+    ours, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    with open(terminal, "w") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        with progress.shown("float16 with scaling", 0, 300) as report:
+            for _ in range(300):
+                report("loss=2.301, scale=2^30, skipped=12")
+        printed = os.read(ours, 65536).decode()
+        monkeypatch.undo()
+    os.close(ours)
+    drawn = [line for line in re.split("[\r\n]+", printed) if "300/300" in line]
+    assert drawn
+    for line in drawn:
+        assert line.startswith("float16 with scaling: loss=2.301, scale=2^30, skipped=12 300/300 ")
+        assert len(line) <= 80
+
+
+@pytest.mark.slow
+def test_the_bar_of_a_real_terminal_fits_and_nothing_foreign_is_printed(tmp_path):
+    command = [*TRAIN, "--steps", "3", "--no-compare"]
+    process, terminal = pty.fork()
+    if process == 0:
+        os.chdir(tmp_path)
+        os.execve(sys.executable, command, {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"})
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    printed = b""
+    with contextlib.suppress(OSError):  # its end
+        while part := os.read(terminal, 65536):
+            printed += part
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0, printed
+    lines = re.split("[\r\n]+", printed.decode())
+    drawn = [line for line in lines if "3/3" in line]
+    assert drawn
+    assert all("scale=2^30, skipped=0" in line and len(line) <= 80 for line in drawn)
+    assert "deprecated" not in printed.decode()
+
+
+@pytest.mark.parametrize("module", ["matplotlib.figure", "rich.console", "sklearn.datasets", "tqdm"])
+def test_a_missing_library_is_said_before_the_training_as_the_readme_installs_it(module, tmp_path, monkeypatch, capsys):
+    load = importlib.import_module
+
+    def without(name):
+        if name == module:
+            raise ModuleNotFoundError(name)
+        return load(name)
+
+    monkeypatch.setattr("tf_lossscale.libraries.optional.importlib.import_module", without)
+    assert exit_code(["train", "--steps", "1", "--no-compare", "--out", str(tmp_path / "out")]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    (line,) = printed.err.splitlines()
+    assert line.startswith(f"tf-lossscale train: This needs {module.partition('.')[0]}, which is not installed.")
+    assert line.endswith(" pip install '.[train]'")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_scale_that_overflows_is_lowered_and_no_number_of_a_run_without_a_step_is_made_up(tmp_path, capsys):
@@ -209,9 +299,7 @@ def test_a_disk_that_is_full_only_for_a_while_loses_nothing(tmp_path, capsys, mo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "moment", ["json.dumps", "os.replace", "tf.compat.v1.train.update_checkpoint_state", "_delete"]
-)
+@pytest.mark.parametrize("moment", ["json.dumps", "os.replace", "name_latest_checkpoint", "_delete"])
 def test_a_run_killed_twice_at_any_moment_of_saving_can_be_resumed(tmp_path, monkeypatch, moment):
     def die(*args, **kwargs):
         raise Killed

@@ -1,5 +1,6 @@
 """Bad input is a ValueError or TypeError that says what to do, and changes nothing."""
 
+import copy
 import re
 
 import keras
@@ -11,6 +12,7 @@ import tf_keras
 from tests import strategies
 from tests.families import ALL_FAMILIES, all_families, families
 from tf_lossscale import LossScaleOptimizer
+from tf_lossscale.legacy import stable
 
 NAN, INF = float("nan"), float("inf")
 NUMBERS = (
@@ -103,6 +105,67 @@ def test_stateless_apply_says_that_keras_does_not_have_it_on_tensorflow():
     with pytest.raises(ValueError, match=r"does not support `stateless_apply`.*Call `apply\(scaled_gradients, var"):
         optimizer.stateless_apply(optimizer.variables, [tf.constant(1.0)], [weight])
     assert float(weight) == 1.0
+
+
+@all_families
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+def test_an_inner_optimizer_can_be_wrapped_again_once_its_wrapper_is_gone(family, compiled):
+    inner, weight = family.sgd(), tf.Variable(1.0)
+
+    def trained():
+        optimizer = LossScaleOptimizer(inner, initial_scale=8.0)
+
+        def step():
+            optimizer.minimize(lambda: weight * 1.0, [weight])
+
+        (tf.function(step) if compiled else step)()
+        return optimizer
+
+    optimizer = trained()
+    other = copy.copy(optimizer)
+    for _ in range(2):  # the wrapper, then its copy
+        with pytest.raises(ValueError, match=r"already wrapped .* delete the wrapper \(`del optimizer`\)"):
+            trained()
+        optimizer, other = other, None
+    del optimizer
+    optimizer = trained()
+    assert float(optimizer.loss_scale) == 8.0
+    assert weight.numpy() == 0.0
+
+
+@families
+def test_a_model_that_is_thrown_away_gives_its_inner_optimizer_back(family):
+    inner = family.sgd()
+    for _ in range(2):
+        model = family.keras.Sequential([family.keras.Input((2,)), family.keras.layers.Dense(1)])
+        model.compile(LossScaleOptimizer(inner), "mse")
+        model.build((None, 2))
+        del model
+
+
+@all_families
+def test_a_class_with_the_name_in_its_own_name_is_no_loss_scale_optimizer(family):
+    class MyLossScaleOptimizer(type(family.sgd())):
+        pass
+
+    weight = tf.Variable(1.0)
+    LossScaleOptimizer(MyLossScaleOptimizer(0.5)).minimize(lambda: weight * 1.0, [weight])
+    assert weight.numpy() == 0.5
+    assert not isinstance(MyLossScaleOptimizer(0.5), stable.LossScaleOptimizer)
+
+
+@families
+def test_a_class_derived_from_a_loss_scale_optimizer_is_one_by_any_name(family):
+    class Mine(LossScaleOptimizer):
+        pass
+
+    class Theirs(type(family.keras.mixed_precision.LossScaleOptimizer(family.sgd()))):
+        pass
+
+    for wrapper in (Mine(family.sgd()), Theirs(family.sgd())):
+        with pytest.raises(TypeError, match="cannot wrap another LossScaleOptimizer"):
+            LossScaleOptimizer(wrapper)
+        assert isinstance(wrapper, stable.LossScaleOptimizer)
 
 
 @all_families

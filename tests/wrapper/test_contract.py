@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 from absl import logging
 
-from tests.families import ALL_FAMILIES, all_families
-from tf_lossscale import LossScaleOptimizer
+from tests.families import ALL_FAMILIES, FAMILIES, IDS, all_families
+from tf_lossscale import LossScaleOptimizer, SharedLossScale
 
 compiled = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
 
@@ -230,16 +230,175 @@ def test_apply_refuses_what_get_unscaled_gradients_returned(family):
     assert weight.numpy() == 2.0
 
 
+def unscaled_in(place, optimizer, weight):
+    """A gradient that was unscaled in a place, and that no mark tells of."""
+
+    def gradient():
+        with tf.GradientTape() as tape:
+            loss = optimizer.get_scaled_loss(3.0 * weight)
+        return 1.0 * optimizer.get_unscaled_gradients([tape.gradient(loss, weight)])[0]
+
+    def inside():
+        with tf.GradientTape() as tape:
+            loss = optimizer.scale_inside(lambda: 3.0 * weight)()
+        return tape.gradient(loss, weight)
+
+    places = {"eager": gradient, "function": tf.function(gradient), "inside": inside, "inside f": tf.function(inside)}
+    return places[place]()
+
+
+@pytest.mark.sampled(4)
 @all_families
-def test_apply_of_what_was_made_from_unscaled_gradients_warns_that_it_divides_twice(family, warnings):
+@compiled
+@pytest.mark.parametrize("place", ["eager", "function", "inside", "inside f"])
+def test_apply_refuses_what_was_made_from_unscaled_gradients(family, compiled, place):
+    if family.name == "sonnet":
+        pytest.skip("Sonnet's apply takes unscaled gradients as they are")
+    weight, optimizer = setup(family)
+    before = optimizer.state()
+
+    def step():
+        optimizer.apply([unscaled_in(place, optimizer, weight)], [weight])
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="one of two ways"):
+            run(step, compiled, steps=1)
+    assert weight.numpy() == 2.0
+    assert optimizer.state() == before
+
+
+@all_families
+@compiled
+@pytest.mark.parametrize("method", ["scale_loss", "get_scaled_loss", "by hand"])
+def test_apply_takes_scaled_gradients_whose_unscaled_norm_was_looked_at(family, compiled, method):
     if family.name == "sonnet":
         pytest.skip("Sonnet's apply takes what get_unscaled_gradients returned as it is")
     weight, optimizer = setup(family)
-    optimizer.get_scaled_loss(tf.constant(1.0))
-    (gradient,) = optimizer.get_unscaled_gradients([tf.constant(1024.0)])
-    optimizer.apply([1.0 * gradient], [weight])
-    assert len(warnings) == 1
-    assert "twice" in warnings[0]
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = 0.25 * weight**2
+            loss = loss * optimizer.loss_scale if method == "by hand" else getattr(optimizer, method)(loss)
+        scaled = [tape.gradient(loss, weight)]
+        tf.linalg.global_norm(optimizer.get_unscaled_gradients(scaled))
+        optimizer.apply(scaled, [weight])
+
+    run(step, compiled)
+    assert weight.numpy() == bare(family)
+
+
+@all_families
+def test_apply_of_gradients_from_elsewhere_goes_on_after_minimize(family):
+    if family.name == "sonnet":
+        pytest.skip("Sonnet's apply takes scaled gradients only after scale_loss")
+    weight, optimizer = setup(family)
+
+    @tf.function
+    def scaled():
+        with tf.GradientTape() as tape:
+            loss = 0.25 * weight**2 * optimizer.loss_scale
+        return tape.gradient(loss, weight)
+
+    @tf.function
+    def norm():
+        with tf.GradientTape() as tape:
+            loss = optimizer.get_scaled_loss(0.25 * weight**2)
+        return tf.norm(optimizer.get_unscaled_gradients([tape.gradient(loss, weight)])[0])
+
+    optimizer.minimize(lambda: 0.25 * weight**2, var_list=[weight])
+    norm()
+    for _ in range(2):
+        optimizer.get_scaled_loss(tf.constant(0.0))
+        optimizer.apply([scaled()], [weight])
+    assert weight.numpy() == bare(family)
+
+
+# Nothing is scaled or unscaled twice. ----------------------------------------------------------------------------
+
+
+def sparse(values):
+    return tf.IndexedSlices(values, tf.constant([0]), tf.constant([2]))
+
+
+@all_families
+@compiled
+@pytest.mark.parametrize("kind", [tf.identity, sparse], ids=["dense", "sparse"])
+def test_gradients_are_unscaled_once(family, compiled, kind):
+    _, optimizer = setup(family)
+
+    def step():
+        scaled = [None, kind(tf.constant([1024.0]))]
+        once = optimizer.get_unscaled_gradients(iter(scaled))
+        with pytest.raises(RuntimeError, match=r"get_unscaled_gradients\(\) was given a gradient that it returned"):
+            optimizer.get_unscaled_gradients(once)
+        again = optimizer.get_unscaled_gradients(scaled)  # as for their norm
+        return [getattr(gradient, "values", gradient) for gradient in (once[1], again[1])]
+
+    once, again = tf.function(step)() if compiled else step()
+    assert float(once[0]) == float(again[0]) == 1.0
+
+
+@pytest.mark.sampled(7)
+@all_families
+@compiled
+@pytest.mark.parametrize("second", ["get_scaled_loss", "scale_loss", "minimize", "compute_gradients"])
+@pytest.mark.parametrize("first", ["get_scaled_loss", "scale_loss"])
+def test_a_loss_is_scaled_once(family, compiled, first, second):
+    weight, optimizer = setup(family)
+
+    def step():
+        for half in (False, True):
+            with tf.GradientTape() as tape:
+                loss = 3.0 * weight
+                loss = getattr(optimizer, first)(tf.cast(loss, tf.float16) if half else loss)
+            with pytest.raises(RuntimeError, match="This loss is scaled already"):
+                if second in ("minimize", "compute_gradients"):
+                    getattr(optimizer, second)(loss, var_list=[weight], tape=tape)
+                else:
+                    getattr(optimizer, second)({"loss": loss})
+        with pytest.raises(RuntimeError, match="This loss is scaled already"):
+            optimizer.get_scaled_loss(getattr(optimizer, first)(lambda: weight * 3.0))()
+
+    run(step, compiled, steps=1)
+    assert weight.numpy() == 2.0
+    optimizer.minimize(lambda: 3.0 * weight, var_list=[weight])
+    assert weight.numpy() == 0.5
+
+
+def test_a_loss_of_two_optimizers_is_scaled_and_unscaled_by_both_unless_they_share_the_scale():
+    family = ALL_FAMILIES[0]
+    weight = tf.Variable(2.0)
+    first, second = (LossScaleOptimizer(family.sgd(), initial_scale=scale) for scale in (8.0, 64.0))
+    with tf.GradientTape() as tape:
+        loss = second.get_scaled_loss(first.get_scaled_loss(3.0 * weight))
+    gradients = first.get_unscaled_gradients(second.get_unscaled_gradients([tape.gradient(loss, weight)]))
+    assert gradients[0].numpy() == 3.0
+    shared = SharedLossScale(initial_scale=8.0)
+    first, second = (LossScaleOptimizer(family.sgd(), loss_scale_manager=shared) for _ in range(2))
+    with pytest.raises(RuntimeError, match="scaled already"):
+        first.get_scaled_loss(second.get_scaled_loss(tf.constant(1.0)))
+    with pytest.raises(RuntimeError, match="returned before"):
+        first.get_unscaled_gradients(second.get_unscaled_gradients([tf.constant(1.0)]))
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=IDS)
+@pytest.mark.parametrize("method", ["get_scaled_loss", "scale_loss"])
+def test_fit_refuses_a_loss_that_is_scaled_already(family, method):
+    class Model(family.keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = family.keras.layers.Dense(1)
+
+        def call(self, x):
+            return self.dense(x)
+
+        def compute_loss(self, x=None, *args, **kwargs):
+            return getattr(self.optimizer, method)(tf.reduce_mean(self.dense(x)))
+
+    model = Model()
+    model.compile(LossScaleOptimizer(family.sgd()), "mse")
+    with pytest.raises(RuntimeError, match="This loss is scaled already"):
+        model.fit(np.ones((2, 1)), np.ones((2, 1)), verbose=0)
 
 
 @all_families

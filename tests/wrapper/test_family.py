@@ -10,6 +10,7 @@ import types
 import numpy as np
 import pytest
 import tensorflow as tf
+from absl import logging
 
 import tf_lossscale
 from tests import test_families
@@ -26,6 +27,7 @@ READ_BY_A_LIBRARY = {
     "built": "every Keras 3 optimizer sets this attribute",
     "dynamic_scale": "Keras 3's wrapper makes this attribute when it is built",
     "step_counter": "Keras 3's wrapper makes this attribute when it is built",
+    "get_updates": "Keras 2's `fit` in graph mode, of every optimizer",
 }
 
 
@@ -95,6 +97,18 @@ def test_a_question_without_an_answer_is_an_error_that_names_the_question_and_th
         tf_lossscale.register_family(3)
     with pytest.raises(TypeError, match="optimizer_class must be the base class of the optimizers, but is: None"):
         tf_lossscale.register_family(type("Unfinished", (Family,), {}))
+
+
+@pytest.mark.parametrize("question", ["build", "apply", "count_skipped_step"])
+def test_a_question_without_an_answer_is_an_error_when_an_optimizer_is_wrapped(tiny, question, monkeypatch):
+    inner, family = tiny.sgd(), families.load("tiny")._family_class
+    if question == "count_skipped_step":
+        del inner.iterations
+    else:
+        monkeypatch.setattr(family, "__abstractmethods__", frozenset({question}))
+    with pytest.raises(TypeError, match=rf"Family must define {question}\(\) for a SGD"):
+        LossScaleOptimizer(inner)
+    assert not families.is_wrapped(inner)
 
 
 @pytest.fixture
@@ -199,6 +213,18 @@ def test_the_family_of_the_walk_through_keeps_the_promises(tiny):
     suite.test_every_optimizer_is_left_as_it_was_by_skipped_first_steps(tiny, "SGD")
 
 
+@pytest.mark.parametrize("hook", ["_build_inner", "_apply_reduced", "_advance_iterations"])
+def test_a_hook_that_is_missing_is_an_error_when_an_optimizer_is_wrapped(tiny, hook, monkeypatch):
+    inner = tiny.sgd()
+    if hook == "_advance_iterations":
+        del inner.iterations
+    else:
+        monkeypatch.delattr(families.load("tiny"), hook)
+    with pytest.raises(NotImplementedError, match=rf"must define {hook}\(.*\) to .*CONTRIBUTING.md"):
+        LossScaleOptimizer(inner)
+    assert not families.is_wrapped(inner)
+
+
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
 def test_the_family_of_the_walk_through_applies_skips_and_goes_on_from_a_checkpoint(tiny, compiled, tmp_path):
     weight = tf.Variable([1.0])
@@ -240,3 +266,15 @@ def test_what_the_family_of_the_walk_through_has_not_is_said(tiny, tmp_path):
     path = tf.train.Checkpoint(optimizer=tf.keras.optimizers.SGD(), weight=weight).write(str(tmp_path / "ckpt"))
     with pytest.raises(TypeError, match="`optimizer` must be"):
         migrate.restore(path, optimizer, [weight])
+
+
+def test_an_inner_optimizer_that_cannot_hold_the_loss_scale_is_warned_about(tiny, monkeypatch):
+    said = []
+    monkeypatch.setattr(logging, "warning", lambda message, *values: said.append(message % values))
+    LossScaleOptimizer(tiny.sgd())
+    library, *_ = walk_through()
+    exec(library.replace("tf.Module", "object"), vars(sys.modules["tiny"]))
+    LossScaleOptimizer(tiny.sgd(), dynamic=False, initial_scale=8)
+    assert not said
+    LossScaleOptimizer(tiny.sgd())
+    assert "A checkpoint of the inner SGD does not hold the loss scale" in said[0]

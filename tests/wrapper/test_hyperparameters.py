@@ -1,5 +1,7 @@
 """Hyperparameters on the wrapper: read, set and listed as those of the inner optimizer."""
 
+import inspect
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -181,3 +183,49 @@ def test_clips_are_delegated_and_act_on_unscaled_gradients(family):
     weight = tf.Variable([1.0, 2.0])
     optimizer.minimize(lambda: tf.reduce_sum(weight * [0.3, 0.4]), [weight])
     np.testing.assert_allclose(weight, [1.0 - 0.15, 2.0 - 0.2], rtol=1e-6)
+
+
+READ_ONLY = sorted(
+    name
+    for name, value in inspect.getmembers(LossScaleOptimizer, inspect.isdatadescriptor)
+    if isinstance(value, property) and value.fset is None and not name.startswith("_")
+)
+
+
+@families
+def test_a_hyperparameter_with_the_name_of_a_read_only_property_is_not_set_through_the_wrapper(family):
+    class Mine(family.optimizers.SGD):
+        hyperparameter_names = ("momentum", *READ_ONLY)
+
+    assert {"loss_scale", "inner_optimizer", "dynamic_counter"} <= set(READ_ONLY)
+    optimizer = LossScaleOptimizer(Mine())
+    for name in READ_ONLY:
+        with pytest.raises(AttributeError, match="no setter"):
+            setattr(optimizer, name, 2.0)
+        assert name not in vars(optimizer.inner_optimizer)
+
+
+def test_an_old_hyperparameter_named_loss_scale_is_the_inner_optimizers_alone():
+    class Mine(tf_keras.optimizers.legacy.SGD):
+        def __init__(self):
+            super().__init__()
+            self._set_hyper("loss_scale", 123.0)
+
+    for wrap in (tf_keras.mixed_precision.LossScaleOptimizer, LossScaleOptimizer):
+        optimizer = wrap(Mine())
+        with pytest.raises(AttributeError, match="no setter"):
+            optimizer.loss_scale = 2.0
+        assert float(optimizer.loss_scale) == 2.0**15
+        assert float(optimizer.inner_optimizer.loss_scale) == 123
+
+
+@families
+def test_an_attribute_of_a_users_own_wrapper_class_comes_before_a_hyperparameter(family):
+    class Mine(LossScaleOptimizer):
+        beta_1 = "mine"
+
+    optimizer = Mine(family.adam())
+    optimizer.beta_1, optimizer.beta_2 = "still mine", 0.5
+    assert optimizer.beta_1 == "still mine"
+    inner = optimizer.inner_optimizer
+    assert [float(inner.beta_1), float(inner.beta_2)] == pytest.approx([0.9, 0.5])

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
+from tests import strategies
 from tests.families import families
 from tf_lossscale import LossScaleOptimizer
 
@@ -158,3 +159,43 @@ def test_gradients_of_python_numbers_are_of_the_variables_dtype(family, dtype):
         weight = tf.Variable(1.0, dtype=dtype)
         LossScaleOptimizer(family.sgd()).apply_gradients([(gradient, weight)])
         assert weight.numpy() == 0.5
+
+
+@wrappers
+def test_a_nan_that_an_aggregator_of_the_inner_optimizer_makes_skips_the_step(wrap):
+    def aggregator(grads_and_vars):
+        return [(gradient * float("nan"), variable) for gradient, variable in grads_and_vars]
+
+    weight = tf.Variable([1.0, 2.0])
+    optimizer = wrap(legacy.SGD(1.0, gradient_aggregator=aggregator), initial_scale=2.0)
+    optimizer.minimize(lambda: weight * 2.0, [weight])
+    np.testing.assert_array_equal(weight, [1.0, 2.0])
+    assert float(optimizer.loss_scale) == 1
+
+
+@pytest.mark.parametrize("strategy", ["mirrored_1", "mirrored_2"])
+@pytest.mark.parametrize("in_function", [False, True])
+@families
+def test_the_inner_optimizer_is_given_plain_tensors_on_every_replica(family, strategy, in_function):
+    given = []
+
+    class Mine(family.optimizers.SGD):
+        def apply_gradients(self, grads_and_vars, *args, **kwargs):
+            grads_and_vars = list(grads_and_vars)
+            given.extend(gradient for gradient, _ in grads_and_vars)
+            return super().apply_gradients(grads_and_vars, *args, **kwargs)
+
+    strategy = strategies.get(strategy)
+    with strategy.scope():
+        weight = tf.Variable([5.0])
+        optimizer = LossScaleOptimizer(Mine(1.0), dynamic=False, initial_scale=1)
+
+    def step():
+        strategy.run(lambda: optimizer.minimize(lambda: weight * 2.0, [weight]))
+
+    if not in_function and strategy.num_replicas_in_sync > 1 and family.name == "keras3":
+        pytest.skip("Keras 3's optimizers train several replicas in a tf.function only")
+    (tf.function(step) if in_function else step)()
+    assert all(isinstance(gradient, tf.Tensor) for gradient in given)
+    assert given or family.name == "keras3", "Keras 3's apply is called, which takes no pairs"
+    np.testing.assert_array_equal(weight, [5.0 - 2.0 * strategy.num_replicas_in_sync])

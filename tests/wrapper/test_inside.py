@@ -57,6 +57,52 @@ def test_gradients_that_vanish_in_float16_arrive_unscaled_and_an_overflow_skips_
     assert library_step(LossScaleOptimizer(family.sgd()), halves(without), [without])[1][0] == 0.0
 
 
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("call", CALLS)
+@all_families
+def test_a_persistent_tape_gives_the_gradients_of_each_variable_and_part_again(family, call):
+    if family.name == "sonnet" and call == "mirrored":
+        pytest.skip("Sonnet leaves it to the caller to sum gradients over replicas")
+    strategy = strategies.get("mirrored_2") if call == "mirrored" else tf.distribute.get_strategy()
+    with strategy.scope():
+        first, second = tf.Variable(2.0), tf.Variable(3.0)
+        optimizer = LossScaleOptimizer(family.sgd(), initial_scale=1024)
+
+    def step():
+        with tf.GradientTape(persistent=True) as tape:
+            loss = optimizer.scale_inside(lambda: first * first * second)()
+        gradients = [tape.gradient(loss, first), tape.gradient(loss, second)]
+        again = tape.gradient(loss, [first, second])
+        optimizer.apply_gradients(zip(gradients, [first, second]))
+        return [*gradients, *again]
+
+    found = CALLS[call](step)()
+    assert [float(strategy.experimental_local_results(g)[0]) for g in found] == [12.0, 4.0, 12.0, 4.0]
+    replicas = strategy.num_replicas_in_sync
+    for variable, after in ((first, 2.0 - 6.0 * replicas), (second, 3.0 - 2.0 * replicas)):
+        assert {float(copy) for copy in strategy.experimental_local_results(variable)} == {after}
+
+
+def test_a_jacobian_is_computed_from_the_scaled_loss():
+    weight = tf.Variable([2.0, 3.0])
+    optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=1024)
+    with tf.GradientTape(persistent=True) as tape:
+        loss = optimizer.scale_inside(lambda: weight**2)()
+    for pfor in (True, False):
+        np.testing.assert_array_equal(tape.jacobian(loss, weight, experimental_use_pfor=pfor), [[4.0, 0.0], [0.0, 6.0]])
+
+
+@pytest.mark.parametrize("result", [lambda w: [w, w], lambda w: {"loss": w}, lambda w: ([w, w], w), lambda w: 3])
+def test_what_is_no_loss_is_refused_and_named(result):
+    weight, optimizer = tf.Variable(3.0), LossScaleOptimizer(tf.keras.optimizers.SGD())
+    for function in (lambda call: call(), lambda call: tf.function(call)()):
+        with pytest.raises(TypeError, match=r"`loss_fn` must return the loss.*returned: .*[\d\w]"):
+            function(optimizer.scale_inside(lambda: result(weight * 1.0)))
+    for nothing in ((), None):
+        with pytest.raises(TypeError, match="`loss_fn` must return the loss"):
+            optimizer.scale_inside(lambda nothing=nothing: nothing)()
+
+
 @families
 def test_the_library_sees_and_clips_unscaled_gradients(family):
     weight = tf.Variable([3.0, 4.0])
@@ -142,3 +188,38 @@ def test_in_fit_which_scales_the_loss_too_the_step_is_right(family, eager):
     model.compile(LossScaleOptimizer(family.sgd(), initial_scale=8), "mse", run_eagerly=eager)
     model.fit(np.ones((2, 1)), np.ones((2, 1)), batch_size=1, verbose=0)
     assert model.dense.kernel.numpy().item() == -1.0
+    # The last batch overflows, in the gradients alone.
+    model.fit(np.full((1, 1), 1e38), np.ones((1, 1)), verbose=0)
+    assert model.dense.kernel.numpy().item() == -1.0
+    assert model.optimizer.state()["loss_scale"] == 4.0
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_in_fit_the_replicas_take_the_step_of_the_same_loss(family):
+    keras = family.keras
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+
+        def call(self, x):
+            return self.dense(x)
+
+        def train_step(self, data):
+            x, _ = data
+            with tf.GradientTape(persistent=True) as tape:
+                loss = self.optimizer.scale_inside(lambda: tf.reduce_sum(self.dense(x)))()
+            variables = self.trainable_variables
+            self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+            return {"loss": loss}
+
+    strategy = strategies.get("mirrored_2")
+    with strategy.scope():
+        model = Model()
+        model.compile(LossScaleOptimizer(family.sgd(), initial_scale=8))
+    for last, after, scale in ((1.0, -2.0, 8.0), (np.inf, -2.0, 4.0)):
+        x = tf.data.Dataset.from_tensor_slices((np.array([[1.0], [1.0], [1.0], [last]], np.float32), np.ones((4, 1))))
+        model.fit(x.batch(4), verbose=0)
+        assert model.dense.kernel.numpy().item() == after
+        assert model.optimizer.state()["loss_scale"] == scale

@@ -235,6 +235,8 @@ def test_a_loss_scale_of_ones_own_is_asked_in_each_eager_step(caplog):
 
 
 def test_optimizers_that_share_a_scale_are_compiled_together():
+    kept = []  # a compiled step goes when one of its optimizers dies
+
     def trained(jit_compile):
         shared = SharedLossScale(8.0)
         variables = [tf.Variable([1.0, 2.0]), tf.Variable(3.0)]
@@ -246,6 +248,7 @@ def test_optimizers_that_share_a_scale_are_compiled_together():
                 for optimizer, variable in zip(optimizers, variables):
                     own = factor if variable is variables[0] else 1.0
                     loops.step(optimizer, lambda v=variable, own=own: own * tf.reduce_sum(v * v), [variable])
+        kept.extend(optimizers)
         return optimizers[0], variables
 
     compiled = trained(True)
@@ -263,7 +266,7 @@ def test_the_overflow_report_and_the_norm_are_the_same(mode):
 
 
 def test_a_stall_is_reported_in_the_step_that_completes_it(caplog):
-    optimizer, variable = LossScaleOptimizer(KERAS_3.sgd(), jit_compile=True, on_floor="raise"), tf.Variable(1.0)
+    optimizer, variable = LossScaleOptimizer(KERAS_3.sgd(), jit_compile=True, on_stall="raise"), tf.Variable(1.0)
     with pytest.raises(FloatingPointError, match="100 steps"):
         for _ in range(101):
             loops.step(optimizer, lambda: variable * float("nan"), [variable])

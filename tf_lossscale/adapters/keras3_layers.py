@@ -80,3 +80,35 @@ def with_layer_names(objects: dict[str, dict[str, str]]) -> dict[str, dict[str, 
             if part not in objects and f"_{name}" not in parts:
                 found[path][f"_{name}"] = part
     return found
+
+
+def named_metric(metric: Any, name: str) -> Any:
+    """Return a metric with a name of the caller's choice.
+
+    >>> named_metric("mae", "Error").name
+    'Error'
+
+    Args:
+        metric: a metric object, whose name changes, a function of (y_true, y_pred), or the name of one of these.
+        name: the name, in logs and in what `evaluate` returns.
+
+    Returns:
+        A metric object; `metric` itself if it is one.
+    """
+    metric = keras.metrics.get(metric)
+    if not isinstance(metric, keras.metrics.Metric):
+        return keras.metrics.MeanMetricWrapper(metric, name)
+    metric.name = name
+    return metric
+
+
+def note_steps(model: Any, steps: int) -> None:
+    """Do nothing: Keras 3's progress bar counts the steps by itself.
+
+    >>> note_steps(keras.Sequential(), 3)
+
+    Args:
+        model: a model in whose training Keras's `fit` takes no part.
+        steps: the number of steps of the epoch that ends.
+    """
+    del model, steps

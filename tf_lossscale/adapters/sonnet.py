@@ -9,6 +9,7 @@ from typing import Any
 import sonnet
 import tensorflow as tf
 
+from tf_lossscale.core.variables import readable
 from tf_lossscale.wrapper import family, optimizer
 
 
@@ -63,7 +64,7 @@ class _Wrapper(optimizer.LossScaleOptimizer):
     @property  # type: ignore[misc]
     def iterations(self) -> Any:
         """The inner optimizer's `step`, where it counts its steps."""
-        return self._optimizer.step
+        return readable(self._optimizer.step)
 
 
 class LossScaleOptimizer(_Wrapper, tf.__internal__.tracking.DelegatingTrackableMixin, sonnet.Optimizer):

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_lossscale.core import replicas
+from tf_lossscale.core.variables import readable
 from tf_lossscale.wrapper import family, optimizer
 
 _Optimizer: Any = tf.compat.v1.train.Optimizer
@@ -17,7 +18,17 @@ class Family(family.Family):
 
     options = ()
     slots_need_gradients = True
+    returns_operations = True
     delegated = ("_lr", "_learning_rate")
+    set_in_each_step = tuple(
+        f"_{name}"
+        for name in (
+            *("lr_t", "rho_t", "epsilon_t", "beta1_t", "beta2_t", "learning_rate_tensor", "beta_tensor"),
+            *("decay_tensor", "momentum_tensor", "epsilon_tensor", "learning_rate_power_tensor"),
+            *("l1_regularization_strength_tensor", "l2_regularization_strength_tensor"),
+            *("adjusted_l2_regularization_strength_tensor", "l2_shrinkage_regularization_strength_tensor"),
+        )
+    )
 
     def build(self, variables: list[Any]) -> None:
         def build() -> None:
@@ -145,7 +156,7 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
     @property
     def learning_rate(self) -> Any:
         """The inner optimizer's learning rate, as it was given: a number, a tensor, a variable or a function."""
-        return getattr(self._optimizer, self._family.learning_rate_name)
+        return readable(getattr(self._optimizer, self._family.learning_rate_name))
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_lossscale.core import replicas, scaling
 from tf_lossscale.libraries import keras_versions
-from tf_lossscale.wrapper import family, hyperparameters, optimizer
+from tf_lossscale.wrapper import configs, family, hyperparameters, optimizer
 from tf_lossscale.wrapper import options as options_lib
 from tf_lossscale.wrapper.grads_and_vars import without_none
 
@@ -109,6 +109,12 @@ class Family(family.Family):
     def obstacle(self) -> str | None:
         return "the optimizer is on a DTensor mesh" if self.inner._mesh else super().obstacle()
 
+    def count_skipped_step(self) -> Any:
+        # In eager mode Nadam multiplies its product once in a step only if its own count of steps fits `iterations`.
+        if tf.executing_eagerly() and hasattr(self.inner, "_u_product_counter"):
+            self.inner._u_product_counter += 1
+        return super().count_skipped_step()
+
     def replica_variables(self) -> Iterable[tuple[Any, str]]:
         return [(self.inner, "_iterations")]
 
@@ -116,10 +122,13 @@ class Family(family.Family):
         return hyperparameters.names(self.inner)
 
     def config(self) -> Any:
+        if not tf.__internal__.tf2.enabled():  # Keras 2 is about to make a legacy optimizer of it, for `fit`
+            self.require_graph_mode()
         return tf_keras.optimizers.serialize(self.inner)
 
     @classmethod
     def from_config(cls, config: Any, custom_objects: dict[str, Any] | None) -> Any:
+        config = configs.by_registered_name(config, tf_keras.saving)
         # Keras 2 does not find its own Lion and Adafactor by name, and that of TensorFlow 2.15 not its AdamW.
         known = {name: getattr(tf_keras.optimizers, name) for name in ("Adafactor", "AdamW", "Lion")}
         known.update(custom_objects or {})
@@ -177,3 +186,7 @@ class LossScaleOptimizer(
     def load_own_variables(self, store: Any) -> None:
         super().load_own_variables(store)
         self._loss_scale.bring_into_range()
+
+    def get_updates(self, loss: Any, params: list[Any]) -> list[Any]:
+        """Raise in a legacy graph, where Keras 2's `fit` calls this method, the error of `apply_gradients`."""
+        return [self.apply_gradients(list(zip(self.get_gradients(loss, params), params)))]

@@ -64,3 +64,35 @@ def compile_as_given(model: Any, **arguments: Any) -> None:
     if would_wrap and not isinstance(optimizer, LossScaleOptimizer):
         arguments["optimizer"] = LossScaleOptimizer(optimizer, dynamic=False, initial_scale=1)
     model.compile(**arguments)
+
+
+def named_metric(metric: Any, name: str) -> Any:
+    """Return a metric with a name of the caller's choice.
+
+    >>> named_metric("mae", "Error").name
+    'Error'
+
+    Args:
+        metric: a metric object, whose name changes, a function of (y_true, y_pred), or the name of one of these.
+        name: the name, in logs and in what `evaluate` returns.
+
+    Returns:
+        A metric object; `metric` itself if it is one.
+    """
+    metric = tf_keras.metrics.get(metric)
+    if not isinstance(metric, tf_keras.metrics.Metric):
+        return tf_keras.metrics.MeanMetricWrapper(metric, name)
+    metric._name = name  # tf_keras has no public way to change it
+    return metric
+
+
+def note_steps(model: Any, steps: int) -> None:
+    """Tell a model how many steps an epoch had: the progress bar asks it where the data's length is unknown.
+
+    >>> note_steps(tf_keras.Sequential(), 3)
+
+    Args:
+        model: a model in whose training Keras's `fit` takes no part.
+        steps: the number of steps of the epoch that ends.
+    """
+    model._train_counter.assign(steps)

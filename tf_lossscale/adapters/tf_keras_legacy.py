@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import numbers
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale.core import replicas
+from tf_lossscale.core import replicas, variables
 from tf_lossscale.libraries import keras_versions
-from tf_lossscale.wrapper import family, optimizer
+from tf_lossscale.wrapper import configs, family, optimizer
 from tf_lossscale.wrapper import options as options_lib
 from tf_lossscale.wrapper.grads_and_vars import without_none
 
 tf_keras: Any = keras_versions.keras_2()
 
 _Optimizer = tf_keras.optimizers.legacy.Optimizer
+# Keras 2's own wrapper of these optimizers: in graph mode, `compile` asks whether an optimizer is one. The public name
+# makes it, and is a base class of it.
+_Wrapper: Any = type(tf_keras.mixed_precision.LossScaleOptimizer(tf_keras.optimizers.legacy.SGD(), False, 1))
 _USUAL_AGGREGATOR = tf_keras.optimizers.legacy.SGD().gradient_aggregator
 # Strategies under which these optimizers refuse `experimental_aggregate_gradients=False`.
 _ALWAYS_AGGREGATING = (
     tf.distribute.experimental.CentralStorageStrategy,
     tf.distribute.experimental.ParameterServerStrategy,
 )
+# In graph mode the session of Keras 2 initializes the variables that it knows.
+variables.tell_of_new(tf_keras.__internal__.backend.track_variable)
 
 
 class Family(family.Family):
@@ -33,6 +39,8 @@ class Family(family.Family):
     slots_are_lists = False
     nadam_product = ("_m_cache", 0.004)
     takes_empty_steps = True
+    returns_operations = True
+    set_in_each_step = ("_m_cache_read",)  # of Nadam
     slots_need_gradients = True
     delegated = (
         "clipnorm",
@@ -90,7 +98,7 @@ class Family(family.Family):
             return self.inner.apply_gradients(grads_and_vars, **kwargs)
 
     def replica_variables(self) -> Iterable[tuple[Any, str]]:
-        return [(self.inner, "_iterations")]
+        return [(self.inner, name) for name, part in vars(self.inner).items() if isinstance(part, tf.Variable)]
 
     def hyperparameter_names(self) -> tuple[str, ...]:
         return tuple(name for name in self.inner._hyper if name != "learning_rate")
@@ -100,6 +108,7 @@ class Family(family.Family):
 
     @classmethod
     def from_config(cls, config: Any, custom_objects: dict[str, Any] | None) -> Any:
+        config = configs.by_registered_name(config, tf_keras.saving)
         return tf_keras.optimizers.deserialize(config, custom_objects=custom_objects, use_legacy_optimizer=True)
 
     def slot(self, variable: Any, name: str, attribute: str) -> Any:
@@ -113,9 +122,7 @@ class Family(family.Family):
 @tf_keras.saving.register_keras_serializable("tf_lossscale.legacy")
 class LossScaleOptimizer(
     optimizer.LossScaleOptimizer,
-    tf.__internal__.tracking.DelegatingTrackableMixin,
-    tf_keras.optimizers.legacy.Optimizer,
-    tf_keras.mixed_precision.LossScaleOptimizer,
+    _Wrapper,
 ):
     """The wrapper around an optimizer of `tf_keras.optimizers.legacy`."""
 
@@ -131,6 +138,10 @@ class LossScaleOptimizer(
     def get_gradients(self, loss: tf.Tensor, params: list[Any]) -> list[Any]:
         return self.get_unscaled_gradients(self._optimizer.get_gradients(self.get_scaled_loss(loss), params))
 
+    def get_updates(self, loss: Any, params: list[Any]) -> list[Any]:
+        """Return the operations of one step in a legacy graph, as a list."""
+        return [self.apply_gradients(list(zip(self.get_gradients(loss, params), params)))]
+
     def __getattribute__(self, name: str) -> Any:
         return object.__getattribute__(self, name)
 
@@ -138,7 +149,7 @@ class LossScaleOptimizer(
         if name in ("lr", "learning_rate"):
             _require_number(name, value)
             _ = self._optimizer.learning_rate  # creates the float32 variable: a 2 would create an int32
-        elif "_optimizer" in vars(self) and name in self._optimizer._hyper:
+        elif "_optimizer" in vars(self) and name in self._optimizer._hyper and self._is_delegated(name):
             _require_number(name, value)
         super().__setattr__(name, value)
 
@@ -146,7 +157,10 @@ class LossScaleOptimizer(
 
     def get_slot(self, var: Any, slot_name: str) -> Any:
         """Return the inner optimizer's slot variable of `var`."""
-        return self._optimizer.get_slot(var, slot_name)
+        slot = self._optimizer.get_slot(var, slot_name)
+        if slot is not None:
+            _require_not_saved_beside(self._optimizer)
+        return slot
 
     def add_slot(self, var: Any, slot_name: str, initializer: Any = "zeros", **kwargs: Any) -> Any:
         """Add a slot variable to the inner optimizer."""
@@ -159,10 +173,6 @@ class LossScaleOptimizer(
     def add_weight(self, *args: Any, **kwargs: Any) -> Any:
         """Add a weight to the inner optimizer."""
         return self._optimizer.add_weight(*args, **kwargs)
-
-    def get_updates(self, loss: Any, params: list[Any]) -> list[Any]:
-        """Return the operations of one step in a legacy graph, as a list."""
-        return [self.apply_gradients(list(zip(self.get_gradients(loss, params), params)))]
 
     def set_weights(self, weights: list[Any]) -> None:
         self._optimizer.set_weights(weights)
@@ -202,6 +212,11 @@ class LossScaleOptimizer(
     def _aggregate_gradients(self, grads_and_vars: list[tuple[Any, Any]]) -> Any:
         return self._optimizer._aggregate_gradients(grads_and_vars)
 
+    def _lookup_dependency(self, name: str, *args: Any) -> Any:
+        found = self._optimizer._lookup_dependency(name, *args)
+        # TensorFlow 2.0 to 2.2 saved the inner optimizer as a part of the wrapper. From 2.3 on that part is empty.
+        return self._optimizer if found is None and name == "base_optimizer" else found
+
     def _restore_slot_variable(self, slot_name: str, variable: Any, slot_variable: Any) -> Any:
         return self._optimizer._restore_slot_variable(slot_name, variable, slot_variable)
 
@@ -220,6 +235,19 @@ def _require_number(name: str, value: Any) -> None:
     if not (callable(value) or isinstance(value, numbers.Real) or hasattr(value, "dtype")):
         raise ValueError(
             f"`{name}` must be a number, a scalar tensor, a learning rate schedule or a function, but got: {value!r}."
+        )
+
+
+def _require_not_saved_beside(inner: Any) -> None:
+    """Raise while a checkpoint is written that holds both the wrapper and its inner optimizer."""
+    saving = sys._getframe(2)  # TensorFlow asks each object for its slots, and raises if two have the same ones
+    if saving.f_code.co_name != "serialize_slot_variables":
+        return
+    if any(each is inner for each in saving.f_locals.get("non_slot_objects", ())):
+        raise ValueError(
+            f"A checkpoint cannot hold both a LossScaleOptimizer and the inner {type(inner).__name__}, because "
+            "TensorFlow saves each slot variable for one optimizer. Pass the wrapper, which holds the inner optimizer: "
+            "tf.train.Checkpoint(model=model, optimizer=model.optimizer)."
         )
 
 

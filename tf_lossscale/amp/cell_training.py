@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tf_lossscale.amp.train_step import TrainOneStepCell
+from tf_lossscale.amp.train_step import TrainOneStepCell, TrainOneStepWithLossScaleCell
+from tf_lossscale.core import replicas
 from tf_lossscale.wrapper import layers
 
 
@@ -39,35 +42,145 @@ def fit(cell: TrainOneStepCell, epochs: int, dataset: Any, callbacks: list[Any],
     2
 
     Args:
-        cell: returns the loss, or a tuple or list that begins with it.
+        cell: returns the loss, or a tuple or list that begins with it. If it was created in the scope of a strategy,
+            each replica calls it with its part of the batch.
         epochs: number of passes over the data.
         dataset: an iterable of batches, each a tuple of what the cell takes.
-        callbacks: of `keras`. A batch's logs hold the loss of the step, an epoch's the mean of its steps.
+        callbacks: of `keras`. Their model is the backbone, with the cell's optimizer. A batch's logs hold the loss of
+            the step (under a strategy the mean of the replicas' losses), an epoch's the mean of its steps.
         keras: the module `keras` or `tf_keras`.
         verbose: as in Keras's `fit`.
 
     Returns:
         Keras's `History`.
+
+    Raises:
+        ValueError: a callback or the data does not fit a training cell.
     """
-    model = backbone_of(cell) or keras.Sequential()
-    every = keras.callbacks.CallbackList(
-        callbacks, add_history=True, add_progbar=verbose != 0, model=model, verbose=int(verbose != 0), epochs=epochs
-    )
-    model.stop_training = False  # which callbacks set
-    every.on_train_begin()
-    logs: dict[str, Any] = {}
-    for epoch in range(epochs):
-        every.on_epoch_begin(epoch)
-        losses = []
-        for step, batch in enumerate(dataset):
-            every.on_train_batch_begin(step)
-            outputs = cell(*batch) if isinstance(batch, (tuple, list)) else cell(batch)
-            loss = outputs[0] if isinstance(outputs, (tuple, list)) else outputs
-            losses.append(float(tf.reduce_mean(loss)))
-            every.on_train_batch_end(step, {"loss": losses[-1]})
-        logs = {"loss": float(np.mean(losses))}
-        every.on_epoch_end(epoch, logs)
-        if model.stop_training:
-            break
-    every.on_train_end(logs)
+    _require_fitting_callbacks(callbacks, keras)
+    step = _step_of(cell)
+    batches, steps = _batches(dataset, cell.strategy)
+    model = _model_of(cell, keras)
+    with replicas.overriding(model, optimizer=cell.optimizer):
+        every = keras.callbacks.CallbackList(
+            callbacks,
+            add_history=True,
+            add_progbar=verbose != 0,
+            model=model,
+            verbose=1 if verbose == "auto" else int(verbose),
+            epochs=epochs,
+            steps=steps,
+        )
+        model.stop_training = False  # which callbacks set
+        every.on_train_begin()
+        logs: dict[str, Any] = {}
+        for epoch in range(epochs):
+            every.on_epoch_begin(epoch)
+            losses = []
+            for index, batch in enumerate(batches()):
+                every.on_train_batch_begin(index)
+                losses.append(float(step(_inputs_of(cell, batch))))
+                every.on_train_batch_end(index, {"loss": losses[-1]})
+                if model.stop_training:
+                    break
+            if not losses:
+                raise ValueError(
+                    f"`train_dataset` had no batch in epoch {epoch + 1} of {epochs}. Pass a tf.data.Dataset with at "
+                    "least one batch, or a list of batches, which every epoch reads from the start."
+                )
+            layers.layers_in(keras.__name__.split(".")[0]).note_steps(model, len(losses))
+            logs = {"loss": float(np.mean(losses))}
+            every.on_epoch_end(epoch, logs)
+            if model.stop_training:
+                break
+        every.on_train_end(logs)
     return model.history
+
+
+def _require_fitting_callbacks(callbacks: list[Any], keras: Any) -> None:
+    if any(isinstance(each, keras.callbacks.BackupAndRestore) for each in callbacks):
+        raise ValueError(
+            "BackupAndRestore cannot resume the training of a training cell: only Keras's `fit` starts in a later "
+            "epoch. Save the model and the optimizer with tf.train.Checkpoint, or train a plain network."
+        )
+
+
+def _model_of(cell: TrainOneStepCell, keras: Any) -> Any:
+    """Return the model for callbacks: the backbone; if it is a single layer, or none, a model of that."""
+    backbone = backbone_of(cell)
+    if isinstance(backbone, keras.Model):
+        return backbone
+    return keras.Sequential([] if backbone is None else [backbone])
+
+
+def _step_of(cell: TrainOneStepCell) -> Callable[[tuple[Any, ...]], Any]:
+    """Return a function that takes a step with a batch's inputs, on all replicas, and returns the mean loss."""
+    strategy = cell.strategy
+    if strategy is None:
+        return lambda inputs: _loss_of(cell(*inputs))
+
+    def in_replica(*inputs: Any) -> Any:
+        return _loss_of(cell(*inputs))
+
+    def on_all(training: Any, *inputs: Any) -> Any:
+        del training  # read from the network; as an argument it has each mode traced
+        return strategy.reduce(tf.distribute.ReduceOp.MEAN, strategy.run(in_replica, inputs), axis=None)
+
+    function = tf.function(on_all)
+    return lambda inputs: function(getattr(cell.network, "training", None), *inputs)
+
+
+def _loss_of(outputs: Any) -> Any:
+    return tf.reduce_mean(outputs[0] if isinstance(outputs, (tuple, list)) else outputs)
+
+
+def _batches(dataset: Any, strategy: Any) -> tuple[Callable[[], Iterable[Any]], int | None]:
+    """Return a function that reads the batches from the start, and their number, or None if it is not known."""
+    if isinstance(dataset, tf.data.Dataset):
+        steps = int(dataset.cardinality())
+        if steps == tf.data.INFINITE_CARDINALITY:
+            raise ValueError(
+                "`train_dataset` repeats without end, so that the first epoch would never end. Leave out .repeat(), or "
+                "limit it with .take(steps)."
+            )
+        read = dataset if strategy is None else strategy.experimental_distribute_dataset(dataset)
+        return lambda: read, steps if steps >= 0 else None
+    if strategy is not None:
+        raise ValueError(
+            f"The training cell was created in the scope of a {type(strategy).__name__}: `train_dataset` must be a "
+            f"tf.data.Dataset, which is split among the replicas, but got: {type(dataset).__name__}."
+        )
+    if isinstance(dataset, (tuple, dict)) or tf.is_tensor(dataset) or isinstance(dataset, np.ndarray):
+        raise ValueError(
+            f"`train_dataset` must be batches, but got a {type(dataset).__name__}. For arrays pass "
+            "tf.data.Dataset.from_tensor_slices((data, label)).batch(32)."
+        )
+    if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):  # a list, or Keras's Sequence or PyDataset
+        return lambda: _items(dataset), len(dataset)
+    return lambda: dataset, None
+
+
+def _items(sequence: Any) -> Iterator[Any]:
+    for index in range(len(sequence)):
+        yield sequence[index]
+    getattr(sequence, "on_epoch_end", lambda: None)()
+
+
+def _inputs_of(cell: TrainOneStepCell, batch: Any) -> tuple[Any, ...]:
+    """Return what a cell is called with, or raise if the network does not take that many inputs."""
+    inputs = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
+    is_own = type(cell).construct in (TrainOneStepCell.construct, TrainOneStepWithLossScaleCell.construct)
+    takes: Any = cell.network if is_own else cell.construct
+    try:
+        inspect.signature(takes).bind(*inputs)
+    except TypeError as error:
+        names = ", ".join(inspect.signature(takes).parameters)
+        got = f"a dict with the keys {sorted(batch)}" if isinstance(batch, dict) else f"{len(inputs)} parts"
+        raise ValueError(
+            f"Each batch of `train_dataset` must be a tuple of what the training cell takes, ({names}), but got {got}. "
+            "Map the dataset, for example with train_dataset.map(lambda batch: (batch['data'], batch['label'])), or "
+            "train a network that takes such batches."
+        ) from error
+    except ValueError:  # a function without a signature
+        pass
+    return inputs

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_lossscale.amp.casting import set_casts
 from tf_lossscale.wrapper import layers
 
 # The matrix and convolution layers, which gain most from half precision.
@@ -62,7 +63,9 @@ def auto_mixed_precision(model: Any, amp_level: str = "O0", dtype: Any = "float1
     O2 and O3 set every layer; call `to_float` afterwards to keep one apart. O1 and auto skip layers that `to_float`
     has set. No level undoes an earlier one: `to_float(model, "float32")` does.
 
-    The model's output has the dtype of its last layer. `Model` and `WithLossCell` compute the loss in float32.
+    Layers fit together: at O1 and auto those in half precision return float32; at O2 the normalization layers return
+    half precision; at O2 and O3 the inputs of a model of your own class are cast to it. A network at O2 and O3 returns
+    half precision. `Model` and `WithLossCell` compute the loss in float32.
 
     >>> import tensorflow as tf
     >>> model = tf.keras.Sequential([tf.keras.layers.Dense(2), tf.keras.layers.BatchNormalization()])
@@ -87,10 +90,20 @@ def auto_mixed_precision(model: Any, amp_level: str = "O0", dtype: Any = "float1
     require_level(model, amp_level)
     dtype = _dtype(dtype, _HALF)
     for _, layer, decides in _layers(model):
+        in_half = _in_half(decides, amp_level)
         if amp_level in ("O2", "O3"):
-            _set(layer, dtype if _in_half(decides, amp_level) else "float32")
-        elif _in_half(decides, amp_level) and not getattr(layer, _SET_BY_HAND, False):
+            _set(layer, dtype if in_half else "float32")
+            if _is_operation(layer):
+                set_casts(layer, inputs=dtype, only_mixed=True)
+            else:
+                set_casts(layer, outputs=None if in_half else dtype)
+        elif in_half and not getattr(layer, _SET_BY_HAND, False) and layer.compute_dtype != dtype:
             _set(layer, dtype)
+            if layer is decides and not _is_cell(layer):  # the state that a recurrent cell returns is its next input
+                set_casts(layer, inputs=dtype, outputs="float32")
+    if amp_level in ("O2", "O3"):
+        for each in _models(model):
+            set_casts(each, inputs=dtype)
     return model
 
 
@@ -135,7 +148,11 @@ def to_float(layer: Any, dtype: Any) -> Any:
     inner = _layers(layer) if getattr(layer, "layers", None) else list(_with_parts(layer, layer.name, layer))
     for _, each, _ in inner:
         _set(each, dtype)
+        set_casts(each)
         object.__setattr__(each, _SET_BY_HAND, True)
+    if getattr(layer, "layers", None):
+        for each in _models(layer):
+            set_casts(each)
     return layer
 
 
@@ -209,6 +226,33 @@ def _in_half(layer: Any, amp_level: str) -> bool:
     return amp_level == "O1" and (bool(names & _RECTIFIERS) or is_relu)
 
 
+def _is_cell(layer: Any) -> bool:
+    return hasattr(layer, "state_size") and not hasattr(layer, "cell")
+
+
+def _is_operation(layer: Any) -> bool:
+    """Return whether a layer is an operation in a functional model of tf_keras, such as `x + y`."""
+    return type(layer).__name__ in ("TFOpLambda", "SlicingOpLambda")
+
+
+def _models(model: Any) -> Iterator[Any]:
+    """Models of a user's own class, which may use their inputs in operations of their own."""
+    if not _is_graph(model):
+        yield model
+    for layer in model.layers:
+        if getattr(layer, "layers", None):
+            yield from _models(layer)
+
+
+def _is_graph(model: Any) -> bool:
+    """Return whether a model only passes tensors from layer to layer."""
+    return any(
+        type(model).call is base.__dict__.get("call") for base in type(model).__mro__ if base.__name__ in _GRAPHS
+    )
+
+
+_GRAPHS = ("Functional", "Sequential")
+
 # Where the two libraries keep the variables of a layer or model itself, not of what is in it.
 _OWN_VARIABLES = ("_trainable_variables", "_trainable_weights")
 
@@ -239,27 +283,6 @@ def _with_parts(layer: Any, name: str, decides: Any) -> Iterator[_Entry]:
     decides_for_all = any(base.__name__ in _OF_ONE_DTYPE for base in type(decides).__mro__)
     for part in layer._flatten_layers(include_self=False, recursive=False):
         yield from _with_parts(part, f"{name}/{part.name}", decides if decides_for_all else part)
-
-
-def in_float32(outputs: Any) -> Any:
-    """Cast half-precision tensors to float32, for a loss to be computed from them.
-
-    >>> import tensorflow as tf
-    >>> [each.dtype.name for each in in_float32([tf.constant(1.0, tf.float16), tf.constant(1)])]
-    ['float32', 'int32']
-
-    Args:
-        outputs: a tensor, or a nested structure of tensors and other objects.
-
-    Returns:
-        The same structure. All but float16 and bfloat16 tensors are as they were.
-    """
-
-    def cast(value: Any) -> Any:
-        is_half = tf.is_tensor(value) and value.dtype in (tf.float16, tf.bfloat16)
-        return tf.cast(value, tf.float32) if is_half else value
-
-    return tf.nest.map_structure(cast, outputs)
 
 
 def _dtype(dtype: Any, allowed: tuple[str, ...]) -> str:

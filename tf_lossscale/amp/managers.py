@@ -12,6 +12,7 @@ import tensorflow as tf
 from tf_lossscale.amp.own_manager import LossScaleManager
 from tf_lossscale.core.rules import Counts, Rules
 from tf_lossscale.core.state import DynamicLossScale, FixedLossScale, LossScale
+from tf_lossscale.core.variables import readable
 
 
 class FixedLossScaleManager(LossScaleManager):
@@ -60,7 +61,7 @@ class FixedLossScaleManager(LossScaleManager):
         """Return a loss scale for `LossScaleOptimizer`."""
         if not self._is_all_of(FixedLossScaleManager):
             return super().as_loss_scale()
-        return FixedLossScale(self._loss_scale, skip_overflow=bool(self._drop_overflow_update))
+        return FixedLossScale(self._loss_scale, skip_nonfinite=bool(self._drop_overflow_update))
 
 
 class DynamicLossScaleManager(LossScaleManager):
@@ -178,7 +179,7 @@ class FixedLossScaleUpdateCell:
 
     def as_loss_scale(self) -> LossScale:
         """Return a fixed loss scale for `LossScaleOptimizer`. A step that overflows is skipped."""
-        return FixedLossScale(self._loss_scale_value, skip_overflow=True)
+        return FixedLossScale(self._loss_scale_value, skip_nonfinite=True)
 
 
 class DynamicLossScaleUpdateCell(tf.Module):
@@ -209,8 +210,9 @@ class DynamicLossScaleUpdateCell(tf.Module):
         if not self.scale_factor > 0:
             raise ValueError(f"`scale_factor` must be above 0, but got: {scale_factor!r}. The usual value is 2.")
         self.scale_window = int(scale_window)
-        self.cur_iter = tf.Variable(1, trainable=False, dtype=tf.int64, name="cur_iter")
-        self.last_overflow_iter = tf.Variable(0, trainable=False, dtype=tf.int64, name="last_overflow_iter")
+        cur_iter = tf.Variable(1, trainable=False, dtype=tf.int64, name="cur_iter")
+        last_overflow_iter = tf.Variable(0, trainable=False, dtype=tf.int64, name="last_overflow_iter")
+        self.cur_iter, self.last_overflow_iter = readable(cur_iter), readable(last_overflow_iter)
         self._rules = _rules(self.scale_factor, self.scale_window)
 
     def get_loss_scale(self) -> float:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale.amp import cell_training, levels
+from tf_lossscale.amp import casting, cell_training, levels
 from tf_lossscale.amp.managers import DynamicLossScaleManager
 from tf_lossscale.amp.monitors import LossMonitor
 from tf_lossscale.amp.step_loss import StepLoss
 from tf_lossscale.amp.train_step import TrainOneStepCell
 from tf_lossscale.wrapper import layers
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
+
+# Metrics by name that are binary, categorical or sparse.
+_OF_THE_SHAPES = ("accuracy", "acc", "crossentropy", "ce")
 
 # Levels that come with a dynamic loss scale unless a manager is given.
 _DYNAMIC = ("O2", "auto")
@@ -52,9 +55,10 @@ class Model:
     Args:
         network: a Keras model (Keras 3 or tf_keras), or a `TrainOneStepCell` or `TrainOneStepWithLossScaleCell`.
         loss_fn: what `compile(loss=...)` takes; None for a network that is only used to predict.
-        optimizer: what `compile(optimizer=...)` takes, as an object; it is wrapped if there is a loss scale.
-        metrics: what `compile(metrics=...)` takes. Also a set, or a dict {name: metric}: `eval` then returns these
-            names.
+        optimizer: what `compile(optimizer=...)` takes, an object or a name such as "adam"; it is wrapped if there is a
+            loss scale.
+        metrics: what `compile(metrics=...)` takes. Also a set, or a dict {name: metric}: the metrics then get these
+            names, in `eval` and in the logs. "loss" in a set is the loss, which `eval` returns in any case.
         amp_level: "O0", "O1", "O2", "O3" or "auto", see `auto_mixed_precision`. O0 leaves the layers as they are.
         loss_scale_manager: a manager of this package, or None for no loss scale. If it is not given, levels O2 and
             auto get a `DynamicLossScaleManager`, the others none.
@@ -94,6 +98,8 @@ class Model:
             self.optimizer = network.optimizer
             return
         levels.require_level(network, amp_level)
+        if isinstance(optimizer, (str, dict)):
+            optimizer = layers.library_of(network).optimizers.get(optimizer)
         if manager_given and isinstance(optimizer, LossScaleOptimizer):
             raise ValueError(
                 "`optimizer` is a LossScaleOptimizer already: leave out `loss_scale_manager`, or pass the inner "
@@ -107,6 +113,10 @@ class Model:
         wrap = optimizer is not None and loss_scale_manager is not None
         if wrap and not isinstance(optimizer, LossScaleOptimizer):
             optimizer = LossScaleOptimizer(optimizer, loss_scale_manager=loss_scale_manager)
+        if isinstance(metrics, Mapping) and "loss" in metrics:
+            raise ValueError(
+                "`metrics` must not have the name 'loss', under which eval() returns the loss. Choose another name."
+            )
         # Past this line the network changes: a call with bad arguments has changed nothing.
         levels.auto_mixed_precision(network, of_layers)
         self.optimizer = optimizer
@@ -120,11 +130,13 @@ class Model:
     def _as_keras_takes(self, metrics: Any) -> Any:
         """Return metrics for `compile`, and note the names that `eval` gives them."""
         if isinstance(metrics, (set, frozenset)):
-            return list(metrics)
+            return list(metrics - {"loss"})
         if not isinstance(metrics, Mapping) or set(metrics) & set(getattr(self.network, "output_names", None) or ()):
             return metrics
-        self._metric_names = {str(getattr(metric, "name", metric)): name for name, metric in metrics.items()}
-        return list(metrics.values())
+        # Keras chooses what these mean by the shapes of the data, and gives them their own names.
+        self._metric_names = {metric: name for name, metric in metrics.items() if metric in _OF_THE_SHAPES}
+        named = layers.layers_of(self.network).named_metric
+        return [metric if metric in _OF_THE_SHAPES else named(metric, name) for name, metric in metrics.items()]
 
     def train(
         self,
@@ -138,8 +150,11 @@ class Model:
 
         Args:
             epoch: whole number of passes over the data.
-            train_dataset: what `fit(x=...)` takes, with the labels in it, for example a batched `tf.data.Dataset`.
-            callbacks: monitors of this package or Keras callbacks; one, or a list.
+            train_dataset: what `fit(x=...)` takes, with the labels in it, for example a batched `tf.data.Dataset`. A
+                training cell created in the scope of a strategy needs a `tf.data.Dataset`, which is split among the
+                replicas.
+            callbacks: monitors of this package or Keras callbacks; one, or a list. With a training cell, their
+                `model.optimizer` is that of the cell.
             verbose: as in `fit`.
             dataset_sink_mode: only False, which MindSpore's programs pass.
 
@@ -147,18 +162,28 @@ class Model:
             Keras's `History`.
 
         Raises:
-            ValueError: there is no optimizer or no loss, or an argument is out of range.
+            ValueError: there is no optimizer or no loss, an argument is out of range, or the data can be read once and
+                `epoch` is above 1.
         """
         if not isinstance(epoch, int) or isinstance(epoch, bool) or epoch < 1:
             raise ValueError(f"`epoch` must be an int above 0, but got: {epoch!r}.")
         _require_no_sink(dataset_sink_mode)
         if self.optimizer is None:
             raise ValueError("train() needs an optimizer: pass `optimizer` to Model(...).")
+        if epoch > 1 and isinstance(train_dataset, Iterator):
+            raise ValueError(
+                f"`train_dataset` is a {type(train_dataset).__name__}, whose batches can be read once, but `epoch` is "
+                f"{epoch}. Pass a tf.data.Dataset, such as tf.data.Dataset.from_generator(function, ...), or a list of "
+                "batches."
+            )
         keras = self._keras()
         listed = self._callbacks(callbacks, keras)
         if isinstance(self.network, TrainOneStepCell):
             return cell_training.fit(self.network, epoch, train_dataset, listed, keras, verbose)
-        return self.network.fit(train_dataset, epochs=epoch, verbose=verbose, callbacks=listed)
+        # Keras 3 warns that it does not shuffle a Dataset, which nobody asked it to do.
+        kwargs = {"shuffle": False} if isinstance(train_dataset, tf.data.Dataset) else {}
+        with casting.naming_the_layer(self.amp_level):
+            return self.network.fit(train_dataset, epochs=epoch, verbose=verbose, callbacks=listed, **kwargs)
 
     def eval(
         self, valid_dataset: Any, callbacks: Any = None, verbose: Any = 0, dataset_sink_mode: bool = False
@@ -183,9 +208,9 @@ class Model:
                 "eval() needs a network and its loss, but `network` is a training cell. Call "
                 "Model(model, loss_fn, metrics=...).eval(dataset)."
             )
-        scores = self.network.evaluate(
-            valid_dataset, verbose=verbose, return_dict=True, callbacks=self._callbacks(callbacks, self._keras())
-        )
+        listed = self._callbacks(callbacks, self._keras())
+        with casting.naming_the_layer(self.amp_level):
+            scores = self.network.evaluate(valid_dataset, verbose=verbose, return_dict=True, callbacks=listed)
         return {self._metric_names.get(name, name): value for name, value in scores.items()}
 
     def predict(self, *predict_data: Any) -> Any:
@@ -195,15 +220,16 @@ class Model:
             *predict_data: the network's inputs, one batch.
 
         Returns:
-            A tensor, or what the network returns; at levels O2 and O3 in float32.
+            A tensor, or what the network returns. At all levels but O0 it is cast to float32; O0 leaves it as it is.
         """
         inputs = predict_data[0] if len(predict_data) == 1 else predict_data
         is_cell = isinstance(self.network, TrainOneStepCell)
         network = cell_training.backbone_of(self.network) if is_cell else self.network
         if network is None:
             raise ValueError("predict() needs a Keras model, but the training cell has none. Call the network itself.")
-        outputs = network(inputs, training=False)
-        return levels.in_float32(outputs) if self.amp_level in ("O2", "O3") else outputs
+        with casting.naming_the_layer(self.amp_level):
+            outputs = network(inputs, training=False)
+        return outputs if self.amp_level == "O0" else casting.in_float32(outputs)
 
     def _keras(self) -> Any:
         is_cell = isinstance(self.network, TrainOneStepCell)

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tf_lossscale.amp import managers
 from tf_lossscale.core import finite, scaling
 from tf_lossscale.core.rules import Counts, Rules
+from tf_lossscale.core.variables import readable
 
 
 def all_finite(inputs: Any) -> tf.Tensor:
@@ -58,7 +59,8 @@ class StaticLossScaler(tf.Module):
 
     def __init__(self, scale_value: float):
         super().__init__()
-        self.scale_value = tf.Variable(_scale_value(scale_value), trainable=False, dtype=tf.float32, name="scale_value")
+        value = tf.Variable(_scale_value(scale_value), trainable=False, dtype=tf.float32, name="scale_value")
+        self.scale_value = readable(value)
 
     def scale(self, inputs: Any) -> Any:
         """Return the inputs times the scale.
@@ -127,7 +129,7 @@ class DynamicLossScaler(StaticLossScaler):
         super().__init__(scale_value)
         self.scale_factor = managers.whole_above_zero("scale_factor", scale_factor)
         self.scale_window = managers.whole_above_zero("scale_window", scale_window)
-        self.counter = tf.Variable(0, trainable=False, dtype=tf.int64, name="counter")
+        self.counter = readable(tf.Variable(0, trainable=False, dtype=tf.int64, name="counter"))
         self._rules = Rules(growth_steps=scale_window, growth_factor=scale_factor, backoff_factor=1 / scale_factor)
 
     def adjust(self, grads_finite: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale.amp import levels
+from tf_lossscale.amp import casting
 
 
 class StepLoss:
@@ -43,7 +43,7 @@ class StepLoss:
         @functools.wraps(compute_loss)
         def kept(x: Any = None, y: Any = None, y_pred: Any = None, *args: Any, **kwargs: Any) -> Any:
             self._is_used = True
-            loss = compute_loss(x, y, levels.in_float32(y_pred), *args, **kwargs)
+            loss = compute_loss(x, y, casting.in_float32(y_pred), *args, **kwargs)
             self._value.assign(tf.cast(loss, tf.float32))
             return loss
 

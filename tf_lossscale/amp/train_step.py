@@ -59,7 +59,8 @@ class TrainOneStepCell:
                 f"scale of its own, but got: {sens!r}. Leave it out, or pass the inner optimizer."
             )
         self.optimizer = optimizer
-        self._strategy = tf.distribute.get_strategy()
+        #: The strategy in whose scope the cell was created, or None.
+        self.strategy = tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
         self._function = tf.function(self._construct)
 
     def _manager(self, sens: Any) -> Any:
@@ -169,10 +170,10 @@ class TrainOneStepCell:
         """
         if tf.distribute.has_strategy():
             replicas.require_replica_context(type(self).__name__)
-        elif self._strategy.num_replicas_in_sync > 1:
+        elif self.strategy is not None and self.strategy.num_replicas_in_sync > 1:
             raise ValueError(
-                f"This {type(self).__name__} was created in the scope of a {type(self._strategy).__name__} with "
-                f"{self._strategy.num_replicas_in_sync} replicas, and must be called by all of them. Call "
+                f"This {type(self).__name__} was created in the scope of a {type(self.strategy).__name__} with "
+                f"{self.strategy.num_replicas_in_sync} replicas, and must be called by all of them. Call "
                 "strategy.run(cell, args=(data, label))."
             )
         if tf.executing_eagerly() and not tf.distribute.has_strategy():

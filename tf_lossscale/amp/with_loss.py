@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from tf_lossscale.amp import levels
+from tf_lossscale.amp import casting
 from tf_lossscale.wrapper import layers
 
 
@@ -53,8 +53,8 @@ class WithLossCell:
             What `loss_fn` returns.
         """
         keywords = {"training": self.training} if self._is_layer else {}
-        output = levels.in_float32(self.backbone(data, **keywords))
-        label = levels.in_float32(label)
+        output = casting.in_float32(self.backbone(data, **keywords))
+        label = casting.in_float32(label)
         return self.loss_fn(label, output) if self._label_first else self.loss_fn(output, label)
 
     def set_train(self, mode: bool = True) -> WithLossCell:

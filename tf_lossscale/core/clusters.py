@@ -2,104 +2,152 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import functools
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 from absl import logging
 
-from tf_lossscale.core import replicas
+from tf_lossscale.core import constants, replicas
+
+#: An optimizer has at most this many compiled steps for each replica; further steps are not compiled.
+_MOST = 8
 
 
 class Clusters:
-    """The functions that XLA compiles for the eager steps of an optimizer.
+    """The functions that XLA compiles for the steps of an optimizer.
 
     >>> clusters = Clusters()
-    >>> [clusters.call("double", lambda x: 2.0 * x, [tf.constant(2.0)]).numpy().item() for _ in range(2)]
-    [4.0, 4.0]
+    >>> [clusters.compiled(2.0, lambda x: 2.0 * x, tf.constant(2.0))(tf.constant(3.0)).numpy().item() for _ in range(2)]
+    [6.0, 6.0]
     >>> len(clusters)
     1
     """
 
     def __init__(self) -> None:
-        self._functions: dict[Hashable, Any] = {}
+        # Key -> step, and references that remove it. The step is None if it is not compiled.
+        self._steps: dict[tuple[Any, ...], tuple[Any, list[weakref.ref[Any]]]] = {}
         self._logged: set[str] = set()
 
     def __len__(self) -> int:
-        return len(self._functions)
+        return sum(step is not None for step, _ in self._steps.values())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Clusters:
         return Clusters()  # functions hold the variables of the object that was copied
 
-    def call(self, key: Hashable, function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
-        """Call a function, compiled by XLA.
+    def compiled(
+        self, held: Any, function: Callable[..., Any], *arguments: Any, ignored: Sequence[str] = ()
+    ) -> Callable[..., Any] | None:
+        """Return a function compiled by XLA.
+
+        In eager mode a function is compiled once for all calls in which `held` has the same constants. In a graph it is
+        traced anew, as everything else in the graph is.
 
         Args:
-            key: of the function; in eager mode a function that was traced for an equal one is called in its place. In
-                a graph each call is traced, as everything else in it.
+            held: all Python objects that the function reads, beside its arguments.
             function: of tensors, which returns a tensor. XLA's errors show its name.
-            arguments: tensors, lists of them, or None.
+            *arguments: tensors, lists of them, or None.
+            ignored: names of attributes in `held` that the function sets before it reads them.
 
         Returns:
-            What the function returns.
+            A function of the same arguments; None if it is not certain that it would do in later calls what `function`
+            does, for a reason that is logged once.
         """
         if not tf.executing_eagerly():
-            return _compiled(function)(*arguments)
-        if key not in self._functions:
-            self._functions[key] = _compiled(function).get_concrete_function(*arguments)
-            if len(self._functions) == _MANY:
-                logging.warning(
-                    "XLA compiled the %dth step of one optimizer: each new set of variables, and each new value of a "
-                    "hyperparameter that is a Python number, needs one. Keep what changes from step to step in a "
-                    "tf.Variable or a schedule, or leave out jit_compile=True.",
-                    _MANY,
+            return _compiled(function)
+        try:
+            key = (replicas.replica(), *constants.key(held, ignored))
+        except constants.Unknown as unknown:
+            self.log_once(f"{unknown}, and a compiled step would not notice what it changes")
+            return None
+        if key not in self._steps:
+            if len(self._steps) >= _MOST * tf.distribute.get_strategy().num_replicas_in_sync:
+                self.log_once(
+                    f"there are {_MOST} already, because each set of variables and each value of a hyperparameter that "
+                    "is a Python number needs one. Keep what changes from step to step in a tf.Variable or a schedule"
                 )
-        return self._functions[key](*arguments)
+                return None
+            self._keep(key, self._traced(key, held, function, arguments, ignored))
+        return self._steps[key][0]
+
+    def _traced(
+        self, key: tuple[Any, ...], held: Any, function: Callable[..., Any], arguments: Any, ignored: Sequence[str]
+    ) -> Any:
+        """Trace a function; None if it works in eager mode only, or sets Python attributes as each eager step would."""
+        with constants.put_back(held):
+            try:
+                traced = _compiled(function).get_concrete_function(*arguments)
+                after = (key[0], *constants.key(held, ignored))
+            except constants.Unknown:
+                after = ()
+            except Exception as error:  # the step without XLA raises it as well, or shows that it is one of tracing
+                self.log_once(f"TensorFlow cannot trace them ({type(error).__name__}: {str(error).splitlines()[0]})")
+                return None
+        if after == key:
+            return traced
+        if len(after) <= len(key):  # else a cache was filled, which the next step finds filled
+            self.log_once("each step sets a Python attribute of the optimizer, which a compiled step cannot do")
+        return None
+
+    def _keep(self, key: tuple[Any, ...], step: Any) -> None:
+        """Keep a step as long as all objects in its key live."""
+        drop = functools.partial(_drop, weakref.ref(self), key)
+        self._steps[key] = step, [weakref.ref(each, drop) for each in constants.objects(key)]
 
     def log_once(self, reason: str) -> None:
         """Log that steps are not compiled, once for each reason.
 
         Args:
-            reason: what `obstacle` returned.
+            reason: ends the sentence.
         """
         if reason not in self._logged:
             self._logged.add(reason)
             logging.warning("LossScaleOptimizer(jit_compile=True) takes steps that are not compiled: %s.", reason)
 
 
-_MANY = 8
+def _drop(clusters: weakref.ref[Clusters], key: tuple[Any, ...], dead: weakref.ref[Any]) -> None:
+    del dead
+    living = clusters()
+    if living is not None:
+        living._steps.pop(key, None)
 
 
 class Cluster(NamedTuple):
-    """One step as a function that XLA compiles; called with the function and its arguments.
+    """How a step becomes one function that XLA compiles.
 
-    >>> Cluster(Clusters(), "double")(lambda x: 2.0 * x, tf.constant(2.0)).numpy().item()
+    >>> Cluster(Clusters(), "double").compiled(lambda x: 2.0 * x, tf.constant(2.0))(tf.constant(2.0)).numpy().item()
     4.0
     """
 
     clusters: Clusters
-    #: All that the step is traced for, beside the types of its arguments. Not used in a graph.
-    key: Hashable
+    #: All Python objects that the step reads, beside its arguments.
+    held: Any
+    #: Names of attributes that each step sets before it reads them.
+    ignored: tuple[str, ...] = ()
 
-    def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        return self.clusters.call(self.key, function, arguments)
+    def compiled(self, function: Callable[..., Any], *arguments: Any) -> Callable[..., Any] | None:
+        """Return a step as a compiled function: see `Clusters.compiled`."""
+        return self.clusters.compiled(self.held, function, *arguments, ignored=self.ignored)
 
 
 def joined(clusters: Sequence[Cluster | None]) -> Cluster | None:
     """Return one cluster for the steps of several optimizers; None if one of them is not compiled.
 
-    >>> joined([Cluster(Clusters(), "a"), Cluster(Clusters(), "b")]).key
-    ('a', 'b')
+    >>> joined([Cluster(Clusters(), "a"), Cluster(Clusters(), "b")]).held
+    ['a', 'b']
     >>> joined([Cluster(Clusters(), "a"), None]) is None
     True
 
     Args:
-        clusters: those of the optimizers, at least one.
+        clusters: of the optimizers, at least one.
     """
     compiled = [each for each in clusters if each is not None]
     if len(compiled) < len(clusters):
         return None
-    return Cluster(compiled[0].clusters, tuple(each.key for each in compiled))
+    ignored = tuple(name for each in compiled for name in each.ignored)
+    return Cluster(compiled[0].clusters, [each.held for each in compiled], ignored)
 
 
 def _compiled(function: Callable[..., Any]) -> Any:

@@ -7,6 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_lossscale.core import replicas
+from tf_lossscale.core.scaling import over_values
 from tf_lossscale.core.twins import has_faster_twin
 
 
@@ -63,25 +65,33 @@ def kind(gradient: Any) -> tf.Tensor:
     return tf.where(all_finite([gradient]), 0.0, bad)
 
 
-def agreed(gradients: list[Any], exactly: bool) -> list[Any]:
+def agreed(gradients: list[Any], exactly: bool, all_values: bool) -> list[Any]:
     """Return evidence, equal on all replicas, of whether the gradients of all replicas are finite.
 
-    >>> [evidence.numpy().item() for evidence in agreed([tf.constant([float("inf")])], exactly=True)]
+    >>> [evidence.numpy().item() for evidence in agreed([tf.constant([float("inf")])], True, False)]
     [inf]
 
     Args:
         gradients: this replica's, tensors or IndexedSlices or None.
         exactly: whether each gradient has its own `kind`. If not, one number stands for all: 0 or NaN.
+        all_values: whether to return the gradients, which the caller has summed over the replicas, with the infinity or
+            NaN that one of the replicas has.
 
     Returns:
-        A list of float32 scalar tensors; None for None, if exact.
+        A list of tensors; None for None.
     """
-    if exactly:
-        own = [kind(g) for g in gradients if g is not None]
-    else:
-        own = [tf.where(all_finite(gradients), 0.0, float("nan"))]
-    total = iter(tf.unstack(tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.stack(own))))
-    return [None if g is None else next(total) for g in gradients] if exactly else list(total)
+    if not exactly and not all_values:
+        return replicas.all_reduce([tf.where(all_finite(gradients), 0.0, float("nan"))])
+    [summed] = replicas.all_reduce([tf.stack([kind(g) for g in gradients if g is not None])])
+    each = iter(tf.unstack(summed))
+    kinds = [None if g is None else next(each) for g in gradients]
+    if not all_values:
+        return kinds
+
+    def with_kind(gradient: Any, kind: Any) -> Any:
+        return over_values(lambda values: values + tf.cast(kind, values.dtype), gradient)
+
+    return list(map(with_kind, gradients, kinds))
 
 
 def _sums_of_rows(gradient: tf.IndexedSlices) -> tf.Tensor:

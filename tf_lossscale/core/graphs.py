@@ -20,12 +20,16 @@ def operations(result: Any) -> list[Any]:
     []
 
     Args:
-        result: operations, tensors and anything else, in any structure.
+        result: operations, tensors, such values of each replica and anything else, in any structure.
 
     Returns:
         A list of `tf.Operation`.
     """
-    found = [getattr(leaf, "op", leaf) for leaf in tf.nest.flatten(result)]
+    found: list[Any] = []
+    for leaf in tf.nest.flatten(result):
+        distributed = isinstance(leaf, tf.distribute.DistributedValues)
+        found += tf.distribute.get_strategy().experimental_local_results(leaf) if distributed else [leaf]
+    found = [getattr(each, "op", each) for each in found]
     return [operation for operation in found if isinstance(operation, tf.Operation)]
 
 
@@ -43,6 +47,25 @@ def finished(result: Any) -> tf.Tensor:
     """
     with tf.control_dependencies(operations(result)):
         return tf.constant(True)
+
+
+def runs_in_order() -> bool:
+    """Return whether operations run in the order in which they are written: in eager mode and in a tf.function.
+
+    In a legacy graph a session runs only what it is asked for, and what that depends on.
+
+    >>> runs_in_order()
+    True
+    >>> with tf.Graph().as_default():
+    ...     runs_in_order()
+    False
+    """
+    if tf.compat.v1.executing_eagerly_outside_functions():
+        return True
+    graph: Any = tf.compat.v1.get_default_graph()
+    while graph is not None and type(graph) is not tf.__internal__.FuncGraph:  # derived ones are branches and loops
+        graph = getattr(graph, "outer_graph", None)
+    return graph is not None
 
 
 def compiled() -> bool:

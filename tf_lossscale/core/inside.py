@@ -30,15 +30,19 @@ def scaled_inside(
     Returns:
         A function with the arguments and the results of `loss_fn`. Parts of a tuple other than the loss have no
         gradients.
+
+    Raises:
+        TypeError: in a call, if `loss_fn` returns anything else.
     """
 
     def same_loss(*args: Any, **kwargs: Any) -> Any:
         results = []
 
         def loss_and_gradients() -> Any:
-            with tf.GradientTape() as tape:
+            # Persistent, because the caller's tape may be: then it asks for gradients several times.
+            with tf.GradientTape(persistent=True) as tape:
                 result = loss_fn(*args, **kwargs)
-                loss = tf.convert_to_tensor(result[0] if isinstance(result, tuple) else result)
+                loss = _loss_of(result)
             results.append(result)
 
             def gradients(upstream: Any, variables: Any = ()) -> Any:
@@ -50,6 +54,24 @@ def scaled_inside(
         return _beginning_with(loss, result) if isinstance(result, tuple) else loss
 
     return same_loss
+
+
+def _loss_of(result: Any) -> tf.Tensor:
+    """Return the loss in what a loss function returned.
+
+    A list is refused: it may be a loss and what belongs to it, or several losses.
+    """
+    part = result[0] if isinstance(result, tuple) and result else result
+    try:
+        loss = None if isinstance(part, (list, tuple)) else tf.convert_to_tensor(part)
+    except (TypeError, ValueError):
+        loss = None
+    if loss is None or not loss.dtype.is_floating:
+        raise TypeError(
+            "`loss_fn` must return the loss, a floating tensor, or a tuple that begins with the loss, but returned: "
+            f"{result!r}. Add several losses up, and return a tuple in place of a list."
+        )
+    return loss
 
 
 def _beginning_with(loss: tf.Tensor, result: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -80,15 +80,6 @@ def write_apart() -> bool:
     return tf.distribute.has_strategy() and tf.__internal__.distribute.strategy_supports_no_merge_call()
 
 
-def position() -> tuple[int, int]:
-    """Return which replica of which strategy the caller is, in a replica context; equal in all its steps.
-
-    >>> position() == position()
-    True
-    """
-    return id(tf.distribute.get_strategy()), _replica()
-
-
 def can_write_apart() -> bool:
     """Return whether the strategy in use has replicas that can write their own copies of the variables.
 
@@ -284,10 +275,15 @@ def _own_copies(places: Iterable[tuple[Any, str]]) -> Iterator[None]:
 def _own_copy(variable: Any) -> Any:
     # A worker has as many replicas as it has copies, and all workers have equally many.
     copies = tf.distribute.get_strategy().experimental_local_results(variable)
-    return copies[_replica() % len(copies)]
+    return copies[replica() % len(copies)]
 
 
-def _replica() -> int:
+def replica() -> int:
+    """Return the number of the replica that calls, in a replica context.
+
+    >>> replica()
+    0
+    """
     context: Any = tf.distribute.get_replica_context()
     return int(tf.get_static_value(context.replica_id_in_sync_group))
 
@@ -367,7 +363,31 @@ def sum_over_replicas(gradients: list[Any]) -> list[Any]:
     # One all-reduce for each dtype: TensorFlow concatenates the tensors of one.
     for dtype in {g.dtype: None for g in gradients if g is not None}:
         here = [i for i, g in enumerate(gradients) if g is not None and g.dtype == dtype]
-        context = tf.distribute.get_replica_context()
-        for i, total in zip(here, context.all_reduce(tf.distribute.ReduceOp.SUM, [gradients[i] for i in here])):
+        for i, total in zip(here, all_reduce([gradients[i] for i in here])):
             sums[i] = total
     return sums
+
+
+def all_reduce(tensors: list[Any]) -> list[Any]:
+    """Return tensors of one dtype summed over all replicas, in a replica context.
+
+    >>> [total.numpy().item() for total in all_reduce([tf.constant(2.0)])]
+    [2.0]
+
+    Args:
+        tensors: this replica's, tensors or IndexedSlices.
+
+    Returns:
+        A list of the same length.
+    """
+    context: Any = tf.distribute.get_replica_context()
+    if tf.compat.v1.executing_eagerly_outside_functions() or not meet():
+        return list(context.all_reduce(tf.distribute.ReduceOp.SUM, tensors))
+
+    # The method's result has a gradient, for which it looks up the graph's variables by name: in a legacy graph it does
+    # not find the copies of the second replica.
+    def across_replicas(strategy: tf.distribute.Strategy, *per_replica: Any) -> list[Any]:
+        pairs = [(each, each) for each in per_replica]
+        return strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, pairs)
+
+    return list(context.merge_call(across_replicas, args=tuple(tensors)))

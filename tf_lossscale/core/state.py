@@ -49,6 +49,8 @@ class LossScale(Weights):
     uses_norm = False
     #: Whether XLA may compile `check` and `move`; not inherited, because a subclass may run Python code in each step.
     traceable = False
+    #: Attributes that no step reads.
+    not_in_a_step: tuple[str, ...] = ("_restored", "_stall_actions")
 
     def __init__(self) -> None:
         # Not "loss_scale", which is a variable's name in contrib: a module takes its name from the graph's.
@@ -57,6 +59,11 @@ class LossScale(Weights):
     def as_loss_scale(self) -> LossScale:
         """Return itself, the loss scale that `LossScaleOptimizer` uses."""
         return self
+
+    @property
+    def reads_gradients(self) -> bool:
+        """Whether `check` is a method of a derived class, which may look at more than whether values are finite."""
+        return type(self).check is not LossScale.check
 
     def prepare(self) -> None:
         """Create the variables that record the outcome of a step, so that no step has to."""
@@ -139,6 +146,22 @@ class LossScale(Weights):
         """Return how many steps were skipped right before this one, an int64 scalar tensor."""
         return tf.where(value_or_zero(self.last_step_skipped), value_or_zero(self.skipped_in_a_row), 0)
 
+    @property
+    def lowest(self) -> float | None:
+        """The scale that no overflow lowers any more, a float; None if a run of skipped steps is no stall."""
+        return None
+
+    def stall_reported(self, action: Any) -> tf.Variable:
+        """Return whether a stall was reported, a bool scalar variable.
+
+        Args:
+            action: the reaction to a stall; each has a variable, which all optimizers that share the scale use.
+        """
+        actions = self.__dict__.setdefault("_stall_actions", [])  # not an attribute that is tracked
+        if action not in actions:
+            actions.append(action)
+        return self._weight(f"told_of_stall_{actions.index(action)}", False, tf.bool, tracked=False)
+
     def defers(self, optimizer: Any, update: Any) -> bool:
         """Return whether a step waits for those of other optimizers; here it does not.
 
@@ -180,18 +203,22 @@ class FixedLossScale(LossScale):
 
     Args:
         scale: a finite number above 0.
-        skip_overflow: whether a step with a non-finite gradient is skipped.
+        skip_nonfinite: whether a step with a non-finite gradient is skipped.
     """
 
     traceable = True
 
-    def __init__(self, scale: Any, skip_overflow: bool = False):
+    def __init__(self, scale: Any, skip_nonfinite: bool = False):
         super().__init__()
-        self.may_skip = skip_overflow
+        self.may_skip = skip_nonfinite
         self.initial_scale = errors.positive_number("initial_scale", scale, "Pass for example 1024.")
 
     def __call__(self) -> tf.Tensor:
         return tf.constant(self.initial_scale, tf.float32)
+
+    @property
+    def lowest(self) -> float | None:
+        return self.initial_scale if self.may_skip else None
 
 
 class DynamicLossScale(LossScale):
@@ -243,16 +270,9 @@ class DynamicLossScale(LossScale):
         """The number of overflows since the scale last moved, an int64 scalar variable; None without a hysteresis."""
         return self._weight("bad_steps", 0, tf.int64) if self.rules.counts_overflows else None
 
-    def stall_reported(self, action: Any) -> tf.Variable:
-        """Return whether a stall was reported, a bool scalar variable.
-
-        Args:
-            action: the reaction to a stall; each has a variable, which all optimizers that share the scale use.
-        """
-        actions = self.__dict__.setdefault("_stall_actions", [])  # not an attribute that is tracked
-        if action not in actions:
-            actions.append(action)
-        return self._weight(f"told_of_stall_{actions.index(action)}", False, tf.bool, tracked=False)
+    @property
+    def lowest(self) -> float | None:
+        return self.rules.min_scale
 
     def __call__(self) -> tf.Tensor:
         if vars(self).get("_restored"):

@@ -34,7 +34,7 @@ class Update(abc.ABC):
     aggregate = True
     #: Whether `observe` is called, with exact evidence for each gradient.
     observes = False
-    #: Calls a function of the gradients and the evidence, compiled by XLA; None if the step is not to be compiled.
+    #: Has XLA compile the step; None if the step is not to be compiled.
     cluster: clusters.Cluster | None = None
 
     @abc.abstractmethod
@@ -86,7 +86,7 @@ def step(loss_scale: LossScale, update: Update) -> Any:
     if update.aggregate:
         gradients = update.reduce(gradients)
     elif loss_scale.may_skip and replicas.several_replicas():
-        agreed = finite.agreed(gradients, exactly=update.observes)
+        agreed = finite.agreed(gradients, update.observes, loss_scale.reads_gradients)
     take = _take if update.cluster is None else _take_compiled
     return take(loss_scale, update, gradients, agreed)
 
@@ -158,7 +158,10 @@ def _first(strategy: tf.distribute.Strategy, per_replica: list[Any]) -> list[Any
 
 
 def _take_compiled(loss_scale: LossScale, update: Update, gradients: Gradients, agreed: Gradients | None) -> Any:
-    """Take the step in one function that XLA compiles; each replica takes it with its own copies of the variables."""
+    """Take the step in one function that XLA compiles; each replica takes it with its own copies of the variables.
+
+    It is taken without XLA if the function might not do in later steps what it does in this one.
+    """
     tensors, gradients_of = as_arguments(gradients, True)
 
     def LossScaleOptimizer_with_jit_compile(tensors: list[tf.Tensor], agreed: Gradients | None) -> tf.Tensor:
@@ -167,7 +170,12 @@ def _take_compiled(loss_scale: LossScale, update: Update, gradients: Gradients, 
             return tf.logical_not(loss_scale.last_step_skipped) if loss_scale.may_skip else tf.constant(True)
 
     with replicas.apart():
-        applied = update.cluster(LossScaleOptimizer_with_jit_compile, tensors, agreed)  # type: ignore[misc]
+        compiled = update.cluster.compiled(  # type: ignore[union-attr]
+            LossScaleOptimizer_with_jit_compile, tensors, agreed
+        )
+        applied = None if compiled is None else compiled(tensors, agreed)
+    if applied is None:
+        return _take(loss_scale, update, gradients, agreed)
     return bool(applied) if tf.executing_eagerly() else applied
 
 

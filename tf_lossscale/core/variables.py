@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -49,6 +51,7 @@ class Weights(tf.Module):
             with tf.init_scope():
                 variable = _variable(name, initial_value if made is None else made.numpy(), dtype, saved=tracked)
             self._weights[key] = variable
+            _announce(variable)
             if tracked:
                 self._track_trackable(variable, name, overwrite=True)
                 self._handle_deferred_dependencies(name=name, trackable=variable)
@@ -92,6 +95,39 @@ class Weights(tf.Module):
         # A function that takes a step is exported with all that it writes.
         own = self._tracked() if save_type == "checkpoint" else self._all()
         return {**super()._trackable_children(save_type, **kwargs), **own}
+
+
+_in_legacy_graphs: list[weakref.ref[Any]] = []
+_listeners: list[Callable[[Any], Any]] = []
+
+
+def tell_of_new(listener: Callable[[Any], Any]) -> None:
+    """Call a function with each variable of a legacy graph: those that exist, and each new one.
+
+    A library whose own session initializes the variables of a graph has to know them.
+
+    >>> told = []
+    >>> tell_of_new(told.append)
+    >>> with tf.Graph().as_default():
+    ...     _ = Weights("counts")._weight("steps", 0, tf.int64)
+    >>> told[-1].name
+    'steps:0'
+
+    Args:
+        listener: a function of a variable.
+    """
+    _listeners.append(listener)
+    for variable in [each() for each in _in_legacy_graphs]:
+        if variable is not None:
+            listener(variable)
+
+
+def _announce(variable: Any) -> None:
+    if tf.compat.v1.executing_eagerly_outside_functions():
+        return
+    _in_legacy_graphs[:] = [each for each in _in_legacy_graphs if each() is not None] + [weakref.ref(variable)]
+    for listener in _listeners:
+        listener(variable)
 
 
 def value_or_zero(variable: tf.Variable) -> tf.Tensor:
@@ -156,8 +192,47 @@ def unless(fine: tf.Tensor, change: Callable[[], Any]) -> list[tf.Operation]:
     return [tf.cond(fine, lambda: tf.constant(True), changed).op]
 
 
+def readable(variable: Any) -> Any:
+    """Give a variable `bool`, `int` and `float`, which read its value, where its class has none.
+
+    Without `__bool__` Python takes an object as true. The variables of MirroredStrategy have none, so that
+    `if optimizer.last_step_skipped:` would hold after every step.
+
+    >>> with tf.distribute.MirroredStrategy(["cpu:0"]).scope():
+    ...     skipped = tf.Variable(False)
+    >>> bool(skipped), bool(readable(skipped))
+    (True, False)
+
+    Args:
+        variable: any object. The class of a distributed variable is replaced by a subclass of it.
+
+    Returns:
+        The same object.
+    """
+    cls: Any = type(variable)
+    if isinstance(variable, tf.Variable) and not hasattr(cls, "__bool__"):
+        variable.__class__ = _readable_class(cls)
+    return variable
+
+
+@functools.cache
+def _readable_class(cls: Any) -> Any:
+    class Readable(cls):
+        def __bool__(self) -> bool:
+            return bool(tf.convert_to_tensor(self))
+
+        def __int__(self) -> int:
+            return int(tf.convert_to_tensor(self))
+
+        def __float__(self) -> float:
+            return float(tf.convert_to_tensor(self))
+
+    Readable.__name__ = Readable.__qualname__ = cls.__name__
+    return Readable
+
+
 def plain(variable: Any) -> Any:
-    """Return the value as a Python number, in eager mode; the variables of a strategy have no `int`.
+    """Return the value as a Python number, in eager mode.
 
     >>> plain(tf.Variable(3))
     3
@@ -187,10 +262,12 @@ def _variable(name: str, value: Any, dtype: tf.DType, saved: bool) -> tf.Variabl
         return tf.compat.v1.Variable(
             tf.constant(value, dtype), trainable=False, name=name, collections=local, use_resource=True
         )
-    return tf.Variable(
-        tf.constant(value, dtype),
-        trainable=False,
-        name=name,
-        synchronization=tf.VariableSynchronization.AUTO,
-        aggregation=tf.VariableAggregation.NONE,
+    return readable(
+        tf.Variable(
+            tf.constant(value, dtype),
+            trainable=False,
+            name=name,
+            synchronization=tf.VariableSynchronization.AUTO,
+            aggregation=tf.VariableAggregation.NONE,
+        )
     )

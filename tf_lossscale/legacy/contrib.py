@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_lossscale.adapters import tf1
 from tf_lossscale.core import state
-from tf_lossscale.core.graphs import as_written
+from tf_lossscale.core.graphs import as_written, finished
 from tf_lossscale.core.rules import Rules
 from tf_lossscale.legacy.private_names import Replaceable, replaced
 from tf_lossscale.wrapper import families
@@ -143,10 +143,10 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
             finite_grads: bool scalar, whether all gradients are finite.
 
         Returns:
-            In a graph the operation that does it.
+            In a graph a tensor whose evaluation moves it.
         """
         done = self._state.record(tf.cast(finite_grads, tf.bool))
-        return None if tf.executing_eagerly() else tf.group(*[each.op for each in done])
+        return None if tf.executing_eagerly() else finished(done)
 
     def as_loss_scale(self) -> state.LossScale:
         """Return the loss scale that any `LossScaleOptimizer` drives: of this very class the manager's own."""

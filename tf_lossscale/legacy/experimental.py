@@ -104,11 +104,8 @@ def _register(module: types.ModuleType) -> None:
         saving.register_keras_serializable(f"{package}.experimental")(families.joined(LossScaleOptimizer, adapter))
 
 
-def _scale_of(loss_scale: Any) -> Any:
-    scale = loss_scale_lib.get(loss_scale)
-    if scale is None:
-        raise ValueError("`loss_scale` cannot be None. Pass 'dynamic' or a number, or use the optimizer unwrapped.")
-    return scale
+def _scale_of(loss_scale: Any) -> Any:  # the name of the argument, for callers that pass it by keyword
+    return loss_scale_lib.get_for_wrapper(loss_scale)
 
 
 def _scale_from(config: Any, custom_objects: dict[str, Any] | None) -> Any:

@@ -8,7 +8,7 @@ import tensorflow as tf
 from absl import logging
 
 from tf_lossscale.adapters import tf1
-from tf_lossscale.legacy import experimental
+from tf_lossscale.legacy import experimental, policy
 from tf_lossscale.legacy import loss_scale as loss_scale_lib
 from tf_lossscale.wrapper import families
 
@@ -27,7 +27,6 @@ class MixedPrecisionLossScaleOptimizer(tf1.LossScaleOptimizer):
         loss_scale: "dynamic", a number, a LossScale or a config.
 
     Raises:
-        TypeError: `loss_scale` is None.
         ValueError: `opt` is no such optimizer, or `loss_scale` is none of these.
 
     Source: `tf.compat.v1.mixed_precision.MixedPrecisionLossScaleOptimizer`.
@@ -39,7 +38,7 @@ class MixedPrecisionLossScaleOptimizer(tf1.LossScaleOptimizer):
                 f'"opt" must be an instance of tf.compat.v1.train.Optimizer, but got: {opt!r}. '
                 "Wrap a Keras optimizer with tf_lossscale.LossScaleOptimizer."
             )
-        scale = _scale(loss_scale)
+        scale = loss_scale_lib.get_for_wrapper(loss_scale)
         families.release(opt)  # as TensorFlow 1 had it: each graph that a program builds may wrap it anew
         super().__init__(opt, loss_scale_manager=scale)
 
@@ -61,8 +60,8 @@ def enable_mixed_precision_graph_rewrite(opt: Any, loss_scale: Any = "dynamic") 
         A `MixedPrecisionLossScaleOptimizer`, or around other optimizers an `experimental.LossScaleOptimizer`.
 
     Raises:
-        TypeError: `loss_scale` is None.
-        ValueError: `opt` is no optimizer, is wrapped already, or `loss_scale` is none of these.
+        ValueError: `opt` is no optimizer, or is wrapped already; `loss_scale` is none of these; or Keras's global dtype
+            policy is mixed.
 
     Source: `tf.train.experimental.enable_mixed_precision_graph_rewrite`.
     """
@@ -71,7 +70,8 @@ def enable_mixed_precision_graph_rewrite(opt: Any, loss_scale: Any = "dynamic") 
             f'"opt" must not already be an instance of a LossScaleOptimizer, but got: {opt!r}. '
             "Pass the optimizer that it wraps."
         )
-    scale = _scale(loss_scale)
+    policy.require_no_mixed_policy()
+    scale = loss_scale_lib.get_for_wrapper(loss_scale)
     if isinstance(opt, tf.compat.v1.train.Optimizer):
         wrapped: Any = MixedPrecisionLossScaleOptimizer(opt, scale)
     elif families.adapter_for(opt) is not None:
@@ -94,13 +94,6 @@ def disable_mixed_precision_graph_rewrite() -> None:
     Source: `tf.train.experimental.disable_mixed_precision_graph_rewrite`.
     """
     _rewrite_graphs(False)
-
-
-def _scale(loss_scale: Any) -> Any:
-    scale = loss_scale_lib.get(loss_scale)
-    if scale is None:
-        raise TypeError("`loss_scale` must be 'dynamic', a number or a LossScale, but got: None.")
-    return scale
 
 
 def _rewrite_graphs(enabled: bool) -> None:

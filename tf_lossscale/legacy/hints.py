@@ -14,6 +14,18 @@ _IMPORTS_KERAS = (
     "This program imports keras, which is Keras 3, whatever TF_USE_LEGACY_KERAS says. Put Keras 2 in its place before "
     "anything else: import sys, tf_keras; sys.modules['keras'] = tf_keras."
 )
+_MIXES_KERAS = (
+    "The model and the optimizer are not of the same Keras. Take both from tf.keras, or both from tf_keras. With the "
+    "environment variable TF_USE_LEGACY_KERAS=1 tf.keras is tf_keras, but `import keras` is Keras 3 all the same."
+)
+_ESTIMATOR = (
+    "TensorFlow 2.16 removed tf.estimator. Run the program with TensorFlow 2.15 (pip install 'tensorflow==2.15.*'), or "
+    "train with a Keras model or a tf.compat.v1.train.MonitoredTrainingSession."
+)
+_DEVICES_FIRST = (
+    "TensorFlow listed or configured its devices before tf.compat.v1.disable_eager_execution() or "
+    "disable_v2_behavior() was called. Call it first, right after the imports."
+)
 # What Keras 3 says to arguments that Keras 2 had, and where Keras 2 took a tensor for an array.
 _OF_KERAS_3 = ("not recognized", "unexpected keyword argument", "Unrecognized keyword arguments", "KerasTensor")
 
@@ -33,6 +45,10 @@ def hint(error: BaseException) -> str | None:
         found = _of_attribute(error)
     elif isinstance(error, ImportError):
         found = _of_import(error)
+    elif _is_of_an_optimizer_of_another_keras(error):
+        found = _MIXES_KERAS
+    elif isinstance(error, RuntimeError) and "Attempting to capture an EagerTensor" in str(error):
+        return _DEVICES_FIRST
     else:
         found = None
     if found is None and _is_of_keras_3(error) and any(words in str(error) for words in _OF_KERAS_3):
@@ -50,6 +66,8 @@ def _of_attribute(error: AttributeError) -> str | None:
     if isinstance(owner, types.ModuleType):
         return _of_module(owner.__name__, name)
     kind = type(owner)
+    if name == "get_updates":
+        return f"{kind.__name__} cannot train in graph mode. Use an optimizer of tf_keras.optimizers.legacy."
     if not kind.__module__.startswith("keras."):
         return None
     if kind.__name__ == "LossScaleOptimizer":
@@ -71,6 +89,8 @@ def _of_module(module: str, name: str) -> str | None:
     """About a name that a module does not have, or about a module that is not there."""
     module = module.replace("tensorflow._api.v2", "tensorflow")
     root, _, rest = module.partition(".")
+    if root == "tensorflow_estimator" or (root == "tensorflow" and "estimator" in [*rest.split("."), name]):
+        return _ESTIMATOR
     if module.startswith(("tensorflow.keras", "tensorflow.python.keras")) or (root == "keras" and (rest or name)):
         return _KERAS_2
     if module.startswith(("tensorflow.python", "tensorflow.core", "tensorflow_core")):
@@ -87,6 +107,12 @@ def _of_module(module: str, name: str) -> str | None:
             old = f"{rest}.{name}".lstrip(".")
             return f"tf.{old} is of TensorFlow 1 and is now tf.compat.v1.{old}."
     return None
+
+
+def _is_of_an_optimizer_of_another_keras(error: BaseException) -> bool:
+    # An object that the model's Keras does not know; a string is a wrong name, and a class needs to be called.
+    _, said, identifier = str(error).partition("Could not interpret optimizer identifier: ")
+    return bool(said) and identifier.startswith("<") and not identifier.startswith("<class")
 
 
 def _is_of_keras_3(error: BaseException) -> bool:

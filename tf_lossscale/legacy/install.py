@@ -117,7 +117,8 @@ def wrap_in_compile() -> Installation:
     Without this call, `compile` wraps them in the Keras library's own class. Nothing else changes: `compile` wraps
     the same optimizers as before, and one that is already wrapped, in either class, stays as it is. Models that are
     compiled already keep their optimizer. Call it before or after `import tensorflow`, once or more often. It applies
-    to Keras 3 and to tf_keras.
+    to Keras 3 and to tf_keras. A global policy of another dtype has a loss scale only if
+    `tf_lossscale.legacy.experimental` made it; `compile` wraps the optimizer under such a policy too.
 
     >>> import tensorflow as tf
     >>> import tf_lossscale

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tf_lossscale.wrapper import families
 from tf_lossscale.wrapper import optimizer as optimizer_lib
 
 
@@ -20,24 +21,11 @@ class WrapperName(type):
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return super().__instancecheck__(instance) or (
-            "is_wrapper_name" in vars(cls) and _scales_losses(type(instance))
+            "is_wrapper_name" in vars(cls) and families.scales_losses(instance)
         )
 
     def __subclasscheck__(cls, subclass: type) -> bool:
-        return super().__subclasscheck__(subclass) or ("is_wrapper_name" in vars(cls) and _scales_losses(subclass))
-
-
-def _scales_losses(cls: type) -> bool:
-    """Return whether a class is one of our wrappers, or a LossScaleOptimizer of a Keras library."""
-    return any(
-        base is optimizer_lib.LossScaleOptimizer
-        or (base.__name__.startswith(_NAMES) and base.__module__.startswith(_LIBRARIES))
-        for base in getattr(cls, "__mro__", ())
-    )
-
-
-_NAMES = ("LossScaleOptimizer", "BaseLossScaleOptimizer")
-_LIBRARIES = ("keras.", "tf_keras.", "tensorflow.python.keras.")
+        return super().__subclasscheck__(subclass) or ("is_wrapper_name" in vars(cls) and families.is_scaling(subclass))
 
 
 class OldLossScaleOptimizer(optimizer_lib.LossScaleOptimizer, metaclass=WrapperName):

@@ -11,7 +11,8 @@ import tensorflow as tf
 from tf_lossscale.core import finite as finite_lib
 from tf_lossscale.core import replicas, state
 from tf_lossscale.core.graphs import as_written as _as_written
-from tf_lossscale.core.graphs import operations
+from tf_lossscale.core.graphs import finished, operations
+from tf_lossscale.core.variables import plain
 from tf_lossscale.legacy import versions
 from tf_lossscale.legacy.private_names import Replaceable, replaced
 from tf_lossscale.legacy.tensor_like import TensorLike
@@ -205,14 +206,15 @@ class DynamicLossScale(LossScale, state.DynamicLossScale):
             grads: a nested structure of unscaled gradients; per-replica values in a cross-replica context.
 
         Returns:
-            The operation that moves it, and whether to apply the gradients, a bool scalar tensor.
+            A tensor whose evaluation moves the scale, or None in eager mode; and whether to apply the gradients, a bool
+            scalar tensor.
         """
         if replicas.several_replicas() and not tf.distribute.in_cross_replica_context():
             context = tf.distribute.get_replica_context()
             return context.merge_call(lambda _, per_replica: self.update(per_replica), args=(grads,))
         apply = finite_lib.all_finite(versions.values_to_check(grads))
         done = self.move(apply)
-        return (None if tf.executing_eagerly() else tf.group(*[d.op for d in done])), apply
+        return (None if tf.executing_eagerly() else finished(done)), apply
 
     def get_config(self) -> dict[str, Any]:
         """Return what the constructor needs."""
@@ -225,7 +227,7 @@ class DynamicLossScale(LossScale, state.DynamicLossScale):
     def __repr__(self) -> str:
         now = ""
         if tf.executing_eagerly():
-            now = f"current_loss_scale={self().numpy()!s}, num_good_steps={int(self.good_steps)}, "
+            now = f"current_loss_scale={self().numpy()!s}, num_good_steps={plain(self.good_steps)}, "
         return (
             f"DynamicLossScale({now}initial_loss_scale={self.initial_loss_scale}, "
             f"increment_period={self.increment_period}, multiplier={self.multiplier})"
@@ -265,6 +267,24 @@ def get(identifier: Any) -> LossScale | None:
     raise ValueError(
         f"Could not interpret loss scale identifier: {identifier!r}. Pass 'dynamic', a number, a LossScale, or None."
     )
+
+
+def get_for_wrapper(identifier: Any) -> LossScale:
+    """Return the loss scale that a wrapper's argument `loss_scale` means; for a wrapper, None is an error.
+
+    >>> get_for_wrapper(8)
+    FixedLossScale(8.0)
+
+    Args:
+        identifier: as in `get`, without None.
+
+    Raises:
+        ValueError: it is None, or none of the others.
+    """
+    scale = get(identifier)
+    if scale is None:
+        raise ValueError("`loss_scale` cannot be None. Pass 'dynamic' or a number, or use the optimizer unwrapped.")
+    return scale
 
 
 def from_loss_scale(optimizer: Any, loss_scale: Any = "dynamic") -> Any:

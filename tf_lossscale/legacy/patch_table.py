@@ -3,6 +3,7 @@
 | name | TensorFlow |
 |---|---|
 | `tf.keras.mixed_precision.LossScaleOptimizer`, and `.Policy` with a `loss_scale` | 2.0 and newer |
+| `tf.keras.mixed_precision.set_global_policy`, which refuses a mixed policy beside the graph rewrite | 2.4 and newer |
 | `tf.keras.mixed_precision.experimental` | 1.15 to 2.8 |
 | `tf.mixed_precision.experimental` | 2.0 to 2.8 |
 | `tf.train.experimental`, `tf.compat.v1.train.experimental` | 1.14 and newer |
@@ -77,8 +78,9 @@ def _keras_mixed_precision(patches: Patches, module: types.ModuleType) -> None:
     if not families.load_all(library):
         return
     names = {"LossScaleOptimizer": stable.LossScaleOptimizer, "experimental": _experimental(library)}
-    if hasattr(module, "Policy"):
-        names["Policy"] = policy.policies_of(library).StablePolicy
+    policies = policy.policies_of(library)
+    of_policies = {"Policy": policies.StablePolicy, "set_global_policy": policies.set_global_policy}
+    names.update({name: value for name, value in of_policies.items() if hasattr(module, name)})
     patches.put(module, names)
 
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any
+
+import tensorflow as tf
+from absl import logging
 
 from tf_lossscale.legacy import loss_scale as loss_scale_lib
 from tf_lossscale.wrapper import layers
@@ -45,10 +49,27 @@ class Policies:
             policy = self.Policy(policy)
         if isinstance(policy, self.Policy):
             plain = self._library.Policy(policy.name)
-            self._library.set_global_policy(plain)
+            self.set_global_policy(plain)
             self._last_set = plain, policy
         else:
-            self._library.set_global_policy(policy)
+            self.set_global_policy(policy)
+
+    def set_global_policy(self, policy: Any) -> None:
+        """Set the global policy as the library does, unless it is mixed and the graph rewrite is enabled.
+
+        Args:
+            policy: a policy of the library, or its name.
+
+        Raises:
+            ValueError: the policy is mixed, and `enable_mixed_precision_graph_rewrite` was called.
+        """
+        name = str(getattr(policy, "name", policy))
+        if name.startswith("mixed_") and tf.__internal__.train.is_mixed_precision_graph_rewrite_enabled():
+            raise ValueError(
+                f"The global dtype policy cannot be {name!r} after enable_mixed_precision_graph_rewrite was called. "
+                f"{_USE_ONE}"
+            )
+        self._library.set_global_policy(policy)
 
     def get_layer_policy(self, layer: Any) -> Any:
         """Return a layer's policy, with its loss scale.
@@ -75,6 +96,14 @@ class Policies:
         if not isinstance(policy, self.Policy) or policy.has_default_loss_scale:
             return "dynamic"
         return policy.loss_scale
+
+    def has_scale_without_float16(self) -> bool:
+        """Return whether the global policy has a loss scale, though it is not "mixed_float16".
+
+        Then no library's own `compile` wraps an optimizer.
+        """
+        policy = self.global_policy()
+        return policy.name != "mixed_float16" and getattr(policy, "loss_scale", None) is not None
 
     def is_set_by_an_old_name(self) -> bool:
         """Return whether the global policy was set with `set_policy`, or is a Policy with a loss scale."""
@@ -103,6 +132,30 @@ def policies_of(library: str) -> Policies:
     return Policies(layers.layers_in(library))
 
 
+def require_no_mixed_policy() -> None:
+    """Raise if the global policy of a Keras library is mixed; a library that is not loaded stays so.
+
+    >>> require_no_mixed_policy()
+
+    Raises:
+        ValueError: it is.
+    """
+    for package in ("keras", "tf_keras"):
+        mixed_precision = getattr(sys.modules.get(package), "mixed_precision", None)
+        name = "" if mixed_precision is None else mixed_precision.global_policy().name
+        if name.startswith("mixed_"):
+            raise ValueError(
+                f"The graph rewrite cannot be enabled, because the global dtype policy of {package} is {name!r}. "
+                f"{_USE_ONE}"
+            )
+
+
+_USE_ONE = (
+    "Both turn mixed precision on: use one of them. If in doubt, use the policy; it works in eager mode too, and each "
+    "layer can have its own."
+)
+
+
 def _policy_class(library: Any) -> Any:
     @library.library.saving.register_keras_serializable("tf_lossscale.legacy")
     class Policy(library.Policy):
@@ -124,6 +177,12 @@ def _policy_class(library: Any) -> Any:
                 loss_scale = "dynamic" if name == "mixed_float16" else None
             # "dynamic" has variables: made when somebody asks for them.
             self._loss_scale = loss_scale if self.has_default_loss_scale else loss_scale_lib.get(loss_scale)
+            if self._loss_scale is not None and self.compute_dtype != "float16":
+                logging.warning(
+                    "Policy(%r, loss_scale=%r): only float16 gradients need a loss scale. Leave out `loss_scale`.",
+                    name,
+                    loss_scale,
+                )
 
         @property
         def loss_scale(self) -> Any:

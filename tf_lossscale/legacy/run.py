@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import io
+import multiprocessing.spawn
 import os
 import runpy
 import sys
@@ -47,7 +48,10 @@ def run(arguments: argparse.Namespace) -> int:
         SystemExit: the script raised it.
     """
     install()
+    _install_in_spawned_processes()
     words = arguments.module or arguments.script
+    if words[:1] == ["--"]:
+        words = words[1:]
     if not words:
         return _fail("run: nothing to run. Call tf-lossscale run SCRIPT [ARG ...] or run -m MODULE [ARG ...].", 2)
     if arguments.module:
@@ -57,7 +61,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _run_script(path: str, arguments: list[str]) -> int:
     sys.argv = [path, *arguments]
+    if os.path.isdir(path) and not os.path.exists(os.path.join(path, "__main__.py")):
+        return _fail(f"{path!r} is a folder without a __main__.py. Pass a script, or -m and a module.", 2)
     if os.path.isdir(path) or zipfile.is_zipfile(path):
+        if not _holds_a_main(path):
+            return _fail(f"run: there is no __main__.py in {path!r}. Name the script to run.", 1)
         _look_first_in(path)
         return _as_python(lambda: runpy.run_path(path, run_name="__main__"), skip=_is_of_runpy)
     _look_first_in(os.path.dirname(os.path.realpath(path)))
@@ -77,6 +85,16 @@ def _run_script(path: str, arguments: list[str]) -> int:
     return _as_python(execute, skip=lambda frame: frame.f_code is execute.__code__)
 
 
+def _holds_a_main(path: str) -> bool:
+    """Return whether a folder or zip file has the file that `python` runs in it."""
+    if os.path.isdir(path):
+        files = os.listdir(path)
+    else:
+        with zipfile.ZipFile(path) as file:
+            files = file.namelist()
+    return not {"__main__.py", "__main__.pyc"}.isdisjoint(files)
+
+
 def _run_module(name: str, arguments: list[str]) -> int:
     _look_first_in(os.getcwd())
     sys.argv = ["-m", *arguments]
@@ -87,6 +105,22 @@ def _run_module(name: str, arguments: list[str]) -> int:
     if spec is None:
         return _fail(f"No module named {name}", 1)
     return _as_python(lambda: runpy.run_module(name, run_name="__main__", alter_sys=True), skip=_is_of_runpy)
+
+
+def _install_in_spawned_processes() -> None:
+    """Have the processes that multiprocessing spawns call `install` before they import the program."""
+    multiprocessing.spawn.get_command_line = _spawning_with_old_names
+
+
+_usual_command_line = multiprocessing.spawn.get_command_line
+
+
+def _spawning_with_old_names(**kwargs: Any) -> list[str]:
+    command = _usual_command_line(**kwargs)
+    if "-c" in command:  # not in a frozen executable
+        code = command.index("-c") + 1
+        command[code] = f"import tf_lossscale; tf_lossscale.install(); {command[code]}"
+    return command
 
 
 def _look_first_in(folder: str) -> None:

@@ -80,10 +80,7 @@ def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         return given
     if _is_number(loss_scale):
         return {"dynamic": False, "initial_scale": loss_scale, **given}
-    scale = loss_scale_lib.get(loss_scale)
-    if scale is None:
-        raise ValueError("`loss_scale` cannot be None. Pass 'dynamic' or a number, or use the optimizer unwrapped.")
-    return {"loss_scale_manager": scale, **given}
+    return {"loss_scale_manager": loss_scale_lib.get_for_wrapper(loss_scale), **given}
 
 
 def _is_number(value: Any) -> bool:

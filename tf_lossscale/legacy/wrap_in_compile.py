@@ -54,7 +54,6 @@ def _wrapped(inner_optimizer: Any, library: str) -> Any:
         before = _made[inner_optimizer]()
         if before is not None:
             return before
-        families.release(inner_optimizer)
     if policies.is_set_by_an_old_name():
         wrapper: Any = experimental.LossScaleOptimizer(inner_optimizer, loss_scale)
     else:
@@ -63,19 +62,44 @@ def _wrapped(inner_optimizer: Any, library: str) -> Any:
     return wrapper
 
 
-def _trainer_of_keras_3(patches: Patches, trainer: types.ModuleType) -> None:
-    patches.put(trainer, {"LossScaleOptimizer": stand_in_for("keras")})
+def optimizers_for(library: str, optimizers: types.ModuleType) -> types.SimpleNamespace:
+    """Return a Keras library's optimizers with another `get`, which a trainer calls for what `compile` is given.
+
+    `compile` looks for no loss scale unless its model's policy is "mixed_float16". Up to TensorFlow 2.8 a policy of any
+    dtype could have one; `get` returns the optimizer wrapped where the global policy does.
+
+    Args:
+        library: "keras" or "tf_keras".
+        optimizers: its module of that name.
+    """
+
+    @functools.wraps(optimizers.get)
+    def get(*args: Any, **kwargs: Any) -> Any:
+        optimizer = optimizers.get(*args, **kwargs)
+        needs_scale = optimizer is not None and not families.scales_losses(optimizer)
+        if needs_scale and policies_of(library).has_scale_without_float16():
+            return _wrapped(optimizer, library)
+        return optimizer
+
+    return types.SimpleNamespace(**{**vars(optimizers), "get": get})
+
+
+def _trainer_of_keras_3(patches: Patches, trainer: Any) -> None:
+    optimizers = optimizers_for("keras", trainer.optimizers)
+    patches.put(trainer, {"LossScaleOptimizer": stand_in_for("keras"), "optimizers": optimizers})
 
 
 def _trainer_of_tf_keras(name: str) -> Put:
     """`name` is what the trainer calls the module with the class."""
 
-    def put(patches: Patches, trainer: types.ModuleType) -> None:
+    def put(patches: Patches, trainer: Any) -> None:
         if families.library_in(trainer.__name__) != "tf_keras":
             return
         stand_in = stand_in_for("tf_keras")
         both = {"BaseLossScaleOptimizer": stand_in, "LossScaleOptimizer": stand_in}
         patches.put(trainer, {name: types.SimpleNamespace(**{**vars(getattr(trainer, name)), **both})})
+        if hasattr(trainer, "optimizers"):
+            patches.put(trainer, {"optimizers": optimizers_for("tf_keras", trainer.optimizers)})
 
     return put
 

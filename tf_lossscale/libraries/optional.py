@@ -7,24 +7,28 @@ from typing import Any
 
 
 def load(module: str, extra: str) -> Any:
-    """Return an optional library's module, or says how to install it.
+    """Return an optional library's module, or say how to install it.
 
     >>> load("math", "train").pi > 3
     True
 
     Args:
         module: the dotted name to import.
-        extra: the extra of this package that installs it.
+        extra: the extra of this package that installs it; "" if only the library's own package does.
 
     Returns:
         The module.
 
     Raises:
-        ImportError: it is not installed.
+        ImportError: it is not installed, or its import fails.
     """
     try:
         return importlib.import_module(module)
-    except ImportError as error:
-        raise ImportError(
-            f"{module} is needed for this. Install it with: pip install 'tf-lossscale[{extra}]'"
-        ) from error
+    except ModuleNotFoundError as error:
+        library = module.partition(".")[0]
+        if error.name != library:
+            raise  # it is installed, and what it lacks is in the error
+        remedy = f"Install it: pip install {library}"
+        if extra:
+            remedy = f"In a clone of tf-lossscale install the extra {extra!r}: pip install '.[{extra}]'"
+        raise ImportError(f"This needs {library}, which is not installed. {remedy}") from error

@@ -8,6 +8,7 @@ import tensorflow as tf
 from absl import logging
 
 from tf_lossscale import errors
+from tf_lossscale.core.variables import plain
 from tf_lossscale.monitoring.summaries import require_ours, write_summary
 from tf_lossscale.wrapper.stall import WHAT_TO_TRY
 
@@ -19,7 +20,7 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
     """A callback that adds `loss_scale`, `skipped_steps` and, with `diagnose=True`, `grad_norm` to the logs of `fit`.
 
     The progress bar, `History`, and callbacks that come later in the list, like `CSVLogger` and `TensorBoard`, show
-    them. The callback warns when too many steps are skipped. Its readings also trigger the optimizer's `on_floor`.
+    them. The callback warns when too many steps are skipped. Its readings also trigger the optimizer's `on_stall`.
 
     >>> import tf_lossscale
     >>> model = tf.keras.Sequential([tf.keras.Input((1,)), tf.keras.layers.Dense(1)])
@@ -104,7 +105,7 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
     def _counts(self) -> tuple[int, int]:
         scale = self._watched._loss_scale
         if not scale.may_skip:
-            return int(self._watched.iterations), 0
+            return plain(self._watched.iterations), 0
         return tuple(int(tf.convert_to_tensor(count)) for count in (scale.total_steps, scale.skipped_steps))  # type: ignore[return-value]
 
     def _warn(self) -> None:

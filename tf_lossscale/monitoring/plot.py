@@ -8,8 +8,6 @@ import pathlib
 import sys
 from typing import Any
 
-import tensorflow as tf
-
 from tf_lossscale.libraries import optional
 from tf_lossscale.writing import whole_file
 
@@ -52,8 +50,14 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         if out.suffix not in (".png", ".svg"):
             raise ValueError(f"--out must end in .png or .svg, but got: {out}.")
+        for folder in (arguments.logdir, out.parent):
+            if not folder.is_dir():
+                raise NotADirectoryError(
+                    f"{folder} {'is a file' if folder.exists() else 'does not exist'}. Pass a folder."
+                )
         if out.exists() and not arguments.force:
             raise ValueError(f"{out} exists. Choose another --out, or add --force to write over it.")
+        optional.load("matplotlib.figure", "plot")  # before the files, which take a while to read
         runs = read(arguments.logdir)
         draw(runs, out)
     except (ValueError, ImportError, OSError) as error:
@@ -127,10 +131,13 @@ def _skips(run: dict[str, Series]) -> list[int]:
 
 
 def _scalars(path: pathlib.Path) -> list[tuple[str, int, float]]:
+    import tensorflow as tf
+
     kinds = {tag: kind for kind, tags in _TAGS.items() for tag in tags}
     found = []
     try:
-        for event in tf.compat.v1.train.summary_iterator(str(path)):
+        for record in tf.data.TFRecordDataset(str(path)):
+            event = tf.compat.v1.Event.FromString(record.numpy())
             for value in event.summary.value:
                 if value.tag in kinds:
                     number = tf.make_ndarray(value.tensor) if value.HasField("tensor") else value.simple_value

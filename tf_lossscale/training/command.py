@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tf_lossscale.libraries import optional
-from tf_lossscale.training import report, saved
-from tf_lossscale.training.lenet import OPTIMIZERS, SETUPS, Digits, Run, Settings
+from tf_lossscale.training import progress
+from tf_lossscale.training.settings import OPTIMIZERS, SETUPS, Settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,6 +58,12 @@ def run(arguments: argparse.Namespace) -> int:
     given = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(Settings)}
     given = {name: value for name, value in given.items() if value is not None}
     try:
+        if arguments.out.exists() and not arguments.out.is_dir():
+            raise NotADirectoryError(f"{arguments.out} is a file. Pass a folder as --out.")
+        for module in ("matplotlib.figure", "rich.console", "sklearn.datasets", "tqdm"):
+            optional.load(module, "train")  # before the training, which is lost if the report cannot be made
+        from tf_lossscale.training import saved
+
         if not arguments.resume:
             return _train(Settings(**given), None, arguments.out, compare=not arguments.no_compare)
         if given:
@@ -71,7 +77,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _train(settings: Settings, state: dict[str, Any] | None, out: pathlib.Path, *, compare: bool) -> int:
-    tqdm = optional.load("tqdm", "train").tqdm
+    from tf_lossscale.training import report, saved
+    from tf_lossscale.training.lenet import Digits, Run
+
     digits = Digits(settings.seed)
     scaled = Run(SETUPS[-1], settings)
     if state is not None:
@@ -81,14 +89,7 @@ def _train(settings: Settings, state: dict[str, Any] | None, out: pathlib.Path, 
         _say_what_is_replaced(out)
 
     with _ctrl_c() as asked_to_stop:
-        first = len(scaled.history)
-        with tqdm(total=settings.steps, initial=first, desc=scaled.setup.name, unit="step") as bar:
-            for batch in digits.batches(first, settings.steps):
-                record = scaled.step(*batch)
-                bar.set_postfix(loss=f"{record.loss:.3f}", scale=f"{record.scale:g}", skipped=scaled.skipped)
-                bar.update()
-                if asked_to_stop():
-                    break
+        _take_steps(scaled, digits, settings, asked_to_stop)
         unsaved = _save(scaled, settings, out)
     if asked_to_stop():
         if unsaved:
@@ -104,9 +105,7 @@ def _train(settings: Settings, state: dict[str, Any] | None, out: pathlib.Path, 
         if compare:
             runs = [Run(setup, settings) for setup in SETUPS[:-1]] + runs
             for each in runs[:-1]:
-                batches = digits.batches(0, settings.steps)
-                for batch in tqdm(batches, total=settings.steps, desc=each.setup.name, unit="step"):
-                    each.step(*batch)
+                _take_steps(each, digits, settings)
         report.print_table(runs, digits.test, settings)
     finally:
         if unsaved:
@@ -116,8 +115,28 @@ def _train(settings: Settings, state: dict[str, Any] | None, out: pathlib.Path, 
     return 0
 
 
-def _save(run: Run, settings: Settings, out: pathlib.Path) -> OSError | None:
+def _take_steps(run: Any, digits: Any, settings: Settings, asked_to_stop: Callable[[], bool] = lambda: False) -> None:
+    """Take the steps that are left, and show the progress."""
+    first = len(run.history)
+    with progress.shown(run.setup.name, first, settings.steps) as report:
+        for batch in digits.batches(first, settings.steps):
+            record = run.step(*batch)
+            scaling = f", scale={_short(record.scale)}, skipped={run.skipped}" if run.setup.scaled else ""
+            report(f"loss={record.loss:.3f}{scaling}")
+            if asked_to_stop():
+                break
+
+
+def _short(scale: float) -> str:
+    """Return a loss scale as text: most are powers of two, with many digits."""
+    mantissa, exponent = math.frexp(scale)
+    return f"2^{exponent - 1}" if mantissa == 0.5 else f"{scale:.4g}"
+
+
+def _save(run: Any, settings: Settings, out: pathlib.Path) -> OSError | None:
     """Save the run. Return the error if it cannot be saved, for a second try at the end."""
+    from tf_lossscale.training import saved
+
     try:
         saved.save(run, settings, out)
     except OSError as error:
@@ -127,6 +146,8 @@ def _save(run: Run, settings: Settings, out: pathlib.Path) -> OSError | None:
 
 
 def _say_what_is_replaced(out: pathlib.Path) -> None:
+    from tf_lossscale.training import saved
+
     if not (out / saved.STATE).exists():
         return
     with contextlib.suppress(ValueError):

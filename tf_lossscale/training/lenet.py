@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -10,46 +9,11 @@ import numpy as np
 import tensorflow as tf
 
 from tf_lossscale.libraries import optional
+from tf_lossscale.training.settings import Settings, Setup
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
-OPTIMIZERS = ("adam", "rmsprop", "sgd")
 _BATCH = 64
 _TEST_IMAGES = 360
-
-
-@dataclasses.dataclass
-class Settings:
-    """The settings of a run. They are saved beside its checkpoint, so that `--resume` needs no other option.
-
-    >>> Settings().optimizer
-    'adam'
-    """
-
-    optimizer: str = "adam"
-    steps: int = 300
-    seed: int = 0
-    loss_weight: float = 1e-5
-    growth_steps: int = 50
-    initial_scale: float = 2.0**30
-
-
-class Setup(NamedTuple):
-    """One of the three ways that are compared.
-
-    >>> SETUPS[0]
-    Setup(name='float32', policy='float32', scaled=False)
-    """
-
-    name: str
-    policy: str
-    scaled: bool
-
-
-SETUPS = (
-    Setup("float32", "float32", scaled=False),
-    Setup("float16 without scaling", "mixed_float16", scaled=False),
-    Setup("float16 with scaling", "mixed_float16", scaled=True),
-)
 
 
 class Record(NamedTuple):

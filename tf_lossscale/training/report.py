@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from tf_lossscale.libraries import optional
-from tf_lossscale.training.lenet import Record, Run, Settings
+from tf_lossscale.training.lenet import Record, Run
+from tf_lossscale.training.settings import Settings
 from tf_lossscale.writing import whole_file
 
 

@@ -16,8 +16,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale.training.lenet import Record, Run, Settings
-from tf_lossscale.writing import checkpoint_errors_are_os_errors, whole_file
+from tf_lossscale.training.lenet import Record, Run
+from tf_lossscale.training.settings import Settings
+from tf_lossscale.writing import checkpoint_errors_are_os_errors, name_latest_checkpoint, whole_file
 
 STATE = "state.json"
 _FOLDER = "checkpoint"
@@ -34,6 +35,8 @@ def make_ready(out: pathlib.Path) -> None:
         OSError: the folder or a file in it cannot be written.
     """
     for folder in (out, out / _FOLDER):
+        if folder.exists() and not folder.is_dir():
+            raise NotADirectoryError(f"{folder} is a file, but a folder will be made there. Pass another --out.")
         folder.mkdir(parents=True, exist_ok=True)
         with whole_file(folder / "trial") as trial:
             trial.write_text("")
@@ -73,8 +76,8 @@ def save(run: Run, settings: Settings, out: pathlib.Path) -> None:
         _delete(file for file in _files(folder) if _number(file) == number)
         raise OSError(f"the checkpoint {folder / name} cannot be written ({error}). {_last_whole(out)}") from error
     # If this fails, what is left is deleted after the next save.
-    with contextlib.suppress(OSError), checkpoint_errors_are_os_errors():
-        tf.compat.v1.train.update_checkpoint_state(str(folder), name, [name])
+    with contextlib.suppress(OSError):
+        name_latest_checkpoint(folder, name)
         _delete(file for file in _files(folder) if _number(file) < number)
 
 

@@ -16,16 +16,19 @@ _INITIAL_SCALE = 2.0**15
 _GROWTH_STEPS = 2000
 
 
-def loss_scale(dynamic: Any, initial_scale: Any, growth_steps: Any, manager: Any, **rules: Any) -> LossScale:
+def loss_scale(
+    dynamic: Any, initial_scale: Any, growth_steps: Any, skip_nonfinite: Any, manager: Any, **rules: Any
+) -> LossScale:
     """Return a new loss scale, or that of a manager.
 
-    >>> loss_scale(False, 8, None, None)().numpy().item()
+    >>> loss_scale(False, 8, None, None, None)().numpy().item()
     8.0
 
     Args:
         dynamic: whether it moves.
         initial_scale: a finite number above 0; None for the default.
         growth_steps: finite steps in a row after which it grows; None for the default.
+        skip_nonfinite: whether a step with a non-finite gradient is skipped; None for the default.
         manager: an object with a method `as_loss_scale`, in place of all other arguments; or None.
         **rules: the fields of `Rules` that are arguments of the constructor.
 
@@ -37,9 +40,16 @@ def loss_scale(dynamic: Any, initial_scale: Any, growth_steps: Any, manager: Any
         ValueError: a value is out of range, or contradicts another one.
     """
     errors.boolean("dynamic", dynamic, _instead_of(dynamic, initial_scale, growth_steps))
+    if skip_nonfinite is not None:
+        errors.boolean("skip_nonfinite", skip_nonfinite, "Pass True to skip steps whose gradients are not finite.")
     checked = Rules(_GROWTH_STEPS if growth_steps is None else growth_steps, **rules).checked()
     if manager is not None:
-        return _of_manager(manager, not dynamic or initial_scale or growth_steps)
+        return _of_manager(manager, not dynamic or initial_scale or growth_steps or skip_nonfinite is not None)
+    if dynamic and skip_nonfinite is False:
+        raise ValueError(
+            "`skip_nonfinite` cannot be False with a dynamic scale, which finds its value by overflows: each would be "
+            "applied to the weights. Leave it out, or pass dynamic=False and an `initial_scale`."
+        )
     if dynamic:
         return DynamicLossScale(_INITIAL_SCALE if initial_scale is None else initial_scale, checked)
     if initial_scale is None:
@@ -49,7 +59,7 @@ def loss_scale(dynamic: Any, initial_scale: Any, growth_steps: Any, manager: Any
             f'"dynamic_growth_steps" must be None if "dynamic" is False, but got: {growth_steps!r}. '
             "A fixed scale does not grow."
         )
-    return FixedLossScale(initial_scale)
+    return FixedLossScale(initial_scale, bool(skip_nonfinite))
 
 
 def _instead_of(dynamic: Any, initial_scale: Any, growth_steps: Any) -> str:
@@ -71,8 +81,8 @@ def _instead_of(dynamic: Any, initial_scale: Any, growth_steps: Any) -> str:
 def _of_manager(manager: Any, has_other_arguments: Any) -> LossScale:
     if has_other_arguments:
         raise ValueError(
-            "`loss_scale_manager` sets the scale and how it moves. Leave out `dynamic`, `initial_scale` and "
-            "`dynamic_growth_steps`."
+            "`loss_scale_manager` sets the scale and how it moves. Leave out `dynamic`, `initial_scale`, "
+            "`dynamic_growth_steps` and `skip_nonfinite`."
         )
     if not hasattr(manager, "as_loss_scale"):
         raise TypeError(
@@ -100,8 +110,8 @@ def diagnosis(diagnose: Any, loss_scale: LossScale) -> Diagnosis | None:
         return None
     if not loss_scale.may_skip:
         raise ValueError(
-            "`diagnose` cannot be True with a fixed scale, which does not check gradients. Pass dynamic=True; to keep "
-            "the scale constant, set min_scale, max_scale and initial_scale to the same value."
+            "`diagnose` cannot be True with a fixed scale that skips no step, because it does not check gradients. "
+            "Pass skip_nonfinite=True or dynamic=True."
         )
     return Diagnosis()
 

@@ -58,7 +58,7 @@ class Configurable(Parts):
 
         Returns:
             A dict. Arguments that the original did not have are in it only if they are not at their defaults. A
-            function given as `on_floor` is not in it.
+            function given as `on_stall` is not in it.
         """
         scale: Any = self._loss_scale
         if not isinstance(scale, (DynamicLossScale, FixedLossScale)) and hasattr(scale, "get_config"):
@@ -71,13 +71,13 @@ class Configurable(Parts):
             "dynamic_growth_steps": self.dynamic_growth_steps,
         }
         if not self.dynamic and self._loss_scale.may_skip:
-            config["skip_overflow"] = True
+            config["skip_nonfinite"] = True
         if self._diagnosis is not None:
             config["diagnose"] = True
         if self._clusters is not None:
             config["jit_compile"] = True
         if self._stall.action == "raise":  # a function is no plain value
-            config["on_floor"] = "raise"
+            config["on_stall"] = "raise"
         if self.dynamic:
             given = {name: getattr(self._loss_scale.rules, name) for name in KEYWORDS}
             config.update({name: value for name, value in given.items() if value != KEYWORDS[name]})
@@ -112,22 +112,20 @@ class Configurable(Parts):
             return families.joined(this, family).from_config(config, custom_objects)
         config = {name: value for name, value in config.items() if name not in ("inner_optimizer", "optimizer")}
         if "loss_scale" in config:
-            config.update(_from_tf23(config.pop("loss_scale"), custom_objects or {}))
-        skip_overflow = config.pop("skip_overflow", False)
+            config.update(from_tf23(config.pop("loss_scale"), custom_objects or {}))
         of_inner = inner
         if isinstance(inner, dict):
             inner = cls._family_class.from_config(copy.deepcopy(inner), custom_objects)
         # tf_keras reads an old config as a legacy optimizer, whichever class is asked.
         family = families.adapter_of(inner)
         new = (this if issubclass(this, family) else family)(inner_optimizer=inner, **config)
-        if skip_overflow:
-            new._loss_scale = FixedLossScale(new.initial_scale, skip_overflow=True)
         new._take_state(of_inner)
         return new
 
     def __copy__(self) -> Any:
         new: Any = object.__new__(type(self))
         new.__dict__.update(self.__dict__)
+        families.mark(self._optimizer, new)
         return new
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -137,7 +135,7 @@ class Configurable(Parts):
         memo[id(vars(self)["_contract"])] = Contract()
         new.__dict__.update({name: copy.deepcopy(value, memo) for name, value in vars(self).items()})
         new._save_scale_with_inner()
-        families.mark(inner)
+        families.mark(inner, new)
         return new
 
 
@@ -162,8 +160,26 @@ def inner_of(config: Any) -> Any:
     return inner
 
 
-def _from_tf23(loss_scale: Any, custom_objects: dict[str, Any]) -> dict[str, Any]:
-    """Return the constructor's arguments for the `loss_scale` of a config from TensorFlow 2.3 or older."""
+def by_registered_name(config: Any, saving: Any) -> Any:
+    """Return an inner optimizer's config with its registered name as the class name, if the class is registered.
+
+    tf_keras looks only at the class name while it loads an .h5 file or a SavedModel, and finds its own class of that
+    name.
+
+    Args:
+        config: the config; an object of another type is returned as it is.
+        saving: the module `saving` of the library.
+    """
+    name = config.get("registered_name") if isinstance(config, dict) else None
+    return {**config, "class_name": name} if name and saving.get_registered_object(name) is not None else config
+
+
+def from_tf23(loss_scale: Any, custom_objects: dict[str, Any]) -> dict[str, Any]:
+    """Return the constructor's arguments for the `loss_scale` of a config from TensorFlow 2.3 or older.
+
+    >>> from_tf23(128.0, {})
+    {'dynamic': False, 'initial_scale': 128.0}
+    """
     if loss_scale == "dynamic":
         return {}
     if not isinstance(loss_scale, dict):

@@ -15,6 +15,8 @@ from absl import logging
 # Method -> whether the gradients of the next update are scaled.
 APPLY_GRADIENTS = {"scale_loss": True, "get_scaled_loss": False, "get_unscaled_gradients": False}
 APPLY = {"scale_loss": True, "get_unscaled_gradients": False}
+# Method -> whether the gradients that a place has are scaled after this call.
+_LEAVES_SCALED = {"scale_loss": True, "get_scaled_loss": True, "get_unscaled_gradients": False}
 
 _TWO_WAYS_OUT = (
     "Write every step in one of two ways: pass gradients of the scaled loss to apply(gradients, variables), which "
@@ -184,13 +186,7 @@ class Contract:
             if notes:
                 return {says[note.method] for note in notes}, function is not functions[0]
         here = self._notes_here(functions)
-        elsewhere = [
-            *self._in_eager_mode.values(),
-            *(note for function, notes in self._in_functions.items() for note in notes.values()),
-            *map(_Note, self._in_ended_threads),
-        ]
-        open_notes = [note for note in elsewhere if not note.followed_in and not any(note is each for each in here)]
-        answers = {says[note.method] for note in open_notes if note.method in says}
+        answers = {says[note.method] for note in self._open_notes_elsewhere(here) if note.method in says}
         for note in here:
             if note.method in says and _used_up(note, says):
                 # A second part of the gradients of one scale_loss, or gradients of no scaled loss.
@@ -198,6 +194,15 @@ class Contract:
             elif note.method in says:
                 answers.add(says[note.method])
         return answers, True
+
+    def _open_notes_elsewhere(self, here: list[_Note]) -> list[_Note]:
+        """Return the notes of all other places in which no update followed."""
+        notes = [
+            *self._in_eager_mode.values(),
+            *(note for function, notes in self._in_functions.items() for note in notes.values()),
+            *map(_Note, self._in_ended_threads),
+        ]
+        return [note for note in notes if not note.followed_in and not any(note is each for each in here)]
 
     def _notes_here(self, functions: list[Any]) -> list[_Note]:
         if functions:
@@ -249,12 +254,32 @@ class Contract:
         )
 
     def require_not_unscaled(self, gradients: Iterable[Any]) -> None:
-        """Raise if `apply` got what `get_unscaled_gradients` returned."""
-        if any(map(is_marked, gradients)):
+        """Raise if `apply` got unscaled gradients, which it would divide again.
+
+        Known are gradients that `get_unscaled_gradients` returned or was given. For others the calls tell: they are
+        unscaled if every place that they may come from has called it last.
+        """
+        gradients = [gradient for gradient in gradients if gradient is not None]
+        unscaled = any(map(is_marked, gradients))
+        if not unscaled and not all(hasattr(gradient, "_scaled_for_tf_lossscale") for gradient in gradients):
+            with self._lock:
+                notes = self._notes_of_apply(_functions())
+            unscaled = bool(notes) and not any(_LEAVES_SCALED[note.method] for note in notes)
+        if unscaled:
             raise RuntimeError(
-                "apply() divides gradients by the loss scale, but get_unscaled_gradients() has done so with these. "
-                f"{_TWO_WAYS_OUT}"
+                "apply() divides gradients by the loss scale, but get_unscaled_gradients(), or a function of "
+                f"scale_inside(), has done so with these. {_TWO_WAYS_OUT}"
             )
+
+    def _notes_of_apply(self, functions: list[Any]) -> list[_Note]:
+        """Return the notes of the places that gradients given to `apply` may come from."""
+        thread = threading.current_thread()
+        for function in functions:
+            notes = [note for note in self._notes_in(function) if thread not in note.followed_in]
+            if notes:
+                return notes
+        here = self._notes_here(functions)
+        return [note for note in here if thread not in note.followed_in] + self._open_notes_elsewhere(here)
 
     def warn_before_apply(self) -> None:
         """Warn, once, if `apply` is about to divide by a scale that nobody multiplied in."""
@@ -276,25 +301,87 @@ class Contract:
             logging.warning("%s", message)
 
 
-def mark(gradients: Iterable[Any]) -> None:
+# Marks on tensors. Each is an attribute: the loss scale by which a loss was multiplied, or a gradient divided, and
+# whether a gradient was given to `get_unscaled_gradients`.
+
+
+def mark(gradients: Iterable[Any], loss_scale: Any, scaled: Iterable[Any] = ()) -> None:
     """Mark gradients as unscaled.
 
-    >>> gradient = tf.constant(1.0)
-    >>> mark([gradient, None])
+    >>> gradient, scale = tf.constant(1.0), tf.Module()
+    >>> mark([gradient, None], scale)
     >>> is_marked(gradient), is_marked(tf.constant(1.0))
     (True, False)
 
     Args:
         gradients: tensors, IndexedSlices or None.
+        loss_scale: the object that they were divided by.
+        scaled: the gradients before that, which are marked as scaled.
     """
     for gradient in gradients:
         if gradient is not None:
-            gradient._unscaled_by_tf_lossscale = True
+            gradient._unscaled_by_tf_lossscale = weakref.ref(loss_scale)
+    for gradient in scaled:
+        if isinstance(gradient, (tf.Tensor, tf.IndexedSlices)):
+            gradient._scaled_for_tf_lossscale = True
 
 
 def is_marked(gradient: Any) -> bool:
-    """Tell whether `mark` marked this gradient."""
-    return getattr(gradient, "_unscaled_by_tf_lossscale", False)
+    """Tell whether `mark` marked this gradient as unscaled."""
+    return hasattr(gradient, "_unscaled_by_tf_lossscale")
+
+
+def require_scaled(gradients: Iterable[Any], loss_scale: Any) -> None:
+    """Raise if a gradient is marked as divided by this loss scale.
+
+    >>> require_scaled([tf.constant(8.0), None], tf.Module())
+
+    Args:
+        gradients: tensors, IndexedSlices or None.
+        loss_scale: the object that they would be divided by.
+    """
+    if any(_marked_with(loss_scale, gradient, "_unscaled_by_tf_lossscale") for gradient in gradients):
+        raise RuntimeError(
+            "get_unscaled_gradients() was given a gradient that it returned before, and would divide it by the loss "
+            "scale again. Call it once for each gradient. minimize(), compute_gradients() and get_gradients() call it "
+            "themselves."
+        )
+
+
+def mark_loss(loss: Any, loss_scale: Any) -> None:
+    """Mark a loss as scaled.
+
+    >>> loss, scale = tf.constant(1.0), tf.Module()
+    >>> mark_loss(loss, scale)
+    >>> require_unscaled_loss({"loss": loss}, scale)
+    Traceback (most recent call last):
+    RuntimeError: This loss is scaled already: get_scaled_loss() or scale_loss() returned it. Scale it once...
+
+    Args:
+        loss: a nested structure of tensors.
+        loss_scale: the object that they were multiplied by.
+    """
+    for part in tf.nest.flatten(loss):
+        part._loss_scaled_by_tf_lossscale = weakref.ref(loss_scale)
+
+
+def require_unscaled_loss(loss: Any, loss_scale: Any) -> None:
+    """Raise if a part of a loss is marked as multiplied by this loss scale.
+
+    Args:
+        loss: a nested structure of tensors; anything else has no mark.
+        loss_scale: the object that it would be multiplied by.
+    """
+    if any(_marked_with(loss_scale, part, "_loss_scaled_by_tf_lossscale") for part in tf.nest.flatten(loss)):
+        raise RuntimeError(
+            "This loss is scaled already: get_scaled_loss() or scale_loss() returned it. Scale it once. minimize(), "
+            "compute_gradients(), get_gradients() and Keras's fit take a loss that is not scaled."
+        )
+
+
+def _marked_with(loss_scale: Any, tensor: Any, attribute: str) -> bool:
+    mark = getattr(tensor, attribute, None)
+    return mark is not None and mark() is loss_scale
 
 
 def _used_up(note: _Note, says: dict[str, bool]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import weakref
 from collections.abc import Callable, Collection
@@ -119,9 +120,7 @@ def library_in(module: str) -> str:
     """
     package = module.partition(".")[0]
     if package in ("keras", "tf_keras") and keras_versions.package_of_keras_2() == "keras":
-        return (
-            "tf_keras" if package == "keras" else "tf_keras beside a Keras 2"
-        )  # no class here is derived from its classes
+        return "tf_keras" if package == "keras" else _SECOND_KERAS_2  # no class here is derived from its classes
     return package
 
 
@@ -171,12 +170,19 @@ def keras_of_tensorflow() -> str:
     return library_in(tf.keras.optimizers.Optimizer.__module__)
 
 
+# The package tf_keras where tf.keras is Keras 2 itself: one of the two is supported.
+_SECOND_KERAS_2 = "tf_keras beside a Keras 2"
+
 #: Keras library -> the name of its modules: in `optimizers/`, and in `adapters/` for its layers.
 MODULES = {"keras": "keras3", "tf_keras": "tf_keras"}
 
 
-# Optimizers that a wrapper already holds: checkpoints would mix up two wrappers of one optimizer.
-_wrapped: weakref.WeakSet[Any] = weakref.WeakSet()
+# Inner optimizer -> its wrappers, copies among them: checkpoints would mix up two wrappers of one optimizer.
+_wrappers: weakref.WeakKeyDictionary[Any, weakref.WeakSet[Any]] = weakref.WeakKeyDictionary()
+
+# Every LossScaleOptimizer derives from a class with one of these names in one of these packages.
+_SCALING = ("LossScaleOptimizer", "BaseLossScaleOptimizer", "MixedPrecisionLossScaleOptimizer")
+_SCALING_PACKAGES = ("tf_lossscale.wrapper.", "keras.", "tf_keras.", "tensorflow.")
 
 
 def adapter_of(inner_optimizer: Any) -> Any:
@@ -200,11 +206,21 @@ def adapter_of(inner_optimizer: Any) -> Any:
             f"{cls.__module__}.{cls.__qualname__}. {_instead_of_wrapping(inner_optimizer)}"
         )
     if is_wrapped(inner_optimizer):
+        gc.collect()  # a deleted wrapper may be part of a cycle
+    if is_wrapped(inner_optimizer):
         raise ValueError(
             '"inner_optimizer" is already wrapped by a LossScaleOptimizer. An optimizer can only be wrapped by a '
-            "single LossScaleOptimizer. Create a new inner optimizer, or use the existing wrapper."
+            "single LossScaleOptimizer. Create a new inner optimizer, or use the existing wrapper. If this is a "
+            "notebook cell that was run before, create the inner optimizer in the same cell, or delete the wrapper "
+            "(`del optimizer`) and all that holds it first."
         )
     adapter = adapter_for(inner_optimizer)
+    if adapter is None and _SECOND_KERAS_2 in [library_in(base.__module__) for base in type(inner_optimizer).__mro__]:
+        raise errors.NotWrappable(
+            '"inner_optimizer" must not be of the package tf_keras where tf.keras is Keras 2, as in TensorFlow 2.15, '
+            f"but got: {inner_optimizer!r}. Use tf.keras in place of tf_keras, also for the model: the classes are the "
+            "same. Or install TensorFlow 2.16 or newer."
+        )
     if adapter is None:
         raise errors.NotWrappable(
             f'"inner_optimizer" must be an instance of an optimizer class, but got: {inner_optimizer!r}. '
@@ -234,7 +250,23 @@ def scales_losses(optimizer: Any) -> bool:
     Args:
         optimizer: any object.
     """
-    return any("LossScaleOptimizer" in base.__name__ for base in type(optimizer).__mro__)
+    return is_scaling(type(optimizer))
+
+
+def is_scaling(cls: Any) -> bool:
+    """Return whether a class is a LossScaleOptimizer, ours or another library's, or derived from one.
+
+    >>> class MyLossScaleOptimizer: pass
+    >>> is_scaling(MyLossScaleOptimizer)
+    False
+
+    Args:
+        cls: any class. Classes are told by their name and package, because no library is imported for it.
+    """
+    return any(
+        base.__name__ in _SCALING and base.__module__.startswith(_SCALING_PACKAGES)
+        for base in getattr(cls, "__mro__", ())
+    )
 
 
 @functools.cache
@@ -259,26 +291,33 @@ def joined(cls: Any, adapter: Any) -> Any:
     return _common_metaclass(type(cls), type(adapter))(cls.__name__, (cls, adapter), namespace)
 
 
-def mark(inner_optimizer: Any) -> None:
-    """Record that an optimizer has a wrapper.
+def mark(inner_optimizer: Any, wrapper: Any) -> None:
+    """Record that an optimizer has a wrapper, for as long as the wrapper lives.
 
     >>> class Optimizer: pass
-    >>> inner = Optimizer()
-    >>> mark(inner)
+    >>> inner, wrapper = Optimizer(), Optimizer()
+    >>> mark(inner, wrapper)
     >>> is_wrapped(inner)
     True
+    >>> del wrapper
+    >>> is_wrapped(inner)
+    False
+
+    Args:
+        inner_optimizer: the optimizer.
+        wrapper: its wrapper, or a copy that holds the same inner optimizer.
     """
-    _wrapped.add(inner_optimizer)
+    _wrappers.setdefault(inner_optimizer, weakref.WeakSet()).add(wrapper)
 
 
 def is_wrapped(inner_optimizer: Any) -> bool:
-    """Return whether an optimizer has a wrapper.
+    """Return whether an optimizer has a wrapper that is still alive.
 
     >>> is_wrapped(3)
     False
     """
     try:
-        return inner_optimizer in _wrapped
+        return bool(_wrappers.get(inner_optimizer))
     except TypeError:  # not hashable, so not wrapped
         return False
 
@@ -293,7 +332,7 @@ def release(inner_optimizer: Any) -> None:
         inner_optimizer: an optimizer that may have been wrapped.
     """
     if is_wrapped(inner_optimizer):
-        _wrapped.discard(inner_optimizer)
+        del _wrappers[inner_optimizer]
 
 
 def _common_metaclass(one: Any, other: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_lossscale.core import replicas, scaling
+from tf_lossscale.core.graphs import runs_in_order
 from tf_lossscale.wrapper import options
 from tf_lossscale.wrapper.grads_and_vars import tensors_of
 
@@ -43,6 +44,17 @@ class Family(abc.ABC):
     optimizer_class: type | None = None
     #: Classes of the library that the wrapper derives from as well, for its `isinstance` checks.
     wrapper_bases: tuple[type, ...] = ()
+
+    def __new__(cls, inner: Any) -> Family:
+        missing = sorted(cls.__abstractmethods__)
+        if cls.count_skipped_step is Family.count_skipped_step and not _counts_its_steps(inner):
+            missing.append("count_skipped_step")
+        if missing:
+            raise TypeError(
+                f"{cls.__name__} must define {' and '.join(f'{name}()' for name in missing)} for a "
+                f"{type(inner).__name__}. See the documentation of tf_lossscale.Family."
+            )
+        return super().__new__(cls)
 
     def __init__(self, inner: Any):
         self.inner = inner
@@ -85,6 +97,8 @@ class Family(abc.ABC):
     sums_over_replicas = True
     #: Whether `apply_gradients` without any pair is a finite step; if not, it is an error.
     takes_empty_steps = False
+    #: Whether the optimizers return the operations of an update, which a legacy graph needs.
+    returns_operations = False
     #: Whether `apply` also takes gradients that `get_unscaled_gradients` returned.
     apply_takes_unscaled = False
     #: A factor of the loss beside the loss scale; None for none.
@@ -116,6 +130,16 @@ class Family(abc.ABC):
     def apply(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> Any:
         """Apply reduced gradients with the optimizer, without reducing them again."""
 
+    def require_graph_mode(self) -> None:
+        """Raise in a legacy graph if the optimizer cannot train there."""
+        if not self.returns_operations and not runs_in_order():
+            inner = type(self.inner)
+            raise RuntimeError(
+                f"{inner.__module__}.{inner.__name__} cannot train in graph mode: a Session would run only a part of "
+                "its update. Wrap an optimizer of tf_keras.optimizers.legacy or tf.compat.v1.train, put the step into "
+                "a tf.function, or leave out tf.compat.v1.disable_eager_execution() and disable_v2_behavior()."
+            )
+
     def takes(self, keyword: str) -> bool:
         """Return whether the optimizer's `apply_gradients` takes a keyword."""
         method = getattr(self.inner, "apply_gradients", None)
@@ -125,6 +149,10 @@ class Family(abc.ABC):
         """Advance the count of steps by a step that was skipped."""
         return self.inner.iterations.assign_add(1)
 
+    def start_averages(self) -> Any:
+        """Start, in a skipped step, the averages that the optimizer would start in its first step."""
+        return None
+
     def result(self) -> Any:
         """Return the result of `apply_gradients` in eager mode."""
         return None
@@ -133,10 +161,10 @@ class Family(abc.ABC):
         """Return why XLA cannot compile the optimizer's update; None if nothing is known against it."""
         if getattr(self.inner, "has_step_hooks", False):
             return "the optimizer's step hooks are Python functions"
-        rate = self.given_learning_rate()
-        if tf.executing_eagerly() and callable(rate) and not hasattr(rate, "get_config"):  # a schedule has one
-            return "the learning rate is a Python function, which each eager step calls"
         return None
+
+    #: Attributes of the optimizer that each step sets before it reads them.
+    set_in_each_step: tuple[str, ...] = ()
 
     def replica_variables(self) -> Iterable[tuple[Any, str]]:
         """Return (object, attribute) of each variable of which every replica writes its own copy in a step."""
@@ -216,6 +244,10 @@ class Family(abc.ABC):
     def with_layer_names(objects: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
         """Return the objects of a checkpoint, also under the names that the library has for layers and weights."""
         return objects
+
+
+def _counts_its_steps(inner: Any) -> bool:
+    return hasattr(type(inner), "iterations") or "iterations" in getattr(inner, "__dict__", ())
 
 
 @functools.lru_cache(maxsize=64)

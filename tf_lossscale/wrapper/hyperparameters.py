@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import Any
 
 import tensorflow as tf
 from absl import logging
 
+from tf_lossscale.core.variables import readable
 from tf_lossscale.wrapper.parts import Parts
 
 # The names that each original (TensorFlow 2.4 to 2.8) passed to `_set_hyper`, so that `wrapper.beta_1` keeps its
@@ -52,52 +52,13 @@ def names(optimizer: object) -> tuple[str, ...]:
     return ()
 
 
-def constants(value: Any) -> Hashable:
-    """Return the Python values in an object, at any depth: a traced function holds them as constants.
-
-    >>> class SGD:
-    ...     def __init__(self):
-    ...         self.momentum, self.velocities, self.decay = 0.5, [tf.Variable(0.0)], {"rate": 0.25}
-    >>> constants(vars(SGD()))
-    (('decay', (('rate', 0.25),)), ('momentum', 0.5))
-
-    Args:
-        value: the attributes of an optimizer, or anything else.
-
-    Returns:
-        A value that is another one after a hyperparameter was set; variables and tensors are not in it.
-    """
-    return _constants(value, frozenset())
-
-
-def _constants(value: Any, above: frozenset[int]) -> Hashable:
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, (tf.Variable, tf.Tensor)) or id(value) in above:
-        return _NOTHING
-    above = above | {id(value)}
-    if isinstance(value, dict):
-        # What TensorFlow itself adds to a tracked object begins with "_self_".
-        own = sorted(key for key in value if isinstance(key, str) and not key.startswith("_self_"))
-        found = [(key, _constants(value[key], above)) for key in own]
-        return tuple(pair for pair in found if pair[1] is not _NOTHING) or _NOTHING
-    if isinstance(value, (list, tuple)):
-        return tuple(each for each in (_constants(each, above) for each in value) if each is not _NOTHING) or _NOTHING
-    if callable(value) or hasattr(value, "apply_gradients"):  # functions, schedules, and an optimizer's optimizers
-        return id(value), _constants(getattr(value, "__dict__", {}), above)
-    return _NOTHING
-
-
-_NOTHING = object()
-
-
 class Delegating(Parts):
     """Reads, sets and lists the inner optimizer's hyperparameters on the wrapper, and nothing else of it."""
 
     @property
     def learning_rate(self) -> Any:
         """The inner optimizer's learning rate."""
-        return self._optimizer.learning_rate
+        return readable(self._optimizer.learning_rate)
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:
@@ -116,7 +77,7 @@ class Delegating(Parts):
         # Only called for attributes that are not found otherwise.
         if "_optimizer" in vars(self) and not name.startswith("__"):
             if self._is_delegated(name):
-                return getattr(self._optimizer, name)
+                return readable(getattr(self._optimizer, name))
             raise AttributeError(
                 f"'LossScaleOptimizer' object has no attribute '{name}'; "
                 f"for one of the inner {type(self._optimizer).__name__} use inner_optimizer.{name}"
@@ -135,7 +96,12 @@ class Delegating(Parts):
         return sorted({*object.__dir__(self), *self._family.delegated, *self._family.hyperparameter_names()})
 
     def _is_delegated(self, name: str) -> bool:
-        return name in self._family.delegated or name in self._family.hyperparameter_names()
+        known = name in self._family.delegated or name in self._family.hyperparameter_names()
+        return known and not self._defines(name)
+
+    def _defines(self, name: str) -> bool:
+        """Return whether the wrapper's own classes have an attribute, which a hyperparameter does not replace."""
+        return any(name in vars(cls) for cls in type(self).__mro__ if issubclass(cls, Parts))
 
     def _warn_if_traced(self, name: str) -> None:
         if self._traced and not isinstance(getattr(self._optimizer, name, None), tf.Variable):

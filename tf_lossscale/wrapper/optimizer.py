@@ -11,15 +11,17 @@ from absl import logging
 
 from tf_lossscale.core import replicas, scaling, state
 from tf_lossscale.core.graphs import as_written as _as_written
-from tf_lossscale.core.graphs import operations
+from tf_lossscale.core.graphs import operations, runs_in_order
 from tf_lossscale.core.inside import scaled_inside
 from tf_lossscale.core.state import DynamicLossScale, FixedLossScale, LossScale
 from tf_lossscale.core.step import step
+from tf_lossscale.core.variables import readable
 from tf_lossscale.wrapper import arguments, contract, families
 from tf_lossscale.wrapper.configs import Configurable
 from tf_lossscale.wrapper.grads_and_vars import as_list, assign_all, require_fitting, tensors_of, unzip
 from tf_lossscale.wrapper.hyperparameters import Delegating
 from tf_lossscale.wrapper.readings import Observable
+from tf_lossscale.wrapper.rule_settings import setting
 from tf_lossscale.wrapper.stall import Stall
 from tf_lossscale.wrapper.update import Update
 
@@ -78,17 +80,20 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         inner_optimizer: the optimizer that does the update: one of Keras 3 (`tf.keras.optimizers`), `tf_keras`, or
             `tf_keras.optimizers.legacy`.
         dynamic: whether the scale moves. Keep it True unless you know a scale that fits the whole training. If False
-            the scale stays at `initial_scale`, and no step is ever skipped.
+            the scale stays at `initial_scale`, and no step is skipped unless `skip_nonfinite` is True.
         initial_scale: the scale to start with, above 0; 2**15 if `dynamic`, else it has to be given. Start with a very
             high scale: one that is too high is lowered within a few steps, one that is too low takes thousands of
             steps to grow.
         dynamic_growth_steps: finite steps in a row after which the scale grows; 2000 if `dynamic`, else not allowed.
+        skip_nonfinite: whether a step is skipped when a gradient is infinite or NaN; None for the value of `dynamic`.
+            To only skip such steps, in float32 or bfloat16, pass `dynamic=False, initial_scale=1,
+            skip_nonfinite=True`.
         growth_factor: the scale is multiplied by this when it grows.
         backoff_factor: the scale is multiplied by this after an overflow.
         hysteresis: number of overflows it takes to lower the scale.
         min_scale: the scale is never lowered below this.
         max_scale: the scale never grows above this; None for float32's maximum.
-        on_floor: the reaction to a stall, which is 100 skipped steps in a row, at any scale: "warn", "raise" (a
+        on_stall: the reaction to a stall, which is 100 skipped steps in a row, at any scale: "warn", "raise" (a
             FloatingPointError; from a graph an InvalidArgumentError) or a function, called with the optimizer. It
             happens once for each stall: in eager mode in that step, in a graph in the next step. If XLA compiles the
             step, it happens when `loss_scale` or `state()` is read, and at the end of `fit`.
@@ -127,12 +132,13 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         initial_scale: Any = None,
         dynamic_growth_steps: Any = None,
         *,
+        skip_nonfinite: bool | None = None,
         growth_factor: float = 2.0,
         backoff_factor: float = 0.5,
         hysteresis: int = 1,
         min_scale: float = 1.0,
         max_scale: float | None = None,
-        on_floor: Any = "warn",
+        on_stall: Any = "warn",
         diagnose: bool = False,
         loss_scale_manager: Any = None,
         jit_compile: bool = False,
@@ -148,6 +154,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             dynamic,
             initial_scale,
             dynamic_growth_steps,
+            skip_nonfinite,
             loss_scale_manager,
             growth_factor=growth_factor,
             backoff_factor=backoff_factor,
@@ -155,7 +162,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             min_scale=min_scale,
             max_scale=max_scale,
         )
-        stall = Stall(on_floor)
+        stall = Stall(on_stall)
         diagnosis = arguments.diagnosis(diagnose, loss_scale)
         clusters = arguments.clusters(jit_compile)
         family = adapter._family_class(inner_optimizer)
@@ -177,7 +184,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         stall.prepare(loss_scale)
         family.set_options(chosen)
         self._init_base()
-        families.mark(inner_optimizer)
+        families.mark(inner_optimizer, self)
 
     def _init_base(self) -> None:
         """Set up what the base classes of the inner optimizer's library need."""
@@ -186,6 +193,12 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         """Track the loss scale in the inner optimizer: a checkpoint of that alone saves and restores the scale."""
         inner, scale = self._optimizer, self._loss_scale
         if not hasattr(inner, "_track_trackable"):
+            if not isinstance(scale, FixedLossScale):
+                logging.warning(
+                    "A checkpoint of the inner %s does not hold the loss scale, because its class is not derived from "
+                    "tf.Module. Save `state()` beside the checkpoint, or derive the class from tf.Module.",
+                    type(inner).__name__,
+                )
             return
         inner._maybe_initialize_trackable()  # the legacy optimizers' constructors do not
         there = inner._lookup_dependency("loss_scale")
@@ -220,10 +233,12 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
         Raises:
             TypeError: the loss is not of a floating dtype.
+            RuntimeError: the loss is scaled already.
         """
+        contract.require_unscaled_loss(loss, self._loss_scale)
         self._contract.called("get_scaled_loss")
         _warn_if_loss_cannot_hold(loss, self._factor)
-        return scaling.scale_loss(loss, self._factor_of_loss)
+        return self._scaled_once(loss, lambda loss: scaling.scale_loss(loss, self._factor_of_loss))
 
     @_as_written
     def scale_loss(self, loss: Any) -> Any:
@@ -241,9 +256,22 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
         Raises:
             TypeError: the loss is not of a floating dtype.
+            RuntimeError: the loss is scaled already.
         """
+        contract.require_unscaled_loss(loss, self._loss_scale)
         self._contract.called("scale_loss")
-        return scaling.scale_loss(tf.nest.map_structure(_at_least_float32, loss), self._factor)
+        return self._scaled_once(
+            loss, lambda loss: scaling.scale_loss(tf.nest.map_structure(_at_least_float32, loss), self._factor)
+        )
+
+    def _scaled_once(self, loss: Any, scale: Callable[[Any], Any]) -> Any:
+        """Scale a loss, or what a function returns, unless it is scaled already."""
+        if callable(loss) and not tf.is_tensor(loss):
+            return lambda: self._scaled_once(loss(), scale)
+        contract.require_unscaled_loss(loss, self._loss_scale)
+        scaled = scale(loss)
+        contract.mark_loss(scaled, self._loss_scale)
+        return scaled
 
     @_as_written
     def get_unscaled_gradients(self, grads: Iterable[Any]) -> list[Any]:
@@ -263,10 +291,13 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
         Raises:
             TypeError: a gradient is not of a floating dtype.
+            RuntimeError: a gradient is unscaled already.
         """
+        grads = list(grads)
+        contract.require_scaled(grads, self._loss_scale)
         self._contract.called("get_unscaled_gradients")
         unscaled = self._unscaled(grads)
-        contract.mark(unscaled)
+        contract.mark(unscaled, self._loss_scale, scaled=grads)
         return unscaled
 
     def _unscaled(self, grads: Iterable[Any]) -> list[Any]:
@@ -294,7 +325,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
         Returns:
             A function with the same arguments and results. Only the loss of a tuple has gradients, and only those of
-            variables.
+            variables. It raises TypeError if `loss_fn` returns anything else, for example a list.
         """
 
         def unscale(gradients: list[Any]) -> list[Any]:
@@ -386,7 +417,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         Raises:
             ValueError: the lengths differ, all gradients are None, there are no variables, or the call is in a
                 cross-replica context.
-            RuntimeError: a gradient was unscaled by `get_unscaled_gradients`.
+            RuntimeError: the gradients are known to be unscaled, by `get_unscaled_gradients` or `scale_inside`.
         """
         replicas.require_replica_context("apply")
         grads = list(grads)
@@ -397,14 +428,15 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     def _step(self, update: Update) -> Any:
         """Take the step, and return what the family returns; in a graph an operation or a tensor to wait for."""
-        deferred = self._loss_scale.defers(self, update)
-        outcome = None if deferred else step(self._loss_scale, update)
+        scale = self._loss_scale
+        deferred = scale.defers(self, update)
+        outcome = None if deferred else step(scale, update)
         if tf.executing_eagerly():
             if outcome is False:
                 self._report_stall()
             return self._family.result()
         self.__dict__["_traced"] = True
-        if not tf.compat.v1.executing_eagerly_outside_functions():
+        if not runs_in_order():
             return outcome
         with tf.control_dependencies(operations(outcome)):
             return tf.constant(True)  # a tf.function can return a tensor, but no operation
@@ -573,15 +605,20 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         """The loss scale at the start."""
         return self._loss_scale.initial_scale
 
-    @property
-    def dynamic_growth_steps(self) -> int | None:
-        """The number of finite steps in a row after which the scale grows; None if the scale is fixed."""
-        return self._loss_scale.rules.growth_steps if self.dynamic else None
+    # All six can be set between steps; a function that was traced before keeps the old values.
+    dynamic_growth_steps = setting(
+        "growth_steps", "The number of finite steps in a row after which the scale grows; None if the scale is fixed."
+    )
+    growth_factor = setting("growth_factor", "The factor by which the scale grows; None if the scale is fixed.")
+    backoff_factor = setting("backoff_factor", "The factor by which an overflow lowers the scale; None if it is fixed.")
+    hysteresis = setting("hysteresis", "The number of overflows that lower the scale; None if it is fixed.")
+    min_scale = setting("min_scale", "The scale is never lowered below this; None if it is fixed.")
+    max_scale = setting("max_scale", "The scale never grows above this; None for float32's maximum, or if it is fixed.")
 
     @property
     def iterations(self) -> Any:
         """The inner optimizer's count of steps."""
-        return self._optimizer.iterations
+        return readable(self._optimizer.iterations)
 
     @iterations.setter
     def iterations(self, value: Any) -> None:

@@ -62,7 +62,8 @@ def checked(inner: Any, given: dict[str, Any], supported: tuple[str, ...]) -> di
     """
     for name in given:
         if name not in DEFAULTS:
-            raise TypeError(f"LossScaleOptimizer.__init__() got an unexpected keyword argument '{name}'")
+            renamed = ": it is called `on_stall`, after what it reacts to" if name == "on_floor" else ""
+            raise TypeError(f"LossScaleOptimizer.__init__() got an unexpected keyword argument '{name}'{renamed}")
     wanted = {name: value for name, value in given.items() if value != DEFAULTS[name]}
     for name, value in wanted.items():
         if name not in supported:

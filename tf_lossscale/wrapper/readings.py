@@ -78,7 +78,7 @@ class Observable(Parts):
     def last_step_skipped(self) -> Any:
         """Whether the last step was skipped, a bool variable that can be read without waiting.
 
-        False if no step is ever skipped: with a fixed scale, unless its manager drops overflows.
+        False if no step is ever skipped: with a fixed scale without `skip_nonfinite=True`.
         """
         return self._loss_scale.last_step_skipped if self._loss_scale.may_skip else False
 

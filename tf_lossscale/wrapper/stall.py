@@ -11,7 +11,7 @@ from absl import logging
 
 from tf_lossscale.core import replicas
 from tf_lossscale.core.graphs import compiled, operations
-from tf_lossscale.core.state import DynamicLossScale
+from tf_lossscale.core.state import LossScale
 from tf_lossscale.core.variables import plain, unless, value_or_zero
 
 #: The number of steps skipped in a row that make a stall, at any scale.
@@ -34,7 +34,7 @@ class Stall:
     def __init__(self, action: str | Callable[[Any], Any]):
         if action not in ("warn", "raise") and not callable(action):
             raise ValueError(
-                f"`on_floor` must be 'warn', 'raise' or a function of the optimizer, but got: {action!r}. "
+                f"`on_stall` must be 'warn', 'raise' or a function of the optimizer, but got: {action!r}. "
                 "It sets the reaction to 100 skipped steps in a row."
             )
         self.action = action
@@ -45,7 +45,7 @@ class Stall:
         Args:
             scale: the optimizer's loss scale.
         """
-        if isinstance(scale, DynamicLossScale):
+        if scale.lowest is not None:
             scale.stall_reported(self.action)
 
     def look(self, optimizer: Any, scale: Any) -> None:
@@ -53,12 +53,12 @@ class Stall:
 
         Args:
             optimizer: the optimizer to report.
-            scale: its loss scale; any other than a `DynamicLossScale` is ignored.
+            scale: its loss scale; one without a `lowest` scale is ignored.
 
         Raises:
             FloatingPointError: training has stalled, and the action is "raise".
         """
-        if not isinstance(scale, DynamicLossScale) or not tf.executing_eagerly() or replicas.in_one_of_several():
+        if scale.lowest is None or not tf.executing_eagerly() or replicas.in_one_of_several():
             return
         in_a_row = plain(scale.last_step_skipped) and plain(scale.skipped_in_a_row)
         reported = scale.stall_reported(self.action)
@@ -79,7 +79,7 @@ class Stall:
         Returns:
             The operations to run before this step changes anything.
         """
-        if not isinstance(scale, DynamicLossScale):
+        if scale.lowest is None:
             return []
         reported = scale.stall_reported(self.action)
         in_a_row = scale.skipped_before()
@@ -102,21 +102,21 @@ class Stall:
             return False
         return not callable(self.action) or tf.compat.v1.executing_eagerly_outside_functions()
 
-    def _report_in_graph(self, optimizer: Any, scale: DynamicLossScale, in_a_row: tf.Tensor) -> Any:
+    def _report_in_graph(self, optimizer: Any, scale: LossScale, in_a_row: tf.Tensor) -> Any:
         with tf.control_dependencies(operations(scale.stall_reported(self.action).assign(True))):
             if callable(self.action):
                 return tf.numpy_function(lambda: self.action(optimizer), [], [])
-            message = MESSAGE.format("{}", "{}", f"{scale.rules.min_scale:g}")
+            message = MESSAGE.format("{}", "{}", f"{scale.lowest:g}")
             message = tf.strings.format(message, (in_a_row, scale()))
             if self.action == "raise":
                 return tf.debugging.Assert(False, [message])
             return tf.print(tf.strings.join(["WARNING: ", message]), output_stream=sys.stderr)
 
-    def _report(self, optimizer: Any, in_a_row: int, scale: DynamicLossScale) -> None:
+    def _report(self, optimizer: Any, in_a_row: int, scale: LossScale) -> None:
         if callable(self.action):
             self.action(optimizer)
             return
-        message = MESSAGE.format(in_a_row, f"{plain(scale()):g}", f"{scale.rules.min_scale:g}")
+        message = MESSAGE.format(in_a_row, f"{plain(scale()):g}", f"{scale.lowest:g}")
         if self.action == "raise":
             raise FloatingPointError(message)
         logging.warning("%s", message)
@@ -138,8 +138,8 @@ def _outside_xla(act: Callable[[], Any]) -> tf.Tensor:
 
 WHAT_TO_TRY = (
     "Look for NaN in the data and in the loss; find the variables with LossScaleOptimizer(..., diagnose=True) and "
-    "overflow_report(); lower the learning rate, keep the layers that overflow in float32 or bfloat16, or lower "
-    "min_scale."
+    "overflow_report(); lower the learning rate, keep the layers that overflow in float32 or bfloat16, lower "
+    "initial_scale if the scale is fixed, or lower min_scale."
 )
 MESSAGE = (
     "The last {} steps were all skipped. The loss scale is {} now, and is never lowered below {}. The gradients are "

@@ -9,9 +9,11 @@ import tensorflow as tf
 
 from tf_lossscale.core import replicas, step
 from tf_lossscale.core.clusters import Cluster, obstacle
-from tf_lossscale.core.graphs import compiled
-from tf_lossscale.wrapper.hyperparameters import constants
+from tf_lossscale.core.graphs import compiled, operations
 from tf_lossscale.wrapper.readings import names_of
+
+#: Python attributes of a variable that a step depends on.
+_TRAITS = ("constraint", "overwrite_with_gradient")
 
 
 class Update(step.Update):
@@ -38,6 +40,7 @@ class Update(step.Update):
         keywords: dict[str, Any],
     ):
         self.optimizer, self._family = optimizer, optimizer._family
+        self._family.require_graph_mode()
         self._gradients, self._variables, self._keywords = gradients, variables, keywords
         self._scaled, self._count_skipped = scaled, count_skipped
         self.aggregate = aggregate and self._family.sums_over_replicas
@@ -48,7 +51,7 @@ class Update(step.Update):
                 replicas.once(optimizer._loss_scale.give_copies)
             self._build()
         if compiles:
-            self.cluster = Cluster(optimizer._clusters, self._key(aggregate) if tf.executing_eagerly() else None)
+            self.cluster = self._cluster(aggregate)
 
     def _build(self) -> None:
         every = not self._family.slots_need_gradients
@@ -71,7 +74,9 @@ class Update(step.Update):
     def skip(self) -> list[Any]:
         watched = self.optimizer._stall.watch(self.optimizer, self.optimizer._loss_scale)
         with tf.control_dependencies(watched), replicas.own_copies(self._family.replica_variables):
-            return [*watched, self._family.count_skipped_step() if self._count_skipped else tf.no_op()]
+            started = self._family.start_averages()
+            with tf.control_dependencies(operations(started)):
+                return [*watched, started, self._family.count_skipped_step() if self._count_skipped else tf.no_op()]
 
     def observe(self, applied: tf.Tensor, gradients: list[Any], evidence: list[Any]) -> Any:
         return self.optimizer._diagnosis.record(names_of(self._variables), applied, gradients, evidence)
@@ -88,9 +93,13 @@ class Update(step.Update):
             clusters.log_once(reason)
         return reason is None
 
-    def _key(self, aggregate: bool) -> Any:
-        """Return all that the traced step holds as constants."""
-        dtypes = tuple(None if gradient is None else gradient.dtype for gradient in self._gradients)
-        objects = tuple(map(id, (self.optimizer._loss_scale, *self._variables)))
-        others = (self._scaled, aggregate, self._count_skipped, self._keywords)
-        return (replicas.position(), dtypes, objects, constants(others), constants(vars(self._family.inner)))
+    def _cluster(self, aggregate: bool) -> Cluster:
+        """Return the cluster of a step, with all Python objects that the step reads."""
+        place: dict[int, int] = {}  # a gradient that is passed twice is one argument of the compiled function
+        types = [
+            None if g is None else (g.dtype, g.shape, place.setdefault(id(g), len(place))) for g in self._gradients
+        ]
+        traits = [[getattr(variable, name, None) for name in _TRAITS] for variable in self._variables]
+        scale, arguments = self.optimizer._loss_scale, (self._scaled, aggregate, self._count_skipped, self._keywords)
+        held = [tf.distribute.get_strategy(), types, self._variables, traits, arguments, scale, self._family.inner]
+        return Cluster(self.optimizer._clusters, held, (*self._family.set_in_each_step, *scale.not_in_a_step))

@@ -297,6 +297,34 @@ def test_adamw_goes_from_tf_keras_to_keras_3(tmp_path):
         np.testing.assert_allclose(a, b, 1e-5, 1e-6)
 
 
+@pytest.mark.sampled(7)
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    ("family", "suffix"),
+    # tf_keras saves no slots of legacy optimizers in .keras files.
+    [("keras3", ".h5"), ("keras3", ".keras"), ("tf_keras", ".h5"), ("tf_keras", ".keras"), ("legacy", ".h5")],
+)
+def test_a_model_file_gives_each_slot_to_its_variable(family, case, suffix, tmp_path):
+    """The file holds them in the order of each library and class; two layers of one shape would hide a wrong one."""
+    keras, library = (tf.keras, NEW["keras3"]) if family == "keras3" else (tf_keras, {**NEW, "legacy": LEGACY}[family])
+    layers = [keras.layers.Dense(2, activation="tanh") for _ in range(3)]
+    model = keras.Sequential([keras.Input((2,)), *layers])
+    model.compile(getattr(library, case.name)(**case.kwargs), "mse")
+    for i in range(2):
+        model.train_on_batch(np.full((4, 2), i + 1.0, "float32"), np.ones((4, 2), "float32"))
+    model.save(tmp_path / f"model{suffix}")
+    again = getattr(library, case.name)(**case.kwargs)
+    migrate.restore(tmp_path / f"model{suffix}", again, model.trainable_variables)
+    old, new = ([np.asarray(v) for v in _variables_of(each)] for each in (model.optimizer, again))
+    assert len(old) == len(new) > (len(model.trainable_variables) if case.name != "SGD" else 0)
+    for a, b in zip(old, new):
+        np.testing.assert_allclose(a, b, 1e-6)
+
+
+def _variables_of(optimizer):
+    return optimizer.variables() if callable(optimizer.variables) else optimizer.variables
+
+
 MISTAKES = {
     "another class": (lambda: tf.keras.optimizers.RMSprop(), variables, "is of class Adam, but .* is RMSprop"),
     "no such class": (lambda: tf.keras.optimizers.Lion(), variables, "cannot restore state into Lion, only into SGD, "),

@@ -132,7 +132,7 @@ def test_bad_arguments_are_exit_code_2(arguments, capsys):
 def test_without_the_extra_the_line_that_installs_it_is_printed(file, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "libcst", None)
     assert run(file(OLD)) == 2
-    assert "pip install 'tf-lossscale[migrate]'" in capsys.readouterr().err
+    assert "pip install '.[migrate]'" in capsys.readouterr().err
 
 
 def test_no_tensorflow_is_loaded(file):

@@ -18,9 +18,12 @@ from tf_lossscale.migrate.checkpoints.read import read
 from tf_lossscale.migrate.checkpoints.restore import Restored, restore_from
 from tf_lossscale.migrate.checkpoints.saved import File, Optimizer
 from tf_lossscale.wrapper import families
-from tf_lossscale.writing import checkpoint_errors_are_os_errors
+from tf_lossscale.writing import checkpoint_errors_are_os_errors, name_latest_checkpoint
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
+# An argument whose value the file does not hold.
+_UNKNOWN = object()
+_SAVED_AS = {"learning_rate": "schedule", "initial_scale": "loss scale"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,11 +100,16 @@ def _parts(file: File, family: Any, learning_rate: float | None) -> tuple[dict[s
         if learning_rate is not None:
             saved.learning_rate = learning_rate
         inner, construct = _optimizer(file, saved, family)
-        optimizer = inner if saved.counter is None else LossScaleOptimizer(inner)
-        trained = {
-            name: tf.Variable(parts[name], name=parts[name].name.partition(":")[0]) for name in _trained(file, saved)
-        }
+        # A scale that is fixed, or that the file does not hold, is no part of the new checkpoint.
+        optimizer = LossScaleOptimizer(inner) if saved.counter is not None and not saved.scale_is_fixed else inner
+        names = _trained(file, saved)
+        if not _known_options(saved).get("momentum"):
+            # tf_keras's SGD and TensorFlow 1's RMSProp have the slot without a momentum as well.
+            there = slots.canonical(saved.name, saved.slots)
+            saved.slots = {slot: each for slot, each in there.items() if slot != "momentum"}
+        trained = {name: tf.Variable(parts[name], name=parts[name].name.partition(":")[0]) for name in names}
         restored = restore_from(file, saved, optimizer, trained)
+        restored = dataclasses.replace(restored, notes=(*restored.notes, *_notes(saved, family.optimizers)))
         parts.update(trained)
         path = _path(file, saved)
         parts[path] = optimizer
@@ -131,30 +139,77 @@ def _optimizer(file: File, saved: Optimizer, family: Any) -> tuple[Any, str]:
             f"{file.path}: the file does not have the learning rate, which the new checkpoint must have. Pass it as "
             "--learning-rate."
         )
-    there = slots.canonical(saved.name, saved.slots)
-    options: dict[str, Any] = {"learning_rate": saved.learning_rate, **saved.hyperparameters}
-    options |= {option: True for slot, option in (("vhat", "amsgrad"), ("mg", "centered")) if slot in there}
-    if "momentum" in there and not options.get("momentum"):
-        options["momentum"] = 0.9
+    options = _known_options(saved)
     taken = inspect.signature(cls).parameters
     unlike = set() if saved.slots_are_lists else {"weight_decay"}  # see `slots.DIFFERENCES`
     options = {name: value for name, value in options.items() if name in taken and name not in unlike}
     for name, value in options.items():
-        if value is not None and abs(value) > _FLOAT32_MAX:
+        if isinstance(value, (int, float)) and abs(value) > _FLOAT32_MAX:
             raise ValueError(
                 f"{file.path}: {name} is {value:g}, which is too large for a float32. Use another copy of the file."
             )
-    arguments = ", ".join(f"{name}={_shown(value)}" for name, value in options.items())
-    code = f"{family.optimizers_name}.{saved.name}({arguments})"
-    if saved.learning_rate is None:
+    code = f"{family.optimizers_name}.{saved.name}({_shown(options)})"
+    if options["learning_rate"] is _UNKNOWN:
         # It had a schedule. With one an optimizer has no variable for the learning rate, and numbers its others anew.
         options["learning_rate"] = library.schedules.ExponentialDecay(1.0, 1, 1.0)
-    return cls(**options), code if saved.counter is None else f"tf_lossscale.LossScaleOptimizer({code})"
+    if options.get("momentum") is _UNKNOWN:
+        options["momentum"] = 0.9  # any momentum has the optimizer make the slots
+    return cls(**options), _in_wrapper(code, saved)
 
 
-def _shown(value: Any) -> str:
-    """Return the number as the user wrote it, before it became a float32."""
-    return "<its schedule>" if value is None else repr(float(f"{value:.7g}") if isinstance(value, float) else value)
+def _known_options(saved: Optimizer) -> dict[str, Any]:
+    """Return the arguments of the inner optimizer that the file holds or shows by its slots."""
+    there = slots.canonical(saved.name, saved.slots)
+    rate = _UNKNOWN if saved.learning_rate is None else saved.learning_rate
+    options: dict[str, Any] = {"learning_rate": rate, **saved.hyperparameters}
+    if not options.get("use_ema"):
+        options = {name: value for name, value in options.items() if "ema" not in name}  # without effect
+    options |= {option: True for slot, option in (("vhat", "amsgrad"), ("mg", "centered")) if slot in there}
+    moved = "momentum" in there and any(np.any(tensor.value()) for tensor in there["momentum"].tensors)
+    if moved and "momentum" not in options:
+        options["momentum"] = _UNKNOWN
+    return options
+
+
+def _in_wrapper(code: str, saved: Optimizer) -> str:
+    """Return the code that wraps an optimizer as the saved one was wrapped."""
+    if saved.wrapper is None:
+        return code
+    usual = {"dynamic": True, "initial_scale": 2.0**15, "dynamic_growth_steps": 2000}
+    given = {name: value for name, value in saved.wrapper_arguments.items() if usual.get(name) != value}
+    if saved.scale_is_fixed:
+        given = {"dynamic": False, "initial_scale": _UNKNOWN if saved.scale is None else saved.scale}
+    return f"tf_lossscale.LossScaleOptimizer({code}{', ' if given else ''}{_shown(given)})"
+
+
+def _shown(arguments: dict[str, Any]) -> str:
+    """Return arguments as code, a number as the user wrote it, before it became a float32."""
+    shown = {
+        name: f"<its {_SAVED_AS.get(name, name)}>"
+        if value is _UNKNOWN
+        else repr(float(f"{value:.7g}") if isinstance(value, float) else value)
+        for name, value in arguments.items()
+    }
+    return ", ".join(f"{name}={value}" for name, value in shown.items())
+
+
+def _notes(saved: Optimizer, library: Any) -> list[str]:
+    """Return what the user has to know about the saved optimizer, because the file does not hold it."""
+    notes = []
+    changes = saved.wrapper is not None and not saved.scale_is_fixed
+    if changes and saved.counter is None:
+        notes.append("The file does not hold the loss scale. It starts again from the initial scale.")
+    if not saved.has_config:
+        by_slots = {"amsgrad", "centered", "momentum"} if saved.iterations else set()
+        taken = {name: inspect.signature(getattr(library, name)).parameters for name in slots.ATTRIBUTES}
+        known = {*_known_options(saved), *by_slots, *set.intersection(*map(set, taken.values()))}
+        named = [name for name in taken[str(saved.name)] if name not in known]
+        named += ["weight_decay", "clipnorm", *(["dynamic_growth_steps"] if changes else [])]
+        notes.append(
+            f"The file does not hold all arguments of the optimizer ({', '.join(named)}, ...). Add those that were not "
+            "at their defaults."
+        )
+    return notes
 
 
 def _trained(file: File, saved: Optimizer) -> list[str]:
@@ -196,7 +251,7 @@ def _write(folder: pathlib.Path, root: Any) -> None:
     try:
         with checkpoint_errors_are_os_errors():
             tf.train.Checkpoint(root).write(str(unfinished / "ckpt"))
-        (unfinished / "checkpoint").write_text('model_checkpoint_path: "ckpt"\nall_model_checkpoint_paths: "ckpt"\n')
+        name_latest_checkpoint(unfinished, "ckpt")
         if folder.exists():
             folder.rmdir()  # empty, or this is an error
         unfinished.rename(folder)

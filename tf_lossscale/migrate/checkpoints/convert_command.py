@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
+import textwrap
 
 _EXIT_CODES = """\
 exit code:
   0  all went well
-  2  bad arguments, or a file could not be read, converted or written; the output folder is as it was
+  2  bad arguments, or a file could not be read, converted or written; the
+     output folder is as it was
 """
 _TARGETS = ("keras3", "tf_keras")
 
@@ -55,10 +58,20 @@ def run(arguments: argparse.Namespace) -> int:
             if restored.loss_scale is None
             else (f", loss scale {restored.loss_scale:g}, counter {restored.dynamic_counter}")
         )
-        print(f"{each.path}: {each.construct}")
-        print(f"  iterations {restored.iterations}{scaled}")
-        print(f"  built for {', '.join(each.variables) or 'any variables'}")
+        _say(f"{each.path}: {each.construct}")
+        _say(f"  iterations {'not in the file' if restored.iterations is None else restored.iterations}{scaled}")
+        _say(f"  built for {', '.join(each.variables) or 'any variables'}")
         for note in restored.notes:
-            print(f"  note: {note}")
+            _say(f"  note: {note}")
     print(f"written to {arguments.out}")
     return 0
+
+
+def _say(line: str) -> None:
+    """Print a line, folded between words in a terminal. A pipe has no width."""
+    if sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns
+        spaced = line.replace("(", "( ")  # code may be folded behind a bracket as well
+        folded = textwrap.fill(spaced, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+        line = folded.replace("( ", "(")
+    print(line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import sys
@@ -12,6 +13,7 @@ from tf_lossscale.core.rules import KEYWORDS, Rules
 from tf_lossscale.migrate.checkpoints import slots as slot_names
 from tf_lossscale.migrate.checkpoints.saved import File, Optimizer, Slots, Tensor, UnreadableError, damage_is_said
 from tf_lossscale.wrapper.configs import STATE as _STATE
+from tf_lossscale.wrapper.configs import from_tf23
 
 
 def read_archive(path: str) -> File:
@@ -177,13 +179,25 @@ def _of_config(config: dict[str, Any], version: str) -> Optimizer:
         family = "tf_keras" if "is_legacy_optimizer" in keys or "jit_compile" in keys else "tf_keras_legacy"
     numbers = _numbers(settings)
     rate = numbers.pop("learning_rate", None)
-    fixed = _numbers(values).get("initial_scale") if wrapper and values.get("dynamic") is False else None
     name = inner["class_name"].rpartition(">")[2]
-    made = Optimizer("optimizer", family, name, wrapper, scale=fixed, learning_rate=rate, hyperparameters=numbers)
+    made = Optimizer("optimizer", family, name, wrapper, learning_rate=rate, hyperparameters=numbers, has_config=True)
+    if wrapper:
+        made.wrapper_arguments = _arguments_of_wrapper(values)
+        made.scale = made.wrapper_arguments.get("initial_scale") if made.scale_is_fixed else None
     if _STATE in inner:
         state = _numbers(inner[_STATE])
         made.scale, made.counter = float(state["loss_scale"]), int(state["dynamic_counter"])
     return made
+
+
+def _arguments_of_wrapper(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments for today's wrapper that a wrapper's config holds, in the format of any version."""
+    arguments = dict(settings)
+    if "loss_scale" in settings:
+        with contextlib.suppress(ValueError):  # a class of the user's own
+            arguments = from_tf23(settings["loss_scale"], {})
+    names = ("dynamic", "initial_scale", "dynamic_growth_steps", *KEYWORDS)
+    return {name: arguments[name] for name in names if isinstance(arguments.get(name), (int, float))}
 
 
 def _inner_config(config: dict[str, Any]) -> dict[str, Any]:

@@ -52,8 +52,8 @@ def _writer(optimizers: list[Optimizer]) -> str:
     if "tf1" in families:
         return "TensorFlow 1.13 to 2 (tf.compat.v1.train optimizer)"
     if "tf_keras_legacy" in families:
-        old = "TensorFlow 1.14 to 2.1 (tf.keras)"
-        return old if "LossScaleOptimizer of 1.14 to 2.1" in wrappers else "TensorFlow 2.0 to 2.15, or tf_keras legacy"
+        old = "TensorFlow 1.14 to 2.2 (tf.keras)"
+        return old if "LossScaleOptimizer of 1.14 to 2.2" in wrappers else "TensorFlow 2.0 to 2.15, or tf_keras legacy"
     if "tf_keras" in families:
         return "TensorFlow 2.11 to 2.15, or tf_keras"
     if "keras3" in families:
@@ -115,7 +115,7 @@ class _Graph:
     def _inner(self, node: int) -> int:
         children = self._children[node]
         for name in ("inner_optimizer", "base_optimizer"):
-            # TensorFlow 2.2 to 2.15 keep a base_optimizer without anything in it: all is on the wrapper.
+            # TensorFlow 2.3 to 2.15 keep an empty base_optimizer: everything is on the wrapper.
             if name in children and (self._children[children[name]] or self._nodes[children[name]].slot_variables):
                 return children[name]
         if "iter" not in children and "_iterations" not in children:
@@ -147,7 +147,7 @@ class _Graph:
             made.wrapper = {
                 "keras3": "tf_lossscale",
                 "tf1": "MixedPrecisionLossScaleOptimizer, or tf_lossscale",
-                "tf_keras_legacy": "LossScaleOptimizer" if inner == node else "LossScaleOptimizer of 1.14 to 2.1",
+                "tf_keras_legacy": "LossScaleOptimizer" if inner == node else "LossScaleOptimizer of 1.14 to 2.2",
             }.get(made.family, "LossScaleOptimizer")
         elif "base_optimizer" in children:
             made.wrapper = "LossScaleOptimizer with a fixed scale"
@@ -222,11 +222,14 @@ class _Graph:
             if made.tensors:
                 lists[attribute] = made
         names = [self._attribute(children["_iterations"]).full_name.rpartition("/")[0]]
-        names += [lists["_velocities"].names[0]] if "_velocities" in lists else []
+        names += [each.names[0].partition("/")[0] for each in lists.values()]
         # tf_keras may name the slot, and not the optimizer.
-        more = [each for part, each in _TOLD_BY_SLOTS.items() if part in names[-1].split("/")]
-        known = {"momentum_cache"} if "_u_product" in children else set()
-        name = slot_names.class_of_lists(set(lists), known, names) or slot_names.class_of_lists(set(lists), known, more)
+        slot = lists["_velocities"].names[0] if "_velocities" in lists else ""
+        more = [each for part, each in _TOLD_BY_SLOTS.items() if part in slot.split("/")]
+        known = {"momentum_cache"} if "_u_product" in children else {"momentums"} & children.keys()
+        name = slot_names.class_of_lists(set(lists), known, names)
+        if name is None and more:
+            name = slot_names.class_of_lists(set(lists), known, more)
         product = self._number(node, "_u_product")
         return Optimizer(
             path="",

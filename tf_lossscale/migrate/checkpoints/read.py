@@ -61,18 +61,33 @@ def _read(given: str) -> File:
 def _only_checkpoint_in(folder: pathlib.Path) -> str:
     import tensorflow as tf
 
-    with damage_is_said(str(folder), "the file `checkpoint`"):
-        latest = tf.train.latest_checkpoint(str(folder))
+    # `tf-lossscale train` and others keep their checkpoints in a folder of that name.
+    latest = None
+    if (folder / "checkpoint").is_file():
+        with damage_is_said(str(folder), "the file `checkpoint`"):
+            latest = tf.train.latest_checkpoint(str(folder))
     if latest is not None:
         return latest
     prefixes = sorted(str(file.with_suffix("")) for file in folder.glob("*.index"))
     if not prefixes:
-        raise FileNotFoundError(f"{folder}: the folder has no checkpoint, and is not a SavedModel.")
+        return _only_checkpoint_below(folder)
     if len(prefixes) > 1:
         raise UnreadableError(
             f"{folder}: the folder has {len(prefixes)} checkpoints. Pass one of them, for example {prefixes[-1]}."
         )
     return prefixes[0]
+
+
+def _only_checkpoint_below(folder: pathlib.Path) -> str:
+    """Return the checkpoint in a folder of the folder, for example in the `runs/checkpoint` of `runs`."""
+    below = sorted({file.parent for file in folder.glob("*/*.index")})
+    if not below:
+        raise FileNotFoundError(f"{folder}: the folder has no checkpoint, and is not a SavedModel.")
+    if len(below) > 1:
+        raise UnreadableError(
+            f"{folder}: {len(below)} folders in it have checkpoints. Pass one of them, for example {below[-1]}."
+        )
+    return _only_checkpoint_in(below[0])
 
 
 def _checkpoint(prefix: str) -> File:

@@ -248,7 +248,8 @@ def _notes(saved: Optimizer, kind: str, inner: Any, family: Any) -> list[str]:
     notes = []
     old, new = not saved.slots_are_lists, family.slots_are_lists
     other = not saved.of_tf1 and old == new
-    same = kind == "RMSprop" and "momentum" in slot_names.canonical(kind, saved.slots)
+    momentum = saved.hyperparameters.get("momentum") or "momentum" in slot_names.canonical(kind, saved.slots)
+    same = kind == "RMSprop" and momentum
     if other and not same and kind in slot_names.DIFFERENCES:
         notes.append(slot_names.DIFFERENCES[kind])
     if old and new and saved.hyperparameters.get("decay"):

@@ -72,11 +72,21 @@ class Optimizer:
     slots: dict[str, Slots] = dataclasses.field(default_factory=dict)
     #: Values that are of no variable: Nadam's product of momenta.
     extra: dict[str, float] = dataclasses.field(default_factory=dict)
+    #: Whether the file holds the configs, and so all arguments of the optimizer and of its wrapper.
+    has_config: bool = False
+    #: The arguments of the wrapper in the file's config.
+    wrapper_arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def of_tf1(self) -> bool:
         """Whether it is of TensorFlow 1, whose files hold no learning rate, and momenta not multiplied by it."""
         return self.family == "tf1"
+
+    @property
+    def scale_is_fixed(self) -> bool:
+        """Whether it is in a wrapper whose loss scale stays the same."""
+        dynamic = self.wrapper_arguments.get("dynamic", True) if self.has_config else self.counter is not None
+        return self.wrapper is not None and not dynamic
 
     @property
     def slots_are_lists(self) -> bool:

@@ -31,6 +31,8 @@ SAVER_SUFFIXES: dict[str, tuple[tuple[str, ...], ...]] = {
     "Adadelta": (("accum_grad", "accum_var"),),
     "Ftrl": (("accumulator", "linear"),),
 }
+# Names, in lower case, of optimizers whose slots are called like those of a class above.
+_OF_NO_KNOWN_CLASS = {"lion", "sgdw"}
 # Class of `tf.compat.v1.train`, without "Optimizer" -> today's.
 _TODAY = {"GradientDescent": "SGD", "Momentum": "SGD", "RMSProp": "RMSprop"}
 
@@ -93,8 +95,8 @@ def class_of(slots: set[str], others: set[str], names: Iterable[str], of_tf1: bo
     if "momentum_cache" in others:
         return "Nadam"
     if not slots:
-        known = others & {"beta_1", "rho", "initial_accumulator_value"}
-        return None if known else "SGD"
+        # Of the classes of TensorFlow 2 only SGD has a hyperparameter `momentum` and no slots.
+        return "SGD" if of_tf1 or ("momentum" in others and not others & {"rho"}) else None
     fitting = [name for name in ATTRIBUTES if required(name) <= slots <= set(ATTRIBUTES[name]) and name != "Nadam"]
     if of_tf1:
         fitting = [name for name in fitting if name not in ("AdamW", "Adamax")]
@@ -108,7 +110,7 @@ def class_of_lists(attributes: set[str], others: set[str], names: Iterable[str])
     'RMSprop'
 
     Args:
-        attributes: names of its lists of variables.
+        attributes: names of its lists of variables, without the empty ones.
         others: names of its other variables.
         names: the optimizer's own name, or parts of it.
 
@@ -123,17 +125,18 @@ def class_of_lists(attributes: set[str], others: set[str], names: Iterable[str])
         if {slots[slot] for slot in required(name)} <= attributes <= set(slots.values()) and name != "Nadam"
     ]
     if not attributes:
-        fitting = ["SGD"]
+        # Before its first step an optimizer of any class is without slots, later only SGD without momentum.
+        fitting = ["SGD"] if "momentums" in others else [*ATTRIBUTES]
     return _told_by_names(fitting, names)
 
 
 def _told_by_names(fitting: list[str], names: Iterable[str]) -> str | None:
     parts = {part.lower() for name in names for part in re.split(r"[/:]", name)}
     parts |= {re.sub(r"_\d+$", "", part).replace("_", "") for part in parts}
-    named = [name for name in fitting if name.lower() in parts]
-    if len(named) == 1:
-        return named[0]
-    return fitting[0] if len(fitting) == 1 else None
+    named = {name for name in fitting if name.lower() in parts}
+    if named:
+        return named.pop() if len(named) == 1 else None
+    return fitting[0] if len(fitting) == 1 and not parts & _OF_NO_KNOWN_CLASS else None
 
 
 def required(name: str) -> set[str]:
@@ -187,7 +190,7 @@ def order_in_lists(name: str | None, family: str, config: Mapping[str, float]) -
         there.add("momentum")
     there |= {slot for slot, option in (("mg", "centered"), ("vhat", "amsgrad")) if config.get(option)}
     order = [slot for slot in ATTRIBUTES.get(name or "", {}) if slot in there]
-    together = name in ("RMSprop", "Ftrl") if family == "tf_keras_legacy" else name != "RMSprop"
+    together = name == "Ftrl" if family == "tf_keras_legacy" else name != "RMSprop"
     if not together:
         return [(slot,) for slot in order]
     first = tuple(slot for slot in order if slot != "vhat")

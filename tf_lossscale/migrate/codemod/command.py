@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -15,7 +16,8 @@ _EXIT_CODES = """\
 exit code:
   0  all went well
   1  with --check: something is left to do
-  2  bad arguments, or a file could not be read, parsed or written (it is left as it was)
+  2  bad arguments, or a file could not be read, parsed or written; it is left
+     as it was
 """
 
 
@@ -88,10 +90,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _jobs(value: str) -> int:
-    number = int(value)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, but got: {value}")
-    return number
+    with contextlib.suppress(ValueError):
+        if int(value) >= 1:
+            return int(value)
+    raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, but got: {value}")
 
 
 def _save(kept: Any, old: dict[str, bytes]) -> None:

@@ -1,0 +1,76 @@
+"""Old programs in graph mode do with our wrappers what they do with the originals', number by number."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import tensorflow as tf
+
+import tf_lossscale
+from tests.families import FAMILIES
+from tests.graph_mode import programs
+
+
+def wrong(found):
+    """Return the rows in which ours does not do what the original does, or fails without saying what to do."""
+
+    def fits(original, ours):
+        if not isinstance(original, str):
+            return ours == original
+        return isinstance(ours, str) and "optimizers.legacy" in ours
+
+    return {
+        row: {"original": original, "ours": ours} for row, (original, ours) in found.items() if not fits(original, ours)
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", programs.MODES)
+def test_programs_train_as_with_the_original_or_say_what_to_do(mode):
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "TF_USE_LEGACY_KERAS": "1"}
+    command = [sys.executable, "-m", "tests.graph_mode.programs", mode]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert wrong(found) == {}
+    failed = {row.split()[0] for row, (original, _) in found.items() if isinstance(original, str)}
+    assert failed == {"new"}
+
+
+@pytest.mark.parametrize("program", [programs.minimize_in_a_session, programs.two_replicas], ids=lambda p: p.__name__)
+@pytest.mark.parametrize("family", ["legacy", "tf1"])
+def test_in_a_graph_too(family, program):
+    optimizer = "SGD" if family == "legacy" else "Momentum"
+    original = programs.outcome(family, optimizer, program)
+    assert not isinstance(original, str)
+    assert programs.outcome(family, optimizer, program, "LossScaleOptimizer") == original
+
+
+@pytest.mark.parametrize("family", FAMILIES[:2], ids=lambda family: family.name)
+def test_an_optimizer_that_cannot_train_in_a_graph_says_what_to_use(family):
+    with tf.Graph().as_default():
+        optimizer = tf_lossscale.LossScaleOptimizer(family.sgd())
+        weight = tf.Variable(1.0)
+        with pytest.raises(RuntimeError, match=r"SGD cannot train in graph mode.*tf_keras\.optimizers\.legacy"):
+            optimizer.apply_gradients([(tf.constant(1.0), weight)])
+
+
+@pytest.mark.parametrize("family", FAMILIES[:2], ids=lambda family: family.name)
+def test_a_function_in_a_graph_trains_with_each_optimizer(family):
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        optimizer = tf_lossscale.LossScaleOptimizer(family.sgd(), initial_scale=8.0)
+        weight = tf.Variable(1.0)
+        optimizer.build([weight])
+
+        @tf.function
+        def step(gradient):
+            return optimizer.apply_gradients([(gradient, weight)])
+
+        gradient = tf.compat.v1.placeholder(tf.float32, [])
+        done = step(gradient)
+        session.run([tf.compat.v1.global_variables_initializer(), tf.compat.v1.local_variables_initializer()])
+        for value in (1.0, float("nan")):
+            session.run(done, {gradient: value})
+        assert session.run([weight, optimizer._loss_scale()]) == [0.5, 4.0]

@@ -1,0 +1,136 @@
+"""How the scale moves can be changed between steps."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl import logging
+
+from tests.families import all_families, families
+from tf_lossscale import LossScaleOptimizer, SharedLossScale, legacy
+from tf_lossscale.amp import FixedLossScaleManager
+
+RULES = {
+    "dynamic_growth_steps": 1,
+    "growth_factor": 4.0,
+    "backoff_factor": 0.25,
+    "hysteresis": 3,
+    "min_scale": 16.0,
+    "max_scale": 64.0,
+}
+
+
+def taking(optimizer):
+    weight = tf.Variable(0.0)
+
+    def step(gradient):
+        optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients([gradient]), [weight]))
+
+    return step
+
+
+def scales(optimizer, step, outcomes):
+    """The scale after each step; True is a finite one."""
+    optimizer.get_scaled_loss(0.0)
+    found = []
+    for finite in outcomes:
+        step(tf.constant(1.0 if finite else np.inf))
+        found.append(float(optimizer.loss_scale))
+    return found
+
+
+@all_families
+@pytest.mark.parametrize("jit_compile", [False, True], ids=["plain", "jit"])
+def test_an_eager_step_follows_the_rule_that_was_set_before_it(family, jit_compile):
+    optimizer = LossScaleOptimizer(family.sgd(), initial_scale=32.0, hysteresis=2, jit_compile=jit_compile)
+    step = taking(optimizer)
+    assert scales(optimizer, step, [True, False]) == [32.0, 32.0]
+    for name, value in RULES.items():
+        setattr(optimizer, name, value)
+        assert getattr(optimizer, name) == value
+    fresh = LossScaleOptimizer(family.sgd(), initial_scale=32.0, **RULES)
+    outcomes = [True, True, False, False, False, False, False, False]
+    assert scales(optimizer, step, outcomes) == scales(fresh, taking(fresh), outcomes) == [64.0] * 4 + [16.0] * 4
+
+
+@families
+def test_a_traced_function_keeps_the_old_rule_and_a_warning_says_so(family, monkeypatch):
+    said = []
+    monkeypatch.setattr(logging, "warning", lambda message, *values: said.append(message % values))
+    optimizer = LossScaleOptimizer(family.sgd(), initial_scale=8.0)
+    optimizer.dynamic_growth_steps = 1
+    assert not said
+    step = taking(optimizer)
+    traced = tf.function(step)
+    assert scales(optimizer, traced, [True]) == [16.0]
+    optimizer.growth_factor = 4.0
+    assert "LossScaleOptimizer.growth_factor was set after a tf.function" in said[0]
+    assert scales(optimizer, traced, [True]) == [32.0]
+    assert scales(optimizer, tf.function(step), [True]) == [128.0]
+
+
+@pytest.mark.slow
+@families
+def test_a_callback_of_fit_sets_it_and_makes_the_train_function_again(family):
+    keras = family.keras
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile(LossScaleOptimizer(family.sgd(), initial_scale=8.0), "mse")
+
+    class Grow(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 0:
+                self.model.optimizer.dynamic_growth_steps = 1
+                self.model.make_train_function(force=True)
+
+    model.fit(np.ones((3, 1)), np.ones((3, 1)), batch_size=1, verbose=0, callbacks=[Grow()])
+    assert float(model.optimizer.loss_scale) == 32.0
+
+
+@families
+def test_a_lower_bound_above_lowers_the_scale_and_the_config_can_be_read_again(family):
+    optimizer = LossScaleOptimizer(family.sgd())
+    optimizer.max_scale = 1024.0
+    assert float(optimizer.loss_scale) == 1024.0
+    again = LossScaleOptimizer.from_config(optimizer.get_config())
+    assert (again.initial_scale, again.max_scale) == (1024.0, 1024.0)
+    optimizer.max_scale = None
+    assert optimizer.max_scale is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "value", "error", "text"),
+    [
+        ({}, "growth_factor", 0.5, ValueError, "`growth_factor` must be above 1"),
+        ({}, "min_scale", "1", TypeError, "`min_scale` must be a number"),
+        ({"max_scale": 2.0**16}, "min_scale", 2.0**17, ValueError, "must not be above `max_scale`"),
+        ({}, "hysteresis", 2, ValueError, "`hysteresis` must stay 1 .* Make a new LossScaleOptimizer"),
+        ({"hysteresis": 2}, "hysteresis", 1, ValueError, "`hysteresis` must stay at least 2"),
+        ({"dynamic": False, "initial_scale": 8}, "max_scale", 8.0, AttributeError, "`max_scale` cannot be set"),
+        ({"loss_scale_manager": FixedLossScaleManager(8)}, "growth_factor", 4.0, AttributeError, "cannot be set"),
+        ({"loss_scale_manager": legacy.DynamicLossScale(8)}, "growth_factor", 4.0, AttributeError, "its attributes"),
+    ],
+)
+def test_a_value_that_cannot_be_set_says_why_and_changes_nothing(arguments, name, value, error, text):
+    optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), **arguments)
+    before = [getattr(optimizer, each) for each in RULES]
+    with pytest.raises(error, match=text):
+        setattr(optimizer, name, value)
+    assert [getattr(optimizer, each) for each in RULES] == before
+
+
+def test_nothing_is_set_while_a_function_is_traced():
+    optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD())
+
+    @tf.function
+    def step():
+        optimizer.max_scale = 8.0
+
+    with pytest.raises(RuntimeError, match="while a graph is built"):
+        step()
+    assert optimizer.max_scale is None
+
+
+def test_optimizers_that_share_a_scale_share_its_rule():
+    shared = SharedLossScale(8.0)
+    first, second = (LossScaleOptimizer(tf.keras.optimizers.SGD(), loss_scale_manager=shared) for _ in range(2))
+    first.growth_factor = 4.0
+    assert second.growth_factor == shared.rules.growth_factor == 4.0

@@ -1,0 +1,152 @@
+"""`skip_nonfinite`: steps whose gradients are not finite are skipped, also where the loss is not scaled."""
+
+import copy
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl import logging
+
+from tests.families import all_families, families
+from tf_lossscale import LossScaleOptimizer, SharedLossScale
+from tf_lossscale.amp import FixedLossScaleManager
+
+ONLY_SKIP = {"dynamic": False, "initial_scale": 1, "skip_nonfinite": True}
+modes = pytest.mark.parametrize("mode", ["eager", "function", "compiled", "eager-jit", "function-jit"])
+
+
+def stepping(optimizer, weight, mode):
+    def step(gradient):
+        optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients([gradient]), [weight]))
+
+    if mode.startswith("eager"):
+        return step
+    return tf.function(step, jit_compile=mode == "compiled")
+
+
+@all_families
+@modes
+def test_a_step_that_is_not_finite_is_skipped_and_the_scale_stays(family, mode):
+    optimizer = LossScaleOptimizer(family.adam(), jit_compile=mode.endswith("jit"), **ONLY_SKIP)
+    optimizer.get_scaled_loss(0.0)
+    weight = tf.Variable([1.0, 2.0])
+    step = stepping(optimizer, weight, mode)
+    for bad in (np.nan, np.inf, -np.inf):
+        step(tf.constant([1.0, 0.5]))
+        assert not optimizer.last_step_skipped
+        before = [v.numpy() for v in optimizer.weights if "iter" not in v.name] + [weight.numpy()]
+        step(tf.constant([1.0, bad]))
+        after = [v.numpy() for v in optimizer.weights if "iter" not in v.name] + [weight.numpy()]
+        for one, other in zip(before, after):
+            np.testing.assert_array_equal(one, other)
+        assert optimizer.last_step_skipped
+    assert int(optimizer.skipped_steps) == 3
+    assert float(optimizer.loss_scale) == 1.0
+
+
+@all_families
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("mode", ["eager", "function"])
+def test_finite_steps_are_bit_for_bit_those_of_the_bare_optimizer(family, mode, dtype):
+    weights = [tf.Variable([1.0, 2.0]) for _ in range(2)]
+    bare, optimizer = family.adam(), LossScaleOptimizer(family.adam(), **ONLY_SKIP)
+    optimizer.get_scaled_loss(0.0)
+    wrapped = stepping(optimizer, weights[1], mode)
+    alone = lambda gradient: family.apply(bare, [gradient], [weights[0]])  # noqa: E731
+    alone = alone if mode == "eager" else tf.function(alone)
+    for seed in range(5):
+        values = np.random.default_rng(seed).normal(size=2)
+        gradient = tf.cast(tf.cast(tf.constant(values), dtype), tf.float32)
+        alone(gradient)
+        wrapped(gradient)
+        np.testing.assert_array_equal(*weights)
+
+
+@all_families
+def test_a_fixed_scale_skips_nothing_unless_it_is_told_to_and_a_dynamic_one_always(family):
+    for kwargs, skips in [
+        ({}, True),
+        ({"skip_nonfinite": True}, True),
+        ({"dynamic": False, "initial_scale": 8}, False),
+        ({"dynamic": False, "initial_scale": 8, "skip_nonfinite": False}, False),
+        ({"dynamic": False, "initial_scale": 8, "skip_nonfinite": True}, True),
+    ]:
+        weight = tf.Variable(1.0)
+        LossScaleOptimizer(family.sgd(), **kwargs).minimize(lambda weight=weight: weight * np.inf, [weight])
+        assert bool(weight.numpy() == 1.0) is skips, kwargs
+
+
+def test_a_fixed_scale_that_skips_nothing_has_no_condition_in_its_graph():
+    def conditions(**kwargs):
+        optimizer, weight = LossScaleOptimizer(tf.keras.optimizers.SGD(), **kwargs), tf.Variable(0.0)
+        function = tf.function(lambda: optimizer.minimize(lambda: weight * 1.0, [weight])).get_concrete_function()
+        names = {node.op for each in [function.graph.as_graph_def()] for node in each.node}
+        return names & {"If", "StatelessIf", "Case", "IsFinite", "While"}
+
+    assert conditions(**ONLY_SKIP)
+    assert not conditions(**{**ONLY_SKIP, "skip_nonfinite": False})
+
+
+@families
+def test_fit_skips_the_batch_that_is_not_finite_and_the_file_of_the_model_keeps_the_argument(family, tmp_path):
+    keras = family.keras
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(LossScaleOptimizer(family.sgd(), **ONLY_SKIP), "mse")
+    x = np.ones((4, 2), "float32")
+    x[2] = np.nan
+    model.fit(x, np.ones((4, 1)), batch_size=1, shuffle=False, verbose=0)
+    assert int(model.optimizer.skipped_steps) == 1
+    assert np.isfinite(np.concatenate([w.ravel() for w in model.get_weights()])).all()
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras").optimizer
+    assert loaded.get_config()["skip_nonfinite"]
+    assert (loaded.dynamic, float(loaded.loss_scale)) == (False, 1.0)
+
+
+@families
+def test_configs_and_copies_skip_what_the_original_skips(family):
+    optimizer = LossScaleOptimizer(family.sgd(), **ONLY_SKIP)
+    config = json.loads(json.dumps(optimizer.get_config()))
+    assert config["skip_nonfinite"] is True
+    for other in (LossScaleOptimizer.from_config(config), copy.copy(optimizer), copy.deepcopy(optimizer)):
+        weight = tf.Variable(1.0)
+        other.minimize(lambda weight=weight: weight * np.nan, [weight])
+        assert weight.numpy() == 1.0
+        assert (other.dynamic, float(other.loss_scale)) == (False, 1.0)
+    for usual in ({}, {"dynamic": False, "initial_scale": 1}, {"skip_nonfinite": True}):
+        assert "skip_nonfinite" not in LossScaleOptimizer(family.sgd(), **usual).get_config()
+
+
+def test_a_run_of_skipped_steps_is_a_stall_and_a_diagnosis_names_the_variable(monkeypatch):
+    said = []
+    monkeypatch.setattr(logging, "warning", lambda message, *values: said.append(message % values))
+    optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), diagnose=True, **ONLY_SKIP)
+    weight = tf.Variable(1.0, name="kernel")
+    for _ in range(100):
+        assert not said
+        optimizer.minimize(lambda: weight * np.nan, [weight])
+    assert "The last 100 steps were all skipped. The loss scale is 1 now, and is never lowered below 1." in said[0]
+    assert [(row.variable, row.steps, row.kind) for row in optimizer.overflow_report()] == [("kernel", 100, "NaN")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"skip_nonfinite": False}, ValueError, "`skip_nonfinite` cannot be False with a dynamic scale"),
+        ({"skip_nonfinite": 1}, TypeError, '"skip_nonfinite".*must be a bool, but got: 1'),
+        ({"dynamic": False, "skip_nonfinite": True}, ValueError, '"initial_scale" must be specified'),
+        (
+            {"loss_scale_manager": FixedLossScaleManager(8.0), "skip_nonfinite": True},
+            ValueError,
+            "Leave out .*`skip_nonfinite`",
+        ),
+        ({"loss_scale_manager": SharedLossScale(), "skip_nonfinite": False}, ValueError, "Leave out"),
+        ({"dynamic": False, "initial_scale": 1, "diagnose": True}, ValueError, "Pass skip_nonfinite=True"),
+    ],
+)
+def test_what_contradicts_is_refused_and_leaves_the_inner_optimizer_free(arguments, error, text):
+    inner = tf.keras.optimizers.SGD()
+    with pytest.raises(error, match=text):
+        LossScaleOptimizer(inner, **arguments)
+    LossScaleOptimizer(inner)

@@ -1,0 +1,134 @@
+"""Casts around a layer, so that layers of half precision and of float32 fit together."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+_HALF = (tf.float16, tf.bfloat16)
+
+
+def set_casts(layer: Any, inputs: str | None = None, outputs: str | None = None, only_mixed: bool = False) -> None:
+    """Cast the floating tensors that a layer's `call` takes or returns. The casts replace earlier ones.
+
+    >>> layer = tf.keras.layers.Dense(1, dtype="mixed_float16")
+    >>> set_casts(layer, outputs="float32")
+    >>> layer(tf.ones((1, 1))).dtype.name
+    'float32'
+
+    Args:
+        layer: a Keras layer or model.
+        inputs: the dtype that all arguments are cast to, or None for no cast.
+        outputs: the dtype that the outputs are cast to, or None for no cast.
+        only_mixed: whether arguments are only cast if they are of several floating dtypes.
+    """
+    attributes = vars(layer)
+    own = attributes.get("call")  # an operation of a functional model has one of its own
+    if hasattr(own, _OWN):
+        own = getattr(own, _OWN)
+    attributes.pop("call", None)
+    if own is not None:
+        attributes["call"] = own
+    if inputs is None and outputs is None:
+        return
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not only_mixed or len(_floating_dtypes((args, kwargs))) > 1:
+            args, kwargs = floats_to(inputs, (args, kwargs))
+        result = type(self).call(self, *args, **kwargs) if own is None else own(*args, **kwargs)
+        return floats_to(outputs, result)
+
+    setattr(call, _OWN, own)
+    # A method, which a deep copy of the layer binds to the copy.
+    attributes["call"] = types.MethodType(call, layer)
+
+
+# The attribute of a casting `call` that holds the one it stands for, if that was the layer's own.
+_OWN = "_tf_lossscale_own"
+
+
+def _floating_dtypes(values: Any) -> set[tf.DType]:
+    tensors = [each for each in tf.nest.flatten(values) if tf.is_tensor(each)]
+    return {tf.as_dtype(each.dtype) for each in tensors if tf.as_dtype(each.dtype).is_floating}
+
+
+def floats_to(dtype: str | None, values: Any, dtypes: Any = None) -> Any:
+    """Cast floating tensors in a nested structure.
+
+    >>> [each.dtype.name for each in floats_to("float32", [tf.constant(1.0, tf.float16), tf.constant(1)])]
+    ['float32', 'int32']
+
+    Args:
+        dtype: the dtype, or None for no cast.
+        values: a tensor, or a nested structure of tensors and other objects.
+        dtypes: the dtypes that are cast; all floating ones if it is None.
+
+    Returns:
+        The same structure.
+    """
+    if dtype is None:
+        return values
+
+    def cast(value: Any) -> Any:
+        if not tf.is_tensor(value) or isinstance(value, tf.Variable) or not value.dtype.is_floating:
+            return value
+        return tf.cast(value, dtype) if dtypes is None or value.dtype in dtypes else value
+
+    return tf.nest.map_structure(cast, values)
+
+
+def in_float32(outputs: Any) -> Any:
+    """Cast half-precision tensors to float32, for a loss to be computed from them.
+
+    >>> [each.dtype.name for each in in_float32([tf.constant(1.0, tf.float16), tf.constant(1)])]
+    ['float32', 'int32']
+
+    Args:
+        outputs: a tensor, or a nested structure of tensors and other objects.
+
+    Returns:
+        The same structure. All but float16 and bfloat16 tensors are as they were.
+    """
+    return floats_to("float32", outputs, _HALF)
+
+
+@contextlib.contextmanager
+def naming_the_layer(level: str) -> Iterator[None]:
+    """Explain the error of a layer whose own operations mix dtypes.
+
+    >>> with naming_the_layer("O2"):
+    ...     tf.ones(1)
+    <tf.Tensor: shape=(1,), dtype=float32, numpy=array([1.], dtype=float32)>
+
+    Args:
+        level: the model's level. At O0 an error stays as it is.
+
+    Raises:
+        TypeError: in place of TensorFlow's or Keras's error. It names the layer, the level and `to_float`.
+    """
+    try:
+        yield
+    except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
+        text = str(error)
+        mixed = _MIXED.search(text)
+        if level == "O0" or mixed is None:
+            raise
+        found = _CALLED.search(text)
+        layer = f"Layer {found[1]}" if found else "A layer"
+        raise TypeError(
+            f"{layer} mixes half precision and float32 at level {level}: {mixed[0]}. Its own operations need one "
+            "dtype. Call to_float(layer, 'float32') for it after the level is set, or cast in its `call`."
+        ) from error
+
+
+# TensorFlow's texts for an operation whose arguments differ in dtype, in a graph and in eager mode.
+_MIXED = re.compile(
+    r"Input '\w+' of '\w+' Op has type \w+ that does not match type \w+ of argument '\w+'"
+    r"|cannot compute \w+ as input #\d+\(zero-based\) was expected to be a \w+ tensor but is a \w+ tensor"
+)
+_CALLED = re.compile(r"encountered when calling (?:layer )?['\"]?(\w+)")
