@@ -213,18 +213,6 @@ def test_the_family_of_the_walk_through_keeps_the_promises(tiny):
     suite.test_every_optimizer_is_left_as_it_was_by_skipped_first_steps(tiny, "SGD")
 
 
-@pytest.mark.parametrize("hook", ["_build_inner", "_apply_reduced", "_advance_iterations"])
-def test_a_hook_that_is_missing_is_an_error_when_an_optimizer_is_wrapped(tiny, hook, monkeypatch):
-    inner = tiny.sgd()
-    if hook == "_advance_iterations":
-        del inner.iterations
-    else:
-        monkeypatch.delattr(families.load("tiny"), hook)
-    with pytest.raises(NotImplementedError, match=rf"must define {hook}\(.*\) to .*CONTRIBUTING.md"):
-        LossScaleOptimizer(inner)
-    assert not families.is_wrapped(inner)
-
-
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
 def test_the_family_of_the_walk_through_applies_skips_and_goes_on_from_a_checkpoint(tiny, compiled, tmp_path):
     weight = tf.Variable([1.0])
