@@ -12,6 +12,8 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
+from tf_lossscale.core import notes
+
 # Method -> whether the gradients of the next update are scaled.
 APPLY_GRADIENTS = {"scale_loss": True, "get_scaled_loss": False, "get_unscaled_gradients": False}
 APPLY = {"scale_loss": True, "get_unscaled_gradients": False}
@@ -26,8 +28,8 @@ _TWO_WAYS_OUT = (
 
 
 @dataclasses.dataclass
-class _Note:
-    """The method that a thread called last in one place, and the threads in which an update followed there."""
+class _Call:
+    """The last call of a thread in one place, and the threads in which an update followed there."""
 
     method: str
     followed_in: set[threading.Thread] = dataclasses.field(default_factory=set)
@@ -41,10 +43,10 @@ class Contract:
        around it, or what one thread does in eager mode.
     3. Else, and in eager mode also, calls in all other places count if no update followed there: gradients of a traced
        function, or of another thread, may come from there. If they contradict each other, the update raises.
-    4. If there was none, gradients are what the update's documentation says.
+    4. If there was none, gradients are what the documentation of the update says.
 
-    A traced function keeps its answer. If that came from outside of the function, a call that says the opposite raises,
-    unless it is in a traced function that updates as well.
+    A traced function keeps its answer. If the answer came from outside of the function, a later call that says the
+    opposite raises, unless that call is in a traced function that updates as well.
 
     >>> contract = Contract()
     >>> contract.called("scale_loss")
@@ -57,8 +59,8 @@ class Contract:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._in_functions: weakref.WeakKeyDictionary[Any, dict[threading.Thread, _Note]] = weakref.WeakKeyDictionary()
-        self._in_eager_mode: dict[threading.Thread, _Note] = {}
+        self._in_functions: weakref.WeakKeyDictionary[Any, dict[threading.Thread, _Call]] = weakref.WeakKeyDictionary()
+        self._in_eager_mode: dict[threading.Thread, _Call] = {}
         self._in_ended_threads: set[str] = set()
         self._answers_kept: set[bool] = set()
         self._whole_steps = threading.local()
@@ -83,12 +85,12 @@ class Contract:
                 raise _contradiction(method)
             self._called.add(method)
             for function in functions:
-                note = self._in_functions.setdefault(function, {})[thread] = _Note(method)
+                call = self._in_functions.setdefault(function, {})[thread] = _Call(method)
                 if contradicts:
-                    _require_an_update(note, function)
+                    _require_an_update(call, function)
             if not functions:
                 self._forget_ended_threads()
-                self._in_eager_mode[thread] = _Note(method)
+                self._in_eager_mode[thread] = _Call(method)
 
     def scaled_by_hand(self) -> None:
         """Record that gradients are scaled and unscaled without our methods: they are unscaled in the next update.
@@ -97,29 +99,29 @@ class Contract:
         returned.
         """
         with self._lock:
-            if not any(note.method == "scale_loss" and not note.followed_in for note in self._notes_here(_functions())):
+            if not any(call.method == "scale_loss" and not call.followed_in for call in self._calls_here(_functions())):
                 self.called("get_scaled_loss")
                 self.called("get_unscaled_gradients")
 
     def takes_scaled(
-        self, gradients: Iterable[Any], says: dict[str, bool] = APPLY_GRADIENTS, otherwise: bool = False
+        self, gradients: Iterable[Any], scaled_after: dict[str, bool] = APPLY_GRADIENTS, otherwise: bool = False
     ) -> bool:
         """Tell whether the gradients of an update, which is about to be made, are scaled.
 
         Args:
             gradients: tensors, IndexedSlices or None.
-            says: method -> whether the gradients of the next update are scaled.
+            scaled_after: method -> whether the gradients of the next update are scaled.
             otherwise: the answer if no method was called.
 
         Raises:
             RuntimeError: the calls so far contradict each other.
         """
         with self._lock:
-            functions, marks = _functions(), [is_marked(g) for g in gradients if g is not None]
+            functions, marks = _functions(), [notes.is_unscaled(g) for g in gradients if g is not None]
             if marks and all(marks):
                 answers, from_outside = {False}, False
             else:
-                answers, from_outside = self._answers(functions, says)
+                answers, from_outside = self._answers(functions, scaled_after)
             if len(answers) > 1 or (True in answers and any(marks)):
                 raise RuntimeError(
                     "Cannot tell whether these gradients are scaled: both scale_loss() and "
@@ -158,8 +160,8 @@ class Contract:
         """Record that an update uses the calls made in this place."""
         with self._lock:
             thread = threading.current_thread()
-            for note in self._notes_here(_functions()):
-                note.followed_in.add(thread)
+            for call in self._calls_here(_functions()):
+                call.followed_in.add(thread)
 
     @contextlib.contextmanager
     def whole_step(self) -> Iterator[None]:
@@ -179,51 +181,53 @@ class Contract:
         factor = self._scaled_by.get(threading.get_ident())
         return factor if factor is not None and getattr(factor, "graph", None) is _graph() else None
 
-    def _answers(self, functions: list[Any], says: dict[str, bool]) -> tuple[set[bool], bool]:
+    def _answers(self, functions: list[Any], scaled_after: dict[str, bool]) -> tuple[set[bool], bool]:
         """Return the answers of the calls so far, and whether these were outside of the function being traced."""
         for function in functions:
-            notes = [n for n in self._notes_in(function) if n.method in says and not _used_up(n, says)]
-            if notes:
-                return {says[note.method] for note in notes}, function is not functions[0]
-        here = self._notes_here(functions)
-        answers = {says[note.method] for note in self._open_notes_elsewhere(here) if note.method in says}
-        for note in here:
-            if note.method in says and _used_up(note, says):
+            calls = [c for c in self._calls_in(function) if c.method in scaled_after and not _used_up(c, scaled_after)]
+            if calls:
+                return {scaled_after[call.method] for call in calls}, function is not functions[0]
+        here = self._calls_here(functions)
+        answers = {
+            scaled_after[call.method] for call in self._unused_calls_elsewhere(here) if call.method in scaled_after
+        }
+        for call in here:
+            if call.method in scaled_after and _used_up(call, scaled_after):
                 # A second part of the gradients of one scale_loss, or gradients of no scaled loss.
                 answers |= {True} if answers else {True, False}
-            elif note.method in says:
-                answers.add(says[note.method])
+            elif call.method in scaled_after:
+                answers.add(scaled_after[call.method])
         return answers, True
 
-    def _open_notes_elsewhere(self, here: list[_Note]) -> list[_Note]:
-        """Return the notes of all other places in which no update followed."""
-        notes = [
+    def _unused_calls_elsewhere(self, here: list[_Call]) -> list[_Call]:
+        """Return the calls in all other places, if no update followed them."""
+        calls = [
             *self._in_eager_mode.values(),
-            *(note for function, notes in self._in_functions.items() for note in notes.values()),
-            *map(_Note, self._in_ended_threads),
+            *(call for function, calls in self._in_functions.items() for call in calls.values()),
+            *map(_Call, self._in_ended_threads),
         ]
-        return [note for note in notes if not note.followed_in and not any(note is each for each in here)]
+        return [call for call in calls if not call.followed_in and not any(call is each for each in here)]
 
-    def _notes_here(self, functions: list[Any]) -> list[_Note]:
+    def _calls_here(self, functions: list[Any]) -> list[_Call]:
         if functions:
-            return [note for function in functions for note in self._notes_in(function)]
-        note = self._in_eager_mode.get(threading.current_thread())
-        return [note] if note else []
+            return [call for function in functions for call in self._calls_in(function)]
+        call = self._in_eager_mode.get(threading.current_thread())
+        return [call] if call else []
 
-    def _notes_in(self, function: Any) -> list[_Note]:
-        """Return this thread's note in a function, else those of all: replicas have threads, and do the same."""
-        notes = self._in_functions.get(function, {})
-        own = notes.get(threading.current_thread())
-        return list(notes.values()) if own is None else [own]
+    def _calls_in(self, function: Any) -> list[_Call]:
+        """Return this thread's call in a function, else those of all: replicas have threads, and do the same."""
+        calls = self._in_functions.get(function, {})
+        own = calls.get(threading.current_thread())
+        return list(calls.values()) if own is None else [own]
 
     def _in_whole_step(self) -> bool:
         return getattr(self._whole_steps, "depth", 0) > 0
 
     def _forget_ended_threads(self) -> None:
         for thread in [thread for thread in self._in_eager_mode if not thread.is_alive()]:
-            note = self._in_eager_mode.pop(thread)
-            if not note.followed_in:
-                self._in_ended_threads.add(note.method)
+            call = self._in_eager_mode.pop(thread)
+            if not call.followed_in:
+                self._in_ended_threads.add(call.method)
 
     def warn_before_apply_gradients(self) -> None:
         """Warn, once, if the loss or the gradients were never given to us."""
@@ -260,26 +264,26 @@ class Contract:
         unscaled if every place that they may come from has called it last.
         """
         gradients = [gradient for gradient in gradients if gradient is not None]
-        unscaled = any(map(is_marked, gradients))
-        if not unscaled and not all(hasattr(gradient, "_scaled_for_tf_lossscale") for gradient in gradients):
+        unscaled = any(map(notes.is_unscaled, gradients))
+        if not unscaled and not all(notes.is_scaled(gradient) for gradient in gradients):
             with self._lock:
-                notes = self._notes_of_apply(_functions())
-            unscaled = bool(notes) and not any(_LEAVES_SCALED[note.method] for note in notes)
+                calls = self._calls_before_apply(_functions())
+            unscaled = bool(calls) and not any(_LEAVES_SCALED[call.method] for call in calls)
         if unscaled:
             raise RuntimeError(
                 "apply() divides gradients by the loss scale, but get_unscaled_gradients(), or a function of "
                 f"scale_inside(), has done so with these. {_TWO_WAYS_OUT}"
             )
 
-    def _notes_of_apply(self, functions: list[Any]) -> list[_Note]:
-        """Return the notes of the places that gradients given to `apply` may come from."""
+    def _calls_before_apply(self, functions: list[Any]) -> list[_Call]:
+        """Return the calls of the places that gradients given to `apply` may come from."""
         thread = threading.current_thread()
         for function in functions:
-            notes = [note for note in self._notes_in(function) if thread not in note.followed_in]
-            if notes:
-                return notes
-        here = self._notes_here(functions)
-        return [note for note in here if thread not in note.followed_in] + self._open_notes_elsewhere(here)
+            calls = [call for call in self._calls_in(function) if thread not in call.followed_in]
+            if calls:
+                return calls
+        here = self._calls_here(functions)
+        return [call for call in here if thread not in call.followed_in] + self._unused_calls_elsewhere(here)
 
     def warn_before_apply(self) -> None:
         """Warn, once, if `apply` is about to divide by a scale that nobody multiplied in."""
@@ -301,46 +305,19 @@ class Contract:
             logging.warning("%s", message)
 
 
-# Marks on tensors. Each is an attribute: the loss scale by which a loss was multiplied, or a gradient divided, and
-# whether a gradient was given to `get_unscaled_gradients`.
-
-
-def mark(gradients: Iterable[Any], loss_scale: Any, scaled: Iterable[Any] = ()) -> None:
-    """Mark gradients as unscaled.
-
-    >>> gradient, scale = tf.constant(1.0), tf.Module()
-    >>> mark([gradient, None], scale)
-    >>> is_marked(gradient), is_marked(tf.constant(1.0))
-    (True, False)
-
-    Args:
-        gradients: tensors, IndexedSlices or None.
-        loss_scale: the object that they were divided by.
-        scaled: the gradients before that, which are marked as scaled.
-    """
-    for gradient in gradients:
-        if gradient is not None:
-            gradient._unscaled_by_tf_lossscale = weakref.ref(loss_scale)
-    for gradient in scaled:
-        if isinstance(gradient, (tf.Tensor, tf.IndexedSlices)):
-            gradient._scaled_for_tf_lossscale = True
-
-
-def is_marked(gradient: Any) -> bool:
-    """Tell whether `mark` marked this gradient as unscaled."""
-    return hasattr(gradient, "_unscaled_by_tf_lossscale")
-
-
 def require_scaled(gradients: Iterable[Any], loss_scale: Any) -> None:
-    """Raise if a gradient is marked as divided by this loss scale.
+    """Raise if a gradient is known to be divided by this loss scale.
 
     >>> require_scaled([tf.constant(8.0), None], tf.Module())
 
     Args:
         gradients: tensors, IndexedSlices or None.
         loss_scale: the object that they would be divided by.
+
+    Raises:
+        RuntimeError: `get_unscaled_gradients` returned one of them.
     """
-    if any(_marked_with(loss_scale, gradient, "_unscaled_by_tf_lossscale") for gradient in gradients):
+    if any(notes.is_unscaled_by(gradient, loss_scale) for gradient in gradients):
         raise RuntimeError(
             "get_unscaled_gradients() was given a gradient that it returned before, and would divide it by the loss "
             "scale again. Call it once for each gradient. minimize(), compute_gradients() and get_gradients() call it "
@@ -348,45 +325,26 @@ def require_scaled(gradients: Iterable[Any], loss_scale: Any) -> None:
         )
 
 
-def mark_loss(loss: Any, loss_scale: Any) -> None:
-    """Mark a loss as scaled.
-
-    >>> loss, scale = tf.constant(1.0), tf.Module()
-    >>> mark_loss(loss, scale)
-    >>> require_unscaled_loss({"loss": loss}, scale)
-    Traceback (most recent call last):
-    RuntimeError: This loss is scaled already: get_scaled_loss() or scale_loss() returned it. Scale it once...
-
-    Args:
-        loss: a nested structure of tensors.
-        loss_scale: the object that they were multiplied by.
-    """
-    for part in tf.nest.flatten(loss):
-        part._loss_scaled_by_tf_lossscale = weakref.ref(loss_scale)
-
-
 def require_unscaled_loss(loss: Any, loss_scale: Any) -> None:
-    """Raise if a part of a loss is marked as multiplied by this loss scale.
+    """Raise if a part of a loss is known to be multiplied by this loss scale.
 
     Args:
-        loss: a nested structure of tensors; anything else has no mark.
+        loss: a nested structure of tensors, or a function.
         loss_scale: the object that it would be multiplied by.
+
+    Raises:
+        RuntimeError: `get_scaled_loss` or `scale_loss` returned it.
     """
-    if any(_marked_with(loss_scale, part, "_loss_scaled_by_tf_lossscale") for part in tf.nest.flatten(loss)):
+    if notes.loss_is_scaled_by(loss, loss_scale):
         raise RuntimeError(
             "This loss is scaled already: get_scaled_loss() or scale_loss() returned it. Scale it once. minimize(), "
             "compute_gradients(), get_gradients() and Keras's fit take a loss that is not scaled."
         )
 
 
-def _marked_with(loss_scale: Any, tensor: Any, attribute: str) -> bool:
-    mark = getattr(tensor, attribute, None)
-    return mark is not None and mark() is loss_scale
-
-
-def _used_up(note: _Note, says: dict[str, bool]) -> bool:
+def _used_up(call: _Call, scaled_after: dict[str, bool]) -> bool:
     # Unscaled gradients may go to several updates. After an update of scaled ones, the next may be of either kind.
-    return says[note.method] and threading.current_thread() in note.followed_in
+    return scaled_after[call.method] and threading.current_thread() in call.followed_in
 
 
 def _contradiction(method: str) -> RuntimeError:
@@ -396,16 +354,16 @@ def _contradiction(method: str) -> RuntimeError:
     )
 
 
-def _require_an_update(note: _Note, function: Any) -> None:
-    """Make each call of the function being traced raise, unless an update follows the note in that function."""
+def _require_an_update(call: _Call, function: Any) -> None:
+    """Make each call of the function being traced raise, unless an update follows the call in that function."""
 
     def check() -> tf.Tensor:
-        if not note.followed_in:
-            raise _contradiction(note.method)
+        if not call.followed_in:
+            raise _contradiction(call.method)
         return tf.constant(0)
 
     if not hasattr(function, "capture_call_time_value"):
-        raise _contradiction(note.method)
+        raise _contradiction(call.method)
     # Private: TensorFlow evaluates the closure at each call of the function.
     function.capture_call_time_value(check, tf.TensorSpec([], tf.int32))
 

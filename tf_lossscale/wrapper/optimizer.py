@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from tf_lossscale.core import replicas, scaling, state
+from tf_lossscale.core import notes, replicas, scaling, state
 from tf_lossscale.core.graphs import as_written as _as_written
 from tf_lossscale.core.graphs import operations, runs_in_order
 from tf_lossscale.core.inside import scaled_inside
@@ -270,7 +270,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             return lambda: self._scaled_once(loss(), scale)
         contract.require_unscaled_loss(loss, self._loss_scale)
         scaled = scale(loss)
-        contract.mark_loss(scaled, self._loss_scale)
+        notes.note_scaled_loss(scaled, self._loss_scale)
         return scaled
 
     @_as_written
@@ -297,7 +297,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         contract.require_scaled(grads, self._loss_scale)
         self._contract.called("get_unscaled_gradients")
         unscaled = self._unscaled(grads)
-        contract.mark(unscaled, self._loss_scale, scaled=grads)
+        notes.note_unscaled(unscaled, self._loss_scale, scaled=grads)
         return unscaled
 
     def _unscaled(self, grads: Iterable[Any]) -> list[Any]:

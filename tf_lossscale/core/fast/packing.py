@@ -11,6 +11,7 @@ import tensorflow as tf
 from tf_lossscale.core import replicas, scaling, step
 from tf_lossscale.core.fast import tricks
 from tf_lossscale.core.graphs import compiled, opaque
+from tf_lossscale.core.notes import note_origin, origin
 from tf_lossscale.core.twins import faster
 
 # An operation on up to this many values costs more to start than to run. No more than a megabyte is copied at a time.
@@ -93,7 +94,7 @@ def unstacked(stack: tf.Tensor, before: Sequence[Scaled] = ()) -> list[tf.Tensor
     """
     parts = tf.raw_ops.Unpack(value=stack, num=stack.shape.as_list()[0], axis=0)
     for position, (part, alone) in enumerate(itertools.zip_longest(parts, before)):
-        _note(part, Share(stack, position, alone))
+        note_origin(part, Share(stack, position, alone))
     return parts
 
 
@@ -174,20 +175,6 @@ class Share(NamedTuple):
     alone: Scaled | None = None
 
 
-def origin(tensor: Any) -> Scaled | Share | None:
-    """Return what a gradient was made from, if it was made here, in a graph.
-
-    >>> origin(tf.constant(2.0)) is None
-    True
-    """
-    return getattr(tensor, "_origin_in_tf_lossscale", None)
-
-
-def _note(tensor: tf.Tensor, made_from: Scaled | Share) -> None:
-    if not tf.executing_eagerly():
-        tensor._origin_in_tf_lossscale = made_from
-
-
 class Packed:
     """Gradients as a function best takes them in: stacks, and scaled gradients in place of unscaled ones.
 
@@ -229,7 +216,7 @@ class Packed:
         for i, tensor in zip(self._alone, tensors[len(self._stacked) :]):
             if isinstance(tensor, Scaled):
                 gradients[i] = tensor.unscaled(one)
-                _note(gradients[i], tensor)
+                note_origin(gradients[i], tensor)
             else:
                 gradients[i] = scaling.over_values(lambda values: kept_inside(values, one), tensor)
         return gradients
@@ -321,7 +308,7 @@ def _unscaled(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
     result = scaled.unscaled()
     late = tricks.on("late unscaling") and (compiled() or not is_small(values))
     if late and values.dtype != tf.float16:  # a sum of float16 often overflows before it is unscaled
-        _note(result, scaled)
+        note_origin(result, scaled)
     return result
 
 

@@ -1,0 +1,107 @@
+"""Notes on tensors: which loss scale a loss or gradient passed through, and what a gradient was made from.
+
+Each note is an attribute of the tensor. No other module reads or writes these attributes.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+_LOSS_SCALED_BY = "_loss_scaled_by_tf_lossscale"
+_UNSCALED_BY = "_unscaled_by_tf_lossscale"
+_SCALED = "_scaled_for_tf_lossscale"
+_ORIGIN = "_origin_in_tf_lossscale"
+
+
+def note_scaled_loss(loss: Any, loss_scale: Any) -> None:
+    """Note that a loss was multiplied by a loss scale.
+
+    >>> loss, scale = tf.constant(1.0), tf.Module()
+    >>> note_scaled_loss(loss, scale)
+    >>> loss_is_scaled_by(loss, scale), loss_is_scaled_by(loss, tf.Module())
+    (True, False)
+
+    Args:
+        loss: a nested structure of tensors.
+        loss_scale: the object.
+    """
+    for part in tf.nest.flatten(loss):
+        setattr(part, _LOSS_SCALED_BY, weakref.ref(loss_scale))
+
+
+def loss_is_scaled_by(loss: Any, loss_scale: Any) -> bool:
+    """Return whether a part of a loss was multiplied by a loss scale, as far as is noted.
+
+    Args:
+        loss: a nested structure of tensors; anything else has no note.
+        loss_scale: the object.
+    """
+    return any(_refers_to(loss_scale, part, _LOSS_SCALED_BY) for part in tf.nest.flatten(loss))
+
+
+def note_unscaled(gradients: Iterable[Any], loss_scale: Any, scaled: Iterable[Any] = ()) -> None:
+    """Note that gradients were divided by a loss scale.
+
+    >>> gradient, scale = tf.constant(1.0), tf.Module()
+    >>> note_unscaled([gradient, None], scale)
+    >>> is_unscaled(gradient), is_unscaled(tf.constant(1.0))
+    (True, False)
+
+    Args:
+        gradients: tensors, IndexedSlices or None.
+        loss_scale: the object.
+        scaled: the gradients before the division, which are noted as scaled.
+    """
+    for gradient in gradients:
+        if gradient is not None:
+            setattr(gradient, _UNSCALED_BY, weakref.ref(loss_scale))
+    for gradient in scaled:
+        if isinstance(gradient, (tf.Tensor, tf.IndexedSlices)):
+            setattr(gradient, _SCALED, True)
+
+
+def is_unscaled(gradient: Any) -> bool:
+    """Return whether a gradient is noted as divided by a loss scale."""
+    return hasattr(gradient, _UNSCALED_BY)
+
+
+def is_unscaled_by(gradient: Any, loss_scale: Any) -> bool:
+    """Return whether a gradient is noted as divided by this loss scale."""
+    return _refers_to(loss_scale, gradient, _UNSCALED_BY)
+
+
+def is_scaled(gradient: Any) -> bool:
+    """Return whether a gradient is noted as scaled: `get_unscaled_gradients` was passed it."""
+    return hasattr(gradient, _SCALED)
+
+
+def note_origin(tensor: Any, origin: Any) -> None:
+    """Note what a tensor of a graph was made from; in eager mode nothing is noted.
+
+    Args:
+        tensor: an unscaled gradient.
+        origin: an object of `core.fast.packing`.
+    """
+    if not tf.executing_eagerly():
+        setattr(tensor, _ORIGIN, origin)
+
+
+def origin(tensor: Any) -> Any:
+    """Return what `note_origin` noted, or None.
+
+    >>> origin(tf.constant(2.0)) is None
+    True
+
+    Args:
+        tensor: any object.
+    """
+    return getattr(tensor, _ORIGIN, None)
+
+
+def _refers_to(loss_scale: Any, tensor: Any, note: str) -> bool:
+    reference = getattr(tensor, note, None)
+    return reference is not None and reference() is loss_scale
