@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import types
 import weakref
 from collections import deque
@@ -26,37 +27,48 @@ class Unknown(Exception):
     >>> key({"rate": print})
     Traceback (most recent call last):
     tf_lossscale.core.constants.Unknown: `rate` is a Python function
+
+    Args:
+        what: a noun phrase.
+        path: names of attributes and keys, from the object in question to this one.
     """
 
-    def __init__(self, what: str):
-        super().__init__(what)
-        self.what, self.path = what, ""
-
-    def __str__(self) -> str:
-        return f"`{self.path}` is {self.what}"
+    def __init__(self, what: str, path: str):
+        super().__init__(f"`{path}` is {what}")
 
 
-class Same:
-    """A weak reference that equals another one as long as both refer to the same living object.
+class Reference:
+    """A weak reference to a living object, the same one each time: see `reference_to`."""
+
+    __slots__ = ("held",)
+
+    def __init__(self, held: weakref.ref[Any]):
+        self.held = held
+
+
+_references: dict[int, Reference] = {}  # id of a living object -> its reference
+
+
+def reference_to(value: Any) -> Reference:
+    """Return the reference to an object, which no other object, living or dead, has.
 
     >>> variable = tf.Variable(1.0)
-    >>> Same(variable) == Same(variable), Same(variable) == Same(tf.Variable(1.0))
+    >>> reference_to(variable) is reference_to(variable), reference_to(variable) is reference_to(tf.Variable(1.0))
     (True, False)
+
+    Args:
+        value: an object that can be referred to weakly.
     """
+    number = id(value)
+    known = _references.get(number)
+    if known is None or known.held() is not value:
+        known = _references[number] = Reference(weakref.ref(value, lambda dead: _forget(number, dead)))
+    return known
 
-    __slots__ = ("_hash", "held")
 
-    def __init__(self, held: Any):
-        self.held = weakref.ref(held)
-        self._hash = id(held)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        return isinstance(other, Same) and (held := self.held()) is not None and held is other.held()
+def _forget(number: int, dead: Any) -> None:
+    if number in _references and _references[number].held is dead:
+        del _references[number]
 
 
 def key(value: Any, ignored: Collection[str] = ()) -> tuple[Any, ...]:
@@ -82,8 +94,37 @@ def key(value: Any, ignored: Collection[str] = ()) -> tuple[Any, ...]:
         Unknown: some part may change what a function does in a way that its attributes do not show.
     """
     found: list[Any] = []
-    _add(found, value, frozenset(ignored), [])
+    numbers: dict[int, tuple[int, Any]] = {}  # of the objects with parts; the objects are held, so that an id stays one
+    waiting = [("", value)]
+    while waiting:  # not recursive, because an eager step comes here each time
+        path, value = waiting.pop()
+        kind = type(value)
+        if kind in _BY_VALUE:
+            found += (kind, value)
+        elif kind is float:
+            found += (kind, repr(value))  # NaN equals itself, and 0.0 is not -0.0
+        elif _is_variable(kind):  # type: ignore[arg-type]
+            known = _references.get(id(value))
+            found.append(known if known is not None and known.held() is value else reference_to(value))
+            if "_value" in vars(value):  # Keras 3: may get another variable of TensorFlow
+                waiting.append((path, value._value))
+        elif isinstance(value, type):
+            found.append(value)
+        elif isinstance(value, (np.generic, np.ndarray, tf.Tensor)):
+            found += (kind, *_values(value, path))
+        elif isinstance(value, (tf.distribute.Strategy, tf.compat.v1.distribute.Strategy)):
+            found.append(reference_to(value))
+        elif id(value) in numbers:
+            found.append(numbers[id(value)][0])
+        else:
+            numbers[id(value)] = len(numbers), value
+            shape, parts = _parts(value, path, ignored)
+            found.append(shape)
+            waiting += parts
     return tuple(found)
+
+
+_BY_VALUE = frozenset({type(None), bool, int, str, bytes, complex, tf.DType, tf.TensorShape})
 
 
 def objects(key: tuple[Any, ...]) -> list[Any]:
@@ -96,101 +137,61 @@ def objects(key: tuple[Any, ...]) -> list[Any]:
     Args:
         key: what `key` returned.
     """
-    return [each.held() for each in dict.fromkeys(part for part in key if isinstance(part, Same))]
+    return [each.held() for each in dict.fromkeys(part for part in key if isinstance(part, Reference))]
 
 
-def _add(found: list[Any], value: Any, ignored: frozenset[str], above: list[Any]) -> None:
-    kind = type(value)
-    if _is_variable(kind):
-        found.append(Same(value))
-        if "_value" in vars(value):  # Keras 3: may get another variable of TensorFlow
-            _add(found, value._value, ignored, above)
-    elif value is None or kind in (bool, int, str, bytes, complex, tf.DType, tf.TensorShape):
-        found += (kind, value)
-    elif kind is float:
-        found += (kind, repr(value))  # NaN equals itself, and 0.0 is not -0.0
-    elif isinstance(value, type):
-        found.append(value)
-    elif isinstance(value, (np.generic, np.ndarray)):
-        _add_array(found, kind, value)
-    elif isinstance(value, tf.Tensor):
-        if not hasattr(value, "numpy"):
-            raise Unknown("a tensor of a graph")
-        if (value.shape.num_elements() or 0) > _FEW:
-            raise Unknown(_TOO_LARGE)
-        _add_array(found, kind, np.asarray(value.numpy()))
-    elif isinstance(value, (tf.distribute.Strategy, tf.compat.v1.distribute.Strategy)):
-        found.append(Same(value))
-    elif any(value is each for each in above):
-        found.append(next(i for i, each in enumerate(above) if each is value))
-    else:
-        above.append(value)
-        _add_parts(found, value, ignored, above)
-        above.pop()
-
-
+@functools.cache
 def _is_variable(kind: type) -> bool:
     return hasattr(kind, "assign") and hasattr(kind, "dtype")
 
 
-def _add_array(found: list[Any], kind: type, array: Any) -> None:
+def _values(array: Any, path: str) -> tuple[Any, ...]:
+    if isinstance(array, tf.Tensor):
+        if not hasattr(array, "numpy"):
+            raise Unknown("a tensor of a graph", path)
+        if (array.shape.num_elements() or 0) > _FEW:
+            raise Unknown(f"an array of more than {_FEW} values", path)
+        array = np.asarray(array.numpy())
     if array.size > _FEW:
-        raise Unknown(_TOO_LARGE)
+        raise Unknown(f"an array of more than {_FEW} values", path)
     if array.dtype.hasobject:
-        raise Unknown("an array of objects")
-    found += (kind, array.dtype.name, array.shape, array.tobytes())
+        raise Unknown("an array of objects", path)
+    return array.dtype.name, array.shape, array.tobytes()
 
 
-_TOO_LARGE = f"an array of more than {_FEW} values"
-
-
-def _add_parts(found: list[Any], value: Any, ignored: frozenset[str], above: list[Any]) -> None:
+def _parts(value: Any, path: str, ignored: Collection[str]) -> tuple[Any, list[tuple[str, Any]]]:
+    """Return what tells an object from others beside its parts, and its parts with their paths."""
     kind = type(value)
     if isinstance(value, dict):
-        found.append(kind)
-        _add_named(found, value, ignored, above)
-    elif isinstance(value, (list, tuple, deque)):
-        found += (kind, len(value))
-        for each in value:
-            _add(found, each, ignored, above)
-    elif isinstance(value, (set, frozenset)):
-        found += (kind, frozenset(key(each, ignored) for each in value))
-    elif isinstance(value, types.FunctionType) and _is_of_a_library(value):
-        found.append(value.__code__)
-        for part in (
-            value.__defaults__,
-            value.__kwdefaults__,
-            [cell.cell_contents for cell in value.__closure__ or ()],
-        ):
-            _add(found, part, ignored, above)
-    elif callable(value) and not (_is_of_a_library(kind) or hasattr(value, "get_config")):
-        raise Unknown("a Python function")
-    elif not hasattr(value, "__dict__"):
-        raise Unknown(f"a {kind.__name__}")
-    else:
-        found.append(kind)
-        _add_named(found, vars(value), ignored, above)
+        return _named_parts(kind, value, path, ignored)
+    if isinstance(value, (list, tuple, deque)):
+        return (kind, len(value)), [(path, each) for each in value]
+    if isinstance(value, (set, frozenset)):
+        return (kind, frozenset(key(each, ignored) for each in value)), []
+    if isinstance(value, types.FunctionType) and _is_of_a_library(value):
+        cells = [(path, cell.cell_contents) for cell in value.__closure__ or ()]
+        return (value.__code__, len(cells)), [(path, value.__defaults__), (path, value.__kwdefaults__), *cells]
+    if callable(value) and not (_is_of_a_library(kind) or hasattr(value, "get_config")):
+        raise Unknown("a Python function", path)
+    if not hasattr(value, "__dict__"):
+        raise Unknown(f"a {kind.__name__}", path)
+    return _named_parts(kind, vars(value), path, ignored)
 
 
 def _is_of_a_library(defined: Any) -> bool:
     return (defined.__module__ or "").split(".")[0] in _LIBRARIES
 
 
-def _add_named(found: list[Any], parts: dict[Any, Any], ignored: frozenset[str], above: list[Any]) -> None:
-    texts = sorted(name for name in parts if isinstance(name, str) and not name.startswith(_BOOKKEEPING))
-    for name in [*texts, *(name for name in parts if not isinstance(name, str))]:
-        if name in ignored:
-            continue
-        _add(found, name, ignored, above)
-        try:
-            _add(found, parts[name], ignored, above)
-        except Unknown as unknown:
-            unknown.path = f"{name}.{unknown.path}".rstrip(".")
-            raise
-    found.append(_END)
-
-
-_END = object()
+def _named_parts(
+    kind: type, parts: dict[Any, Any], path: str, ignored: Collection[str]
+) -> tuple[Any, list[tuple[str, Any]]]:
+    # Sorted, because an attribute that was set for a while comes back as the last one.
+    names = sorted(n for n in parts if isinstance(n, str) and n not in ignored and not n.startswith(_BOOKKEEPING))
+    found = [(f"{path}.{name}" if path else name, parts[name]) for name in names]
+    for name, part in parts.items():
+        if not isinstance(name, str):
+            found += [(f"{path}[{name!r}]", each) for each in (name, part)]
+    return (kind, tuple(names)), found
 
 
 @contextlib.contextmanager
@@ -219,7 +220,7 @@ def put_back(value: Any) -> Iterator[None]:
 
 def _remember(before: list[tuple[Any, Any]], value: Any, seen: set[int]) -> None:
     kind = type(value)
-    if id(value) in seen or _is_variable(kind) or isinstance(value, (tf.Tensor, tf.distribute.Strategy)):
+    if id(value) in seen or _is_variable(kind) or isinstance(value, (tf.Tensor, tf.distribute.Strategy)):  # type: ignore[arg-type]
         return
     seen.add(id(value))
     if isinstance(value, (dict, list, deque, set)):
