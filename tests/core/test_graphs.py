@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from tests import strategies
 from tf_lossscale.core import graphs, variables
-from tf_lossscale.core.variables import Weights, tell_of_new
+from tf_lossscale.core.variables import Variables, tell_of_new
 
 
 @pytest.mark.skipif(strategies.ROLE is not None, reason="needs the virtual CPUs of a process that is alone")
@@ -36,7 +36,7 @@ def test_only_a_legacy_graph_and_its_branches_run_out_of_order():
 
 
 def test_who_asks_for_variables_is_told_of_old_and_of_new_ones():
-    weights, told = Weights("counts"), []
+    weights, told = Variables("counts"), []
     with tf.Graph().as_default():
         old = weights._weight("old", 0, tf.int64)
         tell_of_new(told.append)

@@ -26,7 +26,7 @@ def rules(draw):
         hysteresis=draw(st.integers(1, 3)),
         min_scale=min_scale,
         max_scale=max_scale,
-        forgiving=draw(st.booleans()),
+        finite_step_resets=draw(st.booleans()),
     )
 
 
@@ -115,7 +115,7 @@ def sequence(rules, scale, outcomes):
         (Rules(hysteresis=2), 8.0, "b", (8.0, 0, 1)),
         (Rules(hysteresis=2), 8.0, "bb", (4.0, 0, 0)),
         (Rules(hysteresis=2), 8.0, "bgb", (8.0, 0, 1)),
-        (Rules(hysteresis=2, forgiving=False), 8.0, "bgb", (4.0, 0, 0)),
+        (Rules(hysteresis=2, finite_step_resets=False), 8.0, "bgb", (4.0, 0, 0)),
         (Rules(min_scale=2.0**-3), 1.0, "bbbbb", (0.125, 0, 0)),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tf_lossscale.core import scaling
-from tf_lossscale.core.graphs import opaque
+from tf_lossscale.core.graphs import optimization_barrier
 
 pytestmark = pytest.mark.with_and_without_tricks
 SETTINGS = hypothesis.settings(max_examples=100)
@@ -93,7 +93,7 @@ def test_an_overflow_between_scaling_and_unscaling_stays_an_overflow(options):
 
 def test_opaque_values_are_unchanged_in_eager_mode_and_let_gradients_of_gradients_through():
     tensor = tf.constant(1.0)
-    assert opaque(tensor) is tensor
+    assert optimization_barrier(tensor) is tensor
 
     @tf.function
     def second_derivative(x):

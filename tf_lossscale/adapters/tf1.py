@@ -45,7 +45,7 @@ class Family(family.Family):
         return self.inner.apply_gradients(list(zip(gradients, variables)), **kwargs)
 
     def obstacle(self) -> str | None:
-        if replicas.meet():
+        if replicas.uses_merge_call():
             return "TensorFlow 1's optimizers have the replicas meet when they apply gradients"
         return super().obstacle()
 

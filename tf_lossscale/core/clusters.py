@@ -171,6 +171,6 @@ def obstacle(gradients: Sequence[Any], variables: Sequence[Any]) -> str | None:
     if not tf.distribute.has_strategy():
         devices = {getattr(variable, "device", "") for variable in variables} - {""}
         return "the variables are on several devices" if len(devices) > 1 else None
-    if not replicas.can_write_apart():
+    if not replicas.can_write_independently():
         return f"{type(tf.distribute.get_strategy()).__name__} has no replicas that write their own variables"
     return None

@@ -9,10 +9,10 @@ import tensorflow as tf
 
 from tf_lossscale.core import finite as finite_lib
 from tf_lossscale.core import replicas
-from tf_lossscale.core.variables import Weights, unless, value_or_zero
+from tf_lossscale.core.variables import Variables, unless, value_or_zero
 
 
-class Diagnosis(Weights):
+class Diagnosis(Variables):
     """Counts of the steps in which the gradient of each variable was not finite; in variables that are not saved.
 
     An applied step computes only the norm. A skipped step checks each gradient.
@@ -56,7 +56,7 @@ class Diagnosis(Weights):
             names: of the trained variables, one for each gradient.
             applied: bool scalar, False if the step was skipped.
             gradients: reduced over the replicas; None is allowed.
-            evidence: the same, or for each gradient the `finite.kind` that all replicas agree on.
+            evidence: the same, or for each gradient the `finite.nonfinite_kind` that all replicas agree on.
 
         Returns:
             The operations, for legacy graphs to run.
@@ -108,7 +108,7 @@ def global_norm(gradients: list[Any]) -> tf.Tensor:
 
 def _after(table: tf.Tensor, evidence: list[Any], step: tf.Tensor) -> tf.Tensor:
     """Return the table after a skipped step."""
-    kinds = tf.stack([tf.constant(0.0) if g is None else finite_lib.kind(g) for g in evidence])
+    kinds = tf.stack([tf.constant(0.0) if g is None else finite_lib.nonfinite_kind(g) for g in evidence])
     infinite, nan = (tf.cast(is_so(kinds), tf.int64) for is_so in (tf.math.is_inf, tf.math.is_nan))
     bad = infinite + nan
     last = tf.where(bad > 0, step, table[:, 1])

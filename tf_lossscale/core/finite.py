@@ -48,10 +48,10 @@ def is_finite(gradient: Any) -> tf.Tensor:
     return tf.reduce_all(tf.math.is_finite(values))
 
 
-def kind(gradient: Any) -> tf.Tensor:
+def nonfinite_kind(gradient: Any) -> tf.Tensor:
     """Return 0 for a finite gradient, NaN for one that has a NaN, else infinity.
 
-    >>> [kind(tf.constant([1.0, x])).numpy().item() for x in (2.0, -float("inf"), float("nan"))]
+    >>> [nonfinite_kind(tf.constant([1.0, x])).numpy().item() for x in (2.0, -float("inf"), float("nan"))]
     [0.0, inf, nan]
 
     Args:
@@ -73,7 +73,7 @@ def agreed(gradients: list[Any], exactly: bool, all_values: bool) -> list[Any]:
 
     Args:
         gradients: this replica's, tensors or IndexedSlices or None.
-        exactly: whether each gradient has its own `kind`. If not, one number stands for all: 0 or NaN.
+        exactly: whether each gradient has its own `nonfinite_kind`. If not, one number stands for all: 0 or NaN.
         all_values: whether to return the gradients, which the caller has summed over the replicas, with the infinity or
             NaN that one of the replicas has.
 
@@ -82,7 +82,7 @@ def agreed(gradients: list[Any], exactly: bool, all_values: bool) -> list[Any]:
     """
     if not exactly and not all_values:
         return replicas.all_reduce([tf.where(all_finite(gradients), 0.0, float("nan"))])
-    [summed] = replicas.all_reduce([tf.stack([kind(g) for g in gradients if g is not None])])
+    [summed] = replicas.all_reduce([tf.stack([nonfinite_kind(g) for g in gradients if g is not None])])
     each = iter(tf.unstack(summed))
     kinds = [None if g is None else next(each) for g in gradients]
     if not all_values:

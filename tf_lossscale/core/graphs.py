@@ -89,13 +89,13 @@ def compiled() -> bool:
     return False
 
 
-def opaque(tensor: tf.Tensor) -> tf.Tensor:
+def optimization_barrier(tensor: tf.Tensor) -> tf.Tensor:
     """Return the tensor as a value that the graph optimizer knows nothing about.
 
     In a tf.function the optimizer would turn `g * scale * (1 / scale)` into `g * (scale * (1 / scale))`, and an
     overflow that only the scaling causes would be hidden.
 
-    >>> opaque(tf.constant(1.0)).numpy().item()
+    >>> optimization_barrier(tf.constant(1.0)).numpy().item()
     1.0
 
     Args:

@@ -1,4 +1,4 @@
-"""The replicas of the strategy in use: whether they can meet within a step, and sums over them."""
+"""The replicas of the strategy in use: whether a step uses a merge call, and sums over the replicas."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def in_one_of_several() -> bool:
     return several_replicas() and not tf.distribute.in_cross_replica_context()
 
 
-def meet() -> bool:
+def uses_merge_call() -> bool:
     """Return whether a step goes on in the cross-replica context, by `merge_call`.
 
     A TPU's replicas are one program: they reduce and branch in their replica context, all alike.
 
-    >>> meet()
+    >>> uses_merge_call()
     False
     """
     if not tf.distribute.has_strategy() or tf.__internal__.distribute.strategy_supports_no_merge_call():
@@ -68,22 +68,23 @@ def several_processes() -> bool:
     return len(strategy.extended.worker_devices) < strategy.num_replicas_in_sync
 
 
-def write_apart() -> bool:
-    """Return whether each replica writes its own copies of the variables, since they cannot meet within the step.
+def write_independently() -> bool:
+    """Return whether each replica writes its own copies of the variables, because the step cannot use a merge call.
 
-    >>> write_apart()
+    >>> write_independently()
     False
 
     Returns:
-        True under MirroredStrategy where XLA compiles the function that the replicas run on GPUs, and in `apart`.
+        True under MirroredStrategy where XLA compiles the function that the replicas run on GPUs, and inside
+        `independent_writes`.
     """
     return tf.distribute.has_strategy() and tf.__internal__.distribute.strategy_supports_no_merge_call()
 
 
-def can_write_apart() -> bool:
+def can_write_independently() -> bool:
     """Return whether the strategy in use has replicas that can write their own copies of the variables.
 
-    >>> can_write_apart()
+    >>> can_write_independently()
     True
     """
     distribute = tf.distribute
@@ -96,11 +97,11 @@ def can_write_apart() -> bool:
 
 
 @contextlib.contextmanager
-def apart() -> Iterator[None]:
-    """Have each replica write its own copies of the variables: see `write_apart`.
+def independent_writes() -> Iterator[None]:
+    """Have each replica write its own copies of the variables: see `write_independently`.
 
-    >>> with apart():
-    ...     write_apart()
+    >>> with independent_writes():
+    ...     write_independently()
     False
     """
     if not tf.distribute.has_strategy() or tf.distribute.in_cross_replica_context():
@@ -120,7 +121,7 @@ def is_missing_copies(variable: tf.Variable) -> bool:
     Args:
         variable: of the loss scale or of an optimizer.
     """
-    if not tf.distribute.has_strategy() or meet():
+    if not tf.distribute.has_strategy() or uses_merge_call():
         return False
     return not tf.distribute.get_strategy().extended.variable_created_in_scope(variable)
 
@@ -165,10 +166,10 @@ def give_copies(holder: Any, names: Iterable[str], listed: list[Any]) -> None:
             listed[:] = [new if each is old else each for each in listed]
 
 
-def explains_where_replicas_cannot_meet(function: Function) -> Function:
+def explains_refused_merge_calls(function: Function) -> Function:
     """Decorate a function that calls `merge_call`: its error says what to write where TensorFlow refuses that.
 
-    >>> @explains_where_replicas_cannot_meet
+    >>> @explains_refused_merge_calls
     ... def one():
     ...     return 1
     >>> one()
@@ -189,7 +190,7 @@ def explains_where_replicas_cannot_meet(function: Function) -> Function:
             if "`merge_call` called while defining" not in str(error):
                 raise
             strategy = type(tf.distribute.get_strategy()).__name__
-            if write_apart():
+            if write_independently():
                 raise RuntimeError(
                     f"The replicas of {strategy} cannot meet in a function that XLA compiles for several GPUs, but the "
                     "inner optimizer has them meet when it applies gradients. Use an optimizer of tf.keras.optimizers "
@@ -204,7 +205,7 @@ def explains_where_replicas_cannot_meet(function: Function) -> Function:
     return explained  # type: ignore[return-value]
 
 
-@explains_where_replicas_cannot_meet
+@explains_refused_merge_calls
 def once(function: Callable[[], Any]) -> None:
     """Call a function once for all replicas, for example to create variables.
 
@@ -219,7 +220,7 @@ def once(function: Callable[[], Any]) -> None:
     context = tf.distribute.get_replica_context()  # None in strategy.scope() itself
     if context is None or not tf.distribute.has_strategy():
         function()
-    elif meet():
+    elif uses_merge_call():
 
         def across_replicas(strategy: tf.distribute.Strategy) -> None:
             del strategy
@@ -244,35 +245,35 @@ def _in_scope(strategy: tf.distribute.Strategy, function: Callable[[], Any]) -> 
         thread.submit(call).result()
 
 
-def own_copies(places: Callable[[], Iterable[tuple[Any, str]]]) -> contextlib.AbstractContextManager[None]:
-    """Set attributes to this replica's copies of their variables, where `write_apart`.
+def local_copies(places: Callable[[], Iterable[tuple[Any, str]]]) -> contextlib.AbstractContextManager[None]:
+    """Set attributes to this replica's copies of their variables, where `write_independently`.
 
     Otherwise all replicas would have to agree on each write, which they cannot inside a tf.cond.
 
     >>> class Count:
     ...     steps = None
-    >>> with own_copies(lambda: [(Count, "steps")]):
+    >>> with local_copies(lambda: [(Count, "steps")]):
     ...     pass
 
     Args:
         places: returns (object, attribute) pairs; the attribute is a variable.
     """
-    return _own_copies(places()) if write_apart() else contextlib.nullcontext()
+    return _local_copies(places()) if write_independently() else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
-def _own_copies(places: Iterable[tuple[Any, str]]) -> Iterator[None]:
+def _local_copies(places: Iterable[tuple[Any, str]]) -> Iterator[None]:
     held = [(place.__dict__, name, place.__dict__[name]) for place, name in places]
     try:
         for attributes, name, variable in held:
-            attributes[name] = _own_copy(variable)
+            attributes[name] = _local_copy(variable)
         yield
     finally:
         for attributes, name, variable in held:
             attributes[name] = variable
 
 
-def _own_copy(variable: Any) -> Any:
+def _local_copy(variable: Any) -> Any:
     # A worker has as many replicas as it has copies, and all workers have equally many.
     copies = tf.distribute.get_strategy().experimental_local_results(variable)
     return copies[replica() % len(copies)]
@@ -381,7 +382,7 @@ def all_reduce(tensors: list[Any]) -> list[Any]:
         A list of the same length.
     """
     context: Any = tf.distribute.get_replica_context()
-    if tf.compat.v1.executing_eagerly_outside_functions() or not meet():
+    if tf.compat.v1.executing_eagerly_outside_functions() or not uses_merge_call():
         return list(context.all_reduce(tf.distribute.ReduceOp.SUM, tensors))
 
     # The method's result has a gradient, for which it looks up the graph's variables by name: in a legacy graph it does

@@ -35,7 +35,7 @@ class Rules:
 
         if every_gradient_is_finite:
             good += 1
-            bad = 0 if forgiving else bad
+            bad = 0 if finite_step_resets else bad
             if good >= growth_steps:
                 good = bad = 0
                 if max_scale is not None:
@@ -61,10 +61,10 @@ class Rules:
         growth_steps: number of finite steps in a row after which the scale grows.
         growth_factor: factor by which the scale grows; above 1.
         backoff_factor: factor by which an overflow lowers the scale; between 0 and 1.
-        hysteresis: number of overflows that lower the scale; steps in a row if `forgiving`.
+        hysteresis: number of overflows that lower the scale; steps in a row if `finite_step_resets`.
         min_scale: lower bound of a scale that is lowered.
         max_scale: upper bound of a scale that grows; None for float32's maximum.
-        forgiving: whether a finite step resets the count of overflows; TensorFlow 1's contrib did not.
+        finite_step_resets: whether a finite step resets the count of overflows; TensorFlow 1's contrib did not.
 
     Source: the state machine of `tf.keras.mixed_precision.LossScaleOptimizer`
     (https://www.tensorflow.org/versions/r2.8/api_docs/python/tf/keras/mixed_precision/LossScaleOptimizer),
@@ -77,7 +77,7 @@ class Rules:
     hysteresis: int = 1
     min_scale: float = 1.0
     max_scale: float | None = None
-    forgiving: bool = True
+    finite_step_resets: bool = True
 
     def checked(self) -> Rules:
         """Return the same rules as plain Python numbers.
@@ -116,7 +116,7 @@ class Rules:
             hysteresis=errors.whole_number("hysteresis", self.hysteresis, "The usual value is 1."),
             min_scale=low,
             max_scale=high,
-            forgiving=self.forgiving,
+            finite_step_resets=self.finite_step_resets,
         )
 
     def next(self, finite: Any, before: Counts) -> Counts:
@@ -133,7 +133,7 @@ class Rules:
         zero = tf.constant(0, tf.int64)
         good = tf.where(finite, tf.cast(before.good, tf.int64) + 1, zero)
         bad = tf.cast(before.bad, tf.int64)
-        bad = tf.where(finite, zero if self.forgiving else bad, bad + 1)
+        bad = tf.where(finite, zero if self.finite_step_resets else bad, bad + 1)
         grows = tf.logical_and(finite, good >= self.growth_steps)
         backs_off = tf.logical_and(tf.logical_not(finite), bad >= self.hysteresis)
         scale = tf.where(grows, self._grown(scale), tf.where(backs_off, self._lowered(scale), scale))
@@ -160,9 +160,11 @@ class Rules:
 
 
 #: Rules that are keyword arguments under their own names, with their defaults. TensorFlow has named `growth_steps`
-#: `dynamic_growth_steps`, and only old optimizers are not `forgiving`.
+#: `dynamic_growth_steps`, and only old optimizers have no `finite_step_resets`.
 KEYWORDS = {
-    field.name: field.default for field in dataclasses.fields(Rules) if field.name not in ("growth_steps", "forgiving")
+    field.name: field.default
+    for field in dataclasses.fields(Rules)
+    if field.name not in ("growth_steps", "finite_step_resets")
 }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale.core.graphs import opaque
+from tf_lossscale.core.graphs import optimization_barrier
 from tf_lossscale.core.twins import has_faster_twin
 
 
@@ -61,8 +61,8 @@ def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
     Raises:
         TypeError: a gradient is not of a floating dtype.
     """
-    gradients = [over_values(opaque, gradient) for gradient in floating(gradients)]
-    return quotients(gradients, opaque(tf.convert_to_tensor(scale)))
+    gradients = [over_values(optimization_barrier, gradient) for gradient in floating(gradients)]
+    return quotients(gradients, optimization_barrier(tf.convert_to_tensor(scale)))
 
 
 def quotients(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:

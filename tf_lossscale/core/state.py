@@ -14,10 +14,10 @@ from tf_lossscale import errors
 from tf_lossscale.core import finite as finite_lib
 from tf_lossscale.core.graphs import operations
 from tf_lossscale.core.rules import Counts, Rules
-from tf_lossscale.core.variables import Weights, add_one, plain, value_or_zero
+from tf_lossscale.core.variables import Variables, add_one, as_number, value_or_zero
 
 
-class LossScale(Weights):
+class LossScale(Variables):
     """The factor of a loss, and how it changes from step to step: derive from it for a rule of your own.
 
     A subclass defines `__call__` and, if the scale reacts to gradients, `check` and `move`. Each step calls `check`,
@@ -160,7 +160,7 @@ class LossScale(Weights):
         actions = self.__dict__.setdefault("_stall_actions", [])  # not an attribute that is tracked
         if action not in actions:
             actions.append(action)
-        return self._weight(f"told_of_stall_{actions.index(action)}", False, tf.bool, tracked=False)
+        return self._weight(f"stall_reported_{actions.index(action)}", False, tf.bool, tracked=False)
 
     def defers(self, optimizer: Any, update: Any) -> bool:
         """Return whether a step waits for those of other optimizers; here it does not.
@@ -299,7 +299,7 @@ class DynamicLossScale(LossScale):
         ):
             return
         self.__dict__["_restored"] = False
-        loaded = plain(self.current_loss_scale)
+        loaded = as_number(self.current_loss_scale)
         fitting = self.in_range(loaded)
         if fitting != loaded and math.isfinite(fitting):
             self.current_loss_scale.assign(fitting)

@@ -58,7 +58,7 @@ class Update(abc.ABC):
         del applied, gradients, evidence
 
 
-@replicas.explains_where_replicas_cannot_meet
+@replicas.explains_refused_merge_calls
 def step(loss_scale: LossScale, update: Update) -> Any:
     """Apply the gradients on all replicas, or skip them on all.
 
@@ -121,7 +121,7 @@ def _take(loss_scale: LossScale, update: Update, gradients: Gradients, agreed: G
         with tf.control_dependencies(apply_or_skip(applied, arguments, apply, skip)):
             return tf.group(*operations(record()))
 
-    if replicas.meet():
+    if replicas.uses_merge_call():
         return _decide_together(decide, gradients, agreed, update.apply)
     return decide(gradients, agreed, gradients, update.apply)
 
@@ -169,7 +169,7 @@ def _take_compiled(loss_scale: LossScale, update: Update, gradients: Gradients, 
         with tf.control_dependencies(operations(done)):
             return tf.logical_not(loss_scale.last_step_skipped) if loss_scale.may_skip else tf.constant(True)
 
-    with replicas.apart():
+    with replicas.independent_writes():
         compiled = update.cluster.compiled(  # type: ignore[union-attr]
             LossScaleOptimizer_with_jit_compile, tensors, agreed
         )

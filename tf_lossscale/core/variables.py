@@ -12,10 +12,10 @@ import tensorflow as tf
 from tf_lossscale.core import replicas
 
 
-class Weights(tf.Module):
+class Variables(tf.Module):
     """Variables by name, created on first use.
 
-    >>> weights = Weights("counts")
+    >>> weights = Variables("counts")
     >>> weights._weight("steps", 0, tf.int64).assign_add(1).numpy().item()
     1
     >>> weights._weight("steps", 0, tf.int64).numpy().item()
@@ -109,7 +109,7 @@ def tell_of_new(listener: Callable[[Any], Any]) -> None:
     >>> told = []
     >>> tell_of_new(told.append)
     >>> with tf.Graph().as_default():
-    ...     _ = Weights("counts")._weight("steps", 0, tf.int64)
+    ...     _ = Variables("counts")._weight("steps", 0, tf.int64)
     >>> told[-1].name
     'steps:0'
 
@@ -231,10 +231,10 @@ def _readable_class(cls: Any) -> Any:
     return Readable
 
 
-def plain(variable: Any) -> Any:
+def as_number(variable: Any) -> Any:
     """Return the value as a Python number, in eager mode.
 
-    >>> plain(tf.Variable(3))
+    >>> as_number(tf.Variable(3))
     3
 
     Args:

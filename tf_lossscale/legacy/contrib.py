@@ -223,7 +223,7 @@ def _rules_of(manager: Any) -> Rules:
         growth_factor=manager._incr_ratio,
         backoff_factor=manager._decr_ratio,
         hysteresis=manager._decr_every_n_nan_or_inf,
-        forgiving=False,
+        finite_step_resets=False,
     )
 
 

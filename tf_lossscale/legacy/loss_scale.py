@@ -12,7 +12,7 @@ from tf_lossscale.core import finite as finite_lib
 from tf_lossscale.core import replicas, state
 from tf_lossscale.core.graphs import as_written as _as_written
 from tf_lossscale.core.graphs import finished, operations
-from tf_lossscale.core.variables import plain
+from tf_lossscale.core.variables import as_number
 from tf_lossscale.legacy import versions
 from tf_lossscale.legacy.private_names import Replaceable, replaced
 from tf_lossscale.legacy.tensor_like import TensorLike
@@ -227,7 +227,7 @@ class DynamicLossScale(LossScale, state.DynamicLossScale):
     def __repr__(self) -> str:
         now = ""
         if tf.executing_eagerly():
-            now = f"current_loss_scale={self().numpy()!s}, num_good_steps={plain(self.good_steps)}, "
+            now = f"current_loss_scale={self().numpy()!s}, num_good_steps={as_number(self.good_steps)}, "
         return (
             f"DynamicLossScale({now}initial_loss_scale={self.initial_loss_scale}, "
             f"increment_period={self.increment_period}, multiplier={self.multiplier})"

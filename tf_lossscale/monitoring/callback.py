@@ -8,7 +8,7 @@ import tensorflow as tf
 from absl import logging
 
 from tf_lossscale import errors
-from tf_lossscale.core.variables import plain
+from tf_lossscale.core.variables import as_number
 from tf_lossscale.monitoring.summaries import require_ours, write_summary
 from tf_lossscale.wrapper.stall import WHAT_TO_TRY
 
@@ -105,7 +105,7 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
     def _counts(self) -> tuple[int, int]:
         scale = self._watched._loss_scale
         if not scale.may_skip:
-            return plain(self._watched.iterations), 0
+            return as_number(self._watched.iterations), 0
         return tuple(int(tf.convert_to_tensor(count)) for count in (scale.total_steps, scale.skipped_steps))  # type: ignore[return-value]
 
     def _warn(self) -> None:

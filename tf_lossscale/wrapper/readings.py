@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tf_lossscale import errors
 from tf_lossscale.core.state import DynamicLossScale
-from tf_lossscale.core.variables import plain
+from tf_lossscale.core.variables import as_number
 from tf_lossscale.wrapper.parts import Parts
 
 # Key of `state()` -> attribute of the loss scale; the first has to be in a state, the others may be missing.
@@ -116,11 +116,11 @@ class Observable(Parts):
         """
         _require_eager("state")
         scale = self._loss_scale
-        values = {"loss_scale": plain(scale())}
+        values = {"loss_scale": as_number(scale())}
         if isinstance(scale, DynamicLossScale):
             variables = {name: getattr(scale, attribute) for name, attribute in _COUNTS.items()}
-            values.update({name: 0 if each is None else plain(each) for name, each in variables.items()})
-            values["skipped_in_a_row"] *= plain(scale.last_step_skipped)
+            values.update({name: 0 if each is None else as_number(each) for name, each in variables.items()})
+            values["skipped_in_a_row"] *= as_number(scale.last_step_skipped)
         self._stall.look(self, scale)
         return values
 
@@ -157,9 +157,9 @@ class Observable(Parts):
             )
         value = errors.positive_number("loss_scale", state["loss_scale"], "Pass what state() returned.")
         if not moves:
-            if value != plain(scale()):
+            if value != as_number(scale()):
                 raise ValueError(
-                    f"The loss scale is fixed at {plain(scale()):g}, but `state` has the loss scale {value!r}."
+                    f"The loss scale is fixed at {as_number(scale()):g}, but `state` has the loss scale {value!r}."
                 )
             return
         counts = {name: errors.count(name, state.get(name, 0), "Pass what state() returned.") for name in _COUNTS}

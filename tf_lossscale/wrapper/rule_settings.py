@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tf_lossscale.core.rules import Rules
 from tf_lossscale.core.state import LossScale
-from tf_lossscale.core.variables import plain
+from tf_lossscale.core.variables import as_number
 
 
 def setting(field: str, doc: str) -> Any:
@@ -57,5 +57,5 @@ def _change(scale: LossScale, name: str, field: str, value: Any) -> None:
     scale.rules = changed
     if changed.max_scale is not None:
         scale.initial_scale = min(scale.initial_scale, changed.max_scale)
-        if plain(scale()) > changed.max_scale:
+        if as_number(scale()) > changed.max_scale:
             scale.current_loss_scale.assign(changed.max_scale)

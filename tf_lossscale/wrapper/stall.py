@@ -12,7 +12,7 @@ from absl import logging
 from tf_lossscale.core import replicas
 from tf_lossscale.core.graphs import compiled, operations
 from tf_lossscale.core.state import LossScale
-from tf_lossscale.core.variables import plain, unless, value_or_zero
+from tf_lossscale.core.variables import as_number, unless, value_or_zero
 
 #: The number of steps skipped in a row that make a stall, at any scale.
 PATIENCE = 100
@@ -60,9 +60,9 @@ class Stall:
         """
         if scale.lowest is None or not tf.executing_eagerly() or replicas.in_one_of_several():
             return
-        in_a_row = plain(scale.last_step_skipped) and plain(scale.skipped_in_a_row)
+        in_a_row = as_number(scale.last_step_skipped) and as_number(scale.skipped_in_a_row)
         reported = scale.stall_reported(self.action)
-        if in_a_row >= PATIENCE and not plain(reported):
+        if in_a_row >= PATIENCE and not as_number(reported):
             reported.assign(True)
             self._report(optimizer, in_a_row, scale)
 
@@ -116,7 +116,7 @@ class Stall:
         if callable(self.action):
             self.action(optimizer)
             return
-        message = MESSAGE.format(in_a_row, f"{plain(scale()):g}", f"{scale.lowest:g}")
+        message = MESSAGE.format(in_a_row, f"{as_number(scale()):g}", f"{scale.lowest:g}")
         if self.action == "raise":
             raise FloatingPointError(message)
         logging.warning("%s", message)

@@ -46,7 +46,7 @@ class Update(step.Update):
         self.aggregate = aggregate and self._family.sums_over_replicas
         self.observes = optimizer._diagnosis is not None
         compiles = self._compiles()
-        with replicas.apart() if compiles else contextlib.nullcontext():
+        with replicas.independent_writes() if compiles else contextlib.nullcontext():
             if compiles:
                 replicas.once(optimizer._loss_scale.give_copies)
             self._build()
@@ -68,12 +68,12 @@ class Update(step.Update):
         return self._family.reduce(gradients, self._variables)
 
     def apply(self, gradients: list[Any]) -> Any:
-        with replicas.own_copies(self._family.replica_variables):
+        with replicas.local_copies(self._family.replica_variables):
             return self._family.apply(gradients, self._variables, **self._keywords)
 
     def skip(self) -> list[Any]:
         watched = self.optimizer._stall.watch(self.optimizer, self.optimizer._loss_scale)
-        with tf.control_dependencies(watched), replicas.own_copies(self._family.replica_variables):
+        with tf.control_dependencies(watched), replicas.local_copies(self._family.replica_variables):
             started = self._family.start_averages()
             with tf.control_dependencies(operations(started)):
                 return [*watched, started, self._family.count_skipped_step() if self._count_skipped else tf.no_op()]

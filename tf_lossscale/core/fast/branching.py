@@ -47,7 +47,7 @@ def loops() -> bool:
     >>> loops()
     False
     """
-    alone = not tf.distribute.has_strategy() or replicas.write_apart()  # in a loop replicas cannot meet
+    alone = not tf.distribute.has_strategy() or replicas.write_independently()  # in a loop replicas cannot meet
     return tricks.on("loop") and compiled_for_the_cpu() and alone
 
 

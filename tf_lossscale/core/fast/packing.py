@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_lossscale.core import replicas, scaling, step
 from tf_lossscale.core.fast import tricks
-from tf_lossscale.core.graphs import compiled, opaque
+from tf_lossscale.core.graphs import compiled, optimization_barrier
 from tf_lossscale.core.notes import note_origin, origin
 from tf_lossscale.core.twins import faster
 
@@ -292,7 +292,7 @@ def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
     """Unscale small gradients in stacks, and note how large ones are made: see `core.scaling.unscale`."""
     found = scaling.floating(gradients)
     # The graph optimizer would make a product with the reciprocal of a division by a constant.
-    scale = opaque(tf.convert_to_tensor(scale))
+    scale = optimization_barrier(tf.convert_to_tensor(scale))
     grouped = positions(found)
     done = {i for group in grouped for i in group}
     result = [g if i in done else scaling.over_values(lambda v: _unscaled(v, scale), g) for i, g in enumerate(found)]
@@ -304,7 +304,7 @@ def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
 
 
 def _unscaled(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
-    scaled = Scaled(opaque(values), scale)
+    scaled = Scaled(optimization_barrier(values), scale)
     result = scaled.unscaled()
     late = tricks.on("late unscaling") and (compiled() or not is_small(values))
     if late and values.dtype != tf.float16:  # a sum of float16 often overflows before it is unscaled
