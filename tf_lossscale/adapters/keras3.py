@@ -96,6 +96,8 @@ class Family(family.Family):
         return self.inner._trainable_variables if self.inner.built else None
 
     def reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+        if not tf.distribute.has_strategy():
+            return gradients
         return _but_not_of_overwritten(super().reduce, gradients, variables)
 
     def unscale(self, gradients: list[Any], variables: list[Any], factor: tf.Tensor) -> list[Any]:

@@ -169,7 +169,8 @@ class TrainOneStepCell:
                 `strategy.run`.
         """
         if tf.distribute.has_strategy():
-            replicas.require_replica_context(type(self).__name__)
+            if tf.distribute.in_cross_replica_context():
+                raise replicas.not_in_replica_context(type(self).__name__)
         elif self.strategy is not None and self.strategy.num_replicas_in_sync > 1:
             raise ValueError(
                 f"This {type(self).__name__} was created in the scope of a {type(self.strategy).__name__} with "

@@ -48,8 +48,8 @@ def note_unscaled(gradients: Iterable[Any], loss_scale: Any, scaled: Iterable[An
 
     >>> gradient, scale = tf.constant(1.0), tf.Module()
     >>> note_unscaled([gradient, None], scale)
-    >>> is_unscaled(gradient), is_unscaled(tf.constant(1.0))
-    (True, False)
+    >>> are_unscaled([gradient, None]), are_unscaled([gradient, tf.constant(1.0)])
+    ((True, True), (True, False))
 
     Args:
         gradients: tensors, IndexedSlices or None.
@@ -64,9 +64,22 @@ def note_unscaled(gradients: Iterable[Any], loss_scale: Any, scaled: Iterable[An
             setattr(gradient, _SCALED, True)
 
 
-def is_unscaled(gradient: Any) -> bool:
-    """Return whether a gradient is noted as divided by a loss scale."""
-    return hasattr(gradient, _UNSCALED_BY)
+def are_unscaled(gradients: Iterable[Any]) -> tuple[bool, bool]:
+    """Return whether any gradient, and whether every gradient, is noted as divided by a loss scale.
+
+    Args:
+        gradients: tensors, IndexedSlices or None; None does not count.
+
+    Returns:
+        Two bools; both are False if there is no gradient.
+    """
+    unscaled = scaled = 0
+    for gradient in gradients:
+        if hasattr(gradient, _UNSCALED_BY):
+            unscaled += 1
+        elif gradient is not None:
+            scaled += 1
+    return unscaled > 0, unscaled > 0 and not scaled
 
 
 def is_unscaled_by(gradient: Any, loss_scale: Any) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -166,46 +165,33 @@ def give_copies(holder: Any, names: Iterable[str], listed: list[Any]) -> None:
             listed[:] = [new if each is old else each for each in listed]
 
 
-def explains_refused_merge_calls(function: Function) -> Function:
-    """Decorate a function that calls `merge_call`: its error says what to write where TensorFlow refuses that.
+def explain_refused_merge_call(error: RuntimeError) -> None:
+    """Raise an error that says what to write, if TensorFlow refused a `merge_call`; return for any other error.
 
-    >>> @explains_refused_merge_calls
-    ... def one():
-    ...     return 1
-    >>> one()
-    1
+    >>> explain_refused_merge_call(RuntimeError("another error"))
 
     Args:
-        function: to be called in a replica context.
+        error: raised in a replica context.
 
-    Returns:
-        The function, with another text in its RuntimeError.
+    Raises:
+        RuntimeError: with another text.
     """
-
-    @functools.wraps(function)
-    def explained(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except RuntimeError as error:
-            if "`merge_call` called while defining" not in str(error):
-                raise
-            strategy = type(tf.distribute.get_strategy()).__name__
-            if write_independently():
-                raise RuntimeError(
-                    f"The replicas of {strategy} cannot meet in a function that XLA compiles for several GPUs, but the "
-                    "inner optimizer has them meet when it applies gradients. Use an optimizer of tf.keras.optimizers "
-                    "or tf_keras.optimizers, or leave out jit_compile."
-                ) from error
-            raise RuntimeError(
-                "A step with LossScaleOptimizer cannot be taken inside a tf.while_loop, tf.cond or tf.function that is "
-                f"inside the function given to strategy.run: the replicas of {strategy} cannot meet there. Put the "
-                "loop, the condition or the tf.function around strategy.run."
-            ) from error
-
-    return explained  # type: ignore[return-value]
+    if "`merge_call` called while defining" not in str(error):
+        return
+    strategy = type(tf.distribute.get_strategy()).__name__
+    if write_independently():
+        raise RuntimeError(
+            f"A function that XLA compiles for several GPUs cannot use merge_call of {strategy}, but the inner "
+            "optimizer calls it when it applies gradients. Use an optimizer of tf.keras.optimizers or "
+            "tf_keras.optimizers, or leave out jit_compile."
+        ) from error
+    raise RuntimeError(
+        "A step with LossScaleOptimizer cannot be taken inside a tf.while_loop, tf.cond or tf.function that is inside "
+        f"the function given to strategy.run: merge_call of {strategy} does not work there. Put the loop, the "
+        "condition or the tf.function around strategy.run."
+    ) from error
 
 
-@explains_refused_merge_calls
 def once(function: Callable[[], Any]) -> None:
     """Call a function once for all replicas, for example to create variables.
 
@@ -226,7 +212,11 @@ def once(function: Callable[[], Any]) -> None:
             del strategy
             function()
 
-        context.merge_call(across_replicas)
+        try:
+            context.merge_call(across_replicas)
+        except RuntimeError as error:
+            explain_refused_merge_call(error)
+            raise
     else:
         _in_scope(tf.distribute.get_strategy(), function)
 
@@ -327,22 +317,19 @@ def overriding(holder: Any, **attributes: Any) -> Iterator[None]:
 _OVERRIDDEN = "_overridden_by_tf_lossscale"
 
 
-def require_replica_context(method: str) -> None:
-    """Require a replica context: a step has no meaning in a cross-replica context.
+def not_in_replica_context(method: str) -> ValueError:
+    """Return the error for a step in a cross-replica context, where a step has no meaning.
 
-    >>> require_replica_context("apply_gradients")
+    >>> str(not_in_replica_context("apply"))[:51]
+    'apply() must be called in a replica context. Call i'
 
     Args:
         method: the method's name, for the message.
-
-    Raises:
-        ValueError: the caller is in a cross-replica context.
     """
-    if tf.distribute.in_cross_replica_context():
-        raise ValueError(
-            f"{method}() must be called in a replica context. Call it inside the function that you give to "
-            "strategy.run(), not directly under strategy.scope()."
-        )
+    return ValueError(
+        f"{method}() must be called in a replica context. Call it inside the function that you give to strategy.run(), "
+        "not directly under strategy.scope()."
+    )
 
 
 @has_faster_twin

@@ -58,7 +58,6 @@ class Update(abc.ABC):
         del applied, gradients, evidence
 
 
-@replicas.explains_refused_merge_calls
 def step(loss_scale: LossScale, update: Update) -> Any:
     """Apply the gradients on all replicas, or skip them on all.
 
@@ -81,14 +80,18 @@ def step(loss_scale: LossScale, update: Update) -> Any:
     Returns:
         In eager mode whether the step was applied; in a legacy graph the operation to run.
     """
-    gradients = update.unscale()
-    agreed = None
-    if update.aggregate:
-        gradients = update.reduce(gradients)
-    elif loss_scale.may_skip and replicas.several_replicas():
-        agreed = finite.agreed(gradients, update.observes, loss_scale.reads_gradients)
-    take = _take if update.cluster is None else _take_compiled
-    return take(loss_scale, update, gradients, agreed)
+    try:
+        gradients = update.unscale()
+        agreed = None
+        if update.aggregate:
+            gradients = update.reduce(gradients)
+        elif loss_scale.may_skip and replicas.several_replicas():
+            agreed = finite.agreed(gradients, update.observes, loss_scale.reads_gradients)
+        take = _take if update.cluster is None else _take_compiled
+        return take(loss_scale, update, gradients, agreed)
+    except RuntimeError as error:
+        replicas.explain_refused_merge_call(error)
+        raise
 
 
 def _take(loss_scale: LossScale, update: Update, gradients: Gradients, agreed: Gradients | None) -> Any:

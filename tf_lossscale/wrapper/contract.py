@@ -117,12 +117,13 @@ class Contract:
             RuntimeError: the calls so far contradict each other.
         """
         with self._lock:
-            functions, marks = _functions(), [notes.is_unscaled(g) for g in gradients if g is not None]
-            if marks and all(marks):
+            functions = _functions()
+            some_unscaled, all_unscaled = notes.are_unscaled(gradients)
+            if all_unscaled:
                 answers, from_outside = {False}, False
             else:
                 answers, from_outside = self._answers(functions, scaled_after)
-            if len(answers) > 1 or (True in answers and any(marks)):
+            if len(answers) > 1 or (True in answers and some_unscaled):
                 raise RuntimeError(
                     "Cannot tell whether these gradients are scaled: both scale_loss() and "
                     "get_unscaled_gradients() (or get_scaled_loss()) were called for this optimizer in other "
@@ -132,7 +133,7 @@ class Contract:
             answer = answers.pop() if answers else otherwise
             if functions and from_outside:
                 self._answers_kept.add(answer)
-            self.update_follows()
+            self._use_calls(functions)
             return answer
 
     def apply_takes_scaled(self, gradients: Iterable[Any], may_be_unscaled: bool) -> bool:
@@ -159,9 +160,12 @@ class Contract:
     def update_follows(self) -> None:
         """Record that an update uses the calls made in this place."""
         with self._lock:
-            thread = threading.current_thread()
-            for call in self._calls_here(_functions()):
-                call.followed_in.add(thread)
+            self._use_calls(_functions())
+
+    def _use_calls(self, functions: list[Any]) -> None:
+        thread = threading.current_thread()
+        for call in self._calls_here(functions):
+            call.followed_in.add(thread)
 
     @contextlib.contextmanager
     def whole_step(self) -> Iterator[None]:
@@ -264,7 +268,7 @@ class Contract:
         unscaled if every place that they may come from has called it last.
         """
         gradients = [gradient for gradient in gradients if gradient is not None]
-        unscaled = any(map(notes.is_unscaled, gradients))
+        unscaled, _ = notes.are_unscaled(gradients)
         if not unscaled and not all(notes.is_scaled(gradient) for gradient in gradients):
             with self._lock:
                 calls = self._calls_before_apply(_functions())
@@ -370,6 +374,8 @@ def _require_an_update(call: _Call, function: Any) -> None:
 
 def _functions() -> list[Any]:
     """Return the graphs of the functions being traced, the innermost first, and a legacy graph around them."""
+    if tf.executing_eagerly():
+        return []
     found, graph = [], _graph()
     while graph is not None:
         if isinstance(graph, tf.__internal__.FuncGraph):

@@ -77,8 +77,12 @@ class Family(abc.ABC):
     def build_once(self, variables: list[Any]) -> None:
         """Build the optimizer; in eager mode only if the variables are not those of the last call."""
         remembers = tf.executing_eagerly() and not tf.distribute.has_strategy()
-        if remembers and [id(each()) for each in self._built_for] == [id(each) for each in variables]:
-            return
+        if remembers and len(self._built_for) == len(variables):
+            for last, variable in zip(self._built_for, variables):
+                if last() is not variable:
+                    break
+            else:
+                return
         self.build(variables)
         self._built_for = [weakref.ref(variable) for variable in variables] if remembers else []
 

@@ -59,7 +59,10 @@ def require_fitting(gradients: list[Any], variables: list[Any]) -> None:
             raise TypeError(
                 f"`grads_and_vars` must contain (gradient, variable) pairs, but {variable!r} is not a variable."
             )
-    if all(g is None for g in gradients):
+    for gradient in gradients:
+        if gradient is not None:
+            break
+    else:
         names = ([v.name for v in variables],)
         raise ValueError(
             f"No gradients provided for any variable: {names}. "

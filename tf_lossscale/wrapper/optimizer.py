@@ -388,11 +388,13 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             RuntimeError: it is not known whether the gradients are scaled.
         """
         del name
-        replicas.require_replica_context("apply_gradients")
+        if tf.distribute.in_cross_replica_context():
+            raise replicas.not_in_replica_context("apply_gradients")
         gradients, variables = unzip(grads_and_vars)
         if gradients or not self._family.takes_empty_steps:
             require_fitting(gradients, variables)
-        self._require_keywords(kwargs)
+        if kwargs:
+            self._require_keywords(kwargs)
         # Only now does the contract change: a call with bad arguments must not count.
         scaled = self._contract.takes_scaled(gradients)
         self._contract.warn_before_apply_gradients()
@@ -419,7 +421,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
                 cross-replica context.
             RuntimeError: the gradients are known to be unscaled, by `get_unscaled_gradients` or `scale_inside`.
         """
-        replicas.require_replica_context("apply")
+        if tf.distribute.in_cross_replica_context():
+            raise replicas.not_in_replica_context("apply")
         grads = list(grads)
         variables = self._given_or_known(trainable_variables, "apply(grads)")
         require_fitting(grads, variables)
@@ -556,12 +559,12 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     def _require_keywords(self, kwargs: dict[str, Any]) -> None:
         """Raise if the inner optimizer does not take these keywords, before anything has changed."""
-        unknown = [name for name in kwargs if not self._family.takes(name)]
-        if unknown:
-            raise TypeError(
-                f"apply_gradients() got an unexpected keyword argument '{unknown[0]}': neither LossScaleOptimizer nor "
-                f"the inner {type(self._optimizer).__name__} takes it."
-            )
+        for name in kwargs:
+            if not self._family.takes(name):
+                raise TypeError(
+                    f"apply_gradients() got an unexpected keyword argument '{name}': neither LossScaleOptimizer nor "
+                    f"the inner {type(self._optimizer).__name__} takes it."
+                )
 
     # Properties. --------------------------------------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import tensorflow as tf
@@ -40,22 +39,25 @@ class Update(step.Update):
         keywords: dict[str, Any],
     ):
         self.optimizer, self._family = optimizer, optimizer._family
-        self._family.require_graph_mode()
+        if not tf.executing_eagerly():
+            self._family.require_graph_mode()
         self._gradients, self._variables, self._keywords = gradients, variables, keywords
         self._scaled, self._count_skipped = scaled, count_skipped
         self.aggregate = aggregate and self._family.sums_over_replicas
         self.observes = optimizer._diagnosis is not None
-        compiles = self._compiles()
-        with replicas.independent_writes() if compiles else contextlib.nullcontext():
-            if compiles:
-                replicas.once(optimizer._loss_scale.give_copies)
+        if optimizer._clusters is None or not self._compiles():
             self._build()
-        if compiles:
-            self.cluster = self._cluster(aggregate)
+            return
+        with replicas.independent_writes():
+            replicas.once(optimizer._loss_scale.give_copies)
+            self._build()
+        self.cluster = self._cluster(aggregate)
 
     def _build(self) -> None:
-        every = not self._family.slots_need_gradients
-        self._family.build_once([v for g, v in zip(self._gradients, self._variables) if every or g is not None])
+        variables = self._variables
+        if self._family.slots_need_gradients:
+            variables = [v for g, v in zip(self._gradients, variables) if g is not None]
+        self._family.build_once(variables)
         if self.observes:
             self.optimizer._diagnosis.prepare(names_of(self._variables))
 
@@ -83,14 +85,13 @@ class Update(step.Update):
 
     def _compiles(self) -> bool:
         """Return whether XLA compiles the step alone; False also if it compiles the caller as a whole."""
-        clusters = self.optimizer._clusters
-        if clusters is None or compiled():
+        if compiled():
             return False
         scale = type(self.optimizer._loss_scale)
         own_rule = None if vars(scale).get("traceable") else f"a {scale.__name__} may run Python code in each step"
         reason = self._family.obstacle() or own_rule or obstacle(self._gradients, self._variables)
         if reason is not None:
-            clusters.log_once(reason)
+            self.optimizer._clusters.log_once(reason)
         return reason is None
 
     def _cluster(self, aggregate: bool) -> Cluster:

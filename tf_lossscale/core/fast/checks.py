@@ -40,7 +40,8 @@ def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
     """
     present = [g for g in gradients if g is not None]
     if tf.executing_eagerly():
-        return _all_finite_eagerly(in_stacks(present))
+        stacked = in_stacks(present)
+        return _all_finite_eagerly(stacked) if tricks.on("sum first") else finite.all_finite.plain(stacked)  # type: ignore[attr-defined]
     found = in_stacks(Packed(present).tensors)
     if compiled() and tricks.on("one check"):
         found = _concatenated(found)
@@ -55,14 +56,17 @@ def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
 
 
 def _all_finite_eagerly(gradients: list[Any]) -> tf.Tensor:
-    if tricks.on("sum first"):
-        wide: list[Any] = []
-        others: list[Any] = []
-        for gradient in gradients:
-            (wide if isinstance(gradient, tf.IndexedSlices) or gradient.dtype in _WIDE else others).append(gradient)
-        if wide and _sums_are_finite(wide):  # one operation a gradient in place of two
-            gradients = others
-    return finite.all_finite.plain(gradients)  # type: ignore[attr-defined]
+    """Check sums of wide gradients first: one operation for each gradient in place of two."""
+    sums: list[Any] = []
+    narrow: list[Any] = []
+    for gradient in gradients:
+        if isinstance(gradient, tf.IndexedSlices) or gradient.dtype in _WIDE:
+            sums.append(tf.cast(_sum(gradient, squares=True), tf.float32))
+        else:
+            narrow.append(gradient)
+    if sums and not tf.math.is_finite(tf.add_n(sums)):
+        return finite.all_finite.plain(gradients)  # type: ignore[attr-defined]
+    return finite.all_finite.plain(narrow) if narrow else tf.constant(True)  # type: ignore[attr-defined]
 
 
 def _concatenated(gradients: list[Any]) -> list[Any]:

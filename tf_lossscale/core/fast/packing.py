@@ -37,7 +37,7 @@ def positions(tensors: Sequence[Any]) -> list[list[int]]:
         Lists of positions: each of small tensors of one dtype, shape and device, a megabyte in all. No list where XLA
         compiles, which fuses operations by itself.
     """
-    if compiled() or not tricks.on("stacks"):
+    if not tricks.on("stacks") or (not tf.executing_eagerly() and compiled()):
         return []
     alike: dict[Any, list[int]] = {}
     for i, tensor in enumerate(tensors):
@@ -46,7 +46,7 @@ def positions(tensors: Sequence[Any]) -> list[list[int]]:
     groups = []
     for (shape, *_), found in alike.items():
         values = shape.num_elements()
-        if values and values <= _SMALL:
+        if len(found) > 1 and values and values <= _SMALL:
             most = _TOGETHER // values
             groups += [found[first : first + most] for first in range(0, len(found), most)]
     return [group for group in groups if len(group) > 1]
