@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import types
 import weakref
 from collections import deque
@@ -118,9 +119,13 @@ def key(value: Any, ignored: Collection[str] = ()) -> tuple[Any, ...]:
             found.append(numbers[id(value)][0])
         else:
             numbers[id(value)] = len(numbers), value
-            shape, parts = _parts(value, path, ignored)
-            found.append(shape)
-            waiting += parts
+            if kind is list or kind is tuple:
+                found += (kind, len(value))
+                waiting.extend(zip(itertools.repeat(path), value))
+            else:
+                shape, parts = _parts(value, path, ignored)
+                found.append(shape)
+                waiting += parts
     return tuple(found)
 
 
@@ -185,12 +190,16 @@ def _is_of_a_library(defined: Any) -> bool:
 def _named_parts(
     kind: type, parts: dict[Any, Any], path: str, ignored: Collection[str]
 ) -> tuple[Any, list[tuple[str, Any]]]:
-    # Sorted, because an attribute that was set for a while comes back as the last one.
-    names = sorted(n for n in parts if isinstance(n, str) and n not in ignored and not n.startswith(_BOOKKEEPING))
-    found = [(f"{path}.{name}" if path else name, parts[name]) for name in names]
+    names: list[str] = []
+    found: list[tuple[str, Any]] = []
     for name, part in parts.items():
         if not isinstance(name, str):
-            found += [(f"{path}[{name!r}]", each) for each in (name, part)]
+            found += [(f"{path}[{name!r}]", name), (f"{path}[{name!r}]", part)]
+        elif name not in ignored and not name.startswith(_BOOKKEEPING):
+            names.append(name)
+    names.sort()  # an attribute that was set for a while comes back as the last one
+    for name in names:
+        found.append((f"{path}.{name}" if path else name, parts[name]))
     return (kind, tuple(names)), found
 
 

@@ -49,7 +49,8 @@ class Update(step.Update):
             self._build()
             return
         with replicas.independent_writes():
-            replicas.once(optimizer._loss_scale.give_copies)
+            if tf.distribute.has_strategy():
+                replicas.once(optimizer._loss_scale.give_copies)
             self._build()
         self.cluster = self._cluster(aggregate)
 
