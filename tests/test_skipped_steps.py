@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tests import strategies
 from tests.families import FAMILIES, families, tf_keras
-from tests.test_families import NOT_IN_THE_TABLE, TABLE, make
+from tests.test_families import NOT_IN_THE_TABLE, make
 from tests.test_families import ROWS as CLASSES
 from tf_lossscale import LossScaleOptimizer
 
@@ -34,7 +34,7 @@ FEATURES = {
 ROWS = [
     pytest.param(family, name, feature, id=f"{family.name}-{name}-{feature}")
     for family in FAMILIES
-    for name in sorted(TABLE[family.name])
+    for name in sorted(family.classes)
     for feature in ("nothing", *FEATURES[family.name])
     if (family.name, name, feature) != ("tf_keras_legacy", "Nadam", "schedule")  # which that class refuses
 ]
@@ -248,4 +248,4 @@ def test_the_parts_of_a_multi_optimizer_start_their_averages_and_count_skipped_s
 @families
 def test_every_class_with_a_step_of_its_own_is_in_the_suite(family):
     tested = {row.values[1] for row in ROWS if row.values[0] is family}
-    assert tested == TABLE[family.name] - set(NOT_IN_THE_TABLE)
+    assert tested == set(family.classes) - set(NOT_IN_THE_TABLE)
