@@ -120,6 +120,17 @@ class LossScaleOptimizer(
             self._optimizer._u_product_counter += 1
         return super()._advance_iterations()
 
+    def _start_averages(self) -> Any:
+        # A traced function of Nadam reads its product in some steps without computing it first. While the product is 1,
+        # as after a first step that was skipped, Nadam divides by zero.
+        inner = self._optimizer
+        if tf.executing_eagerly() or not hasattr(inner, "_u_product"):
+            return None
+        product = inner._u_product
+        step = tf.cast(inner.iterations + 1, product.dtype)
+        first = tf.cast(inner.beta_1, product.dtype) * (1.0 - 0.5 * tf.pow(tf.cast(0.96, product.dtype), step))
+        return product.assign(tf.where(tf.equal(product, 1.0), first, product))
+
     def _hyperparameter_names(self) -> tuple[str, ...]:
         return hyperparameters.names(self._optimizer)
 
