@@ -249,3 +249,15 @@ def test_the_parts_of_a_multi_optimizer_start_their_averages_and_count_skipped_s
 def test_every_class_with_a_step_of_its_own_is_in_the_suite(family):
     tested = {row.values[1] for row in ROWS if row.values[0] is family}
     assert tested == set(family.classes) - set(NOT_IN_THE_TABLE)
+
+
+def test_nadam_of_tf_keras_stays_finite_in_fit_when_its_first_step_is_skipped():
+    keras = tf_keras
+    model = keras.Sequential([keras.layers.Dense(1, input_shape=(3,))])
+    model.compile(LossScaleOptimizer(keras.optimizers.Nadam(0.1)), "mse")
+    x = np.random.default_rng(0).normal(size=(64, 3)).astype("float32")
+    bad = x.copy()
+    bad[0] = np.inf
+    model.fit(bad, x.sum(axis=1), batch_size=16, epochs=2, verbose=0, shuffle=False)
+    assert all(np.all(np.isfinite(weights)) for weights in model.get_weights())
+    assert int(model.optimizer.skipped_steps) == 2

@@ -293,7 +293,9 @@ def test_optimizers_of_parts_are_skipped_together_on_all_replicas(make):
     step(tf.constant([[1.0, 1.0], [0.0, 1.0]]))
     first, second = values()
     assert first == [0.5, 0.5]
-    np.testing.assert_allclose(second, [0.75, 0.75], rtol=1e-5)
+    # The parts of Keras 3's MultiOptimizer count a skipped step, as it does itself: for Adam this is the second step.
+    rate = 0.25 * (1 - 0.999**2) ** 0.5 / (1 - 0.9**2) * 0.1 / 0.001**0.5 if make is parts_of_keras_3 else 0.25
+    np.testing.assert_allclose(second, [1 - rate, 1 - rate], rtol=1e-5)
 
 
 # One script for all devices. ------------------------------------------------------------------------------------------

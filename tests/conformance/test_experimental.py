@@ -304,7 +304,7 @@ CALLS = {
     "LSO(SGD) without loss_scale": lambda b: experimental.LossScaleOptimizer(b.optimizers.SGD()),
     "LSO(SGD, dynamic=True)": lambda b: experimental.LossScaleOptimizer(b.optimizers.SGD(), dynamic=True),
     "nested LSO(LSO(SGD, 8), 4)": lambda b: experimental.LossScaleOptimizer(b.wrap(), 4),
-    "wrapping the same inner twice": lambda b: experimental.LossScaleOptimizer(b.wrap().inner_optimizer, 4),
+    "wrapping the same inner twice": lambda b: calls.wrap_again(b.wrap(), experimental.LossScaleOptimizer, 4),
     "set wrapper.loss_scale = DynamicLossScale()": lambda b: calls.set_attribute(
         b.wrap(), "loss_scale", legacy.DynamicLossScale()
     ),

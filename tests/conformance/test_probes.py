@@ -39,6 +39,10 @@ DIFFERENCES = {
         "TensorFlow 2.21 looks at the rows one by one and applies a step that makes weights infinite",
     ),
     ("lso_tf24", "IndexedSlices without dense_shape"): (WITHOUT_SHAPE, "no dense shape is needed, as in 2.21"),
+    ("*", "wrapping the same inner again after the first wrapper is gone"): (
+        "LossScaleOptimizer",
+        "a notebook cell can be run twice",
+    ),
     ("*", "apply_gradients int gradient"): (TypeError, "an error of ours that names the variable"),
     ("*", "apply_gradients wrong shape"): (
         (ValueError, tf.errors.InvalidArgumentError),

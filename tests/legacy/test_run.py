@@ -210,7 +210,7 @@ def test_an_import_that_fails_inside_a_module_is_the_module_s_own_traceback(prog
     ("arguments", "code", "message"),
     [
         (["missing.py"], 2, "can't open file"),
-        (["package/parts"], 1, "there is no __main__.py in 'package/parts'. Name the script"),
+        (["package/parts"], 2, "'package/parts' is a folder without a __main__.py. Pass a script, or -m and a module."),
         (["parts.zip"], 1, "there is no __main__.py in 'parts.zip'. Name the script"),
         (["-m", "no_such_module"], 1, "No module named no_such_module"),
         (["-m", "no_such_package.part"], 1, "No module named 'no_such_package'"),

@@ -142,7 +142,7 @@ def test_a_missing_library_is_said_before_the_training_as_the_readme_installs_it
 
     def without(name):
         if name == module:
-            raise ModuleNotFoundError(name)
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name.partition(".")[0])
         return load(name)
 
     monkeypatch.setattr("tf_lossscale.libraries.optional.importlib.import_module", without)

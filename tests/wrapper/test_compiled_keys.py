@@ -512,7 +512,7 @@ def test_different_values_have_different_keys():
         (np.array([None]), "an array of objects"),
         (tf.function(lambda: 1.0), "function"),
     ],
-    ids=str,
+    ids=["lambda", "partial", "large_array", "large_tensor", "iterator", "objects", "tf_function"],
 )
 def test_what_is_not_understood_is_named(value, what):
     holder = type("Optimizer", (), {})()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
+from absl import logging
 
 from tests.families import FAMILIES, families
 from tf_lossscale import LossScaleOptimizer
@@ -229,3 +230,16 @@ def test_an_attribute_of_a_users_own_wrapper_class_comes_before_a_hyperparameter
     assert optimizer.beta_1 == "still mine"
     inner = optimizer.inner_optimizer
     assert [float(inner.beta_1), float(inner.beta_2)] == pytest.approx([0.9, 0.5])
+
+
+@families
+def test_an_attribute_that_is_set_on_the_wrapper_alone_is_not_set_in_silence(family, monkeypatch):
+    said = []
+    monkeypatch.setattr(logging, "warning", lambda message, *values: said.append(message % values))
+    optimizer = LossScaleOptimizer(family.adam())
+    before = optimizer.inner_optimizer.epsilon
+    optimizer.learning_rate, optimizer.beta_1, optimizer.remark = 0.5, 0.5, "mine"
+    assert not said
+    optimizer.epsilon = 0.5
+    assert "the inner Adam keeps its value. To change the inner optimizer, set optimizer.inner_optimizer.eps" in said[0]
+    assert optimizer.inner_optimizer.epsilon == before

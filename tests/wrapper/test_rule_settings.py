@@ -45,7 +45,7 @@ def test_an_eager_step_follows_the_rule_that_was_set_before_it(family, jit_compi
     step = taking(optimizer)
     assert scales(optimizer, step, [True, False]) == [32.0, 32.0]
     for name, value in RULES.items():
-        setattr(optimizer, name, value)
+        optimizer.change_rules(**{name: value})
         assert getattr(optimizer, name) == value
     fresh = LossScaleOptimizer(family.sgd(), initial_scale=32.0, **RULES)
     outcomes = [True, True, False, False, False, False, False, False]
@@ -57,12 +57,12 @@ def test_a_traced_function_keeps_the_old_rule_and_a_warning_says_so(family, monk
     said = []
     monkeypatch.setattr(logging, "warning", lambda message, *values: said.append(message % values))
     optimizer = LossScaleOptimizer(family.sgd(), initial_scale=8.0)
-    optimizer.dynamic_growth_steps = 1
+    optimizer.change_rules(dynamic_growth_steps=1)
     assert not said
     step = taking(optimizer)
     traced = tf.function(step)
     assert scales(optimizer, traced, [True]) == [16.0]
-    optimizer.growth_factor = 4.0
+    optimizer.change_rules(growth_factor=4.0)
     assert "LossScaleOptimizer.growth_factor was set after a tf.function" in said[0]
     assert scales(optimizer, traced, [True]) == [32.0]
     assert scales(optimizer, tf.function(step), [True]) == [128.0]
@@ -78,7 +78,7 @@ def test_a_callback_of_fit_sets_it_and_makes_the_train_function_again(family):
     class Grow(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
             if batch == 0:
-                self.model.optimizer.dynamic_growth_steps = 1
+                self.model.optimizer.change_rules(dynamic_growth_steps=1)
                 self.model.make_train_function(force=True)
 
     model.fit(np.ones((3, 1)), np.ones((3, 1)), batch_size=1, verbose=0, callbacks=[Grow()])
@@ -88,11 +88,11 @@ def test_a_callback_of_fit_sets_it_and_makes_the_train_function_again(family):
 @families
 def test_a_lower_bound_above_lowers_the_scale_and_the_config_can_be_read_again(family):
     optimizer = LossScaleOptimizer(family.sgd())
-    optimizer.max_scale = 1024.0
+    optimizer.change_rules(max_scale=1024.0)
     assert float(optimizer.loss_scale) == 1024.0
     again = LossScaleOptimizer.from_config(optimizer.get_config())
     assert (again.initial_scale, again.max_scale) == (1024.0, 1024.0)
-    optimizer.max_scale = None
+    optimizer.change_rules(max_scale=None)
     assert optimizer.max_scale is None
 
 
@@ -104,16 +104,16 @@ def test_a_lower_bound_above_lowers_the_scale_and_the_config_can_be_read_again(f
         ({"max_scale": 2.0**16}, "min_scale", 2.0**17, ValueError, "must not be above `max_scale`"),
         ({}, "hysteresis", 2, ValueError, "`hysteresis` must stay 1 .* Make a new LossScaleOptimizer"),
         ({"hysteresis": 2}, "hysteresis", 1, ValueError, "`hysteresis` must stay at least 2"),
-        ({"dynamic": False, "initial_scale": 8}, "max_scale", 8.0, AttributeError, "`max_scale` cannot be set"),
-        ({"loss_scale_manager": FixedLossScaleManager(8)}, "growth_factor", 4.0, AttributeError, "cannot be set"),
-        ({"loss_scale_manager": legacy.DynamicLossScale(8)}, "growth_factor", 4.0, AttributeError, "its attributes"),
+        ({"dynamic": False, "initial_scale": 8}, "max_scale", 8.0, ValueError, "`max_scale` cannot be changed"),
+        ({"loss_scale_manager": FixedLossScaleManager(8)}, "growth_factor", 4.0, ValueError, "cannot be changed"),
+        ({"loss_scale_manager": legacy.DynamicLossScale(8)}, "growth_factor", 4.0, ValueError, "its attributes"),
     ],
 )
 def test_a_value_that_cannot_be_set_says_why_and_changes_nothing(arguments, name, value, error, text):
     optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), **arguments)
     before = [getattr(optimizer, each) for each in RULES]
     with pytest.raises(error, match=text):
-        setattr(optimizer, name, value)
+        optimizer.change_rules(**{name: value})
     assert [getattr(optimizer, each) for each in RULES] == before
 
 
@@ -122,7 +122,7 @@ def test_nothing_is_set_while_a_function_is_traced():
 
     @tf.function
     def step():
-        optimizer.max_scale = 8.0
+        optimizer.change_rules(max_scale=8.0)
 
     with pytest.raises(RuntimeError, match="while a graph is built"):
         step()
@@ -132,5 +132,24 @@ def test_nothing_is_set_while_a_function_is_traced():
 def test_optimizers_that_share_a_scale_share_its_rule():
     shared = SharedLossScale(8.0)
     first, second = (LossScaleOptimizer(tf.keras.optimizers.SGD(), loss_scale_manager=shared) for _ in range(2))
-    first.growth_factor = 4.0
+    first.change_rules(growth_factor=4.0)
     assert second.growth_factor == shared.rules.growth_factor == 4.0
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_an_attribute_is_not_set_as_in_the_originals_and_the_error_says_how(name):
+    optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD())
+    with pytest.raises(AttributeError, match=rf"Call optimizer\.change_rules\({name}=7\)"):
+        setattr(optimizer, name, 7)
+
+
+def test_a_scale_below_a_new_lower_bound_is_raised_at_once():
+    optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8.0)
+    optimizer.change_rules(min_scale=16.0)
+    assert float(optimizer.loss_scale) == 16.0
+
+
+@pytest.mark.parametrize("rules", [{}, {"growth": 2.0}])
+def test_other_names_are_refused(rules):
+    with pytest.raises(TypeError, match=r"change_rules\(\) takes dynamic_growth_steps, growth_factor"):
+        LossScaleOptimizer(tf.keras.optimizers.SGD()).change_rules(**rules)

@@ -115,6 +115,16 @@ class Family(family.Family):
             self.inner._u_product_counter += 1
         return super().count_skipped_step()
 
+    def start_averages(self) -> Any:
+        # A traced function of Nadam reads its product in some steps without computing it first. While the product is 1,
+        # as after a first step that was skipped, Nadam divides by zero.
+        if tf.executing_eagerly() or not hasattr(self.inner, "_u_product"):
+            return None
+        product = self.inner._u_product
+        step = tf.cast(self.inner.iterations + 1, product.dtype)
+        first = tf.cast(self.inner.beta_1, product.dtype) * (1.0 - 0.5 * tf.pow(tf.cast(0.96, product.dtype), step))
+        return product.assign(tf.where(tf.equal(product, 1.0), first, product))
+
     def replica_variables(self) -> Iterable[tuple[Any, str]]:
         return [(self.inner, "_iterations")]
 

@@ -89,8 +89,10 @@ class Delegating(Parts):
         if "_optimizer" in vars(self) and self._is_delegated(name):
             self._warn_if_traced(name)
             setattr(self._optimizer, name, value)
-        else:
-            object.__setattr__(self, name, value)
+            return
+        if "_optimizer" in vars(self) and not name.startswith("_") and not self._defines(name):
+            self._warn_if_of_inner(name)
+        object.__setattr__(self, name, value)
 
     def __dir__(self) -> list[str]:
         return sorted({*object.__dir__(self), *self._family.delegated, *self._family.hyperparameter_names()})
@@ -102,6 +104,15 @@ class Delegating(Parts):
     def _defines(self, name: str) -> bool:
         """Return whether the wrapper's own classes have an attribute, which a hyperparameter does not replace."""
         return any(name in vars(cls) for cls in type(self).__mro__ if issubclass(cls, Parts))
+
+    def _warn_if_of_inner(self, name: str) -> None:
+        """Warn if an attribute of the wrapper is about to hide one of the inner optimizer, as in the originals."""
+        if name in vars(self._optimizer) and name not in vars(self):
+            logging.warning(
+                "LossScaleOptimizer.%s is set on the wrapper alone, and the inner %s keeps its value. To change the "
+                "inner optimizer, set optimizer.inner_optimizer.%s.",
+                *(name, type(self._optimizer).__name__, name),
+            )
 
     def _warn_if_traced(self, name: str) -> None:
         if self._traced and not isinstance(getattr(self._optimizer, name, None), tf.Variable):

@@ -16,7 +16,7 @@ from tf_lossscale.core.inside import scaled_inside
 from tf_lossscale.core.state import DynamicLossScale, FixedLossScale, LossScale
 from tf_lossscale.core.step import step
 from tf_lossscale.core.variables import readable
-from tf_lossscale.wrapper import arguments, contract, families
+from tf_lossscale.wrapper import arguments, contract, families, rule_settings
 from tf_lossscale.wrapper.configs import Configurable
 from tf_lossscale.wrapper.grads_and_vars import as_list, assign_all, require_fitting, tensors_of, unzip
 from tf_lossscale.wrapper.hyperparameters import Delegating
@@ -608,7 +608,6 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         """The loss scale at the start."""
         return self._loss_scale.initial_scale
 
-    # All six can be set between steps; a function that was traced before keeps the old values.
     dynamic_growth_steps = setting(
         "growth_steps", "The number of finite steps in a row after which the scale grows; None if the scale is fixed."
     )
@@ -617,6 +616,31 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     hysteresis = setting("hysteresis", "The number of overflows that lower the scale; None if it is fixed.")
     min_scale = setting("min_scale", "The scale is never lowered below this; None if it is fixed.")
     max_scale = setting("max_scale", "The scale never grows above this; None for float32's maximum, or if it is fixed.")
+
+    def change_rules(self, **rules: Any) -> None:
+        """Change how the scale moves, between two steps.
+
+        >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD())
+        >>> optimizer.change_rules(dynamic_growth_steps=500, min_scale=4.0)
+        >>> optimizer.dynamic_growth_steps, optimizer.min_scale
+        (500, 4.0)
+
+        A `tf.function` that was traced before keeps the old rules, and a warning says so: make it again. A scale
+        outside of new bounds is set to the nearest bound at once.
+
+        Args:
+            **rules: `dynamic_growth_steps`, `growth_factor`, `backoff_factor`, `hysteresis`, `min_scale` and
+                `max_scale`, as in the constructor. Those that are not passed stay.
+
+        Raises:
+            TypeError: an argument has another name, or a value is no number.
+            ValueError: a value is out of range; the scale is fixed or has a rule of its own; or `hysteresis` changes
+                from 1 or to 1.
+            RuntimeError: called while a graph is built.
+        """
+        rule_settings.change(self._loss_scale, **rules)
+        for name in rules:
+            self._warn_if_traced(name)
 
     @property
     def iterations(self) -> Any:

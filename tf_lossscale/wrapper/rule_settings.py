@@ -1,4 +1,4 @@
-"""The rule of a dynamic loss scale, read and set on the wrapper."""
+"""The rule of a dynamic loss scale, read and changed on the wrapper."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale.core.rules import Rules
+from tf_lossscale.core.rules import KEYWORDS, Rules
 from tf_lossscale.core.state import LossScale
 from tf_lossscale.core.variables import as_number
+
+#: Argument of `change_rules` -> field of `Rules`.
+_FIELDS = {"dynamic_growth_steps": "growth_steps", **{name: name for name in KEYWORDS}}
 
 
 def setting(field: str, doc: str) -> Any:
@@ -22,40 +25,52 @@ def setting(field: str, doc: str) -> Any:
         field: of `Rules`.
         doc: the property's docstring.
     """
-    name = "dynamic_growth_steps" if field == "growth_steps" else field
+    name = next(name for name, each in _FIELDS.items() if each == field)
 
     def read(self: Any) -> Any:
         return getattr(self._loss_scale.rules, field) if self.dynamic else None
 
-    def write(self: Any, value: Any) -> None:
-        _change(self._loss_scale, name, field, value)
-        self._warn_if_traced(name)
+    def refuse(self: Any, value: Any) -> None:
+        raise AttributeError(f"`{name}` cannot be set as an attribute. Call optimizer.change_rules({name}={value!r}).")
 
-    return property(read, write, doc=doc)
+    return property(read, refuse, doc=doc)
 
 
-def _change(scale: LossScale, name: str, field: str, value: Any) -> None:
-    """Change a loss scale's rules, or raise and change nothing."""
+def change(scale: LossScale, **changes: Any) -> None:
+    """Change a loss scale's rules, or raise and change nothing.
+
+    Args:
+        scale: a dynamic loss scale of this package.
+        **changes: arguments of `change_rules`.
+    """
+    unknown = [name for name in changes if name not in _FIELDS]
+    if unknown or not changes:
+        raise TypeError(f"change_rules() takes {', '.join(_FIELDS)}, but got: {unknown[0] if unknown else 'nothing'}.")
+    names = ", ".join(f"`{name}`" for name in changes)
     rules = vars(scale).get("rules")
     if type(rules) is not Rules:  # those of old loss scales and managers are computed from their own attributes
-        raise AttributeError(
-            f"`{name}` cannot be set, because {type(scale).__name__} has no such rule. Make a new LossScaleOptimizer "
-            "with the arguments you need; for a loss scale or manager of your own, set its attributes."
+        raise ValueError(
+            f"{names} cannot be changed, because {type(scale).__name__} has no such rule. Make a new "
+            "LossScaleOptimizer with the arguments you need; for a loss scale or manager of your own, set its "
+            "attributes."
         )
     if not tf.executing_eagerly():
         raise RuntimeError(
-            f"`{name}` cannot be set while a graph is built. Set it between steps, outside of tf.function, or pass it "
-            "to the constructor."
+            f"{names} cannot be changed while a graph is built. Call change_rules() between steps, outside of "
+            "tf.function, or pass the values to the constructor."
         )
-    changed = dataclasses.replace(rules, **{field: value}).checked()
+    changed = dataclasses.replace(rules, **{_FIELDS[name]: value for name, value in changes.items()}).checked()
     if changed.counts_overflows != rules.counts_overflows:
         allowed = "at least 2" if rules.counts_overflows else "1"
         raise ValueError(
-            f"`hysteresis` must stay {allowed} for this optimizer, but got: {value!r}. A hysteresis above 1 needs a "
-            "variable that counts overflows. Make a new LossScaleOptimizer with the hysteresis you need."
+            f"`hysteresis` must stay {allowed} for this optimizer, but got: {changed.hysteresis!r}. A hysteresis above "
+            "1 needs a variable that counts overflows. Make a new LossScaleOptimizer with the hysteresis you need."
         )
     scale.rules = changed
-    if changed.max_scale is not None:
-        scale.initial_scale = min(scale.initial_scale, changed.max_scale)
-        if as_number(scale()) > changed.max_scale:
-            scale.current_loss_scale.assign(changed.max_scale)
+    low, high = changed.min_scale, changed.max_scale
+    if high is not None:
+        scale.initial_scale = min(scale.initial_scale, high)
+    if "max_scale" in changes and high is not None and as_number(scale()) > high:
+        scale.current_loss_scale.assign(high)
+    if "min_scale" in changes and as_number(scale()) < low:
+        scale.current_loss_scale.assign(low)
