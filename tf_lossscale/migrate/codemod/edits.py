@@ -54,16 +54,6 @@ class Edits:
         """Return whether there is anything to do."""
         return bool(self.expressions or self.todos or self.lines or self.imports)
 
-    def touched(self) -> set[cst.CSTNode]:
-        """Return the nodes with edits and those around them: all others stay."""
-        found: set[cst.CSTNode] = set()
-        for node in (*self.expressions, *self.todos, *self.lines, *self.imports):
-            for outer in (node, *self._resolver.ancestors(node)):
-                if outer in found:
-                    break
-                found.add(outer)
-        return found
-
     def replace(self, node: cst.CSTNode, make: Callable[[cst.CSTNode, Now], cst.CSTNode], new: str) -> None:
         """Replace a node, and report it."""
         self.expressions[node] = make
@@ -111,7 +101,7 @@ class Edits:
         self._report(node, report.NOTICE, reason=reason)
 
     def _report(self, node: cst.CSTNode, kind: str, new: str | None = None, reason: str | None = None) -> None:
-        line, column = self._resolver.written.start(node)
+        line, column = self._resolver.start(node)
         old = " ".join(code(node).split())
         finding = report.Finding(line, column, kind, _short(old), new and _short(new), reason)
         if finding not in self.findings:

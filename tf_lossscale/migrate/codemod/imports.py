@@ -15,7 +15,7 @@ _MIXED_PRECISION = "keras.mixed_precision"
 _GONE = (f"{_MIXED_PRECISION}.experimental.", "tensorflow.contrib.mixed_precision.", "tensorflow.mixed_precision.")
 
 
-class ImportPlanner:
+class ImportPlanner(cst.BatchableCSTVisitor):
     """Fills the edits of one module with those of its imports; the uses must have been planned.
 
     Args:
@@ -25,29 +25,42 @@ class ImportPlanner:
     """
 
     def __init__(self, resolver: Resolver, edits: Edits, requested: set[str]):
+        super().__init__()
         self._resolver = resolver
         self._edits = edits
+        self._statements: list[cst.Import | cst.ImportFrom] = []
         self._requested = requested | _listed_in_all(resolver.module)
 
-    def visit_ImportFrom(self, node: cst.ImportFrom) -> bool:
+    def visit_ImportFrom(self, node: cst.ImportFrom) -> None:
+        self._statements.append(node)
+
+    def visit_Import(self, node: cst.Import) -> None:
+        self._statements.append(node)
+
+    def leave_Module(self, original_node: cst.Module) -> None:
+        for statement in self._statements:
+            if isinstance(statement, cst.ImportFrom):
+                self._import_from(statement)
+            else:
+                self._import(statement)
+
+    def _import_from(self, node: cst.ImportFrom) -> None:
         module = module_of(node)
         if isinstance(node.names, cst.ImportStar):
             self._star(node, node.names, module)
-            return False
+            return
         for alias in node.names:
             if not self._is_project(module, alias.evaluated_name):
                 bound = alias.evaluated_alias or alias.evaluated_name
                 self._decide(node, alias, join(module, alias.evaluated_name), bound, bool(alias.asname))
-        return False
 
-    def visit_Import(self, node: cst.Import) -> bool:
+    def _import(self, node: cst.Import) -> None:
         for alias in node.names:
             dotted = alias.evaluated_name
             if alias.asname:
                 self._decide(node, alias, dotted, alias.evaluated_alias or "", True)
             elif names.canonical(dotted) in names.MODULES or names.canonical(dotted).startswith(_GONE):
                 self._put(node, alias, [Import(dotted.split(".", 1)[0])])
-        return False
 
     def _decide(self, node: cst.CSTNode, alias: cst.ImportAlias, dotted: str, bound: str, renamed: bool) -> None:
         name = names.canonical(dotted)

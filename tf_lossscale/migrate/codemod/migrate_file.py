@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
-import tokenize
+import concurrent.futures
+import threading
 import warnings
 from collections.abc import Collection
 from typing import NamedTuple
 
 import libcst as cst
+import libcst.matchers as m
 
 from tf_lossscale.migrate.codemod.calls import Calls
 from tf_lossscale.migrate.codemod.edits import MARK, Edits
-from tf_lossscale.migrate.codemod.focus import Focus
 from tf_lossscale.migrate.codemod.imports import ImportPlanner
-from tf_lossscale.migrate.codemod.nesting import TooDeepError, require_shallow
 from tf_lossscale.migrate.codemod.objects import ObjectPlanner
 from tf_lossscale.migrate.codemod.plan import Planner
 from tf_lossscale.migrate.codemod.policies import PolicyPlanner, RefusalPlanner
@@ -25,6 +24,9 @@ from tf_lossscale.migrate.codemod.resolve import Resolver
 from tf_lossscale.migrate.codemod.rewrite import Rewriter, loses_comments
 from tf_lossscale.migrate.codemod.strategies import StrategyPlanner
 from tf_lossscale.migrate.codemod.unseen import UnseenPlanner
+
+_STACK = 512 * 2**20  # bytes, which are used only by a file that is nested deeply
+_TOO_DEEP = "is nested too deeply for the parser. Split its longest expression or chain of branches, and migrate again"
 
 
 class Outcome(NamedTuple):
@@ -56,28 +58,9 @@ def migrate(source: bytes, known: Known | None = None, requested: Collection[str
         ValueError: the file does not parse, is nested too deeply for that, or cannot be written back as it was.
     """
     try:
-        focus = _focused(source, known or {})
-        if focus is None:
-            require_shallow(source)
-            return _until_settled(source, known, requested)
-        require_shallow(focus.source)
-        outcome = _until_settled(focus.source, known, requested)
-        moved = (dataclasses.replace(finding, line=focus.line(finding.line)) for finding in outcome.findings)
-        return Outcome(focus.whole(outcome.source), tuple(moved))
+        return _until_settled(source, known, requested)
     except RecursionError as error:
-        raise TooDeepError() from error
-    except (tokenize.TokenError, SyntaxError, UnicodeError) as error:
-        raise _unparsable(source, error) from error
-
-
-def _focused(source: bytes, known: Known) -> Focus | None:
-    """The part of a file that can matter; None if Python does not parse it."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return Focus(source, known)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
+        raise ValueError(_TOO_DEEP) from error
 
 
 def _until_settled(source: bytes, known: Known | None, requested: Collection[str]) -> Outcome:
@@ -92,32 +75,27 @@ def _until_settled(source: bytes, known: Known | None, requested: Collection[str
 
 def one_pass(source: bytes, known: Known | None = None, requested: Collection[str] = ()) -> Outcome:
     """Do what `migrate` does, once; see there."""
-    try:
-        module = cst.parse_module(source)
-    except (cst.ParserSyntaxError, SyntaxError, UnicodeError, LookupError) as error:
-        raise _unparsable(source, error) from error
-    resolver = Resolver(module, known)  # the parser makes each node but whitespace anew
-    if resolver.written.code.encode(module.encoding) != source:
+    module = _parsed(source)
+    if module.bytes != source:
         raise ValueError("cannot be written back as it is: its bytes are not those of its text")
+    resolver = Resolver(module, known)
     calls, edits = Calls(resolver), Edits(resolver)
-    for planner in (
-        RefusalPlanner(resolver, calls, edits),
-        PolicyPlanner(resolver, calls, edits),
-        Planner(resolver, calls, edits),
+    resolver.visit_together(RefusalPlanner(resolver, calls, edits), PolicyPlanner(resolver, calls, edits))
+    resolver.visit(Planner(resolver, calls, edits))
+    resolver.visit_together(
         ObjectPlanner(resolver, calls, edits),
         StrategyPlanner(resolver, edits),
         UnseenPlanner(resolver, edits),
-        ImportPlanner(resolver, edits, set(requested)),
-    ):
-        resolver.visit(planner)
-    rewriter = Rewriter(edits, resolver)
-    new = module.visit(rewriter) if edits.any() else module
+        ImportPlanner(resolver, edits, set(requested)),  # the last: which uses of a name remain is known now
+    )
+    rewriter = Rewriter(edits)
+    new = resolver.module.visit(rewriter) if edits.any() else module
     result = new.bytes
     if result != source:
-        if loses_comments(resolver, new):
+        if loses_comments(module, new):
             raise ValueError("is left as it was, because the rewrite would lose a comment. Please report this")
         wrong = _as_python_says_it(result)
-        if wrong is not None and _as_python_says_it(source) is None:
+        if wrong is not None:
             raise ValueError(
                 f"is left as it was, because the rewrite would not parse: {_first_line(wrong)}. Please report this"
             )
@@ -129,16 +107,29 @@ def _left_by_an_earlier_run(resolver: Resolver, edits: Edits) -> list[Finding]:
     """Return the TODOs in comments of the file that were not found again."""
     found = {finding.reason for finding in edits.findings if finding.kind == TODO}
     findings = []
-    for comment in resolver.comments():
+    for comment in m.findall(resolver.module, m.Comment()):
         if comment.value.startswith(MARK):
             reason = comment.value[len(MARK) :].strip()
             if not any(known and known.startswith(reason) for known in found):
-                findings.append(Finding(*resolver.written.start(comment), TODO, comment.value, reason=reason))
+                findings.append(Finding(*resolver.start(comment), TODO, comment.value, reason=reason))
     return sorted(findings)
 
 
-def _unparsable(source: bytes, error: Exception) -> ValueError:
-    return ValueError(f"does not parse: {_first_line(_as_python_says_it(source) or error)}")
+def _parsed(source: bytes) -> cst.Module:
+    """The tree of a file. LibCST's parser is native code that recurses, so it runs on a stack of its own."""
+    wrong = _as_python_says_it(source)  # it names the line, and does not recurse without end
+    if isinstance(wrong, (RecursionError, MemoryError)):
+        raise ValueError(_TOO_DEEP)
+    if wrong is not None:
+        raise ValueError(f"does not parse: {_first_line(wrong)}")
+    usual = threading.stack_size(_STACK)
+    try:
+        with concurrent.futures.ThreadPoolExecutor(1) as executor:
+            return executor.submit(cst.parse_module, source).result()
+    except (cst.ParserSyntaxError, SyntaxError, UnicodeError, LookupError) as error:
+        raise ValueError(f"does not parse: {_first_line(error)}") from error
+    finally:
+        threading.stack_size(usual)
 
 
 def _as_python_says_it(source: bytes) -> Exception | None:

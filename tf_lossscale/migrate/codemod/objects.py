@@ -26,7 +26,7 @@ _UPDATED = (
 _GIVE = "Give compile() a tf_lossscale.LossScaleOptimizer."
 
 
-class ObjectPlanner:
+class ObjectPlanner(cst.BatchableCSTVisitor):
     """Fills the edits of one module with those of attributes.
 
     Args:
@@ -36,6 +36,7 @@ class ObjectPlanner:
     """
 
     def __init__(self, resolver: Resolver, calls: Calls, edits: Edits):
+        super().__init__()
         self._resolver = resolver
         self._calls = calls
         self._edits = edits

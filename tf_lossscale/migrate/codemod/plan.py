@@ -42,7 +42,7 @@ _OLDER = f"If the subclass is called with loss_scale, derive it from {names.FACE
 _CHOOSE = f"Write {names.WRAPPER} or {names.FACES[names.EXPERIMENTAL]}."
 
 
-class Planner:
+class Planner(cst.CSTVisitor):
     """Fills the edits of one module.
 
     Args:
@@ -52,6 +52,7 @@ class Planner:
     """
 
     def __init__(self, resolver: Resolver, calls: Calls, edits: Edits):
+        super().__init__()
         self._resolver = resolver
         self._edits = edits
         self._handled: set[cst.CSTNode] = set()

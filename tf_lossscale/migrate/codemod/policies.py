@@ -34,7 +34,7 @@ _DOES_NOT_READ = (
 )
 
 
-class PolicyPlanner:
+class PolicyPlanner(cst.BatchableCSTVisitor):
     """Fills the edits of one module with those of policies.
 
     Args:
@@ -44,6 +44,7 @@ class PolicyPlanner:
     """
 
     def __init__(self, resolver: Resolver, calls: Calls, edits: Edits):
+        super().__init__()
         self._resolver = resolver
         self._calls = calls
         self._edits = edits
@@ -148,7 +149,7 @@ def _keyword(argument: cst.Arg) -> str | None:
     return argument.keyword.value if argument.keyword else None
 
 
-class RefusalPlanner:
+class RefusalPlanner(cst.BatchableCSTVisitor):
     """Fills the edits of one module with the calls that cannot be proven equal to anything new.
 
     Args:
@@ -158,6 +159,7 @@ class RefusalPlanner:
     """
 
     def __init__(self, resolver: Resolver, calls: Calls, edits: Edits):
+        super().__init__()
         self._resolver = resolver
         self._calls = calls
         self._edits = edits

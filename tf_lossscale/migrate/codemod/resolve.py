@@ -356,10 +356,11 @@ class Resolver(Tree):
             self._attributes.setdefault((self.enclosing(target, cst.ClassDef), text), []).append(value)
 
 
-class _Collector:
+class _Collector(cst.CSTVisitor):
     """Collects what scopes do not tell: star imports, and values assigned to attributes."""
 
     def __init__(self, resolver: Resolver):
+        super().__init__()
         self._resolver = resolver
 
     def visit_Annotation(self, node: cst.Annotation) -> None:

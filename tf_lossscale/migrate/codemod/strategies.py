@@ -17,7 +17,7 @@ _GONE = f"tf.distribute has no {names.OLD_RUN} any more: write run."
 _OWN = f"this file defines {names.OLD_RUN}, and is left. The calls in other files become run: rename it here as well."
 
 
-class StrategyPlanner:
+class StrategyPlanner(cst.BatchableCSTVisitor):
     """Fills the edits of one module with those of strategies.
 
     Args:
@@ -26,6 +26,7 @@ class StrategyPlanner:
     """
 
     def __init__(self, resolver: Resolver, edits: Edits):
+        super().__init__()
         self._resolver = resolver
         self._edits = edits
         self._uses: list[cst.Attribute] = []

@@ -28,7 +28,7 @@ _IMPORTED = re.compile(r"(tensorflow|tf_keras|keras)(\.[\w.]+)?\.mixed_precision
 _UNPACKED = "loss_scale is an argument of the old class only, and this tool does not see where the dict is unpacked."
 
 
-class UnseenPlanner:
+class UnseenPlanner(cst.BatchableCSTVisitor):
     """Fills the edits of one module with comments and notices.
 
     Args:
@@ -37,6 +37,7 @@ class UnseenPlanner:
     """
 
     def __init__(self, resolver: Resolver, edits: Edits):
+        super().__init__()
         self._resolver = resolver
         self._edits = edits
 
