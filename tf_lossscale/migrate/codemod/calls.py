@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import libcst as cst
 import libcst.matchers as m
@@ -153,7 +153,15 @@ class Calls:
         second = _argument(call, 1, "dynamic")
         if second is None:
             return False
-        return text(second) == "dynamic" or number(second) is not None or self.loss_scale_class(second) is not None
+        values = self._literals(second)
+        return "'dynamic'" in values or number(second) is not None or self.loss_scale_class(second) is not None
+
+    def _literals(self, expression: cst.BaseExpression) -> set[str]:
+        """What an expression may be of True, False and 'dynamic'; "?" for anything else."""
+        values = self._resolver.values(expression) if isinstance(expression, cst.Name) else [expression]
+        if isinstance(expression, cst.Name) and expression.value in ("True", "False"):
+            return {expression.value}
+        return {_literal(value) for value in values}
 
     def _is_certainly_stable(self, call: cst.Call) -> bool:
         stars = {argument.star for argument in call.args} - {""}
@@ -165,7 +173,7 @@ class Calls:
         return (
             second is None
             or bool(keywords & {"dynamic", "initial_scale", "dynamic_growth_steps"})
-            or (isinstance(second, cst.Name) and second.value in ("True", "False"))
+            or self._literals(second) <= {"True", "False"}
             or len(call.args) > 2
         )
 
@@ -185,6 +193,8 @@ class Calls:
     def _wrapped(self, call: cst.Call, optimizer: int, scale: int) -> Written:
         """The wrapper with the scale as arguments; through the helper if only a run can tell, or it has comments."""
         value = call.args[scale].value
+        if self._literals(value) <= {"True", "'dynamic'"}:
+            value = cst.SimpleString("'dynamic'")
         converted = None if has_comment(value) else self.scale(value)
         if converted is None:
             return Written(names.HELPER, [(None, optimizer), (None, scale)])
@@ -245,6 +255,12 @@ class Calls:
         return any(d.endswith(("mixed_precision.global_policy", "experimental.global_policy")) for d in dotted) or (
             {old.new for _, old in self._resolver.meaning(expression.func).old} == {f"{names.KERAS}.global_policy"}
         )
+
+    def is_compile(self, call: cst.Call) -> bool:
+        """Return whether a call is one of a model's method `compile` with an optimizer, and no `re.compile`."""
+        if not m.matches(call.func, m.Attribute(attr=m.Name("compile"))) or optimizer_of(call) is None:
+            return False
+        return not all(map(_is_in_module, self._resolver.dotted(call.func)))
 
     def kinds(self, expression: cst.BaseExpression) -> set[str]:
         """Return the possible values of an expression: a set of the constants of this module, and UNKNOWN."""
@@ -340,13 +356,43 @@ class Calls:
         name = get_full_name_for_node(expression) if isinstance(expression, (cst.Name, cst.Attribute)) else None
         if name is None:
             return None
-        inner: cst.CSTNode = expression
-        for node in self._resolver.ancestors(expression, stop=(cst.FunctionDef, cst.Lambda)):
-            under = isinstance(node, (cst.If, cst.IfExp)) and inner is node.body
-            if under and any(self._tests(test, name) for test in _conditions(node.test)):
+        for condition in self._conditions(expression):
+            if any(self._tests(test, name) for test in _conditions(condition)) or self._wraps_under(
+                condition, expression
+            ):
                 return WRAPPER
-            inner = node
         return None
+
+    def _conditions(self, expression: cst.CSTNode) -> Iterator[cst.BaseExpression]:
+        """The tests of `if` under which an expression stands, in its function."""
+        inner = expression
+        for node in self._resolver.ancestors(expression, stop=(cst.FunctionDef, cst.Lambda)):
+            if isinstance(node, (cst.If, cst.IfExp)) and inner is node.body:
+                yield node.test
+            inner = node
+
+    def _wraps_under(self, condition: cst.BaseExpression, expression: cst.BaseExpression) -> bool:
+        """Return whether a variable or attribute is wrapped under the same condition elsewhere."""
+        shown = _bare(condition)
+        return shown is not None and any(
+            isinstance(value, cst.Call)
+            and self._resolver.meaning(value.func).roles & {*names.WRAPPERS}
+            and any(_bare(other) == shown for other in self._conditions(value))
+            for value in self._resolver.values(expression)
+        )
+
+    def told_otherwise(self, expression: cst.BaseExpression) -> bool:
+        """Return whether an expression stands under a test that is true of no wrapper."""
+        asked = m.Call(
+            m.Name("isinstance") | m.Name("callable"), [m.Arg(m.MatchIfTrue(expression.deep_equals)), m.ZeroOrMore()]
+        )
+        tests = [test for condition in self._conditions(expression) for test in _conditions(condition)]
+        return any(
+            isinstance(test, cst.Call)
+            and m.matches(test, asked)
+            and not any(self._is_wrapper(argument.value) for argument in test.args[1:])
+            for test in tests
+        )
 
     def _tests(self, test: cst.BaseExpression, name: str) -> bool:
         if not isinstance(test, cst.Call) or len(test.args) != 2:
@@ -354,6 +400,16 @@ class Calls:
         if not self._resolver.is_builtin(test.func, "isinstance") or get_full_name_for_node(test.args[0].value) != name:
             return False
         return self._is_wrapper(test.args[1].value)
+
+
+def _is_in_module(dotted: str) -> bool:
+    """Return whether a dotted name is that of a function of a module."""
+    return dotted.count(".") == 1 or names.canonical(dotted).startswith("tensorflow.")
+
+
+def optimizer_of(call: cst.Call) -> cst.BaseExpression | None:
+    """The optimizer that a call of `compile` is given."""
+    return _argument(call, 0, "optimizer") if len(call.args) > 1 or any(a.keyword for a in call.args) else None
 
 
 def _items(expression: cst.BaseExpression) -> list[tuple[str, cst.BaseExpression]] | None:
@@ -377,6 +433,17 @@ def _conditions(test: cst.BaseExpression) -> Sequence[cst.BaseExpression]:
     if isinstance(test, cst.BooleanOperation) and isinstance(test.operator, cst.And):
         return [*_conditions(test.left), *_conditions(test.right)]
     return [test]
+
+
+def _literal(value: cst.BaseExpression | None) -> str:
+    if isinstance(value, cst.Name) and value.value in ("True", "False"):
+        return value.value
+    return "'dynamic'" if value is not None and text(value) == "dynamic" else "?"
+
+
+def _bare(condition: cst.BaseExpression) -> str | None:
+    """The text of a condition that reads a name, without `self.`; None of other conditions."""
+    return (get_full_name_for_node(condition) or "").removeprefix("self.") or None
 
 
 def _argument(call: cst.Call, index: int, keyword: str) -> cst.BaseExpression | None:

@@ -67,9 +67,10 @@ class Edits:
     def refuse(self, node: cst.Call, reason: str, what: cst.BaseExpression | None = None) -> None:
         """Leave a call as it is, together with all that the name of its function needs, or another part of it."""
         self.todo(node, reason)
-        self._freeze(what or node.func)
+        self.freeze(what or node.func)
 
-    def _freeze(self, function: cst.BaseExpression) -> None:
+    def freeze(self, function: cst.BaseExpression) -> None:
+        """Leave an expression, together with all that the names in it need."""
         node = function
         self.frozen.add(node)
         while isinstance(node, cst.Attribute):
@@ -82,7 +83,7 @@ class Edits:
             self.pinned.add(node.value)
             for value in self._resolver.values(node):
                 if isinstance(value, (cst.Name, cst.Attribute)):
-                    self._freeze(value)
+                    self.freeze(value)
 
     def todo(self, node: cst.CSTNode, reason: str) -> None:
         """Leave a node as it is, with a comment that says why."""

@@ -28,6 +28,7 @@ class Job(NamedTuple):
     shown: str
     known: project.Known
     requested: tuple[str, ...]
+    around: project.Around
 
 
 def find(paths: Iterable[str]) -> list[str]:
@@ -88,7 +89,7 @@ def run(paths: Sequence[str], jobs: int = 0) -> Iterator[report.FileReport]:
     linked = project.Project(sources, sources.importers)
     worth = linked.with_old_names(sources.with_old_names)
     work = [
-        Job(at, path, linked.known(at), tuple(sorted(linked.requested(at))))
+        Job(at, path, linked.known(at), tuple(sorted(linked.requested(at))), sources.around(at))
         for path in paths
         if (at := real[path]) in worth
     ]
@@ -173,10 +174,10 @@ def _migrate(job: Job) -> report.FileReport:
         old = _read(job.path)
         if job.path.endswith(_NOTEBOOK):
             new, findings = notebooks.rewritten(
-                old, lambda source, words: migrate(source, job.known, {*job.requested, *words})[:2]
+                old, lambda source, words: migrate(source, job.known, {*job.requested, *words}, job.around)[:2]
             )
         else:
-            new, findings = migrate(old, job.known, job.requested)[:2]
+            new, findings = migrate(old, job.known, job.requested, job.around)[:2]
         if new == old:
             return report.FileReport(job.shown, report.UNCHANGED, findings)
         return report.FileReport(job.shown, report.CHANGED, findings, old=old, new=new)

@@ -18,13 +18,14 @@ from tf_lossscale.migrate.codemod.imports import ImportPlanner
 from tf_lossscale.migrate.codemod.objects import ObjectPlanner
 from tf_lossscale.migrate.codemod.plan import Planner
 from tf_lossscale.migrate.codemod.policies import PolicyPlanner, RefusalPlanner
-from tf_lossscale.migrate.codemod.project import Known
+from tf_lossscale.migrate.codemod.project import Around, Known
 from tf_lossscale.migrate.codemod.report import REWRITTEN, TODO, Finding
 from tf_lossscale.migrate.codemod.resolve import Resolver
 from tf_lossscale.migrate.codemod.rewrite import Rewriter, loses_comments
 from tf_lossscale.migrate.codemod.strategies import StrategyPlanner
 from tf_lossscale.migrate.codemod.unseen import UnseenPlanner
 
+_ALONE = Around()
 _STACK = 512 * 2**20  # bytes, which are used only by a file that is nested deeply
 _TOO_DEEP = "is nested too deeply for the parser. Split its longest expression or chain of branches, and migrate again"
 
@@ -37,7 +38,9 @@ class Outcome(NamedTuple):
     is_settled: bool = True  # False if its names may be clearer now than they were
 
 
-def migrate(source: bytes, known: Known | None = None, requested: Collection[str] = ()) -> Outcome:
+def migrate(
+    source: bytes, known: Known | None = None, requested: Collection[str] = (), around: Around = _ALONE
+) -> Outcome:
     """Rewrite the uses of old names in one file.
 
     >>> old = b"from tensorflow.keras.mixed_precision import LossScaleOptimizer\\nopt = LossScaleOptimizer(inner)\\n"
@@ -49,6 +52,7 @@ def migrate(source: bytes, known: Known | None = None, requested: Collection[str
         source: the file's bytes, in any encoding that Python reads.
         known: old names that other modules of the project pass on to this one, see `project.Project`.
         requested: names that other modules import from this one; "*" stands for any.
+        around: what the other files of the project do.
 
     Returns:
         The new bytes, in the same encoding and with the same line ends, and what was found; where nothing was changed
@@ -58,27 +62,29 @@ def migrate(source: bytes, known: Known | None = None, requested: Collection[str
         ValueError: the file does not parse, is nested too deeply for that, or cannot be written back as it was.
     """
     try:
-        return _until_settled(source, known, requested)
+        return _until_settled(source, known, requested, around)
     except RecursionError as error:
         raise ValueError(_TOO_DEEP) from error
 
 
-def _until_settled(source: bytes, known: Known | None, requested: Collection[str]) -> Outcome:
+def _until_settled(source: bytes, known: Known | None, requested: Collection[str], around: Around) -> Outcome:
     """Repeat the pass while statements that bound a name in several ways have become one."""
-    outcome = one_pass(source, known, requested)
+    outcome = one_pass(source, known, requested, around)
     while not outcome.is_settled:
-        again = one_pass(outcome.source, known, requested)
+        again = one_pass(outcome.source, known, requested, around)
         new = (finding for finding in again.findings if finding.kind == REWRITTEN)
         outcome = again._replace(findings=(*outcome.findings, *new))
     return outcome
 
 
-def one_pass(source: bytes, known: Known | None = None, requested: Collection[str] = ()) -> Outcome:
+def one_pass(
+    source: bytes, known: Known | None = None, requested: Collection[str] = (), around: Around = _ALONE
+) -> Outcome:
     """Do what `migrate` does, once; see there."""
     module = _parsed(source)
     if module.bytes != source:
         raise ValueError("cannot be written back as it is: its bytes are not those of its text")
-    resolver = Resolver(module, known)
+    resolver = Resolver(module, known, around)
     calls, edits = Calls(resolver), Edits(resolver)
     resolver.visit_together(RefusalPlanner(resolver, calls, edits), PolicyPlanner(resolver, calls, edits))
     resolver.visit(Planner(resolver, calls, edits))

@@ -128,7 +128,7 @@ class Planner(cst.CSTVisitor):
 
     def _probe(self, node: cst.Call, is_getattr: bool) -> None:
         """`hasattr(module, "old name")`, and `getattr` with a default: as before if the name was there before."""
-        if (attribute := text(node.args[1].value)) is None:
+        if (attribute := text(node.args[1].value)) is None or self._resolver.is_shim(node, attribute):
             return
         full = {names.canonical(f"{d}.{attribute}") for d in self._resolver.dotted(node.args[0].value) if d != UNKNOWN}
         if len(full) != 1:
@@ -187,6 +187,9 @@ class Planner(cst.CSTVisitor):
             return node not in self._edits.gone
         if not self._resolver.is_read(node):
             return self._assigned(node)
+        if self._resolver.is_shim(node, node.attr.value) and self._is_tried(node):
+            self._edits.freeze(node)
+            return False
         if node.attr.value == "mixed_precision" and self._is_in_unused_copy(node):
             self._out_of_unused_copy(node)
         meaning = self._resolver.meaning(node)
@@ -224,6 +227,9 @@ class Planner(cst.CSTVisitor):
         """`tf.keras.mixed_precision.LossScaleOptimizer = ...`; not `self.wrapper = ...`, whatever it holds."""
         if self._resolver.dotted(node.value) == {UNKNOWN}:
             return True
+        if self._resolver.is_shim(node, node.attr.value):
+            self._edits.freeze(node.value)
+            return False
         gone = {names.canonical(d) for d in self._resolver.dotted(node)} & names.MODULES.keys()
         same = f"{names.KERAS}.{node.attr.value}"
         old = {old.role for _, old in self._resolver.meaning(node).old if old.new != same}
@@ -231,6 +237,10 @@ class Planner(cst.CSTVisitor):
             return True
         self._edits.todo(node, "another name is used in its place, so what is assigned here has no effect.")
         return False
+
+    def _is_tried(self, node: cst.Attribute) -> bool:
+        """Return whether a statement only asks whether a name is there."""
+        return isinstance(self._resolver.parents[node], cst.Expr)
 
     def visit_Name(self, node: cst.Name) -> None:
         if node in self._handled or node in self._edits.frozen or not self._resolver.is_read(node):

@@ -24,6 +24,13 @@ class Bindings(NamedTuple):
     imports: list[tuple[str, list[str]]]  # every `from module import names`, at any depth
 
 
+class Around(NamedTuple):
+    """What the other files of a project do, by a search in their text."""
+
+    wraps: bool = False  # whether one of them names a LossScaleOptimizer
+    compiles: bool | None = None  # whether one of them calls `compile`; None if no other file was given
+
+
 def read(source: str | bytes) -> Bindings:
     """Return the module-level bindings of a source file.
 

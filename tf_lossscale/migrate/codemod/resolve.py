@@ -13,8 +13,11 @@ from libcst.helpers import get_full_name_for_node
 from libcst.metadata import ClassScope, ImportAssignment
 
 from tf_lossscale.migrate.codemod import names
-from tf_lossscale.migrate.codemod.project import UNKNOWN, Known, join, leads_to_old
+from tf_lossscale.migrate.codemod.project import UNKNOWN, Around, Known, join, leads_to_old
 from tf_lossscale.migrate.codemod.tree import Tree
+
+# What the libraries are called by custom: a name that is not bound here, or comes out of `from layers import *`.
+LIBRARIES = {"tf": "tensorflow", "tensorflow": "tensorflow", "keras": "keras", "tf_keras": "keras"}
 
 
 class Meaning(NamedTuple):
@@ -35,10 +38,12 @@ class Resolver(Tree):
     Args:
         module: its tree.
         known: what other files of the project pass on, see `project`.
+        around: what the other files do.
     """
 
-    def __init__(self, module: cst.Module, known: Known | None = None):
+    def __init__(self, module: cst.Module, known: Known | None = None, around: Around | None = None):
         super().__init__(module)
+        self.around = around or Around()
         self._known = known or {}
         self._open: set[cst.CSTNode] = set()
         self._attributes: dict[tuple[cst.CSTNode | None, str], list[cst.BaseExpression]] = {}
@@ -170,7 +175,8 @@ class Resolver(Tree):
                 for dotted in self._expanded(join(star, name.value))
                 if leads_to_old(dotted)
             }
-            return starred or {UNKNOWN}
+            by_custom = LIBRARIES.get(name.value) if self.stars else None
+            return starred or {by_custom or UNKNOWN}
         for assignment in self.reaching(name):
             if isinstance(assignment, ImportAssignment):
                 found |= self._of_import(assignment)
@@ -339,6 +345,27 @@ class Resolver(Tree):
             return []
         nodes = [getattr(a, "node", None) for a in self.assignments(name)]
         return [node for node in nodes if isinstance(node, cst.ClassDef)]
+
+    def is_shim(self, node: cst.CSTNode, attribute: str) -> bool:
+        """Return whether a node belongs to `if not hasattr(module, "name"): module.name = ...`, or to its like.
+
+        Args:
+            node: the assignment or the test.
+            attribute: the name that the module gets.
+        """
+        name = m.Arg(m.SimpleString(m.MatchRegex(f".{attribute}.")))
+        module = m.SaveMatchedNode(m.DoNotCare(), "module")
+        asked = m.Call(m.Name("hasattr"), [m.Arg(), name])
+        gives = m.AssignTarget(m.Attribute(module, m.Name(attribute))) | m.Call(
+            m.Name("setattr"), [m.Arg(module), name, m.ZeroOrMore()]
+        )
+        for outer in self.ancestors(node):
+            is_if = isinstance(outer, cst.If) and m.findall(outer.test, asked)
+            is_try = isinstance(outer, cst.Try) and m.findall(outer.body, m.Attribute(attr=m.Name(attribute)))
+            if is_if or is_try:
+                given = [match["module"] for match in m.extractall(outer, gives)]
+                return any(self.dotted(each) - {UNKNOWN} for each in given if isinstance(each, cst.BaseExpression))
+        return False
 
     def assigns(self, attribute: str) -> bool:
         """Return whether an attribute of this name is assigned anywhere in the module."""

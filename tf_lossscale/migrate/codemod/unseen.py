@@ -12,10 +12,8 @@ from tf_lossscale.migrate.codemod import names
 from tf_lossscale.migrate.codemod.arguments import text
 from tf_lossscale.migrate.codemod.edits import Edits
 from tf_lossscale.migrate.codemod.project import leads_to_old
-from tf_lossscale.migrate.codemod.resolve import Resolver
+from tf_lossscale.migrate.codemod.resolve import LIBRARIES, Resolver
 
-# What the libraries are called by custom: such a name with an unknown meaning is likely to be one of them.
-_ROOTS = {"tf": "tensorflow", "tensorflow": "tensorflow", "keras": "keras", "tf_keras": "keras"}
 # The last parts of the old names.
 _SHORT = {name.rsplit(".", 1)[1] for name in names.OLD}
 _IN_A_STRING = re.compile(
@@ -82,19 +80,20 @@ class UnseenPlanner(cst.BatchableCSTVisitor):
                     "the module is the result of a call, which this tool does not follow. If it is an old module of "
                     "TensorFlow, tf_lossscale.install() serves it.",
                 )
-        if name is None or name.split(".", 1)[0] not in _ROOTS:
+        if name is None or name.split(".", 1)[0] not in LIBRARIES:
             return
         root = name.split(".", 1)[0]
-        old = names.OLD.get(names.canonical(_ROOTS[root] + name[len(root) :]))
+        old = names.OLD.get(names.canonical(LIBRARIES[root] + name[len(root) :]))
         if old is None or (old.role == names.POLICY and "experimental" not in name):
             return
         dotted = self._resolver.dotted(node)
         if name in dotted and root == "keras" and not self._resolver.imports_tensorflow:
             self._edits.notice(node, "this file does not import TensorFlow, so keras may run on another backend.")
         elif all(not leads_to_old(d) for d in dotted):
+            change = "is Keras 3's own class today" if old.role == names.STABLE else "is gone"
             self._edits.todo(
                 node,
-                f"it cannot be seen what {root} is here. If it is TensorFlow's, this name is gone: use "
+                f"it cannot be seen what {root} is here. If it is TensorFlow's, this name {change}: use "
                 f"{names.FACES.get(old.role, old.new)}.",
             )
 
