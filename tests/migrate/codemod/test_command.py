@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import tf_lossscale
 from tf_lossscale import cli
+from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import files, names
 
 OLD = "import tensorflow as tf\nopt = tf.keras.mixed_precision.experimental.LossScaleOptimizer(opt, 'dynamic')\n"
@@ -148,8 +149,8 @@ print([name for name in sys.modules if name.split(".")[0] in ("tensorflow", "ker
 
 
 def test_the_new_names_exist():
-    wanted = {old.new for old in names.OLD.values()} | set(names.FACES.values()) | set(names.MODULES.values())
-    for dotted in sorted(wanted | {names.HELPER, f"{names.LEGACY_MODULE}.experimental"}):
+    wanted = {old.new for old in table.OLD.values()} | set(table.FACES.values()) | set(table.MODULES.values())
+    for dotted in sorted(wanted | {names.HELPER, f"{table.LEGACY_MODULE}.experimental"}):
         root, *rest = dotted.split(".")
         found = {"tf_lossscale": tf_lossscale, "keras": tf.keras}[root]
         for part in rest:

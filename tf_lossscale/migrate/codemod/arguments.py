@@ -12,7 +12,7 @@ from typing import NamedTuple
 import libcst as cst
 import libcst.matchers as m
 
-from tf_lossscale.migrate.codemod import names
+from tf_lossscale.legacy import table
 
 
 class Unprovable(Exception):
@@ -36,11 +36,11 @@ LossScaleOf = Callable[[cst.BaseExpression], str | None]
 Binding = dict[str, int]
 
 SIGNATURES = {
-    names.EXPERIMENTAL: ("optimizer", "loss_scale"),
-    names.GRAPH_REWRITE: ("opt", "loss_scale"),
-    names.CONTRIB: ("opt", "loss_scale_manager"),
-    names.STABLE: ("inner_optimizer", "dynamic", "initial_scale", "dynamic_growth_steps"),
-    names.POLICY: ("name", "loss_scale"),
+    table.EXPERIMENTAL: ("optimizer", "loss_scale"),
+    table.GRAPH_REWRITE: ("opt", "loss_scale"),
+    table.CONTRIB: ("opt", "loss_scale_manager"),
+    table.STABLE: ("inner_optimizer", "dynamic", "initial_scale", "dynamic_growth_steps"),
+    table.POLICY: ("name", "loss_scale"),
     "FixedLossScale": ("loss_scale_value",),
     "DynamicLossScale": ("initial_loss_scale", "increment_period", "multiplier"),
     "ExponentialUpdateLossScaleManager": (

@@ -8,6 +8,7 @@ import libcst as cst
 import libcst.matchers as m
 from libcst.helpers import get_full_name_for_node
 
+from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names
 from tf_lossscale.migrate.codemod.arguments import (
     SIGNATURES,
@@ -35,8 +36,8 @@ V1_OPTIMIZER = "optimizer of tf.compat.v1.train"
 OTHER = "something else"
 
 _FACES = {
-    names.EXPERIMENTAL: names.FACES[names.EXPERIMENTAL],
-    names.CONTRIB: names.FACES[names.CONTRIB],
+    table.EXPERIMENTAL: table.FACES[table.EXPERIMENTAL],
+    table.CONTRIB: table.FACES[table.CONTRIB],
 }
 _FROM_CONFIG = m.Attribute(attr=m.Name("from_config"))
 
@@ -100,23 +101,23 @@ class Calls:
 
     def _decided_as_written(self, call: cst.Call, meaning: Meaning) -> Written:
         roles = meaning.roles
-        if roles <= {names.STABLE, names.OURS}:
+        if roles <= {table.STABLE, table.OURS}:
             return self._stable(call, roles)
-        if roles == {names.EXPERIMENTAL}:
+        if roles == {table.EXPERIMENTAL}:
             return self._experimental(call)
-        if roles == {names.CONTRIB}:
+        if roles == {table.CONTRIB}:
             return self._contrib(call)
-        if roles == {names.GRAPH_REWRITE}:
+        if roles == {table.GRAPH_REWRITE}:
             return self._graph_rewrite(call)
-        if roles <= {names.STABLE, names.OURS, names.EXPERIMENTAL}:
+        if roles <= {table.STABLE, table.OURS, table.EXPERIMENTAL}:
             # One name for two classes, told apart by the arguments that each of them takes.
             if self._has_old_arguments(call):
                 return self._experimental(call)
             if self._is_certainly_stable(call):
-                return _unchanged(call, names.WRAPPER)
+                return _unchanged(call, table.WRAPPER)
         raise Unprovable(
             f"this may be a call of {_listed(meaning)}, and the arguments fit both. "
-            f"Write {names.WRAPPER} or {names.HELPER}"
+            f"Write {table.WRAPPER} or {names.HELPER}"
         )
 
     def is_old_base(self, owner: cst.ClassDef) -> bool | None:
@@ -135,13 +136,13 @@ class Calls:
     def _stable(self, call: cst.Call, roles: set[str]) -> Written:
         if self._has_old_arguments(call):
             second = _argument(call, 1, "dynamic")
-            if roles == {names.STABLE} and second is not None and number(second) is not None:
+            if roles == {table.STABLE} and second is not None and number(second) is not None:
                 raise Unprovable(
                     "a number as the second argument is a fixed scale in TensorFlow 2.3 and initial_scale in Keras 3: "
                     "write dynamic=False, initial_scale=N or initial_scale=N"
                 )
             return self._experimental(call)
-        return _unchanged(call, names.WRAPPER)
+        return _unchanged(call, table.WRAPPER)
 
     def _has_old_arguments(self, call: cst.Call) -> bool:
         """Return whether the arguments fit `(optimizer, loss_scale)` only."""
@@ -179,15 +180,15 @@ class Calls:
 
     def _experimental(self, call: cst.Call) -> Written:
         if any(argument.star for argument in call.args):
-            return _unchanged(call, _FACES[names.EXPERIMENTAL])
-        bound = bind(call.args, SIGNATURES[names.EXPERIMENTAL])
+            return _unchanged(call, _FACES[table.EXPERIMENTAL])
+        bound = bind(call.args, SIGNATURES[table.EXPERIMENTAL])
         if bound is None:
             bound = bind(call.args, ("inner_optimizer", "loss_scale"))
             bound = bound and {"optimizer" if k == "inner_optimizer" else k: v for k, v in bound.items()}
         if bound is None or "optimizer" not in bound:
             raise Unprovable("the arguments do not fit (optimizer, loss_scale)")
         if "loss_scale" not in bound:
-            return Written(names.WRAPPER, [_inner(call, bound["optimizer"])])
+            return Written(table.WRAPPER, [_inner(call, bound["optimizer"])])
         return self._wrapped(call, bound["optimizer"], bound["loss_scale"])
 
     def _wrapped(self, call: cst.Call, optimizer: int, scale: int) -> Written:
@@ -201,7 +202,7 @@ class Calls:
         arguments, consumed = converted
         inner = _inner(call, optimizer)
         new: list[Argument] = [inner, *arguments] if optimizer < scale else [*arguments, inner]
-        return Written(names.WRAPPER, new, tuple(consumed))
+        return Written(table.WRAPPER, new, tuple(consumed))
 
     def scale(self, value: cst.BaseExpression) -> tuple[list[Argument], list[cst.CSTNode]] | None:
         """The wrapper's arguments for an old loss scale; None if only a run can tell. May raise Unprovable."""
@@ -211,7 +212,7 @@ class Calls:
         return scale_arguments(value, self.loss_scale_class)
 
     def _contrib(self, call: cst.Call) -> Written:
-        bound = bind(call.args, SIGNATURES[names.CONTRIB])
+        bound = bind(call.args, SIGNATURES[table.CONTRIB])
         if bound is not None and {"opt", "loss_scale_manager"} <= bound.keys():
             manager = call.args[bound["loss_scale_manager"]].value
             if isinstance(manager, cst.Call) and self._is(manager, "ExponentialUpdateLossScaleManager"):
@@ -220,19 +221,19 @@ class Calls:
                     inner = _inner(call, bound["opt"])
                     in_order = bound["opt"] < bound["loss_scale_manager"]
                     arguments = [inner, *converted] if in_order else [*converted, inner]
-                    return Written(names.WRAPPER, arguments, (manager.func,))
-        return _unchanged(call, _FACES[names.CONTRIB])
+                    return Written(table.WRAPPER, arguments, (manager.func,))
+        return _unchanged(call, _FACES[table.CONTRIB])
 
     def _graph_rewrite(self, call: cst.Call) -> Written:
         """A wrapper if the optimizer is surely one of Keras; the option that turns the rewrite on is the planner's."""
-        bound = bind(call.args, SIGNATURES[names.GRAPH_REWRITE])
-        face = _unchanged(call, f"{names.LEGACY_MODULE}.enable_mixed_precision_graph_rewrite")
+        bound = bind(call.args, SIGNATURES[table.GRAPH_REWRITE])
+        face = _unchanged(call, f"{table.LEGACY_MODULE}.enable_mixed_precision_graph_rewrite")
         if bound is None or "opt" not in bound or self.kinds(call.args[bound["opt"]].value) != {KERAS_OPTIMIZER}:
             return face
         if "loss_scale" not in bound:
-            return Written(names.WRAPPER, [_inner(call, bound["opt"])])
+            return Written(table.WRAPPER, [_inner(call, bound["opt"])])
         wrapped = self._wrapped(call, bound["opt"], bound["loss_scale"])
-        return wrapped if wrapped.target == names.WRAPPER else face
+        return wrapped if wrapped.target == table.WRAPPER else face
 
     # Objects. ---------------------------------------------------------------------------------------------------
 
@@ -253,7 +254,7 @@ class Calls:
             return False
         dotted = self._resolver.dotted(expression.func)
         return any(d.endswith(("mixed_precision.global_policy", "experimental.global_policy")) for d in dotted) or (
-            {old.new for _, old in self._resolver.meaning(expression.func).old} == {f"{names.KERAS}.global_policy"}
+            {old.new for _, old in self._resolver.meaning(expression.func).old} == {f"{table.KERAS}.global_policy"}
         )
 
     def is_compile(self, call: cst.Call) -> bool:
@@ -294,28 +295,28 @@ class Calls:
 
     def _is_wrapper(self, cls: cst.BaseExpression) -> bool:
         meaning = self._resolver.meaning(cls)
-        return bool(meaning.old) and meaning.roles <= {names.STABLE, names.EXPERIMENTAL, names.OURS}
+        return bool(meaning.old) and meaning.roles <= {table.STABLE, table.EXPERIMENTAL, table.OURS}
 
     def _kinds_of_call(self, call: cst.Call) -> set[str]:
         meaning = self._resolver.meaning(call.func)
         if self.is_global_policy(call):
             return {POLICY}
         if meaning.old and meaning.sure:
-            if meaning.roles <= {names.POLICY}:
+            if meaning.roles <= {table.POLICY}:
                 return {POLICY}
-            if meaning.roles <= {*names.WRAPPERS, names.GRAPH_REWRITE}:
+            if meaning.roles <= {*names.WRAPPERS, table.GRAPH_REWRITE}:
                 try:
                     target = self.written(call, meaning).target
                 except Unprovable:
                     return {LEFT}
-                return {FACE if target in names.FACES.values() else WRAPPER}
+                return {FACE if target in table.FACES.values() else WRAPPER}
             return {OTHER}
         dotted = self._resolver.dotted(call.func)
         made = call.func.value if m.matches(call.func, _FROM_CONFIG) else None
         made = call.args[0].value if dotted == {"typing.cast"} and call.args else made
         if names.HELPER in dotted or (made and self._is_wrapper(made)):
             return {WRAPPER}
-        if (dotted and dotted <= set(names.FACES.values())) or self._is_partial_of_old_class(call.func):
+        if (dotted and dotted <= set(table.FACES.values())) or self._is_partial_of_old_class(call.func):
             return {FACE}
         if UNKNOWN in dotted:
             return {OTHER} if self._is_own_class(call.func) else self._kinds_of_returned(call.func)
@@ -333,7 +334,7 @@ class Calls:
             is_partial = isinstance(value, cst.Call) and self._resolver.dotted(value.func) == {"functools.partial"}
             first = value.args[:1] if is_partial and isinstance(value, cst.Call) else ()
             roles |= self._resolver.meaning(first[0].value).roles if first else {UNKNOWN}
-        return roles == {names.EXPERIMENTAL}
+        return roles == {table.EXPERIMENTAL}
 
     def _kinds_of_returned(self, func: cst.BaseExpression) -> set[str]:
         """Return the kind of object that a function of this file returns."""

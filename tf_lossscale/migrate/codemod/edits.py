@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import libcst as cst
 
+from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names, report
 from tf_lossscale.migrate.codemod.arguments import code
 from tf_lossscale.migrate.codemod.resolve import Resolver
@@ -79,7 +80,7 @@ class Edits:
         if not isinstance(node, cst.Name) or node.value in self.pinned:
             return
         canonical = {names.canonical(dotted) for dotted in self._resolver.dotted(node)}
-        if canonical & {*names.OLD, *names.EMPTIED}:
+        if canonical & {*table.OLD, *names.EMPTIED}:
             self.pinned.add(node.value)
             for value in self._resolver.values(node):
                 if isinstance(value, (cst.Name, cst.Attribute)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import libcst as cst
 from libcst.metadata import GlobalScope, ImportAssignment
 
+from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names
 from tf_lossscale.migrate.codemod.edits import Edits, Import
 from tf_lossscale.migrate.codemod.project import join
@@ -59,7 +60,7 @@ class ImportPlanner(cst.BatchableCSTVisitor):
             dotted = alias.evaluated_name
             if alias.asname:
                 self._decide(node, alias, dotted, alias.evaluated_alias or "", True)
-            elif names.canonical(dotted) in names.MODULES or names.canonical(dotted).startswith(_GONE):
+            elif names.canonical(dotted) in table.MODULES or names.canonical(dotted).startswith(_GONE):
                 self._put(node, alias, [Import(dotted.split(".", 1)[0])])
 
     def _decide(self, node: cst.CSTNode, alias: cst.ImportAlias, dotted: str, bound: str, renamed: bool) -> None:
@@ -68,7 +69,7 @@ class ImportPlanner(cst.BatchableCSTVisitor):
         if names.is_kept(dotted):
             self._edits.notice(node, f"{alias.evaluated_name} {names.STILL_THERE}")
             return
-        is_lost = new is None and name not in names.OLD and name not in names.EMPTIED
+        is_lost = new is None and name not in table.OLD and name not in names.EMPTIED
         is_private = name.rsplit(".", 1)[0] in names.PRIVATE
         if is_lost and not is_private and not name.startswith(_GONE):
             if names.in_unused_copy(dotted):
@@ -110,15 +111,15 @@ class ImportPlanner(cst.BatchableCSTVisitor):
         return not standalone or self._resolver.imports_tensorflow
 
     def _new(self, dotted: str, name: str, bound: str) -> Import | None:
-        old = names.OLD.get(name)
+        old = table.OLD.get(name)
         if old is None and names.in_unused_copy(dotted) and name in names.CURRENT:
             target = name
-        elif old is None and name not in names.MODULES:
+        elif old is None and name not in table.MODULES:
             return None
         elif old is None:
-            target = names.MODULES[name]
-        elif old.role == names.EXPERIMENTAL:
-            target = names.WRAPPER
+            target = table.MODULES[name]
+        elif old.role == table.EXPERIMENTAL:
+            target = table.WRAPPER
         else:
             target = old.new
         if target.startswith("keras."):
@@ -130,9 +131,9 @@ class ImportPlanner(cst.BatchableCSTVisitor):
 
     def _star(self, node: cst.ImportFrom, star: cst.ImportStar, module: str) -> None:
         name = names.canonical(module)
-        if names.MODULES.get(name) == _MIXED_PRECISION or (name == _MIXED_PRECISION and names.in_unused_copy(module)):
+        if table.MODULES.get(name) == _MIXED_PRECISION or (name == _MIXED_PRECISION and names.in_unused_copy(module)):
             self._put(node, star, [Import(f"{_library(module)}.mixed_precision", "*")])
-        elif name in names.MODULES or (name in names.EMPTIED and name != _MIXED_PRECISION):
+        elif name in table.MODULES or (name in names.EMPTIED and name != _MIXED_PRECISION):
             self._put(node, star, [])
 
     def _put(self, statement: cst.CSTNode, alias: cst.CSTNode, new: list[Import]) -> None:

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, cast
 
+from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names
 from tf_lossscale.migrate.codemod.report import NOTICE, Finding
 
@@ -25,7 +26,7 @@ _IPYTHON = re.compile(r"\s*[%!?]|.*\?\s*$|\s*[\w.,\s\[\]]+=\s*[%!]")
 # Cell magics of which the other lines are Python.
 _OF_PYTHON = re.compile(r"%%(time|timeit|capture|prun|debug|mypy)\b")
 _WORD = re.compile(r"[^\W\d]\w*")
-_OLD = {"mixed_precision", *(name.rsplit(".", 1)[1] for name in names.OLD if not name.endswith(".get"))}
+_OLD = {"mixed_precision", *(name.rsplit(".", 1)[1] for name in table.OLD if not name.endswith(".get"))}
 _LEFT = "lines of IPython's own syntax are not changed. An old name in it has to be replaced by hand."
 _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\r\n]*")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import libcst as cst
 import libcst.matchers as m
 
+from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import calls as kinds
 from tf_lossscale.migrate.codemod import names
 from tf_lossscale.migrate.codemod.arguments import code, number, text
@@ -120,7 +121,7 @@ class ObjectPlanner(cst.BatchableCSTVisitor):
             self._lacks(node, tested, f"has no {text(what)}")
 
     def _compared(self, node: cst.CSTNode, tested: cst.BaseExpression, what: cst.BaseExpression) -> None:
-        if self._resolver.meaning(what).roles & {names.STABLE, names.EXPERIMENTAL}:
+        if self._resolver.meaning(what).roles & {table.STABLE, table.EXPERIMENTAL}:
             self._lacks(node, tested, "is no instance of this class")
 
     def _lacks(self, node: cst.CSTNode, tested: cst.BaseExpression, what: str) -> None:
@@ -248,7 +249,7 @@ class ObjectPlanner(cst.BatchableCSTVisitor):
         value = self._resolver.value_assigned_to(node)
         dotted = self._resolver.dotted(value.func) if isinstance(value, cst.Call) else set()
         is_tensor = any(
-            names.canonical(d).startswith("tensorflow.") and names.canonical(d) not in names.OLD for d in dotted
+            names.canonical(d).startswith("tensorflow.") and names.canonical(d) not in table.OLD for d in dotted
         )
         if is_tensor or (value is not None and number(value) is not None):
             self._edits.todo(node, f"{_TAKES}, not a number or tensor.")

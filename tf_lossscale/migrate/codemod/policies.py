@@ -9,6 +9,7 @@ from __future__ import annotations
 import libcst as cst
 from libcst.helpers import get_full_name_for_node
 
+from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import calls as kinds
 from tf_lossscale.migrate.codemod import names
 from tf_lossscale.migrate.codemod.arguments import (
@@ -68,11 +69,11 @@ class PolicyPlanner(cst.BatchableCSTVisitor):
 
     def visit_Call(self, node: cst.Call) -> None:
         meaning = self._resolver.meaning(node.func)
-        if meaning.roles & {names.POLICY, names.KERAS_FUNCTION}:
+        if meaning.roles & {table.POLICY, table.KERAS_FUNCTION}:
             self._inferred(node)
-        if meaning.old and meaning.roles <= {names.POLICY}:
-            bound = bind(node.args, SIGNATURES[names.POLICY])
-            if bound and len(bound) == len(SIGNATURES[names.POLICY]):
+        if meaning.old and meaning.roles <= {table.POLICY}:
+            bound = bind(node.args, SIGNATURES[table.POLICY])
+            if bound and len(bound) == len(SIGNATURES[table.POLICY]):
                 self._policies.append((node, node.args[bound["name"]].value, bound["loss_scale"]))
         elif meaning.roles & set(names.WRAPPERS):
             self._wraps = True
@@ -196,7 +197,7 @@ class RefusalPlanner(cst.BatchableCSTVisitor):
     def visit_Call(self, node: cst.Call) -> None:
         self._named_by_string(node)
         meaning = self._resolver.meaning(node.func)
-        if not meaning.roles & {*names.WRAPPERS, names.GRAPH_REWRITE}:
+        if not meaning.roles & {*names.WRAPPERS, table.GRAPH_REWRITE}:
             return
         try:
             written = self._calls.written(node, meaning)
@@ -215,6 +216,6 @@ class RefusalPlanner(cst.BatchableCSTVisitor):
         if name and self._resolver.is_shim(node, name):
             return
         full = {names.canonical(f"{dotted}.{name}") for dotted in self._resolver.dotted(module)}
-        new = {names.FACES.get(old.role, old.new) for d in full if (old := names.OLD.get(d)) and old.new != d}
+        new = {table.FACES.get(old.role, old.new) for d in full if (old := table.OLD.get(d)) and old.new != d}
         if new:
             self._edits.refuse(node, f"{name} is named by a string. It is {' or '.join(sorted(new))} now.", module)

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names
 
 UNKNOWN = "?"
@@ -336,7 +337,7 @@ def tail(path: str) -> str:
 
 def _has_old_name(exported: dict[str, list[str]]) -> bool:
     canonical = {names.canonical(meaning) for meanings in exported.values() for meaning in meanings}
-    return not canonical.isdisjoint(names.OLD) or not canonical.isdisjoint(names.MODULES)
+    return not canonical.isdisjoint(table.OLD) or not canonical.isdisjoint(table.MODULES)
 
 
 def leads_to_old(dotted: str) -> bool:
@@ -352,4 +353,4 @@ def leads_to_old(dotted: str) -> bool:
         True if so.
     """
     name = names.canonical(dotted)
-    return name in names.OLD or name in names.LEADING or name in ("tensorflow.compat", "tensorflow.compat.v1")
+    return name in ("tensorflow.compat", "tensorflow.compat.v1") or names.is_beginning(name)

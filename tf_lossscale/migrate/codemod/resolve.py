@@ -12,6 +12,7 @@ import libcst.matchers as m
 from libcst.helpers import get_full_name_for_node
 from libcst.metadata import ClassScope, ImportAssignment
 
+from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names
 from tf_lossscale.migrate.codemod.project import UNKNOWN, Around, Known, join, leads_to_old
 from tf_lossscale.migrate.codemod.tree import Tree
@@ -23,7 +24,7 @@ LIBRARIES = {"tf": "tensorflow", "tensorflow": "tensorflow", "keras": "keras", "
 class Meaning(NamedTuple):
     """The possible meanings of an expression."""
 
-    old: tuple[tuple[str, names.Old], ...]  # (dotted name, entry of the table)
+    old: tuple[tuple[str, table.Old], ...]  # (dotted name, entry of the table)
     sure: bool  # False if it may be something else as well
 
     @property
@@ -64,7 +65,7 @@ class Resolver(Tree):
         dotted = self.dotted(expression)
         if not self.imports_tensorflow and any(_on_any_backend(d) for d in dotted):
             return Meaning((), False)
-        old = [(d, names.OLD[names.canonical(d)]) for d in sorted(dotted) if names.canonical(d) in names.OLD]
+        old = [(d, table.OLD[names.canonical(d)]) for d in sorted(dotted) if names.canonical(d) in table.OLD]
         # What else it may be within the same libraries does not exist there: `mp` is one of two modules, say.
         sure = all(names.canonical(d).startswith(("keras.", "tensorflow.", "tf_lossscale.")) for d in dotted)
         return Meaning(tuple(old), sure)
@@ -73,7 +74,7 @@ class Resolver(Tree):
     def uses_old_api(self) -> bool:
         """Whether an old class of wrappers is named anywhere in the module."""
         return any(
-            self.meaning(node).roles & {names.STABLE, names.EXPERIMENTAL, names.CONTRIB, names.GRAPH_REWRITE}
+            self.meaning(node).roles & {table.STABLE, table.EXPERIMENTAL, table.CONTRIB, table.GRAPH_REWRITE}
             for node in self.scopes
             # Scopes also know the names within annotations that are strings; those are not in the tree.
             if isinstance(node, (cst.Name, cst.Attribute)) and node in self.parents
@@ -83,8 +84,8 @@ class Resolver(Tree):
     def uses_an_old_name(self) -> bool:
         """Whether any name of the table stands in the module, but for our own."""
         return any(
-            self.meaning(node).roles - {names.OURS}
-            or {names.canonical(d) for d in self.dotted(node)} & names.MODULES.keys()
+            self.meaning(node).roles - {table.OURS}
+            or {names.canonical(d) for d in self.dotted(node)} & table.MODULES.keys()
             for node in self.scopes
             if isinstance(node, (cst.Name, cst.Attribute)) and node in self.parents
         )
@@ -425,7 +426,7 @@ class _Collector(cst.CSTVisitor):
 
 
 def _on_any_backend(dotted: str) -> bool:
-    return dotted.startswith("keras.") and names.canonical(dotted) in names.OLD and "experimental" not in dotted
+    return dotted.startswith("keras.") and names.canonical(dotted) in table.OLD and "experimental" not in dotted
 
 
 def module_of(statement: cst.ImportFrom) -> str:

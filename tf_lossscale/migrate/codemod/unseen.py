@@ -8,6 +8,7 @@ import libcst as cst
 import libcst.matchers as m
 from libcst.helpers import get_full_name_for_node
 
+from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names
 from tf_lossscale.migrate.codemod.arguments import text
 from tf_lossscale.migrate.codemod.edits import Edits
@@ -15,7 +16,7 @@ from tf_lossscale.migrate.codemod.project import leads_to_old
 from tf_lossscale.migrate.codemod.resolve import LIBRARIES, Resolver
 
 # The last parts of the old names.
-_SHORT = {name.rsplit(".", 1)[1] for name in names.OLD}
+_SHORT = {name.rsplit(".", 1)[1] for name in table.OLD}
 _IN_A_STRING = re.compile(
     r"[\w.]*mixed_precision\.(experimental(\.\w+)*|LossScaleOptimizer|set_policy)"
     r"|tensorflow\.contrib\.mixed_precision[\w.]*"
@@ -83,18 +84,18 @@ class UnseenPlanner(cst.BatchableCSTVisitor):
         if name is None or name.split(".", 1)[0] not in LIBRARIES:
             return
         root = name.split(".", 1)[0]
-        old = names.OLD.get(names.canonical(LIBRARIES[root] + name[len(root) :]))
-        if old is None or (old.role == names.POLICY and "experimental" not in name):
+        old = table.OLD.get(names.canonical(LIBRARIES[root] + name[len(root) :]))
+        if old is None or (old.role == table.POLICY and "experimental" not in name):
             return
         dotted = self._resolver.dotted(node)
         if name in dotted and root == "keras" and not self._resolver.imports_tensorflow:
             self._edits.notice(node, "this file does not import TensorFlow, so keras may run on another backend.")
         elif all(not leads_to_old(d) for d in dotted):
-            change = "is Keras 3's own class today" if old.role == names.STABLE else "is gone"
+            change = "is Keras 3's own class today" if old.role == table.STABLE else "is gone"
             self._edits.todo(
                 node,
                 f"it cannot be seen what {root} is here. If it is TensorFlow's, this name {change}: use "
-                f"{names.FACES.get(old.role, old.new)}.",
+                f"{table.FACES.get(old.role, old.new)}.",
             )
 
     def visit_SimpleString(self, node: cst.SimpleString) -> None:
