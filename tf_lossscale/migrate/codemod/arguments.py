@@ -143,31 +143,39 @@ def scale_arguments(
     if kind not in ("FixedLossScale", "DynamicLossScale") or not isinstance(expression, cst.Call):
         return None
     bound = bind(expression.args, SIGNATURES[kind])
-    if bound is None or (kind == "FixedLossScale" and not bound) or has_comment(expression):
+    if bound is None or has_comment(expression):
         return None
-    values = {name: expression.args[index].value for name, index in bound.items()}
-    written_out = [number(value) for value in values.values()]
-    if any(value is not None and value <= 0 for value in written_out):
+    given = {name: expression.args[index].value for name, index in bound.items()}
+    if any((value := number(each)) is not None and value <= 0 for each in given.values()):
         return None
-    if kind == "FixedLossScale":
-        return [("dynamic", "False"), ("initial_scale", values["loss_scale_value"])], [expression.func]
+    written = _fixed(given) if kind == "FixedLossScale" else _dynamic(given)
+    return None if written is None else (written, [expression.func])
+
+
+def _fixed(given: dict[str, cst.BaseExpression]) -> list[Argument] | None:
+    """Return the new arguments for those of a FixedLossScale."""
+    return [("dynamic", "False"), ("initial_scale", given["loss_scale_value"])] if given else None
+
+
+def _dynamic(given: dict[str, cst.BaseExpression]) -> list[Argument] | None:
+    """Return the new arguments for those of a DynamicLossScale."""
     written: list[Argument] = []
-    if "initial_loss_scale" in values:
-        written.append(("initial_scale", values["initial_loss_scale"]))
-    if "increment_period" in values:
-        period = number(values["increment_period"])
+    if "initial_loss_scale" in given:
+        written.append(("initial_scale", given["initial_loss_scale"]))
+    if "increment_period" in given:
+        period = number(given["increment_period"])
         if period is not None and period != int(period):
             return None
-        written.append(("dynamic_growth_steps", values["increment_period"]))
-    if "multiplier" in values:
-        factor = number(values["multiplier"])
+        written.append(("dynamic_growth_steps", given["increment_period"]))
+    if "multiplier" in given:
+        multiplier = given["multiplier"]
+        factor = number(multiplier)
         if factor is None or factor <= 1:
             return None
         if factor != 2:
-            multiplier = values["multiplier"]
             shown = code(multiplier) if isinstance(multiplier, (cst.Integer, cst.Float)) else f"({code(multiplier)})"
             written += [("growth_factor", multiplier), ("backoff_factor", f"1 / {shown}")]
-    return written, [expression.func]
+    return written
 
 
 def manager_arguments(expression: cst.Call) -> list[Argument] | None:

@@ -39,6 +39,8 @@ _FACES = {
     table.EXPERIMENTAL: table.FACES[table.EXPERIMENTAL],
     table.CONTRIB: table.FACES[table.CONTRIB],
 }
+# Constructors whose result is surely not a wrapper yet.
+_LIBRARY_OPTIMIZERS = (("keras.optimizers.", KERAS_OPTIMIZER), ("tensorflow.train.", V1_OPTIMIZER))
 _FROM_CONFIG = m.Attribute(attr=m.Name("from_config"))
 
 
@@ -302,15 +304,7 @@ class Calls:
         if self.is_global_policy(call):
             return {POLICY}
         if meaning.old and meaning.sure:
-            if meaning.roles <= {table.POLICY}:
-                return {POLICY}
-            if meaning.roles <= {*names.WRAPPERS, table.GRAPH_REWRITE}:
-                try:
-                    target = self.written(call, meaning).target
-                except Unprovable:
-                    return {LEFT}
-                return {FACE if target in table.FACES.values() else WRAPPER}
-            return {OTHER}
+            return {self._kind_of_old(call, meaning)}
         dotted = self._resolver.dotted(call.func)
         made = call.func.value if m.matches(call.func, _FROM_CONFIG) else None
         made = call.args[0].value if dotted == {"typing.cast"} and call.args else made
@@ -321,11 +315,20 @@ class Calls:
         if UNKNOWN in dotted:
             return {OTHER} if self._is_own_class(call.func) else self._kinds_of_returned(call.func)
         canonical = {names.canonical(d) for d in dotted}
-        if all(d.startswith(names.KERAS_OPTIMIZERS) for d in canonical):
-            return {KERAS_OPTIMIZER}
-        if all(d.startswith(names.V1_OPTIMIZERS) for d in canonical):
-            return {V1_OPTIMIZER}
-        return {UNKNOWN}
+        of_library = [kind for prefix, kind in _LIBRARY_OPTIMIZERS if all(d.startswith(prefix) for d in canonical)]
+        return {of_library[0]} if of_library else {UNKNOWN}
+
+    def _kind_of_old(self, call: cst.Call, meaning: Meaning) -> str:
+        """The kind of object that a call of an old name makes."""
+        if meaning.roles <= {table.POLICY}:
+            return POLICY
+        if not meaning.roles <= {*names.WRAPPERS, table.GRAPH_REWRITE}:
+            return OTHER
+        try:
+            target = self.written(call, meaning).target
+        except Unprovable:
+            return LEFT
+        return FACE if target in table.FACES.values() else WRAPPER
 
     def _is_partial_of_old_class(self, func: cst.BaseExpression) -> bool:
         """Return whether a variable holds `functools.partial(LossScaleOptimizer, ...)`, with the old arguments."""

@@ -122,10 +122,6 @@ HOOKS = (
 # Those that tf_lossscale does not have.
 GONE_HOOKS = {*HOOKS} - {"_compute_gradients", "_get_gradients"}
 
-# Constructors whose result is surely not a wrapper yet.
-KERAS_OPTIMIZERS = ("keras.optimizers.",)
-V1_OPTIMIZERS = ("tensorflow.train.",)
-
 # Parts of old names that stand for many of them.
 _PARTS = ("mixed_precision", "LossScale", "training.experimental")
 # A file without any of these words, and of the other old names, has no old name and no comment of an earlier run.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import libcst as cst
 import libcst.matchers as m
 from libcst.metadata import ClassScope
@@ -208,15 +210,17 @@ class Planner(cst.CSTVisitor):
         dotted = {names.canonical(d) for d in self._resolver.dotted(node) if d != UNKNOWN}
         if dotted & table.MODULES.keys():
             return self._module(node, dotted)
-        owners = {d.rpartition(".")[0] for d in dotted}
+        return self._without_counterpart(node, {d.rpartition(".")[0] for d in dotted})
+
+    def _without_counterpart(self, node: cst.Attribute, owners: set[str]) -> bool:
+        """Report a name that is not in the table, of a module that is gone or private."""
         if isinstance(node.value, cst.Name) and owners and owners <= table.MODULES.keys() - table.OLD.keys():
             self._edits.todo(node, f"{code(node)} has no counterpart.")
             return False
-        if any(d.rsplit(".", 1)[0] in names.PRIVATE for d in dotted):
-            if all(map(names.is_kept, self._resolver.dotted(node))):
-                self._edits.notice(node, f"{code(node)} {names.STILL_THERE}")
-            else:
-                self._edits.todo(node, f"{code(node)} is private and has no counterpart.")
+        if owners & names.PRIVATE and all(map(names.is_kept, self._resolver.dotted(node))):
+            self._edits.notice(node, f"{code(node)} {names.STILL_THERE}")
+        elif owners & names.PRIVATE:
+            self._edits.todo(node, f"{code(node)} is private and has no counterpart.")
         return True
 
     def _is_in_unused_copy(self, node: cst.Attribute) -> bool:
@@ -408,25 +412,42 @@ class Planner(cst.CSTVisitor):
         outer = self._resolver.parents[node]
         while isinstance(outer, (cst.IfExp, cst.BooleanOperation)):
             outer = self._resolver.parents[outer]
-        if isinstance(outer, cst.Arg):
-            call = self._resolver.parents[outer]
-            asks = isinstance(call, cst.Call) and any(self._resolver.is_builtin(call.func, f) for f in _ASKING)
-            if asks and len(call.args) > 1 and text(call.args[1].value) is not None:
-                return
-        elif isinstance(outer, cst.Return):
-            function = self._resolver.enclosing(outer, cst.FunctionDef)
-            if isinstance(function, cst.FunctionDef) and not function.decorators and not _must_be_given(function):
-                return
-        elif isinstance(outer, cst.Element):
-            statement = self._resolver.parents[self._resolver.parents[outer]]
-            if isinstance(statement, cst.Assign) and isinstance(statement.targets[0].target, (cst.Tuple, cst.List)):
-                return
-        elif isinstance(outer, cst.Assign):
-            if not isinstance(outer.targets[0].target, cst.Subscript):
-                return
-        elif not isinstance(outer, _LOSING):
-            return
-        self._edits.notice(node, _NOT_FOLLOWED)
+        is_followed = _FOLLOWED.get(type(outer))
+        if isinstance(outer, _LOSING) or (is_followed and not is_followed(self._resolver, outer)):
+            self._edits.notice(node, _NOT_FOLLOWED)
+
+
+def _asks(resolver: Resolver, argument: cst.CSTNode) -> bool:
+    """`hasattr(module, "name")` and `getattr`."""
+    call = resolver.parents[argument]
+    is_asking = isinstance(call, cst.Call) and any(resolver.is_builtin(call.func, name) for name in _ASKING)
+    return is_asking and len(call.args) > 1 and text(call.args[1].value) is not None
+
+
+def _is_returned_to_callers(resolver: Resolver, statement: cst.CSTNode) -> bool:
+    """`return module` in a function that is called without arguments."""
+    function = resolver.enclosing(statement, cst.FunctionDef)
+    return isinstance(function, cst.FunctionDef) and not function.decorators and not _must_be_given(function)
+
+
+def _is_unpacked(resolver: Resolver, element: cst.CSTNode) -> bool:
+    """`a, b = module, other`."""
+    statement = resolver.parents[resolver.parents[element]]
+    return isinstance(statement, cst.Assign) and isinstance(statement.targets[0].target, _SEVERAL)
+
+
+def _has_a_name(resolver: Resolver, statement: cst.CSTNode) -> bool:
+    """`name = module`, and no `table["key"] = module`."""
+    return isinstance(statement, cst.Assign) and not isinstance(statement.targets[0].target, cst.Subscript)
+
+
+#: Where a module can stand -> whether it is followed from there.
+_FOLLOWED: dict[type[cst.CSTNode], Callable[[Resolver, cst.CSTNode], bool]] = {
+    cst.Arg: _asks,
+    cst.Return: _is_returned_to_callers,
+    cst.Element: _is_unpacked,
+    cst.Assign: _has_a_name,
+}
 
 
 def _must_be_given(function: cst.FunctionDef) -> bool:
