@@ -10,7 +10,6 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 import libcst as cst
-import libcst.matchers as m
 
 from tf_lossscale.migrate.codemod.calls import Calls
 from tf_lossscale.migrate.codemod.edits import MARK, Edits
@@ -21,7 +20,7 @@ from tf_lossscale.migrate.codemod.policies import PolicyPlanner, RefusalPlanner
 from tf_lossscale.migrate.codemod.project import Around, Known
 from tf_lossscale.migrate.codemod.report import REWRITTEN, TODO, Finding
 from tf_lossscale.migrate.codemod.resolve import Resolver
-from tf_lossscale.migrate.codemod.rewrite import Rewriter, loses_comments
+from tf_lossscale.migrate.codemod.rewrite import Rewriter, comments, loses_comments
 from tf_lossscale.migrate.codemod.strategies import StrategyPlanner
 from tf_lossscale.migrate.codemod.unseen import UnseenPlanner
 
@@ -98,26 +97,26 @@ def one_pass(
     new = resolver.module.visit(rewriter) if edits.any() else module
     result = new.bytes
     if result != source:
-        if loses_comments(module, new):
+        if loses_comments(source, result):
             raise ValueError("is left as it was, because the rewrite would lose a comment. Please report this")
         wrong = _as_python_says_it(result)
         if wrong is not None:
             raise ValueError(
                 f"is left as it was, because the rewrite would not parse: {_first_line(wrong)}. Please report this"
             )
-    findings = (*sorted(edits.findings), *_left_by_an_earlier_run(resolver, edits))
+    findings = (*sorted(edits.findings), *_left_by_an_earlier_run(source, edits))
     return Outcome(result, findings, is_settled=not rewriter.joined)
 
 
-def _left_by_an_earlier_run(resolver: Resolver, edits: Edits) -> list[Finding]:
+def _left_by_an_earlier_run(source: bytes, edits: Edits) -> list[Finding]:
     """Return the TODOs in comments of the file that were not found again."""
     found = {finding.reason for finding in edits.findings if finding.kind == TODO}
     findings = []
-    for comment in m.findall(resolver.module, m.Comment()):
-        if comment.value.startswith(MARK):
-            reason = comment.value[len(MARK) :].strip()
+    for comment in comments(source):
+        if comment.string.startswith(MARK):
+            reason = comment.string[len(MARK) :].strip()
             if not any(known and known.startswith(reason) for known in found):
-                findings.append(Finding(*resolver.start(comment), TODO, comment.value, reason=reason))
+                findings.append(Finding(*comment.start, TODO, comment.string, reason=reason))
     return sorted(findings)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import collections
+import io
 import textwrap
+import tokenize
 from collections.abc import Sequence
 from typing import Any
 
@@ -179,7 +182,6 @@ class Rewriter(cst.CSTTransformer):
         return updated_node.with_changes(body=[*updated_node.body[:at], line, *updated_node.body[at:]])
 
 
-_ATTRIBUTE = m.Attribute(m.Name("tf_lossscale"))
 _REMOVED = cst.Pass()
 _IPYTHON_LINE = m.SimpleStatementLine([m.Expr(m.Name(m.MatchIfTrue(lambda name: name.startswith(IPYTHON))))])
 
@@ -189,16 +191,22 @@ def _comments(*nodes: cst.CSTNode) -> collections.Counter[str]:
     return collections.Counter(cst.ensure_type(comment, cst.Comment).value for comment in found)
 
 
-def loses_comments(old: cst.Module, new: cst.Module) -> bool:
-    """Return whether a comment of the old module is not in the new one."""
-    return bool(_comments(old) - _comments(new))
+def comments(source: bytes) -> list[tokenize.TokenInfo]:
+    """Return the comments of a file, with their places."""
+    tokens = tokenize.tokenize(io.BytesIO(source).readline)
+    return [token for token in tokens if token.type == tokenize.COMMENT]
+
+
+def loses_comments(old: bytes, new: bytes) -> bool:
+    """Return whether a comment of the old source is not in the new one."""
+    before, after = (collections.Counter(token.string for token in comments(source)) for source in (old, new))
+    return bool(before - after)
 
 
 def _mentions_package(module: cst.Module) -> bool:
     """Return whether `tf_lossscale.something` stands in a module, outside of imports."""
-    imports = m.findall(module, m.Import() | m.ImportFrom())
-    imported = [node for statement in imports for node in m.findall(statement, _ATTRIBUTE)]
-    return len(m.findall(module, _ATTRIBUTE)) > len(imported)
+    attributes = [node for node in ast.walk(ast.parse(module.bytes)) if isinstance(node, ast.Attribute)]
+    return any(isinstance(each.value, ast.Name) and each.value.id == "tf_lossscale" for each in attributes)
 
 
 def _wrapped(reason: str) -> list[str]:
