@@ -136,8 +136,10 @@ class ObjectPlanner(cst.BatchableCSTVisitor):
             return False
         if isinstance(expression, cst.Name):
             reaching = [getattr(a, "node", None) for a in self._resolver.reaching(expression)]
-            if any(isinstance(node, cst.Param) for node in reaching):
-                return expression.value != "self" and self._resolver.uses_old_api
+            parameters = [node for node in reaching if isinstance(node, cst.Param)]
+            if parameters:
+                is_own = any(map(self._is_given_a_wrapper, parameters))
+                return expression.value != "self" and self._resolver.uses_old_api and not is_own
         elif not isinstance(expression, cst.Attribute) or expression.attr.value != "optimizer":
             return False
         values = [value for value in self._resolver.values(expression) if value is not None]
@@ -147,6 +149,22 @@ class ObjectPlanner(cst.BatchableCSTVisitor):
         found = any(self._may_be_compiled(value) for value in values)
         self._open.discard(expression)
         return found
+
+    def _is_given_a_wrapper(self, parameter: cst.Param) -> bool:
+        """Return whether a call in this file gives a function a wrapper for a parameter, by name or by place."""
+        function = self._resolver.enclosing(parameter, cst.FunctionDef)
+        if not isinstance(function, cst.FunctionDef):
+            return False
+        name = parameter.name.value
+        places = [index for index, other in enumerate(function.params.params) if other is parameter]
+        arguments = [
+            argument.value
+            for used in self._resolver.names.get(function.name.value, ())
+            if isinstance(call := self._resolver.parents.get(used), cst.Call) and call.func is used
+            for index, argument in enumerate(call.args)
+            if (argument.keyword.value == name if argument.keyword else index in places)
+        ]
+        return any(kinds.WRAPPER in self._calls.kinds(argument) for argument in arguments)
 
     def _is_of_model(self, expression: cst.BaseExpression) -> bool:
         """Return whether an expression is the optimizer of a model, which this file does not assign."""
