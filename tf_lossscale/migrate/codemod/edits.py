@@ -10,6 +10,7 @@ import libcst as cst
 from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names, report
 from tf_lossscale.migrate.codemod.arguments import code
+from tf_lossscale.migrate.codemod.calls import Calls
 from tf_lossscale.migrate.codemod.resolve import Resolver
 
 MARK = "# TODO(tf-lossscale):"
@@ -118,3 +119,19 @@ def with_parentheses_of(old: cst.CSTNode, new: cst.BaseExpression) -> cst.BaseEx
 def _short(shown: str, length: int = 200) -> str:
     shown = " ".join(shown.split())
     return shown if len(shown) <= length else shown[: length - 3] + "..."
+
+
+class Visitor(cst.BatchableCSTVisitor):
+    """One concern: goes through a module and fills its edits.
+
+    Args:
+        resolver: of the module.
+        calls: of the module.
+        edits: to be filled.
+    """
+
+    def __init__(self, resolver: Resolver, calls: Calls, edits: Edits):
+        super().__init__()
+        self._resolver = resolver
+        self._calls = calls
+        self._edits = edits

@@ -7,7 +7,8 @@ from libcst.metadata import GlobalScope, ImportAssignment
 
 from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names
-from tf_lossscale.migrate.codemod.edits import Edits, Import
+from tf_lossscale.migrate.codemod.calls import Calls
+from tf_lossscale.migrate.codemod.edits import Edits, Import, Visitor
 from tf_lossscale.migrate.codemod.project import join
 from tf_lossscale.migrate.codemod.resolve import Resolver, module_of
 
@@ -16,19 +17,18 @@ _MIXED_PRECISION = "keras.mixed_precision"
 _GONE = (f"{_MIXED_PRECISION}.experimental.", "tensorflow.contrib.mixed_precision.", "tensorflow.mixed_precision.")
 
 
-class ImportPlanner(cst.BatchableCSTVisitor):
+class ImportPlanner(Visitor):
     """Fills the edits of one module with those of its imports; the uses must have been planned.
 
     Args:
         resolver: of the module.
+        calls: of the module.
         edits: to be filled.
         requested: names that other files import from this one; "*" stands for any.
     """
 
-    def __init__(self, resolver: Resolver, edits: Edits, requested: set[str]):
-        super().__init__()
-        self._resolver = resolver
-        self._edits = edits
+    def __init__(self, resolver: Resolver, calls: Calls, edits: Edits, requested: set[str]):
+        super().__init__(resolver, calls, edits)
         self._statements: list[cst.Import | cst.ImportFrom] = []
         self._requested = requested | _listed_in_all(resolver.module)
 

@@ -85,13 +85,14 @@ def one_pass(
         raise ValueError("cannot be written back as it is: its bytes are not those of its text")
     resolver = Resolver(module, known, around)
     calls, edits = Calls(resolver), Edits(resolver)
-    resolver.visit_together(RefusalPlanner(resolver, calls, edits), PolicyPlanner(resolver, calls, edits))
-    resolver.visit(Planner(resolver, calls, edits))
+    of_module = resolver, calls, edits
+    resolver.visit_together(RefusalPlanner(*of_module), PolicyPlanner(*of_module))
+    resolver.visit(Planner(*of_module))
     resolver.visit_together(
-        ObjectPlanner(resolver, calls, edits),
-        StrategyPlanner(resolver, edits),
-        UnseenPlanner(resolver, edits),
-        ImportPlanner(resolver, edits, set(requested)),  # the last: which uses of a name remain is known now
+        ObjectPlanner(*of_module),
+        StrategyPlanner(*of_module),
+        UnseenPlanner(*of_module),
+        ImportPlanner(*of_module, set(requested)),  # the last: which uses of a name remain is known now
     )
     rewriter = Rewriter(edits)
     new = resolver.module.visit(rewriter) if edits.any() else module

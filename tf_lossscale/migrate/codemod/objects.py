@@ -10,7 +10,7 @@ from tf_lossscale.migrate.codemod import calls as kinds
 from tf_lossscale.migrate.codemod import names
 from tf_lossscale.migrate.codemod.arguments import code, number, text
 from tf_lossscale.migrate.codemod.calls import Calls, optimizer_of
-from tf_lossscale.migrate.codemod.edits import Edits, with_parentheses_of
+from tf_lossscale.migrate.codemod.edits import Edits, Visitor, with_parentheses_of
 from tf_lossscale.migrate.codemod.project import UNKNOWN
 from tf_lossscale.migrate.codemod.resolve import Resolver
 
@@ -29,20 +29,11 @@ _UPDATED = (
 _GIVE = "Give compile() a tf_lossscale.LossScaleOptimizer."
 
 
-class ObjectPlanner(cst.BatchableCSTVisitor):
-    """Fills the edits of one module with those of attributes.
-
-    Args:
-        resolver: of the module.
-        calls: of the module.
-        edits: to be filled.
-    """
+class ObjectPlanner(Visitor):
+    """Fills the edits of one module with those of attributes."""
 
     def __init__(self, resolver: Resolver, calls: Calls, edits: Edits):
-        super().__init__()
-        self._resolver = resolver
-        self._calls = calls
-        self._edits = edits
+        super().__init__(resolver, calls, edits)
         self._handled: set[cst.CSTNode] = set()
         self._open: set[cst.CSTNode] = set()
         self._said: set[tuple[cst.CSTNode | None, str]] = set()  # (function, optimizer)

@@ -12,7 +12,7 @@ from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names
 from tf_lossscale.migrate.codemod.arguments import COMMA, Written, code, rewritten, text
 from tf_lossscale.migrate.codemod.calls import Calls
-from tf_lossscale.migrate.codemod.edits import Edits, Now, with_parentheses_of
+from tf_lossscale.migrate.codemod.edits import Edits, Now, Visitor, with_parentheses_of
 from tf_lossscale.migrate.codemod.project import UNKNOWN
 from tf_lossscale.migrate.codemod.resolve import Meaning, Resolver
 
@@ -45,21 +45,12 @@ _OLDER = f"If the subclass is called with loss_scale, derive it from {table.FACE
 _CHOOSE = f"Write {table.WRAPPER} or {table.FACES[table.EXPERIMENTAL]}."
 
 
-class Planner(cst.CSTVisitor):
-    """Fills the edits of one module.
-
-    Args:
-        resolver: of the module.
-        calls: of the module.
-        edits: to be filled.
-    """
+class Planner(Visitor, cst.CSTVisitor):
+    """Fills the edits of one module."""
 
     def __init__(self, resolver: Resolver, calls: Calls, edits: Edits):
-        super().__init__()
-        self._resolver = resolver
-        self._edits = edits
+        super().__init__(resolver, calls, edits)
         self._handled: set[cst.CSTNode] = set()
-        self.calls = calls
 
     # Calls. -----------------------------------------------------------------------------------------------------
 
@@ -89,7 +80,7 @@ class Planner(cst.CSTVisitor):
         if roles == {table.GRAPH_REWRITE}:
             self._graph_rewrite(node, meaning)
             return
-        written = self.calls.written(node, meaning)
+        written = self._calls.written(node, meaning)
         self._write(node, written)
 
     def _write(self, node: cst.Call, written: Written) -> None:
@@ -115,7 +106,7 @@ class Planner(cst.CSTVisitor):
         )
 
     def _graph_rewrite(self, node: cst.Call, meaning: Meaning) -> None:
-        written = self.calls.written(node, meaning)
+        written = self._calls.written(node, meaning)
         statement = self._resolver.statement(node)
         option = self._option_line(node)
         alone = isinstance(statement, cst.SimpleStatementLine) and len(statement.body) == 1
@@ -302,7 +293,7 @@ class Planner(cst.CSTVisitor):
         is_base = isinstance(owner, cst.ClassDef) and any(base.value is node for base in owner.bases)
         if not is_base or not roles <= {table.STABLE, table.EXPERIMENTAL, table.OURS}:
             return None
-        is_old = self.calls.is_old_base(owner)
+        is_old = self._calls.is_old_base(owner)
         if is_old is None:
             self._edits.notice(node, f"{code(node)} is one of two classes here, and the newer one is taken. {_OLDER}")
         return table.FACES[table.EXPERIMENTAL] if is_old else table.WRAPPER

@@ -23,7 +23,7 @@ from tf_lossscale.migrate.codemod.arguments import (
     text,
 )
 from tf_lossscale.migrate.codemod.calls import Calls
-from tf_lossscale.migrate.codemod.edits import Edits
+from tf_lossscale.migrate.codemod.edits import Edits, Visitor
 from tf_lossscale.migrate.codemod.project import UNKNOWN
 from tf_lossscale.migrate.codemod.resolve import Resolver
 
@@ -47,20 +47,11 @@ _DOES_NOT_READ = (
 )
 
 
-class PolicyPlanner(cst.BatchableCSTVisitor):
-    """Fills the edits of one module with those of policies.
-
-    Args:
-        resolver: of the module.
-        calls: of the module.
-        edits: to be filled.
-    """
+class PolicyPlanner(Visitor):
+    """Fills the edits of one module with those of policies."""
 
     def __init__(self, resolver: Resolver, calls: Calls, edits: Edits):
-        super().__init__()
-        self._resolver = resolver
-        self._calls = calls
-        self._edits = edits
+        super().__init__(resolver, calls, edits)
         self._policies: list[tuple[cst.Call, cst.BaseExpression, int]] = []  # with the name, and loss_scale's index
         self._compiled: list[cst.Call] = []
         self._wraps = False
@@ -179,20 +170,8 @@ def _keyword(argument: cst.Arg) -> str | None:
     return argument.keyword.value if argument.keyword else None
 
 
-class RefusalPlanner(cst.BatchableCSTVisitor):
-    """Fills the edits of one module with the calls that cannot be proven equal to anything new.
-
-    Args:
-        resolver: of the module.
-        calls: of the module.
-        edits: to be filled.
-    """
-
-    def __init__(self, resolver: Resolver, calls: Calls, edits: Edits):
-        super().__init__()
-        self._resolver = resolver
-        self._calls = calls
-        self._edits = edits
+class RefusalPlanner(Visitor):
+    """Fills the edits of one module with the calls that cannot be proven equal to anything new."""
 
     def visit_Call(self, node: cst.Call) -> None:
         self._named_by_string(node)

@@ -11,9 +11,9 @@ from libcst.helpers import get_full_name_for_node
 from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names
 from tf_lossscale.migrate.codemod.arguments import text
-from tf_lossscale.migrate.codemod.edits import Edits
+from tf_lossscale.migrate.codemod.edits import Visitor
 from tf_lossscale.migrate.codemod.project import leads_to_old
-from tf_lossscale.migrate.codemod.resolve import LIBRARIES, Resolver
+from tf_lossscale.migrate.codemod.resolve import LIBRARIES
 
 # The last parts of the old names.
 _SHORT = {name.rsplit(".", 1)[1] for name in table.OLD}
@@ -27,18 +27,8 @@ _IMPORTED = re.compile(r"(tensorflow|tf_keras|keras)(\.[\w.]+)?\.mixed_precision
 _UNPACKED = "loss_scale is an argument of the old class only, and this tool does not see where the dict is unpacked."
 
 
-class UnseenPlanner(cst.BatchableCSTVisitor):
-    """Fills the edits of one module with comments and notices.
-
-    Args:
-        resolver: of the module.
-        edits: to be filled.
-    """
-
-    def __init__(self, resolver: Resolver, edits: Edits):
-        super().__init__()
-        self._resolver = resolver
-        self._edits = edits
+class UnseenPlanner(Visitor):
+    """Fills the edits of one module with comments and notices."""
 
     def visit_Attribute(self, node: cst.Attribute) -> None:
         self._out_of_sight(node)
