@@ -60,10 +60,7 @@ class ObjectPlanner(Visitor):
         owner = self._resolver.enclosing(node, cst.ClassDef)
         if isinstance(owner, cst.ClassDef) and m.findall(owner.body, m.FunctionDef(m.Name("train_step"))):
             return "Suspected because this class is a Keras model."
-        if self._resolver.around.compiles:
-            return "Suspected because another file calls compile()."
-        is_alone = self._resolver.around.compiles is None and not self._compiled
-        return "Suspected because the files that call compile() were not given." if is_alone else None
+        return None if self._compiled and not self._resolver.around.compiles else self._resolver.around.reason
 
     def visit_Attribute(self, node: cst.Attribute) -> None:
         if node not in self._handled and node.attr.value in _OF_WRAPPERS:

@@ -109,14 +109,16 @@ class PolicyPlanner(Visitor):
                 self._rewrite(policy, Written("", kept))
         for policy, name, index in self._policies:
             scaled = text(name) in (None, "mixed_float16") and code(policy.args[index].value) != "None"
-            compiled = bool(self._compiled) or self._resolver.around.compiles is not False
-            if (
-                compiled
-                and scaled
-                and (self._compiled or not self._wraps or self._is_argument(policy.args[index].value))
-            ):
+            is_suspect = bool(self._compiled) or (not self._wraps or self._is_argument(policy.args[index].value))
+            if scaled and is_suspect and (why := self._why_suspected()):
                 is_default = self._is_default((policy, name, index))
-                self._edits.notice(policy, _WRAPS if is_default else _DOES_NOT_READ)
+                self._edits.notice(policy, f"{_WRAPS if is_default else _DOES_NOT_READ} {why}")
+
+    def _why_suspected(self) -> str | None:
+        """Why compile() may wrap an optimizer under a policy of this file; None if the project compiles nothing."""
+        if self._compiled:
+            return f"Suspected because of compile() in line {self._resolver.start(self._compiled[0])[0]}."
+        return self._resolver.around.reason
 
     def _may_be_policy(self, expression: cst.BaseExpression) -> bool:
         """Return whether an object that is not known is a dtype policy by its name, in a file of the old API."""

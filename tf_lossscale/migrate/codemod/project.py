@@ -31,6 +31,13 @@ class Around(NamedTuple):
     wraps: bool = False  # whether one of them names a LossScaleOptimizer
     compiles: bool | None = None  # whether one of them calls `compile`; None if no other file was given
 
+    @property
+    def reason(self) -> str | None:
+        """Why another file's `compile` may have made an optimizer; None if none can."""
+        if self.compiles is None:
+            return "Suspected because the files that call compile() were not given."
+        return "Suspected because another file calls compile()." if self.compiles else None
+
 
 def read(source: str | bytes) -> Bindings:
     """Return the module-level bindings of a source file.
