@@ -97,7 +97,7 @@ def libraries(session, tensorflow):
 
 @nox.session(python="3.11")
 def libcst(session):
-    """Tests `tf-lossscale migrate`, which uses LibCST's internals, with the oldest LibCST that setup.cfg allows."""
+    """Tests `tf-lossscale migrate` with the oldest LibCST that setup.cfg allows."""
     session.install("tensorflow==2.21.*", "tf-keras==2.21.*", ".[migrate]", "libcst==1.1.0", *ALONE)
     session.run("python", "-m", "pytest", "-q", "tests/migrate/codemod", env={"PYTHONPATH": "."})
 

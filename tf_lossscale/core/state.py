@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -273,6 +274,19 @@ class DynamicLossScale(LossScale):
     @property
     def lowest(self) -> float | None:
         return self.rules.min_scale
+
+    # The names that TensorFlow 2.4 to 2.15 had, with the effect that an assignment is meant to have.
+    counter: Any = property(lambda self: self.good_steps, lambda self, value: self.good_steps.assign(value))
+    growth_steps: Any = property(
+        lambda self: self.rules.growth_steps, lambda self, value: self._change_rules(growth_steps=value)
+    )
+    multiplier: Any = property(
+        lambda self: self.rules.growth_factor,
+        lambda self, value: self._change_rules(growth_factor=value, backoff_factor=1 / value),
+    )
+
+    def _change_rules(self, **changes: Any) -> None:
+        self.rules = dataclasses.replace(self.rules, **changes).checked()
 
     def __call__(self) -> tf.Tensor:
         if vars(self).get("_restored"):

@@ -180,10 +180,17 @@ class LossScaleOptimizer(tf1.LossScaleOptimizer):
                     f"`loss_scale_manager` must have a method {method}(), but got: {loss_scale_manager!r}. "
                     "Derive it from tf_lossscale.legacy.LossScaleManager."
                 )
+        given = loss_scale_manager
         if not hasattr(loss_scale_manager, "as_loss_scale"):
             loss_scale_manager = _Managed(loss_scale_manager)
         families.release(opt)  # as TensorFlow 1 had it: each graph that a program builds may wrap it anew
         super().__init__(opt, loss_scale_manager=loss_scale_manager)
+        self.__dict__["_loss_scale_manager"] = given  # not an attribute that is tracked
+
+    @property
+    def _opt(self) -> Any:
+        """The inner optimizer, under the name that subclasses know."""
+        return self._optimizer
 
 
 class _ExponentialScale(state.DynamicLossScale):

@@ -17,56 +17,68 @@ What `compile` uses is in the table of `wrap_in_compile.py`.
 
 from __future__ import annotations
 
+import functools
+import importlib
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from tf_lossscale.legacy import contrib, experimental, graph_rewrite, loss_scale, policy, stable
+from tf_lossscale.legacy import loss_scale, policy, stable
 from tf_lossscale.legacy.patches import Namespace, Patches, Put
+from tf_lossscale.legacy.table import FACES, OLD, Old, rows_in
 from tf_lossscale.wrapper import families
 
-_LOSS_SCALES: Mapping[str, Any] = {
-    "LossScale": loss_scale.LossScale,
-    "FixedLossScale": loss_scale.FixedLossScale,
-    "DynamicLossScale": loss_scale.DynamicLossScale,
-}
-_GRAPH_REWRITE: Mapping[str, Any] = {
-    "MixedPrecisionLossScaleOptimizer": graph_rewrite.MixedPrecisionLossScaleOptimizer,
-    "enable_mixed_precision_graph_rewrite": graph_rewrite.enable_mixed_precision_graph_rewrite,
-    "disable_mixed_precision_graph_rewrite": graph_rewrite.disable_mixed_precision_graph_rewrite,
-}
-_MANAGERS: Mapping[str, Any] = {
-    "LossScaleManager": contrib.LossScaleManager,
-    "FixedLossScaleManager": contrib.FixedLossScaleManager,
-    "ExponentialUpdateLossScaleManager": contrib.ExponentialUpdateLossScaleManager,
-}
-_CONTRIB_OPTIMIZER: Mapping[str, Any] = {"LossScaleOptimizer": contrib.LossScaleOptimizer}
+
+def _names_in(module: str) -> dict[str, Any]:
+    """The values of a module's old names."""
+    return {name: _value(old) for name, old in rows_in(module).items()}
 
 
-def _names(names: Mapping[str, Any]) -> Put:
-    return lambda patches, module: patches.put(module, names)
+def _value(old: Old) -> Any:
+    module, _, name = FACES.get(old.role, old.new).rpartition(".")
+    new = getattr(importlib.import_module(module), name)
+    return _with_old_arguments(new, old.renamed) if old.renamed else new
 
 
-def _copy_with(names: Mapping[str, Any]) -> Put:
-    return lambda patches, module: patches.replace(module, names)
+def _with_old_arguments(new: Callable[..., Any], renamed: Mapping[str, str]) -> Callable[..., Any]:
+    @functools.wraps(new, updated=())
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return new(*args, **{renamed.get(keyword, keyword): value for keyword, value in kwargs.items()})
+
+    return call
+
+
+def _put_names(canonical: str) -> Put:
+    return lambda patches, module: patches.put(module, _names_in(canonical))
+
+
+def _put_copy(canonical: str) -> Put:
+    return lambda patches, module: patches.replace(module, _names_in(canonical))
 
 
 # TensorFlow. --------------------------------------------------------------------------------------------------------
 
 
-def _tf_1(patches: Patches, tf: types.ModuleType) -> None:
-    python = {
-        "loss_scale_manager": Namespace("loss_scale_manager", _MANAGERS),
-        "loss_scale_optimizer": Namespace("loss_scale_optimizer", _CONTRIB_OPTIMIZER),
-    }
-    names = {**_MANAGERS, **_CONTRIB_OPTIMIZER, "python": Namespace("python", python)}
-    patches.put(tf, {"contrib": Namespace("contrib", {"mixed_precision": Namespace("mixed_precision", names)})})
+def _put_missing(patches: Patches, tf: types.ModuleType) -> None:
+    """Put modules back that TensorFlow has no more: `contrib`, and in version 2 `mixed_precision`."""
+    missing = {name for name in map(_first_part, _PUBLIC) if not hasattr(tf, name)}
+    patches.put(tf, {name: _namespace(f"tensorflow.{name}") for name in sorted(missing)})
 
 
-def _tf_2(patches: Patches, tf: types.ModuleType) -> None:
-    _tf_1(patches, tf)
-    scales = Namespace("experimental", _LOSS_SCALES)
-    patches.put(tf, {"mixed_precision": Namespace("mixed_precision", {"experimental": scales})})
+def _first_part(module: str) -> str:
+    return module.split(".")[1]
+
+
+def _namespace(module: str) -> Namespace:
+    """A module with all that the table has in it and below it."""
+    below = {name[len(module) + 1 :].split(".")[0] for name in _MODULES if name.startswith(f"{module}.")}
+    inner = {name: _namespace(f"{module}.{name}") for name in sorted(below)}
+    return Namespace(module.rpartition(".")[2], {**_names_in(module), **inner})
+
+
+_MODULES = sorted({name.rpartition(".")[0] for name in OLD})
+_PRIVATE = [name for name in _MODULES if name.startswith("tensorflow.python.")]
+_PUBLIC = [name for name in _MODULES if name.startswith("tensorflow.") and name not in _PRIVATE]
 
 
 # Keras. -------------------------------------------------------------------------------------------------------------
@@ -86,8 +98,13 @@ def _keras_mixed_precision(patches: Patches, module: types.ModuleType) -> None:
 
 def _experimental(library: str) -> Namespace:
     policies = policy.policies_of(library)
-    names = {name: getattr(policies, name) for name in ("Policy", "global_policy", "set_policy", "get_layer_policy")}
-    return Namespace("experimental", {**names, "LossScaleOptimizer": experimental.LossScaleOptimizer})
+    rows = rows_in("keras.mixed_precision.experimental")
+    names = {name: getattr(policies, name, None) or _value(old) for name, old in rows.items() if _was_there(name)}
+    return Namespace("experimental", names)
+
+
+def _was_there(name: str) -> bool:
+    return name != "set_global_policy"  # the codemod knows it in this module because an alias may lead there
 
 
 # Private paths. -----------------------------------------------------------------------------------------------------
@@ -97,7 +114,7 @@ def _private_keras(patches: Patches, module: types.ModuleType) -> None:
     public = vars(_experimental(families.keras_of_tensorflow()))
     parts = {
         "loss_scale_optimizer": {"LossScaleOptimizer": public["LossScaleOptimizer"]},
-        "loss_scale": {"get": loss_scale.get, **_LOSS_SCALES},
+        "loss_scale": {"get": loss_scale.get, **_names_in("tensorflow.mixed_precision.experimental")},
         "policy": {**public, "PolicyV1": public["Policy"]},
         "get_layer_policy": {"get_layer_policy": public["get_layer_policy"]},
     }
@@ -105,31 +122,14 @@ def _private_keras(patches: Patches, module: types.ModuleType) -> None:
     patches.put(module, {"experimental": Namespace("experimental", {**names, "Policy": public["Policy"]})})
 
 
-_API = "tensorflow._api.v2.compat"
+_API = "tensorflow._api.v2"
+_ROOTS = ("tensorflow", "tensorflow.compat.v1", "tensorflow.compat.v2", f"{_API}.compat.v1", f"{_API}.compat.v2")
 _KERAS_2 = ("keras", "tf_keras")  # the former up to TensorFlow 2.15
 
 #: Module -> what is done with it once it is imported. Modules that do not exist are never imported.
 PLACES: dict[str, Put] = {
-    "tensorflow": _tf_2,
-    "tensorflow.compat.v2": _tf_2,
-    f"{_API}.v2": _tf_2,
-    "tensorflow.compat.v1": _tf_1,
-    f"{_API}.v1": _tf_1,
-    **dict.fromkeys(
-        [
-            "tensorflow.train.experimental",
-            "tensorflow._api.v2.train.experimental",
-            "tensorflow.compat.v1.train.experimental",
-            f"{_API}.v1.train.experimental",
-            "tensorflow.compat.v2.train.experimental",
-            f"{_API}.v2.train.experimental",
-            "tensorflow.compat.v1.mixed_precision",
-            f"{_API}.v1.mixed_precision",
-        ],
-        _names({**_LOSS_SCALES, **_GRAPH_REWRITE}),
-    ),
-    "tensorflow.compat.v1.mixed_precision.experimental": _names(_LOSS_SCALES),
-    f"{_API}.v1.mixed_precision.experimental": _names(_LOSS_SCALES),
+    **dict.fromkeys(_ROOTS, _put_missing),
+    **{f"{root}{name[len('tensorflow') :]}": _put_names(name) for root in (*_ROOTS, _API) for name in _PUBLIC},
     **dict.fromkeys(
         [
             "keras.mixed_precision",
@@ -143,18 +143,8 @@ PLACES: dict[str, Put] = {
         _keras_mixed_precision,
     ),
     "tensorflow.python.keras.mixed_precision": _private_keras,
-    "tensorflow.python.keras.mixed_precision.loss_scale_optimizer": _copy_with(
-        {"LossScaleOptimizer": stable.LossScaleOptimizer}
+    "tensorflow.python.keras.mixed_precision.loss_scale_optimizer": lambda patches, module: patches.replace(
+        module, {"LossScaleOptimizer": stable.LossScaleOptimizer}
     ),
-    "tensorflow.python.training.experimental.loss_scale": _copy_with({**_LOSS_SCALES, "get": loss_scale.get}),
-    "tensorflow.python.training.experimental.loss_scale_optimizer": _copy_with(
-        {"MixedPrecisionLossScaleOptimizer": graph_rewrite.MixedPrecisionLossScaleOptimizer}
-    ),
-    "tensorflow.python.training.experimental.mixed_precision": _copy_with(
-        {
-            **_GRAPH_REWRITE,
-            "enable_mixed_precision_graph_rewrite_v1": graph_rewrite.enable_mixed_precision_graph_rewrite,
-            "disable_mixed_precision_graph_rewrite_v1": graph_rewrite.disable_mixed_precision_graph_rewrite,
-        }
-    ),
+    **{name: _put_copy(name) for name in _PRIVATE},
 }

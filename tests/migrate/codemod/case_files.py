@@ -8,6 +8,7 @@ import pathlib
 
 from tf_lossscale.migrate.codemod import project
 from tf_lossscale.migrate.codemod.migrate_file import Outcome, migrate
+from tf_lossscale.migrate.codemod.sources import Sources
 
 HERE = pathlib.Path(__file__).parent / "cases"
 
@@ -32,9 +33,13 @@ class Case:
         return migrate_files(self.before)
 
 
-def linked(sources: dict[str, str]) -> project.Project:
-    """The files as a project, in the root folder."""
-    return project.Project({f"/{name}": project.read(source) for name, source in sources.items()})
+def others(sources: dict[str, str]) -> dict[str, tuple]:
+    """What each file has to know of the other ones."""
+    searched = Sources([f"/{name}" for name in sources], lambda path: sources[path[1:]].encode())
+    linked = project.Project(searched, searched.importers)
+    return {
+        name: (linked.known(f"/{name}"), linked.requested(f"/{name}"), searched.around(f"/{name}")) for name in sources
+    }
 
 
 def migrate_files(sources: dict[str, str]) -> dict[str, Outcome]:
@@ -44,10 +49,8 @@ def migrate_files(sources: dict[str, str]) -> dict[str, Outcome]:
 
 @functools.cache
 def _migrated(sources: tuple[tuple[str, str], ...]) -> dict[str, Outcome]:
-    other = linked(dict(sources))
-    return {
-        name: migrate(source.encode(), other.known(f"/{name}"), other.requested(f"/{name}")) for name, source in sources
-    }
+    arguments = others(dict(sources))
+    return {name: migrate(source.encode(), *arguments[name]) for name, source in sources}
 
 
 def load() -> list[Case]:

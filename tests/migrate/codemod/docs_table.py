@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import difflib
 import pathlib
+import re
 import textwrap
 
 from tests.migrate.codemod import case_files
+from tf_lossscale.legacy import table
 
 PAGE = pathlib.Path(__file__).parents[3] / "docs" / "migration.md"
 BEGIN, END = "<!-- begin: written by tests/migrate/codemod/docs_table.py -->", "<!-- end -->"
@@ -35,7 +37,25 @@ def tables() -> str:
         lines += [f"### {heading}", "", "| | old | new |", "|---|---|---|"]
         lines += [row for case in cases if case.topic == topic for row in _rows(case)]
         lines.append("")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_every_name(), ""])
+
+
+def _every_name() -> list[str]:
+    """The table of old names, a row for each module."""
+    lines = ["### Every old name", "", "| module | old name -> new name |", "|---|---|"]
+    for module in sorted({name.rpartition(".")[0] for name in table.OLD} - {"tf_lossscale"}):
+        rows = [f"`{name}` -> `{_with_arguments(old)}`" for name, old in table.rows_in(module).items()]
+        lines.append(f"| `{_public(module)}` | {'<br>'.join(rows)} |")
+    return lines
+
+
+def _with_arguments(old: table.Old) -> str:
+    renamed = ", ".join(f"{new}={before}" for before, new in old.renamed.items())
+    return _public(table.FACES.get(old.role, old.new)) + (f"({renamed})" if renamed else "")
+
+
+def _public(dotted: str) -> str:
+    return f"tf.{dotted}" if dotted.startswith("keras.") else re.sub(r"^tensorflow\.(?!python)", "tf.", dotted)
 
 
 def _rows(case: case_files.Case) -> list[str]:

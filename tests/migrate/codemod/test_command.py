@@ -10,12 +10,17 @@ import tensorflow as tf
 
 import tf_lossscale
 from tf_lossscale import cli
+from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import files, names
 
 OLD = "import tensorflow as tf\nopt = tf.keras.mixed_precision.experimental.LossScaleOptimizer(opt, 'dynamic')\n"
 NEW = "import tensorflow as tf\nimport tf_lossscale\nopt = tf_lossscale.LossScaleOptimizer(opt)\n"
 LEFT = "import tensorflow as tf\nopt = tf.keras.mixed_precision.LossScaleOptimizer(opt, 1024)\n"
 CLEAN = "x = 1\n"
+
+
+class Killed(BaseException):
+    """Ends the command as a signal does."""
 
 
 @pytest.fixture
@@ -104,9 +109,6 @@ def test_who_is_killed_while_writing_was_told_everything_before(file, tmp_path, 
     told = [line for line in capsys.readouterr().err.splitlines() if ": notice: " in line]
     assert told
 
-    class Killed(BaseException):
-        pass
-
     def killed(path, content):
         raise Killed
 
@@ -147,9 +149,64 @@ print([name for name in sys.modules if name.split(".")[0] in ("tensorflow", "ker
 
 
 def test_the_new_names_exist():
-    wanted = {old.new for old in names.OLD.values()} | set(names.FACES.values()) | set(names.MODULES.values())
-    for dotted in sorted(wanted | {names.HELPER, f"{names.LEGACY_MODULE}.experimental"}):
+    wanted = {old.new for old in table.OLD.values()} | set(table.FACES.values()) | set(table.MODULES.values())
+    for dotted in sorted(wanted | {names.HELPER, f"{table.LEGACY_MODULE}.experimental"}):
         root, *rest = dotted.split(".")
         found = {"tf_lossscale": tf_lossscale, "keras": tf.keras}[root]
         for part in rest:
             found = getattr(found, part)
+
+
+def git(folder, *arguments):
+    identity = ["-c", "user.name=A", "-c", "user.email=a@example.com"]
+    subprocess.run(["git", *identity, "-C", folder, *arguments], check=True, capture_output=True)
+
+
+def warned(capsys):
+    return [line for line in capsys.readouterr().err.splitlines() if "no committed version" in line]
+
+
+def test_write_warns_of_a_file_that_is_in_no_repository(file, capsys):
+    path = file(OLD)
+    assert run(path) == 0
+    assert not warned(capsys)
+    assert run(path, "--write") == 0
+    (line,) = warned(capsys)
+    assert f"1 of the files that change, among them {path}" in line
+    assert pathlib.Path(path).read_text() == NEW
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_write_warns_of_uncommitted_changes_and_of_files_that_git_does_not_have(file, tmp_path, capsys, ignored):
+    committed, edited, new = file(OLD, "committed.py"), file(OLD, "edited.py"), file(CLEAN, "clean.py")
+    git(tmp_path, "init")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-m", "first")
+    pathlib.Path(new).write_text("x = 2\n")  # nothing to rewrite, so nothing to lose
+    assert run(str(tmp_path), "--write") == 0
+    assert not warned(capsys)
+    assert pathlib.Path(committed).read_text() == NEW
+    git(tmp_path, "checkout", "committed.py", "edited.py")
+    file(OLD + "x = 1\n", "edited.py"), file("new.py\n" * ignored, ".gitignore"), file(OLD, "new.py")
+    assert run(str(tmp_path), "--write") == 0
+    (line,) = warned(capsys)
+    assert f"2 of the files that change, among them {edited}" in line
+
+
+def test_a_run_that_is_killed_leaves_each_file_old_or_new(file, tmp_path, monkeypatch):
+    paths = [file(OLD, name) for name in ("a.py", "b.py", "c.py")]
+    write_atomically = files.write_atomically
+
+    def second_fails(path, content):
+        if path == paths[1]:
+            raise Killed
+        write_atomically(path, content)
+
+    with monkeypatch.context() as context:
+        context.setattr(files, "write_atomically", second_fails)
+        with pytest.raises(Killed):
+            run("--write", str(tmp_path))
+    assert [pathlib.Path(path).read_text() for path in paths] == [NEW, OLD, OLD]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.py", "b.py", "c.py"]
+    assert run("--write", str(tmp_path)) == 0
+    assert [pathlib.Path(path).read_text() for path in paths] == [NEW, NEW, NEW]

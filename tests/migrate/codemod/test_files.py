@@ -156,10 +156,10 @@ def test_a_panic_of_the_parser_does_not_stop_the_others(tmp_path, monkeypatch):
     class Panic(BaseException):
         pass
 
-    def migrate(source, known, requested):
+    def migrate(source, *others):
         if b"odd" in source:
             raise Panic("unwrap of nothing")
-        return migrate_file.migrate(source, known, requested)
+        return migrate_file.migrate(source, *others)
 
     monkeypatch.setattr(files, "migrate", migrate)
     write(tmp_path, ["a.py"], OLD + b"odd = 1\n")

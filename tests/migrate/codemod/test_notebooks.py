@@ -110,3 +110,18 @@ def test_names_in_lines_of_ipython_keep_their_import_and_are_reported(tmp_path):
     (notice,) = [f for f in one.findings if f.kind == "notice"]
     assert "IPython" in notice.reason
     assert b"%time mp.set_policy" in content.splitlines()[notice.line - 1]
+
+
+def test_a_refused_notebook_names_the_cell(tmp_path):
+    deep = "y = " + "x.b" + ".b()" * 400
+    one = migrated(tmp_path / "deep.ipynb", notebook(IMPORTS, "x = 1", deep))
+    assert (one.status, one.error[:32]) == (report.ERROR, "code cell 3 is nested too deeply")
+
+
+def test_a_cell_that_ends_in_comments_is_migrated(tmp_path):
+    cell = IMPORTS + "\nmp.set_policy(p)\nif p:\n    x = 1\n    # one\n    # two"
+    one = migrated(tmp_path / "train.ipynb", notebook(cell, "y = 2"))
+    after = cell.replace(
+        "from tensorflow.keras.mixed_precision import experimental", "from tensorflow.keras import mixed_precision"
+    )
+    assert one.new == notebook(after.replace("set_policy", "set_global_policy"), "y = 2")

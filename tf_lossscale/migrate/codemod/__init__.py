@@ -3,9 +3,9 @@
 In the order of use:
 
 - Many files: `command`, `files`, `sources` (a text search), `notebooks`, `project` (which modules pass old names on),
-  `report`, `journal` (what a run that was stopped leaves to the next one).
-- One file: `migrate_file`; `focus` (the statements that can matter), `nesting` (what can be parsed).
-- What a name refers to at a place in the code: `names` (the table of old names), `tree`, `resolve`.
+  `report`, `repositories` (files that Git could not give back).
+- One file: `migrate_file`.
+- What a name refers to at a place in the code: `tf_lossscale.legacy.table` (the old names), `names`, `tree`, `resolve`.
 - What a call becomes: `arguments`, `calls`.
 - The plan of the changes, in the order of running: `policies`, `plan`, `objects`, `strategies`, `unseen`,
   `imports`.

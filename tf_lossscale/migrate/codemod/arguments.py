@@ -12,7 +12,7 @@ from typing import NamedTuple
 import libcst as cst
 import libcst.matchers as m
 
-from tf_lossscale.migrate.codemod import names
+from tf_lossscale.legacy import table
 
 
 class Unprovable(Exception):
@@ -36,11 +36,11 @@ LossScaleOf = Callable[[cst.BaseExpression], str | None]
 Binding = dict[str, int]
 
 SIGNATURES = {
-    names.EXPERIMENTAL: ("optimizer", "loss_scale"),
-    names.GRAPH_REWRITE: ("opt", "loss_scale"),
-    names.CONTRIB: ("opt", "loss_scale_manager"),
-    names.STABLE: ("inner_optimizer", "dynamic", "initial_scale", "dynamic_growth_steps"),
-    names.POLICY: ("name", "loss_scale"),
+    table.EXPERIMENTAL: ("optimizer", "loss_scale"),
+    table.GRAPH_REWRITE: ("opt", "loss_scale"),
+    table.CONTRIB: ("opt", "loss_scale_manager"),
+    table.STABLE: ("inner_optimizer", "dynamic", "initial_scale", "dynamic_growth_steps"),
+    table.POLICY: ("name", "loss_scale"),
     "FixedLossScale": ("loss_scale_value",),
     "DynamicLossScale": ("initial_loss_scale", "increment_period", "multiplier"),
     "ExponentialUpdateLossScaleManager": (
@@ -143,31 +143,39 @@ def scale_arguments(
     if kind not in ("FixedLossScale", "DynamicLossScale") or not isinstance(expression, cst.Call):
         return None
     bound = bind(expression.args, SIGNATURES[kind])
-    if bound is None or (kind == "FixedLossScale" and not bound) or has_comment(expression):
+    if bound is None or has_comment(expression):
         return None
-    values = {name: expression.args[index].value for name, index in bound.items()}
-    written_out = [number(value) for value in values.values()]
-    if any(value is not None and value <= 0 for value in written_out):
+    given = {name: expression.args[index].value for name, index in bound.items()}
+    if any((value := number(each)) is not None and value <= 0 for each in given.values()):
         return None
-    if kind == "FixedLossScale":
-        return [("dynamic", "False"), ("initial_scale", values["loss_scale_value"])], [expression.func]
+    written = _fixed(given) if kind == "FixedLossScale" else _dynamic(given)
+    return None if written is None else (written, [expression.func])
+
+
+def _fixed(given: dict[str, cst.BaseExpression]) -> list[Argument] | None:
+    """Return the new arguments for those of a FixedLossScale."""
+    return [("dynamic", "False"), ("initial_scale", given["loss_scale_value"])] if given else None
+
+
+def _dynamic(given: dict[str, cst.BaseExpression]) -> list[Argument] | None:
+    """Return the new arguments for those of a DynamicLossScale."""
     written: list[Argument] = []
-    if "initial_loss_scale" in values:
-        written.append(("initial_scale", values["initial_loss_scale"]))
-    if "increment_period" in values:
-        period = number(values["increment_period"])
+    if "initial_loss_scale" in given:
+        written.append(("initial_scale", given["initial_loss_scale"]))
+    if "increment_period" in given:
+        period = number(given["increment_period"])
         if period is not None and period != int(period):
             return None
-        written.append(("dynamic_growth_steps", values["increment_period"]))
-    if "multiplier" in values:
-        factor = number(values["multiplier"])
+        written.append(("dynamic_growth_steps", given["increment_period"]))
+    if "multiplier" in given:
+        multiplier = given["multiplier"]
+        factor = number(multiplier)
         if factor is None or factor <= 1:
             return None
         if factor != 2:
-            multiplier = values["multiplier"]
             shown = code(multiplier) if isinstance(multiplier, (cst.Integer, cst.Float)) else f"({code(multiplier)})"
             written += [("growth_factor", multiplier), ("backoff_factor", f"1 / {shown}")]
-    return written, [expression.func]
+    return written
 
 
 def manager_arguments(expression: cst.Call) -> list[Argument] | None:

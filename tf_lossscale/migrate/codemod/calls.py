@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import libcst as cst
 import libcst.matchers as m
 from libcst.helpers import get_full_name_for_node
 
+from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names
 from tf_lossscale.migrate.codemod.arguments import (
     SIGNATURES,
@@ -35,9 +36,11 @@ V1_OPTIMIZER = "optimizer of tf.compat.v1.train"
 OTHER = "something else"
 
 _FACES = {
-    names.EXPERIMENTAL: names.FACES[names.EXPERIMENTAL],
-    names.CONTRIB: names.FACES[names.CONTRIB],
+    table.EXPERIMENTAL: table.FACES[table.EXPERIMENTAL],
+    table.CONTRIB: table.FACES[table.CONTRIB],
 }
+# Constructors whose result is surely not a wrapper yet.
+_LIBRARY_OPTIMIZERS = (("keras.optimizers.", KERAS_OPTIMIZER), ("tensorflow.train.", V1_OPTIMIZER))
 _FROM_CONFIG = m.Attribute(attr=m.Name("from_config"))
 
 
@@ -100,23 +103,23 @@ class Calls:
 
     def _decided_as_written(self, call: cst.Call, meaning: Meaning) -> Written:
         roles = meaning.roles
-        if roles <= {names.STABLE, names.OURS}:
+        if roles <= {table.STABLE, table.OURS}:
             return self._stable(call, roles)
-        if roles == {names.EXPERIMENTAL}:
+        if roles == {table.EXPERIMENTAL}:
             return self._experimental(call)
-        if roles == {names.CONTRIB}:
+        if roles == {table.CONTRIB}:
             return self._contrib(call)
-        if roles == {names.GRAPH_REWRITE}:
+        if roles == {table.GRAPH_REWRITE}:
             return self._graph_rewrite(call)
-        if roles <= {names.STABLE, names.OURS, names.EXPERIMENTAL}:
+        if roles <= {table.STABLE, table.OURS, table.EXPERIMENTAL}:
             # One name for two classes, told apart by the arguments that each of them takes.
             if self._has_old_arguments(call):
                 return self._experimental(call)
             if self._is_certainly_stable(call):
-                return _unchanged(call, names.WRAPPER)
+                return _unchanged(call, table.WRAPPER)
         raise Unprovable(
             f"this may be a call of {_listed(meaning)}, and the arguments fit both. "
-            f"Write {names.WRAPPER} or {names.HELPER}"
+            f"Write {table.WRAPPER} or {names.HELPER}"
         )
 
     def is_old_base(self, owner: cst.ClassDef) -> bool | None:
@@ -135,13 +138,13 @@ class Calls:
     def _stable(self, call: cst.Call, roles: set[str]) -> Written:
         if self._has_old_arguments(call):
             second = _argument(call, 1, "dynamic")
-            if roles == {names.STABLE} and second is not None and number(second) is not None:
+            if roles == {table.STABLE} and second is not None and number(second) is not None:
                 raise Unprovable(
                     "a number as the second argument is a fixed scale in TensorFlow 2.3 and initial_scale in Keras 3: "
                     "write dynamic=False, initial_scale=N or initial_scale=N"
                 )
             return self._experimental(call)
-        return _unchanged(call, names.WRAPPER)
+        return _unchanged(call, table.WRAPPER)
 
     def _has_old_arguments(self, call: cst.Call) -> bool:
         """Return whether the arguments fit `(optimizer, loss_scale)` only."""
@@ -153,7 +156,15 @@ class Calls:
         second = _argument(call, 1, "dynamic")
         if second is None:
             return False
-        return text(second) == "dynamic" or number(second) is not None or self.loss_scale_class(second) is not None
+        values = self._literals(second)
+        return "'dynamic'" in values or number(second) is not None or self.loss_scale_class(second) is not None
+
+    def _literals(self, expression: cst.BaseExpression) -> set[str]:
+        """What an expression may be of True, False and 'dynamic'; "?" for anything else."""
+        values = self._resolver.values(expression) if isinstance(expression, cst.Name) else [expression]
+        if isinstance(expression, cst.Name) and expression.value in ("True", "False"):
+            return {expression.value}
+        return {_literal(value) for value in values}
 
     def _is_certainly_stable(self, call: cst.Call) -> bool:
         stars = {argument.star for argument in call.args} - {""}
@@ -165,33 +176,35 @@ class Calls:
         return (
             second is None
             or bool(keywords & {"dynamic", "initial_scale", "dynamic_growth_steps"})
-            or (isinstance(second, cst.Name) and second.value in ("True", "False"))
+            or self._literals(second) <= {"True", "False"}
             or len(call.args) > 2
         )
 
     def _experimental(self, call: cst.Call) -> Written:
         if any(argument.star for argument in call.args):
-            return _unchanged(call, _FACES[names.EXPERIMENTAL])
-        bound = bind(call.args, SIGNATURES[names.EXPERIMENTAL])
+            return _unchanged(call, _FACES[table.EXPERIMENTAL])
+        bound = bind(call.args, SIGNATURES[table.EXPERIMENTAL])
         if bound is None:
             bound = bind(call.args, ("inner_optimizer", "loss_scale"))
             bound = bound and {"optimizer" if k == "inner_optimizer" else k: v for k, v in bound.items()}
         if bound is None or "optimizer" not in bound:
             raise Unprovable("the arguments do not fit (optimizer, loss_scale)")
         if "loss_scale" not in bound:
-            return Written(names.WRAPPER, [_inner(call, bound["optimizer"])])
+            return Written(table.WRAPPER, [_inner(call, bound["optimizer"])])
         return self._wrapped(call, bound["optimizer"], bound["loss_scale"])
 
     def _wrapped(self, call: cst.Call, optimizer: int, scale: int) -> Written:
         """The wrapper with the scale as arguments; through the helper if only a run can tell, or it has comments."""
         value = call.args[scale].value
+        if self._literals(value) <= {"True", "'dynamic'"}:
+            value = cst.SimpleString("'dynamic'")
         converted = None if has_comment(value) else self.scale(value)
         if converted is None:
             return Written(names.HELPER, [(None, optimizer), (None, scale)])
         arguments, consumed = converted
         inner = _inner(call, optimizer)
         new: list[Argument] = [inner, *arguments] if optimizer < scale else [*arguments, inner]
-        return Written(names.WRAPPER, new, tuple(consumed))
+        return Written(table.WRAPPER, new, tuple(consumed))
 
     def scale(self, value: cst.BaseExpression) -> tuple[list[Argument], list[cst.CSTNode]] | None:
         """The wrapper's arguments for an old loss scale; None if only a run can tell. May raise Unprovable."""
@@ -201,7 +214,7 @@ class Calls:
         return scale_arguments(value, self.loss_scale_class)
 
     def _contrib(self, call: cst.Call) -> Written:
-        bound = bind(call.args, SIGNATURES[names.CONTRIB])
+        bound = bind(call.args, SIGNATURES[table.CONTRIB])
         if bound is not None and {"opt", "loss_scale_manager"} <= bound.keys():
             manager = call.args[bound["loss_scale_manager"]].value
             if isinstance(manager, cst.Call) and self._is(manager, "ExponentialUpdateLossScaleManager"):
@@ -210,19 +223,19 @@ class Calls:
                     inner = _inner(call, bound["opt"])
                     in_order = bound["opt"] < bound["loss_scale_manager"]
                     arguments = [inner, *converted] if in_order else [*converted, inner]
-                    return Written(names.WRAPPER, arguments, (manager.func,))
-        return _unchanged(call, _FACES[names.CONTRIB])
+                    return Written(table.WRAPPER, arguments, (manager.func,))
+        return _unchanged(call, _FACES[table.CONTRIB])
 
     def _graph_rewrite(self, call: cst.Call) -> Written:
         """A wrapper if the optimizer is surely one of Keras; the option that turns the rewrite on is the planner's."""
-        bound = bind(call.args, SIGNATURES[names.GRAPH_REWRITE])
-        face = _unchanged(call, f"{names.LEGACY_MODULE}.enable_mixed_precision_graph_rewrite")
+        bound = bind(call.args, SIGNATURES[table.GRAPH_REWRITE])
+        face = _unchanged(call, f"{table.LEGACY_MODULE}.enable_mixed_precision_graph_rewrite")
         if bound is None or "opt" not in bound or self.kinds(call.args[bound["opt"]].value) != {KERAS_OPTIMIZER}:
             return face
         if "loss_scale" not in bound:
-            return Written(names.WRAPPER, [_inner(call, bound["opt"])])
+            return Written(table.WRAPPER, [_inner(call, bound["opt"])])
         wrapped = self._wrapped(call, bound["opt"], bound["loss_scale"])
-        return wrapped if wrapped.target == names.WRAPPER else face
+        return wrapped if wrapped.target == table.WRAPPER else face
 
     # Objects. ---------------------------------------------------------------------------------------------------
 
@@ -243,8 +256,14 @@ class Calls:
             return False
         dotted = self._resolver.dotted(expression.func)
         return any(d.endswith(("mixed_precision.global_policy", "experimental.global_policy")) for d in dotted) or (
-            {old.new for _, old in self._resolver.meaning(expression.func).old} == {f"{names.KERAS}.global_policy"}
+            {old.new for _, old in self._resolver.meaning(expression.func).old} == {f"{table.KERAS}.global_policy"}
         )
+
+    def is_compile(self, call: cst.Call) -> bool:
+        """Return whether a call is one of a model's method `compile` with an optimizer, and no `re.compile`."""
+        if not m.matches(call.func, m.Attribute(attr=m.Name("compile"))) or optimizer_of(call) is None:
+            return False
+        return not all(map(_is_in_module, self._resolver.dotted(call.func)))
 
     def kinds(self, expression: cst.BaseExpression) -> set[str]:
         """Return the possible values of an expression: a set of the constants of this module, and UNKNOWN."""
@@ -278,37 +297,38 @@ class Calls:
 
     def _is_wrapper(self, cls: cst.BaseExpression) -> bool:
         meaning = self._resolver.meaning(cls)
-        return bool(meaning.old) and meaning.roles <= {names.STABLE, names.EXPERIMENTAL, names.OURS}
+        return bool(meaning.old) and meaning.roles <= {table.STABLE, table.EXPERIMENTAL, table.OURS}
 
     def _kinds_of_call(self, call: cst.Call) -> set[str]:
         meaning = self._resolver.meaning(call.func)
         if self.is_global_policy(call):
             return {POLICY}
         if meaning.old and meaning.sure:
-            if meaning.roles <= {names.POLICY}:
-                return {POLICY}
-            if meaning.roles <= {*names.WRAPPERS, names.GRAPH_REWRITE}:
-                try:
-                    target = self.written(call, meaning).target
-                except Unprovable:
-                    return {LEFT}
-                return {FACE if target in names.FACES.values() else WRAPPER}
-            return {OTHER}
+            return {self._kind_of_old(call, meaning)}
         dotted = self._resolver.dotted(call.func)
         made = call.func.value if m.matches(call.func, _FROM_CONFIG) else None
         made = call.args[0].value if dotted == {"typing.cast"} and call.args else made
         if names.HELPER in dotted or (made and self._is_wrapper(made)):
             return {WRAPPER}
-        if (dotted and dotted <= set(names.FACES.values())) or self._is_partial_of_old_class(call.func):
+        if (dotted and dotted <= set(table.FACES.values())) or self._is_partial_of_old_class(call.func):
             return {FACE}
         if UNKNOWN in dotted:
             return {OTHER} if self._is_own_class(call.func) else self._kinds_of_returned(call.func)
         canonical = {names.canonical(d) for d in dotted}
-        if all(d.startswith(names.KERAS_OPTIMIZERS) for d in canonical):
-            return {KERAS_OPTIMIZER}
-        if all(d.startswith(names.V1_OPTIMIZERS) for d in canonical):
-            return {V1_OPTIMIZER}
-        return {UNKNOWN}
+        of_library = [kind for prefix, kind in _LIBRARY_OPTIMIZERS if all(d.startswith(prefix) for d in canonical)]
+        return {of_library[0]} if of_library else {UNKNOWN}
+
+    def _kind_of_old(self, call: cst.Call, meaning: Meaning) -> str:
+        """The kind of object that a call of an old name makes."""
+        if meaning.roles <= {table.POLICY}:
+            return POLICY
+        if not meaning.roles <= {*names.WRAPPERS, table.GRAPH_REWRITE}:
+            return OTHER
+        try:
+            target = self.written(call, meaning).target
+        except Unprovable:
+            return LEFT
+        return FACE if target in table.FACES.values() else WRAPPER
 
     def _is_partial_of_old_class(self, func: cst.BaseExpression) -> bool:
         """Return whether a variable holds `functools.partial(LossScaleOptimizer, ...)`, with the old arguments."""
@@ -317,7 +337,7 @@ class Calls:
             is_partial = isinstance(value, cst.Call) and self._resolver.dotted(value.func) == {"functools.partial"}
             first = value.args[:1] if is_partial and isinstance(value, cst.Call) else ()
             roles |= self._resolver.meaning(first[0].value).roles if first else {UNKNOWN}
-        return roles == {names.EXPERIMENTAL}
+        return roles == {table.EXPERIMENTAL}
 
     def _kinds_of_returned(self, func: cst.BaseExpression) -> set[str]:
         """Return the kind of object that a function of this file returns."""
@@ -340,13 +360,43 @@ class Calls:
         name = get_full_name_for_node(expression) if isinstance(expression, (cst.Name, cst.Attribute)) else None
         if name is None:
             return None
-        inner: cst.CSTNode = expression
-        for node in self._resolver.ancestors(expression, stop=(cst.FunctionDef, cst.Lambda)):
-            under = isinstance(node, (cst.If, cst.IfExp)) and inner is node.body
-            if under and any(self._tests(test, name) for test in _conditions(node.test)):
+        for condition in self._conditions(expression):
+            if any(self._tests(test, name) for test in _conditions(condition)) or self._wraps_under(
+                condition, expression
+            ):
                 return WRAPPER
-            inner = node
         return None
+
+    def _conditions(self, expression: cst.CSTNode) -> Iterator[cst.BaseExpression]:
+        """The tests of `if` under which an expression stands, in its function."""
+        inner = expression
+        for node in self._resolver.ancestors(expression, stop=(cst.FunctionDef, cst.Lambda)):
+            if isinstance(node, (cst.If, cst.IfExp)) and inner is node.body:
+                yield node.test
+            inner = node
+
+    def _wraps_under(self, condition: cst.BaseExpression, expression: cst.BaseExpression) -> bool:
+        """Return whether a variable or attribute is wrapped under the same condition elsewhere."""
+        shown = _bare(condition)
+        return shown is not None and any(
+            isinstance(value, cst.Call)
+            and self._resolver.meaning(value.func).roles & {*names.WRAPPERS}
+            and any(_bare(other) == shown for other in self._conditions(value))
+            for value in self._resolver.values(expression)
+        )
+
+    def told_otherwise(self, expression: cst.BaseExpression) -> bool:
+        """Return whether an expression stands under a test that is true of no wrapper."""
+        asked = m.Call(
+            m.Name("isinstance") | m.Name("callable"), [m.Arg(m.MatchIfTrue(expression.deep_equals)), m.ZeroOrMore()]
+        )
+        tests = [test for condition in self._conditions(expression) for test in _conditions(condition)]
+        return any(
+            isinstance(test, cst.Call)
+            and m.matches(test, asked)
+            and not any(self._is_wrapper(argument.value) for argument in test.args[1:])
+            for test in tests
+        )
 
     def _tests(self, test: cst.BaseExpression, name: str) -> bool:
         if not isinstance(test, cst.Call) or len(test.args) != 2:
@@ -354,6 +404,16 @@ class Calls:
         if not self._resolver.is_builtin(test.func, "isinstance") or get_full_name_for_node(test.args[0].value) != name:
             return False
         return self._is_wrapper(test.args[1].value)
+
+
+def _is_in_module(dotted: str) -> bool:
+    """Return whether a dotted name is that of a function of a module."""
+    return dotted.count(".") == 1 or names.canonical(dotted).startswith("tensorflow.")
+
+
+def optimizer_of(call: cst.Call) -> cst.BaseExpression | None:
+    """The optimizer that a call of `compile` is given."""
+    return _argument(call, 0, "optimizer") if len(call.args) > 1 or any(a.keyword for a in call.args) else None
 
 
 def _items(expression: cst.BaseExpression) -> list[tuple[str, cst.BaseExpression]] | None:
@@ -377,6 +437,17 @@ def _conditions(test: cst.BaseExpression) -> Sequence[cst.BaseExpression]:
     if isinstance(test, cst.BooleanOperation) and isinstance(test.operator, cst.And):
         return [*_conditions(test.left), *_conditions(test.right)]
     return [test]
+
+
+def _literal(value: cst.BaseExpression | None) -> str:
+    if isinstance(value, cst.Name) and value.value in ("True", "False"):
+        return value.value
+    return "'dynamic'" if value is not None and text(value) == "dynamic" else "?"
+
+
+def _bare(condition: cst.BaseExpression) -> str | None:
+    """The text of a condition that reads a name, without `self.`; None of other conditions."""
+    return (get_full_name_for_node(condition) or "").removeprefix("self.") or None
 
 
 def _argument(call: cst.Call, index: int, keyword: str) -> cst.BaseExpression | None:

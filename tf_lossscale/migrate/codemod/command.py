@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -50,16 +49,14 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         for module in ("libcst", "rich", "tqdm"):
             optional.load(module, "migrate")
-        from tf_lossscale.migrate.codemod import files, journal
+        from tf_lossscale.migrate.codemod import files, repositories
 
         paths = files.find(arguments.paths)
-        kept = journal.Journal(arguments.paths)
-        old = kept.load() if arguments.write else None
-    except (ImportError, OSError, ValueError) as error:
+    except (ImportError, OSError) as error:
         _say(str(error))
         return 2
     progress = optional.load("tqdm", "migrate").tqdm(
-        files.run(paths, arguments.jobs, old),
+        files.run(paths, arguments.jobs),
         total=len(paths),
         unit="file",
         disable=len(paths) < 2 or not sys.stderr.isatty(),
@@ -70,7 +67,12 @@ def run(arguments: argparse.Namespace) -> int:
     # Before any file is changed: a run that is killed must not leave files changed of which nobody was told.
     _print_findings(reports, console)
     if arguments.write:
-        _save(kept, {os.path.realpath(each.path): each.old for each in reports if each.status == report.CHANGED})
+        lost = repositories.without_committed_version([r.path for r in reports if r.status == report.CHANGED])
+        if lost:
+            _say(
+                f"Git has no committed version of {len(lost)} of the files that change, among them {lost[0]}. Only "
+                "the diff, which this command prints without --write, can bring their old content back."
+            )
         planned, reports = reports, list(files.write(reports))
         _print_findings([new for old, new in zip(planned, reports) if new is not old], console)
     if arguments.json:
@@ -80,10 +82,6 @@ def run(arguments: argparse.Namespace) -> int:
             sys.stdout.write(each.diff.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace"))
     sys.stdout.flush()
     console.print(_table(report.counts(reports), arguments.write))
-    if arguments.write:
-        kept.discard([os.path.realpath(path) for path in paths])
-    if kept.path.exists():
-        _say(f"a run with --write was stopped; its journal is {kept.path}. Repeat that run to finish it.")
     if any(each.status == report.ERROR for each in reports):
         return 2
     return int(arguments.check and any(each.left_to_do for each in reports))
@@ -94,16 +92,6 @@ def _jobs(value: str) -> int:
         if int(value) >= 1:
             return int(value)
     raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, but got: {value}")
-
-
-def _save(kept: Any, old: dict[str, bytes]) -> None:
-    try:
-        kept.save(old)
-    except OSError as error:
-        _say(
-            f"no journal can be written: {error}. If this run is stopped, the next one will not report on the files "
-            "that this one changed."
-        )
 
 
 def _say(message: str) -> None:

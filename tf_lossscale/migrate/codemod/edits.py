@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 import libcst as cst
 
+from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names, report
 from tf_lossscale.migrate.codemod.arguments import code
+from tf_lossscale.migrate.codemod.calls import Calls
 from tf_lossscale.migrate.codemod.resolve import Resolver
 
 MARK = "# TODO(tf-lossscale):"
@@ -54,16 +56,6 @@ class Edits:
         """Return whether there is anything to do."""
         return bool(self.expressions or self.todos or self.lines or self.imports)
 
-    def touched(self) -> set[cst.CSTNode]:
-        """Return the nodes with edits and those around them: all others stay."""
-        found: set[cst.CSTNode] = set()
-        for node in (*self.expressions, *self.todos, *self.lines, *self.imports):
-            for outer in (node, *self._resolver.ancestors(node)):
-                if outer in found:
-                    break
-                found.add(outer)
-        return found
-
     def replace(self, node: cst.CSTNode, make: Callable[[cst.CSTNode, Now], cst.CSTNode], new: str) -> None:
         """Replace a node, and report it."""
         self.expressions[node] = make
@@ -77,9 +69,10 @@ class Edits:
     def refuse(self, node: cst.Call, reason: str, what: cst.BaseExpression | None = None) -> None:
         """Leave a call as it is, together with all that the name of its function needs, or another part of it."""
         self.todo(node, reason)
-        self._freeze(what or node.func)
+        self.freeze(what or node.func)
 
-    def _freeze(self, function: cst.BaseExpression) -> None:
+    def freeze(self, function: cst.BaseExpression) -> None:
+        """Leave an expression, together with all that the names in it need."""
         node = function
         self.frozen.add(node)
         while isinstance(node, cst.Attribute):
@@ -88,11 +81,11 @@ class Edits:
         if not isinstance(node, cst.Name) or node.value in self.pinned:
             return
         canonical = {names.canonical(dotted) for dotted in self._resolver.dotted(node)}
-        if canonical & {*names.OLD, *names.EMPTIED}:
+        if canonical & {*table.OLD, *names.EMPTIED}:
             self.pinned.add(node.value)
             for value in self._resolver.values(node):
                 if isinstance(value, (cst.Name, cst.Attribute)):
-                    self._freeze(value)
+                    self.freeze(value)
 
     def todo(self, node: cst.CSTNode, reason: str) -> None:
         """Leave a node as it is, with a comment that says why."""
@@ -111,7 +104,7 @@ class Edits:
         self._report(node, report.NOTICE, reason=reason)
 
     def _report(self, node: cst.CSTNode, kind: str, new: str | None = None, reason: str | None = None) -> None:
-        line, column = self._resolver.written.start(node)
+        line, column = self._resolver.start(node)
         old = " ".join(code(node).split())
         finding = report.Finding(line, column, kind, _short(old), new and _short(new), reason)
         if finding not in self.findings:
@@ -126,3 +119,19 @@ def with_parentheses_of(old: cst.CSTNode, new: cst.BaseExpression) -> cst.BaseEx
 def _short(shown: str, length: int = 200) -> str:
     shown = " ".join(shown.split())
     return shown if len(shown) <= length else shown[: length - 3] + "..."
+
+
+class Visitor(cst.BatchableCSTVisitor):
+    """One concern: goes through a module and fills its edits.
+
+    Args:
+        resolver: of the module.
+        calls: of the module.
+        edits: to be filled.
+    """
+
+    def __init__(self, resolver: Resolver, calls: Calls, edits: Edits):
+        super().__init__()
+        self._resolver = resolver
+        self._calls = calls
+        self._edits = edits

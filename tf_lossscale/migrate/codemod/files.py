@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import pathlib
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 from tf_lossscale.migrate.codemod import names, notebooks, project, report
@@ -28,7 +28,7 @@ class Job(NamedTuple):
     shown: str
     known: project.Known
     requested: tuple[str, ...]
-    old: bytes | None  # its content before a run that was stopped
+    around: project.Around
 
 
 def find(paths: Iterable[str]) -> list[str]:
@@ -74,24 +74,22 @@ def _is_source(root: str, name: str) -> bool:
     return not os.path.exists(os.path.join(path, "pyvenv.cfg"))
 
 
-def run(paths: Sequence[str], jobs: int = 0, old: Mapping[str, bytes] | None = None) -> Iterator[report.FileReport]:
+def run(paths: Sequence[str], jobs: int = 0) -> Iterator[report.FileReport]:
     """Migrate files, one report after the other, in the order of the paths; change none.
 
     Args:
         paths: the files, as from `find`.
         jobs: the number of processes; 0 for one for each core.
-        old: real path -> content of files that are taken as they were before a run that was stopped.
 
     Yields:
         A report for each file, with its new content.
     """
     real = {path: os.path.realpath(path) for path in paths}
-    before = old or {}
-    sources = Sources(real.values(), lambda path: _source(path, before.get(path)))
+    sources = Sources(real.values(), _source)
     linked = project.Project(sources, sources.importers)
     worth = linked.with_old_names(sources.with_old_names)
     work = [
-        Job(at, path, linked.known(at), tuple(sorted(linked.requested(at))), before.get(at))
+        Job(at, path, linked.known(at), tuple(sorted(linked.requested(at))), sources.around(at))
         for path in paths
         if (at := real[path]) in worth
     ]
@@ -152,10 +150,10 @@ def _alone(function: Callable[[_In], _Out], item: _In) -> _Out | None:
             return None
 
 
-def _source(path: str, old: bytes | None) -> bytes:
+def _source(path: str) -> bytes:
     """A file's source, of a notebook that of its code cells; a zero byte if its job has to report what is wrong."""
     try:
-        content = _read(path) if old is None else old
+        content = _read(path)
     except OSError:
         return b"\0"
     if not path.endswith(_NOTEBOOK):
@@ -173,13 +171,13 @@ def _read(path: str) -> bytes:
 
 def _migrate(job: Job) -> report.FileReport:
     try:
-        old = _read(job.path) if job.old is None else job.old
+        old = _read(job.path)
         if job.path.endswith(_NOTEBOOK):
             new, findings = notebooks.rewritten(
-                old, lambda source, words: migrate(source, job.known, {*job.requested, *words})[:2]
+                old, lambda source, words: migrate(source, job.known, {*job.requested, *words}, job.around)[:2]
             )
         else:
-            new, findings = migrate(old, job.known, job.requested)[:2]
+            new, findings = migrate(old, job.known, job.requested, job.around)[:2]
         if new == old:
             return report.FileReport(job.shown, report.UNCHANGED, findings)
         return report.FileReport(job.shown, report.CHANGED, findings, old=old, new=new)
@@ -197,7 +195,7 @@ def _failed(path: str, error: OSError | ValueError) -> report.FileReport:
 
 
 def write(reports: Iterable[report.FileReport]) -> Iterator[report.FileReport]:
-    """Write what `run` made of the files, each as a whole or not at all; one that is written already stays.
+    """Write what `run` made of the files, each as a whole or not at all.
 
     `run` ends before the first write. A user who stops the command has either no changed file or all notices.
 
@@ -219,11 +217,9 @@ def write(reports: Iterable[report.FileReport]) -> Iterator[report.FileReport]:
 
 def _write(changed: report.FileReport) -> None:
     path = os.path.realpath(changed.path)
-    now = _read(path)
-    if now not in (changed.old, changed.new):
+    if _read(path) != changed.old:
         raise ValueError("changed after it was read, and is left as it is. Run the command again")
-    if now != changed.new:
-        write_atomically(path, changed.new)
+    write_atomically(path, changed.new)
 
 
 def write_atomically(path: str, content: bytes) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import libcst as cst
 from libcst.metadata import GlobalScope, ImportAssignment
 
+from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names
-from tf_lossscale.migrate.codemod.edits import Edits, Import
+from tf_lossscale.migrate.codemod.calls import Calls
+from tf_lossscale.migrate.codemod.edits import Edits, Import, Visitor
 from tf_lossscale.migrate.codemod.project import join
 from tf_lossscale.migrate.codemod.resolve import Resolver, module_of
 
@@ -15,97 +17,118 @@ _MIXED_PRECISION = "keras.mixed_precision"
 _GONE = (f"{_MIXED_PRECISION}.experimental.", "tensorflow.contrib.mixed_precision.", "tensorflow.mixed_precision.")
 
 
-class ImportPlanner:
+class ImportPlanner(Visitor):
     """Fills the edits of one module with those of its imports; the uses must have been planned.
 
     Args:
         resolver: of the module.
+        calls: of the module.
         edits: to be filled.
         requested: names that other files import from this one; "*" stands for any.
     """
 
-    def __init__(self, resolver: Resolver, edits: Edits, requested: set[str]):
-        self._resolver = resolver
-        self._edits = edits
+    def __init__(self, resolver: Resolver, calls: Calls, edits: Edits, requested: set[str]):
+        super().__init__(resolver, calls, edits)
+        self._statements: list[cst.Import | cst.ImportFrom] = []
         self._requested = requested | _listed_in_all(resolver.module)
 
-    def visit_ImportFrom(self, node: cst.ImportFrom) -> bool:
+    def visit_ImportFrom(self, node: cst.ImportFrom) -> None:
+        self._statements.append(node)
+
+    def visit_Import(self, node: cst.Import) -> None:
+        self._statements.append(node)
+
+    def leave_Module(self, original_node: cst.Module) -> None:
+        for statement in self._statements:
+            if isinstance(statement, cst.ImportFrom):
+                self._import_from(statement)
+            else:
+                self._import(statement)
+
+    def _import_from(self, node: cst.ImportFrom) -> None:
         module = module_of(node)
         if isinstance(node.names, cst.ImportStar):
             self._star(node, node.names, module)
-            return False
+            return
         for alias in node.names:
             if not self._is_project(module, alias.evaluated_name):
                 bound = alias.evaluated_alias or alias.evaluated_name
-                self._decide(node, alias, join(module, alias.evaluated_name), bound, bool(alias.asname))
-        return False
+                self._decide(node, alias, join(module, alias.evaluated_name), bound)
 
-    def visit_Import(self, node: cst.Import) -> bool:
+    def _import(self, node: cst.Import) -> None:
         for alias in node.names:
             dotted = alias.evaluated_name
             if alias.asname:
-                self._decide(node, alias, dotted, alias.evaluated_alias or "", True)
-            elif names.canonical(dotted) in names.MODULES or names.canonical(dotted).startswith(_GONE):
+                self._decide(node, alias, dotted, alias.evaluated_alias or "")
+            elif names.canonical(dotted) in table.MODULES or names.canonical(dotted).startswith(_GONE):
                 self._put(node, alias, [Import(dotted.split(".", 1)[0])])
-        return False
 
-    def _decide(self, node: cst.CSTNode, alias: cst.ImportAlias, dotted: str, bound: str, renamed: bool) -> None:
+    def _decide(self, node: cst.CSTNode, alias: cst.ImportAlias, dotted: str, bound: str) -> None:
         name = names.canonical(dotted)
         new = self._new(dotted, name, bound)
         if names.is_kept(dotted):
             self._edits.notice(node, f"{alias.evaluated_name} {names.STILL_THERE}")
-            return
-        is_lost = new is None and name not in names.OLD and name not in names.EMPTIED
-        is_private = name.rsplit(".", 1)[0] in names.PRIVATE
-        if is_lost and not is_private and not name.startswith(_GONE):
+        elif new is None and name not in names.EMPTIED:
+            if name not in table.OLD:
+                self._without_counterpart(node, alias, dotted, bound)
+        elif self._may_change(dotted, name):
+            self._with_counterpart(node, alias, dotted, bound, new)
+
+    def _without_counterpart(self, node: cst.CSTNode, alias: cst.ImportAlias, dotted: str, bound: str) -> None:
+        """A name that is not in the table: of a module that is gone, or private, or none of ours."""
+        name = names.canonical(dotted)
+        module, _, short = dotted.rpartition(".")
+        is_private, is_gone = name.rpartition(".")[0] in names.PRIVATE, name.startswith(_GONE)
+        if not is_private and not is_gone:
             if names.in_unused_copy(dotted):
                 self._edits.notice(node, f"{dotted} {names.NOT_USED}")
-            return
-        uses, remain = self._uses(node, bound)
-        if is_lost and not uses and name.startswith(_GONE) and not self._is_exported(node, bound):
+        elif is_gone and self._is_unused(node, bound):
             self._put(node, alias, [])
-            return
-        if is_lost and (moved := names.moved(dotted)):
+        elif moved := names.moved(dotted):
             module, _, short = moved.rpartition(".")
             self._put(node, alias, [Import(module, short, bound)])
             if names.in_unused_copy(moved):
                 self._edits.notice(node, f"{moved} {names.NOT_USED}")
-            return
-        if is_lost:
-            reason = "is private and has no counterpart." if is_private else "is gone and has no counterpart."
-            self._edits.todo(node, f"{dotted if not is_private else dotted.rsplit('.', 1)[1]} {reason}")
-            return
-        if (new is None and name not in names.EMPTIED) or not self._may_change(dotted, name):
-            return
-        if new is None and not uses and name.startswith(_GONE) and not self._is_exported(node, bound):
+        elif is_private:
+            self._edits.todo(node, f"{short} is private and has no counterpart.")
+        else:
+            self._edits.todo(node, f"{dotted} is gone and has no counterpart.")
+
+    def _with_counterpart(
+        self, node: cst.CSTNode, alias: cst.ImportAlias, dotted: str, bound: str, new: Import | None
+    ) -> None:
+        """A name of the table, or a module that has nothing but such names; `new` is None if it has no other place."""
+        is_gone = names.canonical(dotted).startswith(_GONE)
+        uses, remain = self._uses(node, bound)
+        if new is None and is_gone and self._is_unused(node, bound):
             self._put(node, alias, [])
-            return
-        if bound in self._edits.pinned:
-            if new is None:
-                return
-            self._edits.notice(node, f"{bound} stays because not every use of it could be rewritten.")
-            return
-        if uses and not remain and not self._is_exported(node, bound):
+        elif bound in self._edits.pinned:
+            if new is not None:
+                self._edits.notice(node, f"{bound} stays because not every use of it could be rewritten.")
+        elif uses and not remain and not self._is_exported(node, bound):
             self._put(node, alias, [])
         elif new is not None:
             self._put(node, alias, [new])
-        elif not remain and name.startswith(_GONE):
+        elif not remain and is_gone:
             self._edits.todo(node, f"{dotted} is gone and has no counterpart. Other files import {bound} from here.")
+
+    def _is_unused(self, node: cst.CSTNode, bound: str) -> bool:
+        return not self._uses(node, bound)[0] and not self._is_exported(node, bound)
 
     def _may_change(self, dotted: str, name: str) -> bool:
         standalone = dotted.startswith("keras.") and "experimental" not in dotted
         return not standalone or self._resolver.imports_tensorflow
 
     def _new(self, dotted: str, name: str, bound: str) -> Import | None:
-        old = names.OLD.get(name)
+        old = table.OLD.get(name)
         if old is None and names.in_unused_copy(dotted) and name in names.CURRENT:
             target = name
-        elif old is None and name not in names.MODULES:
+        elif old is None and name not in table.MODULES:
             return None
         elif old is None:
-            target = names.MODULES[name]
-        elif old.role == names.EXPERIMENTAL:
-            target = names.WRAPPER
+            target = table.MODULES[name]
+        elif old.role == table.EXPERIMENTAL:
+            target = table.WRAPPER
         else:
             target = old.new
         if target.startswith("keras."):
@@ -117,9 +140,9 @@ class ImportPlanner:
 
     def _star(self, node: cst.ImportFrom, star: cst.ImportStar, module: str) -> None:
         name = names.canonical(module)
-        if names.MODULES.get(name) == _MIXED_PRECISION or (name == _MIXED_PRECISION and names.in_unused_copy(module)):
+        if table.MODULES.get(name) == _MIXED_PRECISION or (name == _MIXED_PRECISION and names.in_unused_copy(module)):
             self._put(node, star, [Import(f"{_library(module)}.mixed_precision", "*")])
-        elif name in names.MODULES or (name in names.EMPTIED and name != _MIXED_PRECISION):
+        elif name in table.MODULES or (name in names.EMPTIED and name != _MIXED_PRECISION):
             self._put(node, star, [])
 
     def _put(self, statement: cst.CSTNode, alias: cst.CSTNode, new: list[Import]) -> None:

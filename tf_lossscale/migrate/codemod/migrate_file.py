@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
-import tokenize
+import concurrent.futures
+import threading
 import warnings
 from collections.abc import Collection
 from typing import NamedTuple
@@ -13,18 +13,20 @@ import libcst as cst
 
 from tf_lossscale.migrate.codemod.calls import Calls
 from tf_lossscale.migrate.codemod.edits import MARK, Edits
-from tf_lossscale.migrate.codemod.focus import Focus
 from tf_lossscale.migrate.codemod.imports import ImportPlanner
-from tf_lossscale.migrate.codemod.nesting import TooDeepError, require_shallow
 from tf_lossscale.migrate.codemod.objects import ObjectPlanner
 from tf_lossscale.migrate.codemod.plan import Planner
 from tf_lossscale.migrate.codemod.policies import PolicyPlanner, RefusalPlanner
-from tf_lossscale.migrate.codemod.project import Known
+from tf_lossscale.migrate.codemod.project import Around, Known
 from tf_lossscale.migrate.codemod.report import REWRITTEN, TODO, Finding
 from tf_lossscale.migrate.codemod.resolve import Resolver
-from tf_lossscale.migrate.codemod.rewrite import Rewriter, loses_comments
+from tf_lossscale.migrate.codemod.rewrite import Rewriter, comments, loses_comments
 from tf_lossscale.migrate.codemod.strategies import StrategyPlanner
 from tf_lossscale.migrate.codemod.unseen import UnseenPlanner
+
+_ALONE = Around()
+_STACK = 512 * 2**20  # bytes, which are used only by a file that is nested deeply
+_TOO_DEEP = "is nested too deeply for the parser. Split its longest expression or chain of branches, and migrate again"
 
 
 class Outcome(NamedTuple):
@@ -35,7 +37,9 @@ class Outcome(NamedTuple):
     is_settled: bool = True  # False if its names may be clearer now than they were
 
 
-def migrate(source: bytes, known: Known | None = None, requested: Collection[str] = ()) -> Outcome:
+def migrate(
+    source: bytes, known: Known | None = None, requested: Collection[str] = (), around: Around = _ALONE
+) -> Outcome:
     """Rewrite the uses of old names in one file.
 
     >>> old = b"from tensorflow.keras.mixed_precision import LossScaleOptimizer\\nopt = LossScaleOptimizer(inner)\\n"
@@ -47,6 +51,7 @@ def migrate(source: bytes, known: Known | None = None, requested: Collection[str
         source: the file's bytes, in any encoding that Python reads.
         known: old names that other modules of the project pass on to this one, see `project.Project`.
         requested: names that other modules import from this one; "*" stands for any.
+        around: what the other files of the project do.
 
     Returns:
         The new bytes, in the same encoding and with the same line ends, and what was found; where nothing was changed
@@ -56,89 +61,81 @@ def migrate(source: bytes, known: Known | None = None, requested: Collection[str
         ValueError: the file does not parse, is nested too deeply for that, or cannot be written back as it was.
     """
     try:
-        focus = _focused(source, known or {})
-        if focus is None:
-            require_shallow(source)
-            return _until_settled(source, known, requested)
-        require_shallow(focus.source)
-        outcome = _until_settled(focus.source, known, requested)
-        moved = (dataclasses.replace(finding, line=focus.line(finding.line)) for finding in outcome.findings)
-        return Outcome(focus.whole(outcome.source), tuple(moved))
+        return _until_settled(source, known, requested, around)
     except RecursionError as error:
-        raise TooDeepError() from error
-    except (tokenize.TokenError, SyntaxError, UnicodeError) as error:
-        raise _unparsable(source, error) from error
+        raise ValueError(_TOO_DEEP) from error
 
 
-def _focused(source: bytes, known: Known) -> Focus | None:
-    """The part of a file that can matter; None if Python does not parse it."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return Focus(source, known)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-
-
-def _until_settled(source: bytes, known: Known | None, requested: Collection[str]) -> Outcome:
+def _until_settled(source: bytes, known: Known | None, requested: Collection[str], around: Around) -> Outcome:
     """Repeat the pass while statements that bound a name in several ways have become one."""
-    outcome = one_pass(source, known, requested)
+    outcome = one_pass(source, known, requested, around)
     while not outcome.is_settled:
-        again = one_pass(outcome.source, known, requested)
+        again = one_pass(outcome.source, known, requested, around)
         new = (finding for finding in again.findings if finding.kind == REWRITTEN)
         outcome = again._replace(findings=(*outcome.findings, *new))
     return outcome
 
 
-def one_pass(source: bytes, known: Known | None = None, requested: Collection[str] = ()) -> Outcome:
+def one_pass(
+    source: bytes, known: Known | None = None, requested: Collection[str] = (), around: Around = _ALONE
+) -> Outcome:
     """Do what `migrate` does, once; see there."""
-    try:
-        module = cst.parse_module(source)
-    except (cst.ParserSyntaxError, SyntaxError, UnicodeError, LookupError) as error:
-        raise _unparsable(source, error) from error
-    resolver = Resolver(module, known)  # the parser makes each node but whitespace anew
-    if resolver.written.code.encode(module.encoding) != source:
+    module = _parsed(source)
+    if module.bytes != source:
         raise ValueError("cannot be written back as it is: its bytes are not those of its text")
+    resolver = Resolver(module, known, around)
     calls, edits = Calls(resolver), Edits(resolver)
-    for planner in (
-        RefusalPlanner(resolver, calls, edits),
-        PolicyPlanner(resolver, calls, edits),
-        Planner(resolver, calls, edits),
-        ObjectPlanner(resolver, calls, edits),
-        StrategyPlanner(resolver, edits),
-        UnseenPlanner(resolver, edits),
-        ImportPlanner(resolver, edits, set(requested)),
-    ):
-        resolver.visit(planner)
-    rewriter = Rewriter(edits, resolver)
-    new = module.visit(rewriter) if edits.any() else module
+    of_module = resolver, calls, edits
+    resolver.visit_together(RefusalPlanner(*of_module), PolicyPlanner(*of_module))
+    resolver.visit(Planner(*of_module))
+    resolver.visit_together(
+        ObjectPlanner(*of_module),
+        StrategyPlanner(*of_module),
+        UnseenPlanner(*of_module),
+        ImportPlanner(*of_module, set(requested)),  # the last: which uses of a name remain is known now
+    )
+    rewriter = Rewriter(edits)
+    new = resolver.module.visit(rewriter) if edits.any() else module
     result = new.bytes
     if result != source:
-        if loses_comments(resolver, new):
+        if loses_comments(source, result):
             raise ValueError("is left as it was, because the rewrite would lose a comment. Please report this")
         wrong = _as_python_says_it(result)
-        if wrong is not None and _as_python_says_it(source) is None:
+        if wrong is not None:
             raise ValueError(
                 f"is left as it was, because the rewrite would not parse: {_first_line(wrong)}. Please report this"
             )
-    findings = (*sorted(edits.findings), *_left_by_an_earlier_run(resolver, edits))
+    findings = (*sorted(edits.findings), *_left_by_an_earlier_run(source, edits))
     return Outcome(result, findings, is_settled=not rewriter.joined)
 
 
-def _left_by_an_earlier_run(resolver: Resolver, edits: Edits) -> list[Finding]:
+def _left_by_an_earlier_run(source: bytes, edits: Edits) -> list[Finding]:
     """Return the TODOs in comments of the file that were not found again."""
     found = {finding.reason for finding in edits.findings if finding.kind == TODO}
     findings = []
-    for comment in resolver.comments():
-        if comment.value.startswith(MARK):
-            reason = comment.value[len(MARK) :].strip()
+    for comment in comments(source):
+        if comment.string.startswith(MARK):
+            reason = comment.string[len(MARK) :].strip()
             if not any(known and known.startswith(reason) for known in found):
-                findings.append(Finding(*resolver.written.start(comment), TODO, comment.value, reason=reason))
+                findings.append(Finding(*comment.start, TODO, comment.string, reason=reason))
     return sorted(findings)
 
 
-def _unparsable(source: bytes, error: Exception) -> ValueError:
-    return ValueError(f"does not parse: {_first_line(_as_python_says_it(source) or error)}")
+def _parsed(source: bytes) -> cst.Module:
+    """The tree of a file. LibCST's parser is native code that recurses, so it runs on a stack of its own."""
+    wrong = _as_python_says_it(source)  # it names the line, and does not recurse without end
+    if isinstance(wrong, (RecursionError, MemoryError)):
+        raise ValueError(_TOO_DEEP)
+    if wrong is not None:
+        raise ValueError(f"does not parse: {_first_line(wrong)}")
+    usual = threading.stack_size(_STACK)
+    try:
+        with concurrent.futures.ThreadPoolExecutor(1) as executor:
+            return executor.submit(cst.parse_module, source).result()
+    except (cst.ParserSyntaxError, SyntaxError, UnicodeError, LookupError) as error:
+        raise ValueError(f"does not parse: {_first_line(error)}") from error
+    finally:
+        threading.stack_size(usual)
 
 
 def _as_python_says_it(source: bytes) -> Exception | None:

@@ -1,4 +1,4 @@
-"""The old names and what stands in their place: a table, data only.
+"""What the codemod has to know beside the table of old names, `tf_lossscale.legacy.table`.
 
 A name is looked up in its canonical form: see `canonical`. Every other module of the codemod asks this one.
 """
@@ -7,42 +7,23 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import NamedTuple
 
-
-class Old(NamedTuple):
-    """An old name, and the name that replaces it.
-
-    >>> OLD["keras.mixed_precision.experimental.set_policy"].new
-    'keras.mixed_precision.set_global_policy'
-    """
-
-    role: str  # one of the constants below
-    new: str
-
-
-# What an old name can be. The first three are classes of wrappers, told apart by the arguments they take.
-STABLE = "stable"  # (inner_optimizer, dynamic, initial_scale, dynamic_growth_steps)
-EXPERIMENTAL = "experimental"  # (optimizer, loss_scale)
-CONTRIB = "contrib"  # (opt, loss_scale_manager)
-POLICY = "policy"  # (name, loss_scale)
-GRAPH_REWRITE = "graph rewrite"  # (opt, loss_scale)
-KERAS_FUNCTION = "function of keras.mixed_precision"  # renamed
-LEGACY = "legacy"  # lives on in tf_lossscale.legacy, same arguments
-OURS = "ours"  # tf_lossscale.LossScaleOptimizer
+from tf_lossscale.legacy.table import (
+    CONTRIB,
+    CONTRIB_MODULE,
+    EXPERIMENTAL,
+    KERAS,
+    LEGACY_MODULE,
+    MODULES,
+    OLD,
+    OURS,
+    STABLE,
+    TRAINING,
+)
 
 WRAPPERS = (STABLE, EXPERIMENTAL, CONTRIB, OURS)
-
-WRAPPER = "tf_lossscale.LossScaleOptimizer"
 HELPER = "tf_lossscale.legacy.from_loss_scale"
-LEGACY_MODULE = "tf_lossscale.legacy"
 POLICIES = f"{LEGACY_MODULE}.experimental"  # policies that have a loss scale
-FACES = {
-    EXPERIMENTAL: "tf_lossscale.legacy.experimental.LossScaleOptimizer",
-    CONTRIB: "tf_lossscale.legacy.contrib.LossScaleOptimizer",
-}
-
-KERAS = "keras.mixed_precision"
 
 # The libraries that had the old names: modules of a project do not hide them.
 LIBRARIES = ("tensorflow", "tensorflow_core", "keras", "tf_keras", "tf_lossscale")
@@ -61,70 +42,17 @@ _ROOTS = (
     ("keras.mixed_precision.experimental.experimental.", "keras.mixed_precision.experimental."),
 )
 
-OLD: dict[str, Old] = {
-    f"{KERAS}.LossScaleOptimizer": Old(STABLE, WRAPPER),
-    f"{KERAS}.loss_scale_optimizer.LossScaleOptimizer": Old(STABLE, WRAPPER),
-    f"{KERAS}.loss_scale_optimizer.LossScaleOptimizerV3": Old(STABLE, WRAPPER),
-    f"{KERAS}.loss_scale_optimizer.BaseLossScaleOptimizer": Old(STABLE, WRAPPER),
-    f"{KERAS}.loss_scale_optimizer.LossScaleOptimizerV1": Old(EXPERIMENTAL, WRAPPER),
-    f"{KERAS}.experimental.LossScaleOptimizer": Old(EXPERIMENTAL, WRAPPER),
-    f"{KERAS}.experimental.loss_scale_optimizer.LossScaleOptimizer": Old(EXPERIMENTAL, WRAPPER),
-    f"{KERAS}.Policy": Old(POLICY, f"{KERAS}.Policy"),
-    f"{KERAS}.policy.PolicyV1": Old(POLICY, f"{KERAS}.Policy"),
-    WRAPPER: Old(OURS, WRAPPER),
-}
-for _module in (f"{KERAS}.experimental", f"{KERAS}.experimental.policy", f"{KERAS}.policy"):
-    OLD[f"{_module}.Policy"] = Old(POLICY, f"{KERAS}.Policy")
-    OLD[f"{_module}.set_policy"] = Old(KERAS_FUNCTION, f"{KERAS}.set_global_policy")
-    OLD[f"{_module}.set_global_policy"] = Old(KERAS_FUNCTION, f"{KERAS}.set_global_policy")
-    OLD[f"{_module}.global_policy"] = Old(KERAS_FUNCTION, f"{KERAS}.global_policy")
-    OLD[f"{_module}.get_layer_policy"] = Old(LEGACY, f"{LEGACY_MODULE}.experimental.get_layer_policy")
-
-_TRAINING = "tensorflow.python.training.experimental"
-for _module in (
-    "tensorflow.train.experimental",
-    "tensorflow.mixed_precision",
-    "tensorflow.mixed_precision.experimental",
-    f"{_TRAINING}.loss_scale",
-    f"{_TRAINING}.loss_scale_optimizer",
-    f"{_TRAINING}.mixed_precision",
-):
-    for _name in ("LossScale", "FixedLossScale", "DynamicLossScale", "MixedPrecisionLossScaleOptimizer"):
-        OLD[f"{_module}.{_name}"] = Old(LEGACY, f"{LEGACY_MODULE}.{_name}")
-    for _name in ("enable_mixed_precision_graph_rewrite", "enable_mixed_precision_graph_rewrite_v1"):
-        OLD[f"{_module}.{_name}"] = Old(GRAPH_REWRITE, f"{LEGACY_MODULE}.enable_mixed_precision_graph_rewrite")
-    for _name in ("disable_mixed_precision_graph_rewrite", "disable_mixed_precision_graph_rewrite_v1"):
-        OLD[f"{_module}.{_name}"] = Old(LEGACY, f"{LEGACY_MODULE}.disable_mixed_precision_graph_rewrite")
-for _module in (f"{_TRAINING}.loss_scale", f"{KERAS}.experimental.loss_scale", f"{KERAS}.loss_scale"):
-    OLD[f"{_module}.get"] = Old(LEGACY, f"{LEGACY_MODULE}.get")
-
-_CONTRIB = "tensorflow.contrib.mixed_precision"
-for _module in (_CONTRIB, f"{_CONTRIB}.python.loss_scale_manager", f"{_CONTRIB}.python.loss_scale_optimizer"):
-    for _name in ("LossScaleManager", "FixedLossScaleManager", "ExponentialUpdateLossScaleManager"):
-        OLD[f"{_module}.{_name}"] = Old(LEGACY, f"{LEGACY_MODULE}.{_name}")
-    OLD[f"{_module}.LossScaleOptimizer"] = Old(CONTRIB, FACES[CONTRIB])
-
-# A module that is gone, as a value (`mp = tf.keras.mixed_precision.experimental`) -> what has its names now.
-MODULES = {
-    f"{KERAS}.experimental": KERAS,
-    f"{KERAS}.experimental.policy": KERAS,
-    f"{KERAS}.policy": KERAS,
-    "tensorflow.mixed_precision": LEGACY_MODULE,
-    "tensorflow.mixed_precision.experimental": LEGACY_MODULE,
-    _CONTRIB: f"{LEGACY_MODULE}.contrib",
-}
-
 # Modules of which nothing is left once the names above are taken out: their import goes when no use remains.
 EMPTIED = (
     f"{KERAS}.experimental.loss_scale",
     f"{KERAS}.loss_scale",
     f"{KERAS}.experimental.loss_scale_optimizer",
     f"{KERAS}.loss_scale_optimizer",
-    f"{_TRAINING}.loss_scale",
-    f"{_TRAINING}.loss_scale_optimizer",
-    f"{_TRAINING}.mixed_precision",
-    f"{_CONTRIB}.python.loss_scale_manager",
-    f"{_CONTRIB}.python.loss_scale_optimizer",
+    f"{TRAINING}.loss_scale",
+    f"{TRAINING}.loss_scale_optimizer",
+    f"{TRAINING}.mixed_precision",
+    f"{CONTRIB_MODULE}.python.loss_scale_manager",
+    f"{CONTRIB_MODULE}.python.loss_scale_optimizer",
     KERAS,
     *MODULES,
 )
@@ -137,7 +65,7 @@ PRIVATE = {name for name in EMPTIED if name != KERAS and name not in MODULES}
 
 # Those of them that today's TensorFlow still has.
 KEPT = {
-    f"{_TRAINING}.loss_scale": ("_assign_if_finite", "_is_all_finite", "_op_in_graph_mode"),
+    f"{TRAINING}.loss_scale": ("_assign_if_finite", "_is_all_finite", "_op_in_graph_mode"),
     "tensorflow.python.keras.mixed_precision.loss_scale": ("deserialize", "serialize"),
     "tensorflow.python.keras.mixed_precision.loss_scale_optimizer": (
         "_DynamicLossScaleState",
@@ -194,18 +122,11 @@ HOOKS = (
 # Those that tf_lossscale does not have.
 GONE_HOOKS = {*HOOKS} - {"_compute_gradients", "_get_gradients"}
 
-# Constructors whose result is surely not a wrapper yet.
-KERAS_OPTIMIZERS = ("keras.optimizers.",)
-V1_OPTIMIZERS = ("tensorflow.train.",)
-
-# The beginnings of all of the above: `tf.keras` may lead to an old name, `tf.data` does not.
-LEADING = {".".join(name.split(".")[:n]) for name in (*OLD, *MODULES) for n in range(1, name.count(".") + 2)}
-
-# A file without any of these words has no old name, and no comment of an earlier run.
+# Parts of old names that stand for many of them.
+_PARTS = ("mixed_precision", "LossScale", "training.experimental")
+# A file without any of these words, and of the other old names, has no old name and no comment of an earlier run.
 _WORDS = (
-    b"mixed_precision",
-    b"LossScale",
-    b"training.experimental",
+    *(part.encode() for part in _PARTS),
     b"get_scaled_loss",
     b"get_unscaled_gradients",
     OLD_RUN.encode(),
@@ -225,7 +146,22 @@ def is_worth_parsing(source: bytes) -> bool:
     Args:
         source: the file's bytes.
     """
-    return any(word in source for word in _WORDS) or (b"loss_scale" in source and bool(_UNPACKED.search(source)))
+    words = (name.rpartition(".")[2].encode() for name in OLD if not any(part in name for part in _PARTS))
+    return any(word in source for word in (*_WORDS, *words)) or (
+        b"loss_scale" in source and bool(_UNPACKED.search(source))
+    )
+
+
+def is_beginning(name: str) -> bool:
+    """Return whether a name in its canonical form leads to old ones: `tf.keras` does, `tf.data` does not.
+
+    >>> is_beginning("tensorflow.train"), is_beginning("tensorflow.data")
+    (True, False)
+
+    Args:
+        name: a dotted name.
+    """
+    return any(f"{old}.".startswith(f"{name}.") for old in (*OLD, *MODULES))
 
 
 def is_kept(dotted: str) -> bool:

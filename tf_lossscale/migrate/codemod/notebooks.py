@@ -8,12 +8,14 @@ from __future__ import annotations
 import ast
 import bisect
 import dataclasses
-import json
+import json.decoder
+import json.scanner
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple
 
+from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names
 from tf_lossscale.migrate.codemod.report import NOTICE, Finding
 
@@ -25,19 +27,26 @@ _IPYTHON = re.compile(r"\s*[%!?]|.*\?\s*$|\s*[\w.,\s\[\]]+=\s*[%!]")
 # Cell magics of which the other lines are Python.
 _OF_PYTHON = re.compile(r"%%(time|timeit|capture|prun|debug|mypy)\b")
 _WORD = re.compile(r"[^\W\d]\w*")
-_OLD = {"mixed_precision", *(name.rsplit(".", 1)[1] for name in names.OLD if not name.endswith(".get"))}
+_OLD = {"mixed_precision", *(name.rsplit(".", 1)[1] for name in table.OLD if not name.endswith(".get"))}
+# The decoder that is written in Python; that in C does not ask `parse_string`.
+_SCANNER: Any = json.scanner.py_make_scanner  # type: ignore[attr-defined]
+_SCAN_STRING: Any = json.decoder.scanstring  # type: ignore[attr-defined]
 _LEFT = "lines of IPython's own syntax are not changed. An old name in it has to be replaced by hand."
-_DECODER = json.JSONDecoder()
-_SPACE = re.compile(r"[ \t\r\n]*")
+
+
+class _Placed(str):
+    """A string of a JSON document, with its place there."""
+
+    start: int
+    end: int
 
 
 class _Cell(NamedTuple):
-    """The source of a code cell, and where it stands in the file."""
+    """A code cell: its source, and the strings of the file that it is made of."""
 
     source: str
-    start: int  # of its JSON value
-    end: int
-    lines: list[int]  # the number in the file of each of its lines
+    parts: list[_Placed]
+    is_list: bool
 
 
 class Notebook:
@@ -128,8 +137,10 @@ class Notebook:
             if not cell.source.endswith("\n"):
                 changed = changed.removesuffix("\n")
             if changed != cell.source:
-                result += [self._text[done : cell.start], _encoded(changed, self._text[cell.start : cell.end])]
-                done = cell.end
+                if not cell.parts:
+                    raise ValueError("would fill an empty cell, which is our fault")
+                result += [self._text[done : cell.parts[0].start], _encoded(changed, cell, self._text)]
+                done = cell.parts[-1].end
         return "".join([*result, self._text[done:]]).encode()
 
     @property
@@ -151,9 +162,23 @@ class Notebook:
         Args:
             finding: one of the module.
         """
-        cell = bisect.bisect(self._starts, finding.line) - 1
-        lines = self._cells[cell].lines
-        return dataclasses.replace(finding, line=lines[min(finding.line - self._starts[cell], len(lines) - 1)])
+        number = bisect.bisect(self._starts, finding.line) - 1
+        parts, line = self._cells[number].parts, finding.line - self._starts[number]
+        part = parts[min(line, len(parts) - 1)] if len(parts) > line else parts[0]
+        return dataclasses.replace(finding, line=1 + self._text.count("\n", 0, part.start))
+
+    def cell_with(self, migrate: Callable[[bytes], object]) -> int | None:
+        """Return the number of the first code cell that a function refuses, from 1.
+
+        Args:
+            migrate: raises ValueError.
+        """
+        for number, source in enumerate(_CELLS.split(self.source)[1:], 1):
+            try:
+                migrate(source.encode())
+            except ValueError:
+                return number
+        return None
 
 
 def _parses(source: str) -> bool:
@@ -169,82 +194,45 @@ def _parses(source: str) -> bool:
 # JSON with places. ------------------------------------------------------------------------------------------------
 
 
+def _decoded(text: str) -> Any:
+    """Return a JSON document, its strings with their places."""
+
+    def placed(document: str, after_quote: int, strict: bool = True) -> tuple[_Placed, int]:
+        value, end = _SCAN_STRING(document, after_quote, strict)
+        string = _Placed(value)
+        string.start, string.end = after_quote - 1, end
+        return string, end
+
+    decoder: Any = json.JSONDecoder()
+    decoder.parse_string = placed
+    decoder.scan_once = _SCANNER(decoder)
+    return decoder.decode(text)
+
+
 def _cells(text: str) -> Iterator[_Cell]:
     """The code cells of a notebook, in order; of nbformat 3 those of its worksheets."""
-    newlines = [match.start() for match in re.finditer("\n", text)]
-    start = _skip(text, 0)
-    if text[start : start + 1] != "{":
+    notebook = _decoded(text)
+    if not isinstance(notebook, dict):
         raise ValueError("it does not start with {")
-    for key, at in _members(text, start):
-        if key == "cells":
-            yield from _code_cells(text, at, newlines)
-        elif key == "worksheets":
-            for sheet in _elements(text, at):
-                for inner, place in _members(text, sheet):
-                    if inner == "cells":
-                        yield from _code_cells(text, place, newlines)
+    for sheet in (notebook, *notebook.get("worksheets", ())):
+        for cell in sheet.get("cells", ()):
+            source = cell.get("source", cell.get("input"))
+            if source is not None and cell.get("cell_type") == "code":
+                parts: Any = [source] if isinstance(source, str) else source
+                yield _Cell("".join(parts), parts, not isinstance(source, str))
 
 
-def _code_cells(text: str, at: int, newlines: list[int]) -> Iterator[_Cell]:
-    for place in _elements(text, at):
-        members = dict(_members(text, place))
-        start = members.get("source", members.get("input"))
-        if start is None or "cell_type" not in members or _value(text, members["cell_type"])[0] != "code":
-            continue
-        source, end = _value(text, start)
-        starts = list(_elements(text, start)) if isinstance(source, list) else [start]
-        joined = source if isinstance(source, str) else "".join(cast("list[str]", source))
-        lines = [1 + bisect.bisect(newlines, each) for each in starts] or [1]
-        if len(lines) != max(1, len(joined.splitlines())):  # not one element for each line
-            lines = lines[:1] * max(1, len(joined.splitlines()))
-        yield _Cell(joined, start, end, lines)
-
-
-def _skip(text: str, at: int) -> int:
-    match = _SPACE.match(text, at)
-    return at if match is None else match.end()
-
-
-def _value(text: str, at: int) -> tuple[object, int]:
-    return _DECODER.raw_decode(text, at)
-
-
-def _members(text: str, at: int) -> Iterator[tuple[str, int]]:
-    """The keys of a JSON object, with the places of their values."""
-    if text[at] != "{":
-        return
-    at = _skip(text, at + 1)
-    while text[at] != "}":
-        key, end = _value(text, at)
-        at = _skip(text, _skip(text, end) + 1)
-        yield str(key), at
-        at = _skip(text, _value(text, at)[1])
-        at = _skip(text, at + 1) if text[at] == "," else at
-
-
-def _elements(text: str, at: int) -> Iterator[int]:
-    """The places of the elements of a JSON array."""
-    if text[at] != "[":
-        return
-    at = _skip(text, at + 1)
-    while text[at] != "]":
-        yield at
-        at = _skip(text, _value(text, at)[1])
-        at = _skip(text, at + 1) if text[at] == "," else at
-
-
-def _encoded(source: str, old: str) -> str:
+def _encoded(source: str, cell: _Cell, text: str) -> str:
     """The JSON of a cell's new source, in the layout of the old one; lines that stay keep their bytes."""
-    only_ascii = old.isascii()
-    if old[0] != "[":
+    first, last = cell.parts[0], cell.parts[-1]
+    only_ascii = text[first.start : last.end].isascii()
+    if not cell.is_list:
         return json.dumps(source, ensure_ascii=only_ascii)
-    spans = [(at, _value(old, at)) for at in _elements(old, 0)]
-    kept = {value: old[at:end] for at, (value, end) in spans}
-    first = spans[0][0] if spans else 1
-    between = old[spans[0][1][1] : spans[1][0]] if len(spans) > 1 else "," + old[1:first]
-    last = spans[-1][1][1] if spans else 1
-    lines = [kept.get(line) or json.dumps(line, ensure_ascii=only_ascii) for line in source.splitlines(keepends=True)]
-    return old[:first] + between.join(lines) + old[last:]
+    kept: dict[str, str] = {part: text[part.start : part.end] for part in cell.parts}
+    before = text[text.rindex("[", 0, first.start) + 1 : first.start]
+    between = text[first.end : cell.parts[1].start] if len(cell.parts) > 1 else f",{before}"
+    lines = source.splitlines(keepends=True)
+    return between.join(kept.get(line) or json.dumps(line, ensure_ascii=only_ascii) for line in lines)
 
 
 def rewritten(
@@ -263,6 +251,10 @@ def rewritten(
         ValueError: see `Notebook`, and what `migrate` raises.
     """
     notebook = Notebook(content)
-    new, findings = migrate(notebook.source.encode(), notebook.words)
+    try:
+        new, findings = migrate(notebook.source.encode(), notebook.words)
+    except ValueError as error:
+        number = notebook.cell_with(lambda source: migrate(source, set()))
+        raise ValueError(f"code cell {number} {error}" if number else str(error)) from error
     findings = (*findings, *notebook.left())
     return notebook.with_source(new.decode()), tuple(notebook.in_file(finding) for finding in findings)

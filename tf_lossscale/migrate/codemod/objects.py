@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import libcst as cst
+import libcst.matchers as m
 
+from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import calls as kinds
 from tf_lossscale.migrate.codemod import names
 from tf_lossscale.migrate.codemod.arguments import code, number, text
-from tf_lossscale.migrate.codemod.calls import Calls
-from tf_lossscale.migrate.codemod.edits import Edits, with_parentheses_of
+from tf_lossscale.migrate.codemod.calls import Calls, optimizer_of
+from tf_lossscale.migrate.codemod.edits import Edits, Visitor, with_parentheses_of
 from tf_lossscale.migrate.codemod.project import UNKNOWN
 from tf_lossscale.migrate.codemod.resolve import Resolver
 
@@ -16,6 +18,7 @@ from tf_lossscale.migrate.codemod.resolve import Resolver
 _HAVE_A_TENSOR = {kinds.WRAPPER, kinds.FACE, kinds.KERAS_OPTIMIZER, kinds.V1_OPTIMIZER}
 # What has `_optimizer` or `_loss_scale` only if it is a wrapper.
 _PLAIN_OR_WRAPPER = {kinds.WRAPPER, kinds.KERAS_OPTIMIZER, kinds.V1_OPTIMIZER}
+_OF_WRAPPERS = ("_optimizer", "_opt", "_loss_scale", "loss_scale", "_loss_scale_manager")
 _METHODS = ("get_scaled_loss", "get_unscaled_gradients")  # of the old class, and of no other
 _COMPILED = "compile() under mixed_float16 wraps a bare optimizer in Keras's own class"
 _TAKES = "_loss_scale takes an object with the methods __call__() and update(grads), such as a LossScale"
@@ -26,29 +29,41 @@ _UPDATED = (
 _GIVE = "Give compile() a tf_lossscale.LossScaleOptimizer."
 
 
-class ObjectPlanner:
-    """Fills the edits of one module with those of attributes.
-
-    Args:
-        resolver: of the module.
-        calls: of the module.
-        edits: to be filled.
-    """
+class ObjectPlanner(Visitor):
+    """Fills the edits of one module with those of attributes."""
 
     def __init__(self, resolver: Resolver, calls: Calls, edits: Edits):
-        self._resolver = resolver
-        self._calls = calls
-        self._edits = edits
+        super().__init__(resolver, calls, edits)
         self._handled: set[cst.CSTNode] = set()
         self._open: set[cst.CSTNode] = set()
         self._said: set[tuple[cst.CSTNode | None, str]] = set()  # (function, optimizer)
+        self._suspected: list[tuple[cst.CSTNode, str]] = []
+        self._compiled: list[cst.Call] = []
 
     def visit_Call(self, node: cst.Call) -> None:
         self._call_of_loss_scale(node)
         self._tested(node)
+        if self._calls.is_compile(node):
+            self._compiled.append(node)
+
+    def leave_Module(self, original_node: cst.Module) -> None:
+        for node, what in self._suspected:
+            why = self._why_suspected(node)
+            if why:
+                self._edits.notice(node, f"{_COMPILED}, which {what}. {_GIVE} {why}")
+
+    def _why_suspected(self, node: cst.CSTNode) -> str | None:
+        """Why compile() may have made the optimizer; None if the project compiles none, or wrapped ones only."""
+        bare = [call for call in self._compiled if self._calls.kinds(optimizer_of(call)) != {kinds.WRAPPER}]
+        if bare:
+            return f"Suspected because of compile() in line {self._resolver.start(bare[0])[0]}."
+        owner = self._resolver.enclosing(node, cst.ClassDef)
+        if isinstance(owner, cst.ClassDef) and m.findall(owner.body, m.FunctionDef(m.Name("train_step"))):
+            return "Suspected because this class is a Keras model."
+        return None if self._compiled and not self._resolver.around.compiles else self._resolver.around.reason
 
     def visit_Attribute(self, node: cst.Attribute) -> None:
-        if node not in self._handled and node.attr.value in ("_optimizer", "_loss_scale", "loss_scale"):
+        if node not in self._handled and node.attr.value in _OF_WRAPPERS:
             self._attribute(node)
         if node.attr.value == "update":
             self._update(node)
@@ -60,7 +75,7 @@ class ObjectPlanner:
     def _update(self, node: cst.Attribute) -> None:
         """`loss_scale.update(...)` of an object that is not known."""
         scale = node.value
-        if not self._is_loss_scale(scale) or self._calls.kinds(scale) != {UNKNOWN}:
+        if not self._is_loss_scale(scale) or self._calls.kinds(scale) != {UNKNOWN} or self._calls.told_otherwise(scale):
             return
         owner = scale.value if isinstance(scale, cst.Attribute) else None
         if owner and (self._is_own_wrapper(owner) or kinds.WRAPPER in self._calls.kinds(owner)):
@@ -94,7 +109,7 @@ class ObjectPlanner:
             self._lacks(node, tested, f"has no {text(what)}")
 
     def _compared(self, node: cst.CSTNode, tested: cst.BaseExpression, what: cst.BaseExpression) -> None:
-        if self._resolver.meaning(what).roles & {names.STABLE, names.EXPERIMENTAL}:
+        if self._resolver.meaning(what).roles & {table.STABLE, table.EXPERIMENTAL}:
             self._lacks(node, tested, "is no instance of this class")
 
     def _lacks(self, node: cst.CSTNode, tested: cst.BaseExpression, what: str) -> None:
@@ -109,8 +124,10 @@ class ObjectPlanner:
             return False
         if isinstance(expression, cst.Name):
             reaching = [getattr(a, "node", None) for a in self._resolver.reaching(expression)]
-            if any(isinstance(node, cst.Param) for node in reaching):
-                return expression.value != "self" and self._resolver.uses_old_api
+            parameters = [node for node in reaching if isinstance(node, cst.Param)]
+            if parameters:
+                is_own = any(map(self._is_given_a_wrapper, parameters))
+                return expression.value != "self" and self._resolver.uses_old_api and not is_own
         elif not isinstance(expression, cst.Attribute) or expression.attr.value != "optimizer":
             return False
         values = [value for value in self._resolver.values(expression) if value is not None]
@@ -121,16 +138,32 @@ class ObjectPlanner:
         self._open.discard(expression)
         return found
 
+    def _is_given_a_wrapper(self, parameter: cst.Param) -> bool:
+        """Return whether a call in this file gives a function a wrapper for a parameter, by name or by place."""
+        function = self._resolver.enclosing(parameter, cst.FunctionDef)
+        if not isinstance(function, cst.FunctionDef):
+            return False
+        name = parameter.name.value
+        places = [index for index, other in enumerate(function.params.params) if other is parameter]
+        arguments = [
+            argument.value
+            for used in self._resolver.names.get(function.name.value, ())
+            if isinstance(call := self._resolver.parents.get(used), cst.Call) and call.func is used
+            for index, argument in enumerate(call.args)
+            if (argument.keyword.value == name if argument.keyword else index in places)
+        ]
+        return any(kinds.WRAPPER in self._calls.kinds(argument) for argument in arguments)
+
     def _is_of_model(self, expression: cst.BaseExpression) -> bool:
         """Return whether an expression is the optimizer of a model, which this file does not assign."""
         is_unknown = self._resolver.values(expression) == [None] and isinstance(expression, cst.Attribute)
         return is_unknown and self._may_be_compiled(expression)
 
     def _say(self, node: cst.CSTNode, optimizer: cst.BaseExpression, what: str) -> None:
-        """Report that Keras's own class may come here, once for an object in a function."""
+        """Note that Keras's own class may come here, once for an object in a function."""
         if self._place(node, optimizer) not in self._said:
             self._said.add(self._place(node, optimizer))
-            self._edits.notice(node, f"{_COMPILED}, which {what}. {_GIVE}")
+            self._suspected.append((node, what))
 
     def _place(self, node: cst.CSTNode, optimizer: cst.BaseExpression) -> tuple[cst.CSTNode | None, str]:
         return self._resolver.enclosing(node, cst.FunctionDef), code(optimizer)
@@ -158,8 +191,10 @@ class ObjectPlanner:
             )
         elif (
             (UNKNOWN in found or kinds.WRAPPER in found)
-            and self._resolver.uses_old_api
+            and (self._resolver.uses_old_api or (self._resolver.around.wraps and code(func.value) != "self"))
             and not self._is_own_method(func)
+            and not self._calls.told_otherwise(func)
+            and not self._calls.told_otherwise(func.value)
         ):
             self._handled.add(func)
             self._edits.todo(
@@ -196,14 +231,21 @@ class ObjectPlanner:
         if kinds.WRAPPER not in found or not self._resolver.is_read(node):
             return
         parent = self._resolver.parents[node]
-        if attribute == "_optimizer":
+        if attribute == "_loss_scale_manager":
+            self._edits.todo(node, "tf_lossscale.LossScaleOptimizer has no manager: read its loss_scale.")
+        elif attribute in ("_optimizer", "_opt"):
             if found <= _PLAIN_OR_WRAPPER:
                 self._rename(node, "inner_optimizer")
             else:
                 self._edits.todo(node, f"if {code(node.value)} is a LossScaleOptimizer, write inner_optimizer.")
         elif isinstance(parent, cst.Attribute) and parent.value is node:
             self._state(parent, node, found)
-        elif attribute == "_loss_scale" and found <= _PLAIN_OR_WRAPPER and not self._resolver.assigns("_loss_scale"):
+        elif (
+            attribute == "_loss_scale"
+            and not isinstance(parent, (cst.Assign, cst.AnnAssign, cst.NamedExpr, cst.Return))  # the state is kept
+            and found <= _PLAIN_OR_WRAPPER
+            and not self._resolver.assigns("_loss_scale")
+        ):
             self._rename(node, "loss_scale")
 
     def _replaced(self, node: cst.Attribute, found: set[str]) -> None:
@@ -213,7 +255,7 @@ class ObjectPlanner:
         value = self._resolver.value_assigned_to(node)
         dotted = self._resolver.dotted(value.func) if isinstance(value, cst.Call) else set()
         is_tensor = any(
-            names.canonical(d).startswith("tensorflow.") and names.canonical(d) not in names.OLD for d in dotted
+            names.canonical(d).startswith("tensorflow.") and names.canonical(d) not in table.OLD for d in dotted
         )
         if is_tensor or (value is not None and number(value) is not None):
             self._edits.todo(node, f"{_TAKES}, not a number or tensor.")
@@ -231,6 +273,8 @@ class ObjectPlanner:
 
     def _state(self, outer: cst.Attribute, node: cst.Attribute, found: set[str]) -> None:
         name = outer.attr.value
+        if node.attr.value == "_loss_scale" and (name == "multiplier" or not self._resolver.is_read(outer)):
+            return  # the state of today's wrapper has these names
         if name in names.STATE and found <= _PLAIN_OR_WRAPPER:
             new = names.STATE[name]
             self._handled.add(node)

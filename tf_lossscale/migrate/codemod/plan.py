@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import libcst as cst
 import libcst.matchers as m
 from libcst.metadata import ClassScope
 
+from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names
 from tf_lossscale.migrate.codemod.arguments import COMMA, Written, code, rewritten, text
 from tf_lossscale.migrate.codemod.calls import Calls
-from tf_lossscale.migrate.codemod.edits import Edits, Now, with_parentheses_of
+from tf_lossscale.migrate.codemod.edits import Edits, Now, Visitor, with_parentheses_of
 from tf_lossscale.migrate.codemod.project import UNKNOWN
 from tf_lossscale.migrate.codemod.resolve import Meaning, Resolver
 
@@ -38,24 +41,16 @@ _ASSERTS = m.Attribute(attr=m.Name("assertIsInstance") | m.Name("assertNotIsInst
 _TYPING = {"typing.cast", "typing.TypeVar"}
 _ASKING = ("getattr", "hasattr")
 
-_OLDER = f"If the subclass is called with loss_scale, derive it from {names.FACES[names.EXPERIMENTAL]}."
-_CHOOSE = f"Write {names.WRAPPER} or {names.FACES[names.EXPERIMENTAL]}."
+_OLDER = f"If the subclass is called with loss_scale, derive it from {table.FACES[table.EXPERIMENTAL]}."
+_CHOOSE = f"Write {table.WRAPPER} or {table.FACES[table.EXPERIMENTAL]}."
 
 
-class Planner:
-    """Fills the edits of one module.
-
-    Args:
-        resolver: of the module.
-        calls: of the module.
-        edits: to be filled.
-    """
+class Planner(Visitor, cst.CSTVisitor):
+    """Fills the edits of one module."""
 
     def __init__(self, resolver: Resolver, calls: Calls, edits: Edits):
-        self._resolver = resolver
-        self._edits = edits
+        super().__init__(resolver, calls, edits)
         self._handled: set[cst.CSTNode] = set()
-        self.calls = calls
 
     # Calls. -----------------------------------------------------------------------------------------------------
 
@@ -67,17 +62,25 @@ class Planner:
             self._reference(node)
         meaning = self._resolver.meaning(node.func)
         if meaning.old:
+            self._rename_arguments(node, meaning)
             self._call_of_old_name(node, meaning)
+
+    def _rename_arguments(self, node: cst.Call, meaning: Meaning) -> None:
+        renamed = {old: new for _, row in meaning.old for old, new in row.renamed.items()}
+        keywords = [argument.keyword for argument in node.args if argument.keyword]
+        for keyword in keywords if node.func not in self._edits.frozen else ():
+            if keyword.value in renamed:
+                self._edits.replace_name(keyword, renamed[keyword.value])
 
     def _call_of_old_name(self, node: cst.Call, meaning: Meaning) -> None:
         roles = meaning.roles
-        if node.func in self._edits.frozen or not roles & {*names.WRAPPERS, names.GRAPH_REWRITE}:
+        if node.func in self._edits.frozen or not roles & {*names.WRAPPERS, table.GRAPH_REWRITE}:
             return  # a name that is only renamed: the visit of the name does it
         self._handled.add(node.func)
-        if roles == {names.GRAPH_REWRITE}:
+        if roles == {table.GRAPH_REWRITE}:
             self._graph_rewrite(node, meaning)
             return
-        written = self.calls.written(node, meaning)
+        written = self._calls.written(node, meaning)
         self._write(node, written)
 
     def _write(self, node: cst.Call, written: Written) -> None:
@@ -99,18 +102,18 @@ class Planner:
     def _is_unchanged(self, node: cst.Call, written: Written) -> bool:
         same = [(a.keyword.value if a.keyword else None, index) for index, a in enumerate(node.args)]
         return list(written.arguments) == same and (
-            written.target == names.WRAPPER or not self._resolver.meaning(node.func).roles & {names.EXPERIMENTAL}
+            written.target == table.WRAPPER or not self._resolver.meaning(node.func).roles & {table.EXPERIMENTAL}
         )
 
     def _graph_rewrite(self, node: cst.Call, meaning: Meaning) -> None:
-        written = self.calls.written(node, meaning)
+        written = self._calls.written(node, meaning)
         statement = self._resolver.statement(node)
         option = self._option_line(node)
         alone = isinstance(statement, cst.SimpleStatementLine) and len(statement.body) == 1
         is_value = alone and isinstance(statement.body[0], cst.Assign) and statement.body[0].value is node
-        if written.target == names.WRAPPER and option and is_value:
+        if written.target == table.WRAPPER and option and is_value:
             self._edits.lines.setdefault(statement, []).append(option)
-        elif written.target == names.WRAPPER:
+        elif written.target == table.WRAPPER:
             same = [(a.keyword.value if a.keyword else None, index) for index, a in enumerate(node.args)]
             written = Written(next(o.new for _, o in meaning.old), same)
         self._write(node, written)
@@ -127,14 +130,14 @@ class Planner:
 
     def _probe(self, node: cst.Call, is_getattr: bool) -> None:
         """`hasattr(module, "old name")`, and `getattr` with a default: as before if the name was there before."""
-        if (attribute := text(node.args[1].value)) is None:
+        if (attribute := text(node.args[1].value)) is None or self._resolver.is_shim(node, attribute):
             return
         full = {names.canonical(f"{d}.{attribute}") for d in self._resolver.dotted(node.args[0].value) if d != UNKNOWN}
         if len(full) != 1:
             return
         (name,) = full
-        old = names.OLD.get(name)
-        if old and (old.role == names.OURS or (old.role == names.STABLE and not is_getattr)):
+        old = table.OLD.get(name)
+        if old and (old.role == table.OURS or (old.role == table.STABLE and not is_getattr)):
             return  # still there
         if old and old.new.startswith("keras."):
             short = old.new.rsplit(".", 1)[1]
@@ -146,10 +149,10 @@ class Planner:
                 short,
             )
             return
-        if old is None and name not in names.MODULES:
+        if old is None and name not in table.MODULES:
             return
-        new = names.FACES.get(old.role, old.new) if old else names.MODULES[name]
-        new = f"{names.LEGACY_MODULE}.experimental" if new == "keras.mixed_precision" else new
+        new = table.FACES.get(old.role, old.new) if old else table.MODULES[name]
+        new = f"{table.LEGACY_MODULE}.experimental" if new == "keras.mixed_precision" else new
         module, short = new.rsplit(".", 1)
         self._edits.gone.add(node.args[0].value)
         self._handled.add(node.args[0].value)
@@ -186,24 +189,29 @@ class Planner:
             return node not in self._edits.gone
         if not self._resolver.is_read(node):
             return self._assigned(node)
+        if self._resolver.is_shim(node, node.attr.value) and self._is_tried(node):
+            self._edits.freeze(node)
+            return False
         if node.attr.value == "mixed_precision" and self._is_in_unused_copy(node):
             self._out_of_unused_copy(node)
         meaning = self._resolver.meaning(node)
         if meaning.old:
             self._reference(node)
-            return bool(meaning.roles & {names.KERAS_FUNCTION, names.POLICY}) and node not in self._edits.gone
+            return bool(meaning.roles & {table.KERAS_FUNCTION, table.POLICY}) and node not in self._edits.gone
         dotted = {names.canonical(d) for d in self._resolver.dotted(node) if d != UNKNOWN}
-        if dotted & names.MODULES.keys():
+        if dotted & table.MODULES.keys():
             return self._module(node, dotted)
-        owners = {d.rpartition(".")[0] for d in dotted}
-        if isinstance(node.value, cst.Name) and owners and owners <= names.MODULES.keys() - names.OLD.keys():
+        return self._without_counterpart(node, {d.rpartition(".")[0] for d in dotted})
+
+    def _without_counterpart(self, node: cst.Attribute, owners: set[str]) -> bool:
+        """Report a name that is not in the table, of a module that is gone or private."""
+        if isinstance(node.value, cst.Name) and owners and owners <= table.MODULES.keys() - table.OLD.keys():
             self._edits.todo(node, f"{code(node)} has no counterpart.")
             return False
-        if any(d.rsplit(".", 1)[0] in names.PRIVATE for d in dotted):
-            if all(map(names.is_kept, self._resolver.dotted(node))):
-                self._edits.notice(node, f"{code(node)} {names.STILL_THERE}")
-            else:
-                self._edits.todo(node, f"{code(node)} is private and has no counterpart.")
+        if owners & names.PRIVATE and all(map(names.is_kept, self._resolver.dotted(node))):
+            self._edits.notice(node, f"{code(node)} {names.STILL_THERE}")
+        elif owners & names.PRIVATE:
+            self._edits.todo(node, f"{code(node)} is private and has no counterpart.")
         return True
 
     def _is_in_unused_copy(self, node: cst.Attribute) -> bool:
@@ -223,13 +231,20 @@ class Planner:
         """`tf.keras.mixed_precision.LossScaleOptimizer = ...`; not `self.wrapper = ...`, whatever it holds."""
         if self._resolver.dotted(node.value) == {UNKNOWN}:
             return True
-        gone = {names.canonical(d) for d in self._resolver.dotted(node)} & names.MODULES.keys()
-        same = f"{names.KERAS}.{node.attr.value}"
+        if self._resolver.is_shim(node, node.attr.value):
+            self._edits.freeze(node.value)
+            return False
+        gone = {names.canonical(d) for d in self._resolver.dotted(node)} & table.MODULES.keys()
+        same = f"{table.KERAS}.{node.attr.value}"
         old = {old.role for _, old in self._resolver.meaning(node).old if old.new != same}
-        if not gone and old <= {names.OURS}:
+        if not gone and old <= {table.OURS}:
             return True
         self._edits.todo(node, "another name is used in its place, so what is assigned here has no effect.")
         return False
+
+    def _is_tried(self, node: cst.Attribute) -> bool:
+        """Return whether a statement only asks whether a name is there."""
+        return isinstance(self._resolver.parents[node], cst.Expr)
 
     def visit_Name(self, node: cst.Name) -> None:
         if node in self._handled or node in self._edits.frozen or not self._resolver.is_read(node):
@@ -251,7 +266,7 @@ class Planner:
         """An old name that is not called here as a wrapper."""
         meaning = self._resolver.meaning(node)
         roles = meaning.roles
-        if roles & {names.KERAS_FUNCTION, names.POLICY}:
+        if roles & {table.KERAS_FUNCTION, table.POLICY}:
             self._policy_name(node, meaning)
             return
         target = self._target(node, roles) or self._told_by_subclass(node, roles)
@@ -259,16 +274,16 @@ class Planner:
             self._edits.todo(
                 node, f"{code(node)} is one of two classes here, which take different arguments. {_CHOOSE}"
             )
-            target = names.WRAPPER
+            target = table.WRAPPER
         if not self._keeps_name(node, target):
             self._edits.replace_name(node, target)
 
     def _target(self, node: cst.BaseExpression, roles: set[str]) -> str | None:
         if roles <= set(names.WRAPPERS):
             context = self._context(node)
-            if context == "type" or roles <= {names.STABLE, names.OURS}:
-                return names.FACES[names.CONTRIB] if roles == {names.CONTRIB} else names.WRAPPER
-            return names.FACES[next(iter(roles))] if len(roles) == 1 else None
+            if context == "type" or roles <= {table.STABLE, table.OURS}:
+                return table.FACES[table.CONTRIB] if roles == {table.CONTRIB} else table.WRAPPER
+            return table.FACES[next(iter(roles))] if len(roles) == 1 else None
         new = {old.new for _, old in self._resolver.meaning(node).old}
         return new.pop() if len(new) == 1 else None
 
@@ -276,12 +291,12 @@ class Planner:
         """The class that a subclass of one of two takes its `super().__init__` for; if it does not say, the newer."""
         owner = self._resolver.enclosing(node, cst.ClassDef)
         is_base = isinstance(owner, cst.ClassDef) and any(base.value is node for base in owner.bases)
-        if not is_base or not roles <= {names.STABLE, names.EXPERIMENTAL, names.OURS}:
+        if not is_base or not roles <= {table.STABLE, table.EXPERIMENTAL, table.OURS}:
             return None
-        is_old = self.calls.is_old_base(owner)
+        is_old = self._calls.is_old_base(owner)
         if is_old is None:
             self._edits.notice(node, f"{code(node)} is one of two classes here, and the newer one is taken. {_OLDER}")
-        return names.FACES[names.EXPERIMENTAL] if is_old else names.WRAPPER
+        return table.FACES[table.EXPERIMENTAL] if is_old else table.WRAPPER
 
     def _context(self, node: cst.BaseExpression) -> str:
         """ "type" where a class is only named or compared, "value" where it can be called or derived from."""
@@ -320,9 +335,9 @@ class Planner:
         if isinstance(node, cst.Name) and node.value in self._edits.pinned:
             return False
         meaning = self._resolver.meaning(node)
-        if meaning.roles <= {names.OURS}:
-            return target == names.WRAPPER
-        bound = {names.WRAPPER if o.role in (names.STABLE, names.EXPERIMENTAL) else o.new for _, o in meaning.old}
+        if meaning.roles <= {table.OURS}:
+            return target == table.WRAPPER
+        bound = {table.WRAPPER if o.role in (table.STABLE, table.EXPERIMENTAL) else o.new for _, o in meaning.old}
         if bound != {target}:
             return False
         if isinstance(node, cst.Name):
@@ -362,13 +377,13 @@ class Planner:
         parent = self._resolver.parents[node]
         if isinstance(parent, cst.Attribute) and parent.value is node and parent not in self._edits.expressions:
             full = {names.canonical(d) for d in self._resolver.dotted(parent)}
-            if not any(name in names.OLD or name in names.MODULES for name in full):
+            if not any(name in table.OLD or name in table.MODULES for name in full):
                 self._edits.todo(parent, f"{code(parent)} has no counterpart.")
                 return False
         if self._resolver.through_project(node):
             return True
         self._out_of_sight(node)
-        new = {names.MODULES.get(name, name) for name in dotted}
+        new = {table.MODULES.get(name, name) for name in dotted}
         if len(new) == 1 and "keras.mixed_precision" in new:
             if node.attr.value in ("experimental", "policy"):
                 self._edits.expressions[node] = lambda updated, now: updated.value
@@ -383,30 +398,47 @@ class Planner:
 
     def _out_of_sight(self, node: cst.BaseExpression) -> None:
         """Report a module that is gone where it becomes a value that is not followed, such as an argument."""
-        if not {names.canonical(dotted) for dotted in self._resolver.dotted(node)} & names.MODULES.keys():
+        if not {names.canonical(dotted) for dotted in self._resolver.dotted(node)} & table.MODULES.keys():
             return
         outer = self._resolver.parents[node]
         while isinstance(outer, (cst.IfExp, cst.BooleanOperation)):
             outer = self._resolver.parents[outer]
-        if isinstance(outer, cst.Arg):
-            call = self._resolver.parents[outer]
-            asks = isinstance(call, cst.Call) and any(self._resolver.is_builtin(call.func, f) for f in _ASKING)
-            if asks and len(call.args) > 1 and text(call.args[1].value) is not None:
-                return
-        elif isinstance(outer, cst.Return):
-            function = self._resolver.enclosing(outer, cst.FunctionDef)
-            if isinstance(function, cst.FunctionDef) and not function.decorators and not _must_be_given(function):
-                return
-        elif isinstance(outer, cst.Element):
-            statement = self._resolver.parents[self._resolver.parents[outer]]
-            if isinstance(statement, cst.Assign) and isinstance(statement.targets[0].target, (cst.Tuple, cst.List)):
-                return
-        elif isinstance(outer, cst.Assign):
-            if not isinstance(outer.targets[0].target, cst.Subscript):
-                return
-        elif not isinstance(outer, _LOSING):
-            return
-        self._edits.notice(node, _NOT_FOLLOWED)
+        is_followed = _FOLLOWED.get(type(outer))
+        if isinstance(outer, _LOSING) or (is_followed and not is_followed(self._resolver, outer)):
+            self._edits.notice(node, _NOT_FOLLOWED)
+
+
+def _asks(resolver: Resolver, argument: cst.CSTNode) -> bool:
+    """`hasattr(module, "name")` and `getattr`."""
+    call = resolver.parents[argument]
+    is_asking = isinstance(call, cst.Call) and any(resolver.is_builtin(call.func, name) for name in _ASKING)
+    return is_asking and len(call.args) > 1 and text(call.args[1].value) is not None
+
+
+def _is_returned_to_callers(resolver: Resolver, statement: cst.CSTNode) -> bool:
+    """`return module` in a function that is called without arguments."""
+    function = resolver.enclosing(statement, cst.FunctionDef)
+    return isinstance(function, cst.FunctionDef) and not function.decorators and not _must_be_given(function)
+
+
+def _is_unpacked(resolver: Resolver, element: cst.CSTNode) -> bool:
+    """`a, b = module, other`."""
+    statement = resolver.parents[resolver.parents[element]]
+    return isinstance(statement, cst.Assign) and isinstance(statement.targets[0].target, _SEVERAL)
+
+
+def _has_a_name(resolver: Resolver, statement: cst.CSTNode) -> bool:
+    """`name = module`, and no `table["key"] = module`."""
+    return isinstance(statement, cst.Assign) and not isinstance(statement.targets[0].target, cst.Subscript)
+
+
+#: Where a module can stand -> whether it is followed from there.
+_FOLLOWED: dict[type[cst.CSTNode], Callable[[Resolver, cst.CSTNode], bool]] = {
+    cst.Arg: _asks,
+    cst.Return: _is_returned_to_callers,
+    cst.Element: _is_unpacked,
+    cst.Assign: _has_a_name,
+}
 
 
 def _must_be_given(function: cst.FunctionDef) -> bool:

@@ -7,7 +7,9 @@ those of `tf_lossscale.legacy.experimental`, which have one. What `compile` is g
 from __future__ import annotations
 
 import libcst as cst
+from libcst.helpers import get_full_name_for_node
 
+from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import calls as kinds
 from tf_lossscale.migrate.codemod import names
 from tf_lossscale.migrate.codemod.arguments import (
@@ -21,12 +23,23 @@ from tf_lossscale.migrate.codemod.arguments import (
     text,
 )
 from tf_lossscale.migrate.codemod.calls import Calls
-from tf_lossscale.migrate.codemod.edits import Edits
+from tf_lossscale.migrate.codemod.edits import Edits, Visitor
+from tf_lossscale.migrate.codemod.project import UNKNOWN
 from tf_lossscale.migrate.codemod.resolve import Resolver
 
 _WRAPS = (
     "compile() under mixed_float16 wraps a bare optimizer in Keras's own class. For this package's class give "
     "compile() a tf_lossscale.LossScaleOptimizer, or call tf_lossscale.install()."
+)
+# Attributes that today's policies do not have.
+_OF_OLD_POLICIES = ("loss_scale", "should_cast_variables")
+_NOT_IN_KERAS = (
+    "if {0} is a dtype policy, it has no {1} in today's Keras. Make it with tf_lossscale.legacy.experimental.Policy, "
+    "or take it from tf_lossscale.legacy.experimental.global_policy() or get_layer_policy(layer)."
+)
+_INFER = (
+    "Keras has no policy {} any more. Write 'mixed_float16' if the inputs of the layers are float16, and 'float32' "
+    "otherwise."
 )
 _DOES_NOT_READ = (
     "compile() does not read the loss_scale of a policy. Give compile() a tf_lossscale.LossScaleOptimizer with this "
@@ -34,38 +47,50 @@ _DOES_NOT_READ = (
 )
 
 
-class PolicyPlanner:
-    """Fills the edits of one module with those of policies.
-
-    Args:
-        resolver: of the module.
-        calls: of the module.
-        edits: to be filled.
-    """
+class PolicyPlanner(Visitor):
+    """Fills the edits of one module with those of policies."""
 
     def __init__(self, resolver: Resolver, calls: Calls, edits: Edits):
-        self._resolver = resolver
-        self._calls = calls
-        self._edits = edits
+        super().__init__(resolver, calls, edits)
         self._policies: list[tuple[cst.Call, cst.BaseExpression, int]] = []  # with the name, and loss_scale's index
         self._compiled: list[cst.Call] = []
         self._wraps = False
         self._reads: list[cst.Attribute] = []
+        self._casts: list[cst.Attribute] = []  # reads of should_cast_variables
 
     def visit_Call(self, node: cst.Call) -> None:
         meaning = self._resolver.meaning(node.func)
-        if meaning.old and meaning.roles <= {names.POLICY}:
-            bound = bind(node.args, SIGNATURES[names.POLICY])
-            if bound and len(bound) == len(SIGNATURES[names.POLICY]):
+        if meaning.roles & {table.POLICY, table.KERAS_FUNCTION}:
+            self._inferred(node)
+        if meaning.old and meaning.roles <= {table.POLICY}:
+            bound = bind(node.args, SIGNATURES[table.POLICY])
+            if bound and len(bound) == len(SIGNATURES[table.POLICY]):
                 self._policies.append((node, node.args[bound["name"]].value, bound["loss_scale"]))
         elif meaning.roles & set(names.WRAPPERS):
             self._wraps = True
-        elif self._is_compile(node):
+        elif self._calls.is_compile(node):
             self._compiled.append(node)
 
+    def _inferred(self, node: cst.Call) -> None:
+        """The policy "infer" of TensorFlow 2.0 is float32; of "infer_float32_vars" only a run can tell."""
+        first = node.args[0].value if node.args else None
+        name = first and text(first)
+        if first and name == "infer":
+            quote = first.quote if isinstance(first, cst.SimpleString) else '"'
+            self._edits.replace(
+                first, lambda updated, now: cst.SimpleString(f"{quote}float32{quote}"), f"{quote}float32{quote}"
+            )
+        elif first and name in ("infer_float32_vars", "infer_with_float32_vars"):
+            self._edits.todo(node, _INFER.format(code(first)))
+
     def visit_Attribute(self, node: cst.Attribute) -> None:
-        if node.attr.value == "loss_scale" and self._calls.kinds(node.value) == {kinds.POLICY}:
-            self._reads.append(node)
+        if node.attr.value not in _OF_OLD_POLICIES or not self._resolver.is_read(node):
+            return
+        found = self._calls.kinds(node.value)
+        if found == {kinds.POLICY}:
+            (self._reads if node.attr.value == "loss_scale" else self._casts).append(node)
+        elif found == {UNKNOWN} and self._may_be_policy(node.value):
+            self._edits.todo(node, _NOT_IN_KERAS.format(code(node.value), node.attr.value))
 
     def leave_Module(self, original_node: cst.Module) -> None:
         if self._reads or not all(self._is_default(policy) for policy in self._policies):
@@ -77,21 +102,30 @@ class PolicyPlanner:
                 self._never_wrap()
             else:
                 self._keep_loss_scales()
+        self._read_from_old_policies()
         if not self._edits.legacy_policies:
             for policy, _, index in self._policies:
                 kept: list[Argument] = [(_keyword(a), i) for i, a in enumerate(policy.args) if i != index]
                 self._rewrite(policy, Written("", kept))
         for policy, name, index in self._policies:
             scaled = text(name) in (None, "mixed_float16") and code(policy.args[index].value) != "None"
-            if scaled and (self._compiled or not self._wraps or self._is_argument(policy.args[index].value)):
+            is_suspect = bool(self._compiled) or (not self._wraps or self._is_argument(policy.args[index].value))
+            if scaled and is_suspect and (why := self._why_suspected()):
                 is_default = self._is_default((policy, name, index))
-                self._edits.notice(policy, _WRAPS if is_default else _DOES_NOT_READ)
+                self._edits.notice(policy, f"{_WRAPS if is_default else _DOES_NOT_READ} {why}")
 
-    def _is_compile(self, call: cst.Call) -> bool:
-        """Return whether a call is one of a model's method, and no `re.compile`."""
-        if not isinstance(call.func, cst.Attribute) or call.func.attr.value != "compile" or not _has_optimizer(call):
-            return False
-        return not all(map(_is_in_module, self._resolver.dotted(call.func)))
+    def _why_suspected(self) -> str | None:
+        """Why compile() may wrap an optimizer under a policy of this file; None if the project compiles nothing."""
+        if self._compiled:
+            return f"Suspected because of compile() in line {self._resolver.start(self._compiled[0])[0]}."
+        return self._resolver.around.reason
+
+    def _may_be_policy(self, expression: cst.BaseExpression) -> bool:
+        """Return whether an object that is not known is a dtype policy by its name, in a file of the old API."""
+        name = (get_full_name_for_node(expression) or "").rsplit(".", 1)[-1]
+        return name.lower().endswith(("dtype_policy", "precision_policy")) or (
+            name.lower() == "policy" and self._resolver.uses_an_old_name
+        )
 
     def _is_default(self, policy: tuple[cst.Call, cst.BaseExpression, int]) -> bool:
         call, name, index = policy
@@ -109,7 +143,9 @@ class PolicyPlanner:
 
     def _keep_loss_scales(self) -> None:
         self._edits.legacy_policies = True
-        for read in self._reads:
+
+    def _read_from_old_policies(self) -> None:
+        for read in (*self._reads, *self._casts):
             for policy in (read.value, *self._resolver.values(read.value)):
                 if isinstance(policy, cst.Call) and f"{names.POLICIES}.global_policy" not in self._resolver.dotted(
                     policy.func
@@ -132,40 +168,17 @@ class PolicyPlanner:
         )
 
 
-def _is_in_module(dotted: str) -> bool:
-    """Return whether a dotted name is that of a function of a module."""
-    return dotted.count(".") == 1 or names.canonical(dotted).startswith("tensorflow.")
-
-
-def _has_optimizer(call: cst.Call) -> bool:
-    first = call.args[0] if len(call.args) > 1 else None
-    return (first is not None and first.keyword is None) or any(
-        a.keyword and a.keyword.value == "optimizer" for a in call.args
-    )
-
-
 def _keyword(argument: cst.Arg) -> str | None:
     return argument.keyword.value if argument.keyword else None
 
 
-class RefusalPlanner:
-    """Fills the edits of one module with the calls that cannot be proven equal to anything new.
-
-    Args:
-        resolver: of the module.
-        calls: of the module.
-        edits: to be filled.
-    """
-
-    def __init__(self, resolver: Resolver, calls: Calls, edits: Edits):
-        self._resolver = resolver
-        self._calls = calls
-        self._edits = edits
+class RefusalPlanner(Visitor):
+    """Fills the edits of one module with the calls that cannot be proven equal to anything new."""
 
     def visit_Call(self, node: cst.Call) -> None:
         self._named_by_string(node)
         meaning = self._resolver.meaning(node.func)
-        if not meaning.roles & {*names.WRAPPERS, names.GRAPH_REWRITE}:
+        if not meaning.roles & {*names.WRAPPERS, table.GRAPH_REWRITE}:
             return
         try:
             written = self._calls.written(node, meaning)
@@ -181,7 +194,9 @@ class RefusalPlanner:
         if len(node.args) < 2 or any(self._resolver.is_builtin(node.func, name) for name in ("getattr", "hasattr")):
             return
         module, name = node.args[0].value, text(node.args[1].value)
+        if name and self._resolver.is_shim(node, name):
+            return
         full = {names.canonical(f"{dotted}.{name}") for dotted in self._resolver.dotted(module)}
-        new = {names.FACES.get(old.role, old.new) for d in full if (old := names.OLD.get(d)) and old.new != d}
+        new = {table.FACES.get(old.role, old.new) for d in full if (old := table.OLD.get(d)) and old.new != d}
         if new:
             self._edits.refuse(node, f"{name} is named by a string. It is {' or '.join(sorted(new))} now.", module)

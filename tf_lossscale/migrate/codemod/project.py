@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names
 
 UNKNOWN = "?"
@@ -22,6 +23,20 @@ class Bindings(NamedTuple):
     names: dict[str, list[str]]
     stars: list[str]  # modules of `from module import *`
     imports: list[tuple[str, list[str]]]  # every `from module import names`, at any depth
+
+
+class Around(NamedTuple):
+    """What the other files of a project do, by a search in their text."""
+
+    wraps: bool = False  # whether one of them names a LossScaleOptimizer
+    compiles: bool | None = None  # whether one of them calls `compile`; None if no other file was given
+
+    @property
+    def reason(self) -> str | None:
+        """Why another file's `compile` may have made an optimizer; None if none can."""
+        if self.compiles is None:
+            return "Suspected because the files that call compile() were not given."
+        return "Suspected because another file calls compile()." if self.compiles else None
 
 
 def read(source: str | bytes) -> Bindings:
@@ -329,7 +344,7 @@ def tail(path: str) -> str:
 
 def _has_old_name(exported: dict[str, list[str]]) -> bool:
     canonical = {names.canonical(meaning) for meanings in exported.values() for meaning in meanings}
-    return not canonical.isdisjoint(names.OLD) or not canonical.isdisjoint(names.MODULES)
+    return not canonical.isdisjoint(table.OLD) or not canonical.isdisjoint(table.MODULES)
 
 
 def leads_to_old(dotted: str) -> bool:
@@ -345,4 +360,4 @@ def leads_to_old(dotted: str) -> bool:
         True if so.
     """
     name = names.canonical(dotted)
-    return name in names.OLD or name in names.LEADING or name in ("tensorflow.compat", "tensorflow.compat.v1")
+    return name in ("tensorflow.compat", "tensorflow.compat.v1") or names.is_beginning(name)

@@ -12,15 +12,19 @@ import libcst.matchers as m
 from libcst.helpers import get_full_name_for_node
 from libcst.metadata import ClassScope, ImportAssignment
 
+from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names
-from tf_lossscale.migrate.codemod.project import UNKNOWN, Known, join, leads_to_old
+from tf_lossscale.migrate.codemod.project import UNKNOWN, Around, Known, join, leads_to_old
 from tf_lossscale.migrate.codemod.tree import Tree
+
+# What the libraries are called by custom: a name that is not bound here, or comes out of `from layers import *`.
+LIBRARIES = {"tf": "tensorflow", "tensorflow": "tensorflow", "keras": "keras", "tf_keras": "keras"}
 
 
 class Meaning(NamedTuple):
     """The possible meanings of an expression."""
 
-    old: tuple[tuple[str, names.Old], ...]  # (dotted name, entry of the table)
+    old: tuple[tuple[str, table.Old], ...]  # (dotted name, entry of the table)
     sure: bool  # False if it may be something else as well
 
     @property
@@ -35,10 +39,12 @@ class Resolver(Tree):
     Args:
         module: its tree.
         known: what other files of the project pass on, see `project`.
+        around: what the other files do.
     """
 
-    def __init__(self, module: cst.Module, known: Known | None = None):
+    def __init__(self, module: cst.Module, known: Known | None = None, around: Around | None = None):
         super().__init__(module)
+        self.around = around or Around()
         self._known = known or {}
         self._open: set[cst.CSTNode] = set()
         self._attributes: dict[tuple[cst.CSTNode | None, str], list[cst.BaseExpression]] = {}
@@ -59,7 +65,7 @@ class Resolver(Tree):
         dotted = self.dotted(expression)
         if not self.imports_tensorflow and any(_on_any_backend(d) for d in dotted):
             return Meaning((), False)
-        old = [(d, names.OLD[names.canonical(d)]) for d in sorted(dotted) if names.canonical(d) in names.OLD]
+        old = [(d, table.OLD[names.canonical(d)]) for d in sorted(dotted) if names.canonical(d) in table.OLD]
         # What else it may be within the same libraries does not exist there: `mp` is one of two modules, say.
         sure = all(names.canonical(d).startswith(("keras.", "tensorflow.", "tf_lossscale.")) for d in dotted)
         return Meaning(tuple(old), sure)
@@ -68,7 +74,7 @@ class Resolver(Tree):
     def uses_old_api(self) -> bool:
         """Whether an old class of wrappers is named anywhere in the module."""
         return any(
-            self.meaning(node).roles & {names.STABLE, names.EXPERIMENTAL, names.CONTRIB, names.GRAPH_REWRITE}
+            self.meaning(node).roles & {table.STABLE, table.EXPERIMENTAL, table.CONTRIB, table.GRAPH_REWRITE}
             for node in self.scopes
             # Scopes also know the names within annotations that are strings; those are not in the tree.
             if isinstance(node, (cst.Name, cst.Attribute)) and node in self.parents
@@ -78,8 +84,8 @@ class Resolver(Tree):
     def uses_an_old_name(self) -> bool:
         """Whether any name of the table stands in the module, but for our own."""
         return any(
-            self.meaning(node).roles - {names.OURS}
-            or {names.canonical(d) for d in self.dotted(node)} & names.MODULES.keys()
+            self.meaning(node).roles - {table.OURS}
+            or {names.canonical(d) for d in self.dotted(node)} & table.MODULES.keys()
             for node in self.scopes
             if isinstance(node, (cst.Name, cst.Attribute)) and node in self.parents
         )
@@ -170,7 +176,8 @@ class Resolver(Tree):
                 for dotted in self._expanded(join(star, name.value))
                 if leads_to_old(dotted)
             }
-            return starred or {UNKNOWN}
+            by_custom = LIBRARIES.get(name.value) if self.stars else None
+            return starred or {by_custom or UNKNOWN}
         for assignment in self.reaching(name):
             if isinstance(assignment, ImportAssignment):
                 found |= self._of_import(assignment)
@@ -340,6 +347,27 @@ class Resolver(Tree):
         nodes = [getattr(a, "node", None) for a in self.assignments(name)]
         return [node for node in nodes if isinstance(node, cst.ClassDef)]
 
+    def is_shim(self, node: cst.CSTNode, attribute: str) -> bool:
+        """Return whether a node belongs to `if not hasattr(module, "name"): module.name = ...`, or to its like.
+
+        Args:
+            node: the assignment or the test.
+            attribute: the name that the module gets.
+        """
+        name = m.Arg(m.SimpleString(m.MatchRegex(f".{attribute}.")))
+        module = m.SaveMatchedNode(m.DoNotCare(), "module")
+        asked = m.Call(m.Name("hasattr"), [m.Arg(), name])
+        gives = m.AssignTarget(m.Attribute(module, m.Name(attribute))) | m.Call(
+            m.Name("setattr"), [m.Arg(module), name, m.ZeroOrMore()]
+        )
+        for outer in self.ancestors(node):
+            is_if = isinstance(outer, cst.If) and m.findall(outer.test, asked)
+            is_try = isinstance(outer, cst.Try) and m.findall(outer.body, m.Attribute(attr=m.Name(attribute)))
+            if is_if or is_try:
+                given = [match["module"] for match in m.extractall(outer, gives)]
+                return any(self.dotted(each) - {UNKNOWN} for each in given if isinstance(each, cst.BaseExpression))
+        return False
+
     def assigns(self, attribute: str) -> bool:
         """Return whether an attribute of this name is assigned anywhere in the module."""
         return any(text.endswith(f".{attribute}") for _, text in self._attributes)
@@ -356,10 +384,11 @@ class Resolver(Tree):
             self._attributes.setdefault((self.enclosing(target, cst.ClassDef), text), []).append(value)
 
 
-class _Collector:
+class _Collector(cst.CSTVisitor):
     """Collects what scopes do not tell: star imports, and values assigned to attributes."""
 
     def __init__(self, resolver: Resolver):
+        super().__init__()
         self._resolver = resolver
 
     def visit_Annotation(self, node: cst.Annotation) -> None:
@@ -397,7 +426,7 @@ class _Collector:
 
 
 def _on_any_backend(dotted: str) -> bool:
-    return dotted.startswith("keras.") and names.canonical(dotted) in names.OLD and "experimental" not in dotted
+    return dotted.startswith("keras.") and names.canonical(dotted) in table.OLD and "experimental" not in dotted
 
 
 def module_of(statement: cst.ImportFrom) -> str:

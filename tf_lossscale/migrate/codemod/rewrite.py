@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import collections
+import io
 import textwrap
-from collections.abc import Iterator, Sequence
+import tokenize
+from collections.abc import Sequence
 from typing import Any
 
 import libcst as cst
 import libcst.matchers as m
 
-from tf_lossscale.migrate.codemod import metadata
 from tf_lossscale.migrate.codemod.edits import MARK, Edits, Import
 from tf_lossscale.migrate.codemod.names import IPYTHON
-from tf_lossscale.migrate.codemod.resolve import Resolver
 
 _LINES = (cst.SimpleStatementLine, cst.BaseCompoundStatement)
 
@@ -23,14 +24,11 @@ class Rewriter(cst.CSTTransformer):
 
     Args:
         edits: what to do.
-        resolver: of the module.
     """
 
-    def __init__(self, edits: Edits, resolver: Resolver):
+    def __init__(self, edits: Edits):
         super().__init__()
         self._edits = edits
-        self._resolver = resolver
-        self._touched = edits.touched()
         self._now: dict[cst.CSTNode, cst.CSTNode] = {}
         self._header: Sequence[cst.EmptyLine] = ()
         self._first: cst.CSTNode | None = None
@@ -42,12 +40,7 @@ class Rewriter(cst.CSTTransformer):
         self._header = node.header
         self._first = node.body[0] if node.body else None
 
-    def on_visit(self, node: cst.CSTNode) -> bool:
-        return node in self._touched and super().on_visit(node)
-
     def on_leave(self, original_node: cst.CSTNode, updated_node: cst.CSTNode) -> cst.CSTNode:
-        if original_node not in self._touched:
-            return updated_node
         updated = super().on_leave(original_node, updated_node)
         make = self._edits.expressions.get(original_node)
         if make is not None and isinstance(updated, cst.CSTNode):
@@ -182,26 +175,13 @@ class Rewriter(cst.CSTTransformer):
 
     def leave_Module(self, original_node: cst.Module, updated_node: cst.Module) -> cst.Module:
         updated_node = _without_removed(updated_node)
-        if not self._mentions_package(updated_node) or _imports_package(updated_node):
+        if not _mentions_package(updated_node) or _imports_package(updated_node):
             return updated_node
         at = _import_place(updated_node.body)
         line = _line("import tf_lossscale")
         return updated_node.with_changes(body=[*updated_node.body[:at], line, *updated_node.body[at:]])
 
-    def _mentions_package(self, module: cst.Module) -> bool:
-        """Return whether `tf_lossscale.something` stands in a module, outside of imports."""
-        same: set[cst.CSTNode] = set()
-        new = _new_nodes(self._resolver, module, same, but=(cst.Import, cst.ImportFrom))
-        if any(isinstance(node, cst.Attribute) and m.matches(node.value, _PACKAGE) for node in new):
-            return True
-        for name in self._resolver.names.get("tf_lossscale", ()):  # those in imports are not among them
-            outer = self._resolver.parents[name]
-            if isinstance(outer, cst.Attribute) and not same.isdisjoint(self._resolver.ancestors(name)):
-                return True
-        return False
 
-
-_PACKAGE = m.Name("tf_lossscale")
 _REMOVED = cst.Pass()
 _IPYTHON_LINE = m.SimpleStatementLine([m.Expr(m.Name(m.MatchIfTrue(lambda name: name.startswith(IPYTHON))))])
 
@@ -211,33 +191,22 @@ def _comments(*nodes: cst.CSTNode) -> collections.Counter[str]:
     return collections.Counter(cst.ensure_type(comment, cst.Comment).value for comment in found)
 
 
-def loses_comments(old: Resolver, new: cst.Module) -> bool:
-    """Return whether a comment of the old module is not in the new one.
-
-    Args:
-        old: of the old module.
-        new: the new one; what has not changed is the same nodes.
-    """
-    kept: collections.Counter[str] = collections.Counter()
-    same: set[cst.CSTNode] = set()
-    for node in _new_nodes(old, new, same):
-        if isinstance(node, cst.Comment):
-            kept[node.value] += 1
-    return bool(collections.Counter(comment.value for comment in old.comments(but_in=same)) - kept)
+def comments(source: bytes) -> list[tokenize.TokenInfo]:
+    """Return the comments of a file, with their places."""
+    tokens = tokenize.tokenize(io.BytesIO(source).readline)
+    return [token for token in tokens if token.type == tokenize.COMMENT]
 
 
-def _new_nodes(
-    old: Resolver, new: cst.Module, same: set[cst.CSTNode], but: tuple[type[cst.CSTNode], ...] = ()
-) -> Iterator[cst.CSTNode]:
-    """Yield the nodes of the new module that are not in the old one; collect the outermost others in `same`."""
-    waiting: list[cst.CSTNode] = [new]
-    while waiting:
-        node = waiting.pop()
-        if node in old.parents:
-            same.add(node)
-        elif not isinstance(node, but):
-            yield node
-            waiting += metadata.children_of(node)
+def loses_comments(old: bytes, new: bytes) -> bool:
+    """Return whether a comment of the old source is not in the new one."""
+    before, after = (collections.Counter(token.string for token in comments(source)) for source in (old, new))
+    return bool(before - after)
+
+
+def _mentions_package(module: cst.Module) -> bool:
+    """Return whether `tf_lossscale.something` stands in a module, outside of imports."""
+    attributes = [node for node in ast.walk(ast.parse(module.bytes)) if isinstance(node, ast.Attribute)]
+    return any(isinstance(each.value, ast.Name) and each.value.id == "tf_lossscale" for each in attributes)
 
 
 def _wrapped(reason: str) -> list[str]:

@@ -7,11 +7,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from tf_lossscale.migrate.codemod import names
-from tf_lossscale.migrate.codemod.project import Bindings, read, tail
+from tf_lossscale.migrate.codemod.project import Around, Bindings, read, tail
 
 _WORD = re.compile(rb"\w+")
 _STATEMENT = re.compile(rb"(?:\\\r?\n|[^\n(;])*(?:\([^)]*\))?")
 _RELATIVE = re.compile(rb"from[ \t]+\.")
+_COMPILE = re.compile(rb"(?<!\bre)(?<!regex)\.compile\(")
+_CALLED = re.compile(rb"loss_scale\(\)")
 _DOT = b"."  # stands for a relative import
 
 
@@ -36,11 +38,22 @@ class Sources(Mapping[str, Bindings]):
         self._words: dict[str, frozenset[bytes]] = {}
         #: The files in which an old name can stand.
         self.with_old_names: list[str] = []
+        self._wrapping: set[str] = set()
+        self._compiling: set[str] = set()
+        calling: list[str] = []
         for path in paths:
             source = load(path)
             self._words[path] = frozenset(_imported_words(source))
             if names.is_worth_parsing(source):
                 self.with_old_names.append(path)
+            elif _CALLED.search(source):
+                calling.append(path)
+            if b"LossScaleOptimizer" in source:
+                self._wrapping.add(path)
+            if _COMPILE.search(source):
+                self._compiling.add(path)
+        if self._wrapping:  # a base class may call the loss scale of an optimizer that a subclass wraps
+            self.with_old_names += calling
 
     def __getitem__(self, path: str) -> Bindings:
         if path not in self._bindings:
@@ -55,6 +68,15 @@ class Sources(Mapping[str, Bindings]):
 
     def __contains__(self, path: object) -> bool:
         return path in self._words
+
+    def around(self, path: str) -> Around:
+        """Return what the files other than this one do.
+
+        Args:
+            path: one of the files.
+        """
+        compiles = bool(self._compiling - {path}) if len(self._words) > 1 else None
+        return Around(bool(self._wrapping - {path}), compiles)
 
     def importers(self, path: str) -> Iterator[str]:
         """Yield the files that may import one: its name stands in an import statement of theirs.

@@ -10,24 +10,19 @@ import libcst as cst
 
 from tf_lossscale.migrate.codemod import names
 from tf_lossscale.migrate.codemod.arguments import code, text
-from tf_lossscale.migrate.codemod.edits import Edits
+from tf_lossscale.migrate.codemod.calls import Calls
+from tf_lossscale.migrate.codemod.edits import Edits, Visitor
 from tf_lossscale.migrate.codemod.resolve import Resolver
 
 _GONE = f"tf.distribute has no {names.OLD_RUN} any more: write run."
 _OWN = f"this file defines {names.OLD_RUN}, and is left. The calls in other files become run: rename it here as well."
 
 
-class StrategyPlanner:
-    """Fills the edits of one module with those of strategies.
+class StrategyPlanner(Visitor):
+    """Fills the edits of one module with those of strategies."""
 
-    Args:
-        resolver: of the module.
-        edits: to be filled.
-    """
-
-    def __init__(self, resolver: Resolver, edits: Edits):
-        self._resolver = resolver
-        self._edits = edits
+    def __init__(self, resolver: Resolver, calls: Calls, edits: Edits):
+        super().__init__(resolver, calls, edits)
         self._uses: list[cst.Attribute] = []
         self._own: list[cst.CSTNode] = []
 

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 import libcst as cst
-from libcst.metadata import Assignment, BuiltinAssignment, ExpressionContext
-
-from tf_lossscale.migrate.codemod import metadata
+from libcst.metadata import (
+    Assignment,
+    BuiltinAssignment,
+    ExpressionContext,
+    ExpressionContextProvider,
+    MetadataWrapper,
+    ParentNodeProvider,
+    PositionProvider,
+    ScopeProvider,
+)
 
 _STATEMENTS = (cst.BaseSmallStatement, cst.BaseCompoundStatement)
 _SCOPES = (cst.FunctionDef, cst.ClassDef, cst.Lambda)
@@ -22,20 +29,17 @@ class Tree:
     """Answers where things stand in one module.
 
     Args:
-        module: its tree, in which no node stands twice.
+        module: its tree.
     """
 
     def __init__(self, module: cst.Module):
-        self.module = module
-        self._children = metadata.children(module)
-        self._nodes = list(self._children)
-        self._of_kind: dict[str, list[int]] = {}
-        for place, node in enumerate(self._nodes):
-            self._of_kind.setdefault(type(node).__name__, []).append(place)
-        self.parents = {child: node for node, children in self._children.items() for child in children}
-        self._contexts = metadata.contexts(module, self._children)
-        self.scopes = metadata.scopes(module, self._children, self._contexts)
-        self.written = metadata.WrittenModule(module)
+        self._wrapper = MetadataWrapper(module)
+        self.module = self._wrapper.module
+        found = self._wrapper.resolve_many(
+            [ParentNodeProvider, ExpressionContextProvider, ScopeProvider, PositionProvider]
+        )
+        self.parents, self.scopes = found[ParentNodeProvider], dict(found[ScopeProvider])
+        self._contexts, self._positions = found[ExpressionContextProvider], found[PositionProvider]
 
     @functools.cached_property
     def names(self) -> dict[str, list[cst.Name]]:
@@ -46,42 +50,18 @@ class Tree:
                 found.setdefault(node.value, []).append(node)
         return found
 
-    def visit(self, visitor: object) -> None:
-        """Call a visitor's `visit_Type(node)` for each node, outer ones first, and `leave_Module` at the end.
+    def start(self, node: cst.CSTNode) -> tuple[int, int]:
+        """The line of a node, from 1, and its column, from 0."""
+        start = self._positions[node].start
+        return start.line, start.column
 
-        LibCST's own visitors make every node anew on the way, which costs more than parsing.
+    def visit(self, visitor: cst.CSTVisitor) -> None:
+        """Visit the module."""
+        self._wrapper.visit(visitor)
 
-        Args:
-            visitor: an object with such methods. What is in a node for which one returns False is left out.
-        """
-        methods = {name[len("visit_") :]: getattr(visitor, name) for name in dir(visitor) if name.startswith("visit_")}
-        left_out = -1
-        for place in sorted(place for kind in methods for place in self._of_kind.get(kind, ())):
-            node = self._nodes[place]
-            if place > left_out and methods[type(node).__name__](node) is False:
-                left_out = self._last_in(node)
-        leave = getattr(visitor, "leave_Module", None)
-        if leave is not None:
-            leave(self.module)
-
-    def _last_in(self, node: cst.CSTNode) -> int:
-        """The place of the last node in a node."""
-        while self._children[node]:
-            node = self._children[node][-1]
-        return self._places[node]
-
-    @functools.cached_property
-    def _places(self) -> dict[cst.CSTNode, int]:
-        return {node: place for place, node in enumerate(self._nodes)}
-
-    def comments(self, but_in: Collection[cst.CSTNode] = ()) -> Iterator[cst.Comment]:
-        """The comments of the module, but for those in some nodes."""
-        waiting: list[cst.CSTNode] = [self.module]
-        while waiting:
-            node = waiting.pop()
-            if isinstance(node, cst.Comment):
-                yield node
-            waiting += [child for child in reversed(self._children[node]) if child not in but_in]
+    def visit_together(self, *visitors: cst.BatchableCSTVisitor) -> None:
+        """Visit the module once for several visitors."""
+        self._wrapper.visit_batched(visitors)
 
     def ancestors(self, node: cst.CSTNode, stop: tuple[type, ...] = ()) -> Iterator[cst.CSTNode]:
         """The nodes above a node, nearest first, up to the first of a type in `stop`."""
@@ -158,12 +138,12 @@ class Tree:
         above = [used, *self.ancestors(used, stop=_SCOPES)]
         later_too = used is not name or any(isinstance(node, (cst.For, cst.While)) for node in above)
         home = self._function_of(used)
-        use = self.written.start(next((node for node in above if isinstance(node, _STATEMENTS)), used))
+        use = self.start(next((node for node in above if isinstance(node, _STATEMENTS)), used))
         reaching: list[tuple[tuple[float, int], object]] = []
         last = (0, 0)
         for assignment in assignments:
             node = self._binding(assignment)
-            start = (0, 0) if node is None else self.written.start(node)
+            start = (0, 0) if node is None else self.start(node)
             if start >= use and not later_too:
                 continue
             # Another function, which declares the name global or nonlocal, may run at any time.

@@ -8,16 +8,15 @@ import libcst as cst
 import libcst.matchers as m
 from libcst.helpers import get_full_name_for_node
 
+from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names
 from tf_lossscale.migrate.codemod.arguments import text
-from tf_lossscale.migrate.codemod.edits import Edits
+from tf_lossscale.migrate.codemod.edits import Visitor
 from tf_lossscale.migrate.codemod.project import leads_to_old
-from tf_lossscale.migrate.codemod.resolve import Resolver
+from tf_lossscale.migrate.codemod.resolve import LIBRARIES
 
-# What the libraries are called by custom: such a name with an unknown meaning is likely to be one of them.
-_ROOTS = {"tf": "tensorflow", "tensorflow": "tensorflow", "keras": "keras", "tf_keras": "keras"}
 # The last parts of the old names.
-_SHORT = {name.rsplit(".", 1)[1] for name in names.OLD}
+_SHORT = {name.rsplit(".", 1)[1] for name in table.OLD}
 _IN_A_STRING = re.compile(
     r"[\w.]*mixed_precision\.(experimental(\.\w+)*|LossScaleOptimizer|set_policy)"
     r"|tensorflow\.contrib\.mixed_precision[\w.]*"
@@ -28,17 +27,8 @@ _IMPORTED = re.compile(r"(tensorflow|tf_keras|keras)(\.[\w.]+)?\.mixed_precision
 _UNPACKED = "loss_scale is an argument of the old class only, and this tool does not see where the dict is unpacked."
 
 
-class UnseenPlanner:
-    """Fills the edits of one module with comments and notices.
-
-    Args:
-        resolver: of the module.
-        edits: to be filled.
-    """
-
-    def __init__(self, resolver: Resolver, edits: Edits):
-        self._resolver = resolver
-        self._edits = edits
+class UnseenPlanner(Visitor):
+    """Fills the edits of one module with comments and notices."""
 
     def visit_Attribute(self, node: cst.Attribute) -> None:
         self._out_of_sight(node)
@@ -81,20 +71,21 @@ class UnseenPlanner:
                     "the module is the result of a call, which this tool does not follow. If it is an old module of "
                     "TensorFlow, tf_lossscale.install() serves it.",
                 )
-        if name is None or name.split(".", 1)[0] not in _ROOTS:
+        if name is None or name.split(".", 1)[0] not in LIBRARIES:
             return
         root = name.split(".", 1)[0]
-        old = names.OLD.get(names.canonical(_ROOTS[root] + name[len(root) :]))
-        if old is None or (old.role == names.POLICY and "experimental" not in name):
+        old = table.OLD.get(names.canonical(LIBRARIES[root] + name[len(root) :]))
+        if old is None or (old.role == table.POLICY and "experimental" not in name):
             return
         dotted = self._resolver.dotted(node)
         if name in dotted and root == "keras" and not self._resolver.imports_tensorflow:
             self._edits.notice(node, "this file does not import TensorFlow, so keras may run on another backend.")
         elif all(not leads_to_old(d) for d in dotted):
+            change = "is Keras 3's own class today" if old.role == table.STABLE else "is gone"
             self._edits.todo(
                 node,
-                f"it cannot be seen what {root} is here. If it is TensorFlow's, this name is gone: use "
-                f"{names.FACES.get(old.role, old.new)}.",
+                f"it cannot be seen what {root} is here. If it is TensorFlow's, this name {change}: use "
+                f"{table.FACES.get(old.role, old.new)}.",
             )
 
     def visit_SimpleString(self, node: cst.SimpleString) -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tf_lossscale.migrate.codemod import files, nesting, project, report
+from tf_lossscale.migrate.codemod import files, project, report
 from tf_lossscale.migrate.codemod.migrate_file import migrate
 
 OLD = b"import tensorflow as tf\nopt = tf.keras.mixed_precision.LossScaleOptimizer(opt)\n"
@@ -26,7 +26,6 @@ AROUND = (
     ("a if b else ", ""),
     ("(yield ", ")"),
 )
-#: `loss_scale` is a word for which a statement is parsed.
 DEEP = {
     **{f"{before}x{after}": f"loss_scale = {before * 20000}x{after * 20000}\n" for before, after in AROUND},
     "strings": "loss_scale = (" + "'a'\n" * 20000 + ")\n",
@@ -39,9 +38,15 @@ DEEP = {
 
 
 @pytest.mark.parametrize("source", [pytest.param(source.encode(), id=name) for name, source in DEEP.items()])
-def test_a_file_that_would_overflow_the_parsers_stack_is_refused_before_it_is_parsed(source):
-    with pytest.raises(ValueError, match=r"nested too deeply \(line \d+\)|does not parse: too many nested parentheses"):
+def test_a_deep_file_is_refused_with_a_sentence(source):
+    with pytest.raises(ValueError, match=r"nested too deeply|does not parse: .* \(line \d+\)"):
         migrate(OLD + source)
+
+
+@pytest.mark.parametrize(("before", "after"), [("-", ""), ("", " + 1"), ("", ".b"), ("not ", "")])
+def test_a_file_as_deep_as_python_takes_it_does_not_end_the_process(before, after):
+    with pytest.raises(ValueError, match="nested too deeply"):
+        migrate(OLD + f"x = {before * 1500}x{after * 1500}\n".encode())
 
 
 def test_the_other_files_are_migrated_and_the_deep_one_is_left(tmp_path):
@@ -50,21 +55,9 @@ def test_the_other_files_are_migrated_and_the_deep_one_is_left(tmp_path):
     (tmp_path / "b.py").write_bytes(OLD)
     a, b = files.write(files.run(files.find([str(tmp_path)])))
     assert (a.status, b.status) == (report.ERROR, report.CHANGED)
-    assert a.error.startswith("is nested too deeply (line 3)")
+    assert a.error.startswith("is nested too deeply")
     assert (tmp_path / "a.py").read_bytes() == deep
     assert b"tf_lossscale" in (tmp_path / "b.py").read_bytes()
-
-
-def test_where_only_the_visitors_recurse_too_deeply_the_same_is_said():
-    with pytest.raises(nesting.TooDeepError):
-        migrate(OLD + b"loss_scale = x" + b".b()" * 240 + b"\n")
-
-
-def test_a_deep_statement_that_cannot_matter_is_not_parsed():
-    source = OLD + b"y = x" + b" and a" * 20000 + b"\n"
-    assert migrate(source).source == source.replace(b"tf.keras.mixed_precision.", b"tf_lossscale.").replace(
-        b"as tf\n", b"as tf\nimport tf_lossscale\n"
-    )
 
 
 @pytest.mark.parametrize("source", ["loss_scale = x" + ".b" * 1500, "if a: pass\n" + "elif a: pass\n" * 900])
@@ -83,7 +76,7 @@ def test_a_long_file_that_is_not_deep_is_migrated():
     assert "opt = tf_lossscale.LossScaleOptimizer(opt)" in migrate(source.encode()).source.decode()
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.sampled_from(AROUND), min_size=1, max_size=6))
 def test_any_mixture_is_taken_when_flat_and_refused_when_deep(around):
     flat = deep = "x"
@@ -92,5 +85,5 @@ def test_any_mixture_is_taken_when_flat_and_refused_when_deep(around):
     for before, after in around * 1200:
         deep = before + deep + after
     assert migrate(f"y = {flat}\n".encode()).source.decode() == f"y = {flat}\n"
-    with pytest.raises((nesting.TooDeepError, nesting.tokenize.TokenError)):
-        nesting.require_shallow(f"y = {deep}\n".encode())
+    with pytest.raises(ValueError, match=r"nested too deeply|does not parse"):
+        migrate(f"y = {deep}\n".encode())

@@ -1,0 +1,95 @@
+"""Old programs do the same under `install()`, which `tf-lossscale run` calls, and after the rewrite."""
+
+import pytest
+import tensorflow as tf
+
+import tf_lossscale
+from tf_lossscale.migrate.codemod.migrate_file import migrate
+
+PROGRAMS = {
+    "a shim for a module that is gone": """
+class Shim:
+    LossScaleOptimizer = None
+if not hasattr(tf.keras.mixed_precision, "experimental"):
+    tf.keras.mixed_precision.experimental = Shim()
+optimizer = tf.keras.mixed_precision.experimental.LossScaleOptimizer(tf.keras.optimizers.SGD(), 8.0)
+result = float(optimizer.loss_scale())
+""",
+    "private attributes in a subclass of contrib's wrapper": """
+class Scaled(tf.contrib.mixed_precision.LossScaleOptimizer):
+    def report(self):
+        return type(self._opt).__name__, float(self._loss_scale_manager.get_loss_scale())
+manager = tf.contrib.mixed_precision.FixedLossScaleManager(16.0)
+result = Scaled(tf.compat.v1.train.GradientDescentOptimizer(0.5), manager).report()
+""",
+    "a manager of one's own": """
+class Manager(tf.contrib.mixed_precision.LossScaleManager):
+    def get_loss_scale(self):
+        return tf.constant(4.0)
+    def update_loss_scale(self, finite_grads):
+        return tf.no_op()
+manager = Manager()
+optimizer = tf.contrib.mixed_precision.LossScaleOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.5), manager)
+result = optimizer._loss_scale_manager is manager, optimizer._opt.get_name()
+""",
+    "the state of a wrapper, read": """
+optimizer = tf.keras.mixed_precision.LossScaleOptimizer(tf.keras.optimizers.SGD(), dynamic_growth_steps=7)
+state = optimizer._loss_scale
+result = int(state.counter), int(state.growth_steps), float(state.multiplier), int(optimizer._loss_scale.counter)
+""",
+    "the state of a wrapper, assigned": """
+optimizer = tf.keras.mixed_precision.LossScaleOptimizer(tf.keras.optimizers.SGD())
+optimizer._loss_scale.growth_steps = 1
+optimizer._loss_scale.multiplier = 4.0
+optimizer._loss_scale.counter = 0
+weight = tf.Variable(1.0)
+optimizer.apply_gradients([(g, weight) for g in optimizer.get_unscaled_gradients([tf.constant(1.0)])])
+result = float(optimizer._loss_scale()), int(optimizer.dynamic_growth_steps)
+""",
+    "a policy that infers": """
+tf.keras.mixed_precision.experimental.set_policy("infer")
+result = tf.keras.mixed_precision.experimental.global_policy().name
+""",
+    "whether the global policy casts variables": """
+tf.keras.mixed_precision.experimental.set_policy("mixed_float16")
+result = tf.keras.mixed_precision.experimental.global_policy().should_cast_variables
+""",
+    "wrapped and read under the same condition": """
+class Trainer:
+    def __init__(self, optimizer, mixed):
+        self.mixed, self.optimizer = mixed, optimizer
+        if mixed:
+            self.optimizer = tf.keras.mixed_precision.experimental.LossScaleOptimizer(optimizer, "dynamic")
+    def inner(self):
+        return self.optimizer._optimizer if self.mixed else self.optimizer
+result = [type(Trainer(tf.keras.optimizers.SGD(), mixed).inner()).__name__ for mixed in (True, False)]
+""",
+    "dynamic in a variable": """
+dynamic = "dynamic"
+optimizer = tf.keras.mixed_precision.LossScaleOptimizer(tf.keras.optimizers.SGD(), dynamic)
+result = float(tf.convert_to_tensor(optimizer.loss_scale)), optimizer.dynamic
+""",
+}
+
+
+@pytest.fixture(autouse=True)
+def float32():
+    yield
+    tf.keras.mixed_precision.set_global_policy("float32")
+
+
+def result_of(source):
+    names = {"__name__": "program"}
+    exec(compile(source, "program.py", "exec"), names)
+    tf.keras.mixed_precision.set_global_policy("float32")
+    return names["result"]
+
+
+@pytest.mark.parametrize("body", [pytest.param(body, id=name) for name, body in PROGRAMS.items()])
+def test_a_program_does_the_same_run_and_rewritten(body):
+    old = f"import tensorflow as tf\n{body}"
+    with tf_lossscale.install():
+        run = result_of(old)
+    outcome = migrate(old.encode())
+    assert not [finding for finding in outcome.findings if finding.kind == "todo"]
+    assert result_of(outcome.source.decode()) == run

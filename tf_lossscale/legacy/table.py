@@ -1,0 +1,113 @@
+"""The old names and what replaces each: a table, data only.
+
+A row is one entry of `OLD`: the old name, in its canonical form, what it is, the new name, and the keyword arguments
+that have other names now. The codemod searches files for it and rewrites it, `install` puts it back, and a table of
+docs/migration.md shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+
+class Old(NamedTuple):
+    """An old name, and the name that replaces it.
+
+    >>> OLD["keras.mixed_precision.experimental.set_policy"].new
+    'keras.mixed_precision.set_global_policy'
+    """
+
+    role: str  # one of the constants below
+    new: str
+    renamed: Mapping[str, str] = MappingProxyType({})  # old keyword argument -> new one
+
+
+# What an old name can be. The first three are classes of wrappers, told apart by the arguments they take.
+STABLE = "stable"  # (inner_optimizer, dynamic, initial_scale, dynamic_growth_steps)
+EXPERIMENTAL = "experimental"  # (optimizer, loss_scale)
+CONTRIB = "contrib"  # (opt, loss_scale_manager)
+POLICY = "policy"  # (name, loss_scale)
+GRAPH_REWRITE = "graph rewrite"  # (opt, loss_scale)
+KERAS_FUNCTION = "function of keras.mixed_precision"  # renamed
+LEGACY = "legacy"  # lives on in tf_lossscale.legacy
+OURS = "ours"  # tf_lossscale.LossScaleOptimizer
+
+WRAPPER = "tf_lossscale.LossScaleOptimizer"
+LEGACY_MODULE = "tf_lossscale.legacy"
+#: The classes that take the old arguments.
+FACES = {
+    EXPERIMENTAL: f"{LEGACY_MODULE}.experimental.LossScaleOptimizer",
+    CONTRIB: f"{LEGACY_MODULE}.contrib.LossScaleOptimizer",
+}
+KERAS = "keras.mixed_precision"
+CONTRIB_MODULE = "tensorflow.contrib.mixed_precision"
+TRAINING = "tensorflow.python.training.experimental"
+
+OLD: dict[str, Old] = {WRAPPER: Old(OURS, WRAPPER)}
+
+
+def _rows(modules: tuple[str, ...], names: tuple[str, ...], role: str, new: str) -> None:
+    """Add a row for each name in each module; `{}` in the new name stands for the old one."""
+    OLD.update({f"{module}.{name}": Old(role, new.format(name)) for module in modules for name in names})
+
+
+_OPTIMIZER = ("LossScaleOptimizer",)
+_PRIVATE_OPTIMIZERS = ("LossScaleOptimizer", "LossScaleOptimizerV3", "BaseLossScaleOptimizer")
+_SCALES = ("LossScale", "FixedLossScale", "DynamicLossScale")
+_WITH_POLICIES = (f"{KERAS}.experimental", f"{KERAS}.experimental.policy", f"{KERAS}.policy")
+_WITH_MANAGERS = tuple(f"{CONTRIB_MODULE}{part}" for part in ("", ".python.loss_scale_manager"))
+_WITH_CONTRIB = tuple(f"{CONTRIB_MODULE}{part}" for part in ("", ".python.loss_scale_optimizer"))
+_PUBLIC = ("tensorflow.train.experimental", "tensorflow.mixed_precision")
+
+_rows((KERAS,), _OPTIMIZER, STABLE, WRAPPER)
+_rows((f"{KERAS}.loss_scale_optimizer",), _PRIVATE_OPTIMIZERS, STABLE, WRAPPER)
+_rows((f"{KERAS}.loss_scale_optimizer",), ("LossScaleOptimizerV1",), EXPERIMENTAL, WRAPPER)
+_rows((f"{KERAS}.experimental", f"{KERAS}.experimental.loss_scale_optimizer"), _OPTIMIZER, EXPERIMENTAL, WRAPPER)
+_rows((KERAS, *_WITH_POLICIES), ("Policy",), POLICY, f"{KERAS}.Policy")
+_rows((f"{KERAS}.policy", f"{KERAS}.experimental.policy"), ("PolicyV1",), POLICY, f"{KERAS}.Policy")
+_rows(_WITH_POLICIES, ("set_policy", "set_global_policy"), KERAS_FUNCTION, f"{KERAS}.set_global_policy")
+_rows(_WITH_POLICIES, ("global_policy",), KERAS_FUNCTION, f"{KERAS}.global_policy")
+_rows(_WITH_POLICIES, ("get_layer_policy",), LEGACY, f"{LEGACY_MODULE}.experimental.{{}}")
+
+_KEPT = f"{LEGACY_MODULE}.{{}}"  # the same name
+_rows((*_PUBLIC, "tensorflow.mixed_precision.experimental", f"{TRAINING}.loss_scale"), _SCALES, LEGACY, _KEPT)
+_rows((*_PUBLIC, f"{TRAINING}.loss_scale_optimizer"), ("MixedPrecisionLossScaleOptimizer",), LEGACY, _KEPT)
+_ENABLE, _DISABLE = "enable_mixed_precision_graph_rewrite", "disable_mixed_precision_graph_rewrite"
+_rows((*_PUBLIC, f"{TRAINING}.mixed_precision"), (_ENABLE,), GRAPH_REWRITE, f"{LEGACY_MODULE}.{_ENABLE}")
+_rows((*_PUBLIC, f"{TRAINING}.mixed_precision"), (_DISABLE,), LEGACY, f"{LEGACY_MODULE}.{_DISABLE}")
+_rows((f"{TRAINING}.mixed_precision",), (f"{_ENABLE}_v1",), GRAPH_REWRITE, f"{LEGACY_MODULE}.{_ENABLE}")
+_rows((f"{TRAINING}.mixed_precision",), (f"{_DISABLE}_v1",), LEGACY, f"{LEGACY_MODULE}.{_DISABLE}")
+_rows(
+    (f"{TRAINING}.loss_scale", f"{KERAS}.experimental.loss_scale", f"{KERAS}.loss_scale"),
+    ("get",),
+    LEGACY,
+    f"{LEGACY_MODULE}.get",
+)
+
+_MANAGERS = ("LossScaleManager", "FixedLossScaleManager", "ExponentialUpdateLossScaleManager")
+_rows(_WITH_MANAGERS, _MANAGERS, LEGACY, _KEPT)
+_rows(_WITH_CONTRIB, _OPTIMIZER, CONTRIB, FACES[CONTRIB])
+
+# A module that is gone, as a value (`mp = tf.keras.mixed_precision.experimental`) -> what has its names now.
+MODULES = {
+    f"{KERAS}.experimental": KERAS,
+    f"{KERAS}.experimental.policy": KERAS,
+    f"{KERAS}.policy": KERAS,
+    "tensorflow.mixed_precision": LEGACY_MODULE,
+    "tensorflow.mixed_precision.experimental": LEGACY_MODULE,
+    CONTRIB_MODULE: f"{LEGACY_MODULE}.contrib",
+}
+
+
+def rows_in(module: str) -> dict[str, Old]:
+    """Return the rows of the names that stood in one module, by their last part.
+
+    >>> list(rows_in("tensorflow.mixed_precision.experimental"))
+    ['LossScale', 'FixedLossScale', 'DynamicLossScale']
+
+    Args:
+        module: in the canonical form of the table.
+    """
+    return {name.rpartition(".")[2]: old for name, old in OLD.items() if name.rpartition(".")[0] == module}
