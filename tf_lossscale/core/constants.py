@@ -119,13 +119,9 @@ def key(value: Any, ignored: Collection[str] = ()) -> tuple[Any, ...]:
             found.append(numbers[id(value)][0])
         else:
             numbers[id(value)] = len(numbers), value
-            if kind is list or kind is tuple:
-                found += (kind, len(value))
-                waiting.extend(zip(itertools.repeat(path), value))
-            else:
-                shape, parts = _parts(value, path, ignored)
-                found.append(shape)
-                waiting += parts
+            shape, parts = _parts(value, path, ignored)
+            found.append(shape)
+            waiting += parts
     return tuple(found)
 
 
@@ -170,7 +166,7 @@ def _parts(value: Any, path: str, ignored: Collection[str]) -> tuple[Any, list[t
     if isinstance(value, dict):
         return _named_parts(kind, value, path, ignored)
     if isinstance(value, (list, tuple, deque)):
-        return (kind, len(value)), [(path, each) for each in value]
+        return (kind, len(value)), list(zip(itertools.repeat(path), value))
     if isinstance(value, (set, frozenset)):
         return (kind, frozenset(key(each, ignored) for each in value)), []
     if isinstance(value, types.FunctionType) and _is_of_a_library(value):

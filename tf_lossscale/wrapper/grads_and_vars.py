@@ -73,15 +73,19 @@ def require_fitting(gradients: list[Any], variables: list[Any]) -> None:
             continue
         if isinstance(gradient, tf.Tensor) and gradient.shape == variable.shape and gradient.dtype in _USUAL:
             continue
-        if not gradient.dtype.is_floating:
-            raise TypeError(
-                f"The gradient of {variable.name} must be a floating tensor, but got dtype {gradient.dtype.name}."
-            )
-        if isinstance(gradient, tf.Tensor) and not _fits(gradient.shape, tf.TensorShape(variable.shape)):
-            raise ValueError(
-                f"The gradient of {variable.name} has shape {gradient.shape}, but the variable has shape "
-                f"{variable.shape}. Check the order of the gradients and the variables."
-            )
+        _require_fitting_one(gradient, variable)
+
+
+def _require_fitting_one(gradient: Any, variable: Any) -> None:
+    if not gradient.dtype.is_floating:
+        raise TypeError(
+            f"The gradient of {variable.name} must be a floating tensor, but got dtype {gradient.dtype.name}."
+        )
+    if isinstance(gradient, tf.Tensor) and not _fits(gradient.shape, tf.TensorShape(variable.shape)):
+        raise ValueError(
+            f"The gradient of {variable.name} has shape {gradient.shape}, but the variable has shape "
+            f"{variable.shape}. Check the order of the gradients and the variables."
+        )
 
 
 def without_none(change: Callable[..., Iterable[Any]], gradients: list[Any], variables: list[Any]) -> list[Any]:
