@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import struct
+import subprocess
 import sys
 import termios
 import threading
@@ -17,8 +18,13 @@ from tensorflow.python.util import deprecation
 
 COLUMNS = 80
 
-# What tf_keras says about float16 on every machine without a GPU.
-_OF_LIBRARIES = re.compile(r"The dtype policy mixed_float16 may run slowly|If you will use compatible GPU")
+# What every program prints without this package: TensorFlow's C++ code, when it is imported and when it finds no GPU, and
+# tf_keras about float16 on a machine without one.
+_OF_LIBRARIES = re.compile(
+    r"WARNING: All log messages before absl::InitializeLog|[IWE]0000 00:00:|\d{4}-\d\d-\d\d [\d:.]+: [IWE] "
+    r"|To enable the following instructions|.*Mixed precision compatibility check \(mixed_float16\)"
+    r"|The dtype policy mixed_float16 may run slowly|If you will use compatible GPU"
+)
 
 # Python shows these to the author of a library, and not to the user of one.
 _FOR_AUTHORS = (DeprecationWarning, PendingDeprecationWarning, ResourceWarning, ImportWarning)
@@ -43,6 +49,7 @@ class Seen:
         found = [f"{width} columns: {line!r}" for line, width in lines if width > COLUMNS and not _is_bar(line)]
         found += [f"a private name: {line!r}" for line, _ in lines if re.search(r"(?<![\w'\"/-])_[a-z]\w*", line)]
         found += [f"a traceback: {line!r}" for line, _ in lines if line.startswith("Traceback")]
+        found += [f"a warning: {line!r}" for line, _ in lines if re.match(r"\S+:\d+: \w+: |W\d{4} |WARNING", line)]
         found += [
             f"{w.category.__name__} from {w.filename}:{w.lineno}: {w.message}"
             for w in self.warnings
@@ -51,7 +58,7 @@ class Seen:
         found += [
             f"{r.levelname} of {r.name}: {r.getMessage()}"
             for r in self.records
-            if r.levelno >= logging.WARNING and not _OF_LIBRARIES.search(r.getMessage())
+            if r.levelno >= logging.WARNING and not _OF_LIBRARIES.match(r.getMessage())
         ]
         return [fault for fault in found if expected is None or not re.search(expected, fault)]
 
@@ -160,3 +167,13 @@ def seen():
                 what.text = text()
                 what.warnings += caught
                 what.records[:] = {id(record): record for record in what.records}.values()
+
+
+def process(command, folder, environment):
+    """Run a command in a terminal of its own, and return (its exit code, a `Seen`)."""
+    what = Seen()
+    with terminal() as (slave, text):
+        streams = {"stdin": slave, "stdout": slave, "stderr": slave}
+        code = subprocess.run(command, cwd=folder, env=environment, **streams, timeout=1500).returncode
+        what.text = text()
+    return code, what
