@@ -18,7 +18,7 @@ from tensorflow.python.util import deprecation
 
 COLUMNS = 80
 
-# What every program prints without this package: TensorFlow's C++ code, when it is imported and when it finds no GPU, and
+# What every program prints without this package: TensorFlow's C++ code, at import and when it finds no GPU, and
 # tf_keras about float16 on a machine without one.
 _OF_LIBRARIES = re.compile(
     r"WARNING: All log messages before absl::InitializeLog|[IWE]0000 00:00:|\d{4}-\d\d-\d\d [\d:.]+: [IWE] "
