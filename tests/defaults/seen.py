@@ -18,12 +18,13 @@ from tensorflow.python.util import deprecation
 
 COLUMNS = 80
 
-# What every program prints without this package: TensorFlow's C++ code, at import and when it finds no GPU, and
-# tf_keras about float16 on a machine without one.
+# What every program prints without this package: TensorFlow's C++ code, at import and when it finds no GPU,
+# tf_keras about float16 on a machine without one, and tf.nest about the sets in Sonnet's own modes of precision.
 _OF_LIBRARIES = re.compile(
     r"WARNING: All log messages before absl::InitializeLog|[IWE]0000 00:00:|\d{4}-\d\d-\d\d [\d:.]+: [IWE] "
     r"|To enable the following instructions|.*Mixed precision compatibility check \(mixed_float16\)"
     r"|The dtype policy mixed_float16 may run slowly|If you will use compatible GPU"
+    r"|Sets are not currently considered sequences"
 )
 
 # Python shows these to the author of a library, and not to the user of one.
