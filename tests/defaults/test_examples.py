@@ -6,8 +6,10 @@ import runpy
 import sys
 
 import pytest
+import tensorflow as tf
 
 from tests.defaults.seen import process, seen
+from tests.families import FAMILIES, NoKeras3, tf_keras
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 
@@ -26,11 +28,20 @@ def test_every_example_has_a_row():
     assert {path.stem for path in EXAMPLES.glob("*.py")} == set(ENDS)
 
 
-def test_the_first_example_prints_its_lines_and_nothing_else(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["custom_loop.py"])
+# Examples that take seconds, with these arguments.
+QUICK = {"adafactor_digits": ["--epochs", "1"], "custom_loop": []}
+
+
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+@pytest.mark.parametrize("example", QUICK)
+def test_a_quick_example_prints_its_lines_and_nothing_else(example, library, monkeypatch):
+    monkeypatch.setattr(tf, "keras", FAMILIES[0].keras if library == "keras" else tf_keras)
+    if isinstance(tf.keras, NoKeras3):
+        pytest.skip("TensorFlow 2.15: Keras 2 alone")
+    monkeypatch.setattr(sys, "argv", [example, *QUICK[example]])
     with seen() as what:
-        runpy.run_path(str(EXAMPLES / "custom_loop.py"), run_name="__main__")
-    assert ENDS["custom_loop"] in what.text
+        runpy.run_path(str(EXAMPLES / f"{example}.py"), run_name="__main__")
+    assert ENDS[example] in what.text
     assert what.faults() == []
 
 
