@@ -18,13 +18,15 @@ from tensorflow.python.util import deprecation
 
 COLUMNS = 80
 
-# What every program prints without this package: TensorFlow's C++ code, at import and when it finds no GPU,
-# tf_keras about float16 on a machine without one, and tf.nest about the sets in Sonnet's own modes of precision.
+# What programs print without this package as well: TensorFlow's C++ code at import, and when it finds no GPU; tf_keras
+# about float16 on a machine without one, and about callbacks after batches of a millisecond; tf.nest about the sets in
+# Sonnet's modes of precision.
 _OF_LIBRARIES = re.compile(
     r"WARNING: All log messages before absl::InitializeLog|[IWE]0000 00:00:|\d{4}-\d\d-\d\d [\d:.]+: [IWE] "
     r"|To enable the following instructions|.*Mixed precision compatibility check \(mixed_float16\)"
     r"|The dtype policy mixed_float16 may run slowly|If you will use compatible GPU"
     r"|Sets are not currently considered sequences"
+    r"|(WARNING:tensorflow:)?Callback method `on_train_batch_end` is slow compared to the batch time"
 )
 
 # Python shows these to the author of a library, and not to the user of one.

@@ -1,6 +1,7 @@
 """Every command in a terminal of 80 columns, one after the other in one folder, with the defaults of its options."""
 
 import os
+import pathlib
 import re
 import sys
 
@@ -11,6 +12,8 @@ import tf_lossscale
 from tests.defaults.seen import process, seen
 from tests.test_cli import exit_code
 from tf_lossscale import cli
+
+ROOT = pathlib.Path(__file__).parents[2]
 
 # Command -> lines to type, and what each prints. In this order: each uses what those before it left.
 LINES = {
@@ -65,6 +68,19 @@ def test_a_command_prints_what_fits_a_terminal_and_nothing_else(folder):
         assert code == int("--check" in line), (line, what.text)
         assert any(re.search(expected, shown) for shown, _ in what.lines), (line, what.text)
         assert what.faults() == [], line
+
+
+def test_the_guide_shows_what_convert_prints(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    guide = (ROOT / "docs" / "migration.md").read_text()
+    command, shown = re.search(r"```console\n\$ tf-lossscale (convert .*)\n([^`]*)```", guide).groups()
+    restores = next(block for block in re.findall(r"(?s)```python\n(.*?)```", guide) if '.save("old/ckpt")' in block)
+    with seen() as what:
+        exec(restores, {})
+    assert what.text == "1 1024.0 1\n()\n"
+    with seen() as what:
+        assert exit_code(command.split()) == 0
+    assert what.text == shown
 
 
 @pytest.mark.slow

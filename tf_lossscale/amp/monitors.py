@@ -66,7 +66,8 @@ class LossMonitor:
                 if (batch + 1) % monitor.per_print_times == 0:
                     loss = float(logs["loss"]) if step_loss is None else step_loss.read(logs)
                     line = monitor.line(self.epoch, batch + 1, loss, optimizer or self.model.optimizer)
-                    print(_after_a_bar(line) if self.params.get("verbose") in (1, "auto") else line)
+                    bar = batch > 0 and self.params.get("verbose") in (1, "auto")
+                    print(_after_a_bar(line) if bar else line)
 
         return Printing()
 
