@@ -42,7 +42,7 @@ def network():
 
 def bytes_of(variables):
     """Return how many bytes some variables take."""
-    return sum(v.value.shape.num_elements() * v.value.dtype.size for v in variables)
+    return sum(v.numpy().nbytes for v in variables)
 
 
 def main(arguments=None):

@@ -1,9 +1,11 @@
-"""Every Python block of the README and the docs runs."""
+"""Every Python block of the README and the docs runs, and prints what fits a terminal, without a foreign warning."""
 
 import pathlib
 import re
 
 import pytest
+
+from tests.defaults.seen import seen
 
 ROOT = pathlib.Path(__file__).parents[1]
 BLOCKS = [
@@ -12,13 +14,18 @@ BLOCKS = [
     for i, block in enumerate(re.findall(r"^```python\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL))
 ]
 
+# Keras compiles a function for each model, and TensorFlow says so from the fifth model of a program on.
+MANY_MODELS = r"calls to <function (TensorFlowTrainer|Model)\."
+
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_code_block_runs(block, tmp_path, monkeypatch):
+def test_code_block_runs_and_says_nothing_unasked(block, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "block.py"
     script.write_text(block)
-    exec(compile(block, str(script), "exec"), {"__name__": "__main__"})
+    with seen() as what:
+        exec(compile(block, str(script), "exec"), {"__name__": "__main__"})
+    assert what.faults(MANY_MODELS) == []
 
 
 def test_the_readme_shows_the_two_commands_first():

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
+
+#: The columns in which a progress bar is overwritten: a terminal's, without the last.
+_BAR = 79
 
 
 class LossMonitor:
@@ -61,9 +65,18 @@ class LossMonitor:
             def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
                 if (batch + 1) % monitor.per_print_times == 0:
                     loss = float(logs["loss"]) if step_loss is None else step_loss.read(logs)
-                    print(monitor.line(self.epoch, batch + 1, loss, optimizer or self.model.optimizer))
+                    line = monitor.line(self.epoch, batch + 1, loss, optimizer or self.model.optimizer)
+                    bar = batch > 0 and self.params.get("verbose") in (1, "auto")
+                    print(_after_a_bar(line) if bar else line)
 
         return Printing()
+
+
+def _after_a_bar(line: str) -> str:
+    """Return a line to print after Keras's progress bar, which does not end its line and is drawn again below."""
+    if sys.stdout.isatty() or "ipykernel" in sys.modules:
+        return f"\r{line:<{_BAR}}"  # replaces the bar
+    return f"\n{line}"
 
 
 class OverflowMonitor(LossMonitor):
@@ -84,7 +97,6 @@ class OverflowMonitor(LossMonitor):
         if not isinstance(optimizer, LossScaleOptimizer):
             return f"{super().line(epoch, step, loss, optimizer)}, no loss scale"
         skipped = bool(optimizer.last_step_skipped)
-        return (
-            f"{super().line(epoch, step, loss, optimizer)}, loss scale is {float(optimizer.loss_scale):g}, "
-            f"overflow: {skipped}"
-        )
+        scale = float(optimizer.loss_scale)
+        shown = f"{scale:.0f}" if scale.is_integer() and scale < 1e9 else f"{scale:g}"
+        return f"{super().line(epoch, step, loss, optimizer)}, loss scale is {shown}, overflow: {skipped}"

@@ -17,10 +17,11 @@ WINDOW = 50
 
 
 class LossScaleMonitor(tf.keras.callbacks.Callback):
-    """A callback that adds `loss_scale`, `skipped_steps` and, with `diagnose=True`, `grad_norm` to the logs of `fit`.
+    """A callback that adds `loss_scale` and `skipped_steps` to the logs of `fit`.
 
-    The progress bar, `History`, and callbacks that come later in the list, like `CSVLogger` and `TensorBoard`, show
-    them. The callback warns when too many steps are skipped. Its readings also trigger the optimizer's `on_stall`.
+    With an optimizer that was made with `diagnose=True` it adds `grad_norm` too. The progress bar, `History`, and
+    callbacks that come later in the list, like `CSVLogger` and `TensorBoard`, show them. The callback warns when too
+    many steps are skipped. Its readings also trigger the optimizer's `on_stall`.
 
     >>> import tf_lossscale
     >>> model = tf.keras.Sequential([tf.keras.Input((1,)), tf.keras.layers.Dense(1)])

@@ -10,7 +10,9 @@ from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
 
 def write_summary(optimizer: LossScaleOptimizer, step: Any = None, loss: Any = None) -> None:
-    """Write the scalars `loss_scale`, `skipped_steps`, with `diagnose=True` `grad_norm`, and the loss if given.
+    """Write the scalars `loss_scale` and `skipped_steps`, and the loss if given.
+
+    An optimizer that was made with `diagnose=True` adds `grad_norm`.
 
     For custom loops. It writes to the default `tf.summary` writer, in eager mode or in a `tf.function`, and respects
     `tf.summary.record_if`.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -95,7 +97,11 @@ def _jobs(value: str) -> int:
 
 
 def _say(message: str) -> None:
-    print(f"tf-lossscale migrate: {message}", file=sys.stderr)
+    line = f"tf-lossscale migrate: {message}"
+    if sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns
+        line = textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
+    print(line, file=sys.stderr)
 
 
 def _print_findings(reports: Sequence[report.FileReport], console: Any) -> None:
