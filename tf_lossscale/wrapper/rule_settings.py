@@ -59,3 +59,7 @@ def _change(scale: LossScale, name: str, field: str, value: Any) -> None:
         scale.initial_scale = min(scale.initial_scale, changed.max_scale)
         if plain(scale()) > changed.max_scale:
             scale.current_loss_scale.assign(changed.max_scale)
+    if field == "min_scale":  # a constructor's `initial_scale` may be lower
+        scale.initial_scale = max(scale.initial_scale, changed.min_scale)
+        if plain(scale()) < changed.min_scale:
+            scale.current_loss_scale.assign(changed.min_scale)
