@@ -275,6 +275,19 @@ def printed(capsys):
     return [float(loss) for loss in re.findall(r"loss is ([\d.]+)", capsys.readouterr().out)]
 
 
+def test_the_overflow_monitor_prints_the_scale_in_graph_mode(capsys):
+    with tf.Graph().as_default():
+        model, _ = squares(tf_keras)
+        optimizer = LossScaleOptimizer(tf_keras.optimizers.legacy.SGD(0.0), initial_scale=64.0)
+        model.compile(optimizer, "mse")
+        x = np.float32([[2], [np.inf]])
+        monitor = amp.OverflowMonitor().as_callback(tf_keras)
+        model.fit(x, np.zeros_like(x), batch_size=1, shuffle=False, verbose=0, callbacks=[monitor])
+    first, second = monitor_lines(capsys)
+    assert first.endswith("loss scale is 64, overflow: False")
+    assert second.endswith("loss scale is 32, overflow: True")
+
+
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_the_loss_monitor_prints_the_loss_of_the_step(library, capsys):
     keras = LIBRARIES[library]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tf_lossscale.wrapper import layers
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
 
@@ -83,8 +84,8 @@ class OverflowMonitor(LossMonitor):
         """Return the line to print; see `LossMonitor.line`."""
         if not isinstance(optimizer, LossScaleOptimizer):
             return f"{super().line(epoch, step, loss, optimizer)}, no loss scale"
-        skipped = bool(optimizer.last_step_skipped)
+        skipped = bool(layers.value_of(optimizer.last_step_skipped))
         return (
-            f"{super().line(epoch, step, loss, optimizer)}, loss scale is {float(optimizer.loss_scale):g}, "
+            f"{super().line(epoch, step, loss, optimizer)}, loss scale is {layers.value_of(optimizer.loss_scale):g}, "
             f"overflow: {skipped}"
         )
