@@ -186,7 +186,7 @@ def test_plot_draws_all_runs_of_a_folder(suffix, tmp_path, capsys):
     out = tmp_path / f"scale.{suffix}"
     assert cli.main(["plot", str(tmp_path / "logs"), "--out", str(out)]) == 0
     printed = capsys.readouterr()
-    assert (printed.out, printed.err) == (f"{out}: a, b\n", "")
+    assert (printed.out, printed.err) == (f"drew {out} from 2 runs: a, b\n", "")
     start = out.read_bytes()[:200]
     assert start.startswith(b"\x89PNG") if suffix == "png" else b"<?xml" in start
     assert sorted(p.name for p in tmp_path.iterdir()) == ["logs", out.name], "nothing else is left behind"
