@@ -136,3 +136,44 @@ def test_weights_alone_are_loaded_whether_the_optimizer_was_built_or_not(family,
         assert loaded.optimizer.state()["loss_scale"] == model.optimizer.state()["loss_scale"] == 128.0
     train(loaded, 1)
     assert all(np.isfinite(weights).all() for weights in loaded.get_weights())
+
+
+@pytest.mark.parametrize("kind", ["h5", "tf"])
+def test_in_graph_mode_scale_and_counts_survive_and_go_on_in_a_graph_and_in_eager_mode(kind, tmp_path):
+    def state(model):
+        return model.optimizer._state()
+
+    load = tf_keras.models.load_model
+    with tf.Graph().as_default():
+        model = model_of(FAMILIES[2])
+        train(model, 5)
+        path, before = saved(model, kind, tmp_path), state(model)
+        train(model, 5)
+        after = state(model)
+    assert (before["loss_scale"], before["dynamic_counter"], before["skipped_steps"]) == (128.0, 3, 1)
+    with tf.Graph().as_default():
+        loaded = load(path)
+        assert state(loaded) == before
+        train(loaded, 5)
+        assert state(loaded) == after
+    loaded = load(path)
+    assert loaded.optimizer.state() == before
+    path = saved(loaded, "h5", tmp_path)
+    with tf.Graph().as_default():
+        assert state(load(path)) == before
+
+
+def test_in_graph_mode_a_saved_model_has_no_iterations_and_keras_files_cannot_be_saved_as_without_the_wrapper(tmp_path):
+    def model_without():
+        model = tf_keras.Sequential([tf_keras.Input((4,)), tf_keras.layers.Dense(1)])
+        model.compile(FAMILIES[2].adam(), "mse")
+        return model
+
+    for make in (model_without, lambda: model_of(FAMILIES[2])):
+        with tf.Graph().as_default():
+            model = make()
+            train(model, 2)
+            loaded = tf_keras.models.load_model(saved(model, "tf", tmp_path))
+            assert tf_keras.backend.get_value(loaded.optimizer.iterations) == 0
+            with pytest.raises(NotImplementedError, match="only available when eager execution is enabled"):
+                saved(model, "keras", tmp_path)

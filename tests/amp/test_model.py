@@ -275,6 +275,19 @@ def printed(capsys):
     return [float(loss) for loss in re.findall(r"loss is ([\d.]+)", capsys.readouterr().out)]
 
 
+def test_the_overflow_monitor_prints_the_scale_in_graph_mode(capsys):
+    with tf.Graph().as_default():
+        model, _ = squares(tf_keras)
+        optimizer = LossScaleOptimizer(tf_keras.optimizers.legacy.SGD(0.0), initial_scale=64.0)
+        model.compile(optimizer, "mse")
+        x = np.float32([[2], [np.inf]])
+        monitor = amp.OverflowMonitor().as_callback(tf_keras)
+        model.fit(x, np.zeros_like(x), batch_size=1, shuffle=False, verbose=0, callbacks=[monitor])
+    first, second = monitor_lines(capsys)
+    assert first.endswith("loss scale is 64, overflow: False")
+    assert second.endswith("loss scale is 32, overflow: True")
+
+
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_the_loss_monitor_prints_the_loss_of_the_step(library, capsys):
     keras = LIBRARIES[library]
@@ -507,3 +520,31 @@ def test_a_cell_made_in_the_scope_of_a_strategy_is_trained_on_its_replicas(libra
     if name == "mirrored_2":
         with pytest.raises(ValueError, match=r"must be a tf\.data\.Dataset"):
             amp.Model(cell).train(1, [(x, x)])
+
+
+MEAN_LOSSES = {
+    "Keras": lambda keras: keras.losses.MeanSquaredError(),
+    "Keras, in a function": lambda keras: lambda output, label: keras.losses.MeanSquaredError()(label, output),
+    "Keras, in a tf.function": lambda keras: tf.function(
+        lambda output, label: keras.losses.MeanSquaredError()(label, output)
+    ),
+    "own": lambda keras: lambda output, label: tf.reduce_mean((output - label) ** 2),
+    "one a sample": lambda keras: keras.losses.get("mse"),
+}
+
+
+@pytest.mark.parametrize(
+    ("library", "loss"),
+    [(library, loss) for library in LIBRARIES for loss in MEAN_LOSSES if library == "keras3" or "Keras" not in loss],
+)
+def test_the_loss_of_a_cell_on_two_replicas_is_the_mean_over_the_batch(library, loss):
+    # tf_keras's own loss objects refuse to compute a mean in a replica.
+    keras, strategy = LIBRARIES[library], strategies.get("mirrored_2")
+    with strategy.scope():
+        model, _ = squares(keras)
+        network = amp.WithLossCell(model, MEAN_LOSSES[loss](keras))
+        cell = amp.TrainOneStepWithLossScaleCell(network, keras.optimizers.SGD(0.0), 64.0)
+    x = np.float32([1, 3, 2, 4])[:, None]
+    data = tf.data.Dataset.from_tensor_slices((x, np.zeros_like(x))).batch(2)
+    for _ in range(2):
+        assert amp.Model(cell).train(1, data, verbose=0).history["loss"] == [7.5]

@@ -23,7 +23,7 @@ def fit(family, x, callbacks, epochs=1, verbose=0, jit_compile=False, **kwargs):
     keras = family.keras
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     optimizer = LossScaleOptimizer(family.optimizers.SGD(0.01), initial_scale=64.0, **kwargs)
-    model.compile(optimizer, "mse", jit_compile=jit_compile)
+    model.compile(optimizer, "mse", **({"jit_compile": jit_compile} if tf.executing_eagerly() else {}))
     y = np.zeros((len(x), 1), np.float32)
     history = model.fit(x, y, batch_size=1, epochs=epochs, verbose=verbose, shuffle=False, callbacks=callbacks)
     return history.history, optimizer
@@ -50,6 +50,28 @@ def test_fits_history_bar_and_csv_have_the_scale_the_skips_and_the_norm(family, 
     assert [float(row["loss_scale"]) for row in rows] == [16.0, 4.0]
     assert [float(row["skipped_steps"]) for row in rows] == [2.0, 4.0]
     assert float(rows[1]["grad_norm"]) > 0
+
+
+def test_in_graph_mode_keras_2_shows_the_same_and_its_graph_does_not_grow():
+    tf_keras = FAMILIES[2].keras
+    sizes = []
+
+    def train(callbacks, **kwargs):
+        return fit(FAMILIES[2], data(4, bad=[1]), callbacks, epochs=2, **kwargs)[0]
+
+    with tf.Graph().as_default() as graph:
+        count = tf_keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: sizes.append(len(graph.get_operations())))
+        history = train([LossScaleMonitor(update_freq=1), count], diagnose=True)
+        assert history["loss_scale"] == [32.0, 16.0]
+        assert history["skipped_steps"] == [1, 2]
+        assert all(norm > 0 for norm in history["grad_norm"])
+        assert sizes[0] == sizes[1]
+        assert train([LossScaleMonitor()], dynamic=False)["skipped_steps"] == [0, 0]
+
+
+def test_in_graph_mode_a_log_dir_is_refused(tmp_path):
+    with tf.Graph().as_default(), pytest.raises(RuntimeError, match=r"Leave `log_dir` out.*TensorBoard callback"):
+        fit(FAMILIES[2], data(1), [LossScaleMonitor(log_dir=tmp_path)])
 
 
 @families
@@ -164,7 +186,7 @@ def test_plot_draws_all_runs_of_a_folder(suffix, tmp_path, capsys):
     out = tmp_path / f"scale.{suffix}"
     assert cli.main(["plot", str(tmp_path / "logs"), "--out", str(out)]) == 0
     printed = capsys.readouterr()
-    assert (printed.out, printed.err) == (f"{out}: a, b\n", "")
+    assert (printed.out, printed.err) == (f"drew {out} from 2 runs: a, b\n", "")
     start = out.read_bytes()[:200]
     assert start.startswith(b"\x89PNG") if suffix == "png" else b"<?xml" in start
     assert sorted(p.name for p in tmp_path.iterdir()) == ["logs", out.name], "nothing else is left behind"

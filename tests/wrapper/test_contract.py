@@ -270,7 +270,7 @@ def test_apply_refuses_what_was_made_from_unscaled_gradients(family, compiled, p
 @all_families
 @compiled
 @pytest.mark.parametrize("method", ["scale_loss", "get_scaled_loss", "by hand"])
-def test_apply_takes_scaled_gradients_whose_unscaled_norm_was_looked_at(family, compiled, method):
+def test_apply_takes_scaled_gradients_whose_unscaled_norm_was_looked_at(family, compiled, method, warnings):
     if family.name == "sonnet":
         pytest.skip("Sonnet's apply takes what get_unscaled_gradients returned as it is")
     weight, optimizer = setup(family)
@@ -285,6 +285,44 @@ def test_apply_takes_scaled_gradients_whose_unscaled_norm_was_looked_at(family, 
 
     run(step, compiled)
     assert weight.numpy() == bare(family)
+    assert not [each for each in warnings if "twice" in each]
+
+
+@all_families
+@compiled
+def test_apply_after_a_step_of_the_tensorflow_2_contract_does_not_warn(family, compiled, warnings):
+    weight, optimizer = setup(family)
+
+    def loss():
+        return 0.25 * weight**2
+
+    def by_keras_3():
+        with tf.GradientTape() as tape:
+            scaled = optimizer.scale_loss(loss())
+        optimizer.apply([tape.gradient(scaled, weight)], [weight])
+
+    def by_tensorflow_2():
+        with tf.GradientTape() as tape:
+            scaled = optimizer.get_scaled_loss(loss())
+        gradients = optimizer.get_unscaled_gradients([tape.gradient(scaled, weight)])
+        optimizer.apply_gradients(zip(gradients, [weight]))
+
+    for step in (by_keras_3, by_tensorflow_2, by_keras_3):
+        run(step, compiled, steps=1)
+    assert weight.numpy() == bare(family)
+    assert not warnings
+
+
+@pytest.mark.parametrize("family", ALL_FAMILIES[:2], ids=IDS[:2])
+def test_apply_of_what_may_be_unscaled_warns_once(family, warnings):
+    weight, optimizer = setup(family)
+    optimizer.get_scaled_loss(0.0)
+    gradients = optimizer.get_unscaled_gradients([tf.constant(1024.0)])
+    optimizer.apply_gradients(zip(gradients, [weight]))
+    for _ in range(2):
+        optimizer.apply([2.0 * gradients[0]], [weight])
+    assert len(warnings) == 1
+    assert "may be divided twice" in warnings[0]
 
 
 @all_families

@@ -86,7 +86,7 @@ def test_a_callback_of_fit_sets_it_and_makes_the_train_function_again(family):
 
 
 @families
-def test_a_lower_bound_above_lowers_the_scale_and_the_config_can_be_read_again(family):
+def test_an_upper_bound_lowers_the_scale_at_once_and_the_config_can_be_read_again(family):
     optimizer = LossScaleOptimizer(family.sgd())
     optimizer.change_rules(max_scale=1024.0)
     assert float(optimizer.loss_scale) == 1024.0
@@ -94,6 +94,18 @@ def test_a_lower_bound_above_lowers_the_scale_and_the_config_can_be_read_again(f
     assert (again.initial_scale, again.max_scale) == (1024.0, 1024.0)
     optimizer.change_rules(max_scale=None)
     assert optimizer.max_scale is None
+
+
+@families
+def test_a_lower_bound_raises_the_scale_at_once_and_other_rules_leave_it(family):
+    optimizer = LossScaleOptimizer(family.sgd(), initial_scale=0.5)
+    optimizer.growth_factor = 4.0
+    assert float(optimizer.loss_scale) == 0.5
+    optimizer.min_scale = 64.0
+    assert (float(optimizer.loss_scale), optimizer.initial_scale) == (64.0, 64.0)
+    assert scales(optimizer, taking(optimizer), [True, False]) == [64.0, 64.0]
+    optimizer.min_scale = 1.0
+    assert float(optimizer.loss_scale) == 64.0
 
 
 @pytest.mark.parametrize(

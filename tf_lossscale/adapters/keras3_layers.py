@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 from typing import Any
 
+from tf_lossscale.core import replicas
 from tf_lossscale.libraries import keras_versions
 
 keras = library = keras_versions.keras_3()
+# Private: Keras's losses call its `scale_loss_for_distribution`.
+_losses = keras_versions.keras_3("src.losses.loss")
 
 # The names of the dtype policies.
 Policy = keras.DTypePolicy
@@ -112,3 +117,26 @@ def note_steps(model: Any, steps: int) -> None:
         steps: the number of steps of the epoch that ends.
     """
     del model, steps
+
+
+@contextlib.contextmanager
+def noting_divided_losses() -> Iterator[list[bool]]:
+    """Note whether a loss divides itself by the number of replicas, as Keras 3's mean losses do in a replica.
+
+    >>> with noting_divided_losses() as divided:
+    ...     _ = keras.losses.MeanSquaredError()([1.0], [0.0])
+    >>> bool(divided)
+    True
+
+    Returns:
+        A list that is empty until a loss does.
+    """
+    divided: list[bool] = []
+    divide = getattr(_losses, "scale_loss_for_distribution", lambda loss: loss)  # older losses do not divide
+
+    def noting(loss: Any) -> Any:
+        divided.append(True)
+        return divide(loss)
+
+    with replicas.overriding(_losses, scale_loss_for_distribution=noting):
+        yield divided

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import tensorflow as tf
@@ -96,3 +97,40 @@ def note_steps(model: Any, steps: int) -> None:
         steps: the number of steps of the epoch that ends.
     """
     model._train_counter.assign(steps)
+
+
+def noting_divided_losses() -> Any:
+    """Note no loss: those of tf_keras are not divided by the number of replicas.
+
+    >>> with noting_divided_losses() as divided:
+    ...     bool(divided)
+    False
+    """
+    return contextlib.nullcontext([])
+
+
+def value_of(tensor: tf.Tensor) -> Any:
+    """Return the value of a tensor as a Python number, in graph mode too.
+
+    >>> value_of(tf.constant(3))
+    3
+
+    Args:
+        tensor: a scalar.
+    """
+    return tf_keras.backend.get_value(tensor).item()
+
+
+def set_value(variable: tf.Variable, value: Any) -> None:
+    """Set a variable, in graph mode too.
+
+    >>> variable = tf.Variable(3)
+    >>> set_value(variable, 4)
+    >>> value_of(variable)
+    4
+
+    Args:
+        variable: a scalar variable.
+        value: a Python number.
+    """
+    tf_keras.backend.set_value(variable, value)

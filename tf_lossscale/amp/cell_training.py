@@ -47,7 +47,8 @@ def fit(cell: TrainOneStepCell, epochs: int, dataset: Any, callbacks: list[Any],
         epochs: number of passes over the data.
         dataset: an iterable of batches, each a tuple of what the cell takes.
         callbacks: of `keras`. Their model is the backbone, with the cell's optimizer. A batch's logs hold the loss of
-            the step (under a strategy the mean of the replicas' losses), an epoch's the mean of its steps.
+            the step, an epoch's the mean of its steps. Under a strategy, the loss of the step is the mean of the
+            replicas' losses, or their sum if a loss of Keras 3 has divided them by the number of replicas.
         keras: the module `keras` or `tf_keras`.
         verbose: as in Keras's `fit`.
 
@@ -58,7 +59,8 @@ def fit(cell: TrainOneStepCell, epochs: int, dataset: Any, callbacks: list[Any],
         ValueError: a callback or the data does not fit a training cell.
     """
     _require_fitting_callbacks(callbacks, keras)
-    step = _step_of(cell)
+    layers_of_keras = layers.layers_in(keras.__name__.split(".")[0])
+    step = _step_of(cell, layers_of_keras)
     batches, steps = _batches(dataset, cell.strategy)
     model = _model_of(cell, keras)
     with replicas.overriding(model, optimizer=cell.optimizer):
@@ -88,7 +90,7 @@ def fit(cell: TrainOneStepCell, epochs: int, dataset: Any, callbacks: list[Any],
                     f"`train_dataset` had no batch in epoch {epoch + 1} of {epochs}. Pass a tf.data.Dataset with at "
                     "least one batch, or a list of batches, which every epoch reads from the start."
                 )
-            layers.layers_in(keras.__name__.split(".")[0]).note_steps(model, len(losses))
+            layers_of_keras.note_steps(model, len(losses))
             logs = {"loss": float(np.mean(losses))}
             every.on_epoch_end(epoch, logs)
             if model.stop_training:
@@ -113,8 +115,8 @@ def _model_of(cell: TrainOneStepCell, keras: Any) -> Any:
     return keras.Sequential([] if backbone is None else [backbone])
 
 
-def _step_of(cell: TrainOneStepCell) -> Callable[[tuple[Any, ...]], Any]:
-    """Return a function that takes a step with a batch's inputs, on all replicas, and returns the mean loss."""
+def _step_of(cell: TrainOneStepCell, layers_of_keras: Any) -> Callable[[tuple[Any, ...]], Any]:
+    """Return a function that takes a step with a batch's inputs, on all replicas, and returns the loss of the batch."""
     strategy = cell.strategy
     if strategy is None:
         return lambda inputs: _loss_of(cell(*inputs))
@@ -124,7 +126,11 @@ def _step_of(cell: TrainOneStepCell) -> Callable[[tuple[Any, ...]], Any]:
 
     def on_all(training: Any, *inputs: Any) -> Any:
         del training  # read from the network; as an argument it has each mode traced
-        return strategy.reduce(tf.distribute.ReduceOp.MEAN, strategy.run(in_replica, inputs), axis=None)
+        with layers_of_keras.noting_divided_losses() as divided:
+            losses = strategy.run(in_replica, inputs)
+        cell.divides_loss |= bool(divided)  # a loss that is a tf.function does so while it is traced, once
+        operation = tf.distribute.ReduceOp.SUM if cell.divides_loss else tf.distribute.ReduceOp.MEAN
+        return strategy.reduce(operation, losses, axis=None)
 
     function = tf.function(on_all)
     return lambda inputs: function(getattr(cell.network, "training", None), *inputs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from tf_lossscale.wrapper import layers
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
 #: The columns in which a progress bar is overwritten: a terminal's, without the last.
@@ -96,7 +97,7 @@ class OverflowMonitor(LossMonitor):
         """Return the line to print; see `LossMonitor.line`."""
         if not isinstance(optimizer, LossScaleOptimizer):
             return f"{super().line(epoch, step, loss, optimizer)}, no loss scale"
-        skipped = bool(optimizer.last_step_skipped)
-        scale = float(optimizer.loss_scale)
+        skipped = bool(layers.value_of(optimizer.last_step_skipped))
+        scale = float(layers.value_of(optimizer.loss_scale))
         shown = f"{scale:.0f}" if scale.is_integer() and scale < 1e9 else f"{scale:g}"
         return f"{super().line(epoch, step, loss, optimizer)}, loss scale is {shown}, overflow: {skipped}"

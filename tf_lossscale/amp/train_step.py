@@ -61,6 +61,8 @@ class TrainOneStepCell:
         self.optimizer = optimizer
         #: The strategy in whose scope the cell was created, or None.
         self.strategy = tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
+        #: Whether a Keras 3 loss divided the loss by the number of replicas; known when a step was traced.
+        self.divides_loss = False
         self._function = tf.function(self._construct)
 
     def _manager(self, sens: Any) -> Any:

@@ -8,8 +8,9 @@ import tensorflow as tf
 from absl import logging
 
 from tf_lossscale import errors
-from tf_lossscale.core.variables import as_number
+from tf_lossscale.core.variables import value_or_zero
 from tf_lossscale.monitoring.summaries import require_ours, write_summary
+from tf_lossscale.wrapper import layers
 from tf_lossscale.wrapper.stall import WHAT_TO_TRY
 
 #: The least number of steps from which the share of skipped steps is computed.
@@ -63,6 +64,7 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         self._optimizer = optimizer
         self._writer = None if log_dir is None else tf.summary.create_file_writer(str(log_dir))
         self._read: dict[str, Any] = {}
+        self._tensors: dict[str, Any] = {}
         self._since = (0, 0)  # total and skipped steps at the last check
         self._warned = False
 
@@ -73,7 +75,12 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         del logs
         require_ours(self._watched)
-        self._read = {}
+        if self._writer is not None and not tf.executing_eagerly():
+            raise RuntimeError(
+                "LossScaleMonitor(log_dir=...) cannot write in graph mode. Leave `log_dir` out, and put Keras's "
+                "TensorBoard callback behind the monitor: it writes all logs, the loss scale too."
+            )
+        self._read, self._tensors = {}, {}
         self._since = self._counts()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -94,9 +101,9 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
     def _look(self, logs: dict[str, Any]) -> None:
         optimizer = self._watched
         loss = logs.get("loss")
-        self._read = {"loss_scale": float(optimizer.loss_scale), "skipped_steps": self._counts()[1]}
+        self._read = {"loss_scale": self._value("loss_scale"), "skipped_steps": self._counts()[1]}
         if optimizer.gradient_norm is not None:
-            self._read["grad_norm"] = float(tf.convert_to_tensor(optimizer.gradient_norm))
+            self._read["grad_norm"] = self._value("gradient_norm")
         logs.update(self._read)
         if self._writer is not None:
             with self._writer.as_default():
@@ -106,8 +113,18 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
     def _counts(self) -> tuple[int, int]:
         scale = self._watched._loss_scale
         if not scale.may_skip:
-            return as_number(self._watched.iterations), 0
-        return tuple(int(tf.convert_to_tensor(count)) for count in (scale.total_steps, scale.skipped_steps))  # type: ignore[return-value]
+            return self._value("iterations"), 0
+        return self._value("total_steps", scale), self._value("skipped_steps", scale)
+
+    def _value(self, name: str, holder: Any = None) -> Any:
+        """Return the value of an attribute, of the optimizer if no other holder is given, as a Python number."""
+        holder = self._watched if holder is None else holder
+        if tf.executing_eagerly():
+            return layers.value_of(getattr(holder, name))
+        if name not in self._tensors:  # one tensor for all readings, so that the graph does not grow
+            value = getattr(holder, name)
+            self._tensors[name] = value_or_zero(value) if isinstance(value, tf.Variable) else value
+        return layers.value_of(self._tensors[name])
 
     def _warn(self) -> None:
         (steps, skipped), (steps_before, skipped_before) = self._counts(), self._since

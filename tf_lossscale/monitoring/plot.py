@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     except (ValueError, ImportError, OSError) as error:
         print(f"tf-lossscale plot: {error}", file=sys.stderr)
         return 2
-    print(f"{out}: {', '.join(runs)}")
+    print(f"drew {out} from {len(runs)} run{'s' * (len(runs) > 1)}: {', '.join(runs)}")
     return 0
 
 

@@ -26,8 +26,8 @@ class Configurable(Parts):
     dynamic: Any
     initial_scale: Any
     dynamic_growth_steps: Any
-    state: Any
-    set_state: Any
+    _state: Any
+    _set_state: Any
 
     def _inner_config(self) -> dict[str, Any]:
         """Return the inner optimizer's config, with the loss scale's state beside it while a model is being saved.
@@ -39,13 +39,13 @@ class Configurable(Parts):
         inner = self._family.config()
         if not isinstance(self._loss_scale, DynamicLossScale) or not _a_model_is_being_saved():
             return inner
-        return {**inner, STATE: self.state()}
+        return {**inner, STATE: self._state()}
 
     def _take_state(self, inner: Any) -> None:
         """Set the state that `_inner_config` put into a config."""
         if isinstance(inner, dict) and STATE in inner and isinstance(self._loss_scale, DynamicLossScale):
             state = inner[STATE]
-            self.set_state({**state, "loss_scale": self._loss_scale.in_range(state["loss_scale"])})
+            self._set_state({**state, "loss_scale": self._loss_scale.in_range(state["loss_scale"])})
 
     def get_config(self) -> dict[str, Any]:
         """Return the config for `from_config`, of plain values.
@@ -145,7 +145,7 @@ def _a_model_is_being_saved() -> bool:
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
         if frame.f_code.co_name in _SAVES and module.startswith(("keras.", "tf_keras.")):
-            return tf.executing_eagerly()
+            return not tf.inside_function()
         frame = frame.f_back
     return False
 

@@ -262,21 +262,29 @@ class Contract:
         )
 
     def require_not_unscaled(self, gradients: Iterable[Any]) -> None:
-        """Raise if `apply` got unscaled gradients, which it would divide again.
+        """Raise if `apply` got unscaled gradients, which it would divide again; warn, once, if they may be unscaled.
 
         Known are gradients that `get_unscaled_gradients` returned or was given. For others the calls tell: they are
-        unscaled if every place that they may come from has called it last.
+        unscaled if every place that they may come from has called it last, and may be if one has.
         """
         gradients = [gradient for gradient in gradients if gradient is not None]
         unscaled, _ = notes.are_unscaled(gradients)
+        may_be_unscaled = False
         if not unscaled and not all(notes.is_scaled(gradient) for gradient in gradients):
             with self._lock:
                 calls = self._calls_before_apply(_functions())
+                last = calls or self._calls_here(_functions())
             unscaled = bool(calls) and not any(_LEAVES_SCALED[call.method] for call in calls)
+            may_be_unscaled = not all(_LEAVES_SCALED[call.method] for call in last)
         if unscaled:
             raise RuntimeError(
                 "apply() divides gradients by the loss scale, but get_unscaled_gradients(), or a function of "
                 f"scale_inside(), has done so with these. {_TWO_WAYS_OUT}"
+            )
+        if may_be_unscaled and self._called & {"scale_loss", "get_scaled_loss"}:
+            self._warn(
+                "LossScaleOptimizer.apply() divides the gradients by the loss scale, but get_unscaled_gradients() was "
+                "called before: they may be divided twice. Give unscaled gradients to apply_gradients()."
             )
 
     def _calls_before_apply(self, functions: list[Any]) -> list[_Call]:
@@ -296,11 +304,6 @@ class Contract:
                 "LossScaleOptimizer.apply() divides the gradients by the loss scale, but scale_loss() was never "
                 "called: training will stall. Call loss = opt.scale_loss(loss) before taking gradients, or, for "
                 "gradients that are not scaled, use apply_gradients()."
-            )
-        elif "get_unscaled_gradients" in self._called:
-            self._warn(
-                "LossScaleOptimizer.apply() divides the gradients by the loss scale, but get_unscaled_gradients() was "
-                "called before: they would be divided twice. Give unscaled gradients to apply_gradients()."
             )
 
     def _warn(self, message: str) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+import tensorflow as tf
+
+from tf_lossscale.core.variables import as_number
 from tf_lossscale.wrapper import families
 
 
@@ -59,6 +62,40 @@ def layers_in(library: str) -> Any:
         A module of `adapters/`.
     """
     return importlib.import_module(f"tf_lossscale.adapters.{families.MODULES[library]}_layers")
+
+
+def value_of(variable: Any) -> Any:
+    """Return the value of a variable as a Python number; in graph mode, in the session of Keras 2.
+
+    >>> import tensorflow as tf
+    >>> value_of(tf.Variable(3))
+    3
+
+    Args:
+        variable: a scalar variable, tensor or Python number.
+    """
+    if tf.executing_eagerly():
+        return as_number(variable)
+    return layers_in("tf_keras").value_of(tf.convert_to_tensor(variable))
+
+
+def set_value(variable: Any, value: Any) -> None:
+    """Set a variable; in graph mode, in the session of Keras 2.
+
+    >>> import tensorflow as tf
+    >>> variable = tf.Variable(3)
+    >>> set_value(variable, 4)
+    >>> variable.numpy().item()
+    4
+
+    Args:
+        variable: a scalar variable.
+        value: a Python number.
+    """
+    if tf.executing_eagerly():
+        variable.assign(value)
+    else:
+        layers_in("tf_keras").set_value(variable, value)
 
 
 def library_of(layer: Any) -> Any:

@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from tf_lossscale import errors
 from tf_lossscale.core.state import DynamicLossScale
-from tf_lossscale.core.variables import as_number
+from tf_lossscale.core.variables import value_or_zero
+from tf_lossscale.wrapper import layers
 from tf_lossscale.wrapper.parts import Parts
 
 # Key of `state()` -> attribute of the loss scale; the first has to be in a state, the others may be missing.
@@ -115,12 +116,18 @@ class Observable(Parts):
             RuntimeError: called while a graph is built.
         """
         _require_eager("state")
+        return self._state()
+
+    def _state(self) -> dict[str, Any]:
+        """Return `state`, in graph mode too."""
         scale = self._loss_scale
-        values = {"loss_scale": as_number(scale())}
+        values = {"loss_scale": layers.value_of(scale())}
         if isinstance(scale, DynamicLossScale):
             variables = {name: getattr(scale, attribute) for name, attribute in _COUNTS.items()}
-            values.update({name: 0 if each is None else as_number(each) for name, each in variables.items()})
-            values["skipped_in_a_row"] *= as_number(scale.last_step_skipped)
+            values.update(
+                {name: 0 if each is None else layers.value_of(value_or_zero(each)) for name, each in variables.items()}
+            )
+            values["skipped_in_a_row"] *= layers.value_of(value_or_zero(scale.last_step_skipped))
         self._stall.look(self, scale)
         return values
 
@@ -146,6 +153,10 @@ class Observable(Parts):
             RuntimeError: called while a graph is built.
         """
         _require_eager("set_state")
+        self._set_state(state)
+
+    def _set_state(self, state: dict[str, Any]) -> None:
+        """Set the state, in graph mode too."""
         scale = self._loss_scale
         moves = isinstance(scale, DynamicLossScale)
         needed = {"loss_scale", "dynamic_counter"} if moves else {"loss_scale"}
@@ -157,21 +168,20 @@ class Observable(Parts):
             )
         value = errors.positive_number("loss_scale", state["loss_scale"], "Pass what state() returned.")
         if not moves:
-            if value != as_number(scale()):
-                raise ValueError(
-                    f"The loss scale is fixed at {as_number(scale()):g}, but `state` has the loss scale {value!r}."
-                )
+            fixed = layers.value_of(scale())
+            if value != fixed:
+                raise ValueError(f"The loss scale is fixed at {fixed:g}, but `state` has the loss scale {value!r}.")
             return
         counts = {name: errors.count(name, state.get(name, 0), "Pass what state() returned.") for name in _COUNTS}
         variables = {name: getattr(scale, attribute) for name, attribute in _COUNTS.items()}
         for name, variable in variables.items():
             if variable is not None and counts[name] > variable.dtype.max:  # contrib's are int32
                 raise ValueError(f"`{name}` must be at most {variable.dtype.max}, but got: {counts[name]!r}.")
-        scale.current_loss_scale.assign(value)
-        scale.last_step_skipped.assign(counts["skipped_in_a_row"] > 0)
+        layers.set_value(scale.current_loss_scale, value)
+        layers.set_value(scale.last_step_skipped, counts["skipped_in_a_row"] > 0)
         for name, variable in variables.items():
             if variable is not None:
-                variable.assign(counts[name])
+                layers.set_value(variable, counts[name])
 
     def overflow_report(self) -> OverflowReport:
         """Return the variables whose gradients were not finite, with the number of steps, the last one and the values.

@@ -68,9 +68,11 @@ def change(scale: LossScale, **changes: Any) -> None:
         )
     scale.rules = changed
     low, high = changed.min_scale, changed.max_scale
-    if high is not None:
+    if "max_scale" in changes and high is not None:
         scale.initial_scale = min(scale.initial_scale, high)
-    if "max_scale" in changes and high is not None and as_number(scale()) > high:
-        scale.current_loss_scale.assign(high)
-    if "min_scale" in changes and as_number(scale()) < low:
-        scale.current_loss_scale.assign(low)
+        if as_number(scale()) > high:
+            scale.current_loss_scale.assign(high)
+    if "min_scale" in changes:  # a constructor's `initial_scale` may be lower
+        scale.initial_scale = max(scale.initial_scale, low)
+        if as_number(scale()) < low:
+            scale.current_loss_scale.assign(low)

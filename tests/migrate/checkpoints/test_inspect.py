@@ -71,6 +71,7 @@ def test_the_table_is_for_people(checkpoints, capsys):  # noqa: F811
     code, printed = inspect(checkpoints / "tf2.8.4_lso_adam" / "ckpt", capsys)
     lines = [line.split(maxsplit=1) for line in printed.out.splitlines() if line.strip()]
     assert code == 0
+    assert all(line == line.rstrip() for line in printed.out.splitlines())
     for row in (
         ["kind", "tf.train.Checkpoint"],
         ["written", "by  TensorFlow 2.0 to 2.15, or tf_keras legacy"],

@@ -117,14 +117,17 @@ def _print_tables(file: File) -> None:
     # A pipe has no width: cut nothing off.
     width = None if sys.stdout.isatty() else 10_000
     console = optional.load("rich.console", "migrate").Console(highlight=False, markup=False, width=width)
-    console.print(_two_columns([("file", file.path), ("kind", file.kind), ("written by", file.writer)]))
-    for optimizer in file.optimizers:
+    with console.capture() as captured:
+        console.print(_two_columns([("file", file.path), ("kind", file.kind), ("written by", file.writer)]))
+        for optimizer in file.optimizers:
+            console.print()
+            console.print(_two_columns(_rows(optimizer)))
+        if not file.optimizers:
+            console.print("\nno optimizer")
         console.print()
-        console.print(_two_columns(_rows(optimizer)))
-    if not file.optimizers:
-        console.print("\nno optimizer")
-    console.print()
-    console.print(_variables(file))
+        console.print(_variables(file))
+    for line in captured.get().splitlines():
+        print(line.rstrip())  # the tables pad their last columns
 
 
 def _rows(optimizer: Optimizer) -> list[tuple[str, str]]:
