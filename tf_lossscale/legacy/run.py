@@ -51,6 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     _install_in_spawned_processes()
     words = arguments.module or arguments.script
     if words[:1] == ["--"]:
+        print("tf-lossscale run: the -- before the script is not needed.", file=sys.stderr)
         words = words[1:]
     if not words:
         return _fail("run: nothing to run. Call tf-lossscale run SCRIPT [ARG ...] or run -m MODULE [ARG ...].", 2)

@@ -59,11 +59,11 @@ def _read(given: str) -> File:
 
 
 def _only_checkpoint_in(folder: pathlib.Path) -> str:
-    import tensorflow as tf
-
-    # `tf-lossscale train` and others keep their checkpoints in a folder of that name.
     latest = None
+    # `tf-lossscale train` and others keep their checkpoints in a folder of that name.
     if (folder / "checkpoint").is_file():
+        import tensorflow as tf
+
         with damage_is_said(str(folder), "the file `checkpoint`"):
             latest = tf.train.latest_checkpoint(str(folder))
     if latest is not None:
