@@ -7,7 +7,7 @@ import pathlib
 import zipfile
 from typing import Any
 
-from tf_lossscale.migrate.checkpoints import keras_files, object_graphs, savers
+from tf_lossscale.migrate.checkpoints import object_graphs, savers
 from tf_lossscale.migrate.checkpoints.saved import File, Tensor, UnreadableError, damage_is_said
 
 
@@ -44,6 +44,8 @@ def _read(given: str) -> File:
             return _saved_model(found)
         return _checkpoint(_only_checkpoint_in(found))
     if found.is_file() and found.suffix not in (".index",) and ".data-" not in found.name:
+        from tf_lossscale.migrate.checkpoints import keras_files  # with TensorFlow, which takes seconds
+
         with damage_is_said(given, "its beginning"), found.open("rb") as file:
             begin = file.read(8)
         if begin[:4] == b"PK\x03\x04" or zipfile.is_zipfile(found):
