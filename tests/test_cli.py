@@ -66,7 +66,8 @@ def test_a_mistake_is_said_in_one_line_without_private_names(arguments, sentence
     last = printed.err.splitlines()[-1]
     assert last.startswith("tf-lossscale")
     assert sentence in last
-    assert not [line for line in printed.err.splitlines()[:-1] if not line.startswith(("usage:", " ", "tf-lossscale run:"))]
+    others = printed.err.splitlines()[:-1]
+    assert not [line for line in others if not line.startswith(("usage:", " ", "tf-lossscale run:"))]
     assert "Traceback" not in printed.err
 
 
