@@ -85,7 +85,7 @@ _OF_SONNET = ("Adam", "Momentum", "RMSProp", "SGD")
 FAMILIES = (
     Family("keras3", *_KERAS_3, (*_OF_KERAS, "Adafactor", "AdamW", "Lamb", "Lion", "Muon", "ScheduleFreeAdamW")),
     Family("tf_keras", tf_keras.optimizers, tf_keras, (*_OF_KERAS, "Adafactor", "AdamW", "Lion")),
-    Family("tf_keras_legacy", tf_keras.optimizers.legacy, tf_keras, _OF_KERAS),
+    Family("tf_keras_legacy", tf_keras.optimizers.legacy, tf_keras, _OF_KERAS, base="OptimizerV2"),
 )
 IDS = [family.name for family in FAMILIES]
 

@@ -27,6 +27,26 @@ assert optimizer.variables() == optimizer.variables
 assert len(optimizer.weights) == len(optimizer.get_weights())
 optimizer.set_weights(optimizer.get_weights())
 """,
+    "tf_lossscale.LossScale": """
+class Constant(LossScale):
+    def __call__(self):
+        return tf.constant(64.0)
+Constant()()
+""",
+    "tf_lossscale.DynamicLossScale": """
+scale = DynamicLossScale(8.0)
+scale()
+""",
+    "Family": """
+class Steps(Family):
+    def build(self, variables):
+        pass
+    def apply(self, gradients, variables):
+        for gradient, variable in zip(gradients, variables):
+            variable.assign_sub(gradient)
+    def count_skipped_step(self):
+        return None
+""",
     "SharedLossScale": """
 shared = tf_lossscale.SharedLossScale()
 optimizer = tf_lossscale.LossScaleOptimizer(tf.keras.optimizers.SGD(), loss_scale_manager=shared)
@@ -219,6 +239,9 @@ SAME = {
     "TrainOneStepWithLossScale": "TrainOneStepWithLossScaleCell",
     "WithLoss": "WithLossCell",
 }
+
+# Classes that users derive from and whose members only the wrapper calls.
+ONLY_TO_DERIVE_FROM = {"Family"}
 
 # Caller -> members of public classes that it calls, and users do not. The loss scales of `core` are called by the step.
 CALLED_BY = {

@@ -21,7 +21,7 @@ LINES = {
     "train": [("train --steps 4", r"float16 with scaling: loss=\d\.\d+, scale=2\^\d+, skipped=\d+ 4/4 █")],
     "inspect": [("inspect runs", "written by  Keras 3"), ("inspect new", "written by")],
     "convert": [("convert runs --to tf_keras --out new", "written to new")],
-    "plot": [("plot logs", r"^logs/loss_scale\.png: logs$")],
+    "plot": [("plot logs", r"^drew logs/loss_scale\.png from 1 run: logs$")],
     "migrate": [
         ("migrate old.py", r"^\+opt = tf_lossscale\.LossScaleOptimizer\(sgd\)$"),
         ("migrate src", r"^would change +3$"),

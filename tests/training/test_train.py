@@ -98,6 +98,16 @@ def test_a_log_file_gets_ten_lines_of_a_run_and_no_bar(capsys):
     assert lines[-1].startswith("float16: 300/300 ")
 
 
+def read_all(terminal):
+    """Read what was written to a terminal until its other side was closed."""
+    printed = b""
+    with contextlib.suppress(OSError):  # its end
+        while part := os.read(terminal, 65536):
+            printed += part
+    os.close(terminal)
+    return printed
+
+
 def test_a_terminal_of_80_columns_shows_loss_scale_and_skipped_steps(monkeypatch):
     ours, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
@@ -106,9 +116,8 @@ def test_a_terminal_of_80_columns_shows_loss_scale_and_skipped_steps(monkeypatch
         with progress.shown("float16 with scaling", 0, 300) as report:
             for _ in range(300):
                 report("loss=2.301, scale=2^30, skipped=12")
-        printed = os.read(ours, 65536).decode()
         monkeypatch.undo()
-    os.close(ours)
+    printed = read_all(ours).decode()
     drawn = [line for line in re.split("[\r\n]+", printed) if "300/300" in line]
     assert drawn
     for line in drawn:

@@ -116,3 +116,34 @@ def test_a_rule_of_ones_own_is_saved_with_the_optimizer(tmp_path):
     second.build([weight])
     tf.train.Checkpoint(optimizer=second).read(path).assert_existing_objects_matched()
     assert float(second._loss_scale.checked) == 3.0
+
+
+def test_the_norm_is_nan_if_only_the_second_replica_has_a_nan():
+    class NotesNorm(tf_lossscale.DynamicLossScale):
+        uses_norm = True
+
+        def __init__(self):
+            super().__init__(8.0)
+            self.norm = tf.Variable(0.0, trainable=False)
+
+        def move(self, applied, norm):
+            return [self.norm.assign(norm), *super().move(applied)]
+
+    strategy = strategies.get("mirrored_2")
+    with strategy.scope():
+        scale, weight = NotesNorm(), tf.Variable(1.0)
+        optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), loss_scale_manager=scale)
+
+    @tf.function
+    def take(bad):
+        optimizer.get_scaled_loss(0.0)
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        gradient = tf.where((replica == 1) & bad, np.nan, 24.0)
+        gradients = optimizer.get_unscaled_gradients([gradient])
+        optimizer.apply_gradients(zip(gradients, [weight]), experimental_aggregate_gradients=False)
+
+    norms = []
+    for bad in (False, True):
+        strategy.run(take, (tf.constant(bad),))
+        norms.append(scale.norm.values[0].numpy().item())
+    np.testing.assert_array_equal(norms, [3.0, np.nan])

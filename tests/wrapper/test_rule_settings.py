@@ -99,12 +99,12 @@ def test_an_upper_bound_lowers_the_scale_at_once_and_the_config_can_be_read_agai
 @families
 def test_a_lower_bound_raises_the_scale_at_once_and_other_rules_leave_it(family):
     optimizer = LossScaleOptimizer(family.sgd(), initial_scale=0.5)
-    optimizer.growth_factor = 4.0
+    optimizer.change_rules(growth_factor=4.0)
     assert float(optimizer.loss_scale) == 0.5
-    optimizer.min_scale = 64.0
+    optimizer.change_rules(min_scale=64.0)
     assert (float(optimizer.loss_scale), optimizer.initial_scale) == (64.0, 64.0)
     assert scales(optimizer, taking(optimizer), [True, False]) == [64.0, 64.0]
-    optimizer.min_scale = 1.0
+    optimizer.change_rules(min_scale=1.0)
     assert float(optimizer.loss_scale) == 64.0
 
 

@@ -142,6 +142,7 @@ def test_a_run_of_skipped_steps_is_a_stall_and_a_diagnosis_names_the_variable(mo
             "Leave out .*`skip_nonfinite`",
         ),
         ({"loss_scale_manager": SharedLossScale(), "skip_nonfinite": False}, ValueError, "Leave out"),
+        ({"loss_scale_manager": SharedLossScale(), "growth_factor": 4.0}, ValueError, "Leave out .*`growth_factor`"),
         ({"dynamic": False, "initial_scale": 1, "diagnose": True}, ValueError, "Pass skip_nonfinite=True"),
     ],
 )

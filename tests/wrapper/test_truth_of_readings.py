@@ -26,6 +26,7 @@ def training_cell(kind):
 READ = {
     LossScaleOptimizer: lambda: LossScaleOptimizer(KERAS_3.adam(), hysteresis=2, diagnose=True),
     SharedLossScale: SharedLossScale,
+    tf_lossscale.DynamicLossScale: tf_lossscale.DynamicLossScale,
     amp.DynamicLossScaler: lambda: amp.DynamicLossScaler(8, 2, 3),
     amp.DynamicLossScaleUpdateCell: lambda: amp.DynamicLossScaleUpdateCell(8.0, 2, 3),
     amp.Model: lambda: amp.Model(KERAS_3.keras.Sequential([KERAS_3.keras.layers.Dense(1)]), "mse", KERAS_3.sgd()),
@@ -43,7 +44,10 @@ READ = {
     optimizers.Adafactor: lambda: optimizers.Adafactor([tf.Variable([1.0])], lr=1e-3),
 }
 WITHOUT_VARIABLES = {
+    tf_lossscale.Family,
+    tf_lossscale.LossScale,  # abstract
     tf_lossscale.LossScaleMonitor,
+    tf_lossscale.Rules,
     amp.DynamicLossScaleManager,
     amp.FixedLossScaleManager,
     amp.FixedLossScaleUpdateCell,

@@ -50,6 +50,7 @@ class Rules:
                 bad = 0
                 scale = max(scale * backoff_factor, min_scale)
 
+    >>> from tf_lossscale.core.rules import Counts
     >>> rules = Rules(growth_steps=2)
     >>> after = rules.next(True, Counts(8.0, 1, 0))
     >>> float(after.scale), int(after.good)

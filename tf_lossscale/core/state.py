@@ -21,9 +21,9 @@ from tf_lossscale.core.variables import Variables, add_one, as_number, value_or_
 class LossScale(Variables):
     """The factor of a loss, and how it changes from step to step: derive from it for a rule of your own.
 
-    A subclass defines `__call__` and, if the scale reacts to gradients, `check` and `move`. Each step calls `check`,
-    then `move`. A `tf.function` traces them once: write them with TensorFlow's operations. Pass an instance as
-    `LossScaleOptimizer(inner, loss_scale_manager=...)`.
+    A subclass defines `__call__` and, if the scale reacts to gradients, `check` and `move`. If `may_skip` is True, each
+    step calls `check`, then `move`; otherwise it calls neither. A `tf.function` traces them once: write them with
+    TensorFlow's operations. Pass an instance as `LossScaleOptimizer(inner, loss_scale_manager=...)`.
 
     >>> import tf_lossscale
     >>> class Scheduled(tf_lossscale.LossScale):
@@ -44,7 +44,7 @@ class LossScale(Variables):
     512.0
     """
 
-    #: False if every step is applied, whatever its gradients: then nothing is checked and no cond is built.
+    #: False if every step is applied, whatever its gradients: then `check` and `move` are not called.
     may_skip = False
     #: Whether `check` and `move` are passed the norm of all gradients as well, as the argument `norm`.
     uses_norm = False
@@ -282,8 +282,12 @@ class DynamicLossScale(LossScale):
     )
     multiplier: Any = property(
         lambda self: self.rules.growth_factor,
-        lambda self, value: self._change_rules(growth_factor=value, backoff_factor=1 / value),
+        lambda self, value: self._multiply_by(value),
     )
+
+    def _multiply_by(self, factor: Any) -> None:
+        factor = errors.positive_number("multiplier", factor, "The usual value is 2.")
+        self._change_rules(growth_factor=factor, backoff_factor=1 / factor)
 
     def _change_rules(self, **changes: Any) -> None:
         self.rules = dataclasses.replace(self.rules, **changes).checked()

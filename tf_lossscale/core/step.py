@@ -86,7 +86,7 @@ def step(loss_scale: LossScale, update: Update) -> Any:
         if update.aggregate:
             gradients = update.reduce(gradients)
         elif loss_scale.may_skip and replicas.several_replicas():
-            agreed = finite.agreed(gradients, update.observes, loss_scale.reads_gradients)
+            agreed = finite.agreed(gradients, update.observes, loss_scale.reads_gradients or loss_scale.uses_norm)
         take = _take if update.cluster is None else _take_compiled
         return take(loss_scale, update, gradients, agreed)
     except RuntimeError as error:
@@ -104,7 +104,7 @@ def _take(loss_scale: LossScale, update: Update, gradients: Gradients, agreed: G
         first: Gradients, agreed: Gradients | None, arguments: list[Any], apply: Callable[[list[Any]], Any]
     ) -> Any:
         evidence = first if agreed is None else agreed
-        norm = {"norm": diagnosis.global_norm(first)} if loss_scale.uses_norm else {}
+        norm = {"norm": diagnosis.global_norm(evidence)} if loss_scale.uses_norm else {}
         applied = loss_scale.check(evidence, **norm)
 
         def skip() -> list[Any]:

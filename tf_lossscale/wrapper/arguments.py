@@ -44,7 +44,8 @@ def loss_scale(
         errors.boolean("skip_nonfinite", skip_nonfinite, "Pass True to skip steps whose gradients are not finite.")
     checked = Rules(_GROWTH_STEPS if growth_steps is None else growth_steps, **rules).checked()
     if manager is not None:
-        return _of_manager(manager, not dynamic or initial_scale or growth_steps or skip_nonfinite is not None)
+        alone = dynamic and initial_scale is None and growth_steps is None and skip_nonfinite is None
+        return _of_manager(manager, alone and checked == Rules(_GROWTH_STEPS))
     if dynamic and skip_nonfinite is False:
         raise ValueError(
             "`skip_nonfinite` cannot be False with a dynamic scale, which finds its value by overflows: each would be "
@@ -78,11 +79,11 @@ def _instead_of(dynamic: Any, initial_scale: Any, growth_steps: Any) -> str:
     )
 
 
-def _of_manager(manager: Any, has_other_arguments: Any) -> LossScale:
-    if has_other_arguments:
+def _of_manager(manager: Any, alone: bool) -> LossScale:
+    if not alone:
         raise ValueError(
             "`loss_scale_manager` sets the scale and how it moves. Leave out `dynamic`, `initial_scale`, "
-            "`dynamic_growth_steps` and `skip_nonfinite`."
+            "`dynamic_growth_steps`, `skip_nonfinite` and the arguments of the rule, such as `growth_factor`."
         )
     if not hasattr(manager, "as_loss_scale"):
         raise TypeError(

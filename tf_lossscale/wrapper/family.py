@@ -19,7 +19,7 @@ from tf_lossscale.wrapper.grads_and_vars import tensors_of
 
 
 class Family(abc.ABC):
-    """One inner optimizer, and the differences between optimizer libraries.
+    """One inner optimizer, and the differences between optimizer libraries: derive from it for a library of your own.
 
     A family knows its optimizer and nothing of the wrapper. Two questions have no default answer: how the optimizer's
     variables are created, and how reduced gradients are applied.
@@ -30,6 +30,8 @@ class Family(abc.ABC):
     ...     def apply(self, gradients, variables):
     ...         for gradient, variable in zip(gradients, variables):
     ...             variable.assign_sub(self.inner.learning_rate * gradient)
+    ...     def count_skipped_step(self):
+    ...         return None
     >>> import types
     >>> family, weight = Descent(types.SimpleNamespace(learning_rate=0.5)), tf.Variable(1.0)
     >>> family.apply([tf.constant(1.0)], [weight])
@@ -72,9 +74,12 @@ class Family(abc.ABC):
 
     @abc.abstractmethod
     def build(self, variables: list[Any]) -> None:
-        """Create the optimizer's variables, so that a first step that is skipped leaves it complete."""
+        """Create the optimizer's variables that are missing, so that a skipped first step leaves it complete.
 
-    def build_once(self, variables: list[Any]) -> None:
+        A step with other variables than the step before, and each trace of a function, calls it again.
+        """
+
+    def ensure_built(self, variables: list[Any]) -> None:
         """Build the optimizer; in eager mode only if the variables are not those of the last call."""
         remembers = tf.executing_eagerly() and not tf.distribute.has_strategy()
         if remembers and len(self._built_for) == len(variables):

@@ -373,7 +373,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         Args:
             grads_and_vars: any iterable of (gradient, variable); a gradient may be None, a variable a `tf.Variable`
                 or a `keras.Variable`.
-            name: a name for the operation, where the inner optimizer takes one.
+            name: ignored; it is accepted because the originals took it.
             experimental_aggregate_gradients: False if the gradients are summed over the replicas already.
             skip_gradients_aggregation: True if the gradients are summed over the replicas already.
             **kwargs: passed to the inner optimizer.
@@ -496,7 +496,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             loss: a function that returns the loss, or a loss tensor together with its tape.
             var_list: a variable, a list of them, or a function that returns one of these.
             grad_loss: gradient of something with respect to the loss.
-            name: a name for the operation, where the inner optimizer takes one.
+            name: ignored; it is accepted because the originals took it.
             tape: the tape that recorded the loss; needed for a tensor.
             **kwargs: passed to the inner optimizer.
 

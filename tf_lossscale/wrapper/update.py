@@ -58,7 +58,7 @@ class Update(step.Update):
         variables = self._variables
         if self._family.slots_need_gradients:
             variables = [v for g, v in zip(self._gradients, variables) if g is not None]
-        self._family.build_once(variables)
+        self._family.ensure_built(variables)
         if self.observes:
             self.optimizer._diagnosis.prepare(names_of(self._variables))
 
