@@ -19,6 +19,9 @@ class NoKeras3:
     def __getattr__(self, name):
         pytest.skip("TensorFlow 2.15: its Keras is Keras 2")
 
+    def __dir__(self):
+        return self.names
+
 
 # Its optimizers and itself.
 _KERAS_3 = (NoKeras3(),) * 2 if tf_keras.__name__ == "keras" else (tf.keras.optimizers, tf.keras)

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import tf_lossscale
-from tests import loops
+from tests import loops, strategies
 from tests.families import FAMILIES, NoKeras3
 from tf_lossscale import serialization
 from tf_lossscale.legacy import patch_table, wrap_in_compile
@@ -112,7 +112,7 @@ def test_everything_that_is_for_the_keras_of_tensorflow_takes_keras_2():
 @pytest.mark.skipif(not isinstance(FAMILIES[0].keras, NoKeras3), reason="needs TensorFlow 2.15")
 @pytest.mark.parametrize("legacy", [False, True])
 def test_replicas_agree_on_a_skipped_step_of_tensorflows_own_keras(legacy):
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    strategy = strategies.get("mirrored_2")
     optimizers = tf.keras.optimizers.legacy if legacy else tf.keras.optimizers
     with strategy.scope():
         optimizer = tf_lossscale.LossScaleOptimizer(optimizers.SGD(0.5), initial_scale=8.0)
