@@ -39,14 +39,14 @@ def register_when_imported() -> None:
 
 
 def _register(library: types.ModuleType) -> None:
-    name = families.library_in(library.__name__)  # the module may stand in sys.modules under another's name
+    name = families.library_in(library.__name__)  # not its key in sys.modules, where tf_keras may replace keras
     for (package, class_name), module in _REGISTERED.get(name, {}).items():
         if module not in sys.modules:
             library.saving.register_keras_serializable(package)(_deferred(library, package, class_name, module))
 
 
 def _deferred(library: Any, package: str, class_name: str, module: str) -> type:
-    """Return a class that stands for one of ours until a file needs that: the module then registers the real class."""
+    """Return a placeholder for a class of this package; loading a file with that class imports the real one."""
 
     def from_config(config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
         importlib.import_module(module)

@@ -83,7 +83,7 @@ class Family(family.Family):
                     assign_all(self.inner.variables, loaded)
                 elif loaded is not None:
                     _warn_of_other_variables(self.inner, len(loaded), True)
-                    self.set_iterations(0)  # loaded already, but the slots begin anew
+                    self.set_iterations(0)  # Loading has set the count, but the slots start at zero.
 
         if not self.inner.built and variables:
             replicas.once(build)
@@ -105,12 +105,12 @@ class Family(family.Family):
 
     def apply(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> None:
         with contextlib.ExitStack() as stack:
-            for each in _with_parts(self.inner):  # both are done already
+            for each in _with_parts(self.inner):  # The gradients are summed and unscaled already.
                 stack.enter_context(replicas.overriding(each, _all_reduce_sum_gradients=list, loss_scale_factor=None))
             self.inner.apply(gradients, variables, **kwargs)
 
     def count_skipped_step(self) -> Any:
-        # With gradient accumulation the count tells which micro-steps are in the accumulators.
+        # With gradient accumulation `_iterations` counts the micro-steps in the accumulators: a skipped step adds none.
         counting = [each for each in _with_parts(self.inner) if not each.gradient_accumulation_steps]
         return [each._iterations.assign_add(1) for each in counting]
 
@@ -120,7 +120,7 @@ class Family(family.Family):
         return [
             average.assign(tf.where(tf.equal(each.iterations, 0), tf.convert_to_tensor(variable), average.value))
             for each in _with_parts(self.inner)
-            if each.use_ema and each.built  # one without variables is not built
+            if each.use_ema and each.built  # A part of a MultiOptimizer without variables is not built.
             for variable, average in zip(each._trainable_variables, each._model_variables_moving_average)
             if average is not None
         ]
@@ -239,15 +239,15 @@ class LossScaleOptimizer(
         if self.built or len(weights) <= len(self.variables):
             super().set_weights(weights)
             return
-        # Keras loads an .h5 model's optimizer without the model's variables: the slots are set when it is
-        # built, the step count, the learning rate and the loss scale now.
+        # Keras loads the optimizer of an .h5 model before it has the model's variables. The step count, the learning
+        # rate and the loss scale are set at once, the slots when the optimizer is built.
         values = [keras.ops.convert_to_numpy(weight) for weight in weights]
         of_scale = list(self._loss_scale.variables)
         loaded = self._family.loaded_weights = values[: len(values) - len(of_scale)]
         super().set_weights([*loaded[: len(self.weights)], *values[len(loaded) :]])
 
-    # `.keras` files: the order of Keras's own LossScaleOptimizer, so that each reads the other's. The first value is
-    # there a step count that stays 0 and is never read, here the overflows that count towards the hysteresis.
+    # `.keras` files have the order of Keras's own LossScaleOptimizer, so that each class reads the other's files. In
+    # Keras's files the first value is a step count that is always 0; in ours it is the count towards the hysteresis.
 
     def save_own_variables(self, store: Any) -> None:
         scale = self._loss_scale()
@@ -280,7 +280,7 @@ class LossScaleOptimizer(
         self._loss_scale.bring_into_range()
 
     def _checkpoint_adapter(self, path: str) -> None:
-        # TensorFlow calls this before it looks for the parts, so it is here that we see who wrote the checkpoint.
+        # TensorFlow calls this before it restores any part: the names in the file tell which class wrote it.
         names = [name for name, _ in tf.train.list_variables(path)]
         self.__dict__["_keras_wrote"] = any("/dynamic_scale/.ATTRIBUTES" in name for name in names)
 
@@ -311,7 +311,7 @@ def _part_of_keras_wrapper(wrapper: LossScaleOptimizer, name: str) -> Any:
                 if dtype is None
                 else tf.Variable(tf.zeros([], dtype), trainable=False)
             )
-        # Kept until the next restore: the checkpoint holds it only weakly.
+        # Held here because the checkpoint refers to it only weakly.
         wrapper.__dict__.setdefault("_meaningless", {})[name] = parts[name]
     return parts[name]
 

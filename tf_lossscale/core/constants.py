@@ -1,4 +1,4 @@
-"""What a traced function keeps of Python objects: their constants as a key, and their attributes put back."""
+"""Keys of the Python constants that a traced function depends on, and restoring of the attributes it sets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import tensorflow as tf
 
 #: Libraries whose functions depend on nothing but their arguments and what they close over.
 _LIBRARIES = ("tensorflow", "keras", "tf_keras", "sonnet", "tf_lossscale")
-#: What the libraries add to an object to track and build its parts. No update reads it.
+#: Prefixes of the attributes in which libraries track an object's parts. No update reads them.
 _BOOKKEEPING = ("_self_", "_snt_", "_tracker")
 #: Arrays of up to this many values are compared by value in each step.
 _FEW = 64
@@ -51,7 +51,7 @@ _references: dict[int, Reference] = {}  # id of a living object -> its reference
 
 
 def reference_to(value: Any) -> Reference:
-    """Return the reference to an object, which no other object, living or dead, has.
+    """Return the one weak reference of an object. A new object at the address of a dead one gets another reference.
 
     >>> variable = tf.Variable(1.0)
     >>> reference_to(variable) is reference_to(variable), reference_to(variable) is reference_to(tf.Variable(1.0))
@@ -73,7 +73,7 @@ def _forget(number: int, dead: Any) -> None:
 
 
 def key(value: Any, ignored: Collection[str] = ()) -> tuple[Any, ...]:
-    """Return the constants in an object at any depth, which a function that is traced with it keeps.
+    """Return the constants in an object, at any depth, that tracing a function with this object makes permanent.
 
     Numbers, texts and small arrays and tensors are in the key by value. Variables and strategies are in it as objects,
     because a traced function reads and writes those that it was traced with.
@@ -89,7 +89,7 @@ def key(value: Any, ignored: Collection[str] = ()) -> tuple[Any, ...]:
         ignored: names of attributes that are left out.
 
     Returns:
-        A tuple that can be hashed; it is another one after anything was set.
+        A hashable tuple, which differs after any of the constants was changed.
 
     Raises:
         Unknown: some part may change what a function does in a way that its attributes do not show.

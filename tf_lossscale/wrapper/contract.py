@@ -39,11 +39,12 @@ class Contract:
     """Tells whether the gradients of an update are scaled. The answer is known, or the update raises.
 
     1. Gradients that `get_unscaled_gradients` returned are marked: they are unscaled.
-    2. Else the last call in the same place counts. A place is a function that is being traced, with the functions
-       around it, or what one thread does in eager mode.
-    3. Else, and in eager mode also, calls in all other places count if no update followed there: gradients of a traced
-       function, or of another thread, may come from there. If they contradict each other, the update raises.
-    4. If there was none, gradients are what the documentation of the update says.
+    2. Otherwise the last call in the same place decides. A place is a function that is being traced, together with the
+       functions around it, or a thread in eager mode.
+    3. If that place has no call, and always in eager mode, the calls in other places that no update followed are
+       considered too: the gradients may come from a traced function or another thread. If these calls contradict each
+       other, the update raises.
+    4. Without any call, the gradients are what the documentation of the update says.
 
     A traced function keeps its answer. If the answer came from outside of the function, a later call that says the
     opposite raises, unless that call is in a traced function that updates as well.
