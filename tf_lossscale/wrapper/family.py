@@ -74,10 +74,7 @@ class Family(abc.ABC):
 
     @abc.abstractmethod
     def build(self, variables: list[Any]) -> None:
-        """Create the optimizer's variables that are missing, so that a skipped first step leaves it complete.
-
-        A step with other variables than the step before, and each trace of a function, calls it again.
-        """
+        """Create the variables that the optimizer lacks; each trace, and each step with other variables, calls it."""
 
     def ensure_built(self, variables: list[Any]) -> None:
         """Build the optimizer; in eager mode only if the variables are not those of the last call."""
