@@ -19,8 +19,10 @@ tf_keras: Any = keras_versions.keras_2()
 
 _Optimizer = tf_keras.optimizers.legacy.Optimizer
 # Keras 2's own wrapper of these optimizers: in graph mode, `compile` asks whether an optimizer is one. The public name
-# makes it, and is a base class of it.
-_Wrapper: Any = type(tf_keras.mixed_precision.LossScaleOptimizer(tf_keras.optimizers.legacy.SGD(), False, 1))
+# is a base class of it; to make one would fail in the scope of a ParameterServerStrategy.
+_Wrapper: Any = next(
+    each for each in tf_keras.mixed_precision.LossScaleOptimizer.__subclasses__() if issubclass(each, _Optimizer)
+)
 _USUAL_AGGREGATOR = tf_keras.optimizers.legacy.SGD().gradient_aggregator
 # Strategies under which these optimizers refuse `experimental_aggregate_gradients=False`.
 _ALWAYS_AGGREGATING = (
