@@ -124,7 +124,7 @@ def noting_divided_losses() -> Iterator[list[bool]]:
     """Note whether a loss divides itself by the number of replicas, as Keras 3's mean losses do in a replica.
 
     >>> with noting_divided_losses() as divided:
-    ...     _ = keras.losses.MeanSquaredError()([1.0], [0.0])
+    ...     _ = keras.losses.MeanSquaredError()([[1.0]], [[0.0]])
     >>> bool(divided)
     True
 
