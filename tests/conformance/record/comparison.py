@@ -5,7 +5,7 @@ import math
 #: Names of numbers that are compared with TOLERANCE; all other values have to be equal.
 WEIGHTS = ("w0", "w1", "w2", "a", "b", "v", "u", "params", "slots_final", "unscaled_grads")
 TOLERANCE = 1e-5
-#: Python words its own messages differently in each version, and objects have addresses: classes of errors are compared.
+#: Messages have addresses of objects in them, and Python's own differ by version. The class of the error is compared.
 NOT_COMPARED = ("message",)
 
 
@@ -60,4 +60,4 @@ def _same(stored, new, weight):
         old, now = float(stored), float(new)
     except (TypeError, ValueError):
         return False
-    return old == now or weight and math.isclose(old, now, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+    return old == now or (weight and math.isclose(old, now, rel_tol=TOLERANCE, abs_tol=TOLERANCE))

@@ -2,7 +2,7 @@
 
 import mindspore
 import numpy as np
-from mindspore import amp, nn
+from mindspore import amp
 
 from .values import outcome, plain
 
@@ -79,8 +79,6 @@ MAKERS = {
     "FixedLossScaleManager": amp.FixedLossScaleManager,
     "StaticLossScaler": amp.StaticLossScaler,
     "amp.DynamicLossScaler": amp.DynamicLossScaler,
-    "DynamicLossScaleUpdateCell": nn.DynamicLossScaleUpdateCell,
-    "FixedLossScaleUpdateCell": nn.FixedLossScaleUpdateCell,
 }
 
 
@@ -95,8 +93,7 @@ def constructed(probe):
 
     def run():
         made = eval("make(" + arguments, {"make": MAKERS[name], "inf": float("inf"), "nan": float("nan")})
-        attributes = {key: getattr(made, key, None) for key in ATTRIBUTES}
-        return {key: plain(value) for key, value in attributes.items() if isinstance(value, (int, float))}
+        return {key: plain(getattr(made, key)) for key in ATTRIBUTES if hasattr(made, key)}
 
     return outcome(run)
 
@@ -111,6 +108,8 @@ ATTRIBUTES = (
     "last_overflow_iter",
     "bad_step",
     "bad_step_max",
+    "scale_value",
+    "counter",
 )
 
 
@@ -121,9 +120,8 @@ def scaled(probe, case):
     def run():
         found = {}
         for dtype, recorded in case["ok"].items():
-            values = mindspore.Tensor(
-                np.array([float(x) for x in recorded["input"]]), getattr(mindspore, dtype.lower())
-            )
+            numbers = np.array([float(x) for x in recorded["input"]])
+            values = mindspore.Tensor(numbers, getattr(mindspore, dtype.lower()))
             entry = {"input": recorded["input"]}
             for method in ("scale", "unscale"):
                 result = getattr(scale, method)((values,))

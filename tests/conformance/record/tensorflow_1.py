@@ -1,4 +1,4 @@
-"""Records the optimizers and managers of TensorFlow 1.15: `contrib.mixed_precision` and MixedPrecisionLossScaleOptimizer."""
+"""Records TensorFlow 1.15's `contrib.mixed_precision` and `MixedPrecisionLossScaleOptimizer`."""
 
 import contextlib
 
