@@ -55,10 +55,8 @@ class Running(Loops):
 
     def __init__(self, program, gradients, optimizers, wrapper):
         self._gradients, self._taken = gradients, 0
-        kwargs = (
-            dict(ADAM) if program.inner == "adam" else {"momentum": MOMENTUM if program.inner == "momentum" else 0.0}
-        )
-        inner = (optimizers.Adam if program.inner == "adam" else optimizers.SGD)(RATE, **kwargs)
+        momentum = MOMENTUM if program.inner == "momentum" else 0.0
+        inner = optimizers.Adam(RATE, **ADAM) if program.inner == "adam" else optimizers.SGD(RATE, momentum=momentum)
         optimizer = wrapper(inner, **arguments(program.rules))
         variables = [tf.Variable(tf.ones(shape, dtype)) for shape, dtype in zip(SHAPES, program.dtypes)]
         # A first step that is skipped leaves the originals without slots.
@@ -94,13 +92,9 @@ class Running(Loops):
             optimizer.learning_rate = 0.5 * float(np.asarray(optimizer.learning_rate))
             return float(np.asarray(optimizer.inner_optimizer.learning_rate))
         elif what == "config":
-            config = optimizer.get_config()
-            again = type(optimizer).from_config(config)
-            return [
-                again.initial_scale,
-                again.dynamic_growth_steps,
-                again.get_config()["inner_optimizer"]["class_name"],
-            ]
+            again = type(optimizer).from_config(optimizer.get_config())
+            inner = again.get_config()["inner_optimizer"]["class_name"]
+            return [again.initial_scale, again.dynamic_growth_steps, inner]
         return None
 
     def state(self):
@@ -144,13 +138,15 @@ def decoded(line):
     """Return the program and the gradients of a line."""
     message = json.loads(line)
     given = message["program"]
-    loops = tuple(
-        Loop(**{k: tuple(v) if isinstance(v, list) else v for k, v in loop.items()}) for loop in given["loops"]
-    )
+    loops = tuple(Loop(**{key: _tuples(value) for key, value in loop.items()}) for loop in given["loops"])
     steps = tuple(Step(**step) for step in given["steps"])
     given.update(rules=Rules(**given["rules"]), loops=loops, steps=steps, dtypes=tuple(given["dtypes"]))
     gradients = [([np.float32(each) for each in dense], np.asarray(rows)) for dense, rows in message["gradients"]]
     return Program(**given), gradients
+
+
+def _tuples(value):
+    return tuple(value) if isinstance(value, list) else value
 
 
 def main(name):
