@@ -7,7 +7,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 3
 # A process of tests keeps one core busy. `make test-processors` has more threads.
 unit: export TF_NUM_INTRAOP_THREADS ?= 1
 
-.PHONY: demo test quick lint doctest unit test-slow test-exhaustive test-tpu test-gpu test-processors fuzz bench docs docs-tables docs-plots clean
+.PHONY: demo test quick lint doctest unit test-slow test-exhaustive test-tpu test-gpu test-processors fuzz differential record bench docs docs-tables docs-plots clean
 
 ## Install the package and run the demo.
 demo: $(VENV)/.demo
@@ -69,6 +69,15 @@ processor-%: $(VENV)/.test
 ## Compare random programs with a NumPy model, and try faults, for MINUTES=10. SEED=... repeats a run.
 fuzz: $(VENV)/.test
 	$(BIN)/python -m fuzz $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(FUZZ)
+
+## Compare random programs with the originals themselves, for MINUTES=10: tf_keras's and Keras 3's wrappers, TensorFlow 2.4 and 2.8.
+differential: $(VENV)/.test
+	$(BIN)/python -m fuzz.differential $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(DIFFERENTIAL)
+
+## Record ORIGINAL=tf24 anew, in an environment of its own, and compare with tests/conformance/data. RECORD=--write stores it.
+## Originals: tf115, tf23, tf24, tf28, tf_keras, keras3, mindspore, torch.
+record: $(VENV)/.test
+	$(BIN)/python -m tests.conformance.record $(ORIGINAL) $(RECORD)
 
 ## Measure a step against the bare optimizer and the libraries' own wrappers (docs/performance.*), and Adafactor against others.
 ## `make bench BENCH=--missing` continues a run that was stopped; BENCH="--missing 2026-01-31T15:00" repeats older cells.

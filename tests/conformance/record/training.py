@@ -29,7 +29,7 @@ class Replay:
     def __init__(self, case, initial):
         self.case = case
         self.dtype = case.get("var_dtype", "float32")
-        self.variables = [tf.Variable(array(initial[name], self.dtype), name=name) for name in NAMES]
+        self.variables = [self.variable(array(initial[name], self.dtype), name) for name in NAMES]
         self.optimizer = self.wrap(case)
         self.loss_dtype = case.get("loss_dtype", self.dtype)
         self.how = case["how"]
@@ -38,6 +38,10 @@ class Replay:
     def wrap(self, case):
         """Return the wrapped optimizer."""
         raise NotImplementedError
+
+    def variable(self, value, name):
+        """Return a variable as users of the library make it."""
+        return tf.Variable(value, name=name)
 
     def scale(self):
         """Return the loss scale: a tensor or variable."""
@@ -85,7 +89,7 @@ class Replay:
         scale = optimizer.scale_loss if self.keras3 else optimizer.get_scaled_loss
         with tf.GradientTape() as tape:
             loss = scale(self.loss(kinds, tensors))
-        gradients = tape.gradient(loss, variables)
+        gradients = tape.gradient(loss, [v if isinstance(v, tf.Variable) else v.value for v in variables])
         if self.keras3 and self.how.startswith("minimize"):
             optimizer.apply(gradients, variables)
         elif self.keras3:
