@@ -65,7 +65,9 @@ class Replay:
                 tensors.append(tf.constant(array(g, self.dtype)))
         kinds = tuple(kinds)
         if self.how.endswith("_function") and kinds not in self._functions:
-            self._functions[kinds] = tf.function(lambda *tensors: self._step(kinds, tensors))
+            # TensorFlow 2's graph optimizer reorders products by the names of nodes. Arguments whose names come before
+            # that of the gradient's nodes, `gradient_tape`, are multiplied as the recordings have it.
+            self._functions[kinds] = tf.function(lambda *g: self._step(kinds, g))
         with np.errstate(over="ignore"):
             self._functions[kinds](*tensors) if kinds in self._functions else self._step(kinds, tensors)
 
