@@ -176,7 +176,7 @@ class LossScaleOptimizer(
     """The wrapper around a Keras 3 optimizer.
 
     Its base class is Keras's own LossScaleOptimizer, because `compile` would wrap any other class again. No code of
-    that class runs, and the wrapper's only variables are those of the loss scale.
+    that class runs, and the wrapper has no variables except the loss scale's.
     """
 
     _family_class = Family

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -11,8 +11,6 @@ import tensorflow as tf
 from tf_lossscale.core import replicas, scaling
 from tf_lossscale.libraries import keras_versions
 from tf_lossscale.wrapper import configs, family, hyperparameters, optimizer
-from tf_lossscale.wrapper import options as options_lib
-from tf_lossscale.wrapper.grads_and_vars import without_none
 
 tf_keras: Any = keras_versions.keras_2()
 
@@ -44,8 +42,7 @@ class Family(family.Family):
         "_mesh",
         "_run_with_dtensor",
     )
-    #: Sums (gradient, variable) pairs in place of the optimizer and the strategy; None if nothing does.
-    own_aggregation: Callable[..., Any] | None = None
+    name_attribute = "name"
 
     def __init__(self, inner: Any):
         super().__init__(inner)
@@ -53,11 +50,6 @@ class Family(family.Family):
         # The inner optimizer may sum over workers that no strategy knows.
         if type(inner).aggregate_gradients is not tf_keras.optimizers.Optimizer.aggregate_gradients:
             self.own_aggregation = inner.aggregate_gradients
-
-    def checked_options(self, given: dict[str, Any]) -> dict[str, Any]:
-        name = options_lib.take_name(given)
-        wanted = super().checked_options(given)
-        return wanted if name is None else {**wanted, "name": name}
 
     def parts_changed(self) -> Any:
         # tf_keras lists an optimizer's parts once, when it is first saved or restored.
@@ -93,11 +85,6 @@ class Family(family.Family):
         if grad_loss is not None:  # the inner optimizer's method has no such argument
             return super().gradients(loss, variables, grad_loss, tape)
         return self.inner.compute_gradients(loss, variables, tape)
-
-    def reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
-        if self.own_aggregation is not None:
-            return without_none(self.own_aggregation, gradients, variables)
-        return super().reduce(gradients, variables)
 
     def apply(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> Any:
         grads_and_vars = list(zip(gradients, variables))
@@ -145,7 +132,7 @@ class Family(family.Family):
         return tf_keras.optimizers.deserialize(config, custom_objects=known)
 
     def copied(self, memo: dict[int, Any]) -> Any:
-        # tf_keras's optimizers cannot be copied as they are: they hold the strategy, of which there is one.
+        # A tf_keras optimizer holds its strategy, which cannot be copied: the copy gets the same strategy.
         strategy = self.inner._distribution_strategy
         memo[id(strategy)] = strategy
         return super().copied(memo)

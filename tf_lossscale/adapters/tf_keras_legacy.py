@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -12,7 +12,6 @@ import tensorflow as tf
 from tf_lossscale.core import replicas, variables
 from tf_lossscale.libraries import keras_versions
 from tf_lossscale.wrapper import configs, family, optimizer
-from tf_lossscale.wrapper import options as options_lib
 from tf_lossscale.wrapper.grads_and_vars import without_none
 
 tf_keras: Any = keras_versions.keras_2()
@@ -58,13 +57,7 @@ class Family(family.Family):
         "_distribution_strategy",
         "_use_locking",
     )
-    #: Sums (gradient, variable) pairs in place of the optimizer and the strategy; None if nothing does.
-    own_aggregation: Callable[..., Any] | None = None
-
-    def checked_options(self, given: dict[str, Any]) -> dict[str, Any]:
-        name = options_lib.take_name(given)
-        wanted = super().checked_options(given)
-        return wanted if name is None else {**wanted, "_name": name}
+    name_attribute = "_name"
 
     def build(self, variables: list[Any]) -> None:
         inner = self.inner
@@ -81,13 +74,12 @@ class Family(family.Family):
 
     def reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
         gradients = without_none(self.inner._transform_unaggregated_gradients, gradients, variables)
-        if self.own_aggregation is not None:
-            return without_none(self.own_aggregation, gradients, variables)
         # The optimizer may sum over workers that no strategy knows; its aggregator can be set at any time.
-        if (
+        aggregates = (
             type(self.inner)._aggregate_gradients is not _Optimizer._aggregate_gradients
             or self.inner.gradient_aggregator is not _USUAL_AGGREGATOR
-        ):
+        )
+        if aggregates and self.own_aggregation is None:
             return without_none(self.inner._aggregate_gradients, gradients, variables)
         return super().reduce(gradients, variables)
 

@@ -17,7 +17,7 @@ Gradients = list[Any]
 
 
 class Update(abc.ABC):
-    """What an optimizer, or several that step together, do in a step.
+    """The work of one step: that of one optimizer, or of several optimizers that step together.
 
     >>> class Descent(Update):
     ...     def __init__(self, gradients, variables):

@@ -238,7 +238,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         contract.require_unscaled_loss(loss, self._loss_scale)
         self._contract.called("get_scaled_loss")
         _warn_if_loss_cannot_hold(loss, self._factor)
-        return self._scaled_once(loss, lambda loss: scaling.scale_loss(loss, self._factor_of_loss))
+        return self._scaled(loss, lambda loss: scaling.scale_loss(loss, self._factor_of_loss()))
 
     @_as_written
     def scale_loss(self, loss: Any) -> Any:
@@ -260,15 +260,20 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         """
         contract.require_unscaled_loss(loss, self._loss_scale)
         self._contract.called("scale_loss")
-        return self._scaled_once(
-            loss, lambda loss: scaling.scale_loss(tf.nest.map_structure(_at_least_float32, loss), self._factor)
+        return self._scaled(
+            loss, lambda loss: scaling.scale_loss(tf.nest.map_structure(_at_least_float32, loss), self._factor())
         )
 
-    def _scaled_once(self, loss: Any, scale: Callable[[Any], Any]) -> Any:
-        """Scale a loss, or what a function returns, unless it is scaled already."""
+    def _scaled(self, loss: Any, scale: Callable[[Any], Any]) -> Any:
+        """Scale a loss and note that it is scaled; a function is scaled each time that it is called."""
         if callable(loss) and not tf.is_tensor(loss):
-            return lambda: self._scaled_once(loss(), scale)
-        contract.require_unscaled_loss(loss, self._loss_scale)
+
+            def scaled_when_called() -> Any:
+                returned = loss()
+                contract.require_unscaled_loss(returned, self._loss_scale)
+                return self._scaled(returned, scale)
+
+            return scaled_when_called
         scaled = scale(loss)
         notes.note_scaled_loss(scaled, self._loss_scale)
         return scaled
@@ -332,7 +337,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             self._contract.scaled_by_hand()
             return self._unscaled(gradients)
 
-        return scaled_inside(loss_fn, lambda upstream: scaling.scale_loss(upstream, self._factor_of_loss), unscale)
+        return scaled_inside(loss_fn, lambda upstream: scaling.scale_loss(upstream, self._factor_of_loss()), unscale)
 
     def _factor(self) -> tf.Tensor:
         """Return the factor of the loss, a float32 scalar."""
@@ -737,7 +742,5 @@ def _warn_if_loss_cannot_hold(loss: Any, factor: Callable[[], tf.Tensor]) -> Non
 
 
 def _at_least_float32(loss: Any) -> Any:
-    if callable(loss) and not tf.is_tensor(loss):
-        return lambda: tf.nest.map_structure(_at_least_float32, loss())
     loss = tf.convert_to_tensor(loss)
     return tf.cast(loss, tf.float32) if loss.dtype in (tf.float16, tf.bfloat16) else loss
