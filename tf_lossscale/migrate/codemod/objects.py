@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import libcst as cst
-import libcst.matchers as m
 
 from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import calls as kinds
@@ -13,6 +12,7 @@ from tf_lossscale.migrate.codemod.calls import Calls, optimizer_of
 from tf_lossscale.migrate.codemod.edits import Edits, Visitor, with_parentheses_of
 from tf_lossscale.migrate.codemod.project import UNKNOWN
 from tf_lossscale.migrate.codemod.resolve import Resolver
+from tf_lossscale.migrate.codemod.tree import methods
 
 # What `x.loss_scale` is a tensor of, or what had no `x.loss_scale()` to call.
 _HAVE_A_TENSOR = {kinds.WRAPPER, kinds.FACE, kinds.KERAS_OPTIMIZER, kinds.V1_OPTIMIZER}
@@ -46,7 +46,7 @@ class ObjectPlanner(Visitor):
         if self._calls.is_compile(node):
             self._compiled.append(node)
 
-    def leave_Module(self, original_node: cst.Module) -> None:
+    def finish(self) -> None:
         for node, what in self._suspected:
             why = self._why_suspected(node)
             if why:
@@ -57,8 +57,7 @@ class ObjectPlanner(Visitor):
         bare = [call for call in self._compiled if self._calls.kinds(optimizer_of(call)) != {kinds.WRAPPER}]
         if bare:
             return f"Suspected because of compile() in line {self._resolver.start(bare[0])[0]}."
-        owner = self._resolver.enclosing(node, cst.ClassDef)
-        if isinstance(owner, cst.ClassDef) and m.findall(owner.body, m.FunctionDef(m.Name("train_step"))):
+        if "train_step" in methods(self._resolver.enclosing(node, cst.ClassDef)):
             return "Suspected because this class is a Keras model."
         return None if self._compiled and not self._resolver.around.compiles else self._resolver.around.reason
 
@@ -218,8 +217,7 @@ class ObjectPlanner(Visitor):
         if not isinstance(owner, cst.ClassDef) or not isinstance(func.value, cst.Name) or func.value.value != "self":
             return False
         is_wrapper_name = any(self._resolver.meaning(base.value).old for base in owner.bases)
-        body = owner.body.body
-        return is_wrapper_name or any(isinstance(s, cst.FunctionDef) and s.name.value == func.attr.value for s in body)
+        return is_wrapper_name or func.attr.value in methods(owner)
 
     def _attribute(self, node: cst.Attribute) -> None:
         """Private attributes of a wrapper, and those of its old loss scale object."""

@@ -92,7 +92,7 @@ class PolicyPlanner(Visitor):
         elif found == {UNKNOWN} and self._may_be_policy(node.value):
             self._edits.todo(node, _NOT_IN_KERAS.format(code(node.value), node.attr.value))
 
-    def leave_Module(self, original_node: cst.Module) -> None:
+    def finish(self) -> None:
         if self._reads or not all(self._is_default(policy) for policy in self._policies):
             if (
                 self._compiled
