@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).parents[1]
-COPIED = ("tf_lossscale", "tests", "tf_function_tests", "docs", "conftest.py", "pyproject.toml", "README.md")
+NOT_COPIED = (".git", ".venv", ".nox", "__pycache__", ".mypy_cache", "runs", "site", "build", "dist", "release-check")
 MARKERS = "not slow and not exhaustive and not tpu and not gpu"
 
 # Module -> tests in addition to tests/**/test_<module>.py and the module's doctests.
@@ -121,9 +121,7 @@ def fork(folder: pathlib.Path, chosen: Sequence[str], limit: float) -> int:
             del sys.modules[name]
         import pytest
 
-        status = pytest.main(
-            ["-x", "-q", "-p", "no:cacheprovider", "-m", MARKERS, "--doctest-modules", *chosen], plugins=[]
-        )
+        status = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-m", MARKERS, "--doctest-modules", *chosen])
         sys.stdout.flush()
         os._exit(int(status))
     finally:
@@ -140,19 +138,11 @@ def wait(folders: dict[int, tuple[Mutant | None, pathlib.Path]]) -> tuple[Mutant
 
 
 def copy_of_the_project(folder: pathlib.Path) -> pathlib.Path:
-    """Copy to a folder what the tests read; return the folder."""
-    folder.mkdir()
-    ignored = shutil.ignore_patterns("__pycache__")
-    for name in COPIED:
-        source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(source, folder / name, ignore=ignored)
-        else:
-            shutil.copy(source, folder / name)
-    return folder
+    """Copy the project to a new folder; return the folder."""
+    return shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*NOT_COPIED))
 
 
-def test_all(path: str, chosen: Sequence[str], work: Sequence[Mutant], jobs: int) -> Iterator[tuple[Mutant, str]]:
+def run_all(path: str, chosen: Sequence[str], work: Sequence[Mutant], jobs: int) -> Iterator[tuple[Mutant, str]]:
     """Yield each mutant with its outcome.
 
     Raises:
@@ -222,10 +212,12 @@ def main() -> int:
     print(f"{path}: {len(work)} of {total} mutants, tested by {' '.join(chosen)}")
     import_libraries()
     outcomes: collections.Counter[str] = collections.Counter()
-    for mutant, outcome in test_all(path, chosen, work, arguments.jobs):
+    for mutant, outcome in run_all(path, chosen, work, arguments.jobs):
         outcomes[outcome] += 1
         if outcome == SURVIVED:
             print(f"survivor {mutant.number}, {mutant.operator}:\n{changed_lines(source, mutant.source)}")
+        if outcomes.total() % 20 == 0:
+            print(f"{outcomes.total()} of {len(work)}", file=sys.stderr)
     print(", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items())))
     return int(outcomes[SURVIVED] > 0)
 
