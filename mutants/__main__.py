@@ -121,7 +121,20 @@ def fork(folder: pathlib.Path, chosen: Sequence[str], limit: float) -> int:
             del sys.modules[name]
         import pytest
 
-        status = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-m", MARKERS, "--doctest-modules", *chosen])
+        status = pytest.main(
+            [
+                "-x",
+                "-q",
+                "-p",
+                "no:cacheprovider",
+                "-m",
+                MARKERS,
+                "--hypothesis-profile",
+                "mutants",
+                "--doctest-modules",
+                *chosen,
+            ]
+        )
         sys.stdout.flush()
         os._exit(int(status))
     finally:
@@ -180,7 +193,7 @@ def import_libraries() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
     sys.dont_write_bytecode = True  # two mutants of one size written within a second would share a .pyc file
-    import hypothesis  # noqa: F401
+    import hypothesis
     import keras  # noqa: F401
     import pytest  # noqa: F401
     import sonnet  # noqa: F401
@@ -188,6 +201,9 @@ def import_libraries() -> None:
     import tf_keras  # noqa: F401
 
     _ = tf.keras.optimizers
+    # A failing example kills the mutant; shrinking it would take most of the time.
+    phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
+    hypothesis.settings.register_profile("mutants", derandomize=True, deadline=None, database=None, phases=phases)
 
 
 def main() -> int:

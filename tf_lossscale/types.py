@@ -5,7 +5,7 @@ Import them under `if TYPE_CHECKING`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
@@ -42,6 +42,9 @@ class Variable(Protocol):
     @property
     def assign(self) -> Callable[..., Any]: ...
 
+    @property
+    def numpy(self) -> Callable[[], Any]: ...
+
 
 class AppliesGradients(Protocol):
     """An optimizer of Keras or TensorFlow."""
@@ -61,8 +64,16 @@ class Applies(Protocol):
 Optimizer: TypeAlias = "AppliesGradients | Applies"
 
 
+#: A loss, or a function that computes it.
+Loss: TypeAlias = "tf.Tensor | Callable[[], tf.Tensor]"
+
+#: A variable, several, or a function that returns one of these.
+Variables: TypeAlias = "Variable | Iterable[Variable] | Callable[[], Variable | Iterable[Variable]]"
+
 # Functions that return what they were passed, or a value of the same structure.
 Same = TypeVar("Same")
+SameFunction = TypeVar("SameFunction", bound=Callable[..., Any])
+SameGradient = TypeVar("SameGradient", bound="Gradient")
 
 
 class _Scale(TypedDict):
