@@ -121,20 +121,8 @@ def fork(folder: pathlib.Path, chosen: Sequence[str], limit: float) -> int:
             del sys.modules[name]
         import pytest
 
-        status = pytest.main(
-            [
-                "-x",
-                "-q",
-                "-p",
-                "no:cacheprovider",
-                "-m",
-                MARKERS,
-                "--hypothesis-profile",
-                "mutants",
-                "--doctest-modules",
-                *chosen,
-            ]
-        )
+        options = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile", "mutants", "--doctest-modules"]
+        status = pytest.main([*options, "-m", MARKERS, *chosen])
         sys.stdout.flush()
         os._exit(int(status))
     finally:
