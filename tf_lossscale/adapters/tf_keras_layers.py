@@ -60,7 +60,7 @@ def compile_as_given(model: Any, **arguments: Any) -> None:
         **arguments: those of `compile`. Under that policy an optimizer is wrapped with a fixed scale of 1, as tf_keras
             would wrap it with a dynamic one.
     """
-    optimizer = arguments.get("optimizer")
+    optimizer: Any = arguments.get("optimizer")
     would_wrap = optimizer is not None and model.dtype_policy.name == "mixed_float16"
     if would_wrap and not isinstance(optimizer, LossScaleOptimizer):
         arguments["optimizer"] = LossScaleOptimizer(optimizer, dynamic=False, initial_scale=1)
