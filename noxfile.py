@@ -82,7 +82,7 @@ LIBRARIES = {
     "2.15": ("deepctr", "larq", "qkeras<1", "pyparsing", "tensorflow-ranking", "tf-agents"),
     "2.21": (
         *("keras-hub", "keras-rs", "keras-tuner", "spektral", "tensorboard", "tensorflow-gnn", "tf-keras==2.21.*"),
-        *("tensorflow-model-optimization", "tensorflow-recommenders"),
+        *("tensorflow-model-optimization", "tensorflow-recommenders", "transformers<5"),
     ),
 }
 
