@@ -11,6 +11,7 @@ import tensorflow as tf
 from tf_lossscale.core import replicas, scaling
 from tf_lossscale.libraries import keras_versions
 from tf_lossscale.wrapper import configs, family, hyperparameters, optimizer
+from tf_lossscale.wrapper.parts import of_inner
 
 tf_keras: Any = keras_versions.keras_2()
 
@@ -162,9 +163,7 @@ class LossScaleOptimizer(
         if self._optimizer._mesh:
             self._loss_scale.move_to_mesh(self._optimizer._mesh)
 
-    def aggregate_gradients(self, grads_and_vars: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        """Sum gradients over the replicas, as the inner optimizer does."""
-        return self._optimizer.aggregate_gradients(grads_and_vars)
+    aggregate_gradients = of_inner(tf_keras.optimizers.Optimizer.aggregate_gradients)
 
     def finalize_variable_values(self, var_list: list[Any] | None = None) -> None:
         """Overwrite the variables with their moving average, if the inner optimizer keeps one.
@@ -174,11 +173,9 @@ class LossScaleOptimizer(
         """
         variables = self._given_or_known(var_list, "finalize_variable_values()")
         self._optimizer.finalize_variable_values(variables)
-        self._stall.look(self, self._loss_scale)  # `fit` ends here
+        self._stall.report(self)  # `fit` ends here
 
-    def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
-        """Exclude variables from the inner optimizer's weight decay; call it before `build`."""
-        self._optimizer.exclude_from_weight_decay(var_list=var_list, var_names=var_names)
+    exclude_from_weight_decay = of_inner(tf_keras.optimizers.Optimizer.exclude_from_weight_decay)
 
     def load_own_variables(self, store: Any) -> None:
         super().load_own_variables(store)

@@ -392,6 +392,19 @@ class _Adopted(LossScale):
 
     def check(self, gradients: Iterable[Any], **norm: tf.Tensor) -> tf.Tensor:
         del norm
-        update, apply = self.loss_scale.update(list(gradients))
-        with tf.control_dependencies([] if tf.executing_eagerly() else operations(update)):
-            return tf.identity(tf.convert_to_tensor(apply))
+        return moved_by_update(self.loss_scale, gradients)
+
+
+def moved_by_update(loss_scale: Any, gradients: Iterable[Any]) -> tf.Tensor:
+    """Have an object's `update` look at gradients and move the scale; return whether to apply the gradients.
+
+    Args:
+        loss_scale: an object as in `adopted`.
+        gradients: unscaled, summed over the replicas: tensors, IndexedSlices or None.
+
+    Returns:
+        A bool scalar tensor, known once the scale has moved.
+    """
+    update, apply = loss_scale.update(list(gradients))
+    with tf.control_dependencies(operations(update)):
+        return tf.identity(tf.convert_to_tensor(apply))

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tf_lossscale.core import finite as finite_lib
 from tf_lossscale.core import replicas, state
 from tf_lossscale.core.graphs import as_written as _as_written
-from tf_lossscale.core.graphs import finished, operations
+from tf_lossscale.core.graphs import finished
 from tf_lossscale.core.variables import as_number
 from tf_lossscale.legacy import versions
 from tf_lossscale.legacy.private_names import Replaceable, replaced
@@ -77,9 +77,7 @@ class LossScale(TensorLike, state.LossScale, abc.ABC):
 
     def check(self, gradients: Any, **norm: tf.Tensor) -> tf.Tensor:
         del norm
-        update, apply = self.update(list(gradients))
-        with tf.control_dependencies([] if tf.executing_eagerly() else operations(update)):
-            return tf.identity(tf.convert_to_tensor(apply))
+        return state.moved_by_update(self, gradients)
 
     def record(self, applied: tf.Tensor, **norm: tf.Tensor) -> list[Any]:
         del norm

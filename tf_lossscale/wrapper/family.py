@@ -74,12 +74,9 @@ class Family(abc.ABC):
     def ensure_built(self, variables: list[Any]) -> None:
         """Build the optimizer; in eager mode only if the variables are not those of the last call."""
         remembers = tf.executing_eagerly() and not tf.distribute.has_strategy()
-        if remembers and len(self._built_for) == len(variables):
-            for last, variable in zip(self._built_for, variables):
-                if last() is not variable:
-                    break
-            else:
-                return
+        same = [last() is variable for last, variable in zip(self._built_for, variables)]
+        if remembers and len(self._built_for) == len(variables) and all(same):
+            return
         self.build(variables)
         self._built_for = [weakref.ref(variable) for variable in variables] if remembers else []
 

@@ -402,9 +402,9 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             self._require_keywords(kwargs)
         # Only now does the contract change: a call with bad arguments must not count.
         scaled = self._contract.takes_scaled(gradients)
-        self._contract.warn_before_apply_gradients()
         aggregate = experimental_aggregate_gradients and not skip_gradients_aggregation
-        return self._step(Update(self, gradients, variables, scaled, aggregate, not scaled, kwargs))
+        update = Update(self, gradients, variables, scaled, aggregate, count_skipped=not scaled, keywords=kwargs)
+        return self._step(update)
 
     @_as_written
     def apply(self, grads: Iterable[Any], trainable_variables: Iterable[Any] | None = None) -> Any:
@@ -435,7 +435,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         self._step(Update(self, grads, variables, scaled, aggregate=True, count_skipped=False, keywords={}))
 
     def _step(self, update: Update) -> Any:
-        """Take the step, and return what the family returns; in a graph an operation or a tensor to wait for."""
+        """Take the step, and return the family's result; in a graph, an operation or a tensor to wait for."""
         scale = self._loss_scale
         deferred = scale.defers(self, update)
         outcome = None if deferred else step(scale, update)
@@ -450,7 +450,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             return tf.constant(True)  # a tf.function can return a tensor, but no operation
 
     def _report_stall(self) -> None:
-        replicas.once(lambda: self._stall.look(self, self._loss_scale))
+        replicas.once(lambda: self._stall.report(self))
 
     @_as_written
     def compute_gradients(
@@ -549,17 +549,12 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
                 f"function that returns the loss. Received: loss={loss}, tape=None."
             )
         tape = tf.GradientTape() if tape is None else tape
-        if callable(loss):
-            with tape:
-                if not callable(var_list):
-                    tape.watch(tensors_of(as_list(var_list)))
-                loss = loss()
-                variables = as_list(var_list() if callable(var_list) else var_list)
-                scaled = self.get_scaled_loss(loss)
-        else:
+        with tape:
+            if callable(loss) and not callable(var_list):
+                tape.watch(tensors_of(as_list(var_list)))
+            loss = loss() if callable(loss) else loss
             variables = as_list(var_list() if callable(var_list) else var_list)
-            with tape:
-                scaled = self.get_scaled_loss(loss)
+            scaled = self.get_scaled_loss(loss)
         return self._family.gradients(scaled, variables, grad_loss, tape)
 
     def _require_keywords(self, kwargs: dict[str, Any]) -> None:
@@ -662,8 +657,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     @property
     def variables(self) -> CallableList:
         """The inner optimizer's variables, then those of the loss scale. `variables()` works as well."""
-        inner = self._optimizer.variables
-        return CallableList([*(inner() if callable(inner) else inner), *self._loss_scale.variables])
+        return CallableList([*self.weights, *self._loss_scale.variables])
 
     @property
     def weights(self) -> list[Any]:

@@ -72,7 +72,7 @@ class Observable(Parts):
     @property
     def loss_scale(self) -> tf.Tensor:
         """The current loss scale, a float32 scalar tensor."""
-        self._stall.look(self, self._loss_scale)
+        self._stall.report(self)
         return tf.convert_to_tensor(self._loss_scale())
 
     @property
@@ -128,7 +128,7 @@ class Observable(Parts):
                 {name: 0 if each is None else layers.value_of(value_or_zero(each)) for name, each in variables.items()}
             )
             values["skipped_in_a_row"] *= layers.value_of(value_or_zero(scale.last_step_skipped))
-        self._stall.look(self, scale)
+        self._stall.report(self)
         return values
 
     def set_state(self, state: dict[str, Any]) -> None:
