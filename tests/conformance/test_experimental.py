@@ -41,7 +41,7 @@ class Experimental:
     """The experimental optimizer in the replay of a trace."""
 
     @staticmethod
-    def wrap(recording, case):
+    def wrap(case):
         inner = getattr(tf_keras.optimizers.legacy, case["optimizer_class"])(**case["optimizer_kwargs"])
         return experimental.LossScaleOptimizer(inner, loss_scale_of(case["config"]))
 
@@ -103,10 +103,10 @@ def test_every_trace_is_replayed_or_says_why_not():
     for name in refused:
         case = RECORDED["traces"][name]
         if case["optimizer"] in TAKEN_HERE:
-            assert Experimental.wrap(None, case).inner_optimizer is not None
+            assert Experimental.wrap(case).inner_optimizer is not None
         else:
             with pytest.raises(ValueError, match="at least 1"):
-                Experimental.wrap(None, case)
+                Experimental.wrap(case)
     assert len(refused) + len(TRACES) == len(RECORDED["traces"])
 
 

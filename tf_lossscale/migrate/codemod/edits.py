@@ -52,9 +52,10 @@ class Edits:
         self.legacy_policies = False
         self.findings: list[report.Finding] = []
 
-    def any(self) -> bool:
-        """Return whether there is anything to do."""
-        return bool(self.expressions or self.todos or self.lines or self.imports)
+    def touched(self) -> set[cst.CSTNode]:
+        """The nodes that change, and those around them."""
+        nodes = [*self.expressions, *self.todos, *self.lines, *self.imports]
+        return {around for node in nodes for around in (node, *self._resolver.ancestors(node))}
 
     def replace(self, node: cst.CSTNode, make: Callable[[cst.CSTNode, Now], cst.CSTNode], new: str) -> None:
         """Replace a node, and report it."""
@@ -121,8 +122,8 @@ def _short(shown: str, length: int = 200) -> str:
     return shown if len(shown) <= length else shown[: length - 3] + "..."
 
 
-class Visitor(cst.BatchableCSTVisitor):
-    """One concern: goes through a module and fills its edits.
+class Visitor:
+    """One concern: is shown the nodes of a module by `Tree.visit`, and fills its edits.
 
     Args:
         resolver: of the module.
@@ -131,7 +132,9 @@ class Visitor(cst.BatchableCSTVisitor):
     """
 
     def __init__(self, resolver: Resolver, calls: Calls, edits: Edits):
-        super().__init__()
         self._resolver = resolver
         self._calls = calls
         self._edits = edits
+
+    def finish(self) -> None:
+        """Plan the edits that need the whole module."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import libcst as cst
-import libcst.matchers as m
 
 from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import calls as kinds
@@ -13,12 +12,14 @@ from tf_lossscale.migrate.codemod.calls import Calls, optimizer_of
 from tf_lossscale.migrate.codemod.edits import Edits, Visitor, with_parentheses_of
 from tf_lossscale.migrate.codemod.project import UNKNOWN
 from tf_lossscale.migrate.codemod.resolve import Resolver
+from tf_lossscale.migrate.codemod.tree import methods
 
 # What `x.loss_scale` is a tensor of, or what had no `x.loss_scale()` to call.
 _HAVE_A_TENSOR = {kinds.WRAPPER, kinds.FACE, kinds.KERAS_OPTIMIZER, kinds.V1_OPTIMIZER}
 # What has `_optimizer` or `_loss_scale` only if it is a wrapper.
 _PLAIN_OR_WRAPPER = {kinds.WRAPPER, kinds.KERAS_OPTIMIZER, kinds.V1_OPTIMIZER}
 _OF_WRAPPERS = ("_optimizer", "_opt", "_loss_scale", "loss_scale", "_loss_scale_manager")
+_SCALES = ("loss_scale", "_loss_scale")
 _METHODS = ("get_scaled_loss", "get_unscaled_gradients")  # of the old class, and of no other
 _COMPILED = "compile() under mixed_float16 wraps a bare optimizer in Keras's own class"
 _TAKES = "_loss_scale takes an object with the methods __call__() and update(grads), such as a LossScale"
@@ -46,7 +47,7 @@ class ObjectPlanner(Visitor):
         if self._calls.is_compile(node):
             self._compiled.append(node)
 
-    def leave_Module(self, original_node: cst.Module) -> None:
+    def finish(self) -> None:
         for node, what in self._suspected:
             why = self._why_suspected(node)
             if why:
@@ -57,8 +58,8 @@ class ObjectPlanner(Visitor):
         bare = [call for call in self._compiled if self._calls.kinds(optimizer_of(call)) != {kinds.WRAPPER}]
         if bare:
             return f"Suspected because of compile() in line {self._resolver.start(bare[0])[0]}."
-        owner = self._resolver.enclosing(node, cst.ClassDef)
-        if isinstance(owner, cst.ClassDef) and m.findall(owner.body, m.FunctionDef(m.Name("train_step"))):
+        train_step = methods(self._resolver.enclosing(node, cst.ClassDef)).get("train_step")
+        if train_step and len(train_step.params.params) == 2:  # self and data; Keras passes nothing else
             return "Suspected because this class is a Keras model."
         return None if self._compiled and not self._resolver.around.compiles else self._resolver.around.reason
 
@@ -87,7 +88,7 @@ class ObjectPlanner(Visitor):
     def _is_loss_scale(self, expression: cst.BaseExpression | None) -> bool:
         """Return whether an expression is named `loss_scale`, or a variable that holds one of that name."""
         if isinstance(expression, cst.Attribute):
-            return expression.attr.value in ("loss_scale", "_loss_scale")
+            return expression.attr.value in _SCALES
         if not isinstance(expression, cst.Name):
             return False
         held = [value for value in self._resolver.values(expression) if isinstance(value, cst.Attribute)]
@@ -171,7 +172,7 @@ class ObjectPlanner(Visitor):
     def _call_of_loss_scale(self, node: cst.Call) -> None:
         """`opt.loss_scale()`: a method-like object until TensorFlow 2.3, a tensor since."""
         func = node.func
-        if node.args or not isinstance(func, cst.Attribute) or func.attr.value not in ("loss_scale", "_loss_scale"):
+        if node.args or not isinstance(func, cst.Attribute) or func.attr.value not in _SCALES:
             if isinstance(func, cst.Name) and not node.args:
                 self._call_of_kept_loss_scale(node, func)
             return
@@ -191,7 +192,8 @@ class ObjectPlanner(Visitor):
             )
         elif (
             (UNKNOWN in found or kinds.WRAPPER in found)
-            and (self._resolver.uses_old_api or (self._resolver.around.wraps and code(func.value) != "self"))
+            and func.attr.value == "loss_scale"  # the wrapper's _loss_scale can still be called
+            and (self._resolver.uses_an_old_name or (self._is_wrapped_elsewhere() and code(func.value) != "self"))
             and not self._is_own_method(func)
             and not self._calls.told_otherwise(func)
             and not self._calls.told_otherwise(func.value)
@@ -203,9 +205,14 @@ class ObjectPlanner(Visitor):
                 "not a function.",
             )
 
+    def _is_wrapped_elsewhere(self) -> bool:
+        """Return whether another file may wrap the optimizers of this one."""
+        wraps = self._resolver.around.wraps
+        return self._resolver.imports_tensorflow if wraps is None else wraps
+
     def _call_of_kept_loss_scale(self, node: cst.Call, func: cst.Name) -> None:
         for value in self._resolver.values(func):
-            if not isinstance(value, cst.Attribute) or value.attr.value not in ("loss_scale", "_loss_scale"):
+            if not isinstance(value, cst.Attribute) or value.attr.value != "loss_scale":
                 continue
             if kinds.WRAPPER in self._calls.kinds(value.value):
                 shown = f"{code(value.value)}.loss_scale"
@@ -218,8 +225,7 @@ class ObjectPlanner(Visitor):
         if not isinstance(owner, cst.ClassDef) or not isinstance(func.value, cst.Name) or func.value.value != "self":
             return False
         is_wrapper_name = any(self._resolver.meaning(base.value).old for base in owner.bases)
-        body = owner.body.body
-        return is_wrapper_name or any(isinstance(s, cst.FunctionDef) and s.name.value == func.attr.value for s in body)
+        return is_wrapper_name or func.attr.value in methods(owner)
 
     def _attribute(self, node: cst.Attribute) -> None:
         """Private attributes of a wrapper, and those of its old loss scale object."""
@@ -236,7 +242,7 @@ class ObjectPlanner(Visitor):
         elif attribute in ("_optimizer", "_opt"):
             if found <= _PLAIN_OR_WRAPPER:
                 self._rename(node, "inner_optimizer")
-            else:
+            elif attribute == "_opt":
                 self._edits.todo(node, f"if {code(node.value)} is a LossScaleOptimizer, write inner_optimizer.")
         elif isinstance(parent, cst.Attribute) and parent.value is node:
             self._state(parent, node, found)

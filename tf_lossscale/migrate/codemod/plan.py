@@ -45,7 +45,7 @@ _OLDER = f"If the subclass is called with loss_scale, derive it from {table.FACE
 _CHOOSE = f"Write {table.WRAPPER} or {table.FACES[table.EXPERIMENTAL]}."
 
 
-class Planner(Visitor, cst.CSTVisitor):
+class Planner(Visitor):
     """Fills the edits of one module."""
 
     def __init__(self, resolver: Resolver, calls: Calls, edits: Edits):
@@ -189,7 +189,7 @@ class Planner(Visitor, cst.CSTVisitor):
             return node not in self._edits.gone
         if not self._resolver.is_read(node):
             return self._assigned(node)
-        if self._resolver.is_shim(node, node.attr.value) and self._is_tried(node):
+        if self._is_tried(node) and self._resolver.is_shim(node, node.attr.value):
             self._edits.freeze(node)
             return False
         if node.attr.value == "mixed_precision" and self._is_in_unused_copy(node):

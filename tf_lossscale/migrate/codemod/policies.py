@@ -72,15 +72,12 @@ class PolicyPlanner(Visitor):
             self._compiled.append(node)
 
     def _inferred(self, node: cst.Call) -> None:
-        """The policy "infer" of TensorFlow 2.0 is float32; of "infer_float32_vars" only a run can tell."""
-        first = node.args[0].value if node.args else None
-        name = first and text(first)
-        if first and name == "infer":
+        """None, and "infer" of TensorFlow 2.0, are float32; of "infer_float32_vars" only a run can tell."""
+        first = node.args[0].value if node.args else cst.Name("float32")
+        if code(first) == "None" or text(first) == "infer":
             quote = first.quote if isinstance(first, cst.SimpleString) else '"'
-            self._edits.replace(
-                first, lambda updated, now: cst.SimpleString(f"{quote}float32{quote}"), f"{quote}float32{quote}"
-            )
-        elif first and name in ("infer_float32_vars", "infer_with_float32_vars"):
+            self._edits.replace_name(first, f"{quote}float32{quote}")
+        elif text(first) in ("infer_float32_vars", "infer_with_float32_vars"):
             self._edits.todo(node, _INFER.format(code(first)))
 
     def visit_Attribute(self, node: cst.Attribute) -> None:
@@ -92,7 +89,7 @@ class PolicyPlanner(Visitor):
         elif found == {UNKNOWN} and self._may_be_policy(node.value):
             self._edits.todo(node, _NOT_IN_KERAS.format(code(node.value), node.attr.value))
 
-    def leave_Module(self, original_node: cst.Module) -> None:
+    def finish(self) -> None:
         if self._reads or not all(self._is_default(policy) for policy in self._policies):
             if (
                 self._compiled

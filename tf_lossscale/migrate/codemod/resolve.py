@@ -15,7 +15,7 @@ from libcst.metadata import ClassScope, ImportAssignment
 from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names
 from tf_lossscale.migrate.codemod.project import UNKNOWN, Around, Known, join, leads_to_old
-from tf_lossscale.migrate.codemod.tree import Tree
+from tf_lossscale.migrate.codemod.tree import Tree, methods
 
 # What the libraries are called by custom: a name that is not bound here, or comes out of `from layers import *`.
 LIBRARIES = {"tf": "tensorflow", "tensorflow": "tensorflow", "keras": "keras", "tf_keras": "keras"}
@@ -328,10 +328,8 @@ class Resolver(Tree):
         owner = self.enclosing(function, cst.ClassDef)
         if isinstance(function, cst.Name):
             nodes = [getattr(a, "node", None) for a in self.assignments(function)]
-        elif isinstance(function, cst.Attribute) and isinstance(owner, cst.ClassDef) and _is_self(function.value):
-            nodes = [
-                s for s in owner.body.body if isinstance(s, cst.FunctionDef) and s.name.value == function.attr.value
-            ]
+        elif isinstance(function, cst.Attribute) and _is_self(function.value):
+            nodes = [methods(owner).get(function.attr.value)]
         if len(nodes) != 1 or not isinstance(nodes[0], cst.FunctionDef) or nodes[0].decorators:
             return []
         return self._returned.get(nodes[0], [])
@@ -384,11 +382,10 @@ class Resolver(Tree):
             self._attributes.setdefault((self.enclosing(target, cst.ClassDef), text), []).append(value)
 
 
-class _Collector(cst.CSTVisitor):
+class _Collector:
     """Collects what scopes do not tell: star imports, and values assigned to attributes."""
 
     def __init__(self, resolver: Resolver):
-        super().__init__()
         self._resolver = resolver
 
     def visit_Annotation(self, node: cst.Annotation) -> None:

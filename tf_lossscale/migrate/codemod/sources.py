@@ -13,7 +13,8 @@ _WORD = re.compile(rb"\w+")
 _STATEMENT = re.compile(rb"(?:\\\r?\n|[^\n(;])*(?:\([^)]*\))?")
 _RELATIVE = re.compile(rb"from[ \t]+\.")
 _COMPILE = re.compile(rb"(?<!\bre)(?<!regex)\.compile\(")
-_CALLED = re.compile(rb"loss_scale\(\)")
+_CALLED = re.compile(rb"\.loss_scale\(\)")
+_WRAPS = re.compile(rb"LossScaleOptimizer|enable_mixed_precision_graph_rewrite")
 _DOT = b"."  # stands for a relative import
 
 
@@ -48,11 +49,12 @@ class Sources(Mapping[str, Bindings]):
                 self.with_old_names.append(path)
             elif _CALLED.search(source):
                 calling.append(path)
-            if b"LossScaleOptimizer" in source:
+            if _WRAPS.search(source):
                 self._wrapping.add(path)
             if _COMPILE.search(source):
                 self._compiling.add(path)
-        if self._wrapping:  # a base class may call the loss scale of an optimizer that a subclass wraps
+        self._is_alone = len(self._words) == 1
+        if self._wrapping or self._is_alone:  # the optimizer may be wrapped in another file
             self.with_old_names += calling
 
     def __getitem__(self, path: str) -> Bindings:
@@ -75,8 +77,7 @@ class Sources(Mapping[str, Bindings]):
         Args:
             path: one of the files.
         """
-        compiles = bool(self._compiling - {path}) if len(self._words) > 1 else None
-        return Around(bool(self._wrapping - {path}), compiles)
+        return Around() if self._is_alone else Around(bool(self._wrapping - {path}), bool(self._compiling - {path}))
 
     def importers(self, path: str) -> Iterator[str]:
         """Yield the files that may import one: its name stands in an import statement of theirs.

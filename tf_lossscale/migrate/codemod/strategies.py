@@ -42,7 +42,7 @@ class StrategyPlanner(Visitor):
         if text(node) == names.OLD_RUN:
             self._edits.notice(node, f"strings are not changed. {_GONE}")
 
-    def leave_Module(self, original_node: cst.Module) -> None:
+    def finish(self) -> None:
         for node in self._own:
             self._edits.notice(node, _OWN)
         for use in self._uses if not self._own else ():

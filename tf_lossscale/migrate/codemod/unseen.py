@@ -14,6 +14,7 @@ from tf_lossscale.migrate.codemod.arguments import text
 from tf_lossscale.migrate.codemod.edits import Visitor
 from tf_lossscale.migrate.codemod.project import leads_to_old
 from tf_lossscale.migrate.codemod.resolve import LIBRARIES
+from tf_lossscale.migrate.codemod.tree import methods
 
 # The last parts of the old names.
 _SHORT = {name.rsplit(".", 1)[1] for name in table.OLD}
@@ -39,9 +40,8 @@ class UnseenPlanner(Visitor):
         owner = self._resolver.enclosing(node, cst.ClassDef)
         if node.attr.value not in names.GONE_HOOKS or not isinstance(owner, cst.ClassDef):
             return
-        own = {each.name.value for each in owner.body.body if isinstance(each, cst.FunctionDef)}
         is_of_base = m.matches(node.value, m.Call(m.Name("super"))) or (
-            m.matches(node.value, m.Name("self")) and node.attr.value not in own
+            m.matches(node.value, m.Name("self")) and node.attr.value not in methods(owner)
         )
         if is_of_base and self._is_wrapper(owner):
             self._edits.todo(node, f"{node.attr.value} {names.GONE_HOOK}")

@@ -1,0 +1,106 @@
+"""Records an original in an environment of its own, and compares the recording with the stored one.
+
+    python -m tests.conformance.record ORIGINAL [--only PATTERN] [--write]
+
+The exit code is 0 if the recordings agree, 1 if a case differs, and 2 if the original cannot be installed here.
+"""
+
+import argparse
+import collections
+import gzip
+import json
+import os
+import subprocess
+import sys
+
+from . import comparison, originals, program
+
+DATA = originals.ROOT / "tests" / "conformance" / "data"
+SHOWN = 3  # differences of each case
+DISTRIBUTED = ("loss_scale_optimizer", "dynamic_loss_scale")  # recorders with parts under MirroredStrategy
+
+
+def main(arguments=None):
+    """Return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.conformance.record", description=__doc__.splitlines()[0])
+    parser.add_argument("original", choices=sorted(originals.ORIGINALS))
+    parser.add_argument("--only", default="*", metavar="PATTERN", help='of "part/case", such as "traces/sgd|*"')
+    parser.add_argument("--write", action="store_true", help="store the new recording, whether it differs or not")
+    options = parser.parse_args(arguments)
+    if options.write and options.only != "*":
+        parser.error("--write stores a whole recording: leave out --only")
+    try:
+        python = originals.environment(options.original)
+    except originals.NotHere as error:
+        print(f"{options.original} cannot be recorded here: {error}")
+        return 2
+    results = [
+        record(python, name, options.only, options.write) for name in originals.ORIGINALS[options.original].recordings
+    ]
+    return 0 if all(results) else 1
+
+
+def record(python, name, pattern, write):
+    """Record one recording with the Python of its original; return whether it equals the stored one."""
+    folder = originals.ENVIRONMENTS / "recorded"
+    folder.mkdir(exist_ok=True)
+    stored = json.loads(gzip.decompress((DATA / f"{name}.json.gz").read_bytes()))
+    cases, result = folder / f"{name}.cases.json", folder / f"{name}.json"
+    cases.write_text(json.dumps(stored))
+    new = {}
+    for distributed in ("", "distributed") if program.RECORDERS[name][0] in DISTRIBUTED else ("",):
+        command = [python, "-m", "record.program", name, str(cases), str(result), pattern, distributed]
+        environment = {**os.environ, "PYTHONPATH": str(DATA.parent)}
+        made = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True)
+        if made.returncode:
+            print(f"{name}: {' '.join(command)} failed:\n{made.stderr[-3000:]}")
+            return False
+        new = merged(new, json.loads(result.read_text()))
+    result.write_text(json.dumps(new))
+    found = report(name, stored, new, pattern)
+    if write:
+        whole = merged(stored, new)
+        whole["made_with"]["kept"] = kept(stored, new)
+        (DATA / f"{name}.json.gz").write_bytes(gzip.compress(json.dumps(whole).encode(), mtime=0))
+    return not found
+
+
+def merged(one, other):
+    """Return a recording with the cases of both; `other` wins."""
+    parts = {**one, **other}
+    for part in set(one) & set(other) - {"made_with"}:
+        if isinstance(one[part], dict):
+            parts[part] = {**one[part], **other[part]}
+    return parts
+
+
+def kept(stored, new):
+    """Return {part: how many of its cases no program records}."""
+    inputs = {"file", "split", "made_with"}
+    left = {
+        part: len(set(comparison.cases(cases)) - set(comparison.cases(new.get(part, {}))))
+        for part, cases in stored.items()
+        if part not in inputs
+    }
+    return {part: count for part, count in left.items() if count}
+
+
+def report(name, stored, new, pattern):
+    """Print the differences by case; return their number."""
+    chosen = comparison.recorded(new)
+    differences = collections.defaultdict(list)
+    for case, where, old, now in comparison.differences(stored, new, chosen):
+        differences[case].append(f"{where or 'all'}: {str(old)[:80]} -> {str(now)[:80]}")
+    for case, lines in differences.items():
+        print(f"  {case}: {len(lines)} differences")
+        for line in lines[:SHOWN]:
+            print(f"    {line}")
+    count = sum(chosen(part, case) for part in stored for case in comparison.cases(stored[part]))
+    left = "" if pattern != "*" else f", {sum(kept(stored, new).values())} have no program"
+    versions = ", ".join(f"{key} {value}" for key, value in new["made_with"].items())
+    print(f"{name}: {count} cases recorded, {len(differences)} differ{left}; {versions}", flush=True)
+    return len(differences)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
