@@ -2,12 +2,16 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider -n 2 --dist worksteal
+# The number of processes that run tests. `auto` is the machine's cores, at most eight, and as many as fit its memory
+# (`pytest_xdist_auto_num_workers` in conftest.py).
+PROCESSES ?= auto
+PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider -n $(PROCESSES) --dist worksteal
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 # A process of tests keeps one core busy. `make test-processors` has more threads.
 unit: export TF_NUM_INTRAOP_THREADS ?= 1
 
-.PHONY: demo test quick lint doctest unit test-slow test-exhaustive test-tpu test-gpu test-processors fuzz differential record bench docs docs-tables docs-plots clean
+.PHONY: demo test quick lint doctest unit test-slow test-exhaustive test-tpu test-gpu test-processors fuzz differential record mutants nox sessions \
+	release-check bench docs docs-tables docs-plots dist clean
 
 ## Install the package and run the demo.
 demo: $(VENV)/.demo
@@ -18,11 +22,9 @@ test: $(VENV)/.test
 	$(MAKE) -j2 lint doctest
 	$(MAKE) unit
 
-## Run the tests that start processes, or that train or measure for seconds. CI runs those of
-## `SLOW="tf_function_tests tests/graph_mode"` after `make test`.
+## Run the tests that start processes, or that train or measure for seconds. CI runs them after `make test`.
 test-slow: $(VENV)/.test
-	$(PYTEST) -m "slow and not exhaustive" $(SLOW)
-SLOW := tests tf_function_tests
+	$(PYTEST) -m "slow and not exhaustive" tests tf_function_tests
 
 ## Run the tests that repeat what a quicker one shows, for more parameters and new examples. Before a release; not in CI.
 test-exhaustive: $(VENV)/.test
@@ -39,6 +41,9 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-issue-forms $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
+	$(BIN)/zizmor --quiet --offline .github
 
 ## Run the parts of `test`.
 doctest: $(VENV)/.test
@@ -79,6 +84,25 @@ differential: $(VENV)/.test
 record: $(VENV)/.test
 	$(BIN)/python -m tests.conformance.record $(ORIGINAL) $(RECORD)
 
+## Mutate FILE=tf_lossscale/core/rules.py, run the tests that belong to it on each mutant, and print the survivors.
+## MUTANTS="--sample 50" tests some of them; MUTANTS="--only 3,14 --tests tests" runs all tests on two.
+mutants: $(VENV)/.mutants
+	$(BIN)/python -m mutants $(FILE) --jobs $(JOBS) $(MUTANTS)
+FILE = $(error FILE is missing. Write `make mutants FILE=tf_lossscale/core/rules.py`)
+JOBS := 2
+
+## Run nox: every session, or SESSION="tests(2.16-3.11-all)". `make sessions` prints the list of sessions as JSON.
+nox: $(VENV)/.nox
+	$(BIN)/nox $(if $(SESSION),--session "$(SESSION)")
+
+sessions: $(VENV)/.nox
+	@$(BIN)/nox --list --json
+
+## Run everything that comes before a release, for hours, and print a table of what passed and what was not possible.
+## ONLY=fuzz runs the steps whose names match. STEPS.md in release-check/ is the table; beside it is the output of each step.
+release-check: $(VENV)/.nox
+	$(BIN)/python .ci/release_check.py $(if $(ONLY),--only "$(ONLY)")
+
 ## Measure a step against the bare optimizer and the libraries' own wrappers (docs/performance.*), and Adafactor against others.
 ## `make bench BENCH=--missing` continues a run that was stopped; BENCH="--missing 2026-01-31T15:00" repeats older cells.
 bench: $(VENV)/.test
@@ -100,6 +124,12 @@ docs-tables: $(VENV)/.test
 	$(BIN)/python -m tests.migrate.codemod.docs_table
 	$(BIN)/python -m tf_function_tests.docs_table
 
+## Build the wheel and the sdist into dist/. With TAG=v0.1.0, the tag must be that of the version.
+dist: $(VENV)/.build
+	rm -rf dist
+	$(BIN)/python -m build
+	test -z "$$TAG" || test -f "dist/tf_lossscale-$${TAG#v}.tar.gz"
+
 $(VENV)/.tpu: $(VENV)/.test
 	$(BIN)/python -m pip install -q -e '.[tpu-check]'
 	touch $@
@@ -107,6 +137,16 @@ $(VENV)/.tpu: $(VENV)/.test
 $(VENV)/.docs: setup.cfg pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -e '.[docs]'
+	touch $@
+
+$(VENV)/.mutants: $(VENV)/.test
+	$(BIN)/python -m pip install -q cosmic-ray
+	touch $@
+
+# Neither needs the package installed.
+$(VENV)/.nox $(VENV)/.build: $(VENV)/.%:
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q $*
 	touch $@
 
 clean:

@@ -42,6 +42,14 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
+@pytest.hookimpl(optionalhook=True)  # pytest-xdist asks, which nox's sessions do not install
+def pytest_xdist_auto_num_workers():
+    """Return the number of processes for `-n auto`: the cores, at most eight; 1.5 GB of memory for each process."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(1, min(8, cores, int(memory / 1.5e9)))
+
+
 def pytest_collection_finish():
     """Collect garbage less often, and not among what is imported: it took a twelfth of the processor time."""
     gc.collect()

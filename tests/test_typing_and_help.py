@@ -5,6 +5,7 @@ import inspect
 import os
 import pathlib
 import pydoc
+import re
 import subprocess
 import sys
 
@@ -17,43 +18,95 @@ from tests import families
 ROOT = pathlib.Path(__file__).parents[1]
 SUBPACKAGES = ["", ".amp", ".legacy", ".migrate", ".optimizers", ".probability"]
 
-PROGRAM = """
-from typing import Any
+# Type checkers know TensorFlow's types from its stubs (types-tensorflow), and this package's from its sources.
+RIGHT = """
+from collections.abc import Callable
 from typing_extensions import assert_type
 import tensorflow as tf
 import tf_lossscale
-from tf_lossscale import LossScaleOptimizer, amp, legacy, probability
+from tf_lossscale import LossScaleOptimizer, SharedLossScale, amp, legacy, migrate, probability
 from tf_lossscale.amp import DynamicLossScaleManager
 from tf_lossscale.legacy import from_loss_scale
 
+weight = tf.Variable(tf.constant(1.0))
 optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), dynamic_growth_steps=100, max_scale=2.0**20)
 assert_type(optimizer, LossScaleOptimizer)
-assert_type(optimizer.get_unscaled_gradients([1.0, None]), list[Any])
-assert_type(optimizer.compute_gradients(lambda: 1.0, []), list[tuple[Any, Any]])
+
+with tf.GradientTape() as tape:
+    loss = weight * tf.constant(2.0)
+    scaled_loss = optimizer.get_scaled_loss(loss)
+assert_type(scaled_loss, tf.Tensor)
+gradients: list[tf.Tensor | tf.IndexedSlices | None] = [tf.constant(1.0), None]
+assert_type(optimizer.get_unscaled_gradients(gradients), list[tf.Tensor | tf.IndexedSlices | None])
+assert_type(optimizer.get_unscaled_gradients([tf.constant(1.0)]), list[tf.Tensor])
+optimizer.apply_gradients(zip(gradients, [weight, weight]))
+optimizer.apply([tf.constant(1.0)], [weight])
+optimizer.minimize(lambda: weight * tf.constant(2.0), [weight])
+optimizer.minimize(loss, lambda: weight, tape=tape)
+
+
+def loss_fn(labels: tf.Tensor) -> tf.Tensor:
+    return labels
+
+
+assert_type(optimizer.scale_inside(loss_fn)(tf.constant(1.0)), tf.Tensor)
+assert_type(optimizer.loss_scale, tf.Tensor)
 assert_type(optimizer.dynamic, bool)
+assert_type(optimizer.dynamic_counter, tf.Variable | None)
+assert_type(optimizer.min_scale, float | None)
+assert_type(optimizer.last_step_skipped, tf.Variable | bool)
+assert_type(optimizer.state()["loss_scale"], float)
+assert_type(optimizer.state().get("skipped_steps"), int | None)
+optimizer.set_state(optimizer.state())
+optimizer.set_state({"loss_scale": 8.0, "dynamic_counter": 0})
+optimizer.learning_rate = optimizer.lr * 0.5  # delegated
+optimizer.beta_1 = 0.9
+for row in optimizer.overflow_report():
+    assert_type(row.variable, str)
+
+shared = SharedLossScale(initial_scale=8.0)
+LossScaleOptimizer(tf.keras.optimizers.SGD(), loss_scale_manager=shared)
 assert_type(amp.DynamicLossScaleManager(), DynamicLossScaleManager)
-assert_type(tf_lossscale.amp.DynamicLossScaleManager(), DynamicLossScaleManager)
-from_loss_scale(optimizer, 8)
-probability.minimize(lambda: 1.0, num_steps=3, optimizer=optimizer)
-optimizer.get_unscaled_gradients()
-LossScaleOptimizer(object(), growth_factor="two")
-probability.minimize(lambda: 1.0, optimizer=optimizer)
-legacy.experimental.LossScaleOptimizer(optimizer, "dynamic").get_scaled_loss()
+assert_type(tf_lossscale.amp.DynamicLossScaleManager().get_loss_scale(), float)
+assert_type(from_loss_scale(optimizer, 8), LossScaleOptimizer)
+assert_type(legacy.DynamicLossScale()(), tf.Tensor)
+assert_type(migrate.restore("ckpt", optimizer, [weight]).loss_scale, float | None)
+probability.minimize(lambda: loss, num_steps=3, optimizer=optimizer)
 """
-WRONG = [
-    'Missing positional argument "grads" in call to "get_unscaled_gradients"',
-    'Argument "growth_factor" to "LossScaleOptimizer" has incompatible type "str"; expected "float"',
-    'Missing positional argument "num_steps" in call to "minimize"',
-    'Missing positional argument "loss" in call to "get_scaled_loss"',
-]
+
+# A wrong line of a user's program -> a part of the type checker's message.
+WRONG = {
+    "optimizer.get_unscaled_gradients()": 'Missing positional argument "grads" in call to "get_unscaled_gradients"',
+    'LossScaleOptimizer("adam")': 'Argument 1 to "LossScaleOptimizer" has incompatible type "str"',
+    'LossScaleOptimizer(tf.keras.optimizers.SGD(), growth_factor="two")': (
+        'Argument "growth_factor" to "LossScaleOptimizer" has incompatible type "str"; expected "float"'
+    ),
+    "optimizer.apply_gradients([(weight, 1.0)])": "incompatible type",
+    "optimizer.apply_gradients([weight])": "incompatible type",
+    "optimizer.minimize(weight)": 'Missing positional argument "var_list" in call to "minimize"',
+    'optimizer.state()["scale"]': 'TypedDict "State" has no key "scale"',
+    "optimizer.loss_scale()": '"Tensor" not callable',
+    "optimizer.min_scale + 1": 'Unsupported operand types for + ("None" and "int")',
+    "probability.minimize(lambda: loss, optimizer=optimizer)": 'Missing positional argument "num_steps"',
+    'legacy.experimental.LossScaleOptimizer(optimizer, "dynamic").get_scaled_loss()': (
+        '"get_scaled_loss" of "LossScaleOptimizer" require at least one argument'
+    ),
+    'DynamicLossScaleManager("high")': 'has incompatible type "str"; expected "float"',
+}
 
 
 @pytest.mark.slow
 def test_a_type_checker_takes_a_users_program_and_finds_what_is_wrong_in_it(tmp_path):
     program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
+    program.write_text(RIGHT + "\n".join(WRONG))
     # The package is found in its sources here, and is judged by the project's own settings elsewhere.
-    flags = ["--strict", "--config-file=", "--ignore-missing-imports", "--follow-imports=silent"]
+    flags = [
+        "--strict",
+        "--config-file=",
+        "--ignore-missing-imports",
+        "--follow-imports=silent",
+        "--hide-error-context",
+    ]
     checked = subprocess.run(
         [sys.executable, "-m", "mypy", *flags, str(program)],
         cwd=tmp_path,
@@ -61,11 +114,13 @@ def test_a_type_checker_takes_a_users_program_and_finds_what_is_wrong_in_it(tmp_
         capture_output=True,
         text=True,
     ).stdout
-    *found, summary = checked.splitlines()
-    assert len(found) == len(WRONG), checked
-    for line, expected in zip(found, WRONG):
-        assert expected in line
-    assert "Found 4 errors in 1 file" in summary
+    found = {}
+    for line, message in re.findall(r"^.*?:(\d+): error: (.*)$", checked, re.MULTILINE):
+        found.setdefault(int(line), []).append(message)
+    first = len(RIGHT.splitlines()) + 1
+    assert {line: text for line, text in found.items() if line < first} == {}, checked
+    for number, (line, expected) in enumerate(WRONG.items(), first):
+        assert any(expected in message for message in found.get(number, [])), (line, found.get(number))
 
 
 @pytest.mark.parametrize("subpackage", SUBPACKAGES)

@@ -7,13 +7,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from tf_lossscale.libraries import optional
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
+
+if TYPE_CHECKING:
+    from tf_lossscale.types import Variable
 
 __all__ = ["fit_surrogate_posterior", "minimize"]
 
@@ -25,10 +28,10 @@ def _loss_of(traceable_quantities: Any) -> Any:
 def minimize(
     loss_fn: Callable[..., Any],
     num_steps: int,
-    optimizer: Any,
+    optimizer: LossScaleOptimizer,
     convergence_criterion: Any = None,
     batch_convergence_reduce_fn: Callable[[Any], Any] = tf.reduce_all,
-    trainable_variables: Any = None,
+    trainable_variables: Sequence[Variable] | None = None,
     trace_fn: Callable[[Any], Any] = _loss_of,
     return_full_length_trace: bool = True,
     jit_compile: bool = False,
@@ -92,14 +95,14 @@ def minimize(
 def fit_surrogate_posterior(
     target_log_prob_fn: Callable[..., Any],
     surrogate_posterior: Any,
-    optimizer: Any,
+    optimizer: LossScaleOptimizer,
     num_steps: int,
     convergence_criterion: Any = None,
     trace_fn: Callable[[Any], Any] = _loss_of,
     discrepancy_fn: Callable[[Any], Any] | None = None,
     sample_size: int = 1,
     importance_sample_size: int = 1,
-    trainable_variables: Any = None,
+    trainable_variables: Sequence[Variable] | None = None,
     jit_compile: bool | None = None,
     seed: Any = None,
     name: str = "fit_surrogate_posterior",

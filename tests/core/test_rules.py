@@ -1,6 +1,7 @@
 """The rule, against the text that states it."""
 
 import math
+import re
 import textwrap
 
 import hypothesis
@@ -121,6 +122,46 @@ def sequence(rules, scale, outcomes):
 )
 def test_a_table_of_sequences(rules, scale, outcomes, expected):
     assert sequence(rules, scale, [outcome == "g" for outcome in outcomes]) == expected
+
+
+@pytest.mark.parametrize(
+    ("before", "finite", "after"),
+    [(Counts(8.0, 5, 0), True, (16.0, 0, 0)), (Counts(8.0, 0, 5), False, (4.0, 0, 0))],
+)
+def test_a_count_above_its_limit_moves_the_scale_as_after_the_limit_was_lowered_in_training(before, finite, after):
+    scale, good, bad = Rules(growth_steps=3, hysteresis=3).next(finite, before)
+    assert (float(scale), int(good), int(bad)) == after
+
+
+def test_the_defaults_are_those_of_tensorflow():
+    assert Rules() == Rules(2000, 2.0, 0.5, 1, 1.0, None, True)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"growth_factor": 1.0}, "`growth_factor` must be above 1 in float32, but got: 1.0. The usual value is 2.0."),
+        ({"growth_factor": 0.5}, "`growth_factor` must be above 1 in float32, but got: 0.5. The usual value is 2.0."),
+        ({"growth_factor": 1 + 1e-9}, "`growth_factor` must be above 1 in float32"),
+        ({"backoff_factor": 1.0}, "`backoff_factor` must be below 1 in float32, but got: 1.0. The usual value is 0.5."),
+        ({"backoff_factor": 1.5}, "`backoff_factor` must be below 1 in float32, but got: 1.5. The usual value is 0.5."),
+        ({"backoff_factor": 1 - 1e-9}, "`backoff_factor` must be below 1 in float32"),
+        ({"min_scale": 16.0, "max_scale": 8.0}, "`min_scale` must not be above `max_scale`, but got: 16.0 and 8.0."),
+        ({"growth_steps": 0}, "`dynamic_growth_steps` must be"),
+        ({"hysteresis": 0}, "`hysteresis` must be"),
+        ({"min_scale": 0.0}, "`min_scale` must be"),
+        ({"max_scale": -1.0}, "`max_scale` must be"),
+    ],
+    ids=str,
+)
+def test_rules_that_move_the_scale_the_wrong_way_are_refused(wrong, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Rules(**wrong).checked()
+
+
+def test_the_factors_nearest_to_one_and_equal_bounds_are_taken():
+    rules = Rules(growth_factor=1 + 2.0**-23, backoff_factor=1 - 2.0**-24, min_scale=8.0, max_scale=8.0)
+    assert rules.checked() == rules
 
 
 def test_a_tf_function_and_xla_do_as_eager_mode_does():

@@ -185,6 +185,27 @@ def _():
     assert all((old == new).all() for old, new in zip(trained, weights_of(model)))
 
 
+@trial("transformers", TODAY_KERAS_2)
+def _():
+    import transformers
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    model = transformers.TFBertForSequenceClassification(transformers.BertConfig(vocab_size=50, **sizes))
+    adam, _ = transformers.create_optimizer(0.01, num_train_steps=100, num_warmup_steps=5, weight_decay_rate=0.01)
+    optimizer = LossScaleOptimizer(adam, initial_scale=1024)
+    model.compile(optimizer=optimizer)
+    tokens = RANDOM.integers(50, size=(32, 8))
+    data = {"input_ids": tokens, "attention_mask": np.ones_like(tokens), "labels": tokens.sum(axis=1) % 2}
+    losses = model.fit(data, batch_size=8, epochs=5, verbose=0).history["loss"]
+    assert losses[-1] < 0.8 * losses[0]
+    assert optimizer.iterations == 20
+    before = weights_of(model)
+    optimizer.set_state({"loss_scale": 2.0**100, "dynamic_counter": 0})
+    model.fit(data, batch_size=32, verbose=0)
+    assert float(optimizer.loss_scale) == 2.0**99
+    assert all((old == new).all() for old, new in zip(before, weights_of(model)))
+
+
 @trial("tensorflow_ranking", TF_2_15)
 def _():
     import tensorflow_ranking

@@ -447,8 +447,8 @@ def test_a_copy_after_a_compiled_step_trains_like_a_copy_after_a_plain_one(famil
     found = []
     for optimizer in pair(family.adam):
         variable = tf.Variable([1.0, 2.0])
-        for each in (optimizer, optimizer):
-            take(each, [[1.0, -1.0]], [variable], family.name == "sonnet")
+        for _ in range(2):
+            take(optimizer, [[1.0, -1.0]], [variable], family.name == "sonnet")
         take(copy.deepcopy(optimizer), [[0.5, 0.5]], [variable], family.name == "sonnet")
         take(optimizer, [[0.5, 0.5]], [variable], family.name == "sonnet")
         found.append(variable.numpy())

@@ -167,10 +167,8 @@ def test_the_warning_about_an_unscaled_loss_names_it_and_is_not_given_where_it_i
     assert not warnings
 
 
-@pytest.mark.parametrize("eager", [True, False], ids=["eager", "function"])
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_in_fit_which_scales_the_loss_too_the_step_is_right(family, eager):
-    keras = family.keras
+def one_dense_layer(keras):
+    """Return a class of models with one weight, which is 0."""
 
     class Model(keras.Model):
         def __init__(self):
@@ -180,6 +178,13 @@ def test_in_fit_which_scales_the_loss_too_the_step_is_right(family, eager):
         def call(self, x):
             return self.dense(x)
 
+    return Model
+
+
+@pytest.mark.parametrize("eager", [True, False], ids=["eager", "function"])
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_in_fit_which_scales_the_loss_too_the_step_is_right(family, eager):
+    class Model(one_dense_layer(family.keras)):
         def compute_loss(self, x=None, *args, **kwargs):
             del args, kwargs
             return self.optimizer.scale_inside(lambda: tf.reduce_mean(self.dense(x)))()
@@ -196,16 +201,7 @@ def test_in_fit_which_scales_the_loss_too_the_step_is_right(family, eager):
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_in_fit_the_replicas_take_the_step_of_the_same_loss(family):
-    keras = family.keras
-
-    class Model(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
-
-        def call(self, x):
-            return self.dense(x)
-
+    class Model(one_dense_layer(family.keras)):
         def train_step(self, data):
             x, _ = data
             with tf.GradientTape(persistent=True) as tape:

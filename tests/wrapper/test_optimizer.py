@@ -240,6 +240,24 @@ def test_a_tape_that_is_entered_again_to_scale_the_loss(family, compiled):
 
 
 @all_families
+@pytest.mark.parametrize("method", ["get_scaled_loss", "scale_loss"])
+def test_a_loss_function_is_called_and_scaled_each_time_that_the_scaled_function_is_called(family, method):
+    calls = []
+
+    def loss():
+        calls.append(1)
+        return tf.constant(2.0), {"regularization": tf.constant(4.0, tf.float16)}
+
+    optimizer = LossScaleOptimizer(family.sgd(), initial_scale=8)
+    scaled = getattr(optimizer, method)(loss)
+    assert not calls
+    assert [float(part) for part in tf.nest.flatten(scaled())] == [16.0, 32.0]
+    optimizer.set_state({"loss_scale": 16, "dynamic_counter": 0})
+    assert [float(part) for part in tf.nest.flatten(scaled())] == [32.0, 64.0]
+    assert len(calls) == 2
+
+
+@all_families
 @compiled
 def test_losses_per_example_and_clipping_between_unscaling_and_applying(family, compiled):
     weight = tf.Variable([3.0, 4.0])

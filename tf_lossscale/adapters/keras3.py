@@ -15,6 +15,7 @@ from tf_lossscale.libraries import keras_versions
 from tf_lossscale.wrapper import family, hyperparameters, optimizer
 from tf_lossscale.wrapper import options as options_lib
 from tf_lossscale.wrapper.grads_and_vars import assign_all
+from tf_lossscale.wrapper.parts import of_inner
 
 keras: Any = keras_versions.keras_3()
 
@@ -176,7 +177,7 @@ class LossScaleOptimizer(
     """The wrapper around a Keras 3 optimizer.
 
     Its base class is Keras's own LossScaleOptimizer, because `compile` would wrap any other class again. No code of
-    that class runs, and the wrapper's only variables are those of the loss scale.
+    that class runs, and the wrapper has no variables except the loss scale's.
     """
 
     _family_class = Family
@@ -219,11 +220,9 @@ class LossScaleOptimizer(
         """
         variables = self._given_or_known(var_list, "finalize_variable_values()")
         self._optimizer.finalize_variable_values(variables)
-        self._stall.look(self, self._loss_scale)  # `fit` ends here
+        self._stall.report(self)  # `fit` ends here
 
-    def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
-        """Exclude variables from the inner optimizer's weight decay; call it before `build`."""
-        self._optimizer.exclude_from_weight_decay(var_list=var_list, var_names=var_names)
+    exclude_from_weight_decay = of_inner(keras.optimizers.Optimizer.exclude_from_weight_decay)
 
     def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
         """Raise ValueError: Keras has no such method on TensorFlow."""

@@ -87,24 +87,19 @@ def with_layer_names(objects: dict[str, dict[str, str]]) -> dict[str, dict[str, 
     return found
 
 
-def named_metric(metric: Any, name: str) -> Any:
-    """Return a metric with a name of the caller's choice.
+def rename_metric(metric: Any, name: str) -> None:
+    """Set the name of a metric object.
 
-    >>> named_metric("mae", "Error").name
+    >>> metric = keras.metrics.Mean()
+    >>> rename_metric(metric, "Error")
+    >>> metric.name
     'Error'
 
     Args:
-        metric: a metric object, whose name changes, a function of (y_true, y_pred), or the name of one of these.
+        metric: a metric object of Keras 3.
         name: the name, in logs and in what `evaluate` returns.
-
-    Returns:
-        A metric object; `metric` itself if it is one.
     """
-    metric = keras.metrics.get(metric)
-    if not isinstance(metric, keras.metrics.Metric):
-        return keras.metrics.MeanMetricWrapper(metric, name)
     metric.name = name
-    return metric
 
 
 def note_steps(model: Any, steps: int) -> None:

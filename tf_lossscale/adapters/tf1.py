@@ -9,6 +9,7 @@ import tensorflow as tf
 from tf_lossscale.core import replicas
 from tf_lossscale.core.variables import readable
 from tf_lossscale.wrapper import family, optimizer
+from tf_lossscale.wrapper.parts import of_inner
 
 _Optimizer: Any = tf.compat.v1.train.Optimizer
 
@@ -167,23 +168,11 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
         """The inner optimizer's variables."""
         return self._optimizer.variables()
 
-    def get_name(self) -> str:
-        """Return the inner optimizer's name."""
-        return self._optimizer.get_name()
-
-    def get_slot(self, var: Any, name: str) -> Any:
-        """Return the inner optimizer's slot variable of `var`."""
-        return self._optimizer.get_slot(var, name)
-
-    def get_slot_names(self) -> list[str]:
-        """Return the names of the inner optimizer's slots."""
-        return self._optimizer.get_slot_names()
-
-    def _restore_slot_variable(self, *args: Any, **kwargs: Any) -> Any:
-        return self._optimizer._restore_slot_variable(*args, **kwargs)
-
-    def _create_or_restore_slot_variable(self, *args: Any, **kwargs: Any) -> Any:
-        return self._optimizer._create_or_restore_slot_variable(*args, **kwargs)
+    get_name = of_inner(_Optimizer.get_name)
+    get_slot = of_inner(_Optimizer.get_slot)
+    get_slot_names = of_inner(_Optimizer.get_slot_names)
+    _restore_slot_variable = of_inner(_Optimizer._restore_slot_variable)
+    _create_or_restore_slot_variable = of_inner(_Optimizer._create_or_restore_slot_variable)
 
     # Checkpoints: the names of TensorFlow 1.15's wrapper are written; those of a bare optimizer are read as well.
 

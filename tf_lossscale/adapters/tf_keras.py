@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -11,8 +11,7 @@ import tensorflow as tf
 from tf_lossscale.core import replicas, scaling
 from tf_lossscale.libraries import keras_versions
 from tf_lossscale.wrapper import configs, family, hyperparameters, optimizer
-from tf_lossscale.wrapper import options as options_lib
-from tf_lossscale.wrapper.grads_and_vars import without_none
+from tf_lossscale.wrapper.parts import of_inner
 
 tf_keras: Any = keras_versions.keras_2()
 
@@ -44,8 +43,7 @@ class Family(family.Family):
         "_mesh",
         "_run_with_dtensor",
     )
-    #: Sums (gradient, variable) pairs in place of the optimizer and the strategy; None if nothing does.
-    own_aggregation: Callable[..., Any] | None = None
+    name_attribute = "name"
 
     def __init__(self, inner: Any):
         super().__init__(inner)
@@ -53,11 +51,6 @@ class Family(family.Family):
         # The inner optimizer may sum over workers that no strategy knows.
         if type(inner).aggregate_gradients is not tf_keras.optimizers.Optimizer.aggregate_gradients:
             self.own_aggregation = inner.aggregate_gradients
-
-    def checked_options(self, given: dict[str, Any]) -> dict[str, Any]:
-        name = options_lib.take_name(given)
-        wanted = super().checked_options(given)
-        return wanted if name is None else {**wanted, "name": name}
 
     def parts_changed(self) -> Any:
         # tf_keras lists an optimizer's parts once, when it is first saved or restored.
@@ -93,11 +86,6 @@ class Family(family.Family):
         if grad_loss is not None:  # the inner optimizer's method has no such argument
             return super().gradients(loss, variables, grad_loss, tape)
         return self.inner.compute_gradients(loss, variables, tape)
-
-    def reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
-        if self.own_aggregation is not None:
-            return without_none(self.own_aggregation, gradients, variables)
-        return super().reduce(gradients, variables)
 
     def apply(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> Any:
         grads_and_vars = list(zip(gradients, variables))
@@ -145,7 +133,7 @@ class Family(family.Family):
         return tf_keras.optimizers.deserialize(config, custom_objects=known)
 
     def copied(self, memo: dict[int, Any]) -> Any:
-        # tf_keras's optimizers cannot be copied as they are: they hold the strategy, of which there is one.
+        # A tf_keras optimizer holds its strategy, which cannot be copied: the copy gets the same strategy.
         strategy = self.inner._distribution_strategy
         memo[id(strategy)] = strategy
         return super().copied(memo)
@@ -175,9 +163,7 @@ class LossScaleOptimizer(
         if self._optimizer._mesh:
             self._loss_scale.move_to_mesh(self._optimizer._mesh)
 
-    def aggregate_gradients(self, grads_and_vars: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        """Sum gradients over the replicas, as the inner optimizer does."""
-        return self._optimizer.aggregate_gradients(grads_and_vars)
+    aggregate_gradients = of_inner(tf_keras.optimizers.Optimizer.aggregate_gradients)
 
     def finalize_variable_values(self, var_list: list[Any] | None = None) -> None:
         """Overwrite the variables with their moving average, if the inner optimizer keeps one.
@@ -187,11 +173,9 @@ class LossScaleOptimizer(
         """
         variables = self._given_or_known(var_list, "finalize_variable_values()")
         self._optimizer.finalize_variable_values(variables)
-        self._stall.look(self, self._loss_scale)  # `fit` ends here
+        self._stall.report(self)  # `fit` ends here
 
-    def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
-        """Exclude variables from the inner optimizer's weight decay; call it before `build`."""
-        self._optimizer.exclude_from_weight_decay(var_list=var_list, var_names=var_names)
+    exclude_from_weight_decay = of_inner(tf_keras.optimizers.Optimizer.exclude_from_weight_decay)
 
     def load_own_variables(self, store: Any) -> None:
         super().load_own_variables(store)

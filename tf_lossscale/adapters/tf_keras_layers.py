@@ -60,31 +60,26 @@ def compile_as_given(model: Any, **arguments: Any) -> None:
         **arguments: those of `compile`. Under that policy an optimizer is wrapped with a fixed scale of 1, as tf_keras
             would wrap it with a dynamic one.
     """
-    optimizer = arguments.get("optimizer")
+    optimizer: Any = arguments.get("optimizer")
     would_wrap = optimizer is not None and model.dtype_policy.name == "mixed_float16"
     if would_wrap and not isinstance(optimizer, LossScaleOptimizer):
         arguments["optimizer"] = LossScaleOptimizer(optimizer, dynamic=False, initial_scale=1)
     model.compile(**arguments)
 
 
-def named_metric(metric: Any, name: str) -> Any:
-    """Return a metric with a name of the caller's choice.
+def rename_metric(metric: Any, name: str) -> None:
+    """Set the name of a metric object.
 
-    >>> named_metric("mae", "Error").name
+    >>> metric = tf_keras.metrics.Mean()
+    >>> rename_metric(metric, "Error")
+    >>> metric.name
     'Error'
 
     Args:
-        metric: a metric object, whose name changes, a function of (y_true, y_pred), or the name of one of these.
+        metric: a metric object of tf_keras.
         name: the name, in logs and in what `evaluate` returns.
-
-    Returns:
-        A metric object; `metric` itself if it is one.
     """
-    metric = tf_keras.metrics.get(metric)
-    if not isinstance(metric, tf_keras.metrics.Metric):
-        return tf_keras.metrics.MeanMetricWrapper(metric, name)
     metric._name = name  # tf_keras has no public way to change it
-    return metric
 
 
 def note_steps(model: Any, steps: int) -> None:
@@ -100,7 +95,7 @@ def note_steps(model: Any, steps: int) -> None:
 
 
 def noting_divided_losses() -> Any:
-    """Note no loss: those of tf_keras are not divided by the number of replicas.
+    """Note nothing: tf_keras does not divide losses by the number of replicas.
 
     >>> with noting_divided_losses() as divided:
     ...     bool(divided)

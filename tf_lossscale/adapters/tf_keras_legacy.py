@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -12,8 +12,8 @@ import tensorflow as tf
 from tf_lossscale.core import replicas, variables
 from tf_lossscale.libraries import keras_versions
 from tf_lossscale.wrapper import configs, family, optimizer
-from tf_lossscale.wrapper import options as options_lib
 from tf_lossscale.wrapper.grads_and_vars import without_none
+from tf_lossscale.wrapper.parts import of_inner
 
 tf_keras: Any = keras_versions.keras_2()
 
@@ -58,13 +58,7 @@ class Family(family.Family):
         "_distribution_strategy",
         "_use_locking",
     )
-    #: Sums (gradient, variable) pairs in place of the optimizer and the strategy; None if nothing does.
-    own_aggregation: Callable[..., Any] | None = None
-
-    def checked_options(self, given: dict[str, Any]) -> dict[str, Any]:
-        name = options_lib.take_name(given)
-        wanted = super().checked_options(given)
-        return wanted if name is None else {**wanted, "_name": name}
+    name_attribute = "_name"
 
     def build(self, variables: list[Any]) -> None:
         inner = self.inner
@@ -81,13 +75,12 @@ class Family(family.Family):
 
     def reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
         gradients = without_none(self.inner._transform_unaggregated_gradients, gradients, variables)
-        if self.own_aggregation is not None:
-            return without_none(self.own_aggregation, gradients, variables)
         # The optimizer may sum over workers that no strategy knows; its aggregator can be set at any time.
-        if (
+        aggregates = (
             type(self.inner)._aggregate_gradients is not _Optimizer._aggregate_gradients
             or self.inner.gradient_aggregator is not _USUAL_AGGREGATOR
-        ):
+        )
+        if aggregates and self.own_aggregation is None:
             return without_none(self.inner._aggregate_gradients, gradients, variables)
         return super().reduce(gradients, variables)
 
@@ -164,23 +157,18 @@ class LossScaleOptimizer(
             _require_not_saved_beside(self._optimizer)
         return slot
 
-    def add_slot(self, var: Any, slot_name: str, initializer: Any = "zeros", **kwargs: Any) -> Any:
-        """Add a slot variable to the inner optimizer."""
-        return self._optimizer.add_slot(var, slot_name, initializer, **kwargs)
-
-    def get_slot_names(self) -> list[str]:
-        """Return the names of the inner optimizer's slots."""
-        return self._optimizer.get_slot_names()
-
-    def add_weight(self, *args: Any, **kwargs: Any) -> Any:
-        """Add a weight to the inner optimizer."""
-        return self._optimizer.add_weight(*args, **kwargs)
-
-    def set_weights(self, weights: list[Any]) -> None:
-        self._optimizer.set_weights(weights)
-
-    def get_weights(self) -> list[Any]:
-        return self._optimizer.get_weights()
+    add_slot = of_inner(_Optimizer.add_slot)
+    get_slot_names = of_inner(_Optimizer.get_slot_names)
+    add_weight = of_inner(_Optimizer.add_weight)
+    set_weights = of_inner(_Optimizer.set_weights)
+    get_weights = of_inner(_Optimizer.get_weights)
+    _get_hyper = of_inner(_Optimizer._get_hyper)
+    _set_hyper = of_inner(_Optimizer._set_hyper)
+    _create_hypers = of_inner(_Optimizer._create_hypers)
+    _create_slots = of_inner(_Optimizer._create_slots)
+    _create_all_weights = of_inner(_Optimizer._create_all_weights)
+    _aggregate_gradients = of_inner(_Optimizer._aggregate_gradients)
+    _restore_slot_variable = of_inner(_Optimizer._restore_slot_variable)
 
     @property
     def variables(self) -> optimizer.CallableList:
@@ -196,31 +184,10 @@ class LossScaleOptimizer(
         self._optimizer._create_hypers()
         return self._optimizer._decayed_lr(var_dtype)
 
-    def _get_hyper(self, name: str, dtype: Any = None) -> Any:
-        return self._optimizer._get_hyper(name, dtype)
-
-    def _set_hyper(self, name: str, value: Any) -> None:
-        self._optimizer._set_hyper(name, value)
-
-    def _create_hypers(self) -> None:
-        self._optimizer._create_hypers()
-
-    def _create_slots(self, var_list: list[Any]) -> None:
-        self._optimizer._create_slots(var_list)
-
-    def _create_all_weights(self, var_list: list[Any]) -> None:
-        self._optimizer._create_all_weights(var_list)
-
-    def _aggregate_gradients(self, grads_and_vars: list[tuple[Any, Any]]) -> Any:
-        return self._optimizer._aggregate_gradients(grads_and_vars)
-
     def _lookup_dependency(self, name: str, *args: Any) -> Any:
         found = self._optimizer._lookup_dependency(name, *args)
         # TensorFlow 2.0 to 2.2 saved the inner optimizer as a part of the wrapper. From 2.3 on that part is empty.
         return self._optimizer if found is None and name == "base_optimizer" else found
-
-    def _restore_slot_variable(self, slot_name: str, variable: Any, slot_variable: Any) -> Any:
-        return self._optimizer._restore_slot_variable(slot_name, variable, slot_variable)
 
     def _create_or_restore_slot_variable(
         self, slot_variable_position: Any, slot_name: str, variable: Any, **kwargs: Any

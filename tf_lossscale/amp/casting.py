@@ -106,7 +106,7 @@ def naming_the_layer(level: str) -> Iterator[None]:
     <tf.Tensor: shape=(1,), dtype=float32, numpy=array([1.], dtype=float32)>
 
     Args:
-        level: the model's level. At O0 an error stays as it is.
+        level: the model's level. Errors at level O0 are not replaced.
 
     Raises:
         TypeError: in place of TensorFlow's or Keras's error. It names the layer, the level and `to_float`.

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from tf_lossscale.amp.casting import set_casts
 from tf_lossscale.wrapper import layers
+
+if TYPE_CHECKING:
+    from tf_lossscale.types import DType, Same
 
 # The matrix and convolution layers, which gain most from half precision.
 _MATRIX_LAYERS = frozenset(
@@ -47,7 +50,7 @@ LEVELS = ("O0", "O1", "O2", "O3", "auto")
 _HALF = ("float16", "bfloat16")
 
 
-def auto_mixed_precision(model: Any, amp_level: str = "O0", dtype: Any = "float16") -> Any:
+def auto_mixed_precision(model: Same, amp_level: str = "O0", dtype: DType = "float16") -> Same:
     """Set the dtype in which each layer of a model computes. The variables stay float32.
 
     ====== ======================================================================================
@@ -123,7 +126,7 @@ def require_level(model: Any, amp_level: Any) -> None:
     _layers(model)
 
 
-def to_float(layer: Any, dtype: Any) -> Any:
+def to_float(layer: Same, dtype: DType) -> Same:
     """Set the dtype in which one layer with its parts, or one model with all its layers, computes.
 
     >>> import tensorflow as tf
@@ -145,7 +148,8 @@ def to_float(layer: Any, dtype: Any) -> Any:
     """
     dtype = _dtype(dtype, ("float32", *_HALF))
     layers.layers_of(layer)  # raises a TypeError if it is not a layer
-    inner = _layers(layer) if getattr(layer, "layers", None) else list(_with_parts(layer, layer.name, layer))
+    known: Any = layer
+    inner = _layers(layer) if getattr(layer, "layers", None) else list(_with_parts(layer, known.name, layer))
     for _, each, _ in inner:
         _set(each, dtype)
         set_casts(each)
@@ -179,7 +183,7 @@ class DtypeTable:
     __repr__ = __str__
 
 
-def dtype_table(model: Any) -> DtypeTable:
+def dtype_table(model: object) -> DtypeTable:
     """Return a model's layers with the dtypes they compute and store in.
 
     >>> import tensorflow as tf

@@ -46,7 +46,7 @@ class FixedLossScaleManager(LossScaleManager):
         """Return whether a step that overflows is skipped."""
         return self._drop_overflow_update
 
-    def update_loss_scale(self, overflow: Any) -> None:
+    def update_loss_scale(self, overflow: object) -> None:
         """Do nothing: the scale is fixed.
 
         Args:
@@ -88,11 +88,12 @@ class DynamicLossScaleManager(LossScaleManager):
     #: More overflows in a row than this are an error.
     bad_step_max = 1000
 
-    def __init__(self, init_loss_scale: Any = 2**24, scale_factor: Any = 2, scale_window: int = 2000):
+    def __init__(self, init_loss_scale: float = 2**24, scale_factor: float = 2, scale_window: int = 2000):
         self.loss_scale = _scale("init_loss_scale", init_loss_scale)
-        self.scale_factor: Any = scale_factor
-        if not isinstance(scale_factor, numbers.Real) or isinstance(scale_factor, bool):
+        given: Any = scale_factor
+        if not isinstance(given, numbers.Real) or isinstance(given, bool):
             raise TypeError(f"`scale_factor` must be a number, but got: {scale_factor!r}. The usual value is 2.")
+        self.scale_factor = scale_factor
         if not self.scale_factor > 0 or not _is_finite(self.scale_factor):
             raise ValueError(
                 f"`scale_factor` must be a finite number above 0, but got: {scale_factor!r}. The usual value is 2."
@@ -119,7 +120,7 @@ class DynamicLossScaleManager(LossScaleManager):
         """Return True: a step that overflows is skipped."""
         return True
 
-    def update_loss_scale(self, overflow: Any) -> None:
+    def update_loss_scale(self, overflow: object) -> None:
         """Move the scale after a step, in Python numbers.
 
         Args:
@@ -172,7 +173,7 @@ class FixedLossScaleUpdateCell:
         """Return the scale."""
         return self._loss_scale_value
 
-    def __call__(self, loss_scale: tf.Variable, overflow: Any) -> tf.Tensor:
+    def __call__(self, loss_scale: tf.Variable, overflow: tf.Tensor | bool) -> tf.Tensor:
         """Return `overflow`. The variable does not change."""
         del loss_scale
         return tf.convert_to_tensor(overflow)
@@ -219,7 +220,7 @@ class DynamicLossScaleUpdateCell(tf.Module):
         """Return the scale that the cell started with."""
         return self.loss_scale_value
 
-    def __call__(self, loss_scale: tf.Variable, overflow: Any) -> tf.Tensor:
+    def __call__(self, loss_scale: tf.Variable, overflow: tf.Tensor | bool) -> tf.Tensor:
         """Move `loss_scale` after a step.
 
         Args:

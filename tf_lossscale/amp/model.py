@@ -135,8 +135,11 @@ class Model:
             return metrics
         # Keras chooses what these mean by the shapes of the data, and gives them their own names.
         self._metric_names = {metric: name for name, metric in metrics.items() if metric in _OF_THE_SHAPES}
-        named = layers.layers_of(self.network).named_metric
-        return [metric if metric in _OF_THE_SHAPES else named(metric, name) for name, metric in metrics.items()]
+        keras = layers.layers_of(self.network)
+        return [
+            metric if metric in _OF_THE_SHAPES else _named_metric(keras, metric, name)
+            for name, metric in metrics.items()
+        ]
 
     def train(
         self,
@@ -220,7 +223,7 @@ class Model:
             *predict_data: the network's inputs, one batch.
 
         Returns:
-            A tensor, or what the network returns. At all levels but O0 it is cast to float32; O0 leaves it as it is.
+            A tensor, or what the network returns. Level O0 does not change it; the other levels cast it to float32.
         """
         inputs = predict_data[0] if len(predict_data) == 1 else predict_data
         is_cell = isinstance(self.network, TrainOneStepCell)
@@ -264,3 +267,19 @@ def _require_no_sink(dataset_sink_mode: Any) -> None:
             f"`dataset_sink_mode` must be False, but got: {dataset_sink_mode!r}. TensorFlow has no data sinking: leave "
             "it out."
         )
+
+
+def _named_metric(keras: Any, metric: Any, name: str) -> Any:
+    """Return a metric with a name of the caller's choice; a metric object is renamed.
+
+    Args:
+        keras: the adapter module for the network's layers.
+        metric: a metric object, a function of (y_true, y_pred), or the name of one of these.
+        name: the name, in logs and in what `evaluate` returns.
+    """
+    metrics = keras.library.metrics
+    metric = metrics.get(metric)
+    if not isinstance(metric, metrics.Metric):
+        return metrics.MeanMetricWrapper(metric, name)
+    keras.rename_metric(metric, name)
+    return metric

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tf_lossscale.wrapper import layers
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
+
+if TYPE_CHECKING:
+    from tf_lossscale.types import Optimizer
 
 #: The columns in which a progress bar is overwritten: a terminal's, without the last.
 _BAR = 79
@@ -29,7 +32,7 @@ class LossMonitor:
             raise ValueError(f"`per_print_times` must be an int above 0, but got: {per_print_times!r}.")
         self.per_print_times = per_print_times
 
-    def line(self, epoch: int, step: int, loss: float, optimizer: Any) -> str:
+    def line(self, epoch: int, step: int, loss: float, optimizer: Optimizer) -> str:
         """Return the line to print.
 
         Args:
@@ -44,7 +47,7 @@ class LossMonitor:
         del optimizer
         return f"epoch: {epoch} step: {step}, loss is {loss:.6g}"
 
-    def as_callback(self, keras: Any, optimizer: Any = None, step_loss: Any = None) -> Any:
+    def as_callback(self, keras: Any, optimizer: Optimizer | None = None, step_loss: Any = None) -> Any:
         """Return the monitor as a callback of a Keras library.
 
         Args:
@@ -93,7 +96,7 @@ class OverflowMonitor(LossMonitor):
         per_print_times: whole number of steps between two lines.
     """
 
-    def line(self, epoch: int, step: int, loss: float, optimizer: Any) -> str:
+    def line(self, epoch: int, step: int, loss: float, optimizer: Optimizer) -> str:
         """Return the line to print; see `LossMonitor.line`."""
         if not isinstance(optimizer, LossScaleOptimizer):
             return f"{super().line(epoch, step, loss, optimizer)}, no loss scale"

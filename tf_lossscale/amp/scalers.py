@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -13,8 +13,11 @@ from tf_lossscale.core import finite, scaling
 from tf_lossscale.core.rules import Counts, Rules
 from tf_lossscale.core.variables import readable
 
+if TYPE_CHECKING:
+    from tf_lossscale.types import Gradients, Same, TensorLike
 
-def all_finite(inputs: Any) -> tf.Tensor:
+
+def all_finite(inputs: Gradients | TensorLike) -> tf.Tensor:
     """Return whether every value of every tensor is finite.
 
     >>> bool(all_finite((tf.constant([1.0]), tf.constant([float("nan")]))))
@@ -62,7 +65,7 @@ class StaticLossScaler(tf.Module):
         value = tf.Variable(_scale_value(scale_value), trainable=False, dtype=tf.float32, name="scale_value")
         self.scale_value = readable(value)
 
-    def scale(self, inputs: Any) -> Any:
+    def scale(self, inputs: Same) -> Same:
         """Return the inputs times the scale.
 
         Args:
@@ -76,7 +79,7 @@ class StaticLossScaler(tf.Module):
         """
         return _each(inputs, lambda values: values * tf.cast(self.scale_value, values.dtype))
 
-    def unscale(self, inputs: Any) -> Any:
+    def unscale(self, inputs: Same) -> Same:
         """Return the inputs divided by the scale.
 
         Args:
@@ -91,7 +94,7 @@ class StaticLossScaler(tf.Module):
         scale = tf.convert_to_tensor(self.scale_value)
         return _each(inputs, lambda values: scaling.unscale([values], scale)[0])
 
-    def adjust(self, grads_finite: Any) -> bool:
+    def adjust(self, grads_finite: tf.Tensor | bool) -> bool:
         """Return False: the scale is fixed.
 
         Args:
@@ -132,7 +135,7 @@ class DynamicLossScaler(StaticLossScaler):
         self.counter = readable(tf.Variable(0, trainable=False, dtype=tf.int64, name="counter"))
         self._rules = Rules(growth_steps=scale_window, growth_factor=scale_factor, backoff_factor=1 / scale_factor)
 
-    def adjust(self, grads_finite: Any) -> bool:
+    def adjust(self, grads_finite: tf.Tensor | bool) -> bool:
         """Move the scale after a step.
 
         Args:
@@ -150,7 +153,7 @@ class DynamicLossScaler(StaticLossScaler):
         return True
 
 
-def _each(inputs: Any, function: Callable[[tf.Tensor], tf.Tensor]) -> Any:
+def _each(inputs: Same, function: Callable[[tf.Tensor], tf.Tensor]) -> Same:
     def result(value: Any) -> Any:
         tensor = _as_tensor("inputs", value)
         if not tensor.dtype.is_floating:

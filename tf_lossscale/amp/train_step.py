@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -13,6 +13,9 @@ from tf_lossscale.core import finite, replicas
 from tf_lossscale.wrapper.grads_and_vars import tensors_of
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 from tf_lossscale.wrapper.shared import SharedLossScale
+
+if TYPE_CHECKING:
+    from tf_lossscale.types import Gradient, Optimizer, Variable
 
 
 class TrainOneStepCell:
@@ -49,7 +52,7 @@ class TrainOneStepCell:
 
     _scale_argument = "sens"
 
-    def __init__(self, network: Any, optimizer: Any, sens: float | None = None):
+    def __init__(self, network: Any, optimizer: Optimizer, sens: float | None = None):
         self.network = network
         if not isinstance(optimizer, LossScaleOptimizer):
             optimizer = LossScaleOptimizer(optimizer, loss_scale_manager=self._manager(sens))
@@ -69,7 +72,7 @@ class TrainOneStepCell:
         return FixedLossScaleManager(1.0 if sens is None else _number(sens), drop_overflow_update=False)
 
     @property
-    def weights(self) -> list[Any]:
+    def weights(self) -> list[Variable]:
         """The variables that the step trains."""
         return self.network.trainable_variables
 
@@ -93,7 +96,7 @@ class TrainOneStepCell:
         self.network.set_train(mode)
         return self
 
-    def loss_and_gradients(self, *inputs: Any) -> tuple[Any, list[Any]]:
+    def loss_and_gradients(self, *inputs: Any) -> tuple[tf.Tensor, list[Gradient]]:
         """Return the loss of a batch and its unscaled gradients.
 
         Args:
@@ -107,7 +110,7 @@ class TrainOneStepCell:
         grads_and_vars = self.optimizer.compute_gradients(loss, self.weights, tape=tape)
         return loss, [gradient for gradient, _ in grads_and_vars]
 
-    def grad(self, network: Any, weights: list[Any]) -> Callable[..., list[Any]]:
+    def grad(self, network: Callable[..., Any], weights: list[Variable]) -> Callable[..., list[Gradient]]:
         """Return a function of the inputs and `sens` that returns scaled gradients, as MindSpore's cells have it.
 
         >>> from tf_lossscale.amp import WithLossCell
@@ -138,7 +141,7 @@ class TrainOneStepCell:
 
         return gradients
 
-    def update(self, gradients: list[Any]) -> Any:
+    def update(self, gradients: list[Gradient]) -> Any:
         """Apply unscaled gradients, or skip the step if the loss scale says so.
 
         Args:
@@ -211,7 +214,7 @@ class TrainOneStepWithLossScaleCell(TrainOneStepCell):
 
     _scale_argument = "scale_sense"
 
-    def __init__(self, network: Any, optimizer: Any, scale_sense: Any = None):
+    def __init__(self, network: Any, optimizer: Optimizer, scale_sense: Any = None):
         super().__init__(network, optimizer, scale_sense)
 
     def _manager(self, sens: Any) -> Any:
@@ -224,7 +227,7 @@ class TrainOneStepWithLossScaleCell(TrainOneStepCell):
         """The current loss scale, as `sens`."""
         return self.sens
 
-    def update(self, gradients: list[Any]) -> Any:
+    def update(self, gradients: list[Gradient]) -> Any:
         """Apply unscaled gradients, or skip the step if the loss scale says so.
 
         Args:

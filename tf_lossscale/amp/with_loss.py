@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from tf_lossscale.amp import casting
 from tf_lossscale.wrapper import layers
+
+if TYPE_CHECKING:
+    from tf_lossscale.types import Variable
 
 
 class WithLossCell:
@@ -35,8 +39,8 @@ class WithLossCell:
     Source: MindSpore, `mindspore.nn.WithLossCell`.
     """
 
-    def __init__(self, backbone: Any, loss_fn: Any, *, label_first: bool | None = None):
-        self.backbone = backbone
+    def __init__(self, backbone: Callable[..., Any], loss_fn: Callable[..., Any], *, label_first: bool | None = None):
+        self.backbone: Any = backbone
         self.loss_fn = loss_fn
         self.training = True
         self._label_first = _takes_label_first(loss_fn) if label_first is None else label_first
@@ -75,7 +79,7 @@ class WithLossCell:
         return self
 
     @property
-    def trainable_variables(self) -> list[Any]:
+    def trainable_variables(self) -> list[Variable]:
         """The backbone's variables."""
         return self.backbone.trainable_variables
 

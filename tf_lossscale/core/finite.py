@@ -65,10 +65,11 @@ def nonfinite_kind(gradient: Any) -> tf.Tensor:
     return tf.where(all_finite([gradient]), 0.0, bad)
 
 
-def agreed(gradients: list[Any], exactly: bool, all_values: bool) -> list[Any]:
+def agreed(gradients: list[Any], *, exactly: bool, all_values: bool) -> list[Any]:
     """Return evidence, equal on all replicas, of whether the gradients of all replicas are finite.
 
-    >>> [evidence.numpy().item() for evidence in agreed([tf.constant([float("inf")])], True, False)]
+    >>> gradients = [tf.constant([float("inf")])]
+    >>> [evidence.numpy().item() for evidence in agreed(gradients, exactly=True, all_values=False)]
     [inf]
 
     Args:

@@ -40,7 +40,7 @@ def uses_merge_call() -> bool:
     >>> uses_merge_call()
     False
     """
-    if not tf.distribute.has_strategy() or tf.__internal__.distribute.strategy_supports_no_merge_call():
+    if not tf.distribute.has_strategy() or write_independently():
         return False
     tpu = (tf.distribute.TPUStrategy, tf.distribute.experimental.TPUStrategy)
     return not isinstance(tf.distribute.get_strategy(), tpu)

@@ -11,27 +11,23 @@ from tf_lossscale.core.graphs import optimization_barrier
 from tf_lossscale.core.twins import has_faster_twin
 
 
-def scale_loss(loss: Any, scale: Callable[[], tf.Tensor]) -> Any:
+def scale_loss(loss: Any, scale: tf.Tensor) -> Any:
     """Return the loss times the scale, in the loss's own dtype.
 
-    >>> float(scale_loss(tf.constant(3.0), lambda: tf.constant(8.0)))
+    >>> scale_loss(tf.constant(3.0), tf.constant(8.0)).numpy().item()
     24.0
 
     Args:
-        loss: a floating tensor of any shape, a nested structure of them, or a function
-            without arguments that returns one. A function is scaled when it is called.
-        scale: returns the current scale, a float32 scalar.
+        loss: a floating tensor of any shape, or a nested structure of them.
+        scale: float32 scalar.
 
     Returns:
-        The scaled loss, of the same structure and dtype; a function if `loss` is one.
+        The scaled loss, of the same structure and dtype.
 
     Raises:
         TypeError: a loss is not of a floating dtype.
     """
-    if callable(loss) and not tf.is_tensor(loss):
-        return lambda: scale_loss(loss(), scale)
-    factor = scale()
-    return tf.nest.map_structure(lambda part: _scaled(part, factor), loss)
+    return tf.nest.map_structure(lambda part: _scaled(part, scale), loss)
 
 
 def _scaled(loss: Any, factor: tf.Tensor) -> tf.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -16,6 +16,9 @@ from tf_lossscale.core import finite as finite_lib
 from tf_lossscale.core.graphs import operations
 from tf_lossscale.core.rules import Counts, Rules
 from tf_lossscale.core.variables import Variables, add_one, as_number, value_or_zero
+
+if TYPE_CHECKING:
+    from tf_lossscale.types import Gradient, Scalar
 
 
 class LossScale(Variables):
@@ -81,7 +84,7 @@ class LossScale(Variables):
     def bring_into_range(self) -> None:
         """Replace a loaded scale with which training could not go on; here none is loaded."""
 
-    def check(self, gradients: Iterable[Any], **norm: tf.Tensor) -> tf.Tensor:
+    def check(self, gradients: Iterable[Gradient], **norm: tf.Tensor) -> tf.Tensor:
         """Return whether to apply a step; by default, whether its gradients are finite.
 
         Args:
@@ -238,7 +241,7 @@ class DynamicLossScale(LossScale):
     may_skip = True
     traceable = True
 
-    def __init__(self, initial_scale: Any = 2.0**15, rules: Rules | None = None):
+    def __init__(self, initial_scale: Scalar = 2.0**15, rules: Rules | None = None):
         super().__init__()
         self.rules = (rules or Rules()).checked()
         self.initial_scale = errors.positive_number("initial_scale", initial_scale, "The usual value is 2**15.")
@@ -390,8 +393,21 @@ class _Adopted(LossScale):
     def __call__(self) -> tf.Tensor:
         return tf.convert_to_tensor(self.loss_scale())
 
-    def check(self, gradients: Iterable[Any], **norm: tf.Tensor) -> tf.Tensor:
+    def check(self, gradients: Iterable[Gradient], **norm: tf.Tensor) -> tf.Tensor:
         del norm
-        update, apply = self.loss_scale.update(list(gradients))
-        with tf.control_dependencies([] if tf.executing_eagerly() else operations(update)):
-            return tf.identity(tf.convert_to_tensor(apply))
+        return moved_by_update(self.loss_scale, gradients)
+
+
+def moved_by_update(loss_scale: Any, gradients: Iterable[Any]) -> tf.Tensor:
+    """Have an object's `update` look at gradients and move the scale; return whether to apply the gradients.
+
+    Args:
+        loss_scale: an object as in `adopted`.
+        gradients: unscaled, summed over the replicas: tensors, IndexedSlices or None.
+
+    Returns:
+        A bool scalar tensor, known once the scale has moved.
+    """
+    update, apply = loss_scale.update(list(gradients))
+    with tf.control_dependencies(operations(update)):
+        return tf.identity(tf.convert_to_tensor(apply))

@@ -17,7 +17,7 @@ Gradients = list[Any]
 
 
 class Update(abc.ABC):
-    """What an optimizer, or several that step together, do in a step.
+    """The work of one step: that of one optimizer, or of several optimizers that step together.
 
     >>> class Descent(Update):
     ...     def __init__(self, gradients, variables):
@@ -86,7 +86,9 @@ def step(loss_scale: LossScale, update: Update) -> Any:
         if update.aggregate:
             gradients = update.reduce(gradients)
         elif loss_scale.may_skip and replicas.several_replicas():
-            agreed = finite.agreed(gradients, update.observes, loss_scale.reads_gradients or loss_scale.uses_norm)
+            # The caller has summed the gradients. Replicas may still differ, but must take the same decision.
+            all_values = loss_scale.reads_gradients or loss_scale.uses_norm
+            agreed = finite.agreed(gradients, exactly=update.observes, all_values=all_values)
         take = _take if update.cluster is None else _take_compiled
         return take(loss_scale, update, gradients, agreed)
     except RuntimeError as error:
@@ -101,8 +103,9 @@ def _take(loss_scale: LossScale, update: Update, gradients: Gradients, agreed: G
         return True if tf.executing_eagerly() else done
 
     def decide(
-        first: Gradients, agreed: Gradients | None, arguments: list[Any], apply: Callable[[list[Any]], Any]
+        first: Gradients, agreed: Gradients | None, to_apply: list[Any], apply: Callable[[list[Any]], Any]
     ) -> Any:
+        """Look at the first replica's gradients, which stand for those of all; `apply(to_apply)` applies all."""
         evidence = first if agreed is None else agreed
         norm = {"norm": diagnosis.global_norm(evidence)} if loss_scale.uses_norm else {}
         applied = loss_scale.check(evidence, **norm)
@@ -118,10 +121,10 @@ def _take(loss_scale: LossScale, update: Update, gradients: Gradients, agreed: G
 
         if tf.executing_eagerly():
             outcome = bool(applied)  # the one wait for the device
-            _ = apply(arguments) if outcome else skip()
+            _ = apply(to_apply) if outcome else skip()
             record()
             return outcome
-        with tf.control_dependencies(apply_or_skip(applied, arguments, apply, skip)):
+        with tf.control_dependencies(apply_or_skip(applied, to_apply, apply, skip)):
             return tf.group(*operations(record()))
 
     if replicas.uses_merge_call():

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_lossscale.core import replicas
+from tf_lossscale.core.graphs import finished
 
 
 class Variables(tf.Module):
@@ -44,8 +45,7 @@ class Variables(tf.Module):
         Returns:
             A variable that is not trained.
         """
-        in_legacy_graph = not tf.compat.v1.executing_eagerly_outside_functions()
-        key = _legacy_graph() if in_legacy_graph else None, name
+        key = _graph_in_use(), name
         made = self._weights.get(key)
         if made is None or (tf.distribute.has_strategy() and replicas.is_missing_copies(made)):
             with tf.init_scope():
@@ -184,12 +184,7 @@ def unless(fine: tf.Tensor, change: Callable[[], Any]) -> list[tf.Operation]:
         if not fine:
             change()
         return []
-
-    def changed() -> tf.Tensor:
-        with tf.control_dependencies([getattr(each, "op", each) for each in tf.nest.flatten(change())]):
-            return tf.constant(True)
-
-    return [tf.cond(fine, lambda: tf.constant(True), changed).op]
+    return [tf.cond(fine, lambda: tf.constant(True), lambda: finished(change())).op]
 
 
 def readable(variable: Any) -> Any:
@@ -245,10 +240,8 @@ def as_number(variable: Any) -> Any:
 
 def _graph_in_use() -> Any:
     """Return the legacy graph that is being built; None for eager mode and tf.functions, which share variables."""
-    return None if tf.compat.v1.executing_eagerly_outside_functions() else _legacy_graph()
-
-
-def _legacy_graph() -> Any:
+    if tf.compat.v1.executing_eagerly_outside_functions():
+        return None
     graph: Any = tf.compat.v1.get_default_graph()
     while getattr(graph, "outer_graph", None) is not None:
         graph = graph.outer_graph

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -14,6 +14,9 @@ from tf_lossscale.core.graphs import as_written, finished
 from tf_lossscale.core.rules import Rules
 from tf_lossscale.legacy.private_names import Replaceable, replaced
 from tf_lossscale.wrapper import families
+
+if TYPE_CHECKING:
+    pass
 
 
 class LossScaleManager(abc.ABC):
@@ -31,11 +34,11 @@ class LossScaleManager(abc.ABC):
     """
 
     @abc.abstractmethod
-    def get_loss_scale(self) -> Any:
+    def get_loss_scale(self) -> tf.Tensor:
         """Return the current scale, a float32 scalar tensor."""
 
     @abc.abstractmethod
-    def update_loss_scale(self, finite_grads: Any) -> Any:
+    def update_loss_scale(self, finite_grads: tf.Tensor | bool) -> tf.Operation | None:
         """Move the scale after a step.
 
         Args:
@@ -65,7 +68,7 @@ class FixedLossScaleManager(LossScaleManager):
     Source: `tf.contrib.mixed_precision.FixedLossScaleManager` of TensorFlow 1.15.
     """
 
-    def __init__(self, loss_scale: Any):
+    def __init__(self, loss_scale: float):
         if loss_scale < 1:
             raise ValueError(f"loss scale must be at least 1, but got: {loss_scale!r}.")
         self._loss_scale = float(loss_scale)
@@ -74,7 +77,7 @@ class FixedLossScaleManager(LossScaleManager):
         """Return the scale."""
         return tf.convert_to_tensor(self._loss_scale, tf.float32)
 
-    def update_loss_scale(self, finite_grads: Any) -> Any:
+    def update_loss_scale(self, finite_grads: tf.Tensor | bool) -> tf.Operation | None:
         """Return an operation that does nothing."""
         del finite_grads
         return tf.no_op()
@@ -106,11 +109,11 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
 
     def __init__(
         self,
-        init_loss_scale: Any,
-        incr_every_n_steps: Any,
-        decr_every_n_nan_or_inf: Any = 2,
-        incr_ratio: Any = 2,
-        decr_ratio: Any = 0.8,
+        init_loss_scale: float,
+        incr_every_n_steps: int,
+        decr_every_n_nan_or_inf: int = 2,
+        incr_ratio: float = 2,
+        decr_ratio: float = 0.8,
     ):
         self._init_loss_scale = _number("init_loss_scale", init_loss_scale)
         self._incr_every_n_steps = incr_every_n_steps
@@ -136,7 +139,7 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
         return tf.convert_to_tensor(self._loss_scale)
 
     @as_written
-    def update_loss_scale(self, finite_grads: Any) -> Any:
+    def update_loss_scale(self, finite_grads: tf.Tensor | bool) -> tf.Operation | None:
         """Move the scale after a step.
 
         Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from absl import logging
@@ -11,6 +11,9 @@ from tf_lossscale.adapters import tf1
 from tf_lossscale.legacy import experimental, policy
 from tf_lossscale.legacy import loss_scale as loss_scale_lib
 from tf_lossscale.wrapper import families
+
+if TYPE_CHECKING:
+    from tf_lossscale.types import Same
 
 
 class MixedPrecisionLossScaleOptimizer(tf1.LossScaleOptimizer):
@@ -43,7 +46,7 @@ class MixedPrecisionLossScaleOptimizer(tf1.LossScaleOptimizer):
         super().__init__(opt, loss_scale_manager=scale)
 
 
-def enable_mixed_precision_graph_rewrite(opt: Any, loss_scale: Any = "dynamic") -> Any:
+def enable_mixed_precision_graph_rewrite(opt: Same, loss_scale: Any = "dynamic") -> Same:
     """Run float32 graphs in float16 where that is safe, and wrap the optimizer with a loss scale.
 
     >>> sgd = tf.compat.v1.train.GradientDescentOptimizer(0.1)

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import abc
 import numbers
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, overload
 
 import tensorflow as tf
 
 from tf_lossscale.core import finite as finite_lib
 from tf_lossscale.core import replicas, state
 from tf_lossscale.core.graphs import as_written as _as_written
-from tf_lossscale.core.graphs import finished, operations
+from tf_lossscale.core.graphs import finished
 from tf_lossscale.core.variables import as_number
 from tf_lossscale.legacy import versions
 from tf_lossscale.legacy.private_names import Replaceable, replaced
 from tf_lossscale.legacy.tensor_like import TensorLike
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
+
+if TYPE_CHECKING:
+    from tf_lossscale.types import Gradient, Optimizer, Same
 
 
 class LossScale(TensorLike, state.LossScale, abc.ABC):
@@ -44,11 +48,11 @@ class LossScale(TensorLike, state.LossScale, abc.ABC):
     may_skip = True
 
     @abc.abstractmethod
-    def __call__(self) -> Any:
+    def __call__(self) -> tf.Tensor:
         """Return the current scale, a float32 scalar tensor."""
 
     @abc.abstractmethod
-    def update(self, grads: Any) -> tuple[Any, Any]:
+    def update(self, grads: Iterable[Gradient]) -> tuple[tf.Operation | None, tf.Tensor | bool]:
         """Move the scale after a step.
 
         Args:
@@ -75,11 +79,9 @@ class LossScale(TensorLike, state.LossScale, abc.ABC):
 
     # The contract of the core, by the old one: `update` checks and records at once.
 
-    def check(self, gradients: Any, **norm: tf.Tensor) -> tf.Tensor:
+    def check(self, gradients: Iterable[Gradient], **norm: tf.Tensor) -> tf.Tensor:
         del norm
-        update, apply = self.update(list(gradients))
-        with tf.control_dependencies([] if tf.executing_eagerly() else operations(update)):
-            return tf.identity(tf.convert_to_tensor(apply))
+        return state.moved_by_update(self, gradients)
 
     def record(self, applied: tf.Tensor, **norm: tf.Tensor) -> list[Any]:
         del norm
@@ -110,7 +112,7 @@ class FixedLossScale(LossScale, state.FixedLossScale):
         super().__init_subclass__(**kwargs)
         cls.may_skip = cls.update is not FixedLossScale.update  # an `update` of one's own is asked
 
-    def __init__(self, loss_scale_value: Any):
+    def __init__(self, loss_scale_value: float):
         LossScale.__init__(self)
         if not isinstance(loss_scale_value, (int, float)):
             raise ValueError(f"loss_scale_value must be a Python int or float, but got: {loss_scale_value!r}.")
@@ -123,7 +125,7 @@ class FixedLossScale(LossScale, state.FixedLossScale):
     def __call__(self) -> tf.Tensor:
         return tf.convert_to_tensor(self._loss_scale_value, tf.float32)
 
-    def update(self, grads: Any) -> tuple[Any, Any]:
+    def update(self, grads: Iterable[Gradient]) -> tuple[tf.Operation | None, tf.Tensor | bool]:
         """Return an operation that does nothing, and True."""
         del grads
         return tf.no_op(), True
@@ -153,7 +155,7 @@ class DynamicLossScale(LossScale, state.DynamicLossScale):
     ones are taken as the original took them: old code runs on.
     """
 
-    def __init__(self, initial_loss_scale: Any = 2**15, increment_period: Any = 2000, multiplier: Any = 2.0):
+    def __init__(self, initial_loss_scale: float = 2**15, increment_period: int = 2000, multiplier: float = 2.0):
         LossScale.__init__(self)
         self._initial_loss_scale = float(initial_loss_scale)
         self._increment_period = int(increment_period)
@@ -185,13 +187,13 @@ class DynamicLossScale(LossScale, state.DynamicLossScale):
     rules: Any = Replaceable(lambda self: versions.DividingRules.of(self._increment_period, self._multiplier))
 
     @property
-    def current_loss_scale(self) -> Any:
+    def current_loss_scale(self) -> tf.Variable:
         """The scale, a float32 scalar variable."""
         make = lambda: self._weight("current_loss_scale", self._initial_loss_scale, tf.float32)  # noqa: E731
         return replaced(self, "_current_loss_scale", make)
 
     @property
-    def good_steps(self) -> Any:
+    def good_steps(self) -> tf.Variable:
         """The number of finite steps since the scale last moved, an int64 scalar variable."""
         return replaced(self, "_num_good_steps", lambda: self._weight("good_steps", 0, tf.int64))
 
@@ -199,7 +201,7 @@ class DynamicLossScale(LossScale, state.DynamicLossScale):
         return state.DynamicLossScale.__call__(self)
 
     @_as_written
-    def update(self, grads: Any) -> tuple[Any, Any]:
+    def update(self, grads: Iterable[Gradient]) -> tuple[tf.Operation | None, tf.Tensor | bool]:
         """Move the scale after a step.
 
         Args:
@@ -234,7 +236,7 @@ class DynamicLossScale(LossScale, state.DynamicLossScale):
         )
 
 
-def get(identifier: Any) -> LossScale | None:
+def get(identifier: LossScale | str | float | dict[str, Any] | None) -> LossScale | None:
     """Return the loss scale that an argument `loss_scale` means.
 
     >>> get("dynamic").increment_period
@@ -287,7 +289,17 @@ def get_for_wrapper(identifier: Any) -> LossScale:
     return scale
 
 
-def from_loss_scale(optimizer: Any, loss_scale: Any = "dynamic") -> Any:
+@overload
+def from_loss_scale(optimizer: Same, loss_scale: None) -> Same: ...
+
+
+@overload
+def from_loss_scale(
+    optimizer: Optimizer, loss_scale: LossScale | str | float | dict[str, Any] = "dynamic"
+) -> LossScaleOptimizer: ...
+
+
+def from_loss_scale(optimizer: Any, loss_scale: LossScale | str | float | dict[str, Any] | None = "dynamic") -> Any:
     """Wrap an optimizer as `loss_scale` says, where that is known only when the program runs.
 
     >>> import tensorflow as tf

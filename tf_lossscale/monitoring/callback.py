@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from absl import logging
@@ -12,6 +13,9 @@ from tf_lossscale.core.variables import value_or_zero
 from tf_lossscale.monitoring.summaries import require_ours, write_summary
 from tf_lossscale.wrapper import layers
 from tf_lossscale.wrapper.stall import WHAT_TO_TRY
+
+if TYPE_CHECKING:
+    from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
 #: The least number of steps from which the share of skipped steps is computed.
 WINDOW = 50
@@ -48,9 +52,9 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
     def __init__(
         self,
         update_freq: int | str = "epoch",
-        log_dir: Any = None,
+        log_dir: str | os.PathLike[str] | None = None,
         max_skipped: float = 0.2,
-        optimizer: Any = None,
+        optimizer: LossScaleOptimizer | None = None,
     ):
         super().__init__()
         if update_freq != "epoch":
@@ -72,7 +76,7 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
     def _watched(self) -> Any:
         return self.model.optimizer if self._optimizer is None else self._optimizer
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         del logs
         require_ours(self._watched)
         if self._writer is not None and not tf.executing_eagerly():
@@ -83,16 +87,16 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         self._read, self._tensors = {}, {}
         self._since = self._counts()
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         del epoch
         self._look(logs if logs is not None else {})
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         del logs
         if self._writer is not None:
             self._writer.flush()
 
-    def _after_batch(self, batch: int, logs: Any = None) -> None:
+    def _after_batch(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         logs = logs if logs is not None else {}
         if (batch + 1) % self.update_freq == 0:
             self._look(logs)

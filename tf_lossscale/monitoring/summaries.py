@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
+if TYPE_CHECKING:
+    from tf_lossscale.types import Scalar
 
-def write_summary(optimizer: LossScaleOptimizer, step: Any = None, loss: Any = None) -> None:
+
+def write_summary(optimizer: LossScaleOptimizer, step: Scalar | None = None, loss: Scalar | None = None) -> None:
     """Write the scalars `loss_scale` and `skipped_steps`, and the loss if given.
 
     An optimizer that was made with `diagnose=True` adds `grad_norm`.

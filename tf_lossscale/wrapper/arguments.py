@@ -12,9 +12,6 @@ from tf_lossscale.core.diagnosis import Diagnosis
 from tf_lossscale.core.rules import Rules
 from tf_lossscale.core.state import DynamicLossScale, FixedLossScale, LossScale
 
-_INITIAL_SCALE = 2.0**15
-_GROWTH_STEPS = 2000
-
 
 def loss_scale(
     dynamic: Any, initial_scale: Any, growth_steps: Any, skip_nonfinite: Any, manager: Any, **rules: Any
@@ -42,17 +39,17 @@ def loss_scale(
     errors.boolean("dynamic", dynamic, _instead_of(dynamic, initial_scale, growth_steps))
     if skip_nonfinite is not None:
         errors.boolean("skip_nonfinite", skip_nonfinite, "Pass True to skip steps whose gradients are not finite.")
-    checked = Rules(_GROWTH_STEPS if growth_steps is None else growth_steps, **rules).checked()
+    checked = Rules(Rules.growth_steps if growth_steps is None else growth_steps, **rules).checked()
     if manager is not None:
         alone = dynamic and initial_scale is None and growth_steps is None and skip_nonfinite is None
-        return _of_manager(manager, alone and checked == Rules(_GROWTH_STEPS))
+        return _of_manager(manager, alone and checked == Rules())
     if dynamic and skip_nonfinite is False:
         raise ValueError(
             "`skip_nonfinite` cannot be False with a dynamic scale, which finds its value by overflows: each would be "
             "applied to the weights. Leave it out, or pass dynamic=False and an `initial_scale`."
         )
     if dynamic:
-        return DynamicLossScale(_INITIAL_SCALE if initial_scale is None else initial_scale, checked)
+        return DynamicLossScale(rules=checked) if initial_scale is None else DynamicLossScale(initial_scale, checked)
     if initial_scale is None:
         raise ValueError('"initial_scale" must be specified if "dynamic" is False, for example initial_scale=1024.')
     if growth_steps is not None:

@@ -7,7 +7,7 @@ import copy
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -15,7 +15,7 @@ import tensorflow as tf
 from tf_lossscale.core import replicas, scaling
 from tf_lossscale.core.graphs import runs_in_order
 from tf_lossscale.wrapper import options
-from tf_lossscale.wrapper.grads_and_vars import tensors_of
+from tf_lossscale.wrapper.grads_and_vars import tensors_of, without_none
 
 
 class Family(abc.ABC):
@@ -48,14 +48,9 @@ class Family(abc.ABC):
     wrapper_bases: tuple[type, ...] = ()
 
     def __new__(cls, inner: Any) -> Family:
-        missing = sorted(cls.__abstractmethods__)
-        if cls.count_skipped_step is Family.count_skipped_step and not _counts_its_steps(inner):
-            missing.append("count_skipped_step")
-        if missing:
-            raise TypeError(
-                f"{cls.__name__} must define {' and '.join(f'{name}()' for name in missing)} for a "
-                f"{type(inner).__name__}. See the documentation of tf_lossscale.Family."
-            )
+        counts = cls.count_skipped_step is not Family.count_skipped_step or _counts_its_steps(inner)
+        missing = [*cls.__abstractmethods__, *([] if counts else ["count_skipped_step"])]
+        require_answers(cls, missing, f"a {type(inner).__name__}")
         return super().__new__(cls)
 
     def __init__(self, inner: Any):
@@ -79,12 +74,9 @@ class Family(abc.ABC):
     def ensure_built(self, variables: list[Any]) -> None:
         """Build the optimizer; in eager mode only if the variables are not those of the last call."""
         remembers = tf.executing_eagerly() and not tf.distribute.has_strategy()
-        if remembers and len(self._built_for) == len(variables):
-            for last, variable in zip(self._built_for, variables):
-                if last() is not variable:
-                    break
-            else:
-                return
+        same = [last() is variable for last, variable in zip(self._built_for, variables)]
+        if remembers and len(self._built_for) == len(variables) and all(same):
+            return
         self.build(variables)
         self._built_for = [weakref.ref(variable) for variable in variables] if remembers else []
 
@@ -101,6 +93,8 @@ class Family(abc.ABC):
 
     #: Whether a step sums the gradients over the replicas; False if the library leaves that to the caller.
     sums_over_replicas = True
+    #: A function that sums (gradient, variable) pairs in place of the strategy; None if the strategy does.
+    own_aggregation: Callable[..., Any] | None = None
     #: Whether `apply_gradients` without any pair is a finite step; if not, it is an error.
     takes_empty_steps = False
     #: Whether the optimizers return the operations of an update, which a legacy graph needs.
@@ -127,7 +121,8 @@ class Family(abc.ABC):
 
     def reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
         """Sum the gradients over the replicas, in a replica context."""
-        del variables
+        if self.own_aggregation is not None:
+            return without_none(self.own_aggregation, gradients, variables)
         return replicas.sum_over_replicas(gradients)
 
     # Applying. --------------------------------------------------------------------------------------------------
@@ -182,6 +177,8 @@ class Family(abc.ABC):
     delegated: tuple[str, ...] = ("clipnorm", "clipvalue", "global_clipnorm")
     #: Keyword arguments of the wrapper that the family's optimizers have, and that are set on them.
     options: tuple[str, ...] = ("clipnorm", "clipvalue", "global_clipnorm")
+    #: The attribute that the wrapper's keyword `name` sets on the optimizer; None if the wrapper has no such keyword.
+    name_attribute: str | None = None
 
     def hyperparameter_names(self) -> tuple[str, ...]:
         """Return the names of the optimizer's hyperparameters, without `learning_rate`."""
@@ -189,13 +186,14 @@ class Family(abc.ABC):
 
     def checked_options(self, given: dict[str, Any]) -> dict[str, Any]:
         """Return the options that must be set on the optimizer, or raise and change nothing."""
+        name = None if self.name_attribute is None else options.take_name(given)
         wanted = options.checked(self.inner, given, self.options)
         if wanted and self.is_built:
             raise ValueError(
                 f"`{next(iter(wanted))}` must be set before the inner {type(self.inner).__name__} is built, but it is "
                 "built. Wrap the optimizer before its first step."
             )
-        return wanted
+        return wanted if name is None else {**wanted, self.name_attribute: name}  # type: ignore[dict-item]
 
     def set_options(self, wanted: dict[str, Any]) -> None:
         """Set the options on the optimizer."""
@@ -250,6 +248,26 @@ class Family(abc.ABC):
     def with_layer_names(objects: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
         """Return the objects of a checkpoint, also under the names that the library has for layers and weights."""
         return objects
+
+
+def require_answers(family: type, missing: Collection[str], optimizers: str) -> None:
+    """Raise if a family lacks methods that its optimizers need.
+
+    >>> require_answers(Family, [], "optimizers of class SGD")
+
+    Args:
+        family: the class.
+        missing: names of the methods.
+        optimizers: the optimizers that need the methods, for the message.
+
+    Raises:
+        TypeError: a method is missing.
+    """
+    if missing:
+        raise TypeError(
+            f"{family.__name__} must define {' and '.join(f'{name}()' for name in sorted(missing))} for "
+            f"{optimizers}. See the documentation of tf_lossscale.Family."
+        )
 
 
 def _counts_its_steps(inner: Any) -> bool:

@@ -59,10 +59,7 @@ def require_fitting(gradients: list[Any], variables: list[Any]) -> None:
             raise TypeError(
                 f"`grads_and_vars` must contain (gradient, variable) pairs, but {variable!r} is not a variable."
             )
-    for gradient in gradients:
-        if gradient is not None:
-            break
-    else:
+    if not [gradient for gradient in gradients if gradient is not None]:
         names = ([v.name for v in variables],)
         raise ValueError(
             f"No gradients provided for any variable: {names}. "

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast, overload
 
+import numpy as np
 import tensorflow as tf
 from absl import logging
 
@@ -24,6 +25,19 @@ from tf_lossscale.wrapper.readings import Observable
 from tf_lossscale.wrapper.rule_settings import setting
 from tf_lossscale.wrapper.stall import Stall
 from tf_lossscale.wrapper.update import Update
+
+if TYPE_CHECKING:
+    from tf_lossscale.types import (
+        Gradient,
+        Loss,
+        Optimizer,
+        Same,
+        SameFunction,
+        SameGradient,
+        Scalar,
+        Variable,
+        Variables,
+    )
 
 
 class CallableList(list[Any]):
@@ -127,10 +141,10 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     def __init__(
         self,
-        inner_optimizer: Any,
+        inner_optimizer: Optimizer,
         dynamic: bool = True,
-        initial_scale: Any = None,
-        dynamic_growth_steps: Any = None,
+        initial_scale: Scalar | None = None,
+        dynamic_growth_steps: Scalar | None = None,
         *,
         skip_nonfinite: bool | None = None,
         growth_factor: float = 2.0,
@@ -138,9 +152,9 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         hysteresis: int = 1,
         min_scale: float = 1.0,
         max_scale: float | None = None,
-        on_stall: Any = "warn",
+        on_stall: str | Callable[[LossScaleOptimizer], object] = "warn",
         diagnose: bool = False,
-        loss_scale_manager: Any = None,
+        loss_scale_manager: object = None,
         jit_compile: bool = False,
         **kwargs: Any,
     ):
@@ -214,6 +228,12 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     # The loss and the gradients. --------------------------------------------------------------------------------
 
+    @overload
+    def get_scaled_loss(self, loss: float) -> tf.Tensor: ...
+
+    @overload
+    def get_scaled_loss(self, loss: Same) -> Same: ...
+
     @_as_written
     def get_scaled_loss(self, loss: Any) -> Any:
         """Multiply the loss by the scale; call it inside the tape.
@@ -238,7 +258,13 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         contract.require_unscaled_loss(loss, self._loss_scale)
         self._contract.called("get_scaled_loss")
         _warn_if_loss_cannot_hold(loss, self._factor)
-        return self._scaled_once(loss, lambda loss: scaling.scale_loss(loss, self._factor_of_loss))
+        return self._scaled(loss, lambda loss: scaling.scale_loss(loss, self._factor_of_loss()))
+
+    @overload
+    def scale_loss(self, loss: float) -> tf.Tensor: ...
+
+    @overload
+    def scale_loss(self, loss: Same) -> Same: ...
 
     @_as_written
     def scale_loss(self, loss: Any) -> Any:
@@ -260,21 +286,26 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         """
         contract.require_unscaled_loss(loss, self._loss_scale)
         self._contract.called("scale_loss")
-        return self._scaled_once(
-            loss, lambda loss: scaling.scale_loss(tf.nest.map_structure(_at_least_float32, loss), self._factor)
+        return self._scaled(
+            loss, lambda loss: scaling.scale_loss(tf.nest.map_structure(_at_least_float32, loss), self._factor())
         )
 
-    def _scaled_once(self, loss: Any, scale: Callable[[Any], Any]) -> Any:
-        """Scale a loss, or what a function returns, unless it is scaled already."""
+    def _scaled(self, loss: Any, scale: Callable[[Any], Any]) -> Any:
+        """Scale a loss and note that it is scaled; a function is scaled each time that it is called."""
         if callable(loss) and not tf.is_tensor(loss):
-            return lambda: self._scaled_once(loss(), scale)
-        contract.require_unscaled_loss(loss, self._loss_scale)
+
+            def scaled_when_called() -> Any:
+                returned = loss()
+                contract.require_unscaled_loss(returned, self._loss_scale)
+                return self._scaled(returned, scale)
+
+            return scaled_when_called
         scaled = scale(loss)
         notes.note_scaled_loss(scaled, self._loss_scale)
         return scaled
 
     @_as_written
-    def get_unscaled_gradients(self, grads: Iterable[Any]) -> list[Any]:
+    def get_unscaled_gradients(self, grads: Iterable[SameGradient]) -> list[SameGradient]:
         """Divide gradients by the scale: those of a loss that `get_scaled_loss` returned.
 
         `minimize` and Keras's `fit` need neither: they scale and unscale by themselves.
@@ -304,7 +335,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         factor = self._contract.factor_of_loss() if replicas.workers_step_alone() else None
         return self._family.divide(grads, self._factor() if factor is None else factor)
 
-    def scale_inside(self, loss_fn: Callable[..., Any]) -> Callable[..., Any]:
+    def scale_inside(self, loss_fn: SameFunction) -> SameFunction:
         """Wrap a loss function for code that owns the tape and calls only `apply_gradients`.
 
         The function returns the same loss. When a tape asks for its gradients, they are computed from the scaled loss
@@ -332,7 +363,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             self._contract.scaled_by_hand()
             return self._unscaled(gradients)
 
-        return scaled_inside(loss_fn, lambda upstream: scaling.scale_loss(upstream, self._factor_of_loss), unscale)
+        scaled = scaled_inside(loss_fn, lambda upstream: scaling.scale_loss(upstream, self._factor_of_loss()), unscale)
+        return cast("SameFunction", scaled)
 
     def _factor(self) -> tf.Tensor:
         """Return the factor of the loss, a float32 scalar."""
@@ -351,12 +383,12 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     @_as_written
     def apply_gradients(
         self,
-        grads_and_vars: Iterable[tuple[Any, Any]],
-        name: Any = None,
+        grads_and_vars: Iterable[tuple[Gradient, Variable]],
+        name: str | None = None,
         experimental_aggregate_gradients: bool = True,
         skip_gradients_aggregation: bool = False,
         **kwargs: Any,
-    ) -> Any:
+    ) -> tf.Operation | tf.Tensor | None:
         """Apply unscaled gradients, or skip the step on all replicas if one of them is not finite.
 
         After `scale_loss` without `get_unscaled_gradients`, as in Keras 3's `fit`, the gradients are scaled, and a
@@ -397,12 +429,12 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             self._require_keywords(kwargs)
         # Only now does the contract change: a call with bad arguments must not count.
         scaled = self._contract.takes_scaled(gradients)
-        self._contract.warn_before_apply_gradients()
         aggregate = experimental_aggregate_gradients and not skip_gradients_aggregation
-        return self._step(Update(self, gradients, variables, scaled, aggregate, not scaled, kwargs))
+        update = Update(self, gradients, variables, scaled, aggregate, count_skipped=not scaled, keywords=kwargs)
+        return self._step(update)
 
     @_as_written
-    def apply(self, grads: Iterable[Any], trainable_variables: Iterable[Any] | None = None) -> Any:
+    def apply(self, grads: Iterable[Gradient], trainable_variables: Iterable[Variable] | None = None) -> None:
         """Apply scaled gradients, by Keras 3's contract; a skipped step does not count in `iterations`.
 
         >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), initial_scale=8)
@@ -430,7 +462,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         self._step(Update(self, grads, variables, scaled, aggregate=True, count_skipped=False, keywords={}))
 
     def _step(self, update: Update) -> Any:
-        """Take the step, and return what the family returns; in a graph an operation or a tensor to wait for."""
+        """Take the step, and return the family's result; in a graph, an operation or a tensor to wait for."""
         scale = self._loss_scale
         deferred = scale.defers(self, update)
         outcome = None if deferred else step(scale, update)
@@ -445,12 +477,12 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             return tf.constant(True)  # a tf.function can return a tensor, but no operation
 
     def _report_stall(self) -> None:
-        replicas.once(lambda: self._stall.look(self, self._loss_scale))
+        replicas.once(lambda: self._stall.report(self))
 
     @_as_written
     def compute_gradients(
-        self, loss: Any, var_list: Any, grad_loss: Any = None, tape: tf.GradientTape | None = None
-    ) -> list[tuple[Any, Any]]:
+        self, loss: Loss, var_list: Variables, grad_loss: tf.Tensor | None = None, tape: tf.GradientTape | None = None
+    ) -> list[tuple[Gradient, Variable]]:
         """Compute the unscaled gradients of a loss, scaling it on the way.
 
         >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD())
@@ -477,13 +509,13 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     @_as_written
     def minimize(
         self,
-        loss: Any,
-        var_list: Any,
-        grad_loss: Any = None,
-        name: Any = None,
+        loss: Loss,
+        var_list: Variables,
+        grad_loss: tf.Tensor | None = None,
+        name: str | None = None,
         tape: tf.GradientTape | None = None,
         **kwargs: Any,
-    ) -> Any:
+    ) -> tf.Operation | tf.Tensor | None:
         """Take one step: scale the loss, compute, unscale and apply the gradients.
 
         >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.25))
@@ -517,7 +549,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         return self.compute_gradients(loss, var_list, tape=tape, **keywords)
 
     @_as_written
-    def get_gradients(self, loss: tf.Tensor, params: list[Any]) -> list[Any]:
+    def get_gradients(self, loss: tf.Tensor, params: list[Variable]) -> list[Gradient]:
         """Return the unscaled gradients of a loss in a legacy graph, without a tape.
 
         >>> with tf.Graph().as_default():
@@ -544,17 +576,12 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
                 f"function that returns the loss. Received: loss={loss}, tape=None."
             )
         tape = tf.GradientTape() if tape is None else tape
-        if callable(loss):
-            with tape:
-                if not callable(var_list):
-                    tape.watch(tensors_of(as_list(var_list)))
-                loss = loss()
-                variables = as_list(var_list() if callable(var_list) else var_list)
-                scaled = self.get_scaled_loss(loss)
-        else:
+        with tape:
+            if callable(loss) and not callable(var_list):
+                tape.watch(tensors_of(as_list(var_list)))
+            loss = loss() if callable(loss) else loss
             variables = as_list(var_list() if callable(var_list) else var_list)
-            with tape:
-                scaled = self.get_scaled_loss(loss)
+            scaled = self.get_scaled_loss(loss)
         return self._family.gradients(scaled, variables, grad_loss, tape)
 
     def _require_keywords(self, kwargs: dict[str, Any]) -> None:
@@ -608,16 +635,22 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         """The loss scale at the start."""
         return self._loss_scale.initial_scale
 
-    dynamic_growth_steps = setting(
+    dynamic_growth_steps: int | None = setting(
         "growth_steps", "The number of finite steps in a row after which the scale grows; None if the scale is fixed."
     )
-    growth_factor = setting("growth_factor", "The factor by which the scale grows; None if the scale is fixed.")
-    backoff_factor = setting("backoff_factor", "The factor by which an overflow lowers the scale; None if it is fixed.")
-    hysteresis = setting("hysteresis", "The number of overflows that lower the scale; None if it is fixed.")
-    min_scale = setting("min_scale", "The scale is never lowered below this; None if it is fixed.")
-    max_scale = setting("max_scale", "The scale never grows above this; None for float32's maximum, or if it is fixed.")
+    growth_factor: float | None = setting(
+        "growth_factor", "The factor by which the scale grows; None if the scale is fixed."
+    )
+    backoff_factor: float | None = setting(
+        "backoff_factor", "The factor by which an overflow lowers the scale; None if it is fixed."
+    )
+    hysteresis: int | None = setting("hysteresis", "The number of overflows that lower the scale; None if it is fixed.")
+    min_scale: float | None = setting("min_scale", "The scale is never lowered below this; None if it is fixed.")
+    max_scale: float | None = setting(
+        "max_scale", "The scale never grows above this; None for float32's maximum, or if it is fixed."
+    )
 
-    def change_rules(self, **rules: Any) -> None:
+    def change_rules(self, **rules: Scalar | None) -> None:
         """Change how the scale moves, between two steps.
 
         >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD())
@@ -643,7 +676,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             self._warn_if_traced(name)
 
     @property
-    def iterations(self) -> Any:
+    def iterations(self) -> tf.Variable:
         """The inner optimizer's count of steps."""
         return readable(self._optimizer.iterations)
 
@@ -657,16 +690,15 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     @property
     def variables(self) -> CallableList:
         """The inner optimizer's variables, then those of the loss scale. `variables()` works as well."""
-        inner = self._optimizer.variables
-        return CallableList([*(inner() if callable(inner) else inner), *self._loss_scale.variables])
+        return CallableList([*self.weights, *self._loss_scale.variables])
 
     @property
-    def weights(self) -> list[Any]:
+    def weights(self) -> list[Variable]:
         """The inner optimizer's variables."""
         inner = self._optimizer.variables
         return list(inner() if callable(inner) else inner)
 
-    def get_weights(self) -> list[Any]:
+    def get_weights(self) -> list[np.ndarray[Any, Any]]:
         """Return the values of `weights`, as NumPy arrays."""
         return [weight.numpy() for weight in self.weights]
 
@@ -692,7 +724,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         self._loss_scale.bring_into_range()
 
     @_as_written
-    def build(self, var_list: Iterable[Any]) -> None:
+    def build(self, var_list: Iterable[Variable]) -> None:
         """Create the inner optimizer's variables.
 
         Args:
@@ -737,7 +769,5 @@ def _warn_if_loss_cannot_hold(loss: Any, factor: Callable[[], tf.Tensor]) -> Non
 
 
 def _at_least_float32(loss: Any) -> Any:
-    if callable(loss) and not tf.is_tensor(loss):
-        return lambda: tf.nest.map_structure(_at_least_float32, loss())
     loss = tf.convert_to_tensor(loss)
     return tf.cast(loss, tf.float32) if loss.dtype in (tf.float16, tf.bfloat16) else loss

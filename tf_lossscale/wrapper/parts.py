@@ -1,7 +1,9 @@
-"""What a wrapper consists of."""
+"""What every wrapper has: its attributes, and methods that call the inner optimizer's method of the same name."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from tf_lossscale.core.clusters import Clusters
@@ -29,3 +31,24 @@ class Parts:
     _diagnosis: Diagnosis | None
     _clusters: Clusters | None
     _traced: bool
+
+
+def of_inner(method: Callable[..., Any]) -> Any:
+    """Return a method for a wrapper's class that calls the inner optimizer's method of the same name.
+
+    >>> class Wrapper:
+    ...     _optimizer = [3, 1, 2]
+    ...     sort = of_inner(list.sort)
+    >>> Wrapper().sort(reverse=True)
+    >>> Wrapper._optimizer
+    [3, 2, 1]
+
+    Args:
+        method: of the library's base class; its name, signature and docstring are taken.
+    """
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._optimizer, method.__name__)(*args, **kwargs)
+
+    return call

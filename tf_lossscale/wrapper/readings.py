@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -12,6 +13,9 @@ from tf_lossscale.core.state import DynamicLossScale
 from tf_lossscale.core.variables import value_or_zero
 from tf_lossscale.wrapper import layers
 from tf_lossscale.wrapper.parts import Parts
+
+if TYPE_CHECKING:
+    from tf_lossscale.types import State
 
 # Key of `state()` -> attribute of the loss scale; the first has to be in a state, the others may be missing.
 _COUNTS = {
@@ -72,11 +76,11 @@ class Observable(Parts):
     @property
     def loss_scale(self) -> tf.Tensor:
         """The current loss scale, a float32 scalar tensor."""
-        self._stall.look(self, self._loss_scale)
+        self._stall.report(self)
         return tf.convert_to_tensor(self._loss_scale())
 
     @property
-    def last_step_skipped(self) -> Any:
+    def last_step_skipped(self) -> tf.Variable | bool:
         """Whether the last step was skipped, a bool variable that can be read without waiting.
 
         False if no step is ever skipped: with a fixed scale without `skip_nonfinite=True`.
@@ -84,7 +88,7 @@ class Observable(Parts):
         return self._loss_scale.last_step_skipped if self._loss_scale.may_skip else False
 
     @property
-    def skipped_steps(self) -> Any:
+    def skipped_steps(self) -> tf.Variable | int:
         """The number of steps skipped by this object, an int64 variable; 0 if no step is ever skipped."""
         return self._loss_scale.skipped_steps if self._loss_scale.may_skip else 0
 
@@ -97,7 +101,7 @@ class Observable(Parts):
         """
         return None if self._diagnosis is None else self._diagnosis.gradient_norm
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> State:
         """Return the state of the loss scale as plain numbers, for a log or a JSON file.
 
         >>> import tensorflow as tf
@@ -118,7 +122,7 @@ class Observable(Parts):
         _require_eager("state")
         return self._state()
 
-    def _state(self) -> dict[str, Any]:
+    def _state(self) -> Any:
         """Return `state`, in graph mode too."""
         scale = self._loss_scale
         values = {"loss_scale": layers.value_of(scale())}
@@ -128,10 +132,10 @@ class Observable(Parts):
                 {name: 0 if each is None else layers.value_of(value_or_zero(each)) for name, each in variables.items()}
             )
             values["skipped_in_a_row"] *= layers.value_of(value_or_zero(scale.last_step_skipped))
-        self._stall.look(self, scale)
+        self._stall.report(self)
         return values
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: State | Mapping[str, Any]) -> None:
         """Set what `state` returned, also after a round trip through JSON.
 
         >>> import json
@@ -155,7 +159,7 @@ class Observable(Parts):
         _require_eager("set_state")
         self._set_state(state)
 
-    def _set_state(self, state: dict[str, Any]) -> None:
+    def _set_state(self, state: Any) -> None:
         """Set the state, in graph mode too."""
         scale = self._loss_scale
         moves = isinstance(scale, DynamicLossScale)

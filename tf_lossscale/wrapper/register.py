@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any, TypeVar
 
 import tensorflow as tf
 
 from tf_lossscale.wrapper import families
-from tf_lossscale.wrapper.family import Family
+from tf_lossscale.wrapper.family import Family, require_answers
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
 FamilyClass = TypeVar("FamilyClass", bound=type[Family])
@@ -56,12 +55,7 @@ def register_family(family: FamilyClass) -> FamilyClass:
             f"{family.__name__}.optimizer_class must be the base class of the optimizers, but is: "
             f"{family.optimizer_class!r}."
         )
-    missing = sorted(family.__abstractmethods__) if inspect.isabstract(family) else []
-    if missing:
-        raise TypeError(
-            f"{family.__name__} must define {' and '.join(f'{name}()' for name in missing)} for optimizers of class "
-            f"{family.optimizer_class.__name__}. See the documentation of tf_lossscale.Family."
-        )
+    require_answers(family, family.__abstractmethods__, f"optimizers of class {family.optimizer_class.__name__}")
     families.REGISTERED[family.optimizer_class] = wrapper_class(family)
     return family
 

@@ -67,12 +67,8 @@ def change(scale: LossScale, **changes: Any) -> None:
             "1 needs a variable that counts overflows. Make a new LossScaleOptimizer with the hysteresis you need."
         )
     scale.rules = changed
-    low, high = changed.min_scale, changed.max_scale
-    if "max_scale" in changes and high is not None:
-        scale.initial_scale = min(scale.initial_scale, high)
-        if as_number(scale()) > high:
-            scale.current_loss_scale.assign(high)
-    if "min_scale" in changes:  # a constructor's `initial_scale` may be lower
-        scale.initial_scale = max(scale.initial_scale, low)
-        if as_number(scale()) < low:
-            scale.current_loss_scale.assign(low)
+    for name, nearest in (("max_scale", min), ("min_scale", max)):
+        bound = getattr(changed, name)
+        if name in changes and bound is not None:  # a constructor's `initial_scale` may be below `min_scale`
+            scale.initial_scale = nearest(scale.initial_scale, bound)
+            scale.current_loss_scale.assign(nearest(as_number(scale()), bound))

@@ -11,7 +11,6 @@ from absl import logging
 
 from tf_lossscale.core import replicas
 from tf_lossscale.core.graphs import compiled, operations
-from tf_lossscale.core.state import LossScale
 from tf_lossscale.core.variables import as_number, unless, value_or_zero
 
 #: The number of steps skipped in a row that make a stall, at any scale.
@@ -48,37 +47,37 @@ class Stall:
         if scale.lowest is not None:
             scale.stall_reported(self.action)
 
-    def look(self, optimizer: Any, scale: Any) -> None:
+    def report(self, optimizer: Any) -> None:
         """Report a stall, in eager mode only. Reads variables, and so waits for the device.
 
         Args:
-            optimizer: the optimizer to report.
-            scale: its loss scale; one without a `lowest` scale is ignored.
+            optimizer: the optimizer to report; ignored if its loss scale has no `lowest` scale.
 
         Raises:
             FloatingPointError: training has stalled, and the action is "raise".
         """
+        scale = optimizer._loss_scale
         if scale.lowest is None or not tf.executing_eagerly() or replicas.in_one_of_several():
             return
         in_a_row = as_number(scale.last_step_skipped) and as_number(scale.skipped_in_a_row)
         reported = scale.stall_reported(self.action)
         if in_a_row >= PATIENCE and not as_number(reported):
             reported.assign(True)
-            self._report(optimizer, in_a_row, scale)
+            self._react(optimizer, in_a_row)
 
-    def watch(self, optimizer: Any, scale: Any) -> list[Any]:
+    def report_in_graph(self, optimizer: Any) -> list[Any]:
         """Report, in a graph, a stall before this step; called in the branch that skips the step.
 
-        In eager mode and under XLA it only resets the "already reported" flag: eager steps call `look` when they are
-        complete, and code that XLA compiles cannot print.
+        In eager mode and under XLA it only resets the "already reported" flag: eager steps call `report` when they
+        are complete, and code that XLA compiles cannot print.
 
         Args:
             optimizer: the optimizer to report.
-            scale: its loss scale.
 
         Returns:
             The operations to run before this step changes anything.
         """
+        scale = optimizer._loss_scale
         if scale.lowest is None:
             return []
         reported = scale.stall_reported(self.action)
@@ -92,7 +91,7 @@ class Stall:
         with tf.control_dependencies(operations(reset)):
             return unless(
                 tf.logical_or(was_reported, in_a_row < PATIENCE),
-                lambda: _outside_xla(lambda: self._report_in_graph(optimizer, scale, in_a_row)),
+                lambda: _outside_xla(lambda: self._react_in_graph(optimizer, in_a_row)),
             )
 
     def _can_report_here(self, reported: tf.Variable) -> bool:
@@ -102,7 +101,8 @@ class Stall:
             return False
         return not callable(self.action) or tf.compat.v1.executing_eagerly_outside_functions()
 
-    def _report_in_graph(self, optimizer: Any, scale: LossScale, in_a_row: tf.Tensor) -> Any:
+    def _react_in_graph(self, optimizer: Any, in_a_row: tf.Tensor) -> Any:
+        scale = optimizer._loss_scale
         with tf.control_dependencies(operations(scale.stall_reported(self.action).assign(True))):
             if callable(self.action):
                 return tf.numpy_function(lambda: self.action(optimizer), [], [])
@@ -112,10 +112,11 @@ class Stall:
                 return tf.debugging.Assert(False, [message])
             return tf.print(tf.strings.join(["WARNING: ", message]), output_stream=sys.stderr)
 
-    def _report(self, optimizer: Any, in_a_row: int, scale: LossScale) -> None:
+    def _react(self, optimizer: Any, in_a_row: int) -> None:
         if callable(self.action):
             self.action(optimizer)
             return
+        scale = optimizer._loss_scale
         message = MESSAGE.format(in_a_row, f"{as_number(scale()):g}", f"{scale.lowest:g}")
         if self.action == "raise":
             raise FloatingPointError(message)

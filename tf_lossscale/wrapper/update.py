@@ -75,11 +75,11 @@ class Update(step.Update):
             return self._family.apply(gradients, self._variables, **self._keywords)
 
     def skip(self) -> list[Any]:
-        watched = self.optimizer._stall.watch(self.optimizer, self.optimizer._loss_scale)
-        with tf.control_dependencies(watched), replicas.local_copies(self._family.replica_variables):
+        reported = self.optimizer._stall.report_in_graph(self.optimizer)
+        with tf.control_dependencies(reported), replicas.local_copies(self._family.replica_variables):
             started = self._family.start_averages()
             with tf.control_dependencies(operations(started)):
-                return [*watched, started, self._family.count_skipped_step() if self._count_skipped else tf.no_op()]
+                return [*reported, started, self._family.count_skipped_step() if self._count_skipped else tf.no_op()]
 
     def observe(self, applied: tf.Tensor, gradients: list[Any], evidence: list[Any]) -> Any:
         return self.optimizer._diagnosis.record(names_of(self._variables), applied, gradients, evidence)

@@ -83,7 +83,7 @@ def test_an_overflow_between_scaling_and_unscaling_small_gradients_stays_an_over
     @tf.function(jit_compile=compiled)
     def there_and_back(values):
         scale = variable.read_value()
-        scaled = [scaling.scale_loss(each, lambda: scale) for each in (values, values + 1)]
+        scaled = [scaling.scale_loss(each, scale) for each in (values, values + 1)]
         return scaling.unscale(scaled, scale)
 
     for values in there_and_back(tf.constant([1e36, 1.0])):

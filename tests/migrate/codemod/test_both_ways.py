@@ -64,6 +64,21 @@ class Trainer:
         return self.optimizer._optimizer if self.mixed else self.optimizer
 result = [type(Trainer(tf.keras.optimizers.SGD(), mixed).inner()).__name__ for mixed in (True, False)]
 """,
+    "no policy": """
+tf.keras.mixed_precision.experimental.set_policy("mixed_float16")
+tf.keras.mixed_precision.experimental.set_policy(None)
+result = tf.keras.mixed_precision.experimental.global_policy().name
+""",
+    "private attributes of an optimizer that may be wrapped": """
+def unwrapped(optimizer):
+    while hasattr(optimizer, "_optimizer"):
+        optimizer = optimizer._optimizer
+    return optimizer
+def made(mixed):
+    optimizer = tf.keras.optimizers.SGD()
+    return tf.keras.mixed_precision.experimental.LossScaleOptimizer(optimizer, 8) if mixed else optimizer
+result = [type(unwrapped(made(mixed))).__name__ for mixed in (True, False)], float(made(True)._loss_scale())
+""",
     "dynamic in a variable": """
 dynamic = "dynamic"
 optimizer = tf.keras.mixed_precision.LossScaleOptimizer(tf.keras.optimizers.SGD(), dynamic)

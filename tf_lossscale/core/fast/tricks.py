@@ -7,15 +7,15 @@ from collections.abc import Iterator
 
 #: What each trick does, and what a step costs without it (docs/performance.md, "What each trick gains").
 TRICKS = {
-    "stacks": "one operation for all small gradients of a shape: 1.06 to 1.14 for 200 x 1k",
-    "stacked sums": "one all-reduce for all small gradients of a shape: 1.06 for 200 x 1k, 1.03 for a transformer",
-    "late unscaling": "large gradients are unscaled where they are applied: 1.14 with XLA, 1042 MB for 16 x 16M",
+    "stacks": "one operation for all small gradients of a shape: 1.09 to 1.17 for 200 x 1k",
+    "stacked sums": "one all-reduce for all small gradients of a shape: 1.06 for 200 x 1k",
+    "late unscaling": "large gradients are unscaled where they are applied: 1.25 with XLA, 1042 MB for 16 x 16M",
     "one at a time": "one large gradient is unscaled after the other was applied: 860 MB for 16 x 16M",
-    "one call": "the conditional of a small step is one operation, a call: 1.12 to 1.21 for 200 x 1k",
-    "loop": "XLA gets a loop of at most one round for a conditional, on the CPU: 1.77 for 4 x 4M",
-    "sum first": "values are checked one by one only where their sum is not finite: 1.23 for 4 x 4M",
-    "one check": "XLA checks all small gradients as one, and compiles sooner: 1.5 for 60 x 1k",
-    "product": "XLA gets a product in float64 for a quotient in float32, on the CPU: 1.20 for 4 x 4M",
+    "one call": "the conditional of a small step is one operation, a call: 1.06 to 1.17 for 200 x 1k",
+    "loop": "XLA gets a loop of at most one round for a conditional, on the CPU: 1.93 for 4 x 4M",
+    "sum first": "values are checked one by one only if the sum is not finite: 1.10 for 4 x 4M, 1.11 for ResNet-50",
+    "one check": "XLA checks all small gradients as one, and compiles sooner: 1.3 for 60 x 1k",
+    "product": "XLA gets a product in float64 for a quotient in float32, on the CPU: 1.21 for 4 x 4M",
 }
 _off: set[str] = set()
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +14,10 @@ from tf_lossscale.migrate.checkpoints import slots as slot_names
 from tf_lossscale.migrate.checkpoints.read import read
 from tf_lossscale.migrate.checkpoints.saved import File, Optimizer
 from tf_lossscale.wrapper import families
+
+if TYPE_CHECKING:
+    from tf_lossscale.types import Optimizer as AnyOptimizer
+    from tf_lossscale.types import Variable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +43,8 @@ class Restored:
 
 def restore(
     checkpoint_path: str | os.PathLike[str],
-    optimizer: Any,
-    variables: Any,
+    optimizer: AnyOptimizer,
+    variables: Iterable[Variable] | Mapping[str, Variable],
     *,
     name: str | None = None,
 ) -> Restored:

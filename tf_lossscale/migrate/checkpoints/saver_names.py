@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from tf_lossscale.migrate.checkpoints.read import read
 from tf_lossscale.migrate.checkpoints.savers import last_part
 
+if TYPE_CHECKING:
+    from tf_lossscale.types import Variable
 
-def saver_names(checkpoint_path: str | os.PathLike[str], variables: list[Any] | None = None) -> dict[str, Any]:
+
+def saver_names(
+    checkpoint_path: str | os.PathLike[str], variables: Iterable[Variable] | None = None
+) -> dict[str, Variable]:
     """Map the names in a TensorFlow 1 file to the variables of the graph, for `tf.compat.v1.train.Saver`.
 
     TensorFlow 1.15 made Adam's `beta1_power` inside a conditional, as `cond/beta1_power` or `cond_1/beta1_power`; how

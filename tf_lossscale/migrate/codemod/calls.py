@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 
 import libcst as cst
@@ -15,6 +16,7 @@ from tf_lossscale.migrate.codemod.arguments import (
     Argument,
     Unprovable,
     Written,
+    as_they_are,
     bind,
     code,
     has_comment,
@@ -161,10 +163,15 @@ class Calls:
 
     def _literals(self, expression: cst.BaseExpression) -> set[str]:
         """What an expression may be of True, False and 'dynamic'; "?" for anything else."""
+        if isinstance(expression, cst.IfExp):
+            return self._literals(expression.body) | self._literals(expression.orelse)
         values = self._resolver.values(expression) if isinstance(expression, cst.Name) else [expression]
         if isinstance(expression, cst.Name) and expression.value in ("True", "False"):
             return {expression.value}
-        return {_literal(value) for value in values}
+        return {literal for value in values for literal in self._literals_of(value)}
+
+    def _literals_of(self, value: cst.BaseExpression | None) -> set[str]:
+        return self._literals(value) if isinstance(value, cst.IfExp) else {_literal(value)}
 
     def _is_certainly_stable(self, call: cst.Call) -> bool:
         stars = {argument.star for argument in call.args} - {""}
@@ -265,6 +272,17 @@ class Calls:
             return False
         return not all(map(_is_in_module, self._resolver.dotted(call.func)))
 
+    @functools.cached_property
+    def compiled(self) -> list[cst.Call]:
+        """The calls of a model's method `compile` in the module."""
+        return [node for node in self._resolver.parents if isinstance(node, cst.Call) and self.is_compile(node)]
+
+    def why_compiled(self, calls: Sequence[cst.Call]) -> str | None:
+        """Why one of some calls of `compile`, or one in another file, may make an optimizer; None if there is none."""
+        if calls:
+            return f"Suspected because of compile() in line {self._resolver.start(calls[0])[0]}."
+        return self._resolver.around.reason
+
     def kinds(self, expression: cst.BaseExpression) -> set[str]:
         """Return the possible values of an expression: a set of the constants of this module, and UNKNOWN."""
         guarded = self._guard(expression)
@@ -332,12 +350,13 @@ class Calls:
 
     def _is_partial_of_old_class(self, func: cst.BaseExpression) -> bool:
         """Return whether a variable holds `functools.partial(LossScaleOptimizer, ...)`, with the old arguments."""
-        roles: set[str] = set()
+        made: set[str] = set()
         for value in self._resolver.values(func) if isinstance(func, (cst.Name, cst.Attribute)) else ():
             is_partial = isinstance(value, cst.Call) and self._resolver.dotted(value.func) == {"functools.partial"}
             first = value.args[:1] if is_partial and isinstance(value, cst.Call) else ()
-            roles |= self._resolver.meaning(first[0].value).roles if first else {UNKNOWN}
-        return roles == {table.EXPERIMENTAL}
+            made |= self._resolver.dotted(first[0].value) if first else {UNKNOWN}
+        old = {name for name, row in table.OLD.items() if row.role == table.EXPERIMENTAL} | {*table.FACES.values()}
+        return bool(made) and old.issuperset(map(names.canonical, made))
 
     def _kinds_of_returned(self, func: cst.BaseExpression) -> set[str]:
         """Return the kind of object that a function of this file returns."""
@@ -463,7 +482,7 @@ def _inner(call: cst.Call, index: int) -> Argument:
 
 
 def _unchanged(call: cst.Call, target: str) -> Written:
-    return Written(target, [(a.keyword.value if a.keyword else None, index) for index, a in enumerate(call.args)])
+    return Written(target, as_they_are(call))
 
 
 def _listed(meaning: Meaning) -> str:

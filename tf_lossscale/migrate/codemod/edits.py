@@ -52,9 +52,10 @@ class Edits:
         self.legacy_policies = False
         self.findings: list[report.Finding] = []
 
-    def any(self) -> bool:
-        """Return whether there is anything to do."""
-        return bool(self.expressions or self.todos or self.lines or self.imports)
+    def touched(self) -> set[cst.CSTNode]:
+        """The nodes that change, and those around them."""
+        nodes = [*self.expressions, *self.todos, *self.lines, *self.imports]
+        return {around for node in nodes for around in (node, *self._resolver.ancestors(node))}
 
     def replace(self, node: cst.CSTNode, make: Callable[[cst.CSTNode, Now], cst.CSTNode], new: str) -> None:
         """Replace a node, and report it."""
@@ -65,6 +66,10 @@ class Edits:
         """Replace a name by a dotted one, and report it."""
         self.gone.add(node)
         self.replace(node, lambda updated, now: with_parentheses_of(updated, cst.parse_expression(dotted)), dotted)
+
+    def rename_attribute(self, node: cst.Attribute, new: str) -> None:
+        """Replace the last part of a dotted name, and report it."""
+        self.replace(node, lambda updated, now: updated.with_changes(attr=cst.Name(new)), f"{code(node.value)}.{new}")
 
     def refuse(self, node: cst.Call, reason: str, what: cst.BaseExpression | None = None) -> None:
         """Leave a call as it is, together with all that the name of its function needs, or another part of it."""
@@ -121,8 +126,8 @@ def _short(shown: str, length: int = 200) -> str:
     return shown if len(shown) <= length else shown[: length - 3] + "..."
 
 
-class Visitor(cst.BatchableCSTVisitor):
-    """One concern: goes through a module and fills its edits.
+class Visitor:
+    """One concern: is shown the nodes of a module by `Tree.visit`, and fills its edits.
 
     Args:
         resolver: of the module.
@@ -131,7 +136,9 @@ class Visitor(cst.BatchableCSTVisitor):
     """
 
     def __init__(self, resolver: Resolver, calls: Calls, edits: Edits):
-        super().__init__()
         self._resolver = resolver
         self._calls = calls
         self._edits = edits
+
+    def finish(self) -> None:
+        """Plan the edits that need the whole module."""

@@ -38,7 +38,7 @@ class ImportPlanner(Visitor):
     def visit_Import(self, node: cst.Import) -> None:
         self._statements.append(node)
 
-    def leave_Module(self, original_node: cst.Module) -> None:
+    def finish(self) -> None:
         for statement in self._statements:
             if isinstance(statement, cst.ImportFrom):
                 self._import_from(statement)

@@ -86,16 +86,17 @@ def one_pass(
     resolver = Resolver(module, known, around)
     calls, edits = Calls(resolver), Edits(resolver)
     of_module = resolver, calls, edits
-    resolver.visit_together(RefusalPlanner(*of_module), PolicyPlanner(*of_module))
-    resolver.visit(Planner(*of_module))
-    resolver.visit_together(
-        ObjectPlanner(*of_module),
-        StrategyPlanner(*of_module),
-        UnseenPlanner(*of_module),
-        ImportPlanner(*of_module, set(requested)),  # the last: which uses of a name remain is known now
-    )
+    for visitors in (
+        [RefusalPlanner(*of_module), PolicyPlanner(*of_module)],
+        [Planner(*of_module)],
+        [ObjectPlanner(*of_module), StrategyPlanner(*of_module), UnseenPlanner(*of_module)],
+        [ImportPlanner(*of_module, set(requested))],  # the last: which uses of a name remain is known now
+    ):
+        resolver.visit(*visitors)
+        for visitor in visitors:
+            visitor.finish()
     rewriter = Rewriter(edits)
-    new = resolver.module.visit(rewriter) if edits.any() else module
+    new = module.visit(rewriter)
     result = new.bytes
     if result != source:
         if loses_comments(source, result):
@@ -113,7 +114,7 @@ def _left_by_an_earlier_run(source: bytes, edits: Edits) -> list[Finding]:
     """Return the TODOs in comments of the file that were not found again."""
     found = {finding.reason for finding in edits.findings if finding.kind == TODO}
     findings = []
-    for comment in comments(source):
+    for comment in comments(source) if MARK.encode() in source else ():
         if comment.string.startswith(MARK):
             reason = comment.string[len(MARK) :].strip()
             if not any(known and known.startswith(reason) for known in found):

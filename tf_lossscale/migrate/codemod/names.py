@@ -129,6 +129,7 @@ _WORDS = (
     *(part.encode() for part in _PARTS),
     b"get_scaled_loss",
     b"get_unscaled_gradients",
+    b"should_cast_variables",
     OLD_RUN.encode(),
     b"TODO(tf-lossscale)",
     b"\0",  # it may be UTF-16, in which no word is seen; parsing will say what is wrong

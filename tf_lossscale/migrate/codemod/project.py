@@ -26,10 +26,10 @@ class Bindings(NamedTuple):
 
 
 class Around(NamedTuple):
-    """What the other files of a project do, by a search in their text."""
+    """What the other files of a project do, by a search in their text; None if no other file was given."""
 
-    wraps: bool = False  # whether one of them names a LossScaleOptimizer
-    compiles: bool | None = None  # whether one of them calls `compile`; None if no other file was given
+    wraps: bool | None = None  # whether one of them wraps an optimizer
+    compiles: bool | None = None  # whether one of them calls `compile`
 
     @property
     def reason(self) -> str | None:

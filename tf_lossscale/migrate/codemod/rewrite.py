@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import collections
 import io
 import textwrap
@@ -29,9 +28,11 @@ class Rewriter(cst.CSTTransformer):
     def __init__(self, edits: Edits):
         super().__init__()
         self._edits = edits
+        self._touched = edits.touched()
         self._now: dict[cst.CSTNode, cst.CSTNode] = {}
         self._header: Sequence[cst.EmptyLine] = ()
         self._first: cst.CSTNode | None = None
+        self._names_package = False  # whether a new expression has `tf_lossscale.something`
         #: Whether statements that bound one name in several ways have become one.
         self.joined = False
 
@@ -40,11 +41,15 @@ class Rewriter(cst.CSTTransformer):
         self._header = node.header
         self._first = node.body[0] if node.body else None
 
+    def on_visit(self, node: cst.CSTNode) -> bool:
+        return node in self._touched and super().on_visit(node)
+
     def on_leave(self, original_node: cst.CSTNode, updated_node: cst.CSTNode) -> cst.CSTNode:
         updated = super().on_leave(original_node, updated_node)
         make = self._edits.expressions.get(original_node)
         if make is not None and isinstance(updated, cst.CSTNode):
             updated = make(updated, self._current)
+            self._names_package = self._names_package or bool(m.findall(updated, _OF_PACKAGE))
         if isinstance(original_node, cst.BaseExpression) and isinstance(updated, cst.CSTNode):
             self._now[original_node] = updated
         if isinstance(original_node, _LINES):
@@ -175,7 +180,7 @@ class Rewriter(cst.CSTTransformer):
 
     def leave_Module(self, original_node: cst.Module, updated_node: cst.Module) -> cst.Module:
         updated_node = _without_removed(updated_node)
-        if not _mentions_package(updated_node) or _imports_package(updated_node):
+        if not self._names_package or _imports_package(updated_node):
             return updated_node
         at = _import_place(updated_node.body)
         line = _line("import tf_lossscale")
@@ -183,6 +188,7 @@ class Rewriter(cst.CSTTransformer):
 
 
 _REMOVED = cst.Pass()
+_OF_PACKAGE = m.Attribute(m.Name("tf_lossscale"))
 _IPYTHON_LINE = m.SimpleStatementLine([m.Expr(m.Name(m.MatchIfTrue(lambda name: name.startswith(IPYTHON))))])
 
 
@@ -201,12 +207,6 @@ def loses_comments(old: bytes, new: bytes) -> bool:
     """Return whether a comment of the old source is not in the new one."""
     before, after = (collections.Counter(token.string for token in comments(source)) for source in (old, new))
     return bool(before - after)
-
-
-def _mentions_package(module: cst.Module) -> bool:
-    """Return whether `tf_lossscale.something` stands in a module, outside of imports."""
-    attributes = [node for node in ast.walk(ast.parse(module.bytes)) if isinstance(node, ast.Attribute)]
-    return any(isinstance(each.value, ast.Name) and each.value.id == "tf_lossscale" for each in attributes)
 
 
 def _wrapped(reason: str) -> list[str]:

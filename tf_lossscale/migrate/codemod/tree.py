@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import libcst as cst
 from libcst.metadata import (
@@ -12,17 +13,34 @@ from libcst.metadata import (
     ExpressionContext,
     ExpressionContextProvider,
     MetadataWrapper,
-    ParentNodeProvider,
     PositionProvider,
     ScopeProvider,
 )
 
 _STATEMENTS = (cst.BaseSmallStatement, cst.BaseCompoundStatement)
 _SCOPES = (cst.FunctionDef, cst.ClassDef, cst.Lambda)
-
+_Node = TypeVar("_Node", bound=cst.CSTNode)
 
 # Context managers of TensorFlow. They swallow no error: what follows such a block happens after all of it.
 _CONTEXTS = ("scope", "as_default", "device", "init_scope", "name_scope", "variable_scope", "GradientTape", "Session")
+
+
+class _Walk(cst.CSTVisitor):
+    """Notes the parent of every node."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parents: dict[cst.CSTNode, cst.CSTNode] = {}
+        self._around: list[cst.CSTNode] = []
+
+    def on_visit(self, node: cst.CSTNode) -> bool:
+        if self._around:
+            self.parents[node] = self._around[-1]
+        self._around.append(node)
+        return True
+
+    def on_leave(self, original_node: cst.CSTNode) -> None:
+        self._around.pop()
 
 
 class Tree:
@@ -33,12 +51,15 @@ class Tree:
     """
 
     def __init__(self, module: cst.Module):
-        self._wrapper = MetadataWrapper(module)
-        self.module = self._wrapper.module
-        found = self._wrapper.resolve_many(
-            [ParentNodeProvider, ExpressionContextProvider, ScopeProvider, PositionProvider]
-        )
-        self.parents, self.scopes = found[ParentNodeProvider], dict(found[ScopeProvider])
+        self.module = module
+        walk = _Walk()
+        module.visit(walk)
+        #: Node -> the node around it, in the order of the text: an outer node before its inner ones.
+        self.parents = walk.parents
+        # The parser returns no node twice, so LibCST need not copy the tree.
+        wrapper = MetadataWrapper(module, unsafe_skip_copy=True)
+        found = wrapper.resolve_many([ExpressionContextProvider, ScopeProvider, PositionProvider])
+        self.scopes = dict(found[ScopeProvider])
         self._contexts, self._positions = found[ExpressionContextProvider], found[PositionProvider]
 
     @functools.cached_property
@@ -55,13 +76,21 @@ class Tree:
         start = self._positions[node].start
         return start.line, start.column
 
-    def visit(self, visitor: cst.CSTVisitor) -> None:
-        """Visit the module."""
-        self._wrapper.visit(visitor)
+    def visit(self, *visitors: Any) -> None:
+        """Call `visit_Call(node)` of each visitor for every call, and so on for the other kinds of nodes.
 
-    def visit_together(self, *visitors: cst.BatchableCSTVisitor) -> None:
-        """Visit the module once for several visitors."""
-        self._wrapper.visit_batched(visitors)
+        A method that returns False keeps the visitors out of the node. One walk of the tree serves all visitors,
+        because LibCST makes every node anew on each walk.
+        """
+        methods: dict[type, list[Callable[[Any], bool | None]]] = {}
+        left: set[cst.CSTNode] = set()
+        for node, parent in self.parents.items():
+            kind = type(node)
+            if kind not in methods:
+                found = [getattr(visitor, f"visit_{kind.__name__}", None) for visitor in visitors]
+                methods[kind] = [method for method in found if method is not None]
+            if parent in left or any([method(node) is False for method in methods[kind]]):
+                left.add(node)
 
     def ancestors(self, node: cst.CSTNode, stop: tuple[type, ...] = ()) -> Iterator[cst.CSTNode]:
         """The nodes above a node, nearest first, up to the first of a type in `stop`."""
@@ -70,7 +99,7 @@ class Tree:
             yield parent
             parent = self.parents.get(parent)
 
-    def enclosing(self, node: cst.CSTNode, kind: type) -> cst.CSTNode | None:
+    def enclosing(self, node: cst.CSTNode, kind: type[_Node]) -> _Node | None:
         """The nearest node of a kind above a node."""
         return next((a for a in self.ancestors(node) if isinstance(a, kind)), None)
 
@@ -175,6 +204,12 @@ class Tree:
                 return False
             block = self.parents.get(owner)
         return block is not None
+
+
+def methods(owner: cst.CSTNode | None) -> dict[str, cst.FunctionDef]:
+    """The functions that the body of a class defines, by their names; none if it is no class."""
+    body = owner.body.body if isinstance(owner, cst.ClassDef) else ()
+    return {each.name.value: each for each in body if isinstance(each, cst.FunctionDef)}
 
 
 def _element(values: cst.BaseExpression | None, place: int, count: int) -> cst.BaseExpression | None:

@@ -1,0 +1,110 @@
+"""Runs everything that comes before a release, one step after the other, and prints a table: `make release-check`.
+
+A step that cannot run on this machine, because a Python, a device or a library is missing, is "not possible", with the
+reason. The output of each step, and the table, are in release-check/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+ROOT = pathlib.Path(__file__).parents[1]
+OUT = ROOT / "release-check"
+PASSED, FAILED, NOT_POSSIBLE = "passed", "failed", "not possible"
+
+MINUTES = "MINUTES=30"
+
+
+class Step(NamedTuple):
+    """A command; `needs` is a target of the Makefile that must succeed for the command to be possible."""
+
+    name: str
+    command: Sequence[str]
+    needs: str = ""
+
+
+STEPS = (
+    Step("test", ("make", "test")),
+    Step("slow", ("make", "test-slow")),
+    Step("exhaustive", ("make", "test-exhaustive")),
+    Step("processor SSE4.2", ("make", "processor-SSE4_2-0-1")),
+    Step("processor AVX2", ("make", "processor-AVX2-1-8")),
+    Step("processor AVX512", ("make", "processor-AVX512-0-8")),
+    Step("TPU compiler", ("make", "test-tpu"), needs=".venv/.tpu"),
+    Step("GPU", ("make", "test-gpu")),
+    Step("docs", ("make", "docs")),
+    Step("dist", ("make", "dist")),
+    Step("fuzz", ("make", "fuzz", MINUTES)),
+)
+
+
+def nox_steps() -> list[Step]:
+    """Return a step for each session of nox, among them `installed`, which tests the wheel and the sdist."""
+    listed = subprocess.run(["make", "--silent", "sessions"], cwd=ROOT, check=True, capture_output=True, text=True)
+    names = [session["session"] for session in json.loads(listed.stdout.splitlines()[-1])]
+    report = str(OUT / "nox.json")
+    return [Step(f"nox {name}", (".venv/bin/nox", "--session", name, "--report", report)) for name in names]
+
+
+def run(step: Step) -> tuple[str, str]:
+    """Run a step; return its outcome and a line that says why."""
+    log = OUT / f"{re.sub(r'[^a-zA-Z0-9.]+', '-', step.name).strip('-')}.log"
+    report = OUT / "nox.json"
+    report.unlink(missing_ok=True)
+    with log.open("w") as output:
+        for command in ([("make", step.needs)] if step.needs else []) + [step.command]:
+            code = subprocess.run(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT).returncode
+            if code:
+                break
+    return outcome(code, log.read_text(), command[-1] == step.needs, report.read_text() if report.exists() else "")
+
+
+def outcome(code: int, log: str, needed: bool = False, report: str = "") -> tuple[str, str]:
+    """Return the outcome of a command, and a line of its output.
+
+    Args:
+        code: the exit code.
+        log: the output.
+        needed: whether it is the command that makes the step possible.
+        report: the JSON that nox wrote.
+    """
+    lines = [line.strip(" =") for line in log.splitlines() if line.strip(" =")] or ["no output"]
+    counts = [line for line in lines if re.search(r"\b\d+ (passed|failed|skipped|error|programs)", line)]
+    line = "; ".join(counts) if counts else lines[-1]
+    skipped_by_nox = report and [each["result"] for each in json.loads(report)["sessions"]] == ["skipped"]
+    only_skipped = counts and not any(re.search(r"\d+ (passed|failed|error|programs)", each) for each in counts)
+    if code and not needed:
+        return FAILED, line
+    if code or skipped_by_nox or only_skipped:
+        return NOT_POSSIBLE, line
+    return PASSED, line
+
+
+def main() -> int:
+    """Run the steps; return 1 if one failed."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", default="", help="a regular expression; run the steps whose names match")
+    only = parser.parse_args().only
+    OUT.mkdir(exist_ok=True)
+    rows = ["| step | outcome | minutes | |", "|---|---|---|---|"]
+    print("\n".join(rows), flush=True)
+    for step in [*STEPS, *nox_steps()]:
+        if re.search(only, step.name):
+            start = time.monotonic()
+            result, line = run(step)
+            rows.append(f"| {step.name} | {result} | {(time.monotonic() - start) / 60:.1f} | {line} |")
+            print(rows[-1], flush=True)
+    (OUT / "STEPS.md").write_text("\n".join([*rows, ""]))
+    return int(any(f"| {FAILED} |" in row for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

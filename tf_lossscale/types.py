@@ -1,0 +1,94 @@
+"""The types of public signatures, for type checkers: what TensorFlow's stubs (`types-tensorflow`) know is checked.
+
+Import them under `if TYPE_CHECKING`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol, TypeAlias, TypedDict, TypeVar
+
+import numpy as np
+import tensorflow as tf
+
+#: A number, in any form that TensorFlow converts to a scalar.
+Scalar: TypeAlias = "float | np.generic | tf.Tensor"
+
+#: A value that TensorFlow converts to a tensor.
+TensorLike: TypeAlias = "Scalar | np.ndarray[Any, Any] | Sequence[TensorLike]"
+
+#: A dtype, by its name or as TensorFlow's or NumPy's object.
+DType: TypeAlias = "str | tf.DType | np.dtype[Any] | type[np.generic]"
+
+#: The gradient of one variable; None if the loss does not depend on it.
+Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
+
+#: The gradients that a tape returns, in the structure of its sources.
+Gradients: TypeAlias = "Gradient | Sequence[Gradients] | dict[str, Gradients]"
+
+
+class Variable(Protocol):
+    """A variable of TensorFlow or Keras."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def shape(self) -> Any: ...
+
+    @property
+    def dtype(self) -> Any: ...
+
+    @property
+    def assign(self) -> Callable[..., Any]: ...
+
+    @property
+    def numpy(self) -> Callable[[], Any]: ...
+
+
+class AppliesGradients(Protocol):
+    """An optimizer of Keras or TensorFlow."""
+
+    @property
+    def apply_gradients(self) -> Callable[..., Any]: ...
+
+
+class Applies(Protocol):
+    """An optimizer of Sonnet or Keras 3."""
+
+    @property
+    def apply(self) -> Callable[..., Any]: ...
+
+
+#: An optimizer that can be wrapped.
+Optimizer: TypeAlias = "AppliesGradients | Applies"
+
+
+#: A loss, or a function that computes it.
+Loss: TypeAlias = "tf.Tensor | Callable[[], tf.Tensor]"
+
+#: A variable, several, or a function that returns one of these.
+Variables: TypeAlias = "Variable | Iterable[Variable] | Callable[[], Variable | Iterable[Variable]]"
+
+# Functions that return what they were passed, or a value of the same structure.
+Same = TypeVar("Same")
+SameFunction = TypeVar("SameFunction", bound=Callable[..., Any])
+SameGradient = TypeVar("SameGradient", bound="Gradient")
+
+
+class _Scale(TypedDict):
+    loss_scale: float
+
+
+class State(_Scale, total=False):
+    """The state of a loss scale as plain numbers; `loss_scale` alone if the scale is fixed.
+
+    >>> State(loss_scale=8.0)
+    {'loss_scale': 8.0}
+    """
+
+    dynamic_counter: int
+    bad_steps: int
+    skipped_steps: int
+    skipped_in_a_row: int
+    total_steps: int
