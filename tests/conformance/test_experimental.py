@@ -110,23 +110,10 @@ def test_every_trace_is_replayed_or_says_why_not():
     assert len(refused) + len(TRACES) == len(RECORDED["traces"])
 
 
-CONFIGS = {
-    "g3": {"initial_scale": 1024.0, "dynamic_growth_steps": 3},
-    "nonpow": {"initial_scale": 1000.0, "dynamic_growth_steps": 4},
-    "floor": {"initial_scale": 2.0, "dynamic_growth_steps": 5},
-    "below1": {"initial_scale": 0.3, "dynamic_growth_steps": 4},
-    "half15": {"initial_scale": 8192.0, "dynamic_growth_steps": 4},
-    "growth0": {"initial_scale": 16.0, "dynamic_growth_steps": 0},
-    "fixed3": {"dynamic": False, "initial_scale": 3.0},
-    "h_nonpow": {"initial_scale": 77.7, "dynamic_growth_steps": 2},
-    "h_big": {"initial_scale": 1048576.0, "dynamic_growth_steps": 7},
-}
-
-
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", calls.EXPERIMENTAL_CONFIGS)
 def test_configs_are_those_of_the_original_and_round_trip(name):
     recorded = RECORDED["configs"][f"get_config, config {name}"]["ok"]
-    optimizer = experimental.LossScaleOptimizer(sgd(), loss_scale_of(CONFIGS[name]))
+    optimizer = experimental.LossScaleOptimizer(sgd(), loss_scale_of(calls.EXPERIMENTAL_CONFIGS[name]))
     config = optimizer.get_config()
     assert config["loss_scale"] == recorded["loss_scale"]
     assert config["optimizer"]["class_name"] == "SGD"

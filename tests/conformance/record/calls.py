@@ -46,6 +46,11 @@ def values(variable):
     return np.asarray(tf.convert_to_tensor(variable)).tolist()
 
 
+def inner_of(wrapper):
+    """Return the inner optimizer; it has no public name in TensorFlow 2.3."""
+    return wrapper.inner_optimizer if hasattr(wrapper, "inner_optimizer") else wrapper._optimizer
+
+
 def scale_of(optimizer):
     """Return the scale; wrappers of TensorFlow 2.3 and older have a LossScale, which is called."""
     scale = optimizer.loss_scale
@@ -126,7 +131,7 @@ def variables_of(optimizer):
 
 def wrap_again(first, wrap, *args):
     """Wraps the inner optimizer of a wrapper that is still there."""
-    return wrap(first.inner_optimizer, *args)
+    return wrap(inner_of(first), *args)
 
 
 def set_back(bench):
@@ -162,7 +167,7 @@ ERRORS = {
     "nested: LSO(LSO(SGD))": lambda b: b.LossScaleOptimizer(b.wrap()),
     "wrapping the same inner twice": lambda b: wrap_again(b.wrap(), b.LossScaleOptimizer),
     "wrapping the same inner again after the first wrapper is gone": lambda b: (
-        type(b.LossScaleOptimizer(b.wrap().inner_optimizer)).__name__
+        type(b.LossScaleOptimizer(inner_of(b.wrap()))).__name__
     ),
     "apply_gradients([])": lambda b: apply(b.wrap(), []),
     "apply_gradients(None)": lambda b: apply(b.wrap(), None),
@@ -249,7 +254,7 @@ def momentum_set_late(bench):
     optimizer = set_attribute(bench.wrap(), "momentum", 0.9)
     for _ in range(2):
         apply(optimizer, [(bench.ones, bench.v)])
-    inner = optimizer.inner_optimizer
+    inner = inner_of(optimizer)
     return {
         "v_after_2_steps": values(bench.v),
         "inner_momentum": float(inner.momentum),
@@ -263,12 +268,12 @@ def iterations_assigned(optimizer):
 
 
 def both_iterations(optimizer):
-    return {"wrapper": int(optimizer.iterations), "inner": int(optimizer.inner_optimizer.iterations)}
+    return {"wrapper": int(optimizer.iterations), "inner": int(inner_of(optimizer).iterations)}
 
 
 def own_attribute(bench):
     optimizer = set_attribute(bench.wrap(), "my_attr", 3)
-    return {"wrapper": optimizer.my_attr, "inner_has": hasattr(optimizer.inner_optimizer, "my_attr")}
+    return {"wrapper": optimizer.my_attr, "inner_has": hasattr(inner_of(optimizer), "my_attr")}
 
 
 def delete_learning_rate(bench):
@@ -291,14 +296,14 @@ API = {
         b.wrap(),
         "learning_rate",
         0.5,
-        ("inner_lr", lambda o: o.inner_optimizer.learning_rate),
+        ("inner_lr", lambda o: inner_of(o).learning_rate),
     ),
     "wrapper.beta_1 = 0.0 after first step (Adam)": lambda b: before_and_after(
         b,
         b.wrap("Adam", {"learning_rate": 0.01}),
         "beta_1",
         0.0,
-        ("inner_beta_1", lambda o: o.inner_optimizer.beta_1),
+        ("inner_beta_1", lambda o: inner_of(o).beta_1),
         ("wrapper_beta_1", lambda o: o.beta_1),
     ),
     "wrapper.momentum = 0.9 on SGD built without momentum": momentum_set_late,
@@ -449,7 +454,7 @@ def custom_inner(bench, known):
 
     config = bench.LossScaleOptimizer(MyOpt()).get_config()
     made = type(bench.wrap()).from_config(config, {"MyOpt": MyOpt} if known else None)
-    return type(made.inner_optimizer).__name__
+    return type(inner_of(made)).__name__
 
 
 CONFIGS = {
@@ -503,3 +508,16 @@ EXPERIMENTAL = {
 
 #: Part of a recording -> its calls.
 TABLES = {"errors": ERRORS, "api_probes": API, "scaling": SCALING, "warnings": WARNINGS, "configs": CONFIGS}
+
+#: `get_config, config NAME` -> the arguments, in the words of TensorFlow 2.4.
+EXPERIMENTAL_CONFIGS = {
+    "g3": {"initial_scale": 1024.0, "dynamic_growth_steps": 3},
+    "nonpow": {"initial_scale": 1000.0, "dynamic_growth_steps": 4},
+    "floor": {"initial_scale": 2.0, "dynamic_growth_steps": 5},
+    "below1": {"initial_scale": 0.3, "dynamic_growth_steps": 4},
+    "half15": {"initial_scale": 8192.0, "dynamic_growth_steps": 4},
+    "growth0": {"initial_scale": 16.0, "dynamic_growth_steps": 0},
+    "fixed3": {"dynamic": False, "initial_scale": 3.0},
+    "h_nonpow": {"initial_scale": 77.7, "dynamic_growth_steps": 2},
+    "h_big": {"initial_scale": 1048576.0, "dynamic_growth_steps": 7},
+}

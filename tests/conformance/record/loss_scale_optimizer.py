@@ -59,6 +59,20 @@ class Experimental(Original):
             loss_scale = self.DynamicLossScale(config["initial_scale"], config["dynamic_growth_steps"], 2.0)
         return self.wrapper(getattr(self.optimizers, name)(**kwargs), loss_scale)
 
+    def described(self, loss_scale):
+        """Return what the wrapper makes of an argument `loss_scale`, an expression."""
+        module = tf.mixed_precision.experimental
+        scope = {"DynamicLossScale": module.DynamicLossScale, "FixedLossScale": module.FixedLossScale, "np": np}
+        scope.update(inf=float("inf"), nan=float("nan"))
+        optimizer = self.wrapper(tf.keras.optimizers.SGD(0.1), eval(loss_scale, scope))
+        scale = optimizer.loss_scale
+        return {
+            "loss_scale": {"type": type_name(scale), "repr": repr(scale)},
+            "call": plain(scale()),
+            "call_dtype": scale().dtype.name,
+            "get_config": optimizer.get_config(),
+        }
+
     def scale(self, optimizer):
         return optimizer.loss_scale()
 
@@ -348,6 +362,15 @@ def hyperparameters(original, known):
     }
 
 
+#: Calls of Keras 3's `scale_loss` before the optimizer is built.
+SCALE_LOSS = {
+    "scale_loss(python float) unbuilt": lambda optimizer: optimizer.scale_loss(1.5),
+    "scale_loss(numpy) unbuilt": lambda optimizer: optimizer.scale_loss(np.float32(1.5)),
+    "scale_loss(int tensor) unbuilt": lambda optimizer: optimizer.scale_loss(tf.constant(3)),
+    "scale_loss(list) unbuilt": lambda optimizer: optimizer.scale_loss([1.0, 2.0]),
+}
+
+
 class Messages(logging.Handler):
     """Collects the warnings that TensorFlow and Keras log."""
 
@@ -387,15 +410,24 @@ def bench(original):
 def called(original, section, probe, recorded, cases):
     """Record a call by its name, or return None if no program makes it."""
     if original.keras3:
-        return None
+        call = SCALE_LOSS.get(probe)
+        return call and outcome(lambda: typed(call(original.wrap("SGD", {}, {"initial_scale": 2.5}))))
     call = calls.TABLES[section].get(probe)
     if isinstance(original, Experimental):
         call = calls.EXPERIMENTAL.get(probe, call)
     of_sgd = re.match(r"LSO\(SGD, (\w+=[^)]*(\(.*\))?[^)]*)\)$", probe)
     state = re.match(r"state attributes, config ", probe)
     config = re.match(r"get_config of (\w+)$", probe)
-    if call is None and isinstance(original, Experimental):
-        return None
+    if isinstance(original, Experimental):
+        of_scale = re.match(r"LSO\(SGD, loss_scale=(?!dict)(.*)\)$", probe)
+        in_config = re.match(r"get_config, config (\w+)$", probe)
+        if of_scale:
+            call = lambda b: original.described(of_scale.group(1))  # noqa: E731
+        elif in_config and in_config.group(1) in calls.EXPERIMENTAL_CONFIGS:
+            given = calls.EXPERIMENTAL_CONFIGS[in_config.group(1)]
+            call = lambda b: original.wrap("SGD", {"learning_rate": 0.1}, given).get_config()  # noqa: E731
+        elif call is None and not probe.startswith("get_config of "):
+            return None
     if call is None and of_sgd:
         scope = {"tf": tf, "np": np, "nan": float("nan"), "inf": float("inf")}
         call = lambda b: calls.described(  # noqa: E731
