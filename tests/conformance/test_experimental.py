@@ -267,6 +267,7 @@ class Bench(probes.Bench):
 
     LossScaleOptimizer = experimental.LossScaleOptimizer
     DynamicLossScale = legacy.DynamicLossScale
+    arguments = ("dynamic",)
 
     def __init__(self, recording):
         super().__init__("lso_tf24")

@@ -16,7 +16,10 @@ class Bench:
         library: their Keras.
         LossScaleOptimizer: the wrapper's class, an original or this package's.
         DynamicLossScale: the class of older wrappers' loss scales.
+        arguments: what the wrapper needs after the inner optimizer.
     """
+
+    arguments = ()
 
     def __init__(self):
         self.u = tf.Variable([1.0, 2.0], name="u")
@@ -452,7 +455,7 @@ def custom_inner(bench, known):
     class MyOpt(bench.optimizers.SGD):
         pass
 
-    config = bench.LossScaleOptimizer(MyOpt()).get_config()
+    config = bench.LossScaleOptimizer(MyOpt(), *bench.arguments).get_config()
     made = type(bench.wrap()).from_config(config, {"MyOpt": MyOpt} if known else None)
     return type(inner_of(made)).__name__
 

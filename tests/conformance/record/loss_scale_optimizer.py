@@ -399,6 +399,7 @@ def bench(original):
     class Bench(calls.Bench):
         optimizers, library, LossScaleOptimizer = original.optimizers, original.library, original.wrapper
         DynamicLossScale = getattr(original, "DynamicLossScale", None)
+        arguments = ("dynamic",) if isinstance(original, Experimental) else ()
 
         def wrap(self, name="SGD", kwargs=None, initial_scale=8.0, **config):
             config = dict({"dynamic_growth_steps": 2000}, initial_scale=initial_scale, **config)
