@@ -29,7 +29,8 @@ class Replay:
     def __init__(self, case, initial):
         self.case = case
         self.dtype = case.get("var_dtype", "float32")
-        self.variables = [self.variable(array(initial[name], self.dtype), name) for name in NAMES]
+        self.names = [name for name in NAMES if name in initial]
+        self.variables = [self.variable(array(initial[name], self.dtype), name) for name in self.names]
         self.optimizer = self.wrap(case)
         self.loss_dtype = case.get("loss_dtype", self.dtype)
         self.how = case["how"]
@@ -103,7 +104,7 @@ class Replay:
         """Return what the recordings have after each step."""
         counter = self.counter()
         return dict(
-            zip(NAMES, [v.numpy() for v in self.variables]),
+            zip(self.names, [v.numpy() for v in self.variables]),
             loss_scale=float(self.scale()),
             dynamic_counter=None if counter is None else int(counter),
             iterations=int(self.optimizer.iterations),
@@ -150,7 +151,10 @@ class GraphReplay(Replay):
         if self._read is None:  # more operations in the graph would have it optimized anew
             counter = {} if self.counter() is None else {"dynamic_counter": self.counter()}
             self._read = dict(
-                zip(NAMES, self.variables), loss_scale=self.scale(), iterations=self.optimizer.iterations, **counter
+                zip(self.names, self.variables),
+                loss_scale=self.scale(),
+                iterations=self.optimizer.iterations,
+                **counter,
             )
         return dict({"dynamic_counter": None}, **self.session.run(self._read))
 
