@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from benchmarks import ablation, beside, contenders, steps
+from benchmarks import ablation, beside, contenders, steps, workloads
 from tf_lossscale.core import fast
 
 Row = dict[str, Any]
@@ -40,6 +40,7 @@ def tables(results: dict[str, Any]) -> dict[str, str]:
     """Return the tables of the page by name; a table without measurements is a line that says so."""
     rows = [row for row in results["rows"] if "refused" not in row or "ratios" in row]
     found = {
+        "summary": _summary(rows),
         "step": _ratios(_sorted(rows, "step"), COLUMNS),
         "least": _table(
             ["mode", "Adam of", "what is trained", contenders.LEAST, *COLUMNS],
@@ -90,6 +91,51 @@ def tables(results: dict[str, Any]) -> dict[str, str]:
         found[name] = table and table + _measured_on(_sorted(rows, name), results["machine"])
     pages = {name: table + _left_out(results["rows"], name) or UNMEASURED for name, table in found.items()}
     return {"machine": _machine(results), **pages}
+
+
+# What a step costs, in five rows: the label, the measurement, the contender, what it shows.
+_SUMMARY = (
+    (
+        "a training step in a `tf.function`",
+        {"what": "training step", "mode": "tf.function", "family": "Keras 3"},
+        contenders.OURS,
+        "Beside the forward and the backward pass the loss scale is hard to notice.",
+    ),
+    (
+        "a training step in eager mode",
+        {"what": "training step", "mode": "eager", "family": "Keras 3"},
+        contenders.OURS,
+        "Each gradient needs one operation more for the check and one for unscaling.",
+    ),
+    (
+        "the optimizer's step alone, Keras 3's Adam, in a `tf.function`",
+        {"what": "step", "mode": "tf.function", "family": "Keras 3", "workload": workloads.RESNET},
+        contenders.OURS,
+        "The check reads every gradient once more.",
+    ),
+    (
+        "the same with `jit_compile=True`",
+        {"what": steps.COMPILED, "mode": "tf.function", "family": "Keras 3", "workload": workloads.RESNET},
+        contenders.OURS_COMPILED,
+        "XLA fuses the dozen operations of Keras 3's update.",
+    ),
+    (
+        "the optimizer's step alone, tf_keras's legacy Adam",
+        {"what": "step", "mode": "tf.function", "family": "tf_keras legacy", "workload": workloads.RESNET},
+        contenders.OURS,
+        "This Adam is a single operation, so the additional passes over the gradients show.",
+    ),
+)
+
+
+def _summary(rows: list[Row]) -> str:
+    body = []
+    for label, where, name, sentence in _SUMMARY:
+        found = [row for row in rows if where.items() <= row.items() and name in row["ratios"]]
+        ratios = sorted(f"{row['ratios'][name]['processor']:.2f}" for row in found)
+        if ratios:
+            body.append([label, " to ".join(dict.fromkeys((ratios[0], ratios[-1]))), sentence])
+    return _table(["what runs", "bare = 1", "why"], body)
 
 
 def _beside(rows: list[Row]) -> str:
