@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from tf_lossscale.libraries import keras_versions
 from tf_lossscale.optimizers.adafactor import AdafactorBase
+
+if TYPE_CHECKING:
+    from tf_lossscale.types import Variable
 
 tf_keras: Any = keras_versions.keras_2()
 
@@ -58,7 +61,7 @@ class Adafactor(AdafactorBase, tf_keras.optimizers.Optimizer):
 
     def __init__(
         self,
-        params: Any = None,
+        params: Iterable[Variable] | Iterable[dict[str, Any]] | None = None,
         lr: Any = 1e-2,
         beta2_decay: float = -0.8,
         eps: tuple[float | None, float] = (None, 1e-3),

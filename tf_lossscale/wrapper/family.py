@@ -8,7 +8,7 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Collection, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -16,6 +16,9 @@ from tf_lossscale.core import replicas, scaling
 from tf_lossscale.core.graphs import runs_in_order
 from tf_lossscale.wrapper import options
 from tf_lossscale.wrapper.grads_and_vars import tensors_of, without_none
+
+if TYPE_CHECKING:
+    from tf_lossscale.types import Gradient, Variable
 
 
 class Family(abc.ABC):
@@ -68,10 +71,10 @@ class Family(abc.ABC):
     slots_need_gradients = False
 
     @abc.abstractmethod
-    def build(self, variables: list[Any]) -> None:
+    def build(self, variables: list[Variable]) -> None:
         """Create the variables that the optimizer lacks; each trace, and each step with other variables, calls it."""
 
-    def ensure_built(self, variables: list[Any]) -> None:
+    def ensure_built(self, variables: list[Variable]) -> None:
         """Build the optimizer; in eager mode only if the variables are not those of the last call."""
         remembers = tf.executing_eagerly() and not tf.distribute.has_strategy()
         same = [last() is variable for last, variable in zip(self._built_for, variables)]
@@ -85,7 +88,7 @@ class Family(abc.ABC):
         """Whether the optimizer has its slots; then it takes no new options."""
         return False
 
-    def known_variables(self) -> list[Any] | None:
+    def known_variables(self) -> list[Variable] | None:
         """Return the variables that the optimizer was built for; None if it does not keep them."""
         return None
 
@@ -105,21 +108,21 @@ class Family(abc.ABC):
     loss_scale_factor: Any = None
 
     def gradients(
-        self, loss: tf.Tensor, variables: list[Any], grad_loss: Any, tape: tf.GradientTape
-    ) -> list[tuple[Any, Any]]:
+        self, loss: tf.Tensor, variables: list[Variable], grad_loss: Any, tape: tf.GradientTape
+    ) -> list[tuple[Gradient, Variable]]:
         """Return the (gradient, variable) pairs of a scaled loss."""
         return list(zip(tape.gradient(loss, tensors_of(variables), grad_loss), variables))
 
-    def divide(self, gradients: Iterable[Any], factor: tf.Tensor) -> list[Any]:
+    def divide(self, gradients: Iterable[Gradient], factor: tf.Tensor) -> list[Gradient]:
         """Divide gradients by the factor of the loss."""
         return scaling.unscale(gradients, factor)
 
-    def unscale(self, gradients: list[Any], variables: list[Any], factor: tf.Tensor) -> list[Any]:
+    def unscale(self, gradients: list[Gradient], variables: list[Variable], factor: tf.Tensor) -> list[Gradient]:
         """Divide the gradients passed to the wrapper's `apply` by the factor of the loss."""
         del variables
         return self.divide(gradients, factor)
 
-    def reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+    def reduce(self, gradients: list[Gradient], variables: list[Variable]) -> list[Gradient]:
         """Sum the gradients over the replicas, in a replica context."""
         if self.own_aggregation is not None:
             return without_none(self.own_aggregation, gradients, variables)
@@ -128,7 +131,7 @@ class Family(abc.ABC):
     # Applying. --------------------------------------------------------------------------------------------------
 
     @abc.abstractmethod
-    def apply(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> Any:
+    def apply(self, gradients: list[Gradient], variables: list[Variable], **kwargs: Any) -> Any:
         """Apply reduced gradients with the optimizer, without reducing them again."""
 
     def require_graph_mode(self) -> None:
