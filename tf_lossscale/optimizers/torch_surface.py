@@ -206,11 +206,7 @@ class TorchSurface(hooks.Hooked):
             self._set_iterations(int(max(steps)))
         for group, size, saved in zip(self._groups, sizes, saved_groups):
             if group.steps is not None:
-                self._tensor_variable(group.steps).assign(np.array(steps[:size], "float32"))
-                for variable, entry in zip(group["params"], entries):
-                    for name, each in self._moments_of(variable).items():
-                        target = self._tensor_variable(each)
-                        target.assign(tf.cast(entry[name], target.dtype) if entry else tf.zeros_like(target))
+                self._load_moments(group, steps[:size], entries)
             steps, entries = steps[size:], entries[size:]
             for name, value in saved.items():
                 if name != "params":
@@ -218,6 +214,13 @@ class TorchSurface(hooks.Hooked):
             group.reorder([*(name for name in saved if name != "params"), "params"])
         for hook in self._hooks["load_state_dict_post"]:
             hook(self)
+
+    def _load_moments(self, group: ParameterGroup, steps: list[float], entries: list[Any]) -> None:
+        self._tensor_variable(group.steps).assign(np.array(steps, "float32"))
+        for variable, entry in zip(group["params"], entries):
+            for name, each in self._moments_of(variable).items():
+                target = self._tensor_variable(each)
+                target.assign(tf.cast(entry[name], target.dtype) if entry else tf.zeros_like(target))
 
 
 def _packed(group: ParameterGroup, first: int) -> dict[str, Any]:

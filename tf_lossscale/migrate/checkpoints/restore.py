@@ -116,9 +116,8 @@ def restore_from(file: File, saved: Optimizer, optimizer: Any, variables: Any) -
     kind = _class_of(file, saved, inner)
     pairs = matching.pairs(file, variables)
     iterations = _iterations(file, saved, inner)
-    for what, count in (("iterations", iterations), ("the counter", saved.counter)):
-        if count is not None and not 0 <= count < 2**63:
-            raise ValueError(f"{file.path}: {what} must be a count that fits in an int64, but is {count:g}.")
+    _check_count(file, "iterations", iterations)
+    _check_count(file, "the counter", saved.counter)
     notes = [*matching.notes(pairs), *_notes(saved, kind, inner, family)]
     values = [(variable, tensor.value()) for tensor, variable in pairs]
     planned = _planned_slots(file, saved, kind, pairs, inner)
@@ -141,6 +140,11 @@ def restore_from(file: File, saved: Optimizer, optimizer: Any, variables: Any) -
             inner.learning_rate = saved.learning_rate
     scale = _set_loss_scale(optimizer, saved)
     return Restored(iterations, scale, None if scale is None else saved.counter, tuple(notes))
+
+
+def _check_count(file: File, what: str, count: float | None) -> None:
+    if count is not None and not 0 <= count < 2**63:
+        raise ValueError(f"{file.path}: {what} must be a count that fits in an int64, but is {count:g}.")
 
 
 def _chosen(file: File, name: str | None) -> Optimizer:

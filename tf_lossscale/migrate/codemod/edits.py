@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import libcst as cst
 
@@ -16,14 +15,6 @@ from tf_lossscale.migrate.codemod.resolve import Resolver
 MARK = "# TODO(tf-lossscale):"
 
 Now = Callable[[cst.BaseExpression], cst.BaseExpression]
-
-
-class Import(NamedTuple):
-    """An import statement to be written: `from module import name as bound`; `import module` if there is no name."""
-
-    module: str
-    name: str | None = None
-    bound: str | None = None
 
 
 class Edits:
@@ -43,8 +34,8 @@ class Edits:
         self.todos: dict[cst.CSTNode, list[str]] = {}
         #: Statement -> lines to put above it.
         self.lines: dict[cst.CSTNode, list[str]] = {}
-        #: Import alias or star -> what to import in its place; nothing to remove it.
-        self.imports: dict[cst.CSTNode, list[Import]] = {}
+        #: Import alias or star -> the code of the import in its place; None to remove it.
+        self.imports: dict[cst.CSTNode, str | None] = {}
         #: Nodes that stay as they are, and names whose bindings stay because such a node goes through them.
         self.frozen: set[cst.CSTNode] = set()
         self.pinned: set[str] = set()
@@ -99,10 +90,10 @@ class Edits:
             comments.append(reason)
         self._report(node, report.TODO, reason=reason)
 
-    def noted_import(self, statement: cst.CSTNode, alias: cst.CSTNode, new: list[Import]) -> None:
-        """Report an import that will be replaced, or removed if there is nothing new."""
-        shown = "; ".join(f"from {i.module} import {i.name}" if i.name else f"import {i.module}" for i in new)
-        self._report(statement, report.REWRITTEN, new=shown or "(removed)")
+    def replace_import(self, statement: cst.CSTNode, alias: cst.CSTNode, new: str | None) -> None:
+        """Replace a name that a statement imports, or remove it, and report it."""
+        self.imports[alias] = new
+        self._report(statement, report.REWRITTEN, new=new.partition(" as ")[0] if new else "(removed)")
 
     def notice(self, node: cst.CSTNode, reason: str) -> None:
         """Leave a node as it is, and say so in the report only."""

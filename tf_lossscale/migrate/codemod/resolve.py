@@ -185,7 +185,8 @@ class Resolver(Tree):
             return starred or {by_custom or UNKNOWN}
         for assignment in self.reaching(name):
             if isinstance(assignment, ImportAssignment):
-                found |= self._of_import(assignment)
+                imported = assignment.get_qualified_names_for(name.value)
+                found |= {dotted for each in imported for dotted in self._expanded(each.name)} or {UNKNOWN}
             else:
                 value = self.assigned_value(assignment)
                 if value is None:
@@ -203,19 +204,6 @@ class Resolver(Tree):
             found |= self.dotted(value)
             self._open.discard(value)
         return found
-
-    def _of_import(self, assignment: ImportAssignment) -> set[str]:
-        statement = assignment.node
-        for alias in statement.names if not isinstance(statement.names, cst.ImportStar) else ():
-            bound = alias.evaluated_alias or alias.evaluated_name
-            if bound.split(".")[0] != assignment.name.split(".")[0]:
-                continue
-            if isinstance(statement, cst.ImportFrom):
-                return self._expanded(join(module_of(statement), alias.evaluated_name))
-            if alias.asname:
-                return self._expanded(alias.evaluated_name)
-            return {bound.split(".")[0]}
-        return {UNKNOWN}
 
     def _expanded(self, dotted: str) -> set[str]:
         """Look a dotted name up in the project's modules."""

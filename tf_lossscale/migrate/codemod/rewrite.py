@@ -12,7 +12,7 @@ from typing import Any
 import libcst as cst
 import libcst.matchers as m
 
-from tf_lossscale.migrate.codemod.edits import MARK, Edits, Import
+from tf_lossscale.migrate.codemod.edits import MARK, Edits
 from tf_lossscale.migrate.codemod.names import IPYTHON
 
 _LINES = (cst.SimpleStatementLine, cst.BaseCompoundStatement)
@@ -126,19 +126,16 @@ class Rewriter(cst.CSTTransformer):
     def _imports(self, statement: cst.Import | cst.ImportFrom) -> list[cst.BaseSmallStatement] | None:
         """The statements in place of an import; None if it stays as it is."""
         planned = self._edits.imports
-        if isinstance(statement.names, cst.ImportStar):
-            new = planned.get(statement.names)
-            return None if new is None else [_statement(i) for i in new]
-        kept = [alias for alias in statement.names if alias not in planned]
-        if len(kept) == len(statement.names):
+        aliases = [statement.names] if isinstance(statement.names, cst.ImportStar) else list(statement.names)
+        kept: list[Any] = [alias for alias in aliases if alias not in planned]
+        if len(kept) == len(aliases):
             return None
         statements: list[cst.BaseSmallStatement] = []
         if kept:
-            kept[-1] = kept[-1].with_changes(comma=statement.names[-1].comma)
+            kept[-1] = kept[-1].with_changes(comma=aliases[-1].comma)
             statements.append(statement.with_changes(names=kept))
-        new = list(dict.fromkeys(i for alias in statement.names for i in planned.get(alias, ())))
-        statements += [_statement(i) for i in new]
-        return statements
+        new = dict.fromkeys(planned.get(alias) for alias in aliases)
+        return statements + [_line(code).body[0] for code in new if code]
 
     def leave_IndentedBlock(
         self, original_node: cst.IndentedBlock, updated_node: cst.IndentedBlock
@@ -215,16 +212,6 @@ def _wrapped(reason: str) -> list[str]:
 
 def _line(code: str) -> cst.SimpleStatementLine:
     return cst.SimpleStatementLine([cst.parse_statement(code).body[0]])
-
-
-def _statement(new: Import) -> cst.BaseSmallStatement:
-    if new.name is None:
-        code = f"import {new.module}"
-    elif new.bound is None or new.bound == new.name:
-        code = f"from {new.module} import {new.name}"
-    else:
-        code = f"from {new.module} import {new.name} as {new.bound}"
-    return _line(code).body[0]
 
 
 def _alone(small: cst.BaseSmallStatement) -> cst.BaseSmallStatement:
