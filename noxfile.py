@@ -96,9 +96,10 @@ def libraries(session, tensorflow):
 
 
 @nox.session(python="3.11")
-def libcst(session):
-    """Tests `tf-lossscale migrate` with the oldest LibCST that setup.cfg allows."""
-    session.install("tensorflow==2.21.*", "tf-keras==2.21.*", ".[migrate]", "libcst==1.1.0", *ALONE)
+@nox.parametrize("version", [nox.param("==1.1.0", id="oldest"), nox.param(">=1.1.0", id="newest")])
+def libcst(session, version):
+    """Tests `tf-lossscale migrate` with the oldest LibCST that setup.cfg allows, and the newest."""
+    session.install("tensorflow==2.21.*", "tf-keras==2.21.*", ".[migrate]", f"libcst{version}", *ALONE)
     session.run("python", "-m", "pytest", "-q", "tests/migrate/codemod", env={"PYTHONPATH": "."})
 
 

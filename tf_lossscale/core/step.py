@@ -86,6 +86,7 @@ def step(loss_scale: LossScale, update: Update) -> Any:
         if update.aggregate:
             gradients = update.reduce(gradients)
         elif loss_scale.may_skip and replicas.several_replicas():
+            # The caller has summed the gradients. Replicas may still differ, but must take the same decision.
             all_values = loss_scale.reads_gradients or loss_scale.uses_norm
             agreed = finite.agreed(gradients, exactly=update.observes, all_values=all_values)
         take = _take if update.cluster is None else _take_compiled

@@ -64,9 +64,9 @@ def _run_script(path: str, arguments: list[str]) -> int:
     sys.argv = [path, *arguments]
     is_folder = os.path.isdir(path)
     if is_folder or zipfile.is_zipfile(path):
-        if not _holds_a_main(path) and is_folder:
-            return _fail(f"{path!r} is a folder without a __main__.py. Pass a script, or -m and a module.", 2)
         if not _holds_a_main(path):
+            if is_folder:
+                return _fail(f"{path!r} is a folder without a __main__.py. Pass a script, or -m and a module.", 2)
             return _fail(f"run: there is no __main__.py in {path!r}. Name the script to run.", 1)
         _look_first_in(path)
         return _as_python(lambda: runpy.run_path(path, run_name="__main__"), skip=_is_of_runpy)

@@ -1,6 +1,6 @@
-"""Which of the two contracts an update follows: whether its gradients are scaled. The answer is known, or it raises.
+"""Which of the two contracts an update follows: whether its gradients are scaled. An ambiguous update raises.
 
-`apply_gradients` asks the first of these that has an answer:
+For `apply_gradients`, the first of these rules that applies decides:
 
 1. Marks. Gradients that `get_unscaled_gradients` returned carry a mark: they are unscaled. Arithmetic loses the mark.
 2. The last call in the same place: after `scale_loss` the gradients are scaled, after `get_scaled_loss` and

@@ -430,7 +430,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         # Only now does the contract change: a call with bad arguments must not count.
         scaled = self._contract.takes_scaled(gradients)
         aggregate = experimental_aggregate_gradients and not skip_gradients_aggregation
-        return self._step(gradients, variables, scaled, aggregate, count_skipped=not scaled, keywords=kwargs)
+        update = Update(self, gradients, variables, scaled, aggregate, count_skipped=not scaled, keywords=kwargs)
+        return self._step(update)
 
     @_as_written
     def apply(self, grads: Iterable[Gradient], trainable_variables: Iterable[Variable] | None = None) -> None:
@@ -458,16 +459,11 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         variables = self._given_or_known(trainable_variables, "apply(grads)")
         require_fitting(grads, variables)
         scaled = self._contract.apply_takes_scaled(grads, self._family.apply_takes_unscaled)
-        self._step(grads, variables, scaled, aggregate=True, count_skipped=False, keywords={})
+        self._step(Update(self, grads, variables, scaled, aggregate=True, count_skipped=False, keywords={}))
 
-    def _step(self, *args: Any, **kwargs: Any) -> Any:
-        """Take the step of an `Update`, and return the family's result; in a graph, an operation or tensor to wait for.
-
-        Args:
-            *args: the arguments of `Update` behind the optimizer.
-            **kwargs: the same, by name.
-        """
-        scale, update = self._loss_scale, Update(self, *args, **kwargs)
+    def _step(self, update: Update) -> Any:
+        """Take the step, and return the family's result; in a graph, an operation or a tensor to wait for."""
+        scale = self._loss_scale
         deferred = scale.defers(self, update)
         outcome = None if deferred else step(scale, update)
         if tf.executing_eagerly():

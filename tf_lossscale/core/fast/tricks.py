@@ -13,7 +13,8 @@ TRICKS = {
     "one at a time": "one large gradient is unscaled after the other was applied: 860 MB for 16 x 16M",
     "one call": "the conditional of a small step is one operation, a call: 1.06 to 1.17 for 200 x 1k",
     "loop": "XLA gets a loop of at most one round for a conditional, on the CPU: 1.93 for 4 x 4M",
-    "sum first": "values are checked one by one only where their sum is not finite: 1.11 for ResNet-50",
+    "sum first": "values are checked one by one only if the sum is not finite: 1.10 for 4 x 4M, 1.11 for ResNet-50",
+    "one check": "XLA checks all small gradients as one, and compiles sooner: 1.3 for 60 x 1k",
     "product": "XLA gets a product in float64 for a quotient in float32, on the CPU: 1.21 for 4 x 4M",
 }
 _off: set[str] = set()

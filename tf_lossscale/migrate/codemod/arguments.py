@@ -6,6 +6,7 @@ Pure functions over a call's arguments. Whatever they cannot prove they refuse, 
 from __future__ import annotations
 
 import ast
+import operator
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -53,6 +54,16 @@ SIGNATURES = {
 }
 
 
+def keyword_of(argument: cst.Arg) -> str | None:
+    """Return the keyword of an argument; None if it has none."""
+    return argument.keyword.value if argument.keyword else None
+
+
+def as_they_are(call: cst.Call) -> list[Argument]:
+    """Return the arguments of a call, unchanged."""
+    return [(keyword_of(argument), index) for index, argument in enumerate(call.args)]
+
+
 def bind(arguments: Sequence[cst.Arg], signature: Sequence[str]) -> Binding | None:
     """Return parameter name -> index of its argument; None if stars or unknown keywords make that unclear."""
     found: Binding = {}
@@ -73,37 +84,36 @@ def bind(arguments: Sequence[cst.Arg], signature: Sequence[str]) -> Binding | No
 
 def number(expression: cst.BaseExpression) -> float | None:
     """Return the value of a number written out, such as `2 ** 15`; None if it is something else."""
-    allowed = m.Integer() | m.Float() | m.BinaryOperation() | m.UnaryOperation()
-    if not m.matches(expression, allowed):
-        return None
-    if m.findall(expression, m.Name() | m.Call() | m.SimpleString() | m.Subscript() | m.Attribute() | m.Comment()):
-        return None
     try:
-        tree = ast.parse(code(expression), mode="eval")
-        return float(_evaluated(tree.body))
+        return None if has_comment(expression) else float(_evaluated(ast.parse(code(expression), mode="eval").body))
     except (ValueError, OverflowError, ZeroDivisionError, SyntaxError):
         return None
 
 
+def _power(base: float, exponent: float) -> float:
+    if max(abs(base), abs(exponent)) > 1024:
+        raise OverflowError
+    return float(base) ** exponent
+
+
+_OPERATORS: dict[type, Callable[..., float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Pow: _power,
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
+}
+
+
 def _evaluated(node: ast.expr) -> float:
-    if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
+    if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)) and not isinstance(node.value, bool):
         return node.value
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.UAdd, ast.USub)):
-        value = _evaluated(node.operand)
-        return -value if isinstance(node.op, ast.USub) else value
-    if isinstance(node, ast.BinOp):
-        left, right = _evaluated(node.left), _evaluated(node.right)
-        if isinstance(node.op, ast.Pow) and abs(right) <= 1024 and abs(left) <= 1024:
-            return float(left) ** right
-        if isinstance(node.op, ast.Mult):
-            return left * right
-        if isinstance(node.op, ast.Div):
-            return left / right
-        if isinstance(node.op, ast.Add):
-            return left + right
-        if isinstance(node.op, ast.Sub):
-            return left - right
-    raise ValueError("not a number")
+    if not isinstance(node, (ast.UnaryOp, ast.BinOp)) or type(node.op) not in _OPERATORS:
+        raise ValueError("not a number")
+    operands = [node.operand] if isinstance(node, ast.UnaryOp) else [node.left, node.right]
+    return _OPERATORS[type(node.op)](*map(_evaluated, operands))
 
 
 def text(expression: cst.BaseExpression) -> str | None:
@@ -246,7 +256,7 @@ def rewritten(
         if isinstance(what, int):
             argument = old[what]
             renamed = None if keyword is None else cst.Name(keyword)
-            if (argument.keyword.value if argument.keyword else None) != keyword:
+            if keyword_of(argument) != keyword:
                 argument = argument.with_changes(
                     keyword=renamed, equal=_EQUAL if renamed else cst.MaybeSentinel.DEFAULT
                 )

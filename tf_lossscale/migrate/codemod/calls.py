@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 
 import libcst as cst
@@ -15,6 +16,7 @@ from tf_lossscale.migrate.codemod.arguments import (
     Argument,
     Unprovable,
     Written,
+    as_they_are,
     bind,
     code,
     has_comment,
@@ -270,6 +272,17 @@ class Calls:
             return False
         return not all(map(_is_in_module, self._resolver.dotted(call.func)))
 
+    @functools.cached_property
+    def compiled(self) -> list[cst.Call]:
+        """The calls of a model's method `compile` in the module."""
+        return [node for node in self._resolver.parents if isinstance(node, cst.Call) and self.is_compile(node)]
+
+    def why_compiled(self, calls: Sequence[cst.Call]) -> str | None:
+        """Why one of some calls of `compile`, or one in another file, may make an optimizer; None if there is none."""
+        if calls:
+            return f"Suspected because of compile() in line {self._resolver.start(calls[0])[0]}."
+        return self._resolver.around.reason
+
     def kinds(self, expression: cst.BaseExpression) -> set[str]:
         """Return the possible values of an expression: a set of the constants of this module, and UNKNOWN."""
         guarded = self._guard(expression)
@@ -469,7 +482,7 @@ def _inner(call: cst.Call, index: int) -> Argument:
 
 
 def _unchanged(call: cst.Call, target: str) -> Written:
-    return Written(target, [(a.keyword.value if a.keyword else None, index) for index, a in enumerate(call.args)])
+    return Written(target, as_they_are(call))
 
 
 def _listed(meaning: Meaning) -> str:

@@ -67,6 +67,10 @@ class Edits:
         self.gone.add(node)
         self.replace(node, lambda updated, now: with_parentheses_of(updated, cst.parse_expression(dotted)), dotted)
 
+    def rename_attribute(self, node: cst.Attribute, new: str) -> None:
+        """Replace the last part of a dotted name, and report it."""
+        self.replace(node, lambda updated, now: updated.with_changes(attr=cst.Name(new)), f"{code(node.value)}.{new}")
+
     def refuse(self, node: cst.Call, reason: str, what: cst.BaseExpression | None = None) -> None:
         """Leave a call as it is, together with all that the name of its function needs, or another part of it."""
         self.todo(node, reason)

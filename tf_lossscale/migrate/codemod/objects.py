@@ -27,6 +27,7 @@ _UPDATED = (
     "if {} is the loss scale of a LossScaleOptimizer, it is a tensor, which has no update: the wrapper moves its loss "
     "scale by itself."
 )
+_IF_WRAPPED = "if {0} is a LossScaleOptimizer, write {0}.{1}"
 _GIVE = "Give compile() a tf_lossscale.LossScaleOptimizer."
 
 
@@ -39,13 +40,10 @@ class ObjectPlanner(Visitor):
         self._open: set[cst.CSTNode] = set()
         self._said: set[tuple[cst.CSTNode | None, str]] = set()  # (function, optimizer)
         self._suspected: list[tuple[cst.CSTNode, str]] = []
-        self._compiled: list[cst.Call] = []
 
     def visit_Call(self, node: cst.Call) -> None:
         self._call_of_loss_scale(node)
         self._tested(node)
-        if self._calls.is_compile(node):
-            self._compiled.append(node)
 
     def finish(self) -> None:
         for node, what in self._suspected:
@@ -55,13 +53,13 @@ class ObjectPlanner(Visitor):
 
     def _why_suspected(self, node: cst.CSTNode) -> str | None:
         """Why compile() may have made the optimizer; None if the project compiles none, or wrapped ones only."""
-        bare = [call for call in self._compiled if self._calls.kinds(optimizer_of(call)) != {kinds.WRAPPER}]
-        if bare:
-            return f"Suspected because of compile() in line {self._resolver.start(bare[0])[0]}."
+        compiled = self._calls.compiled
+        bare = [call for call in compiled if self._calls.kinds(optimizer_of(call)) != {kinds.WRAPPER}]
         train_step = methods(self._resolver.enclosing(node, cst.ClassDef)).get("train_step")
-        if train_step and len(train_step.params.params) == 2:  # self and data; Keras passes nothing else
+        if not bare and train_step and len(train_step.params.params) == 2:  # self and data; Keras passes nothing else
             return "Suspected because this class is a Keras model."
-        return None if self._compiled and not self._resolver.around.compiles else self._resolver.around.reason
+        only_wrapped = compiled and not bare and not self._resolver.around.compiles
+        return None if only_wrapped else self._calls.why_compiled(bare)
 
     def visit_Attribute(self, node: cst.Attribute) -> None:
         if node not in self._handled and node.attr.value in _OF_WRAPPERS:
@@ -142,7 +140,7 @@ class ObjectPlanner(Visitor):
     def _is_given_a_wrapper(self, parameter: cst.Param) -> bool:
         """Return whether a call in this file gives a function a wrapper for a parameter, by name or by place."""
         function = self._resolver.enclosing(parameter, cst.FunctionDef)
-        if not isinstance(function, cst.FunctionDef):
+        if function is None:
             return False
         name = parameter.name.value
         places = [index for index, other in enumerate(function.params.params) if other is parameter]
@@ -199,11 +197,7 @@ class ObjectPlanner(Visitor):
             and not self._calls.told_otherwise(func.value)
         ):
             self._handled.add(func)
-            self._edits.todo(
-                node,
-                f"if {code(func.value)} is a LossScaleOptimizer, write {code(func.value)}.loss_scale: it is a tensor, "
-                "not a function.",
-            )
+            self._edits.todo(node, _IF_WRAPPED.format(code(func.value), "loss_scale: it is a tensor, not a function."))
 
     def _is_wrapped_elsewhere(self) -> bool:
         """Return whether another file may wrap the optimizers of this one."""
@@ -222,10 +216,8 @@ class ObjectPlanner(Visitor):
 
     def _is_own_method(self, func: cst.Attribute) -> bool:
         owner = self._resolver.enclosing(func, cst.ClassDef)
-        if not isinstance(owner, cst.ClassDef) or not isinstance(func.value, cst.Name) or func.value.value != "self":
-            return False
-        is_wrapper_name = any(self._resolver.meaning(base.value).old for base in owner.bases)
-        return is_wrapper_name or func.attr.value in methods(owner)
+        is_subclass = owner and any(self._resolver.meaning(base.value).old for base in owner.bases)
+        return code(func.value) == "self" and bool(is_subclass or func.attr.value in methods(owner))
 
     def _attribute(self, node: cst.Attribute) -> None:
         """Private attributes of a wrapper, and those of its old loss scale object."""
@@ -241,9 +233,9 @@ class ObjectPlanner(Visitor):
             self._edits.todo(node, "tf_lossscale.LossScaleOptimizer has no manager: read its loss_scale.")
         elif attribute in ("_optimizer", "_opt"):
             if found <= _PLAIN_OR_WRAPPER:
-                self._rename(node, "inner_optimizer")
+                self._edits.rename_attribute(node, "inner_optimizer")
             elif attribute == "_opt":
-                self._edits.todo(node, f"if {code(node.value)} is a LossScaleOptimizer, write inner_optimizer.")
+                self._edits.todo(node, _IF_WRAPPED.format(code(node.value), "inner_optimizer."))
         elif isinstance(parent, cst.Attribute) and parent.value is node:
             self._state(parent, node, found)
         elif (
@@ -252,17 +244,15 @@ class ObjectPlanner(Visitor):
             and found <= _PLAIN_OR_WRAPPER
             and not self._resolver.assigns("_loss_scale")
         ):
-            self._rename(node, "loss_scale")
+            self._edits.rename_attribute(node, "loss_scale")
 
     def _replaced(self, node: cst.Attribute, found: set[str]) -> None:
         """`opt._loss_scale = ...`, on a wrapper or in a subclass of one."""
         if not found & {kinds.WRAPPER, kinds.FACE} and not self._is_own_wrapper(node.value):
             return
         value = self._resolver.value_assigned_to(node)
-        dotted = self._resolver.dotted(value.func) if isinstance(value, cst.Call) else set()
-        is_tensor = any(
-            names.canonical(d).startswith("tensorflow.") and names.canonical(d) not in table.OLD for d in dotted
-        )
+        dotted = map(names.canonical, self._resolver.dotted(value.func) if isinstance(value, cst.Call) else ())
+        is_tensor = any(name.startswith("tensorflow.") and name not in table.OLD for name in dotted)
         if is_tensor or (value is not None and number(value) is not None):
             self._edits.todo(node, f"{_TAKES}, not a number or tensor.")
         else:
@@ -271,11 +261,7 @@ class ObjectPlanner(Visitor):
     def _is_own_wrapper(self, expression: cst.BaseExpression) -> bool:
         """Return whether an expression is `self` in a subclass of an old wrapper."""
         owner = self._resolver.enclosing(expression, cst.ClassDef)
-        return (
-            isinstance(owner, cst.ClassDef)
-            and code(expression) == "self"
-            and any(self._resolver.meaning(base.value).roles & set(names.WRAPPERS) for base in owner.bases)
-        )
+        return code(expression) == "self" and self._resolver.is_wrapper_class(owner)
 
     def _state(self, outer: cst.Attribute, node: cst.Attribute, found: set[str]) -> None:
         name = outer.attr.value
@@ -290,14 +276,8 @@ class ObjectPlanner(Visitor):
                 f"{code(node.value)}.{new}",
             )
         elif name in names.STATE:
-            self._edits.todo(
-                outer, f"if {code(node.value)} is a LossScaleOptimizer, write {code(node.value)}.{names.STATE[name]}."
-            )
+            self._edits.todo(outer, _IF_WRAPPED.format(code(node.value), f"{names.STATE[name]}."))
         elif node.attr.value == "_loss_scale" or name in ("update", "multiplier", "get_config"):
             self._edits.todo(
                 outer, f"the loss scale is a tensor, which has no {name}; the wrapper moves its loss scale by itself."
             )
-
-    def _rename(self, node: cst.Attribute, new: str) -> None:
-        shown = f"{code(node.value)}.{new}"
-        self._edits.replace(node, lambda updated, now: updated.with_changes(attr=cst.Name(new)), shown)

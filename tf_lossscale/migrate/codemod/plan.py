@@ -10,7 +10,7 @@ from libcst.metadata import ClassScope
 
 from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names
-from tf_lossscale.migrate.codemod.arguments import COMMA, Written, code, rewritten, text
+from tf_lossscale.migrate.codemod.arguments import COMMA, Written, as_they_are, code, rewritten, text
 from tf_lossscale.migrate.codemod.calls import Calls
 from tf_lossscale.migrate.codemod.edits import Edits, Now, Visitor, with_parentheses_of
 from tf_lossscale.migrate.codemod.project import UNKNOWN
@@ -100,8 +100,7 @@ class Planner(Visitor):
         )
 
     def _is_unchanged(self, node: cst.Call, written: Written) -> bool:
-        same = [(a.keyword.value if a.keyword else None, index) for index, a in enumerate(node.args)]
-        return list(written.arguments) == same and (
+        return list(written.arguments) == as_they_are(node) and (
             written.target == table.WRAPPER or not self._resolver.meaning(node.func).roles & {table.EXPERIMENTAL}
         )
 
@@ -114,8 +113,7 @@ class Planner(Visitor):
         if written.target == table.WRAPPER and option and is_value:
             self._edits.lines.setdefault(statement, []).append(option)
         elif written.target == table.WRAPPER:
-            same = [(a.keyword.value if a.keyword else None, index) for index, a in enumerate(node.args)]
-            written = Written(next(o.new for _, o in meaning.old), same)
+            written = Written(next(o.new for _, o in meaning.old), as_they_are(node))
         self._write(node, written)
 
     def _option_line(self, node: cst.Call) -> str | None:
@@ -290,8 +288,9 @@ class Planner(Visitor):
     def _told_by_subclass(self, node: cst.BaseExpression, roles: set[str]) -> str | None:
         """The class that a subclass of one of two takes its `super().__init__` for; if it does not say, the newer."""
         owner = self._resolver.enclosing(node, cst.ClassDef)
-        is_base = isinstance(owner, cst.ClassDef) and any(base.value is node for base in owner.bases)
-        if not is_base or not roles <= {table.STABLE, table.EXPERIMENTAL, table.OURS}:
+        if owner is None or all(base.value is not node for base in owner.bases):
+            return None
+        if not roles <= {table.STABLE, table.EXPERIMENTAL, table.OURS}:
             return None
         is_old = self._calls.is_old_base(owner)
         if is_old is None:
@@ -418,7 +417,7 @@ def _asks(resolver: Resolver, argument: cst.CSTNode) -> bool:
 def _is_returned_to_callers(resolver: Resolver, statement: cst.CSTNode) -> bool:
     """`return module` in a function that is called without arguments."""
     function = resolver.enclosing(statement, cst.FunctionDef)
-    return isinstance(function, cst.FunctionDef) and not function.decorators and not _must_be_given(function)
+    return function is not None and not function.decorators and not _must_be_given(function)
 
 
 def _is_unpacked(resolver: Resolver, element: cst.CSTNode) -> bool:

@@ -14,9 +14,9 @@ from tf_lossscale.migrate.codemod import calls as kinds
 from tf_lossscale.migrate.codemod import names
 from tf_lossscale.migrate.codemod.arguments import (
     SIGNATURES,
-    Argument,
     Unprovable,
     Written,
+    as_they_are,
     bind,
     code,
     rewritten,
@@ -53,7 +53,6 @@ class PolicyPlanner(Visitor):
     def __init__(self, resolver: Resolver, calls: Calls, edits: Edits):
         super().__init__(resolver, calls, edits)
         self._policies: list[tuple[cst.Call, cst.BaseExpression, int]] = []  # with the name, and loss_scale's index
-        self._compiled: list[cst.Call] = []
         self._wraps = False
         self._reads: list[cst.Attribute] = []
         self._casts: list[cst.Attribute] = []  # reads of should_cast_variables
@@ -68,8 +67,6 @@ class PolicyPlanner(Visitor):
                 self._policies.append((node, node.args[bound["name"]].value, bound["loss_scale"]))
         elif meaning.roles & set(names.WRAPPERS):
             self._wraps = True
-        elif self._calls.is_compile(node):
-            self._compiled.append(node)
 
     def _inferred(self, node: cst.Call) -> None:
         """None, and "infer" of TensorFlow 2.0, are float32; of "infer_float32_vars" only a run can tell."""
@@ -92,30 +89,24 @@ class PolicyPlanner(Visitor):
     def finish(self) -> None:
         if self._reads or not all(self._is_default(policy) for policy in self._policies):
             if (
-                self._compiled
+                self._calls.compiled
                 and not self._reads
                 and all(code(p.args[i].value) == "None" for p, _, i in self._policies)
             ):
                 self._never_wrap()
             else:
-                self._keep_loss_scales()
+                self._edits.legacy_policies = True
         self._read_from_old_policies()
         if not self._edits.legacy_policies:
             for policy, _, index in self._policies:
-                kept: list[Argument] = [(_keyword(a), i) for i, a in enumerate(policy.args) if i != index]
+                kept = [(keyword, i) for keyword, i in as_they_are(policy) if i != index]
                 self._rewrite(policy, Written("", kept))
         for policy, name, index in self._policies:
             scaled = text(name) in (None, "mixed_float16") and code(policy.args[index].value) != "None"
-            is_suspect = bool(self._compiled) or (not self._wraps or self._is_argument(policy.args[index].value))
-            if scaled and is_suspect and (why := self._why_suspected()):
+            is_suspect = bool(self._calls.compiled) or (not self._wraps or self._is_argument(policy.args[index].value))
+            if scaled and is_suspect and (why := self._calls.why_compiled(self._calls.compiled)):
                 is_default = self._is_default((policy, name, index))
                 self._edits.notice(policy, f"{_WRAPS if is_default else _DOES_NOT_READ} {why}")
-
-    def _why_suspected(self) -> str | None:
-        """Why compile() may wrap an optimizer under a policy of this file; None if the project compiles nothing."""
-        if self._compiled:
-            return f"Suspected because of compile() in line {self._resolver.start(self._compiled[0])[0]}."
-        return self._resolver.around.reason
 
     def _may_be_policy(self, expression: cst.BaseExpression) -> bool:
         """Return whether an object that is not known is a dtype policy by its name, in a file of the old API."""
@@ -138,9 +129,6 @@ class PolicyPlanner(Visitor):
         reaching = self._resolver.reaching(scale) if isinstance(scale, cst.Name) else []
         return any(isinstance(getattr(assignment, "node", None), cst.Param) for assignment in reaching)
 
-    def _keep_loss_scales(self) -> None:
-        self._edits.legacy_policies = True
-
     def _read_from_old_policies(self) -> None:
         for read in (*self._reads, *self._casts):
             for policy in (read.value, *self._resolver.values(read.value)):
@@ -152,10 +140,9 @@ class PolicyPlanner(Visitor):
 
     def _never_wrap(self) -> None:
         """`loss_scale=None` said that `compile` must not wrap the optimizer."""
-        for call in self._compiled:
+        for call in self._calls.compiled:
             if not any(a.star or (a.keyword and a.keyword.value == "auto_scale_loss") for a in call.args):
-                kept: list[Argument] = [(_keyword(a), i) for i, a in enumerate(call.args)]
-                self._rewrite(call, Written("", [*kept, ("auto_scale_loss", "False")]))
+                self._rewrite(call, Written("", [*as_they_are(call), ("auto_scale_loss", "False")]))
 
     def _rewrite(self, call: cst.Call, written: Written) -> None:
         self._edits.replace(
@@ -163,10 +150,6 @@ class PolicyPlanner(Visitor):
             lambda updated, now: rewritten(updated, written, None, now),
             code(rewritten(call, written, None, lambda old: old)),
         )
-
-
-def _keyword(argument: cst.Arg) -> str | None:
-    return argument.keyword.value if argument.keyword else None
 
 
 class RefusalPlanner(Visitor):
@@ -182,8 +165,7 @@ class RefusalPlanner(Visitor):
         except Unprovable as refusal:
             self._edits.refuse(node, f"{refusal}.")
             return
-        same_arguments = [(a.keyword.value if a.keyword else None, i) for i, a in enumerate(node.args)]
-        if not meaning.sure and (list(written.arguments) != same_arguments or isinstance(node.func, cst.Attribute)):
+        if not meaning.sure and (list(written.arguments) != as_they_are(node) or isinstance(node.func, cst.Attribute)):
             self._edits.refuse(node, f"{code(node.func)} is not always TensorFlow's class here.")
 
     def _named_by_string(self, node: cst.Call) -> None:

@@ -56,7 +56,7 @@ class Resolver(Tree):
         self.stars: list[str] = []
         #: Whether this file is about TensorFlow: elsewhere `keras` may run on another backend.
         self.imports_tensorflow = False
-        self.visit(_Collector(self))
+        self.visit(self)
 
     # Names. -----------------------------------------------------------------------------------------------------
 
@@ -149,6 +149,11 @@ class Resolver(Tree):
     def knows(self, module: str, name: str) -> bool:
         """Return whether the project passes a name on in this module, as the file names it."""
         return name in self._known.get(module, {})
+
+    def is_wrapper_class(self, owner: cst.ClassDef | None) -> bool:
+        """Return whether a class is a subclass of an old wrapper."""
+        bases = owner.bases if owner else ()
+        return any(self.meaning(base.value).roles & {*names.WRAPPERS} for base in bases)
 
     def is_builtin(self, expression: cst.BaseExpression, name: str) -> bool:
         """Return whether an expression is the builtin of this name."""
@@ -281,19 +286,12 @@ class Resolver(Tree):
         self.scopes |= {name: scope for name in m.findall(expression, m.Name())}
         return expression
 
-    def note_annotation(self, node: cst.AnnAssign) -> None:
-        """Remember `self.x: T` and, in the body of a class, `x: T`."""
-        name = node.target.attr if isinstance(node.target, cst.Attribute) else node.target
-        in_body = isinstance(self.scopes.get(node.target), ClassScope)
-        if isinstance(name, cst.Name) and (in_body or _is_self(getattr(node.target, "value", None))):
-            self._annotations[self.enclosing(node, cst.ClassDef), name.value] = node.annotation
-
     def _attribute_values(self, attribute: cst.Attribute) -> list[cst.BaseExpression]:
         text = get_full_name_for_node(attribute)
         if text is None:
             return []
         owner = self.enclosing(attribute, cst.ClassDef)
-        if isinstance(owner, cst.ClassDef) and text.startswith(("self.", "cls.")):
+        if owner and text.startswith(("self.", "cls.")):
             return self._in_family(owner, f"self.{text.partition('.')[2]}")
         found = self._attributes.get((owner, text), [])
         if not found and isinstance(attribute.value, cst.Name):
@@ -370,56 +368,51 @@ class Resolver(Tree):
         """Return whether an attribute of this name is assigned anywhere in the module."""
         return any(text.endswith(f".{attribute}") for _, text in self._attributes)
 
-    def note_returned(self, node: cst.Return) -> None:
-        """Remember a `return value`."""
-        value = node.value or cst.Name("None")
-        self._returned.setdefault(self.enclosing(node, cst.FunctionDef), []).append(value)
-
-    def note_attribute(self, target: cst.Attribute, value: cst.BaseExpression) -> None:
-        """Remember a `self.x = value`."""
-        text = get_full_name_for_node(target)
-        if text is not None:
-            self._attributes.setdefault((self.enclosing(target, cst.ClassDef), text), []).append(value)
-
-
-class _Collector:
-    """Collects what scopes do not tell: star imports, and values assigned to attributes."""
-
-    def __init__(self, resolver: Resolver):
-        self._resolver = resolver
+    # What scopes do not tell. -------------------------------------------------------------------------------------
 
     def visit_Annotation(self, node: cst.Annotation) -> None:
+        """Note the words in annotations that are strings."""
         for string in m.findall(node, m.SimpleString()):
-            self._resolver.annotated.update(re.findall(r"\w+", cst.ensure_type(string, cst.SimpleString).value))
+            self.annotated.update(re.findall(r"\w+", cst.ensure_type(string, cst.SimpleString).value))
 
     def visit_Import(self, node: cst.Import) -> None:
-        self._note(alias.evaluated_name for alias in node.names)
+        """Note whether TensorFlow is imported."""
+        self._note_modules(alias.evaluated_name for alias in node.names)
 
-    def visit_ImportFrom(self, node: cst.ImportFrom) -> bool:
-        self._note([module_of(node)])
+    def visit_ImportFrom(self, node: cst.ImportFrom) -> None:
+        """Note star imports, and whether TensorFlow is imported."""
+        self._note_modules([module_of(node)])
         if isinstance(node.names, cst.ImportStar):
-            self._resolver.stars.append(module_of(node))
-        return False
+            self.stars.append(module_of(node))
+
+    def _note_modules(self, modules: Iterable[str]) -> None:
+        if any(module.split(".", 1)[0] in ("tensorflow", "tf_keras") for module in modules):
+            self.imports_tensorflow = True
 
     def visit_Assign(self, node: cst.Assign) -> None:
+        """Note `self.x = value`."""
         for target in (each.target for each in node.targets):
             parts = [e.value for e in target.elements] if isinstance(target, (cst.Tuple, cst.List)) else [target]
             for part in parts:
-                value = self._resolver.value_assigned_to(part)
-                if isinstance(part, cst.Attribute) and value is not None:
-                    self._resolver.note_attribute(part, value)
-
-    def visit_Return(self, node: cst.Return) -> None:
-        self._resolver.note_returned(node)
+                self._note_attribute(part, self.value_assigned_to(part))
 
     def visit_AnnAssign(self, node: cst.AnnAssign) -> None:
-        self._resolver.note_annotation(node)
-        if isinstance(node.target, cst.Attribute) and node.value is not None:
-            self._resolver.note_attribute(node.target, node.value)
+        """Note `self.x: T = value` and, in the body of a class, `x: T`."""
+        name = node.target.attr if isinstance(node.target, cst.Attribute) else node.target
+        in_body = isinstance(self.scopes.get(node.target), ClassScope)
+        if isinstance(name, cst.Name) and (in_body or _is_self(getattr(node.target, "value", None))):
+            self._annotations[self.enclosing(node, cst.ClassDef), name.value] = node.annotation
+        self._note_attribute(node.target, node.value)
 
-    def _note(self, modules: Iterable[str]) -> None:
-        if any(module.split(".", 1)[0] in ("tensorflow", "tf_keras") for module in modules):
-            self._resolver.imports_tensorflow = True
+    def _note_attribute(self, target: cst.BaseExpression, value: cst.BaseExpression | None) -> None:
+        text = get_full_name_for_node(target) if isinstance(target, cst.Attribute) else None
+        if text is not None and value is not None:
+            self._attributes.setdefault((self.enclosing(target, cst.ClassDef), text), []).append(value)
+
+    def visit_Return(self, node: cst.Return) -> None:
+        """Note `return value`."""
+        value = node.value or cst.Name("None")
+        self._returned.setdefault(self.enclosing(node, cst.FunctionDef), []).append(value)
 
 
 def _on_any_backend(dotted: str) -> bool:

@@ -10,7 +10,7 @@ from tf_lossscale.migrate.codemod import names
 from tf_lossscale.migrate.codemod.project import Around, Bindings, read, tail
 
 _WORD = re.compile(rb"\w+")
-_STATEMENT = re.compile(rb"(?:\\\r?\n|[^\n(;])*(?:\([^)]*\))?")
+_IMPORT = re.compile(rb"\b(?:from|import)\b(?:\\\r?\n|[^\n(;])*(?:\([^)]*\))?")
 _RELATIVE = re.compile(rb"from[ \t]+\.")
 _COMPILE = re.compile(rb"(?<!\bre)(?<!regex)\.compile\(")
 _CALLED = re.compile(rb"\.loss_scale\(\)")
@@ -36,7 +36,7 @@ class Sources(Mapping[str, Bindings]):
     def __init__(self, paths: Iterable[str], load: Callable[[str], bytes]):
         self._load = load
         self._bindings: dict[str, Bindings] = {}
-        self._words: dict[str, frozenset[bytes]] = {}
+        self._words: dict[str, set[bytes]] = {}
         #: The files in which an old name can stand.
         self.with_old_names: list[str] = []
         self._wrapping: set[str] = set()
@@ -44,7 +44,8 @@ class Sources(Mapping[str, Bindings]):
         calling: list[str] = []
         for path in paths:
             source = load(path)
-            self._words[path] = frozenset(_imported_words(source))
+            imports = b" ".join(_IMPORT.findall(source))  # and what comments and strings say about imports
+            self._words[path] = {*_WORD.findall(imports), *([_DOT] if _RELATIVE.search(imports) else [])}
             if names.is_worth_parsing(source):
                 self.with_old_names.append(path)
             elif _CALLED.search(source):
@@ -90,20 +91,3 @@ class Sources(Mapping[str, Bindings]):
         for other, words in self._words.items():
             if word in words or (package and _DOT in words and other.startswith(package)):
                 yield other
-
-
-def _imported_words(source: bytes) -> Iterator[bytes]:
-    """The words of all import statements; those of comments and strings about imports as well."""
-    at = source.find(b"import")
-    while at >= 0:
-        start = source.rfind(b"\n", 0, at) + 1
-        # `from a \` and `import b` may stand on two lines.
-        while source[:start].endswith((b"\\\n", b"\\\r\n")):
-            start = source.rfind(b"\n", 0, start - 1) + 1
-        match = _STATEMENT.match(source, at)
-        end = match.end() if match else at
-        statement = source[start:end]
-        yield from _WORD.findall(statement)
-        if _RELATIVE.search(statement):
-            yield _DOT
-        at = source.find(b"import", max(end, at + 1))

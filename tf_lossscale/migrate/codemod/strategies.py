@@ -9,7 +9,7 @@ from __future__ import annotations
 import libcst as cst
 
 from tf_lossscale.migrate.codemod import names
-from tf_lossscale.migrate.codemod.arguments import code, text
+from tf_lossscale.migrate.codemod.arguments import text
 from tf_lossscale.migrate.codemod.calls import Calls
 from tf_lossscale.migrate.codemod.edits import Edits, Visitor
 from tf_lossscale.migrate.codemod.resolve import Resolver
@@ -46,6 +46,4 @@ class StrategyPlanner(Visitor):
         for node in self._own:
             self._edits.notice(node, _OWN)
         for use in self._uses if not self._own else ():
-            self._edits.replace(
-                use, lambda updated, now: updated.with_changes(attr=cst.Name("run")), f"{code(use.value)}.run"
-            )
+            self._edits.rename_attribute(use, "run")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import libcst as cst
 from libcst.metadata import (
@@ -19,7 +19,7 @@ from libcst.metadata import (
 
 _STATEMENTS = (cst.BaseSmallStatement, cst.BaseCompoundStatement)
 _SCOPES = (cst.FunctionDef, cst.ClassDef, cst.Lambda)
-
+_Node = TypeVar("_Node", bound=cst.CSTNode)
 
 # Context managers of TensorFlow. They swallow no error: what follows such a block happens after all of it.
 _CONTEXTS = ("scope", "as_default", "device", "init_scope", "name_scope", "variable_scope", "GradientTape", "Session")
@@ -99,7 +99,7 @@ class Tree:
             yield parent
             parent = self.parents.get(parent)
 
-    def enclosing(self, node: cst.CSTNode, kind: type) -> cst.CSTNode | None:
+    def enclosing(self, node: cst.CSTNode, kind: type[_Node]) -> _Node | None:
         """The nearest node of a kind above a node."""
         return next((a for a in self.ancestors(node) if isinstance(a, kind)), None)
 

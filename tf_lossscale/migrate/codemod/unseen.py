@@ -38,16 +38,13 @@ class UnseenPlanner(Visitor):
     def _gone_method(self, node: cst.Attribute) -> None:
         """A private method of the old class, called in a subclass of it that does not define it."""
         owner = self._resolver.enclosing(node, cst.ClassDef)
-        if node.attr.value not in names.GONE_HOOKS or not isinstance(owner, cst.ClassDef):
+        if node.attr.value not in names.GONE_HOOKS:
             return
         is_of_base = m.matches(node.value, m.Call(m.Name("super"))) or (
             m.matches(node.value, m.Name("self")) and node.attr.value not in methods(owner)
         )
-        if is_of_base and self._is_wrapper(owner):
+        if is_of_base and self._resolver.is_wrapper_class(owner):
             self._edits.todo(node, f"{node.attr.value} {names.GONE_HOOK}")
-
-    def _is_wrapper(self, owner: cst.ClassDef) -> bool:
-        return any(self._resolver.meaning(base.value).roles & set(names.WRAPPERS) for base in owner.bases)
 
     def visit_Call(self, node: cst.Call) -> None:
         if not self._resolver.is_builtin(node.func, "dict") or node in self._edits.gone:
@@ -114,9 +111,7 @@ class UnseenPlanner(Visitor):
 
     def visit_FunctionDef(self, node: cst.FunctionDef) -> None:
         owner = self._resolver.enclosing(node, cst.ClassDef)
-        if node.name.value not in names.HOOKS or not isinstance(owner, cst.ClassDef):
-            return
-        if self._is_wrapper(owner):
+        if node.name.value in names.HOOKS and self._resolver.is_wrapper_class(owner):
             self._edits.todo(
                 node.name,
                 f"{node.name.value} overrides a private method of the old class, which tf_lossscale does not call.",
