@@ -1,4 +1,4 @@
-"""Decides what becomes of the import statements, once it is known which uses of a name remain."""
+"""Plans the changes of import statements, after the remaining uses of each name are known."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from tf_lossscale.migrate.codemod.project import join
 from tf_lossscale.migrate.codemod.resolve import Resolver, module_of
 
 _MIXED_PRECISION = "keras.mixed_precision"
-# Modules of which TensorFlow has nothing any more.
+# Modules that TensorFlow removed completely.
 _GONE = (f"{_MIXED_PRECISION}.experimental.", "tensorflow.contrib.mixed_precision.", "tensorflow.mixed_precision.")
 
 
 class ImportPlanner(Visitor):
-    """Fills the edits of one module with those of its imports; the uses must have been planned.
+    """Plans the edits of a module's imports, after the edits of the uses.
 
     Args:
-        resolver: of the module.
-        calls: of the module.
-        edits: to be filled.
-        requested: names that other files import from this one; "*" stands for any.
+        resolver: the module's resolver.
+        calls: the module's calls.
+        edits: the edits to fill.
+        requested: names that other files import from this one; "*" for all names.
     """
 
     def __init__(self, resolver: Resolver, calls: Calls, edits: Edits, requested: set[str]):
@@ -78,7 +78,7 @@ class ImportPlanner(Visitor):
             self._with_counterpart(node, alias, dotted, bound, new)
 
     def _without_counterpart(self, node: cst.CSTNode, alias: cst.ImportAlias, dotted: str, bound: str) -> None:
-        """A name that is not in the table: of a module that is gone, or private, or none of ours."""
+        """Plan for a name that is not in the table: of a removed or private module, or of another library."""
         name = names.canonical(dotted)
         short = dotted.rpartition(".")[2]
         is_private, is_gone = name.rpartition(".")[0] in names.PRIVATE, name.startswith(_GONE)
@@ -99,7 +99,7 @@ class ImportPlanner(Visitor):
     def _with_counterpart(
         self, node: cst.CSTNode, alias: cst.ImportAlias, dotted: str, bound: str, new: str | None
     ) -> None:
-        """A name of the table, or a module that has nothing but such names; `new` is None if it has no other place."""
+        """Plan for a name of the table, or a module with only such names; `new` is None if it has not moved."""
         is_gone = names.canonical(dotted).startswith(_GONE)
         uses, remain = self._uses(node, bound)
         if new is None and is_gone and self._is_unused(node, bound):
@@ -148,7 +148,7 @@ class ImportPlanner(Visitor):
         return self._resolver.knows(module, name)
 
     def _uses(self, statement: cst.CSTNode, bound: str) -> tuple[int, int]:
-        """Return the number of uses of the binding in this file, and of those that will be left."""
+        """Return the number of uses of the binding in this file, and the number that will remain."""
         uses = remain = 0
         for node in self._resolver.names.get(bound, ()):
             if not self._resolver.is_read(node) and not self._resolver.is_deleted(node):

@@ -1,4 +1,4 @@
-"""Does what was planned: makes the new module from the old one and the edits."""
+"""Creates the new module from the old one and the planned edits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Rewriter(cst.CSTTransformer):
     """Applies the edits of one module.
 
     Args:
-        edits: what to do.
+        edits: the planned edits.
     """
 
     def __init__(self, edits: Edits):
@@ -33,11 +33,11 @@ class Rewriter(cst.CSTTransformer):
         self._header: Sequence[cst.EmptyLine] = ()
         self._first: cst.CSTNode | None = None
         self._names_package = False  # whether a new expression has `tf_lossscale.something`
-        #: Whether statements that bound one name in several ways have become one.
+        #: Whether statements that bound one name in several ways were merged.
         self.joined = False
 
     def visit_Module(self, node: cst.Module) -> None:
-        # What stands above the first statement of a file belongs to the module.
+        # Comments above the first statement of a file belong to the module.
         self._header = node.header
         self._first = node.body[0] if node.body else None
 
@@ -124,7 +124,7 @@ class Rewriter(cst.CSTTransformer):
         return body, changed
 
     def _imports(self, statement: cst.Import | cst.ImportFrom) -> list[cst.BaseSmallStatement] | None:
-        """The statements in place of an import; None if it stays as it is."""
+        """Return the statements that replace an import; None to keep it."""
         planned = self._edits.imports
         aliases = [statement.names] if isinstance(statement.names, cst.ImportStar) else list(statement.names)
         kept: list[Any] = [alias for alias in aliases if alias not in planned]
@@ -148,7 +148,7 @@ class Rewriter(cst.CSTTransformer):
     def leave_Try(
         self, original_node: cst.Try, updated_node: cst.Try
     ) -> cst.BaseStatement | cst.FlattenSentinel | cst.RemovalSentinel:
-        """A ladder whose rungs have become the same is one statement; one with nothing on its rungs is none."""
+        """Merge branches of a `try` that have become equal, and remove a `try` whose branches are empty."""
         blocks = [updated_node.body, *(handler.body for handler in updated_node.handlers)]
         if updated_node.orelse or updated_node.finalbody or original_node.deep_equals(updated_node):
             return updated_node
@@ -167,7 +167,7 @@ class Rewriter(cst.CSTTransformer):
         return first.with_changes(leading_lines=updated_node.leading_lines)
 
     def _is_plain(self, rung: cst.BaseStatement) -> bool:
-        """Return whether a statement only imports, or gives a name to a dotted name."""
+        """Return whether a statement is an import, or assigns a dotted name to a name."""
         if not isinstance(rung, cst.SimpleStatementLine) or len(rung.body) != 1:
             return False
         (small,) = rung.body
@@ -195,13 +195,13 @@ def _comments(*nodes: cst.CSTNode) -> collections.Counter[str]:
 
 
 def comments(source: bytes) -> list[tokenize.TokenInfo]:
-    """Return the comments of a file, with their places."""
+    """Return the comments of a file, with their positions."""
     tokens = tokenize.tokenize(io.BytesIO(source).readline)
     return [token for token in tokens if token.type == tokenize.COMMENT]
 
 
 def loses_comments(old: bytes, new: bytes) -> bool:
-    """Return whether a comment of the old source is not in the new one."""
+    """Return whether the new source lacks a comment of the old one."""
     before, after = (collections.Counter(token.string for token in comments(source)) for source in (old, new))
     return bool(before - after)
 
@@ -224,7 +224,7 @@ def _joined(body: list[cst.BaseSmallStatement]) -> list[cst.BaseSmallStatement]:
 
 
 def _without_removed(block: Any) -> Any:
-    """Take emptied lines out of a block or module; what stood above them goes to the next line."""
+    """Remove emptied lines from a block or module, and move the comments above them to the next line."""
     body: list[Any] = []
     held: list[cst.EmptyLine] = []
     for line in block.body:
@@ -255,7 +255,7 @@ def _imports_package(module: cst.Module) -> bool:
 
 
 def _import_place(body: Sequence[cst.BaseStatement]) -> int:
-    """Behind the docstring and the first run of import statements; IPython's lines may stand between them."""
+    """Return the position after the docstring and the first imports, among which IPython's lines may be."""
     place = 0
     for index, line in enumerate(body):
         if not isinstance(line, cst.SimpleStatementLine):
