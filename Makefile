@@ -10,7 +10,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 3
 # A process of tests keeps one core busy. `make test-processors` has more threads.
 unit: export TF_NUM_INTRAOP_THREADS ?= 1
 
-.PHONY: demo test quick lint doctest unit test-slow test-exhaustive test-tpu test-gpu test-processors fuzz mutants nox sessions \
+.PHONY: demo test quick lint doctest unit test-slow test-exhaustive test-tpu test-gpu test-processors fuzz differential record mutants nox sessions \
 	release-check bench docs docs-tables docs-plots dist clean
 
 ## Install the package and run the demo.
@@ -74,6 +74,15 @@ processor-%: $(VENV)/.test
 ## Compare random programs with a NumPy model, and try faults, for MINUTES=10. SEED=... repeats a run.
 fuzz: $(VENV)/.test
 	$(BIN)/python -m fuzz $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(FUZZ)
+
+## Compare random programs with the originals themselves, for MINUTES=10: tf_keras's and Keras 3's wrappers, TensorFlow 2.4 and 2.8.
+differential: $(VENV)/.test
+	$(BIN)/python -m fuzz.differential $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(DIFFERENTIAL)
+
+## Record ORIGINAL=tf24 anew, in an environment of its own, and compare with tests/conformance/data. RECORD=--write stores it.
+## Originals: tf115, tf23, tf24, tf28, tf_keras, keras3, mindspore, torch.
+record: $(VENV)/.test
+	$(BIN)/python -m tests.conformance.record $(ORIGINAL) $(RECORD)
 
 ## Mutate FILE=tf_lossscale/core/rules.py, run the tests that belong to it on each mutant, and print the survivors.
 ## MUTANTS="--sample 50" tests some of them; MUTANTS="--only 3,14 --tests tests" runs all tests on two.

@@ -43,6 +43,7 @@ STEPS = (
     Step("docs", ("make", "docs")),
     Step("dist", ("make", "dist")),
     Step("fuzz", ("make", "fuzz", MINUTES)),
+    Step("differential", ("make", "differential", MINUTES)),
 )
 
 

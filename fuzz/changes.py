@@ -4,6 +4,8 @@ Add a change as a pair of functions in `CHANGES`. Both take the list of all grad
 gradients, and an integer from 0 to 3 that differs from step to step.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable
 from typing import Any

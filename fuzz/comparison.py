@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from fuzz import model
 from fuzz.changes import CHANGES
-from fuzz.programs import ADAM, LAZY, MOMENTUM, RATE, SCALED, SHAPES
+from fuzz.program import ADAM, LAZY, MOMENTUM, RATE, SCALED, SHAPES
 
 #: Maximum distance to the model, relative to the largest value that the variable has had.
 TOLERANCES = {"float16": 2.0**-7, "bfloat16": 2.0**-4, "float32": 2.0**-19, "float64": 2.0**-19}

@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from fuzz.machine import Machine, inner_optimizer
-from fuzz.programs import Step
+from fuzz.program import Step
 from tests.families import ALL_FAMILIES
 from tf_lossscale import LossScaleOptimizer, probability
 

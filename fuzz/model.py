@@ -3,6 +3,8 @@
 It follows the text of the rules, and shares no code with the package.
 """
 
+from __future__ import annotations
+
 import dataclasses
 
 import numpy as np

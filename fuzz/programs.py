@@ -1,120 +1,25 @@
-"""The definition of a random program, and Hypothesis strategies that generate programs."""
-
-import dataclasses
+"""Hypothesis strategies that generate programs."""
 
 import hypothesis.strategies as st
-import numpy as np
 
 from fuzz.changes import CHANGES
 from fuzz.model import Rules
-
-SHAPES = ((2,), (4, 3), (), (2,))  # the second may have sparse gradients; the first and the last are equal
-ROWS = 3  # number of rows of a sparse gradient
-FAMILIES = ("keras3", "tf_keras", "tf_keras_legacy", "tf1", "sonnet")
-LAZY = ("tf_keras_legacy", "tf1", "sonnet")  # update the momentum of rows with a gradient only
-INNER = ("sgd", "momentum", "adam")
-AVERAGING = FAMILIES[:2]  # their optimizers have `use_ema`
-MODES = ("function", "compiled", "eager", "mirrored")  # of a custom loop; those of a library's loop:
-LIBRARY_MODES = {
-    "fit": FAMILIES[:3],
-    "fit_compiled": FAMILIES[:3],
-    "probability": FAMILIES,
-    "session": ("tf_keras_legacy", "tf1"),
-}
-RATE, MOMENTUM, ADAM = 0.0625, 0.75, {"beta_1": 0.5, "beta_2": 0.75, "epsilon": 0.0625}
-DTYPES = ("float32", "float16", "bfloat16", "float64")
-#: The calls by which a loop scales, unscales and applies: TensorFlow 2's contract, then Keras 3's.
-UNSCALED = ("unscaled", "minimize", "compute_gradients", "two_functions")
-SCALED = ("apply", "apply_gradients")
-BAD = ("nan", "inf", "-inf", "huge")
-
-# Up to these scales the wrapper's arithmetic is exact to the last bits: 2**-126 is the smallest normal float32 number.
-LARGEST_SCALE = {"float32": 2.0**126, "float64": 2.0**126, "bfloat16": 2.0**126, "float16": 2.0**14}
-
-
-@dataclasses.dataclass(frozen=True)
-class Loop:
-    """A training step; a program has one or two of them, over the same variables.
-
-    Args:
-        calls: one of UNSCALED or SCALED.
-        scaled: names of changes to the gradients of the scaled loss.
-        unscaled: names of changes to the unscaled gradients.
-        missing: the variable that the loss does not use, or None.
-        sparse: whether the second variable's gradient is sparse.
-        place: where the loop unscales gradients: "here", in a "function" or in a "cond".
-        recompute: whether the loss is in `tf.recompute_grad`.
-        backwards: whether the loop applies the pairs in reverse order.
-        repeated: "no", "if" (the step is in a `tf.cond`) or "while" (in a `tf.while_loop`).
-    """
-
-    calls: str = "unscaled"
-    scaled: tuple[str, ...] = ()
-    unscaled: tuple[str, ...] = ()
-    missing: int | None = None
-    sparse: bool = False
-    place: str = "here"
-    recompute: bool = False
-    backwards: bool = False
-    repeated: str = "no"
-
-
-@dataclasses.dataclass(frozen=True)
-class Step:
-    """One call of a loop.
-
-    Args:
-        seed: seed of the gradients.
-        number: an argument of the changes and of `Loop.repeated`.
-        bad: one of BAD, which replaces one value of the gradients, or None.
-        loop: the index of the program's loop that takes the step.
-        before: "checkpoint" or "state", to save and restore it before the step, or None.
-    """
-
-    seed: int = 0
-    number: int = 1
-    bad: str | None = None
-    loop: int = 0
-    before: str | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Program:
-    """Variables, an optimizer, and its steps."""
-
-    family: str = "tf_keras"
-    inner: str = "sgd"
-    mode: str = "function"
-    dtypes: tuple[str, ...] = ("float32",)
-    rules: Rules = dataclasses.field(default_factory=Rules)
-    loops: tuple[Loop, ...] = (Loop(),)
-    steps: tuple[Step, ...] = (Step(),)
-    at_once: int = 1  # `steps_per_execution` of fit
-    ema: int | None = None  # the `ema_overwrite_frequency` of moving averages, 0 for never; None for no averages
-    jit_compile: bool = False  # whether XLA compiles the optimizer's step alone
-
-    @property
-    def replicas(self):
-        """The number of replicas."""
-        return 2 if self.mode == "mirrored" else 1
-
-    def gradients(self, step):
-        """Return the gradients of the unscaled loss, each [replica, *shape], and the rows of the sparse gradient."""
-        loop, random = self.loops[step.loop], np.random.default_rng(step.seed)
-        shapes = [(ROWS, 3) if i == 1 and loop.sparse else shape for i, shape in enumerate(SHAPES[: len(self.dtypes)])]
-        found = [np.float32(random.integers(-32, 33, (self.replicas, *shape)) / 16) for shape in shapes]
-        rows = random.integers(0, 4, (self.replicas, ROWS))
-        if step.bad:
-            used = [gradient for i, gradient in enumerate(found) if i != loop.missing]
-            victim = used[random.integers(len(used))]
-            victim.flat[random.integers(victim.size)] = self.huge if step.bad == "huge" else np.float32(step.bad)
-        return found, rows
-
-    @property
-    def huge(self):
-        """A value that overflows when it is scaled, but not in the optimizer's slots."""
-        return 1024.0 if "float16" in self.dtypes else 1e16 if self.inner == "adam" else 1e35
-
+from fuzz.program import (
+    AVERAGING,
+    BAD,
+    FAMILIES,
+    INNER,
+    LARGEST_SCALE,
+    LAZY,
+    LIBRARY_MODES,
+    MODES,
+    ORIGINAL_CALLS,
+    SCALED,
+    UNSCALED,
+    Loop,
+    Program,
+    Step,
+)
 
 _ONE_IN_FOUR = st.sampled_from([False, False, False, True])
 
@@ -149,11 +54,11 @@ def _rules(draw, largest):
 
 
 @st.composite
-def _loops(draw, program):
+def _loops(draw, program, of=None):
     function, mirrored = program["mode"] in ("function", "compiled"), program["mode"] == "mirrored"
     variables = len(program["dtypes"])
     changes = [name for name, change in CHANGES.items() if change.compiled or program["mode"] != "compiled"]
-    calls = draw(st.sampled_from([*UNSCALED[: 3 if mirrored else 4], *SCALED]))
+    calls = draw(st.sampled_from(of or [*UNSCALED[: 3 if mirrored else 4], *SCALED]))
     if program["family"] in ("tf1", "sonnet") and calls in ("apply_gradients",):
         calls = "apply"
     if program["family"] == "tf1" and calls == "apply":
@@ -200,12 +105,12 @@ def programs(draw, most_steps=60, families=FAMILIES, modes=MODES):
 
 
 @st.composite
-def _steps(draw, most, rules, loops, between):
+def _steps(draw, most, rules, loops, between, finite=2):
     step = st.builds(
         Step,
         seed=st.integers(0, 10**6),
         number=st.integers(0, 3),
-        bad=st.sampled_from([None, None, *BAD]) if rules.dynamic else st.none(),
+        bad=st.sampled_from([*[None] * finite, *BAD]) if rules.dynamic else st.none(),
         loop=st.integers(0, loops - 1),
         before=between,
     )
@@ -229,3 +134,23 @@ def library_programs(draw, most_steps=60):
         loops = (Loop("unscaled", unscaled=draw(changes), backwards=draw(st.booleans())), Loop("minimize"))
     steps = draw(_steps(most_steps, rules, len(loops), st.none()))
     return Program(**program, rules=rules, loops=loops, steps=steps, at_once=draw(st.integers(1, 5)))
+
+
+@st.composite
+def original_programs(draw, families, modes, most_steps=40):
+    """Generate programs that an original can run: with the arguments that it has, and in its contract."""
+    program = {"family": draw(st.sampled_from(families)), "inner": draw(st.sampled_from(INNER))}
+    program["mode"] = draw(st.sampled_from(modes))
+    half = [] if program["inner"] == "adam" else ["float16", "bfloat16"]
+    dtype = st.sampled_from(["float32", "float32", "float64", *half])
+    program["dtypes"] = draw(st.lists(dtype, min_size=1, max_size=4).map(tuple))
+    largest = min(LARGEST_SCALE[dtype] for dtype in program["dtypes"])
+    found = draw(_rules(largest))
+    keras3 = program["family"] == "keras3"
+    scale = max(found.initial_scale, 1024.0) if keras3 else found.initial_scale  # Keras 3's scale has no lower bound
+    rules = Rules(initial_scale=scale, growth_steps=found.growth_steps, dynamic=found.dynamic or keras3)
+    program["rules"] = rules
+    loop = _loops(program, of=SCALED if keras3 else ORIGINAL_CALLS)
+    loops = draw(st.lists(loop, min_size=1, max_size=2).map(tuple))
+    between = st.sampled_from([None] * 8 + ["checkpoint", "learning_rate", "config"])
+    return Program(**program, loops=loops, steps=draw(_steps(most_steps, rules, len(loops), between, finite=10)))

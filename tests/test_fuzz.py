@@ -9,7 +9,7 @@ import pytest
 
 from fuzz import children, comparison, faults, model, programs, running, saves
 from fuzz.model import Rules
-from fuzz.programs import Loop, Program, Step
+from fuzz.program import Loop, Program, Step
 
 A_FEW = hypothesis.settings(
     max_examples=4,

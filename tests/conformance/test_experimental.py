@@ -8,8 +8,8 @@ import tensorflow as tf
 import tf_keras
 
 from tests import loops, strategies
-from tests.conformance import probes as calls
-from tests.conformance import recordings, replay, test_probes
+from tests.conformance import probes, recordings, replay, test_probes
+from tests.conformance.record import calls
 from tf_lossscale import legacy
 from tf_lossscale.legacy import experimental
 
@@ -110,23 +110,10 @@ def test_every_trace_is_replayed_or_says_why_not():
     assert len(refused) + len(TRACES) == len(RECORDED["traces"])
 
 
-CONFIGS = {
-    "g3": {"initial_scale": 1024.0, "dynamic_growth_steps": 3},
-    "nonpow": {"initial_scale": 1000.0, "dynamic_growth_steps": 4},
-    "floor": {"initial_scale": 2.0, "dynamic_growth_steps": 5},
-    "below1": {"initial_scale": 0.3, "dynamic_growth_steps": 4},
-    "half15": {"initial_scale": 8192.0, "dynamic_growth_steps": 4},
-    "growth0": {"initial_scale": 16.0, "dynamic_growth_steps": 0},
-    "fixed3": {"dynamic": False, "initial_scale": 3.0},
-    "h_nonpow": {"initial_scale": 77.7, "dynamic_growth_steps": 2},
-    "h_big": {"initial_scale": 1048576.0, "dynamic_growth_steps": 7},
-}
-
-
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", calls.EXPERIMENTAL_CONFIGS)
 def test_configs_are_those_of_the_original_and_round_trip(name):
     recorded = RECORDED["configs"][f"get_config, config {name}"]["ok"]
-    optimizer = experimental.LossScaleOptimizer(sgd(), loss_scale_of(CONFIGS[name]))
+    optimizer = experimental.LossScaleOptimizer(sgd(), loss_scale_of(calls.EXPERIMENTAL_CONFIGS[name]))
     config = optimizer.get_config()
     assert config["loss_scale"] == recorded["loss_scale"]
     assert config["optimizer"]["class_name"] == "SGD"
@@ -153,13 +140,13 @@ def test_recorded_configs_of_every_optimizer_are_read(probe):
 TAKEN_ARGUMENTS = {"LSO(SGD, loss_scale=np.float32(8))": "a NumPy number is a number"}
 
 
-def probes():
+def argument_probes():
     for probe in RECORDED["api_probes"]:
         if probe.startswith("LSO(SGD, loss_scale=") and "dict config" not in probe:
             yield probe
 
 
-@pytest.mark.parametrize("probe", list(probes()))
+@pytest.mark.parametrize("probe", list(argument_probes()))
 def test_the_argument_loss_scale_is_read_as_in_the_original(probe):
     recorded = RECORDED["api_probes"][probe]
     names = {name: getattr(legacy, name) for name in ("DynamicLossScale", "FixedLossScale")}
@@ -275,8 +262,12 @@ def test_mirrored_replicas_agree_as_recorded(name):
         assert values(optimizer.iterations) == [float(x) for x in expected["iterations"][i]], i
 
 
-class Bench(calls.Bench):
+class Bench(probes.Bench):
     """The bench of the recorded calls, with the experimental wrapper."""
+
+    LossScaleOptimizer = experimental.LossScaleOptimizer
+    DynamicLossScale = legacy.DynamicLossScale
+    arguments = ("dynamic",)
 
     def __init__(self, recording):
         super().__init__("lso_tf24")
@@ -286,34 +277,6 @@ class Bench(calls.Bench):
         return experimental.LossScaleOptimizer(inner, legacy.DynamicLossScale(initial_scale, dynamic_growth_steps))
 
 
-def with_multiplier_3(bench):
-    optimizer = experimental.LossScaleOptimizer(bench.optimizers.SGD(0.1), legacy.DynamicLossScale(8.0, 2, 3.0))
-    states = []
-    for factor in (1.0, 1.0, 1.0, np.inf, 1.0):
-        calls.apply(optimizer, [(bench.ones * factor, bench.v)])
-        counts = optimizer.loss_scale(), optimizer.dynamic_counter, optimizer.iterations
-        states.append([calls.values(bench.v), *map(float, counts)])
-    return states
-
-
-CALLS = {
-    "LSO()": lambda b: experimental.LossScaleOptimizer(),
-    "LSO(None)": lambda b: experimental.LossScaleOptimizer(None),
-    "LSO(3)": lambda b: experimental.LossScaleOptimizer(3, "dynamic"),
-    "LSO(SGD class)": lambda b: experimental.LossScaleOptimizer(b.optimizers.SGD, 8),
-    "LSO(SGD) without loss_scale": lambda b: experimental.LossScaleOptimizer(b.optimizers.SGD()),
-    "LSO(SGD, dynamic=True)": lambda b: experimental.LossScaleOptimizer(b.optimizers.SGD(), dynamic=True),
-    "nested LSO(LSO(SGD, 8), 4)": lambda b: experimental.LossScaleOptimizer(b.wrap(), 4),
-    "wrapping the same inner twice": lambda b: calls.wrap_again(b.wrap(), experimental.LossScaleOptimizer, 4),
-    "set wrapper.loss_scale = DynamicLossScale()": lambda b: calls.set_attribute(
-        b.wrap(), "loss_scale", legacy.DynamicLossScale()
-    ),
-    "multiplier 3: v, scale, good_steps, iterations per step": with_multiplier_3,
-    "get_unscaled_gradients(None)": lambda b: b.wrap().get_unscaled_gradients(None),
-    "get_unscaled_gradients([numpy])": lambda b: calls.recorded_gradients(
-        b.wrap(initial_scale=2.0), [np.ones(1, np.float32)]
-    ),
-}
 # Call -> our result or error, and why.
 DIFFERENT_CALLS = {
     "IndexedSlices without dense_shape": ({"v": [0.9, 2.0], "scale": 8.0, "counter": 1.0}, "no dense shape is needed"),
@@ -356,11 +319,11 @@ ELSEWHERE = (
 
 @pytest.mark.parametrize("section", test_probes.TABLES)
 def test_calls_do_what_the_recorded_ones_did(section, monkeypatch):
-    monkeypatch.setattr(calls, "Bench", Bench)
+    monkeypatch.setattr(probes, "Bench", Bench)
     monkeypatch.setattr(test_probes, "DIFFERENCES", {("*", probe): entry for probe, entry in DIFFERENT_CALLS.items()})
     failures = []
     for probe, recorded in RECORDED[section].items():
-        call = CALLS.get(probe) or test_probes.TABLES[section].get(probe)
+        call = calls.EXPERIMENTAL.get(probe) or test_probes.TABLES[section].get(probe)
         if call is None:
             assert any(fnmatch.fnmatchcase(probe, pattern) for pattern in ELSEWHERE), f"{probe} is left out"
         elif failure := test_probes.check("tf23", probe, call, recorded):

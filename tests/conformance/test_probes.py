@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.conformance import probes, recordings
+from tests.conformance.record import calls
 
 # Family of the replay -> the recording it is compared with: Keras 3 has the calls of TensorFlow 2.8 here.
 EXPECTED = {
@@ -17,13 +18,7 @@ EXPECTED = {
     "lso_tfkeras221_new": "lso_tfkeras221_new",
     "keras3_lso": "lso_tf28",
 }
-TABLES = {
-    "errors": probes.ERRORS,
-    "api_probes": probes.API,
-    "scaling": probes.SCALING,
-    "warnings": probes.WARNINGS,
-    "configs": probes.CONFIGS,
-}
+TABLES = calls.TABLES
 ERRORS = {"AttributeError": AttributeError, "KeyError": KeyError, "TypeError": TypeError, "ValueError": ValueError}
 
 SKIPPED = {"v": [1.0, 2.0], "scale": 4.0, "counter": 0.0}
@@ -254,7 +249,7 @@ def test_the_recorded_warnings_are_given_once(family):
         logger = logging.getLogger("absl")
         logger.addHandler(handler)
         try:
-            probes.WARNINGS[probe](probes.Bench(family))
+            calls.WARNINGS[probe](probes.Bench(family))
         finally:
             logger.removeHandler(handler)
         forgotten = [m.split(" before calling ")[0] for m in handler.messages if "You forgot" in m]

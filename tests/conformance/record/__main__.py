@@ -12,8 +12,9 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 
-from . import comparison, originals, program
+from . import checkpoints, comparison, originals, program
 
 DATA = originals.ROOT / "tests" / "conformance" / "data"
 SHOWN = 3  # differences of each case
@@ -34,9 +35,11 @@ def main(arguments=None):
     except originals.NotHere as error:
         print(f"{options.original} cannot be recorded here: {error}")
         return 2
-    results = [
-        record(python, name, options.only, options.write) for name in originals.ORIGINALS[options.original].recordings
-    ]
+    results = []
+    for name in originals.ORIGINALS[options.original].recordings:
+        results.append(record(python, name, options.only, options.write))
+        if name in checkpoints.WRITTEN_BY and options.only == "*":
+            results.append(repeat_checkpoints(python, name))
     return 0 if all(results) else 1
 
 
@@ -50,8 +53,7 @@ def record(python, name, pattern, write):
     new = {}
     for distributed in ("", "distributed") if program.RECORDERS[name][0] in DISTRIBUTED else ("",):
         command = [python, "-m", "record.program", name, str(cases), str(result), pattern, distributed]
-        environment = {**os.environ, "PYTHONPATH": str(DATA.parent)}
-        made = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True)
+        made = run(command)
         if made.returncode:
             print(f"{name}: {' '.join(command)} failed:\n{made.stderr[-3000:]}")
             return False
@@ -63,6 +65,29 @@ def record(python, name, pattern, write):
         whole["made_with"]["kept"] = kept(stored, new)
         (DATA / f"{name}.json.gz").write_bytes(gzip.compress(json.dumps(whole).encode(), mtime=0))
     return not found
+
+
+def repeat_checkpoints(python, name):
+    """Repeat the training behind an original's checkpoints and read them; return whether nothing differs."""
+    folder = originals.ENVIRONMENTS / "recorded" / "checkpoints"
+    with tarfile.open(DATA / "checkpoints.tar.gz") as archive:
+        archive.extractall(folder, filter="data")
+    result = folder.parent / f"{name}.checkpoints.json"
+    command = [python, "-m", "record.checkpoints", name, str(folder), str(result)]
+    made = run(command)
+    if made.returncode:
+        print(f"{name}: {' '.join(command)} failed:\n{made.stderr[-3000:]}")
+        return False
+    metas = {each: checkpoints.read(folder, each) for each in checkpoints.names(name, folder)}
+    stored = {"checkpoints": {each: {"ok": checkpoints.expected(meta)} for each, meta in metas.items()}}
+    new = {"checkpoints": json.loads(result.read_text()), "made_with": {"program": "checkpoints.py"}}
+    return not report(f"{name}, its checkpoints", stored, new, "")
+
+
+def run(command):
+    """Run a program of this folder; return the finished process."""
+    environment = {**os.environ, "PYTHONPATH": str(DATA.parent)}
+    return subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True)
 
 
 def merged(one, other):

@@ -1,12 +1,13 @@
 """Records `LossScaleOptimizer` of TensorFlow 2.3, 2.4 and 2.8, of tf_keras and of Keras 3."""
 
 import functools
+import logging
 import re
 
 import numpy as np
 import tensorflow as tf
 
-from . import training
+from . import calls, training
 from .values import array, outcome, plain, type_name, typed
 
 
@@ -16,7 +17,7 @@ class Original:
     keras3 = False
 
     def __init__(self):
-        self.optimizers = tf.keras.optimizers
+        self.library, self.optimizers = tf.keras, tf.keras.optimizers
         self.wrapper = tf.keras.mixed_precision.LossScaleOptimizer
 
     def wrap(self, name, kwargs, config):
@@ -28,6 +29,10 @@ class Original:
             config: the wrapper's arguments, in the words of TensorFlow 2.4.
         """
         return self.wrapper(getattr(self.optimizers, name)(**kwargs), **numbers(config))
+
+    def variable(self, value, dtype="float32", name=None):
+        """Return a variable of the library."""
+        return tf.Variable(value, dtype=dtype, name=name)
 
     def scale(self, optimizer):
         """Return the loss scale: a tensor or variable."""
@@ -42,18 +47,31 @@ class Experimental(Original):
     """TensorFlow 2.3's `tf.keras.mixed_precision.experimental.LossScaleOptimizer`."""
 
     def __init__(self):
-        self.optimizers = tf.keras.optimizers
+        self.library, self.optimizers = tf.keras, tf.keras.optimizers
         self.wrapper = tf.keras.mixed_precision.experimental.LossScaleOptimizer
+        self.DynamicLossScale = tf.mixed_precision.experimental.DynamicLossScale
 
     def wrap(self, name, kwargs, config):
         config, loss_scale = numbers(config), "dynamic"
         if not config.get("dynamic", True):
             loss_scale = config["initial_scale"]
         elif config:
-            loss_scale = tf.mixed_precision.experimental.DynamicLossScale(
-                config["initial_scale"], config["dynamic_growth_steps"], 2.0
-            )
+            loss_scale = self.DynamicLossScale(config["initial_scale"], config["dynamic_growth_steps"], 2.0)
         return self.wrapper(getattr(self.optimizers, name)(**kwargs), loss_scale)
+
+    def described(self, loss_scale):
+        """Return what the wrapper makes of an argument `loss_scale`, an expression."""
+        module = tf.mixed_precision.experimental
+        scope = {"DynamicLossScale": module.DynamicLossScale, "FixedLossScale": module.FixedLossScale, "np": np}
+        scope.update(inf=float("inf"), nan=float("nan"))
+        optimizer = self.wrapper(tf.keras.optimizers.SGD(0.1), eval(loss_scale, scope))
+        scale = optimizer.loss_scale
+        return {
+            "loss_scale": {"type": type_name(scale), "repr": repr(scale)},
+            "call": plain(scale()),
+            "call_dtype": scale().dtype.name,
+            "get_config": optimizer.get_config(),
+        }
 
     def scale(self, optimizer):
         return optimizer.loss_scale()
@@ -68,6 +86,7 @@ class TfKeras(Original):
     def __init__(self, legacy):
         import tf_keras
 
+        self.library = tf_keras
         self.optimizers = tf_keras.optimizers.legacy if legacy else tf_keras.optimizers
         self.wrapper = tf_keras.mixed_precision.LossScaleOptimizer
 
@@ -80,8 +99,12 @@ class Keras3(Original):
     def __init__(self):
         import keras
 
-        self.optimizers = keras.optimizers
+        self.library, self.optimizers = keras, keras.optimizers
         self.wrapper = keras.optimizers.LossScaleOptimizer
+        self._variable = keras.Variable
+
+    def variable(self, value, dtype="float32", name=None):
+        return self._variable(value, dtype=dtype, name=name)
 
     def scale(self, optimizer):
         return optimizer.dynamic_scale
@@ -115,6 +138,9 @@ def replay(original, case, initial):
         def wrap(self, case):
             return original.wrap(case["optimizer_class"], case["optimizer_kwargs"], case["config"])
 
+        def variable(self, value, name):
+            return original.variable(value, self.dtype, name)
+
         def scale(self):
             return original.scale(self.optimizer)
 
@@ -143,7 +169,7 @@ def take(original, optimizer, variable, gradient):
     with tf.GradientTape() as tape:
         scale = optimizer.scale_loss if original.keras3 else optimizer.get_scaled_loss
         loss = scale(variable * gradient)
-    found = [tape.gradient(loss, variable)]
+    found = [tape.gradient(loss, variable.value if original.keras3 else variable)]
     if not original.keras3:
         found = optimizer.get_unscaled_gradients(found)
     optimizer.apply_gradients(zip(found, [variable]))
@@ -153,7 +179,7 @@ def extreme(original, case):
     """Record a case at the ends of float32: one variable of 1.0, whose gradients are listed with their run lengths."""
 
     def run():
-        optimizer, variable = original.wrap(*case["optimizer"], case["config"]), tf.Variable(1.0)
+        optimizer, variable = original.wrap(*case["optimizer"], case["config"]), original.variable(1.0)
         step = lambda gradient: take(original, optimizer, variable, gradient)  # noqa: E731  a new tf.function each
         step = tf.function(step) if case["function"] else step
         states = []
@@ -163,7 +189,7 @@ def extreme(original, case):
                 counter = original.counter(optimizer)
                 states.append(
                     {
-                        "v": float(variable),
+                        "v": plain(variable),
                         "loss_scale": float(original.scale(optimizer)),
                         "counter": None if counter is None else int(counter),
                         "iterations": int(optimizer.iterations),
@@ -192,8 +218,10 @@ def distributed(original, case, compiled):
     def run():
         strategy = mirrored()
         with strategy.scope():
-            variable = tf.Variable(1.0)
+            variable = original.variable(1.0)
             optimizer = original.wrap(*case["optimizer"], case["config"])
+            if original.keras3:  # a step that builds it fails in a tf.function
+                optimizer.build([variable])
 
         def on_replica(gradients):
             replica = tf.distribute.get_replica_context().replica_id_in_sync_group
@@ -218,6 +246,34 @@ def distributed(original, case, compiled):
         return columns(states)
 
     return dict(case, result=outcome(run))
+
+
+def under_strategy(original, probe):
+    """Record a step of SGD(0.1) with a gradient of 1.0 under MirroredStrategy, or in its cross-replica context."""
+
+    def outside():
+        optimizer = original.wrap("SGD", {"learning_rate": 0.1}, {"initial_scale": 8.0, "dynamic_growth_steps": 2000})
+        with mirrored().scope():
+            variable = tf.Variable(1.0)
+        mirrored().run(lambda: optimizer.apply_gradients([(tf.constant(1.0), variable)]))
+        return float(variable.numpy())
+
+    def cross_replica(call):
+        with mirrored().scope():
+            variable = tf.Variable(1.0)
+            optimizer = original.wrap("SGD", {"learning_rate": 0.1}, {})
+            call(optimizer, variable)
+
+    calls_by_name = {
+        "MirroredStrategy(2 cpus) / constructed outside, applied in strategy.run": outside,
+        "apply_gradients in cross-replica context": lambda: cross_replica(
+            lambda optimizer, variable: optimizer.apply_gradients([(tf.constant(1.0), variable)])
+        ),
+        "minimize in cross-replica context": lambda: cross_replica(
+            lambda optimizer, variable: optimizer.minimize(lambda: variable * 2.0, [variable])
+        ),
+    }
+    return outcome(calls_by_name[probe]) if probe in calls_by_name and not original.keras3 else None
 
 
 def scaling(original, probe, recorded):
@@ -257,6 +313,13 @@ def scaling(original, probe, recorded):
     return outcome(run)
 
 
+def without_number(described):
+    """Return a described value; the number at the end of a name, such as that of `sgd_12`, is replaced by N."""
+    if described["type"] == "str":
+        described["value"] = re.sub(r"_\d+$", "_N", described["value"])
+    return described
+
+
 def hyperparameters(original, known):
     """Record which attributes of an optimizer are read, set and listed through the wrapper."""
     name, kwargs = known["optimizer"]
@@ -266,8 +329,8 @@ def hyperparameters(original, known):
         return optimizer, optimizer.inner_optimizer if hasattr(optimizer, "inner_optimizer") else optimizer._optimizer
 
     def both(optimizer, inner, attribute, of_inner="inner"):
-        outer = outcome(lambda: typed(getattr(optimizer, attribute)))
-        own = outcome(lambda: typed(getattr(inner, attribute)))
+        outer = outcome(lambda: without_number(typed(getattr(optimizer, attribute))))
+        own = outcome(lambda: without_number(typed(getattr(inner, attribute))))
         return outer, "same" if own == outer else {"error": {"type": own["error"]["type"]}} if "error" in own else own
 
     def set_to(attribute, value):
@@ -299,24 +362,128 @@ def hyperparameters(original, known):
     }
 
 
+#: Calls of Keras 3's `scale_loss` before the optimizer is built.
+SCALE_LOSS = {
+    "scale_loss(python float) unbuilt": lambda optimizer: optimizer.scale_loss(1.5),
+    "scale_loss(numpy) unbuilt": lambda optimizer: optimizer.scale_loss(np.float32(1.5)),
+    "scale_loss(int tensor) unbuilt": lambda optimizer: optimizer.scale_loss(tf.constant(3)),
+    "scale_loss(list) unbuilt": lambda optimizer: optimizer.scale_loss([1.0, 2.0]),
+}
+
+
+class Messages(logging.Handler):
+    """Collects the warnings that TensorFlow and Keras log."""
+
+    def __init__(self):
+        super().__init__(logging.WARNING)
+        self.found = []
+
+    def emit(self, record):
+        entry = {"level": record.levelname, "message": record.getMessage()}
+        if entry not in self.found[-1:]:  # a logger passes its records on to its parents
+            self.found.append(entry)
+
+    def __enter__(self):
+        for name in ("tensorflow", "absl"):
+            logging.getLogger(name).addHandler(self)
+        return self
+
+    def __exit__(self, *error):
+        for name in ("tensorflow", "absl"):
+            logging.getLogger(name).removeHandler(self)
+
+
+def bench(original):
+    """Return the bench of one call."""
+
+    class Bench(calls.Bench):
+        optimizers, library, LossScaleOptimizer = original.optimizers, original.library, original.wrapper
+        DynamicLossScale = getattr(original, "DynamicLossScale", None)
+        arguments = ("dynamic",) if isinstance(original, Experimental) else ()
+
+        def wrap(self, name="SGD", kwargs=None, initial_scale=8.0, **config):
+            config = dict({"dynamic_growth_steps": 2000}, initial_scale=initial_scale, **config)
+            return original.wrap(name, {"learning_rate": 0.1} if kwargs is None else kwargs, config)
+
+    return Bench()
+
+
+def called(original, section, probe, recorded, cases):
+    """Record a call by its name, or return None if no program makes it."""
+    if original.keras3:
+        call = SCALE_LOSS.get(probe)
+        return call and outcome(lambda: typed(call(original.wrap("SGD", {}, {"initial_scale": 2.5}))))
+    call = calls.TABLES[section].get(probe)
+    if isinstance(original, Experimental):
+        call = calls.EXPERIMENTAL.get(probe, call)
+    of_sgd = re.match(r"LSO\(SGD, (\w+=[^)]*(\(.*\))?[^)]*)\)$", probe)
+    state = re.match(r"state attributes, config ", probe)
+    config = re.match(r"get_config of (\w+)$", probe)
+    if isinstance(original, Experimental):
+        of_scale = re.match(r"LSO\(SGD, loss_scale=(?!dict)(.*)\)$", probe)
+        in_config = re.match(r"get_config, config (\w+)$", probe)
+        if of_scale:
+            call = lambda b: original.described(of_scale.group(1))  # noqa: E731
+        elif in_config and in_config.group(1) in calls.EXPERIMENTAL_CONFIGS:
+            given = calls.EXPERIMENTAL_CONFIGS[in_config.group(1)]
+            call = lambda b: original.wrap("SGD", {"learning_rate": 0.1}, given).get_config()  # noqa: E731
+        elif call is None and not probe.startswith("get_config of "):
+            return None
+    if call is None and of_sgd:
+        scope = {"tf": tf, "np": np, "nan": float("nan"), "inf": float("inf")}
+        call = lambda b: calls.described(  # noqa: E731
+            original.wrapper(original.optimizers.SGD(), **eval("dict({})".format(of_sgd.group(1)), scope))
+        )
+    elif call is None and state:
+        given = {name: recorded["ok"][name]["ok"]["value"] for name in calls.ARGUMENTS}
+        call = lambda b: attributes(original.wrap("SGD", {"learning_rate": 0.1}, given))  # noqa: E731
+    elif call is None and config and config.group(1) in optimizers_of(cases):
+        name, kwargs = optimizers_of(cases)[config.group(1)]
+        given = {"initial_scale": 256.0, "dynamic_growth_steps": 7}
+        call = lambda b: original.wrap(name, kwargs, given).get_config()  # noqa: E731
+    elif call is None:
+        return None
+    with Messages() as messages:
+        result = outcome(lambda: plain(call(bench(original))))
+    return dict(result, logs=messages.found) if messages.found or section == "warnings" else result
+
+
+def attributes(optimizer):
+    """Return the documented attributes of a wrapper."""
+    return {name: outcome(lambda name: typed(getattr(optimizer, name)), name) for name in calls.ARGUMENTS + calls.STATE}
+
+
+def optimizers_of(cases):
+    """Return {name: (class, arguments)} of the inner optimizers of all traces."""
+    return {case["optimizer"]: (case["optimizer_class"], case["optimizer_kwargs"]) for case in cases["traces"].values()}
+
+
 def record(name, cases, chosen):
     """Return the recording `name` with the inputs of `cases`; `chosen(part, case)` says which cases are run."""
     original = ORIGINALS[name]()
+    np.seterr(all="ignore")
 
     def each(part, function):
-        return {key: function(key, case) for key, case in cases[part].items() if chosen(part, key)}
+        found = {key: function(key, case) for key, case in cases.get(part, {}).items() if chosen(part, key)}
+        return {key: result for key, result in found.items() if result is not None}
 
-    np.seterr(all="ignore")
+    def one_call(part):
+        return each(part, lambda key, case: called(original, part, key, case, cases))
+
     return {
         "initial_variables": cases["initial_variables"],
         "sequences": cases["sequences"],
         "traces": each("traces", lambda key, case: trace(original, case, cases)),
         "extremes": each("extremes", lambda key, case: extreme(original, case)),
-        "scaling": {
-            key: scaling(original, key, case)
-            for key, case in cases["scaling"].items()
-            if key.startswith("scale ") and chosen("scaling", key)
-        },
+        "scaling": dict(
+            one_call("scaling"),
+            **each("scaling", lambda key, case: scaling(original, key, case) if key.startswith("scale ") else None),
+        ),
         "distributed": each("distributed", lambda key, case: distributed(original, case, key.endswith("tf.function"))),
         "hyperparameters": each("hyperparameters", lambda key, case: hyperparameters(original, case)),
+        "errors": one_call("errors"),
+        "api_probes": one_call("api_probes"),
+        "configs": one_call("configs"),
+        "warnings": one_call("warnings"),
+        "strategies": each("strategies", lambda key, case: under_strategy(original, key)),
     }

@@ -57,7 +57,8 @@ def main(name, cases, result, pattern="*", distributed=""):
         virtual_cpus()
 
     def chosen(part, case):
-        return part.startswith("distributed") == bool(distributed) and fnmatch.fnmatchcase(part + "/" + case, pattern)
+        under_strategy = part.startswith(("distributed", "strategies"))
+        return under_strategy == bool(distributed) and fnmatch.fnmatchcase(part + "/" + case, pattern)
 
     recorder = importlib.import_module("." + module, __package__)
     with open(cases) as file:

@@ -1,5 +1,7 @@
 """Records PyTorch's `torch.optim.Adafactor`."""
 
+import re
+
 import torch
 
 from .values import array, outcome, plain
@@ -49,6 +51,13 @@ def state_of(optimizer, parameters):
     }
 
 
+def constructed(arguments):
+    """Return the options of `Adafactor([p], ARGUMENTS)`, where p is a matrix of ones."""
+    scope = {"torch": torch, "tensor": torch.tensor, "nan": float("nan"), "p": torch.nn.Parameter(torch.ones(2, 3))}
+    made = eval("torch.optim.Adafactor([p], " + arguments, scope)
+    return {name: plain(value) for name, value in made.param_groups[0].items() if name != "params"}
+
+
 def record(name, cases, chosen):
     """Return the recording with the inputs of `cases`; `chosen(part, case)` says which cases are run."""
     del name
@@ -68,5 +77,10 @@ def record(name, cases, chosen):
             dtype: outcome(steps, in_dtype, cases, ("vector", "matrix", "tensor3"), getattr(torch, dtype), 25)
             for dtype in ("float64", "float16")
             if chosen("dtypes", dtype)
+        },
+        "api_probes": {
+            probe: outcome(constructed, probe[len("Adafactor([p], ") :])
+            for probe in cases["api_probes"]
+            if re.match(r"Adafactor\(\[p\], \w+=.*\)$", probe) and chosen("api_probes", probe)
         },
     }

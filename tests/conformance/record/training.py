@@ -29,7 +29,8 @@ class Replay:
     def __init__(self, case, initial):
         self.case = case
         self.dtype = case.get("var_dtype", "float32")
-        self.variables = [tf.Variable(array(initial[name], self.dtype), name=name) for name in NAMES]
+        self.names = [name for name in NAMES if name in initial]
+        self.variables = [self.variable(array(initial[name], self.dtype), name) for name in self.names]
         self.optimizer = self.wrap(case)
         self.loss_dtype = case.get("loss_dtype", self.dtype)
         self.how = case["how"]
@@ -38,6 +39,10 @@ class Replay:
     def wrap(self, case):
         """Return the wrapped optimizer."""
         raise NotImplementedError
+
+    def variable(self, value, name):
+        """Return a variable as users of the library make it."""
+        return tf.Variable(value, name=name)
 
     def scale(self):
         """Return the loss scale: a tensor or variable."""
@@ -61,7 +66,9 @@ class Replay:
                 tensors.append(tf.constant(array(g, self.dtype)))
         kinds = tuple(kinds)
         if self.how.endswith("_function") and kinds not in self._functions:
-            self._functions[kinds] = tf.function(lambda *tensors: self._step(kinds, tensors))
+            # TensorFlow 2's graph optimizer reorders products by the names of nodes. Arguments whose names come before
+            # that of the gradient's nodes, `gradient_tape`, are multiplied as the recordings have it.
+            self._functions[kinds] = tf.function(lambda *g: self._step(kinds, g))
         with np.errstate(over="ignore"):
             self._functions[kinds](*tensors) if kinds in self._functions else self._step(kinds, tensors)
 
@@ -85,7 +92,7 @@ class Replay:
         scale = optimizer.scale_loss if self.keras3 else optimizer.get_scaled_loss
         with tf.GradientTape() as tape:
             loss = scale(self.loss(kinds, tensors))
-        gradients = tape.gradient(loss, variables)
+        gradients = tape.gradient(loss, [v if isinstance(v, tf.Variable) else v.value for v in variables])
         if self.keras3 and self.how.startswith("minimize"):
             optimizer.apply(gradients, variables)
         elif self.keras3:
@@ -97,7 +104,7 @@ class Replay:
         """Return what the recordings have after each step."""
         counter = self.counter()
         return dict(
-            zip(NAMES, [v.numpy() for v in self.variables]),
+            zip(self.names, [v.numpy() for v in self.variables]),
             loss_scale=float(self.scale()),
             dynamic_counter=None if counter is None else int(counter),
             iterations=int(self.optimizer.iterations),
@@ -144,7 +151,10 @@ class GraphReplay(Replay):
         if self._read is None:  # more operations in the graph would have it optimized anew
             counter = {} if self.counter() is None else {"dynamic_counter": self.counter()}
             self._read = dict(
-                zip(NAMES, self.variables), loss_scale=self.scale(), iterations=self.optimizer.iterations, **counter
+                zip(self.names, self.variables),
+                loss_scale=self.scale(),
+                iterations=self.optimizer.iterations,
+                **counter,
             )
         return dict({"dynamic_counter": None}, **self.session.run(self._read))
 

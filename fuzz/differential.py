@@ -1,0 +1,270 @@
+"""`python -m fuzz.differential`: random programs on this package and on the originals themselves.
+
+    python -m fuzz.differential [--minutes 10] [--seed 1] [--only tf24]
+
+Each original runs in a process of its own: tf_keras's and Keras 3's wrappers in this environment, TensorFlow 2.4 and
+2.8 in the environments that `make record` makes. A difference is a failure, or a row of docs/differences.md. A program
+that differs is shrunk and printed. The exit code is 1 after a failure, else 0.
+"""
+
+import argparse
+import collections
+import dataclasses
+import json
+import logging
+import os
+import random
+import subprocess
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import hypothesis
+import numpy as np
+import tensorflow as tf
+
+import tf_lossscale
+from fuzz import originals, programs
+from fuzz.comparison import TOLERANCES
+from fuzz.program import LARGEST_SCALE
+from tests.conformance.record import originals as environments
+
+AT_ONCE = 10  # programs in one run of Hypothesis
+MOST_FAILURES = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Original:
+    """An original to compare with.
+
+    Args:
+        name: its name in `fuzz.originals`.
+        family: whose inner optimizers this package wraps in its place.
+        modes: the modes of programs that it can run.
+        environment: the name of its environment in `tests.conformance.record`, or None for this one.
+    """
+
+    name: str
+    family: str
+    modes: tuple[str, ...] = ("function", "eager")
+    environment: str | None = None
+
+
+_ALL_MODES = ("function", "eager", "compiled")
+ORIGINALS = {
+    "tf_keras": Original("tf_keras", "tf_keras", _ALL_MODES),
+    "keras3": Original("keras3", "keras3", _ALL_MODES),
+    "tf_keras_legacy": Original("tf_keras_legacy", "tf_keras_legacy", _ALL_MODES),
+    "tf24": Original("tensorflow", "tf_keras_legacy", environment="tf24"),
+    "tf28": Original("tensorflow", "tf_keras_legacy", environment="tf28"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """A step after which the two states differ."""
+
+    original: Original
+    program: Any
+    step: Any
+    before: float  # the scale before the step
+    theirs: dict[str, Any]
+    ours: dict[str, Any]
+
+    @property
+    def loop(self):
+        """The loop of the step."""
+        return self.program.loops[self.step.loop]
+
+    @property
+    def only_here_skipped(self):
+        """Whether this package skipped the step and the original applied it."""
+        return "error" not in {**self.theirs, **self.ours} and self.ours["loss_scale"] < self.theirs["loss_scale"]
+
+
+#: A row of docs/differences.md -> whether a difference is the one of the row.
+ROWS: dict[str, Callable[[Difference], bool]] = {
+    "an overflow that only the scaling causes, in a `tf.function`": lambda d: (
+        d.original.family != "keras3"
+        and d.program.mode != "eager"
+        and (d.step.bad == "huge" or d.before > 2.0**125)
+        and d.only_here_skipped
+    ),
+    "`get_unscaled_gradients`": lambda d: (
+        d.original.family != "keras3" and d.before > min(LARGEST_SCALE[dtype] for dtype in d.program.dtypes)
+    ),
+    "sparse rows with the same index": lambda d: d.loop.sparse and d.step.bad is not None and d.only_here_skipped,
+    "bounds of the scale": lambda d: d.original.family == "keras3" and not 1 <= d.theirs["loss_scale"] < np.inf,
+}
+
+
+class Child:
+    """An original in a process of its own.
+
+    Raises:
+        NotHere: its environment cannot be made on this machine.
+    """
+
+    def __init__(self, original):
+        python = environments.environment(original.environment) if original.environment else sys.executable
+        self._process = subprocess.Popen(
+            [python, "-m", "fuzz.originals", original.name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            cwd=environments.ROOT,
+            env={**os.environ, "PYTHONPATH": str(environments.ROOT)},
+        )
+
+    def __call__(self, program, gradients):
+        """Return the states of a program."""
+        self._process.stdin.write(originals.encoded(program, gradients) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        assert answer, f"the original's process ended with exit code {self._process.wait()}"
+        return json.loads(answer)
+
+    def close(self):
+        """End the process."""
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def in_this_process(original):
+    """Return a function with a Child's arguments and result."""
+    optimizers, wrapper = originals.ORIGINALS[original.name]()
+    return lambda program, gradients: originals.run(program, gradients, optimizers, wrapper)
+
+
+def ours(original, program, gradients):
+    """Return the states of a program with this package's wrapper."""
+    optimizers, _ = originals.ORIGINALS[original.family]()
+    return originals.run(program, gradients, optimizers, tf_lossscale.LossScaleOptimizer)
+
+
+def compare(original, run_original, program):
+    """Run a program on both.
+
+    Args:
+        original: an Original.
+        run_original: a Child or the result of `in_this_process`.
+        program: a Program.
+
+    Returns:
+        The number of steps that agree, and the row of the deliberate difference that ended the program, or None.
+
+    Raises:
+        AssertionError: the states differ, and no row says so.
+    """
+    gradients = [program.gradients(step) for step in program.steps]
+    theirs = run_original(program, gradients)
+    found = ours(original, program, gradients)
+    tolerances = [8 * TOLERANCES[dtype] for dtype in program.dtypes]
+    if any("clip_by_norm" in loop.unscaled for loop in program.loops):
+        tolerances = [max(tolerances)] * len(tolerances)  # the norm spreads one variable's error to all
+    before = program.rules.initial_scale
+    for i, (expected, got) in enumerate(zip(theirs, found)):
+        if not _agree(expected, got, tolerances):
+            step = program.steps[min(i, len(program.steps) - 1)]
+            difference = Difference(original, program, step, before, expected, got)
+            for row, is_it in ROWS.items():
+                if is_it(difference):
+                    return i, row
+            raise AssertionError(f"after step {i} at scale {before}:\n original: {expected}\n here:     {got}")
+        before = expected.get("loss_scale")
+    assert len(theirs) == len(found)
+    return len(theirs), None
+
+
+def _agree(expected, got, tolerances):
+    if any(expected.get(key) != got.get(key) for key in ("error", "loss_scale", "dynamic_counter", "iterations")):
+        return False
+    if expected.get("note") != got.get("note"):
+        return False
+    pairs = zip(expected.get("variables", ()), got.get("variables", ()), tolerances)
+    return all(np.allclose(one, other, rtol=atol, atol=atol, equal_nan=True) for one, other, atol in pairs)
+
+
+def main(arguments=None):
+    """Return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m fuzz.differential", description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=10.0, help="nothing is begun after them")
+    parser.add_argument("--seed", type=int, help="of an earlier run, which is repeated")
+    parser.add_argument("--only", choices=[*ORIGINALS], help="one original")
+    options = parser.parse_args(arguments)
+    seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
+    print(f"seed {seed}: repeat with `make differential SEED={seed}`", flush=True)
+    logging.disable(logging.ERROR)
+    warnings.simplefilter("ignore")
+
+    children = _children([options.only] if options.only else list(ORIGINALS))
+    counts, failures = {name: collections.Counter() for name in children}, 0
+    deadline = time.monotonic() + 60 * options.minutes
+    while time.monotonic() < deadline and failures < MOST_FAILURES:
+        for name, child in children.items():
+            failure = _some_programs(seed, ORIGINALS[name], child, counts[name], deadline)
+            if failure:
+                failures += 1
+                print(f"\n{name}: {failure}", flush=True)
+        seed += 1
+    for name, child in children.items():
+        child.close()
+        rows = ", ".join(f"{count} {what}" for what, count in counts[name].items())
+        print(f"{name}: {rows}")
+    print(f"{failures} failures")
+    return 1 if failures else 0
+
+
+def _children(names):
+    children = {}
+    for name in names:
+        try:
+            children[name] = Child(ORIGINALS[name])
+        except environments.NotHere as error:
+            print(f"skipped: {name}: {error}", flush=True)
+    return children
+
+
+def _some_programs(seed, original, child, counts, deadline):
+    """Compare some programs; return a description of the shrunk failure, or None."""
+    failed = []
+
+    @hypothesis.seed(seed)
+    @hypothesis.settings(
+        max_examples=AT_ONCE,
+        deadline=None,
+        database=None,
+        report_multiple_bugs=False,
+        suppress_health_check=list(hypothesis.HealthCheck),
+        phases=[hypothesis.Phase.generate, hypothesis.Phase.shrink],
+    )
+    @hypothesis.given(programs.original_programs((original.family,), original.modes))
+    def run_one(program):
+        if time.monotonic() > deadline and not failed:
+            return
+        tf.keras.backend.clear_session()
+        try:
+            steps, row = compare(original, child, program)
+        except Exception:
+            failed[:] = [program]
+            raise
+        counts["programs"] += 1
+        counts["steps"] += steps
+        if row:
+            counts[row] += 1
+
+    try:
+        run_one()
+    except Exception:
+        return f"{traceback.format_exc(limit=-1)[:3000]}\n    {failed[0]!r}"
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

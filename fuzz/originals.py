@@ -1,0 +1,165 @@
+"""Programs on the originals: a library's own wrapper, in this process or in one with an environment of its own.
+
+    python -m fuzz.originals NAME
+
+reads a program a line from stdin and writes an answer a line to stdout, both as JSON. It runs on Python 3.8, too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import sys
+import tempfile
+
+import numpy as np
+import tensorflow as tf
+
+from fuzz.loops import Loops
+from fuzz.model import Rules
+from fuzz.program import ADAM, MOMENTUM, RATE, SHAPES, Loop, Program, Step
+
+
+def _tf_keras():
+    import tf_keras
+
+    return tf_keras
+
+
+def _keras3():
+    import keras
+
+    return keras
+
+
+#: Name -> the optimizers' module, and the wrapper's class.
+ORIGINALS = {
+    "tensorflow": lambda: (tf.keras.optimizers, tf.keras.mixed_precision.LossScaleOptimizer),
+    "tf_keras_legacy": lambda: (_tf_keras().optimizers.legacy, _tf_keras().mixed_precision.LossScaleOptimizer),
+    "tf_keras": lambda: (_tf_keras().optimizers, _tf_keras().mixed_precision.LossScaleOptimizer),
+    "keras3": lambda: (_keras3().optimizers, _keras3().optimizers.LossScaleOptimizer),
+}
+
+
+class Running(Loops):
+    """A program with a wrapper of the originals' API.
+
+    Args:
+        program: a Program.
+        gradients: what `Program.gradients` returns for each step: NumPy's generators differ between versions.
+        optimizers: the module of the inner optimizers.
+        wrapper: the class that wraps them, an original or this package's.
+    """
+
+    def __init__(self, program, gradients, optimizers, wrapper):
+        self._gradients, self._taken = gradients, 0
+        momentum = MOMENTUM if program.inner == "momentum" else 0.0
+        inner = optimizers.Adam(RATE, **ADAM) if program.inner == "adam" else optimizers.SGD(RATE, momentum=momentum)
+        optimizer = wrapper(inner, **arguments(program.rules))
+        variables = [tf.Variable(tf.ones(shape, dtype)) for shape, dtype in zip(SHAPES, program.dtypes)]
+        # A first step that is skipped leaves the originals without slots.
+        build = getattr(optimizer, "build", None) or optimizer._create_all_weights
+        build(variables)
+        super().__init__(program, variables, optimizer)
+
+    def gradients(self, step):
+        return self._gradients[self._taken]
+
+    def states(self, directory):
+        """Take the steps; yield the state after each, or the class of the error that ends the program."""
+        for step in self.program.steps:
+            try:
+                note = self.between(step.before, directory)
+                self.call(step)
+            except Exception as error:
+                yield {"error": type(error).__name__}
+                return
+            self._taken += 1
+            yield dict(self.state(), note=note)
+
+    def between(self, what, directory):
+        """Do what a step begins with: save and restore, change a hyperparameter, or read the config."""
+        optimizer = self.optimizer
+        if what == "checkpoint":
+            checkpoint = tf.train.Checkpoint(optimizer=optimizer, variables=self.variables)
+            path = checkpoint.write(directory + "/checkpoint")
+            for variable in [*self.variables, optimizer.iterations]:
+                variable.assign(tf.cast(tf.ones(variable.shape), variable.dtype))
+            checkpoint.read(path)
+        elif what == "learning_rate":
+            optimizer.learning_rate = 0.5 * float(np.asarray(optimizer.learning_rate))
+            return float(np.asarray(optimizer.inner_optimizer.learning_rate))
+        elif what == "config":
+            again = type(optimizer).from_config(optimizer.get_config())
+            inner = again.get_config()["inner_optimizer"]["class_name"]
+            return [again.initial_scale, again.dynamic_growth_steps, inner]
+        return None
+
+    def state(self):
+        """Return the scale, its counter, `iterations` and the variables."""
+        optimizer = self.optimizer
+        keras3 = not hasattr(optimizer, "get_scaled_loss")
+        scale = optimizer.dynamic_scale if keras3 else optimizer.loss_scale
+        counter = optimizer.step_counter if keras3 else optimizer.dynamic_counter
+        return {
+            "loss_scale": float(np.asarray(scale)),
+            "dynamic_counter": None if counter is None else int(np.asarray(counter)),
+            "iterations": int(np.asarray(optimizer.iterations)),
+            "variables": [np.asarray(variable.numpy(), np.float64).tolist() for variable in self.variables],
+        }
+
+
+def arguments(rules):
+    """Return the arguments that the originals have, too."""
+    if not rules.dynamic:
+        return {"dynamic": False, "initial_scale": rules.initial_scale}
+    return {"initial_scale": rules.initial_scale, "dynamic_growth_steps": rules.growth_steps}
+
+
+def run(program, gradients, optimizers, wrapper):
+    """Return the states of a program, or the class of the error that its construction raised."""
+    with np.errstate(all="ignore"), tempfile.TemporaryDirectory() as directory:
+        try:
+            running = Running(program, gradients, optimizers, wrapper)
+        except Exception as error:
+            return [{"error": type(error).__name__}]
+        return list(running.states(directory))
+
+
+def encoded(program, gradients):
+    """Return a program and its gradients as JSON."""
+    lists = [[[each.tolist() for each in dense], rows.tolist()] for dense, rows in gradients]
+    return json.dumps({"program": dataclasses.asdict(program), "gradients": lists})
+
+
+def decoded(line):
+    """Return the program and the gradients of a line."""
+    message = json.loads(line)
+    given = message["program"]
+    loops = tuple(Loop(**{key: _tuples(value) for key, value in loop.items()}) for loop in given["loops"])
+    steps = tuple(Step(**step) for step in given["steps"])
+    given.update(rules=Rules(**given["rules"]), loops=loops, steps=steps, dtypes=tuple(given["dtypes"]))
+    gradients = [([np.float32(each) for each in dense], np.asarray(rows)) for dense, rows in message["gradients"]]
+    return Program(**given), gradients
+
+
+def _tuples(value):
+    return tuple(value) if isinstance(value, list) else value
+
+
+def main(name):
+    """Answer each line of stdin with a line on stdout."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no answer
+    logging.disable(logging.ERROR)
+    optimizers, wrapper = ORIGINALS[name]()
+    for line in sys.stdin:
+        tf.keras.backend.clear_session()
+        answers.write(json.dumps(run(*decoded(line), optimizers, wrapper)) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

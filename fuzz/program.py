@@ -1,0 +1,118 @@
+"""The definition of a program: variables, an optimizer, loops and steps. It runs on Python 3.8, too."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from fuzz.model import Rules
+
+SHAPES = ((2,), (4, 3), (), (2,))  # the second may have sparse gradients; the first and the last are equal
+ROWS = 3  # number of rows of a sparse gradient
+FAMILIES = ("keras3", "tf_keras", "tf_keras_legacy", "tf1", "sonnet")
+LAZY = ("tf_keras_legacy", "tf1", "sonnet")  # update the momentum of rows with a gradient only
+INNER = ("sgd", "momentum", "adam")
+AVERAGING = FAMILIES[:2]  # their optimizers have `use_ema`
+MODES = ("function", "compiled", "eager", "mirrored")  # of a custom loop; those of a library's loop:
+LIBRARY_MODES = {
+    "fit": FAMILIES[:3],
+    "fit_compiled": FAMILIES[:3],
+    "probability": FAMILIES,
+    "session": ("tf_keras_legacy", "tf1"),
+}
+RATE, MOMENTUM, ADAM = 0.0625, 0.75, {"beta_1": 0.5, "beta_2": 0.75, "epsilon": 0.0625}
+DTYPES = ("float32", "float16", "bfloat16", "float64")
+#: The calls by which a loop scales, unscales and applies: TensorFlow 2's contract, then Keras 3's.
+UNSCALED = ("unscaled", "minimize", "compute_gradients", "two_functions")
+SCALED = ("apply", "apply_gradients")
+ORIGINAL_CALLS = ("unscaled", "minimize", "two_functions")  # of UNSCALED, those that TensorFlow 2's original has
+BAD = ("nan", "inf", "-inf", "huge")
+
+# Up to these scales the wrapper's arithmetic is exact to the last bits: 2**-126 is the smallest normal float32 number.
+LARGEST_SCALE = {"float32": 2.0**126, "float64": 2.0**126, "bfloat16": 2.0**126, "float16": 2.0**14}
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """A training step; a program has one or two of them, over the same variables.
+
+    Args:
+        calls: one of UNSCALED or SCALED.
+        scaled: names of changes to the gradients of the scaled loss.
+        unscaled: names of changes to the unscaled gradients.
+        missing: the variable that the loss does not use, or None.
+        sparse: whether the second variable's gradient is sparse.
+        place: where the loop unscales gradients: "here", in a "function" or in a "cond".
+        recompute: whether the loss is in `tf.recompute_grad`.
+        backwards: whether the loop applies the pairs in reverse order.
+        repeated: "no", "if" (the step is in a `tf.cond`) or "while" (in a `tf.while_loop`).
+    """
+
+    calls: str = "unscaled"
+    scaled: tuple[str, ...] = ()
+    unscaled: tuple[str, ...] = ()
+    missing: int | None = None
+    sparse: bool = False
+    place: str = "here"
+    recompute: bool = False
+    backwards: bool = False
+    repeated: str = "no"
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One call of a loop.
+
+    Args:
+        seed: seed of the gradients.
+        number: an argument of the changes and of `Loop.repeated`.
+        bad: one of BAD, which replaces one value of the gradients, or None.
+        loop: the index of the program's loop that takes the step.
+        before: what happens before the step: "checkpoint" or "state" is saved and restored, the "learning_rate" is
+            halved, the "config" is read and a second wrapper made from it; or None.
+    """
+
+    seed: int = 0
+    number: int = 1
+    bad: str | None = None
+    loop: int = 0
+    before: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """Variables, an optimizer, and its steps."""
+
+    family: str = "tf_keras"
+    inner: str = "sgd"
+    mode: str = "function"
+    dtypes: tuple[str, ...] = ("float32",)
+    rules: Rules = dataclasses.field(default_factory=Rules)
+    loops: tuple[Loop, ...] = (Loop(),)
+    steps: tuple[Step, ...] = (Step(),)
+    at_once: int = 1  # `steps_per_execution` of fit
+    ema: int | None = None  # the `ema_overwrite_frequency` of moving averages, 0 for never; None for no averages
+    jit_compile: bool = False  # whether XLA compiles the optimizer's step alone
+
+    @property
+    def replicas(self):
+        """The number of replicas."""
+        return 2 if self.mode == "mirrored" else 1
+
+    def gradients(self, step):
+        """Return the gradients of the unscaled loss, each [replica, *shape], and the rows of the sparse gradient."""
+        loop, random = self.loops[step.loop], np.random.default_rng(step.seed)
+        shapes = [(ROWS, 3) if i == 1 and loop.sparse else shape for i, shape in enumerate(SHAPES[: len(self.dtypes)])]
+        found = [np.float32(random.integers(-32, 33, (self.replicas, *shape)) / 16) for shape in shapes]
+        rows = random.integers(0, 4, (self.replicas, ROWS))
+        if step.bad:
+            used = [gradient for i, gradient in enumerate(found) if i != loop.missing]
+            victim = used[random.integers(len(used))]
+            victim.flat[random.integers(victim.size)] = self.huge if step.bad == "huge" else np.float32(step.bad)
+        return found, rows
+
+    @property
+    def huge(self):
+        """A value that overflows when it is scaled, but not in the optimizer's slots."""
+        return 1024.0 if "float16" in self.dtypes else 1e16 if self.inner == "adam" else 1e35

@@ -1,0 +1,101 @@
+"""Random programs take the same steps on the originals, and a program that differs is found."""
+
+import pathlib
+
+import hypothesis
+import pytest
+
+from fuzz import differential, originals, programs
+from fuzz.model import Rules
+from fuzz.program import Loop, Program, Step
+
+ROOT = pathlib.Path(__file__).parents[1]
+BESIDE_US = ("tf_keras", "keras3")
+A_FEW = hypothesis.settings(
+    max_examples=3,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[hypothesis.Phase.generate],
+    suppress_health_check=list(hypothesis.HealthCheck),
+)
+BETWEEN = (None, "checkpoint", "learning_rate", "config", None, None)
+BAD = (None, "nan", None, None, "inf", None)
+STEPS = tuple(Step(seed=i, number=2, bad=bad, before=before) for i, (bad, before) in enumerate(zip(BAD, BETWEEN)))
+
+
+def a_bit_of_everything(name):
+    calls = "apply" if name == "keras3" else "unscaled"
+    return Program(name, "adam", "eager", ("float32",) * 3, Rules(), (Loop(calls, missing=2),), STEPS)
+
+
+@pytest.mark.parametrize("name", BESIDE_US)
+def test_random_programs_take_the_same_steps_on_the_original(name):
+    original = differential.ORIGINALS[name]
+    run = differential.in_this_process(original)
+
+    @A_FEW
+    @hypothesis.given(programs.original_programs((original.family,), ("eager", "function"), most_steps=8))
+    def check(program):
+        differential.compare(original, run, program)
+
+    check()
+
+
+@pytest.mark.parametrize("name", BESIDE_US)
+def test_a_program_with_saves_and_changed_hyperparameters_takes_the_same_steps(name):
+    original = differential.ORIGINALS[name]
+    agreed = differential.compare(original, differential.in_this_process(original), a_bit_of_everything(name))
+    assert agreed == (len(STEPS), None)
+
+
+def loses_an_overflow(states):
+    return [{**state, "dynamic_counter": state["dynamic_counter"] + 1} for state in states]
+
+
+def moves_a_variable(states):
+    return [{**state, "variables": [[x[0] * 1.001, *x[1:]] for x in state["variables"]]} for state in states]
+
+
+def ends_early(states):
+    return [*states[:2], {"error": "ValueError"}]
+
+
+def has_another_learning_rate(states):
+    return [{**state, "note": state["note"] and 0.5} for state in states]
+
+
+@pytest.mark.parametrize(
+    "change", [loses_an_overflow, moves_a_variable, ends_early, has_another_learning_rate], ids=lambda f: f.__name__
+)
+def test_an_original_that_differs_in_one_thing_is_found(change):
+    original = differential.ORIGINALS["tf_keras"]
+    run = differential.in_this_process(original)
+    one = Program("tf_keras", "sgd", "eager", steps=STEPS)
+    with pytest.raises(AssertionError, match="after step"):
+        differential.compare(original, lambda *given: change(run(*given)), one)
+
+
+def test_keras_3s_scale_without_a_lower_bound_is_a_row_of_the_table():
+    original = differential.ORIGINALS["keras3"]
+    one = Program(
+        "keras3", "sgd", "eager", rules=Rules(initial_scale=2.0), loops=(Loop("apply"),), steps=(Step(bad="nan"),) * 3
+    )
+    agreed = differential.compare(original, differential.in_this_process(original), one)
+    assert agreed == (1, "bounds of the scale")
+
+
+def test_every_row_is_one_of_the_table_of_differences():
+    table = (ROOT / "docs" / "differences.md").read_text()
+    for row in differential.ROWS:
+        assert f"\n| {row} |" in table, row
+
+
+def test_a_program_is_the_same_after_it_was_sent():
+    one = a_bit_of_everything("keras3")
+    gradients = [one.gradients(step) for step in one.steps]
+    again, received = originals.decoded(originals.encoded(one, gradients))
+    assert again == one
+    for (dense, rows), (dense_again, rows_again) in zip(gradients, received, strict=True):
+        assert [each.tobytes() for each in dense] == [each.tobytes() for each in dense_again]
+        assert rows.tolist() == rows_again.tolist()
