@@ -44,6 +44,7 @@ STEPS = (
     Step("dist", ("make", "dist")),
     Step("fuzz", ("make", "fuzz", MINUTES)),
     Step("differential", ("make", "differential", MINUTES)),
+    Step("differential", ("make", "differential", MINUTES)),
 )
 
 
