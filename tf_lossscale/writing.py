@@ -1,4 +1,4 @@
-"""Output that is there as a whole or not at all, and one kind of error where it cannot be written."""
+"""Output that is written completely or not at all, with one kind of error if it cannot be written."""
 
 from __future__ import annotations
 
