@@ -92,7 +92,7 @@ class Contract:
             method: the method's name.
 
         Raises:
-            RuntimeError: in eager mode, if a function that was traced before takes gradients to be the opposite.
+            RuntimeError: in eager mode, if a function was traced under the opposite assumption.
         """
         with self._lock:
             places = _places()
