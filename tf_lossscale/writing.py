@@ -30,7 +30,7 @@ def whole_file(path: pathlib.Path, mode: int | None = None) -> Iterator[pathlib.
         The path to write to; it has the file's suffix.
 
     Raises:
-        OSError: it cannot be written; then the file is as it was.
+        OSError: the file cannot be written. Then it is unchanged.
     """
     temporary = path.with_name(f".tf-lossscale-{path.stem}.tmp{path.suffix}")
     try:

@@ -63,7 +63,7 @@ class FixedLossScaleManager(LossScaleManager):
         loss_scale: a number of at least 1.
 
     Raises:
-        ValueError: it is below 1.
+        ValueError: `loss_scale` is below 1.
 
     Source: `tf.contrib.mixed_precision.FixedLossScaleManager` of TensorFlow 1.15.
     """

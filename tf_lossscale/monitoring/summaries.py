@@ -52,7 +52,7 @@ def require_ours(optimizer: Any) -> None:
         optimizer: any object.
 
     Raises:
-        TypeError: it is not a `tf_lossscale.LossScaleOptimizer`.
+        TypeError: the object is not a `tf_lossscale.LossScaleOptimizer`.
     """
     if not isinstance(optimizer, LossScaleOptimizer):
         raise TypeError(
