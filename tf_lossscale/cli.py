@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from tf_lossscale import __version__
 
-# Subcommand -> (module with `add_arguments(parser)` and `run(arguments)`, help). Loaded when called.
+# Subcommand -> (module with `add_arguments(parser)` and `run(arguments)`, help). Modules are imported when needed.
 _COMMANDS = {
     "convert": (
         "tf_lossscale.migrate.checkpoints.convert_command",

@@ -88,7 +88,7 @@ def name_latest_checkpoint(folder: pathlib.Path, name: str) -> None:
         name: the checkpoint's prefix in that folder.
 
     Raises:
-        OSError: the file cannot be written; then it is as it was.
+        OSError: the file cannot be written, and is unchanged.
     """
     with whole_file(folder / "checkpoint") as temporary:
         temporary.write_text(f'model_checkpoint_path: "{name}"\nall_model_checkpoint_paths: "{name}"\n')

@@ -49,7 +49,7 @@ class LossScaleManager(abc.ABC):
         """
 
     def as_loss_scale(self) -> state.LossScale:
-        """Return the loss scale that any `LossScaleOptimizer` drives."""
+        """Return the loss scale for a `LossScaleOptimizer`."""
         return _Managed(self)
 
 

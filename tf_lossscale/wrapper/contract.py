@@ -363,7 +363,7 @@ def _require_an_update(call: _Call, function: Any) -> None:
 
 
 def _places() -> list[Any]:
-    """Return the graphs of the functions being traced, innermost first, with a legacy graph around them; or eager mode."""
+    """Return the functions being traced, innermost first, and a legacy graph around them; else eager mode."""
     found, graph = [], _graph()
     while graph is not None:
         if isinstance(graph, tf.__internal__.FuncGraph):
