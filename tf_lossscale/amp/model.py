@@ -54,10 +54,10 @@ class Model:
 
     Args:
         network: a Keras model (Keras 3 or tf_keras), or a `TrainOneStepCell` or `TrainOneStepWithLossScaleCell`.
-        loss_fn: what `compile(loss=...)` takes; None for a network that is only used to predict.
-        optimizer: what `compile(optimizer=...)` takes, an object or a name such as "adam"; it is wrapped if there is a
-            loss scale.
-        metrics: what `compile(metrics=...)` takes. Also a set, or a dict {name: metric}: the metrics then get these
+        loss_fn: a loss as in `compile(loss=...)`; None for a network that is only used to predict.
+        optimizer: an optimizer as in `compile(optimizer=...)`, an object or a name such as "adam"; it is wrapped if
+            there is a loss scale.
+        metrics: metrics as in `compile(metrics=...)`, or a set, or a dict {name: metric}: the metrics then get these
             names, in `eval` and in the logs. "loss" in a set is the loss, which `eval` returns in any case.
         amp_level: "O0", "O1", "O2", "O3" or "auto", see `auto_mixed_precision`. O0 leaves the layers as they are.
         loss_scale_manager: a manager of this package, or None for no loss scale. If it is not given, levels O2 and
@@ -153,7 +153,7 @@ class Model:
 
         Args:
             epoch: whole number of passes over the data.
-            train_dataset: what `fit(x=...)` takes, with the labels in it, for example a batched `tf.data.Dataset`. A
+            train_dataset: data as in `fit(x=...)`, including the labels, for example a batched `tf.data.Dataset`. A
                 training cell created in the scope of a strategy needs a `tf.data.Dataset`, which is split among the
                 replicas.
             callbacks: monitors of this package or Keras callbacks; one, or a list. With a training cell, their
@@ -194,7 +194,7 @@ class Model:
         """Evaluate the network.
 
         Args:
-            valid_dataset: what `evaluate(x=...)` takes, with the labels in it.
+            valid_dataset: data as in `evaluate(x=...)`, including the labels.
             callbacks: Keras callbacks; one, or a list.
             verbose: as in `evaluate`.
             dataset_sink_mode: only False, which MindSpore's programs pass.

@@ -17,8 +17,8 @@ def write_summary(optimizer: LossScaleOptimizer, step: Scalar | None = None, los
 
     If the optimizer has `diagnose=True`, `grad_norm` is written, too.
 
-    For custom loops. The default `tf.summary` writer writes them, in eager mode or in a `tf.function`, and respects
-    `tf.summary.record_if`.
+    Use it in custom loops, in eager mode or in a `tf.function`. It writes to the default `tf.summary` writer, and
+    respects `tf.summary.record_if`.
 
     >>> import tempfile
     >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD())
@@ -52,7 +52,7 @@ def require_ours(optimizer: Any) -> None:
         optimizer: any object.
 
     Raises:
-        TypeError: it is not a `tf_lossscale.LossScaleOptimizer`.
+        TypeError: the object is not a `tf_lossscale.LossScaleOptimizer`.
     """
     if not isinstance(optimizer, LossScaleOptimizer):
         raise TypeError(

@@ -50,12 +50,12 @@ def save(run: Run, settings: Settings, out: pathlib.Path) -> None:
     """Write a checkpoint, then the file that names it, then delete the older checkpoints.
 
     Args:
-        run: what to save.
+        run: the run to save.
         settings: its settings.
         out: the folder, as `make_ready` left it.
 
     Raises:
-        OSError: it cannot be written. The message names the last whole checkpoint.
+        OSError: a file cannot be written. The message names the last complete checkpoint.
     """
     folder = out / _FOLDER
     number = max(map(_number, _files(folder)), default=0) + 1

@@ -483,7 +483,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     def compute_gradients(
         self, loss: Loss, var_list: Variables, grad_loss: tf.Tensor | None = None, tape: tf.GradientTape | None = None
     ) -> list[tuple[Gradient, Variable]]:
-        """Compute the unscaled gradients of a loss, which is scaled in between.
+        """Scale a loss, and compute and unscale its gradients.
 
         >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD())
         >>> weight = tf.Variable(3.0)

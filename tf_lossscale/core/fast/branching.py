@@ -39,7 +39,7 @@ def apply_or_skip(
 
 
 def loops() -> bool:
-    """Return whether to use `at_most_once` instead of a `tf.cond`, which is when XLA compiles for the CPU.
+    """Return whether to use `at_most_once` instead of a `tf.cond`: True if XLA compiles for the CPU.
 
     XLA turns a conditional into a selection between old and new values of all variables, which costs a small optimizer
     as much as its step. The body of a loop stays in the loop and updates in place.
