@@ -17,7 +17,7 @@ PACKAGE = pathlib.Path(tf_lossscale.__file__).parent
 ORDER = [
     ("errors", "writing", "libraries"),
     ("monitoring.exponents",),
-    ("monitoring.precision",),
+    ("monitoring.precision", "monitoring.precision_text"),
     ("core.rules", "core.graphs", "core.notes", "core.twins", "core.constants"),
     ("core.scaling", "core.finite", "core.inside", "core.replicas"),
     ("core.variables", "core.diagnosis"),

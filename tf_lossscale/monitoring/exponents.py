@@ -11,8 +11,8 @@ import numpy as np
 LOWEST, HIGHEST = -64, 31
 BINS = HIGHEST - LOWEST + 1
 
-#: Columns of `ExponentCounts.counts`. The column of exponent e is 1 + e - LOWEST.
-ZEROS, INFINITE, NAN = 0, BINS + 1, BINS + 2
+#: Columns of `ExponentCounts.counts`: the zeros, the bins, the infinite values, the NaNs.
+ZEROS, FINITE, INFINITE, NAN = 0, slice(1, BINS + 1), BINS + 1, BINS + 2
 COLUMNS = BINS + 3
 
 
@@ -67,10 +67,10 @@ class ExponentCounts:
         shift = math.log2(scale) - math.log2(self.scale)
         whole = math.floor(shift)
         moved = np.array(self.counts, np.float64)
-        moved[:, 1 : BINS + 1] = 0
+        moved[:, FINITE] = 0
         for by, share in ((whole, 1 - (shift - whole)), (whole + 1, shift - whole)):
-            for exponent in range(LOWEST, HIGHEST + 1):
-                moved[:, column(exponent + by)] += share * self.counts[:, column(exponent)]
+            bins = np.clip(np.arange(BINS) + by, 0, BINS - 1)
+            np.add.at(moved[:, FINITE], (slice(None), bins), share * self.counts[:, FINITE])
         return dataclasses.replace(self, counts=moved, scale=scale)
 
 
