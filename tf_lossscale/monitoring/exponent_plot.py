@@ -180,7 +180,7 @@ def _short(name: str) -> str:
     """Return a name of at most 34 characters; the part in the middle tells least.
 
     >>> _short("sequential/transformer/block_11/attention/query/kernel")
-    'sequential/transfo…ion/query/kernel'
+    'sequential/trans…ion/query/kernel'
     """
     half = (_LONGEST_NAME - 1) // 2
     return name if len(name) <= _LONGEST_NAME else f"{name[:half]}…{name[-half:]}"
