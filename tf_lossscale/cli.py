@@ -25,7 +25,10 @@ _COMMANDS = {
         "tf_lossscale.migrate.codemod.command",
         "rewrite code of TensorFlow 1.13 to 2.15 to this package's API",
     ),
-    "plot": ("tf_lossscale.monitoring.plot", "draw loss scale, loss and skipped steps of a TensorBoard folder"),
+    "plot": (
+        "tf_lossscale.monitoring.plot",
+        "draw loss scale, loss, skipped steps and exponents of gradients of a run",
+    ),
     "run": ("tf_lossscale.legacy.run", "run a script or module written for TensorFlow 1.13 to 2.15, unchanged"),
     "train": (
         "tf_lossscale.training.command",

@@ -10,8 +10,9 @@ import pytest
 from rich.console import Console
 
 from tests.monitoring.made import counted
-from tf_lossscale.monitoring.exponents import COLUMNS, HIGHEST, LOWEST, ExponentCounts, column
+from tf_lossscale.monitoring.exponents import COLUMNS, HIGHEST, LOWEST, ExponentCounts, column, summed
 from tf_lossscale.monitoring.precision import precision_report
+from tf_lossscale.monitoring.precision_text import whether_float16_fits
 
 # Values inside of their bins: 65520 is in the bin of 2**15, but infinite in float16; 2**-25 itself rounds to zero.
 VALUES = st.builds(
@@ -207,3 +208,51 @@ def test_counts_of_the_wrong_shape_or_scale_are_refused():
     for scale in (0.0, -1.0, np.inf, np.nan):
         with pytest.raises(ValueError, match="`scale` must be a finite number above 0"):
             ExponentCounts((), np.zeros([0, COLUMNS]), scale, 1)
+
+
+def spread(low, high):
+    """A value in each bin."""
+    return 1.5 * 2.0 ** np.arange(low, high + 1.0)
+
+
+@pytest.mark.parametrize(
+    ("gradients", "answer"),
+    [
+        (
+            {"kernel": spread(-10, 10)},
+            "Float16 fits even without a loss scale: it loses 0% of the values that are not zero.",
+        ),
+        (
+            {"kernel": spread(-40, -20), "bias": spread(-10, -5)},
+            "Float16 fits with a loss scale: at 2**20 it loses 0% of the values that are not zero, and without a loss scale "
+            "55.6%.",
+        ),
+        (
+            {"kernel": spread(0, 10), "huge": spread(17, 18)},
+            "Float16 fits with a loss scale: at 2**-3 it loses 0% of the values that are not zero, and without a loss scale "
+            "15.4%.",
+        ),
+        (
+            {"kernel": np.tile(spread(0, 10), 99), "rare": np.array([2.0**-40])},
+            "Float16's range is too narrow: at 2**5, the best loss scale, it loses <0.1% of the values that are not "
+            "zero, and without a loss scale <0.1%. Use bfloat16 or float32 where it loses most: rare (100%).",
+        ),
+        (
+            {"wide": spread(-60, 15)},
+            "Float16's range is too narrow: at 1, the best loss scale, it loses 46.1% of the values that are not "
+            "zero, and without a loss scale 46.1%. Use bfloat16 or float32 where it loses most: wide (46.1%).",
+        ),
+        ({"kernel": np.zeros(3)}, "These gradients do not tell whether float16 fits."),
+        ({}, "These gradients do not tell whether float16 fits."),
+    ],
+)
+def test_whether_float16_fits_follows_from_what_it_loses(gradients, answer):
+    assert whether_float16_fits(precision_report(counted(gradients))) == answer
+
+
+def test_the_counts_of_several_steps_are_added_by_variable():
+    first = counted({"kernel": [1.0, 2.0]}, scale=1.0, step=1)
+    second = counted({"bias": [0.0], "kernel": [4.0]}, scale=2.0, step=5)
+    total = summed([first, second])
+    assert (total.names, total.scale, total.step) == (("kernel", "bias"), 2.0, 5)
+    assert np.array_equal(total.counts, counted({"kernel": [1.0, 2.0, 4.0], "bias": [0.0]}, scale=2.0).counts)

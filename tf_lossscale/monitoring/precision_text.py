@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tf_lossscale.monitoring.precision import PrecisionReport, VariablePrecision
 
+#: Float16 fits if it loses no more than this share of all values, and of no variable more than a tenth.
+LITTLE = 0.01
+
 _NAMED = 3  # variables that a sentence names
 _NOTE = (
     "* float16 rounded these gradients before they were counted: values that vanished are among the zeros.\n"
@@ -56,6 +59,33 @@ def about_the_variables(report: PrecisionReport) -> str:
         named.append(f"and {len(affected) - _NAMED} more")
     variables = f"{len(affected)} variable{'s' * (len(affected) > 1)}"
     return f"{where} float16 affects {variables}: {', '.join(named)}."
+
+
+def whether_float16_fits(report: PrecisionReport) -> str:
+    """Return the answer to whether float16 keeps these gradients, without and with a loss scale.
+
+    Args:
+        report: of gradients that were computed in float32.
+    """
+    best = report.best_scale
+    if best is None:
+        return "These gradients do not tell whether float16 fits."
+    without, at_best = report.at(1.0), report.at(best)
+    lost, kept = percent(_lost(without.total)), percent(_lost(at_best.total))
+    if _fits(without):
+        return f"Float16 fits even without a loss scale: it loses {lost} of the values that are not zero."
+    if _fits(at_best):
+        return (
+            f"Float16 fits with a loss scale: at {power(best)} it loses {kept} of the values that are not zero, and "
+            f"without a loss scale {lost}."
+        )
+    worst = sorted((row for row in at_best.rows if _lost(row) > LITTLE), key=_lost, reverse=True)
+    named = ", ".join(f"{row.variable} ({percent(_lost(row))})" for row in worst[:_NAMED])
+    more = f" and {len(worst) - _NAMED} more" if len(worst) > _NAMED else ""
+    return (
+        f"Float16's range is too narrow: at {power(best)}, the best loss scale, it loses {kept} of the values that are "
+        f"not zero, and without a loss scale {lost}. Use bfloat16 or float32 where it loses most: {named}{more}."
+    )
 
 
 def table(report: PrecisionReport) -> Any:
@@ -114,6 +144,14 @@ def percent(share: float) -> str:
     if share in (0, 1):
         return f"{share:.0%}"
     return "<0.1%" if share < 0.001 else ">99.9%" if share > 0.999 else f"{share:.1%}"
+
+
+def _lost(row: VariablePrecision) -> float:
+    return row.vanished + row.overflow
+
+
+def _fits(report: PrecisionReport) -> bool:
+    return _lost(report.total) <= LITTLE and all(_lost(row) <= 10 * LITTLE for row in report.rows)
 
 
 def _at(scale: float) -> str:
