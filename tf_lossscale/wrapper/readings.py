@@ -225,10 +225,15 @@ class Observable(Parts):
         >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), diagnose="exponents")
         >>> optimizer.count_exponents()
 
+        In a legacy graph call it where a session is the default one.
+
         Raises:
             ValueError: the optimizer was made without `diagnose="exponents"`.
+            RuntimeError: there is no default session in a legacy graph.
         """
-        self._counting("count_exponents").count_next()
+        exponents = self._counting("count_exponents")
+        _require_session("count_exponents")
+        exponents.count_next()
 
     def precision_report(self) -> PrecisionReport:
         """Return what float16 does to each variable's gradient: the values that vanish and overflow, and the headroom.
@@ -252,7 +257,7 @@ class Observable(Parts):
 
         Raises:
             ValueError: the optimizer was made without `diagnose="exponents"`, or no step was counted yet.
-            RuntimeError: called while a graph is built.
+            RuntimeError: called while a graph is built, or without a default session in a legacy graph.
 
         Source: Micikevicius et al., Mixed Precision Training, figure 3, https://arxiv.org/abs/1710.03740
         """
@@ -260,7 +265,9 @@ class Observable(Parts):
 
     def _exponent_counts(self) -> ExponentCounts:
         exponents = self._counting("precision_report")
-        require_eager("precision_report")
+        if tf.compat.v1.executing_eagerly_outside_functions():
+            require_eager("precision_report")
+        _require_session("precision_report")
         found = exponents.last()
         if found is None:
             raise ValueError(
@@ -295,6 +302,15 @@ def names_of(variables: list[Any]) -> tuple[str, ...]:
             name = f"{first}_{again}"
         names.append(name)
     return tuple(names)
+
+
+def _require_session(method: str) -> None:
+    in_a_legacy_graph = not tf.compat.v1.executing_eagerly_outside_functions()
+    if in_a_legacy_graph and tf.compat.v1.get_default_session() is None:
+        raise RuntimeError(
+            f"{method}() uses variables of a legacy graph, which exist in a session. Call it inside "
+            "`with session.as_default():`."
+        )
 
 
 def require_eager(method: str) -> None:
