@@ -32,7 +32,14 @@ class Variables(tf.Module):
         this.__dict__.update(_weights={}, _tracked_names=[])
         return this
 
-    def _weight(self, name: str, initial_value: Any, dtype: tf.DType, tracked: bool = True) -> tf.Variable:
+    def _weight(
+        self,
+        name: str,
+        initial_value: Any,
+        dtype: tf.DType,
+        tracked: bool = True,
+        aggregation: tf.VariableAggregation | None = None,
+    ) -> tf.Variable:
         """Return the variable of this name in the current graph; create it on the first call.
 
         Args:
@@ -40,6 +47,8 @@ class Variables(tf.Module):
             initial_value: a Python number, or a list of them.
             dtype: of the variable.
             tracked: whether it goes into checkpoints.
+            aggregation: if given, each replica writes a value of its own, and a read outside of the replicas combines
+                the values so; without it all replicas write the same value together.
 
         Returns:
             A variable that is not trained.
@@ -49,7 +58,8 @@ class Variables(tf.Module):
         made = self._weights.get(key)
         if made is None or (tf.distribute.has_strategy() and replicas.is_missing_copies(made)):
             with tf.init_scope():
-                variable = _variable(name, initial_value if made is None else made.numpy(), dtype, saved=tracked)
+                value = initial_value if made is None else made.numpy()
+                variable = _variable(name, value, dtype, tracked, aggregation)
             self._weights[key] = variable
             _announce(variable)
             if tracked:
@@ -255,19 +265,18 @@ def _legacy_graph() -> Any:
     return graph
 
 
-def _variable(name: str, value: Any, dtype: tf.DType, saved: bool) -> tf.Variable:
+def _variable(
+    name: str, value: Any, dtype: tf.DType, saved: bool, aggregation: tf.VariableAggregation | None
+) -> tf.Variable:
+    together = aggregation is None
+    shared: dict[str, Any] = {
+        "trainable": False,
+        "name": name,
+        "synchronization": tf.VariableSynchronization.AUTO if together else tf.VariableSynchronization.ON_READ,
+        "aggregation": tf.VariableAggregation.NONE if together else aggregation,
+    }
     if not saved and not tf.executing_eagerly():
         # A local variable of the legacy graph: a Saver, which goes by the global ones, fills every part as well.
         local = [tf.compat.v1.GraphKeys.LOCAL_VARIABLES]
-        return tf.compat.v1.Variable(
-            tf.constant(value, dtype), trainable=False, name=name, collections=local, use_resource=True
-        )
-    return readable(
-        tf.Variable(
-            tf.constant(value, dtype),
-            trainable=False,
-            name=name,
-            synchronization=tf.VariableSynchronization.AUTO,
-            aggregation=tf.VariableAggregation.NONE,
-        )
-    )
+        return tf.compat.v1.Variable(tf.constant(value, dtype), collections=local, use_resource=True, **shared)
+    return readable(tf.Variable(tf.constant(value, dtype), **shared))

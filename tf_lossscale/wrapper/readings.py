@@ -8,8 +8,11 @@ from typing import Any
 import tensorflow as tf
 
 from tf_lossscale import errors
+from tf_lossscale.core.exponents import Exponents
 from tf_lossscale.core.state import DynamicLossScale
 from tf_lossscale.core.variables import value_or_zero
+from tf_lossscale.monitoring.exponents import ExponentCounts
+from tf_lossscale.monitoring.precision import PrecisionReport, precision_report
 from tf_lossscale.wrapper import layers
 from tf_lossscale.wrapper.parts import Parts
 
@@ -213,6 +216,65 @@ class Observable(Parts):
         found = {name: [int(x) for x in row] for name, row in self._diagnosis.counts().items() if row[0]}
         rows = [Overflow(name, *row) for name, row in found.items()]
         return OverflowReport(sorted(rows, key=lambda row: -row.steps))
+
+    def count_exponents(self) -> None:
+        """Have the next step counted by exponent, and after that every `diagnose_every`-th one.
+
+        >>> import tensorflow as tf
+        >>> from tf_lossscale import LossScaleOptimizer
+        >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), diagnose="exponents")
+        >>> optimizer.count_exponents()
+
+        Raises:
+            ValueError: the optimizer was made without `diagnose="exponents"`.
+        """
+        self._counting("count_exponents").count_next()
+
+    def precision_report(self) -> PrecisionReport:
+        """Return what float16 does to each variable's gradient: the values that vanish and overflow, and the headroom.
+
+        It is about the last counted step: the first one, each `diagnose_every`-th one after it, and the one after
+        `count_exponents`. Steps that were skipped are counted too. The gradients are those that each replica passes to
+        the optimizer, multiplied by the loss scale, before they are summed over the replicas.
+
+        >>> import tensorflow as tf
+        >>> from tf_lossscale import LossScaleOptimizer
+        >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8, diagnose="exponents")
+        >>> kernel = tf.Variable([1.0, 1.0], name="kernel")
+        >>> _ = optimizer.scale_loss(0.0)
+        >>> optimizer.apply([tf.constant([2.0**-20, 0.0])], [kernel])
+        >>> row = optimizer.precision_report().rows[0]
+        >>> row.variable, row.zeros, row.subnormal
+        ('kernel', 0.5, 1.0)
+
+        Returns:
+            The report: plain data that prints as a table.
+
+        Raises:
+            ValueError: the optimizer was made without `diagnose="exponents"`, or no step was counted yet.
+            RuntimeError: called while a graph is built.
+
+        Source: Micikevicius et al., Mixed Precision Training, figure 3, https://arxiv.org/abs/1710.03740
+        """
+        return precision_report(self._exponent_counts())
+
+    def _exponent_counts(self) -> ExponentCounts:
+        exponents = self._counting("precision_report")
+        _require_eager("precision_report")
+        found = exponents.last()
+        if found is None:
+            raise ValueError(
+                "precision_report() needs a counted step, but this optimizer has taken none. Take a step first."
+            )
+        return ExponentCounts(*found)
+
+    def _counting(self, method: str) -> Exponents:
+        if self._exponents is None:
+            raise ValueError(
+                f"{method}() needs an optimizer that counts gradients by exponent. Create it with "
+                'LossScaleOptimizer(..., diagnose="exponents").'
+            )
+        return self._exponents
 
 
 def names_of(variables: list[Any]) -> tuple[str, ...]:
