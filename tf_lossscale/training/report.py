@@ -13,7 +13,6 @@ from tf_lossscale.monitoring import exponent_plot
 from tf_lossscale.monitoring.exponents import ExponentCounts
 from tf_lossscale.training.lenet import Record, Run
 from tf_lossscale.training.settings import Settings
-from tf_lossscale.writing import whole_file
 
 
 def print_table(runs: Sequence[Run], test: Any, settings: Settings) -> None:
@@ -76,5 +75,4 @@ def plot(history: Sequence[Record], exponents: Sequence[ExponentCounts], path: p
         )
         axes.set_ylabel("exponent of the scaled gradients")
     [above, below, *heat][-1].set_xlabel("step")
-    with whole_file(path) as temporary:
-        figure.savefig(temporary, dpi=100)
+    exponent_plot.save(figure, path)
