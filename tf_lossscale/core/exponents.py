@@ -113,6 +113,12 @@ class Exponents(Variables):
             self.following.assign(0)
             self._known.clear()
 
+    def stop(self) -> None:
+        """Have no further step counted, in eager mode; functions that count remain, and only advance a number."""
+        if "following" in self._all():
+            self.following.assign(tf.int64.max)
+            self._known.clear()
+
     def last(self) -> tuple[tuple[str, ...], np.ndarray, float, int] | None:
         """Return the last counted step, in eager mode; None if there is none.
 

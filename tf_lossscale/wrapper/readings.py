@@ -118,7 +118,7 @@ class Observable(Parts):
         Raises:
             RuntimeError: called while a graph is built.
         """
-        _require_eager("state")
+        require_eager("state")
         return self._state()
 
     def _state(self) -> dict[str, Any]:
@@ -155,7 +155,7 @@ class Observable(Parts):
             TypeError: a value is no number.
             RuntimeError: called while a graph is built.
         """
-        _require_eager("set_state")
+        require_eager("set_state")
         self._set_state(state)
 
     def _set_state(self, state: dict[str, Any]) -> None:
@@ -212,7 +212,7 @@ class Observable(Parts):
                 "overflow_report() needs an optimizer that records overflows from its first step on. "
                 "Create it with LossScaleOptimizer(..., diagnose=True)."
             )
-        _require_eager("overflow_report")
+        require_eager("overflow_report")
         found = {name: [int(x) for x in row] for name, row in self._diagnosis.counts().items() if row[0]}
         rows = [Overflow(name, *row) for name, row in found.items()]
         return OverflowReport(sorted(rows, key=lambda row: -row.steps))
@@ -260,7 +260,7 @@ class Observable(Parts):
 
     def _exponent_counts(self) -> ExponentCounts:
         exponents = self._counting("precision_report")
-        _require_eager("precision_report")
+        require_eager("precision_report")
         found = exponents.last()
         if found is None:
             raise ValueError(
@@ -297,7 +297,17 @@ def names_of(variables: list[Any]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _require_eager(method: str) -> None:
+def require_eager(method: str) -> None:
+    """Raise if variables cannot be read.
+
+    >>> require_eager("state")
+
+    Args:
+        method: its name, for the message.
+
+    Raises:
+        RuntimeError: a graph is being built.
+    """
     if not tf.executing_eagerly():
         raise RuntimeError(
             f"{method}() reads the values of variables, which do not exist while a graph is built. Call it outside of "
