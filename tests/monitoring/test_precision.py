@@ -224,13 +224,13 @@ def spread(low, high):
         ),
         (
             {"kernel": spread(-40, -20), "bias": spread(-10, -5)},
-            "Float16 fits with a loss scale: at 2**20 it loses 0% of the values that are not zero, and without a loss scale "
-            "55.6%.",
+            "Float16 fits with a loss scale: at 2**20 it loses 0% of the values that are not zero, and without a loss "
+            "scale 55.6%.",
         ),
         (
             {"kernel": spread(0, 10), "huge": spread(17, 18)},
-            "Float16 fits with a loss scale: at 2**-3 it loses 0% of the values that are not zero, and without a loss scale "
-            "15.4%.",
+            "Float16 fits with a loss scale: at 2**-3 it loses 0% of the values that are not zero, and without a loss "
+            "scale 15.4%.",
         ),
         (
             {"kernel": np.tile(spread(0, 10), 99), "rare": np.array([2.0**-40])},

@@ -52,8 +52,8 @@ def draw_variables(counts: ExponentCounts, out: pathlib.Path) -> None:
     axes[0].set_yticks(range(0, rows, every), [_short(name) for name in names[::every]])
     axes[0].set_ylim(max(rows, 1) - 0.5, -0.5)
     figure.suptitle(f"gradients in step {counts.step}{f', variables of {common}' if common else ''}", fontsize=10)
-    _colour_bar(figure, mesh, axes, "share of the variable's values")
-    _save(figure, out)
+    colour_bar(figure, mesh, axes, "share of the variable's values")
+    save(figure, out)
 
 
 def draw_steps(run: Sequence[ExponentCounts], out: pathlib.Path) -> None:
@@ -73,8 +73,8 @@ def draw_steps(run: Sequence[ExponentCounts], out: pathlib.Path) -> None:
         axis.set_ylabel(f"exponent {title}")
     axes[-1].set_xlabel("step")
     axes[-1].xaxis.set_major_locator(optional.load("matplotlib.ticker", "plot").MaxNLocator(integer=True))
-    _colour_bar(figure, mesh, axes, "share of all values")
-    _save(figure, out)
+    colour_bar(figure, mesh, axes, "share of all values")
+    save(figure, out)
 
 
 def steps_on(axis: Any, run: Sequence[ExponentCounts]) -> Any:
@@ -95,22 +95,37 @@ def steps_on(axis: Any, run: Sequence[ExponentCounts]) -> Any:
     return mesh
 
 
+def colour_bar(figure: Any, mesh: Any, axes: Any, label: str) -> None:
+    """Draw the colours and the shares that they stand for below the axes.
+
+    Args:
+        figure: of matplotlib.
+        mesh: what `steps_on` returned.
+        axes: all axes of the figure.
+        label: what the shares are of.
+    """
+    bar = figure.colorbar(mesh, ax=list(axes), location="bottom", aspect=50, pad=0.01, label=label, extend="min")
+    bar.ax.set_xticks([1e-4, 1e-3, 1e-2, 1e-1, 1.0], ["0.01%", "0.1%", "1%", "10%", "100%"])
+
+
+def save(figure: Any, out: pathlib.Path) -> None:
+    """Write a figure. The file is written whole or not at all, and an SVG has no date, so that it can be compared.
+
+    Args:
+        figure: of matplotlib.
+        out: the PNG or SVG.
+    """
+    with whole_file(out) as temporary:
+        figure.savefig(temporary, dpi=_DPI, **({"metadata": {"Date": None}} if out.suffix == ".svg" else {}))
+
+
 def _figure(width: float, height: float) -> Any:
     return optional.load("matplotlib.figure", "plot").Figure(figsize=(width, height), layout="constrained")
 
 
-def _save(figure: Any, out: pathlib.Path) -> None:
-    with whole_file(out) as temporary:
-        figure.savefig(temporary, dpi=_DPI)
-
-
 def _colours() -> dict[str, Any]:
-    return {"cmap": _COLOURS, "norm": optional.load("matplotlib.colors", "plot").LogNorm(_SMALLEST_SHARE, 1.0)}
-
-
-def _colour_bar(figure: Any, mesh: Any, axes: Any, label: str) -> None:
-    bar = figure.colorbar(mesh, ax=list(axes), location="bottom", aspect=50, pad=0.01, label=label, extend="min")
-    bar.ax.set_xticks([1e-4, 1e-3, 1e-2, 1e-1, 1.0], ["0.01%", "0.1%", "1%", "10%", "100%"])
+    norm = optional.load("matplotlib.colors", "plot").LogNorm(_SMALLEST_SHARE, 1.0)
+    return {"cmap": _COLOURS, "norm": norm, "rasterized": True}  # an SVG with a shape for each cell takes megabytes
 
 
 def _range(run: Sequence[ExponentCounts]) -> tuple[int, int]:

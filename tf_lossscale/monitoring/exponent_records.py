@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tf_lossscale.monitoring.exponents import COLUMNS, FINITE, INFINITE, LOWEST, NAN, ZEROS, ExponentCounts
+from tf_lossscale.monitoring.exponents import COLUMNS, FINITE, INFINITE, LOWEST, NAN, ZEROS, ExponentCounts, column
 
 #: The name of the file in the folder of a run.
 FILE = "exponents.jsonl"
@@ -33,7 +33,7 @@ def append(folder: pathlib.Path | str, counts: ExponentCounts) -> None:
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / FILE).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(_as_record(counts)) + "\n")
+        file.write(json.dumps(as_record(counts)) + "\n")
 
 
 def read(folder: pathlib.Path | str) -> list[ExponentCounts]:
@@ -55,15 +55,24 @@ def read(folder: pathlib.Path | str) -> list[ExponentCounts]:
     *lines, _ = path.read_text(encoding="utf-8").split("\n")  # after the last line end nothing, or a part of a line
     for number, line in enumerate(lines, 1):
         try:
-            counts = _from_record(json.loads(line))
+            counts = from_record(json.loads(line))
         except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
             raise ValueError(f"Line {number} of {path} is damaged: {error}. Delete the line.") from error
         found[counts.step] = counts
     return [found[step] for step in sorted(found)]
 
 
-def _as_record(counts: ExponentCounts) -> dict[str, Any]:
-    """Return counts as JSON. The bins of a variable begin with its lowest exponent."""
+def as_record(counts: ExponentCounts) -> dict[str, Any]:
+    """Return counts as JSON. The bins of a variable begin at its lowest exponent.
+
+    >>> row = np.zeros([1, COLUMNS], np.int64)
+    >>> row[0, column(-3)] = 5
+    >>> as_record(ExponentCounts(("kernel",), row, scale=1.0, step=1))["variables"]["kernel"]
+    {'zeros': 0, 'infinite': 0, 'nan': 0, 'lowest_exponent': -3, 'bins': [5]}
+
+    Args:
+        counts: of one step.
+    """
     record: dict[str, Any] = {"step": counts.step, "scale": counts.scale, "full_precision": counts.full_precision}
     record["variables"] = {}
     for name, row in zip(counts.names, counts.counts):
@@ -75,11 +84,22 @@ def _as_record(counts: ExponentCounts) -> dict[str, Any]:
     return record
 
 
-def _from_record(record: dict[str, Any]) -> ExponentCounts:
+def from_record(record: dict[str, Any]) -> ExponentCounts:
+    """Return the counts that `as_record` made a record of.
+
+    >>> from_record({"step": 1, "scale": 1.0, "full_precision": False, "variables": {}}).names
+    ()
+
+    Args:
+        record: a dict, also after a round trip through JSON.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is no such record.
+    """
     names = tuple(record["variables"])
     counts: np.ndarray = np.zeros([len(names), COLUMNS], np.int64)
     for row, fields in zip(counts, record["variables"].values()):
         row[ZEROS], row[INFINITE], row[NAN] = fields["zeros"], fields["infinite"], fields["nan"]
-        first = fields["lowest_exponent"] - LOWEST
-        row[FINITE][first : first + len(fields["bins"])] = fields["bins"]
+        first = column(fields["lowest_exponent"])
+        row[first : first + len(fields["bins"])] = fields["bins"]
     return ExponentCounts(names, counts, float(record["scale"]), int(record["step"]), bool(record["full_precision"]))
