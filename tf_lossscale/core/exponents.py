@@ -137,6 +137,10 @@ class Exponents(Variables):
         (counts, _, scale), names = found[int(np.argmax(steps))]
         return names, _value(counts), float(_value(scale)), max(steps)
 
+    def steps_taken(self) -> int:
+        """Return the number of steps, in eager mode or in the default session."""
+        return int(_value(self.steps)) if "steps" in self._all() else 0
+
     def _numbers(self) -> tuple[int, int]:
         """Return `steps` and `following`, in eager mode; the device is only asked if it may have changed them."""
         found = None if self._in_graphs else self._known.get(replicas.replica())
