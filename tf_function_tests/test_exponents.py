@@ -83,7 +83,7 @@ def test_gradients_that_the_caller_has_summed_count_on_each_replica():
 
 @pytest.mark.parametrize("where", ["inside", "outside"])
 def test_central_storage_is_refused_because_its_replicas_share_the_variables(where):
-    with pytest.raises(ValueError, match="cannot be counted by exponent under CentralStorageStrategy.*Leave out"):
+    with pytest.raises(ValueError, match=r"cannot be counted by exponent under CentralStorageStrategy.*Leave out"):
         Cell(FAMILIES[0], "central_storage", "eager", where=where, diagnose="exponents").step(1.0, 1.0)
 
 

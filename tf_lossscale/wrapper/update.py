@@ -68,7 +68,15 @@ class Update(step.Update):
         exponents = self.optimizer._exponents
         if exponents is None:
             return []
-        return exponents.record(lambda: names_of(self._variables), self._as_they_arrived, self.optimizer._factor)
+        return exponents.record(self._names_to_count, self._as_they_arrived, self.optimizer._factor)
+
+    def _names_to_count(self) -> tuple[str, ...]:
+        if any(isinstance(variable, tf.experimental.dtensor.DVariable) for variable in self._variables):
+            raise ValueError(
+                "Gradients cannot be counted by exponent on a DTensor mesh, which has no operation for it. Leave out "
+                'diagnose="exponents", or count in a run without a mesh.'
+            )
+        return names_of(self._variables)
 
     def _as_they_arrived(self) -> list[Any]:
         """Return this replica's scaled gradients; those that the caller has changed are multiplied by the scale."""
