@@ -109,9 +109,13 @@ class Exponents(Variables):
 
     def count_next(self) -> None:
         """Have the next step counted."""
-        if "following" in self._all():  # else no step was taken yet, and the first one is counted
+        if "following" not in self._all():  # no step was taken yet: the first one is counted
+            return
+        if tf.compat.v1.executing_eagerly_outside_functions():
             self.following.assign(0)
             self._known.clear()
+        else:
+            tf.compat.v1.get_default_session().run(self.following.initializer)  # 0; the graph may be finalized
 
     def stop(self) -> None:
         """Have no further step counted, in eager mode; functions that count remain, and only advance a number."""
@@ -120,17 +124,22 @@ class Exponents(Variables):
             self._known.clear()
 
     def last(self) -> tuple[tuple[str, ...], np.ndarray, float, int] | None:
-        """Return the last counted step, in eager mode; None if there is none.
+        """Return the last counted step, in eager mode or in the default session; None if there is none.
 
         Returns:
             The names of the variables, the counts (int64, of shape [variables, COLUMNS]), the scale and the step.
         """
-        found = [(self._table(names), names) for names in self._tables]
+        made = self._all()
+        found = [(self._table(names), names) for i, names in enumerate(self._tables) if f"counts_{i}" in made]
         steps = [int(_value(counted_step)) for (_, counted_step, _), _ in found]
         if not any(steps):
             return None
         (counts, _, scale), names = found[int(np.argmax(steps))]
         return names, _value(counts), float(_value(scale)), max(steps)
+
+    def steps_taken(self) -> int:
+        """Return the number of steps, in eager mode or in the default session."""
+        return int(_value(self.steps)) if "steps" in self._all() else 0
 
     def _numbers(self) -> tuple[int, int]:
         """Return `steps` and `following`, in eager mode; the device is only asked if it may have changed them."""
@@ -254,4 +263,10 @@ def _require_own_copies() -> None:
 
 
 def _value(variable: tf.Variable) -> Any:
-    return tf.convert_to_tensor(variable).numpy()
+    """Return the value of a variable; 0 in a session in which it was not initialized."""
+    if tf.executing_eagerly():
+        return tf.convert_to_tensor(variable).numpy()
+    try:
+        return tf.compat.v1.get_default_session().run(variable)
+    except tf.errors.FailedPreconditionError:
+        return 0

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_lossscale.core import replicas
+from tf_lossscale.core.twins import has_faster_twin
 
 
 class Variables(tf.Module):
@@ -174,6 +175,7 @@ def add_one(variable: tf.Variable) -> Any:
     return variable.assign(value_or_zero(variable) + 1)
 
 
+@has_faster_twin
 def unless(fine: tf.Tensor, change: Callable[[], Any]) -> list[tf.Operation]:
     """Change variables under a condition.
 

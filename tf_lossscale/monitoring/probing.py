@@ -18,7 +18,7 @@ from tf_lossscale.monitoring.precision import PrecisionReport, precision_report
 from tf_lossscale.wrapper import families
 from tf_lossscale.wrapper.family import Family
 from tf_lossscale.wrapper.grads_and_vars import unzip
-from tf_lossscale.wrapper.readings import names_of, require_eager
+from tf_lossscale.wrapper.readings import names_of, require_values
 
 
 @contextlib.contextmanager
@@ -100,7 +100,7 @@ class Probe:
 
         Raises:
             ValueError: no step was counted yet.
-            RuntimeError: called while a graph is built.
+            RuntimeError: called while a graph is built, or without a default session in a legacy graph.
         """
         return precision_report(self.counts())
 
@@ -109,9 +109,9 @@ class Probe:
 
         Raises:
             ValueError: no step was counted yet.
-            RuntimeError: called while a graph is built.
+            RuntimeError: called while a graph is built, or without a default session in a legacy graph.
         """
-        require_eager("precision_report")
+        require_values("precision_report")
         found = self._exponents.last()
         if found is None:
             raise ValueError(

@@ -6,13 +6,15 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_lossscale.monitoring.histograms import write_histograms
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
 
 def write_summary(optimizer: LossScaleOptimizer, step: Any = None, loss: Any = None) -> None:
     """Write the scalars `loss_scale` and `skipped_steps`, and the loss if given.
 
-    An optimizer that was made with `diagnose=True` adds `grad_norm`.
+    An optimizer that was made with `diagnose=True` adds `grad_norm`. One that was made with `diagnose="exponents"`
+    adds, in eager mode and if the last step was counted, a histogram of exponents for each variable.
 
     For custom loops. It writes to the default `tf.summary` writer, in eager mode or in a `tf.function`, and respects
     `tf.summary.record_if`.
@@ -31,6 +33,26 @@ def write_summary(optimizer: LossScaleOptimizer, step: Any = None, loss: Any = N
         TypeError: `optimizer` is not a `tf_lossscale.LossScaleOptimizer`.
     """
     require_ours(optimizer)
+    write_scalars(optimizer, step, loss)
+    if optimizer._exponents is None or not tf.executing_eagerly():
+        return
+    counts = optimizer._last_counts()
+    if counts is not None and counts.step == optimizer._exponents.steps_taken():
+        write_histograms(counts, step)
+
+
+def write_scalars(optimizer: LossScaleOptimizer, step: Any, loss: Any) -> None:
+    """Write what `write_summary` writes, without the histograms.
+
+    >>> import tempfile
+    >>> with tf.summary.create_file_writer(tempfile.mkdtemp()).as_default():
+    ...     write_scalars(LossScaleOptimizer(tf.keras.optimizers.SGD()), step=1, loss=None)
+
+    Args:
+        optimizer: as in `write_summary`.
+        step: as in `write_summary`.
+        loss: as in `write_summary`.
+    """
     values = {"loss_scale": optimizer.loss_scale, "skipped_steps": optimizer.skipped_steps}
     if optimizer.gradient_norm is not None:
         values["grad_norm"] = optimizer.gradient_norm

@@ -118,7 +118,7 @@ class Observable(Parts):
         Raises:
             RuntimeError: called while a graph is built.
         """
-        require_eager("state")
+        _require_eager("state")
         return self._state()
 
     def _state(self) -> dict[str, Any]:
@@ -155,7 +155,7 @@ class Observable(Parts):
             TypeError: a value is no number.
             RuntimeError: called while a graph is built.
         """
-        require_eager("set_state")
+        _require_eager("set_state")
         self._set_state(state)
 
     def _set_state(self, state: dict[str, Any]) -> None:
@@ -212,7 +212,7 @@ class Observable(Parts):
                 "overflow_report() needs an optimizer that records overflows from its first step on. "
                 "Create it with LossScaleOptimizer(..., diagnose=True)."
             )
-        require_eager("overflow_report")
+        _require_eager("overflow_report")
         found = {name: [int(x) for x in row] for name, row in self._diagnosis.counts().items() if row[0]}
         rows = [Overflow(name, *row) for name, row in found.items()]
         return OverflowReport(sorted(rows, key=lambda row: -row.steps))
@@ -225,10 +225,16 @@ class Observable(Parts):
         >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), diagnose="exponents")
         >>> optimizer.count_exponents()
 
+        In a legacy graph call it where a session is the default one.
+
         Raises:
             ValueError: the optimizer was made without `diagnose="exponents"`.
+            RuntimeError: there is no default session in a legacy graph.
         """
-        self._counting("count_exponents").count_next()
+        exponents = self._counting("count_exponents")
+        if not tf.compat.v1.executing_eagerly_outside_functions():
+            require_values("count_exponents")
+        exponents.count_next()
 
     def precision_report(self) -> PrecisionReport:
         """Return what float16 does to each variable's gradient: the values that vanish and overflow, and the headroom.
@@ -252,21 +258,23 @@ class Observable(Parts):
 
         Raises:
             ValueError: the optimizer was made without `diagnose="exponents"`, or no step was counted yet.
-            RuntimeError: called while a graph is built.
+            RuntimeError: called while a graph is built, or without a default session in a legacy graph.
 
         Source: Micikevicius et al., Mixed Precision Training, figure 3, https://arxiv.org/abs/1710.03740
         """
-        return precision_report(self._exponent_counts())
-
-    def _exponent_counts(self) -> ExponentCounts:
-        exponents = self._counting("precision_report")
-        require_eager("precision_report")
-        found = exponents.last()
-        if found is None:
+        self._counting("precision_report")
+        require_values("precision_report")
+        counts = self._last_counts()
+        if counts is None:
             raise ValueError(
                 "precision_report() needs a counted step, but this optimizer has taken none. Take a step first."
             )
-        return ExponentCounts(*found)
+        return precision_report(counts)
+
+    def _last_counts(self) -> ExponentCounts | None:
+        """Return the counts of the last counted step; None if there is none, or if no step is ever counted."""
+        found = None if self._exponents is None else self._exponents.last()
+        return None if found is None else ExponentCounts(*found)
 
     def _counting(self, method: str) -> Exponents:
         if self._exponents is None:
@@ -297,17 +305,27 @@ def names_of(variables: list[Any]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def require_eager(method: str) -> None:
-    """Raise if variables cannot be read.
+def require_values(method: str) -> None:
+    """Raise if variables have no values to read, in eager mode or in the default session.
 
-    >>> require_eager("state")
+    >>> require_values("precision_report")
 
     Args:
         method: its name, for the message.
 
     Raises:
-        RuntimeError: a graph is being built.
+        RuntimeError: a `tf.function` is being traced, or a legacy graph has no default session.
     """
+    if tf.compat.v1.executing_eagerly_outside_functions():
+        _require_eager(method)
+    elif tf.compat.v1.get_default_session() is None:
+        raise RuntimeError(
+            f"{method}() uses variables of a legacy graph, which exist in a session. Call it inside "
+            "`with session.as_default():`."
+        )
+
+
+def _require_eager(method: str) -> None:
     if not tf.executing_eagerly():
         raise RuntimeError(
             f"{method}() reads the values of variables, which do not exist while a graph is built. Call it outside of "
