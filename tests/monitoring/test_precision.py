@@ -179,6 +179,15 @@ def test_the_sentences_name_the_scale_and_the_worst_variables():
     )
 
 
+def test_what_vanishes_of_float32_layers_is_said_beside_layers_that_float16_rounded():
+    mixed = counted({"float16": [1e-9, 2.0**-20]}, float16=True)
+    wide = counted({"float32": [2.0**-30, 1.0]})
+    counts = ExponentCounts(("float16", "float32"), np.concatenate([mixed.counts, wide.counts]), scale=1.0, step=1)
+    report = precision_report(counts)
+    assert [row.rounded for row in report.rows] == [True, False]
+    assert "(without a loss scale: 33.3% vanish and 33.3% are subnormal)" in report.sentences[0]
+
+
 def test_the_printed_report_fits_80_columns_and_says_what_cannot_be_told(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     names = [f"transformer/encoder/block_{i}/attention/query/kernel" for i in range(60)]

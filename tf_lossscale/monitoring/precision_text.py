@@ -104,7 +104,7 @@ def table(report: PrecisionReport) -> Any:
     rows, scale = (*report.rows, report.total), report.scale
     best = report.best_scale or 1.0
     scales = sorted({1.0, best} if scale == 1 else {1.0, scale / 2, scale, scale * 2})
-    shown = Table(box=None, pad_edge=False, header_style="")
+    shown = Table(box=None, pad_edge=False, collapse_padding=True, header_style="")
     shown.add_column("\nvariable", overflow="fold")
     for name in ("\nzeros", "sub-\nnormal", "over-\nflow", "head-\nroom", *(f"vanish\n{power(s)}" for s in scales)):
         shown.add_column(name, justify="right", no_wrap=True)
@@ -159,7 +159,7 @@ def _at(scale: float) -> str:
 
 
 def _losses(row: VariablePrecision) -> str:
-    parts = [f"{percent(row.vanished)} vanish"] * (not row.rounded)
+    parts = [f"{percent(row.vanished)} vanish"] * (row.vanished > 0 or not row.rounded)
     parts += [f"{percent(row.subnormal)} are subnormal"]
     parts += [f"{percent(row.overflow)} overflow"] * (row.overflow > 0)
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)

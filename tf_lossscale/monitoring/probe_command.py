@@ -163,7 +163,7 @@ def _report(probes: dict[str, Any], out: pathlib.Path | None) -> bool:
         _print(name, report)
         if out is not None:
             folder = out if len(probes) == 1 else out / name
-            exponent_records.append(folder, report.counts)
+            report.write(folder)
             print(f"The counts are in {folder / exponent_records.FILE}. Draw them: tf-lossscale plot {folder}")
     return found
 
