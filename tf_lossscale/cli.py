@@ -29,6 +29,10 @@ _COMMANDS = {
         "tf_lossscale.monitoring.plot",
         "draw loss scale, loss, skipped steps and exponents of gradients of a run",
     ),
+    "probe": (
+        "tf_lossscale.monitoring.probe_command",
+        "run a program that trains in float32, and say what float16 would lose of its gradients",
+    ),
     "run": ("tf_lossscale.legacy.run", "run a script or module written for TensorFlow 1.13 to 2.15, unchanged"),
     "train": (
         "tf_lossscale.training.command",
@@ -50,8 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 if all went well, 2 for bad arguments or files, 130 after Ctrl-C.
     """
-    if argv is None and sys.argv[1:2] != ["run"]:
-        # What TensorFlow logs in C++ is about its build and this machine. A script that `run` runs decides itself.
+    if argv is None and sys.argv[1:2] not in (["run"], ["probe"]):
+        # What TensorFlow logs in C++ is about its build and this machine. A script that is run decides itself.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     argv = list(sys.argv[1:] if argv is None else argv)
     try:

@@ -179,6 +179,15 @@ def test_the_sentences_name_the_scale_and_the_worst_variables():
     )
 
 
+def test_what_vanishes_of_float32_layers_is_said_beside_layers_that_float16_rounded():
+    mixed = counted({"float16": [1e-9, 2.0**-20]}, float16=True)
+    wide = counted({"float32": [2.0**-30, 1.0]})
+    counts = ExponentCounts(("float16", "float32"), np.concatenate([mixed.counts, wide.counts]), scale=1.0, step=1)
+    report = precision_report(counts)
+    assert [row.rounded for row in report.rows] == [True, False]
+    assert "(without a loss scale: 33.3% vanish and 33.3% are subnormal)" in report.sentences[0]
+
+
 def test_the_printed_report_fits_80_columns_and_says_what_cannot_be_told(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     names = [f"transformer/encoder/block_{i}/attention/query/kernel" for i in range(60)]
@@ -220,33 +229,38 @@ def spread(low, high):
     [
         (
             {"kernel": spread(-10, 10)},
-            "Float16 fits even without a loss scale: it loses 0% of the values that are not zero.",
+            "Float16 fits even without a loss scale: 0% of the values that are not zero are outside its normal range.",
         ),
         (
-            {"kernel": spread(-40, -20), "bias": spread(-10, -5)},
-            "Float16 fits with a loss scale: at 2**20 it loses 0% of the values that are not zero, and without a loss "
-            "scale 55.6%.",
+            {"kernel": spread(-34, -20), "bias": spread(-10, -5)},
+            "Float16 fits with a loss scale: without one 71.4% of the values that are not zero are outside its normal "
+            "range, with a loss scale of 2**20 0%.",
+        ),
+        (
+            {"kernel": spread(-20, -10)},  # nothing vanishes, but bits are lost
+            "Float16 fits with a loss scale: without one 54.5% of the values that are not zero are outside its normal "
+            "range, with a loss scale of 2**25 0%.",
         ),
         (
             {"kernel": spread(0, 10), "huge": spread(17, 18)},
-            "Float16 fits with a loss scale: at 2**-3 it loses 0% of the values that are not zero, and without a loss "
-            "scale 15.4%.",
+            "Float16 fits with a loss scale: without one 15.4% of the values that are not zero are outside its normal "
+            "range, with a loss scale of 2**-3 0%.",
         ),
         (
             {"kernel": np.tile(spread(0, 10), 99), "rare": np.array([2.0**-40])},
-            "Float16's range is too narrow: at 2**5, the best loss scale, it loses <0.1% of the values that are not "
-            "zero, and without a loss scale <0.1%. Use bfloat16 or float32 where it loses most: rare (100%).",
+            "Float16's range is too narrow: without a loss scale <0.1% of the values that are not zero are outside its "
+            "normal range, with 2**5, the best one, <0.1%. Use bfloat16 or float32 where most are: rare (100%).",
         ),
         (
             {"wide": spread(-60, 15)},
-            "Float16's range is too narrow: at 1, the best loss scale, it loses 46.1% of the values that are not "
-            "zero, and without a loss scale 46.1%. Use bfloat16 or float32 where it loses most: wide (46.1%).",
+            "Float16's range is too narrow: without a loss scale 60.5% of the values that are not zero are outside its "
+            "normal range, with 1, the best one, 60.5%. Use bfloat16 or float32 where most are: wide (60.5%).",
         ),
         ({"kernel": np.zeros(3)}, "These gradients do not tell whether float16 fits."),
         ({}, "These gradients do not tell whether float16 fits."),
     ],
 )
-def test_whether_float16_fits_follows_from_what_it_loses(gradients, answer):
+def test_whether_float16_fits_follows_from_what_is_outside_its_normal_range(gradients, answer):
     assert whether_float16_fits(precision_report(counted(gradients))) == answer
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from tf_lossscale.monitoring.exponent_records import append
 from tf_lossscale.monitoring.exponents import FINITE, INFINITE, LOWEST, NAN, ZEROS, ExponentCounts, column
 from tf_lossscale.monitoring.precision_text import about_the_scale, about_the_variables, table
 
@@ -168,6 +169,22 @@ class PrecisionReport:
         facts = {"step": self.step, "scale": self.scale, "best_scale": self.best_scale}
         return {**facts, "sentences": list(self.sentences), "rows": rows, "total": dataclasses.asdict(self.total)}
 
+    def write(self, folder: Any) -> None:
+        """Add the counts to the file `exponents.jsonl` of a run, for `tf-lossscale plot`.
+
+        >>> import tempfile
+        >>> from tf_lossscale.monitoring.exponents import COLUMNS
+        >>> report = precision_report(ExponentCounts(("kernel",), np.ones([1, COLUMNS], np.int64), scale=1.0, step=1))
+        >>> report.write(tempfile.mkdtemp())
+
+        Args:
+            folder: the folder of the run; it is made if it is missing.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        append(folder, self.counts)
+
     @property
     def sentences(self) -> tuple[str, str]:
         """The report in words: the scale at which float16 loses least, and the variables that it hurts."""
@@ -199,11 +216,11 @@ def precision_report(counts: ExponentCounts) -> PrecisionReport:
     Without a loss scale float16 affects 1 variable: kernel (30.0% vanish or are
     subnormal, 0% at 2**20).
     <BLANKLINE>
-                       sub-  over-  head-  vanish  vanish
-    variable  zeros  normal   flow   room       1   2**20
-    kernel       0%   20.0%     0%     20   10.0%      0%
-    bias      25.0%      0%     0%     24      0%      0%
-    all        1.0%   19.4%     0%     20    9.7%      0%
+                     sub- over- head- vanish vanish
+    variable zeros normal  flow  room      1  2**20
+    kernel      0%  20.0%    0%    20  10.0%     0%
+    bias     25.0%     0%    0%    24     0%     0%
+    all       1.0%  19.4%    0%    20   9.7%     0%
     <BLANKLINE>
     Zeros are a share of all values, the others of the values that are not zero.
     Headroom is in powers of two.

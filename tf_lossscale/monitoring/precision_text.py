@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tf_lossscale.monitoring.precision import PrecisionReport, VariablePrecision
 
-#: Float16 fits if it loses no more than this share of all values, and of no variable more than a tenth.
-LITTLE = 0.01
+#: Float16 fits if no more than this share of all values is outside its normal range, and of no variable more.
+LITTLE, LITTLE_OF_ONE = 0.01, 0.1
 
 _NAMED = 3  # variables that a sentence names
 _NOTE = (
@@ -71,20 +71,20 @@ def whether_float16_fits(report: PrecisionReport) -> str:
     if best is None:
         return "These gradients do not tell whether float16 fits."
     without, at_best = report.at(1.0), report.at(best)
-    lost, kept = percent(_lost(without.total)), percent(_lost(at_best.total))
+    bare, scaled = percent(_outside(without.total)), percent(_outside(at_best.total))
+    values = "of the values that are not zero are outside its normal range"
     if _fits(without):
-        return f"Float16 fits even without a loss scale: it loses {lost} of the values that are not zero."
+        return f"Float16 fits even without a loss scale: {bare} {values}."
     if _fits(at_best):
         return (
-            f"Float16 fits with a loss scale: at {power(best)} it loses {kept} of the values that are not zero, and "
-            f"without a loss scale {lost}."
+            f"Float16 fits with a loss scale: without one {bare} {values}, with a loss scale of {power(best)} {scaled}."
         )
-    worst = sorted((row for row in at_best.rows if _lost(row) > LITTLE), key=_lost, reverse=True)
-    named = ", ".join(f"{row.variable} ({percent(_lost(row))})" for row in worst[:_NAMED])
+    worst = sorted((row for row in at_best.rows if _outside(row) > LITTLE), key=_outside, reverse=True)
+    named = ", ".join(f"{row.variable} ({percent(_outside(row))})" for row in worst[:_NAMED])
     more = f" and {len(worst) - _NAMED} more" if len(worst) > _NAMED else ""
     return (
-        f"Float16's range is too narrow: at {power(best)}, the best loss scale, it loses {kept} of the values that are "
-        f"not zero, and without a loss scale {lost}. Use bfloat16 or float32 where it loses most: {named}{more}."
+        f"Float16's range is too narrow: without a loss scale {bare} {values}, with {power(best)}, the best one, "
+        f"{scaled}. Use bfloat16 or float32 where most are: {named}{more}."
     )
 
 
@@ -104,7 +104,7 @@ def table(report: PrecisionReport) -> Any:
     rows, scale = (*report.rows, report.total), report.scale
     best = report.best_scale or 1.0
     scales = sorted({1.0, best} if scale == 1 else {1.0, scale / 2, scale, scale * 2})
-    shown = Table(box=None, pad_edge=False, header_style="")
+    shown = Table(box=None, pad_edge=False, collapse_padding=True, header_style="")
     shown.add_column("\nvariable", overflow="fold")
     for name in ("\nzeros", "sub-\nnormal", "over-\nflow", "head-\nroom", *(f"vanish\n{power(s)}" for s in scales)):
         shown.add_column(name, justify="right", no_wrap=True)
@@ -146,12 +146,12 @@ def percent(share: float) -> str:
     return "<0.1%" if share < 0.001 else ">99.9%" if share > 0.999 else f"{share:.1%}"
 
 
-def _lost(row: VariablePrecision) -> float:
-    return row.vanished + row.overflow
+def _outside(row: VariablePrecision) -> float:
+    return row.below_normal + row.overflow
 
 
 def _fits(report: PrecisionReport) -> bool:
-    return _lost(report.total) <= LITTLE and all(_lost(row) <= 10 * LITTLE for row in report.rows)
+    return _outside(report.total) <= LITTLE and all(_outside(row) <= LITTLE_OF_ONE for row in report.rows)
 
 
 def _at(scale: float) -> str:
@@ -159,7 +159,7 @@ def _at(scale: float) -> str:
 
 
 def _losses(row: VariablePrecision) -> str:
-    parts = [f"{percent(row.vanished)} vanish"] * (not row.rounded)
+    parts = [f"{percent(row.vanished)} vanish"] * (row.vanished > 0 or not row.rounded)
     parts += [f"{percent(row.subnormal)} are subnormal"]
     parts += [f"{percent(row.overflow)} overflow"] * (row.overflow > 0)
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
