@@ -171,11 +171,15 @@ def _mark_ranges(axis: Any, low: int, high: int, along: str) -> None:
 
 
 def _edges(steps: Sequence[int]) -> list[float]:
-    """Return the edges between steps, halfway."""
+    """Return the edges between steps, halfway; the first step is 1.
+
+    >>> _edges([1, 11, 21])
+    [0.5, 6.0, 16.0, 26.0]
+    """
     middle = [(a + b) / 2 for a, b in itertools.pairwise(steps)]
     before = steps[0] - (middle[0] - steps[0] if middle else 0.5)
     after = steps[-1] + (steps[-1] - middle[-1] if middle else 0.5)
-    return [before, *middle, after]
+    return [max(before, 0.5), *middle, after]
 
 
 def _without_common_folder(names: Sequence[str]) -> tuple[str, list[str]]:

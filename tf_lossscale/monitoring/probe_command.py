@@ -164,7 +164,7 @@ def _report(probes: dict[str, Any], out: pathlib.Path | None) -> bool:
         if out is not None:
             folder = out if len(probes) == 1 else out / name
             report.write(folder)
-            print(f"The counts are in {folder / exponent_records.FILE}. Draw them: tf-lossscale plot {folder}")
+            print(f"wrote {folder / exponent_records.FILE}, which tf-lossscale plot {folder} draws")
     return found
 
 

@@ -111,7 +111,7 @@ def _train(settings: Settings, state: dict[str, Any] | None, out: pathlib.Path, 
         if unsaved:
             saved.save(scaled, settings, out)
     report.plot(scaled.history, scaled.exponents, out / "training.png")
-    print(f"loss, loss scale and the exponents of the gradients are drawn in {out / 'training.png'}")
+    print(f"loss, loss scale and the gradients' exponents are in {out / 'training.png'}")
     return 0
 
 
