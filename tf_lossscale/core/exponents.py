@@ -200,12 +200,12 @@ def table(gradients: list[Any]) -> tf.Tensor:
         lambda: tf.zeros_like(zeros),
     )
     moved = zeros * _from_to(column(LOWEST), ZEROS) + infinite * _from_to(NAN, INFINITE)
-    return tf.cast(rows + moved, tf.int64)
+    return rows + moved
 
 
 def _from_to(before: int, after: int) -> np.ndarray:
     """Return what moves one count from a column to another, when it is added to a row."""
-    return np.eye(COLUMNS, dtype=np.int32)[[after]] - np.eye(COLUMNS, dtype=np.int32)[[before]]
+    return np.eye(COLUMNS, dtype=np.int64)[[after]] - np.eye(COLUMNS, dtype=np.int64)[[before]]
 
 
 class _Bits:
@@ -224,18 +224,20 @@ class _Bits:
         self.infinity = (2**self._exponent - 1) << self._mantissa
 
     def by_exponent(self) -> tf.Tensor:
-        """Return an int32 row of counts, in which zeros count as tiny and infinite values as NaN."""
+        """Return an int64 row of counts, in which zeros count as tiny and infinite values as NaN."""
         exponents = 2**self._exponent
         found = _histogram(
             self._as_index(tf.bitwise.right_shift(self._bits, self._constant(self._mantissa))), 2 * exponents
         )
         columns = [column(bits - exponents // 2 + 1) for bits in range(exponents - 1)] + [NAN]
-        return tf.math.unsorted_segment_sum(found, np.array(columns * 2), COLUMNS)
+        row = tf.math.unsorted_segment_sum(found, np.array(columns * 2), COLUMNS)
+        return tf.cast(row, tf.int64)  # a GPU stacks no int32
 
     def number(self, of: int) -> tf.Tensor:
-        """Return the number of values, an int32 tensor of shape [1], that have these bits beside the sign."""
+        """Return the number of values, an int64 tensor of shape [1], that have these bits beside the sign."""
         magnitude = tf.bitwise.bitwise_and(self._bits, self._constant(2 ** (self._mantissa + self._exponent) - 1))
-        return _histogram(self._as_index(tf.bitwise.bitwise_xor(magnitude, self._constant(of))), 1)
+        found = _histogram(self._as_index(tf.bitwise.bitwise_xor(magnitude, self._constant(of))), 1)
+        return tf.cast(found, tf.int64)
 
     def _constant(self, value: int) -> tf.Tensor:
         return tf.constant(value, self._unsigned)
