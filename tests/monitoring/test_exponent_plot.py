@@ -48,6 +48,8 @@ def test_a_record_keeps_counts_without_a_finite_value(gradients, tmp_path):
 def test_a_record_without_values_far_apart_is_short(tmp_path):
     exponent_records.append(tmp_path, counted({"kernel": [1.0, 2.0]}))
     assert '"lowest_exponent": 0, "bins": [1, 1]' in (tmp_path / exponent_records.FILE).read_text()
+    (read,) = exponent_records.read(tmp_path)
+    assert same(read, counted({"kernel": [1.0, 2.0]}))
 
 
 def test_a_resumed_run_and_a_killed_one_are_read(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from tests.monitoring.made import counted
-from tf_lossscale.monitoring.exponents import COLUMNS, HIGHEST, LOWEST, ExponentCounts, column, summed
+from tf_lossscale.monitoring.exponents import COLUMNS, HIGHEST, LOWEST, ExponentCounts, column
 from tf_lossscale.monitoring.precision import precision_report
 from tf_lossscale.monitoring.precision_text import whether_float16_fits
 
@@ -262,11 +262,3 @@ def spread(low, high):
 )
 def test_whether_float16_fits_follows_from_what_is_outside_its_normal_range(gradients, answer):
     assert whether_float16_fits(precision_report(counted(gradients))) == answer
-
-
-def test_the_counts_of_several_steps_are_added_by_variable():
-    first = counted({"kernel": [1.0, 2.0]}, scale=1.0, step=1)
-    second = counted({"bias": [0.0], "kernel": [4.0]}, scale=2.0, step=5)
-    total = summed([first, second])
-    assert (total.names, total.scale, total.step) == (("kernel", "bias"), 2.0, 5)
-    assert np.array_equal(total.counts, counted({"kernel": [1.0, 2.0, 4.0], "bias": [0.0]}, scale=2.0).counts)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -73,25 +72,6 @@ class ExponentCounts:
             bins = np.clip(np.arange(BINS) + by, 0, BINS - 1)
             np.add.at(moved[:, FINITE], (slice(None), bins), share * self.counts[:, FINITE])
         return dataclasses.replace(self, counts=moved, scale=scale)
-
-
-def summed(run: Sequence[ExponentCounts]) -> ExponentCounts:
-    """Return the counts of several steps together, at the scale and the step of the last one.
-
-    >>> one = ExponentCounts(("kernel",), np.ones([1, COLUMNS], np.int64), scale=1.0, step=1)
-    >>> summed([one, dataclasses.replace(one, step=2)]).counts[0, ZEROS].item()
-    2.0
-
-    Args:
-        run: the counts of each step, at least one. Their variables may differ.
-    """
-    names = tuple(dict.fromkeys(name for counts in run for name in counts.names))
-    last = run[-1]
-    total: np.ndarray = np.zeros([len(names), COLUMNS])
-    for counts in run:
-        rows = [names.index(name) for name in counts.names]
-        total[rows] += counts.counts if counts.scale == last.scale else counts.at(last.scale).counts
-    return dataclasses.replace(last, names=names, counts=total)
 
 
 def column(exponent: int) -> int:
