@@ -114,14 +114,7 @@ class Model:
         of_layers = _level_of_layers(amp_level, keep_batchnorm_fp32)
         if not manager_given:
             loss_scale_manager = DynamicLossScaleManager() if amp_level in _DYNAMIC else None
-        wrap = optimizer is not None and loss_scale_manager is not None
-        if wrap and not isinstance(optimizer, LossScaleOptimizer):
-            optimizer = LossScaleOptimizer(optimizer, loss_scale_manager=loss_scale_manager, diagnose=diagnose)
-        elif diagnose:
-            raise ValueError(
-                f"`diagnose` needs an optimizer that Model wraps, but got: {diagnose!r}. Pass a `loss_scale_manager` "
-                "and an optimizer that is not wrapped, or LossScaleOptimizer(optimizer, diagnose=...)."
-            )
+        optimizer = _wrapped(optimizer, loss_scale_manager, diagnose)
         if isinstance(metrics, Mapping) and "loss" in metrics:
             raise ValueError(
                 "`metrics` must not have the name 'loss', under which eval() returns the loss. Choose another name."
@@ -251,6 +244,18 @@ class Model:
             each.as_callback(keras, self.optimizer, self._step_loss) if isinstance(each, LossMonitor) else each
             for each in listed
         ]
+
+
+def _wrapped(optimizer: Any, manager: Any, diagnose: bool | str) -> Any:
+    """Return the optimizer, wrapped if there is a manager for it."""
+    if optimizer is not None and manager is not None and not isinstance(optimizer, LossScaleOptimizer):
+        return LossScaleOptimizer(optimizer, loss_scale_manager=manager, diagnose=diagnose)
+    if diagnose:
+        raise ValueError(
+            f"`diagnose` needs an optimizer that Model wraps, but got: {diagnose!r}. Pass a `loss_scale_manager` "
+            "and an optimizer that is not wrapped, or LossScaleOptimizer(optimizer, diagnose=...)."
+        )
+    return optimizer
 
 
 def _level_of_layers(amp_level: str, keep_batchnorm_fp32: bool | None) -> str:
