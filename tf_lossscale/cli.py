@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0 if all went well, 2 for bad arguments or files, 130 after Ctrl-C.
     """
     if argv is None and sys.argv[1:2] not in (["run"], ["probe"]):
-        # TensorFlow's C++ logs are about its build and this machine. A script that `run` or `probe` starts decides itself.
+        # TensorFlow's C++ logs are about its build and this machine. A script that `run` starts decides itself.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     argv = list(sys.argv[1:] if argv is None else argv)
     try:

@@ -27,10 +27,10 @@ WINDOW = 50
 class LossScaleMonitor(tf.keras.callbacks.Callback):
     """A callback that adds `loss_scale` and `skipped_steps` to the logs of `fit`.
 
-    If the optimizer has `diagnose=True`, it adds `grad_norm` too. With `diagnose="exponents"` and a `log_dir`, it writes
-    the counts of exponents there, for `tf-lossscale plot`. The progress bar, `History`, and callbacks that come later
-    in the list, like `CSVLogger` and `TensorBoard`, show the logs. The callback warns when too many steps are skipped.
-    Reading the values also triggers the optimizer's `on_stall`.
+    If the optimizer has `diagnose=True`, it adds `grad_norm` too. With `diagnose="exponents"` and a `log_dir`, it
+    writes the counts of exponents there, for `tf-lossscale plot`. The progress bar, `History`, and callbacks that come
+    later in the list, like `CSVLogger` and `TensorBoard`, show the logs. The callback warns when too many steps are
+    skipped. Reading the values also triggers the optimizer's `on_stall`.
 
     >>> import tf_lossscale
     >>> model = tf.keras.Sequential([tf.keras.Input((1,)), tf.keras.layers.Dense(1)])
