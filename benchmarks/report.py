@@ -37,7 +37,7 @@ def line(row: Row) -> str:
 
 
 def tables(results: dict[str, Any]) -> dict[str, str]:
-    """Return the tables of the page by name; a table without measurements is a line that says so."""
+    """Return the tables of the page by name; a table without measurements becomes a line that says so."""
     rows = [row for row in results["rows"] if "refused" not in row or "ratios" in row]
     found = {
         "summary": _summary(rows),
@@ -93,7 +93,7 @@ def tables(results: dict[str, Any]) -> dict[str, str]:
     return {"machine": _machine(results), **pages}
 
 
-# What a step costs, in five rows: the label, the measurement, the contender, what it shows.
+# The rows of the summary: label, measurement, contender, explanation.
 _SUMMARY = (
     (
         "a training step in a `tf.function`",
@@ -235,7 +235,7 @@ def plot(path: pathlib.Path, results: dict[str, Any]) -> None:
     right.set(xscale="log", xlabel="n", ylabel="added per variable (µs), or per 1000 values (µs)", yscale="log")
     if right.lines:
         right.legend(fontsize=7)
-    with matplotlib.rc_context({"svg.hashsalt": "performance"}):  # equal plots are equal files
+    with matplotlib.rc_context({"svg.hashsalt": "performance"}):  # makes the file reproducible
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
@@ -300,7 +300,7 @@ def _bare_of(found: dict[str, float], name: str) -> float:
 
 
 def _left_out(rows: list[Row], what: str) -> str:
-    """Return the lines below a table: contenders that could not run, with their rows and errors."""
+    """Return the lines below a table about contenders that could not run, with their rows and errors."""
     where: dict[tuple[str, ...], list[str]] = {}
     for row in _sorted(rows, what):
         for name, why in row.get("refused", {}).items():

@@ -15,7 +15,7 @@ GROWTH = (
     *(f"1 x {size}" for size in ("1k", "10k", "100k", "1M", "4M", "16M", "64M")),
 )
 APPLIED, SKIPPED = "applied", "skipped"
-#: What is measured of `LossScaleOptimizer(jit_compile=True)`.
+#: The cells for `LossScaleOptimizer(jit_compile=True)`.
 COMPILED = "compiled step"
 LARGE = "4 x 4M"
 _MANY, _FEW = ("400 x 1k", "200 x 1k", workloads.RESNET), (LARGE, workloads.SPARSE)
@@ -122,7 +122,7 @@ def _names(cell: dict[str, str]) -> list[str]:
 
 
 def _limits(cell: dict[str, str]) -> list[str]:
-    """Return what a compiled step cannot fall below: the bare one compiled, or the model alone."""
+    """Return the lower limits of a compiled step: the compiled bare step, or the model alone."""
     if cell["workload"] in workloads.MODELS:
         return [contenders.NO_STEP]
     return [contenders.BARE_COMPILED] if cell["mode"] != "mirrored" else []

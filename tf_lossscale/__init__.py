@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-# Public name -> the module it is in. Loaded on first use: importing this package costs next to nothing.
+# Public name -> its module, which is loaded on first use, so that importing this package is cheap.
 _HOMES = {
     "DynamicLossScale": "tf_lossscale.core.state",
     "Family": "tf_lossscale.wrapper.family",
@@ -28,7 +28,7 @@ _HOMES = {
     "write_summary": "tf_lossscale.monitoring.summaries",
 }
 
-# Subpackages that `import tf_lossscale` is enough for.
+# Subpackages that are accessible after `import tf_lossscale`.
 _SUBPACKAGES = ("amp", "legacy", "migrate", "optimizers", "probability")
 
 __all__ = [

@@ -1,5 +1,6 @@
 """The rule, against the text that states it."""
 
+import dataclasses
 import math
 import re
 import textwrap
@@ -157,6 +158,11 @@ def test_the_defaults_are_those_of_tensorflow():
 def test_rules_that_move_the_scale_the_wrong_way_are_refused(wrong, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         Rules(**wrong).checked()
+
+
+def test_rules_cannot_be_changed_because_several_loss_scales_may_hold_them():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Rules().growth_steps = 3
 
 
 def test_the_factors_nearest_to_one_and_equal_bounds_are_taken():

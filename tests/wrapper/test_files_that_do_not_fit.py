@@ -1,5 +1,7 @@
 """Files whose optimizer has other variables than the one that takes them load, as those of a bare optimizer do."""
 
+import functools
+
 import pytest
 import tensorflow as tf
 from absl import logging
@@ -17,6 +19,24 @@ def trained(family, trainable, optimizer):
     return model
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Return a function that trains a model, and saves it in each format after a layer was frozen or thawed."""
+
+    @functools.cache
+    def save(family, frozen):
+        folder = tmp_path_factory.mktemp("saved")
+        model = trained(family, frozen == "after", LossScaleOptimizer(family.adam(), initial_scale=64.0))
+        model.save_weights(folder / "model.weights.h5")
+        model.layers[0].trainable = frozen == "before"
+        for name in ("model.keras", "model.h5", "saved"):
+            if name != "saved" or family.name != "keras3":
+                model.save(folder / name)
+        return folder
+
+    return save
+
+
 def goes_on(model):
     model.fit(tf.ones([4, 2]), tf.ones([4, 1]), verbose=0)
     return int(model.optimizer.iterations), float(model.optimizer.loss_scale), int(model.optimizer.dynamic_counter)
@@ -25,13 +45,10 @@ def goes_on(model):
 @families
 @pytest.mark.parametrize("name", ["model.keras", "model.h5", "saved"])
 @pytest.mark.parametrize("frozen", ["before", "after"])
-def test_a_model_with_a_layer_frozen_or_thawed_after_training_loads_and_goes_on(family, name, frozen, tmp_path):
+def test_a_model_with_a_layer_frozen_or_thawed_after_training_loads_and_goes_on(family, name, frozen, saved):
     if name == "saved" and family.name == "keras3":
         pytest.skip("Keras 3 saves no SavedModel that it loads again")
-    model = trained(family, frozen == "after", LossScaleOptimizer(family.adam(), initial_scale=64.0))
-    model.layers[0].trainable = frozen == "before"
-    model.save(tmp_path / name)
-    loaded = family.keras.models.load_model(tmp_path / name)
+    loaded = family.keras.models.load_model(saved(family, frozen) / name)
     assert isinstance(loaded.optimizer, LossScaleOptimizer)
     assert goes_on(loaded) == (1, 64.0, 2), "slots and step count are new, the loss scale is the saved one"
 
@@ -39,14 +56,12 @@ def test_a_model_with_a_layer_frozen_or_thawed_after_training_loads_and_goes_on(
 @families
 @pytest.mark.parametrize("frozen", ["before", "after"])
 def test_weights_of_a_model_with_other_trained_layers_load_and_a_warning_says_what_is_missing(
-    family, frozen, tmp_path, monkeypatch
+    family, frozen, saved, monkeypatch
 ):
-    said = []
+    weights, said = saved(family, frozen) / "model.weights.h5", []
     monkeypatch.setattr(logging, "warning", lambda message, *values: said.append(message % values))
-    model = trained(family, frozen == "after", LossScaleOptimizer(family.adam(), initial_scale=64.0))
-    model.save_weights(tmp_path / "model.weights.h5")
     other = trained(family, frozen == "before", LossScaleOptimizer(family.adam(), initial_scale=64.0))
-    other.load_weights(tmp_path / "model.weights.h5")
+    other.load_weights(weights)
     assert goes_on(other) == (2, 64.0, 2)
     if family.name == "keras3":
         saved, has = (10, 6) if frozen == "after" else (6, 10)

@@ -1,1 +1,1 @@
-"""Adapters: the answers to the questions of `Family`, one file for each optimizer family."""
+"""Adapters: the implementations of `Family`, one file for each optimizer family."""

@@ -45,7 +45,7 @@ class Family(family.Family):
         super().__init__(inner)
         #: The name scope of the optimizer's variables.
         self.scope = "loss_scale_optimizer"
-        #: Values for the variables of an optimizer that is not built, to be set when it is.
+        #: Values for the variables of an optimizer that is not built yet, to be assigned in `build`.
         self.loaded_weights: list[Any] | None = None
 
     @property
@@ -149,7 +149,7 @@ class Family(family.Family):
         # Keras's own copy of an optimizer that is built has no state.
         inner = self.inner
         new = type(inner).from_config(inner.get_config())
-        if hasattr(inner, "_exclude_from_weight_decay"):  # no part of a config
+        if hasattr(inner, "_exclude_from_weight_decay"):  # not part of a config
             new._exclude_from_weight_decay = set(inner._exclude_from_weight_decay)
             new._exclude_from_weight_decay_pattern = inner._exclude_from_weight_decay_pattern
         if inner.built:
@@ -164,7 +164,7 @@ class Family(family.Family):
         return slots[self.inner._get_variable_index(variable)] if slots else None
 
     def set_iterations(self, value: int) -> None:
-        # With gradient accumulation Keras counts micro-steps inside, and shows steps.
+        # With gradient accumulation `_iterations` counts micro-steps, and `iterations` steps.
         self.inner._iterations.assign(value * (self.inner.gradient_accumulation_steps or 1))
 
 
@@ -204,12 +204,12 @@ class LossScaleOptimizer(
 
     @property
     def dynamic_scale(self) -> Any:
-        """The variable of the loss scale, by the name that Keras 3 gives it."""
+        """The variable of the loss scale, by its name in Keras 3."""
         return self._loss_scale.current_loss_scale
 
     @property
     def step_counter(self) -> Any:
-        """The counter of finite steps, by the name that Keras 3 gives it."""
+        """The counter of finite steps, by its name in Keras 3."""
         return self._loss_scale.good_steps
 
     def finalize_variable_values(self, var_list: list[Any] | None = None) -> None:
@@ -220,7 +220,7 @@ class LossScaleOptimizer(
         """
         variables = self._given_or_known(var_list, "finalize_variable_values()")
         self._optimizer.finalize_variable_values(variables)
-        self._stall.report(self)  # `fit` ends here
+        self._stall.report(self)  # the last call of `fit`
 
     exclude_from_weight_decay = of_inner(keras.optimizers.Optimizer.exclude_from_weight_decay)
 
@@ -271,7 +271,7 @@ class LossScaleOptimizer(
                 type(self._optimizer).__name__,
             )
             values = values[: len(inner)]
-        if len(values) != len(inner):  # a layer was frozen after the training, for example: Keras warns as well
+        if len(values) != len(inner):  # for example, a layer was frozen after the training; Keras warns, too
             _warn_of_other_variables(self._optimizer, len(values), bool(of_scale))
             inner = values = []
         for variable, value in [*zip(inner, values), *of_scale]:
@@ -296,7 +296,7 @@ class LossScaleOptimizer(
 
 
 def _part_of_keras_wrapper(wrapper: LossScaleOptimizer, name: str) -> Any:
-    """Return the counterpart of a part of Keras's LossScaleOptimizer; its count and learning rate are not used."""
+    """Return the counterpart of an object in a checkpoint of Keras's LossScaleOptimizer."""
     parts = {
         "inner_optimizer": wrapper._optimizer,
         "dynamic_scale": wrapper._loss_scale._lookup_dependency("current_loss_scale"),
@@ -310,7 +310,7 @@ def _part_of_keras_wrapper(wrapper: LossScaleOptimizer, name: str) -> Any:
                 if dtype is None
                 else tf.Variable(tf.zeros([], dtype), trainable=False)
             )
-        # Held here because the checkpoint refers to it only weakly.
+        # Kept alive here, because the checkpoint has only a weak reference.
         wrapper.__dict__.setdefault("_meaningless", {})[name] = parts[name]
     return parts[name]
 
@@ -329,14 +329,14 @@ def _warn_of_other_variables(inner: Any, saved: int, with_scale: bool) -> None:
 
 
 def _are_of_a_wrapper(values: list[Any]) -> bool:
-    """Return whether saved values begin with those of a wrapper, whose own learning rate is zero."""
+    """Return whether saved values begin with a wrapper's own, whose learning rate is zero."""
     return len(values) >= 4 and all(value.shape == () for value in values[:4]) and values[1][()] == 0
 
 
 def _but_not_of_overwritten(
     function: Callable[..., list[Any]], gradients: list[Any], variables: list[Any], *args: Any
 ) -> list[Any]:
-    """Return a function of gradients; gradients that Keras assigns to their variables stay as they are."""
+    """Wrap a function of gradients so that it leaves out gradients that Keras assigns to their variables."""
     kept = {i: g for i, (g, v) in enumerate(zip(gradients, variables)) if getattr(v, "overwrite_with_gradient", False)}
     changed = function([None if i in kept else g for i, g in enumerate(gradients)], variables, *args)
     return [kept.get(i, gradient) for i, gradient in enumerate(changed)]
@@ -349,9 +349,9 @@ def _require_valid(options: dict[str, Any]) -> None:
 
 
 def _move_under_strategy(inner: Any) -> None:
-    """Move an optimizer, created outside the strategy's scope and not built, into that scope.
+    """Move an unbuilt optimizer that was created outside the strategy's scope into the scope.
 
-    Keras notes the strategy, and makes the step count and the learning rate, when the optimizer is constructed.
+    Keras records the strategy, and creates the step count and the learning rate, in the constructor.
     """
     strategy = tf.distribute.get_strategy()
     for each in _with_parts(inner):
@@ -361,7 +361,7 @@ def _move_under_strategy(inner: Any) -> None:
         for name in ("_iterations", "_learning_rate"):
             variable = vars(each).get(name)
             if isinstance(variable, keras.Variable):
-                # The same Keras variable, which may be held elsewhere, with a new one of TensorFlow in it.
+                # Keep the Keras variable, to which other objects may refer, and put a new TensorFlow variable into it.
                 variable._initialize(keras.ops.convert_to_numpy(variable))
 
 

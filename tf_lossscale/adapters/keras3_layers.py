@@ -1,4 +1,4 @@
-"""Keras 3's layers: the dtype they compute in, and their names in checkpoints."""
+"""Keras 3's layers: their compute dtypes, and their names in checkpoints."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def set_compute_dtype(layer: Any, dtype: str) -> None:
 
 
 def compile_as_given(model: Any, **arguments: Any) -> None:
-    """Compile a model, and leave the optimizer as it is under a mixed_float16 policy too.
+    """Compile a model without wrapping the optimizer, also under a mixed_float16 policy.
 
     >>> model = keras.Sequential([keras.layers.Dense(2)])
     >>> compile_as_given(model, optimizer=keras.optimizers.SGD())
@@ -45,17 +45,17 @@ def compile_as_given(model: Any, **arguments: Any) -> None:
 
     Args:
         model: a Keras 3 model.
-        **arguments: those of `compile`.
+        **arguments: the arguments of `compile`.
     """
     model.compile(auto_scale_loss=False, **arguments)
 
 
 def with_layer_names(objects: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
-    """Return the objects of a checkpoint with Keras 3's names for their parts beside those of Keras 2.
+    """Return the objects of a checkpoint with Keras 3's names added to those of Keras 2.
 
-    Keras 2 has a functional or sequential model's layers as `layer-0`, `layer-1`; Keras 3 has them in a list
-    `_operations`, and a sequential model's one place further, behind its input, in `_functional`. A weight `kernel` is
-    `_kernel` in some of its layers.
+    Keras 2 names the layers of a functional or sequential model `layer-0`, `layer-1`; Keras 3 has them in a list
+    `_operations`, for a sequential model in `_functional`, where the input comes first. A weight `kernel` is
+    `_kernel` in some of Keras 3's layers.
 
     >>> there = with_layer_names({"model": {"layer-0": "dense"}, "dense": {"kernel": "weight"}})
     >>> there["dense"]
@@ -97,18 +97,18 @@ def rename_metric(metric: Any, name: str) -> None:
 
     Args:
         metric: a metric object of Keras 3.
-        name: the name, in logs and in what `evaluate` returns.
+        name: the name in logs and in the result of `evaluate`.
     """
     metric.name = name
 
 
 def note_steps(model: Any, steps: int) -> None:
-    """Do nothing: Keras 3's progress bar counts the steps by itself.
+    """Do nothing, because Keras 3's progress bar counts the steps itself.
 
     >>> note_steps(keras.Sequential(), 3)
 
     Args:
-        model: a model in whose training Keras's `fit` takes no part.
+        model: a model that is trained without Keras's `fit`.
         steps: the number of steps of the epoch that ends.
     """
     del model, steps
@@ -124,10 +124,11 @@ def noting_divided_losses() -> Iterator[list[bool]]:
     True
 
     Returns:
-        A list that is empty until a loss does.
+        A list that is empty until a loss divides itself.
     """
     divided: list[bool] = []
-    divide = getattr(_losses, "scale_loss_for_distribution", lambda loss: loss)  # older losses do not divide
+    # losses of older versions do not divide
+    divide = getattr(_losses, "scale_loss_for_distribution", lambda loss: loss)
 
     def noting(loss: Any) -> Any:
         divided.append(True)

@@ -22,7 +22,7 @@ class Family(family.Family):
     apply_takes_unscaled = True
 
     def build(self, variables: list[Any]) -> None:
-        if hasattr(self.inner, "_initialize"):  # else Sonnet creates the moments on the first step
+        if hasattr(self.inner, "_initialize"):  # otherwise Sonnet creates the moments on the first step
             with tf.init_scope():
                 self.inner._initialize(variables)
 
@@ -30,14 +30,14 @@ class Family(family.Family):
         return self.inner.apply(gradients, variables, **kwargs)
 
     def count_skipped_step(self) -> Any:
-        return tf.no_op()  # `step` is part of the moments' state: a skipped step leaves all of it as it was
+        return tf.no_op()  # `step` is part of the optimizer's state, which a skipped step leaves unchanged
 
     def hyperparameter_names(self) -> tuple[str, ...]:
         arguments = inspect.signature(type(self.inner).__init__).parameters
         return tuple(name for name in arguments if name in vars(self.inner) and name != "learning_rate")
 
 
-# Apart from the class below, since Sonnet's metaclass puts a name scope around each method that it finds in a class.
+# Defined outside of the class, because Sonnet's metaclass puts a name scope around each method in a class.
 class _Wrapper(optimizer.LossScaleOptimizer):
     _family_class = Family
     _family: Family
@@ -48,12 +48,12 @@ class _Wrapper(optimizer.LossScaleOptimizer):
     def apply(self, updates: Iterable[Any], parameters: Iterable[Any] | None = None) -> None:
         """Apply updates to the parameters, or skip the step on all replicas if one of them is not finite.
 
-        The updates are gradients of the scaled loss, except after `get_unscaled_gradients`: then they are taken as they
-        are. As with every Sonnet optimizer, the caller has reduced them over the replicas.
+        The updates are gradients of the scaled loss, except after `get_unscaled_gradients`. Then they are not divided
+        again. As with every Sonnet optimizer, the caller has reduced them over the replicas.
 
         Args:
             updates: gradients; None is allowed.
-            parameters: the variables, one for each.
+            parameters: the variables, one for each update.
 
         Raises:
             ValueError: the lengths differ, or all updates are None.
@@ -63,7 +63,7 @@ class _Wrapper(optimizer.LossScaleOptimizer):
 
     @property  # type: ignore[misc]
     def iterations(self) -> Any:
-        """The inner optimizer's `step`, where it counts its steps."""
+        """The inner optimizer's `step`, which counts its steps."""
         return readable(self._optimizer.step)
 
 

@@ -40,7 +40,7 @@ class Family(family.Family):
 
     def apply(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> Any:
         if replicas.several_replicas():
-            # These optimizers sum over the replicas by themselves: one gives the sum, the others zeros.
+            # These optimizers sum over the replicas themselves, so one replica passes the sum, and the others zeros.
             first = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0)
             gradients = [_only_if(first, gradient) for gradient in gradients]
         return self.inner.apply_gradients(list(zip(gradients, variables)), **kwargs)
@@ -78,7 +78,7 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
             loss: a tensor, or in eager mode a function that returns one.
             var_list: a variable, a list of them or a function that returns one of these; None for those of the graph.
             *args: as in `tf.compat.v1.train.Optimizer.compute_gradients`.
-            **kwargs: as there; `tape` gives the tape that recorded a tensor in eager mode.
+            **kwargs: as there, and `tape`, the tape that recorded a tensor in eager mode.
 
         Returns:
             A list of (gradient, variable).
@@ -136,7 +136,7 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
         Returns:
             In a legacy graph the operation to run.
         """
-        if isinstance(global_step, (list, tuple)):  # minimize(loss, var_list), as Keras has it
+        if isinstance(global_step, (list, tuple)):  # minimize(loss, var_list), as in Keras
             global_step, var_list = var_list, global_step
         pairs = self.compute_gradients(
             loss,
@@ -174,10 +174,10 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
     _restore_slot_variable = of_inner(_Optimizer._restore_slot_variable)
     _create_or_restore_slot_variable = of_inner(_Optimizer._create_or_restore_slot_variable)
 
-    # Checkpoints: the names of TensorFlow 1.15's wrapper are written; those of a bare optimizer are read as well.
+    # Checkpoints are written with the names of TensorFlow 1.15's wrapper. A bare optimizer's names are read, too.
 
     def __dir__(self) -> list[str]:
-        # tf.train.Checkpoint saves the slots of whatever lists this name: those are the inner optimizer's to save.
+        # tf.train.Checkpoint saves the slots of objects with this method, and the inner optimizer saves its own slots.
         return [name for name in super().__dir__() if name != "get_slot_names"]
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
@@ -190,7 +190,7 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
 
 
 def _only_if(condition: tf.Tensor, gradient: Any) -> Any:
-    """The gradient, or zeros in its place; None stays None."""
+    """Return the gradient if a condition holds, otherwise zeros. None stays None."""
     if gradient is None:
         return None
     if isinstance(gradient, tf.IndexedSlices):

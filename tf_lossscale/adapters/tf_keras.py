@@ -1,4 +1,4 @@
-"""Keras 2's optimizers as they were since TensorFlow 2.11: `tf_keras.optimizers`, `tf.keras.optimizers` in 2.15."""
+"""Keras 2's optimizers since TensorFlow 2.11: `tf_keras.optimizers`, or in 2.15 `tf.keras.optimizers`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Family(family.Family):
         "use_ema",
         "ema_momentum",
         "jit_compile",
-        "name",  # tf_keras warns with it when a file does not fit the optimizer
+        "name",  # tf_keras uses it in a warning about files that do not fit the optimizer
         "_iterations",
         "_learning_rate",
         "_mesh",
@@ -48,12 +48,12 @@ class Family(family.Family):
     def __init__(self, inner: Any):
         super().__init__(inner)
         self._variables: list[weakref.ref[Any]] = []
-        # The inner optimizer may sum over workers that no strategy knows.
+        # The inner optimizer may sum over workers outside of any strategy.
         if type(inner).aggregate_gradients is not tf_keras.optimizers.Optimizer.aggregate_gradients:
             self.own_aggregation = inner.aggregate_gradients
 
     def parts_changed(self) -> Any:
-        # tf_keras lists an optimizer's parts once, when it is first saved or restored.
+        # tf_keras caches the list of an optimizer's parts when it is first saved or restored.
         vars(self.inner).pop("_coalesced_children", None)
 
     def divide(self, gradients: Iterable[Any], factor: tf.Tensor) -> list[Any]:
@@ -64,10 +64,10 @@ class Family(family.Family):
     def build(self, variables: list[Any]) -> None:
         inner = self.inner
         if tf.distribute.has_strategy():
-            # tf_keras notes the strategy when the optimizer is constructed, which may be outside its scope.
+            # tf_keras records the strategy in the constructor, which may run outside of its scope.
             inner._distribution_strategy = tf.distribute.get_strategy()
         replicas.give_copies(inner, ("_iterations", "_learning_rate", "_current_learning_rate"), inner._variables)
-        if not self.is_built:  # tf_keras does not keep the variables
+        if not self.is_built:  # tf_keras does not store the variables
             self._variables = [weakref.ref(variable) for variable in variables]
         with tf.init_scope():
             inner.build(variables)
@@ -120,7 +120,7 @@ class Family(family.Family):
         return hyperparameters.names(self.inner)
 
     def config(self) -> Any:
-        if not tf.__internal__.tf2.enabled():  # Keras 2 is about to make a legacy optimizer of it, for `fit`
+        if not tf.__internal__.tf2.enabled():  # Keras 2 is about to convert it to a legacy optimizer, for `fit`
             self.require_graph_mode()
         return tf_keras.optimizers.serialize(self.inner)
 
@@ -155,10 +155,11 @@ class LossScaleOptimizer(
 
     _family_class = Family
     _family: Family
-    _is_wrapped_by_loss_scale_optimizer = True  # tf_keras asks this before its own wrapper wraps another optimizer
+    _is_wrapped_by_loss_scale_optimizer = True  # tf_keras reads this before its own wrapper wraps another optimizer
 
     def _init_base(self) -> None:
-        if type(self).aggregate_gradients is not LossScaleOptimizer.aggregate_gradients:  # overridden by a user's class
+        # a user's class may override it
+        if type(self).aggregate_gradients is not LossScaleOptimizer.aggregate_gradients:
             self._family.own_aggregation = self.aggregate_gradients
         if self._optimizer._mesh:
             self._loss_scale.move_to_mesh(self._optimizer._mesh)
@@ -173,7 +174,7 @@ class LossScaleOptimizer(
         """
         variables = self._given_or_known(var_list, "finalize_variable_values()")
         self._optimizer.finalize_variable_values(variables)
-        self._stall.report(self)  # `fit` ends here
+        self._stall.report(self)  # the last call of `fit`
 
     exclude_from_weight_decay = of_inner(tf_keras.optimizers.Optimizer.exclude_from_weight_decay)
 
@@ -182,5 +183,5 @@ class LossScaleOptimizer(
         self._loss_scale.bring_into_range()
 
     def get_updates(self, loss: Any, params: list[Any]) -> list[Any]:
-        """Raise in a legacy graph, where Keras 2's `fit` calls this method, the error of `apply_gradients`."""
+        """Raise the error of `apply_gradients` in a legacy graph, where Keras 2's `fit` calls this method."""
         return [self.apply_gradients(list(zip(self.get_gradients(loss, params), params)))]

@@ -1,4 +1,4 @@
-"""tf_keras's layers: the dtype they compute in."""
+"""tf_keras's layers: their compute dtypes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def set_compute_dtype(layer: Any, dtype: str) -> None:
 
 
 def compile_as_given(model: Any, **arguments: Any) -> None:
-    """Compile a model, and do not let tf_keras scale the loss under a mixed_float16 policy.
+    """Compile a model without dynamic loss scaling by tf_keras, also under a mixed_float16 policy.
 
     >>> model = tf_keras.Sequential([tf_keras.layers.Dense(2)])
     >>> compile_as_given(model, optimizer=tf_keras.optimizers.SGD())
@@ -57,8 +57,8 @@ def compile_as_given(model: Any, **arguments: Any) -> None:
 
     Args:
         model: a tf_keras model.
-        **arguments: those of `compile`. Under that policy an optimizer is wrapped with a fixed scale of 1, as tf_keras
-            would wrap it with a dynamic one.
+        **arguments: the arguments of `compile`. Under that policy the optimizer is wrapped with a fixed scale of 1,
+            because tf_keras would wrap it with a dynamic one.
     """
     optimizer: Any = arguments.get("optimizer")
     would_wrap = optimizer is not None and model.dtype_policy.name == "mixed_float16"
@@ -77,25 +77,25 @@ def rename_metric(metric: Any, name: str) -> None:
 
     Args:
         metric: a metric object of tf_keras.
-        name: the name, in logs and in what `evaluate` returns.
+        name: the name in logs and in the result of `evaluate`.
     """
     metric._name = name  # tf_keras has no public way to change it
 
 
 def note_steps(model: Any, steps: int) -> None:
-    """Tell a model how many steps an epoch had: the progress bar asks it where the data's length is unknown.
+    """Set the number of steps of an epoch, which the progress bar reads from the model if the data's length is unknown.
 
     >>> note_steps(tf_keras.Sequential(), 3)
 
     Args:
-        model: a model in whose training Keras's `fit` takes no part.
+        model: a model that is trained without Keras's `fit`.
         steps: the number of steps of the epoch that ends.
     """
     model._train_counter.assign(steps)
 
 
 def noting_divided_losses() -> Any:
-    """Note nothing: tf_keras does not divide losses by the number of replicas.
+    """Do nothing, because tf_keras does not divide losses by the number of replicas.
 
     >>> with noting_divided_losses() as divided:
     ...     bool(divided)
@@ -105,7 +105,7 @@ def noting_divided_losses() -> Any:
 
 
 def value_of(tensor: tf.Tensor) -> Any:
-    """Return the value of a tensor as a Python number, in graph mode too.
+    """Return the value of a tensor as a Python number, also in graph mode.
 
     >>> value_of(tf.constant(3))
     3
@@ -117,7 +117,7 @@ def value_of(tensor: tf.Tensor) -> Any:
 
 
 def set_value(variable: tf.Variable, value: Any) -> None:
-    """Set a variable, in graph mode too.
+    """Set a variable, also in graph mode.
 
     >>> variable = tf.Variable(3)
     >>> set_value(variable, 4)

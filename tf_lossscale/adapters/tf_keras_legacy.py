@@ -18,8 +18,8 @@ from tf_lossscale.wrapper.parts import of_inner
 tf_keras: Any = keras_versions.keras_2()
 
 _Optimizer = tf_keras.optimizers.legacy.Optimizer
-# Keras 2's own wrapper of these optimizers: in graph mode, `compile` asks whether an optimizer is one. The public name
-# is a base class of it; to make one would fail in the scope of a ParameterServerStrategy.
+# Keras 2's own wrapper for these optimizers, for which `compile` checks in graph mode. The public name
+# is its base class, which cannot be instantiated in the scope of a ParameterServerStrategy to find this class.
 _Wrapper: Any = next(
     each for each in tf_keras.mixed_precision.LossScaleOptimizer.__subclasses__() if issubclass(each, _Optimizer)
 )
@@ -29,7 +29,7 @@ _ALWAYS_AGGREGATING = (
     tf.distribute.experimental.CentralStorageStrategy,
     tf.distribute.experimental.ParameterServerStrategy,
 )
-# In graph mode the session of Keras 2 initializes the variables that it knows.
+# In graph mode Keras 2's session initializes only the variables that it knows.
 variables.tell_of_new(tf_keras.__internal__.backend.track_variable)
 
 
@@ -42,7 +42,7 @@ class Family(family.Family):
     nadam_product = ("_m_cache", 0.004)
     takes_empty_steps = True
     returns_operations = True
-    set_in_each_step = ("_m_cache_read",)  # of Nadam
+    set_in_each_step = ("_m_cache_read",)  # Nadam's attribute
     slots_need_gradients = True
     delegated = (
         "clipnorm",
@@ -64,7 +64,8 @@ class Family(family.Family):
         inner = self.inner
         _require_no_clipping_in_central_storage(inner)
         replicas.give_copies(inner, ("_iterations",), inner._weights)
-        # Under the optimizer's name, as in the original: only the names in a checkpoint distinguish Adam from Adamax.
+        # Created under the optimizer's name, as in the original: only the names in a checkpoint distinguish Adam from
+        # Adamax.
         with tf.name_scope(inner._name), tf.init_scope():
             inner._create_all_weights(variables)
 
@@ -75,7 +76,7 @@ class Family(family.Family):
 
     def reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
         gradients = without_none(self.inner._transform_unaggregated_gradients, gradients, variables)
-        # The optimizer may sum over workers that no strategy knows; its aggregator can be set at any time.
+        # The optimizer may sum over workers outside of any strategy. Its aggregator can be set at any time.
         aggregates = (
             type(self.inner)._aggregate_gradients is not _Optimizer._aggregate_gradients
             or self.inner.gradient_aggregator is not _USUAL_AGGREGATOR
@@ -123,7 +124,7 @@ class LossScaleOptimizer(
 
     _family_class = Family
     _family: Family
-    _is_wrapped_by_loss_scale_optimizer = True  # tf_keras asks this before its own wrapper wraps another optimizer
+    _is_wrapped_by_loss_scale_optimizer = True  # tf_keras reads this before its own wrapper wraps another optimizer
     _HAS_AGGREGATE_GRAD = True
 
     def _init_base(self) -> None:
@@ -143,12 +144,12 @@ class LossScaleOptimizer(
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("lr", "learning_rate"):
             _require_number(name, value)
-            _ = self._optimizer.learning_rate  # creates the float32 variable: a 2 would create an int32
+            _ = self._optimizer.learning_rate  # creates a float32 variable; setting 2 would create an int32 variable
         elif "_optimizer" in vars(self) and name in self._optimizer._hyper and self._is_delegated(name):
             _require_number(name, value)
         super().__setattr__(name, value)
 
-    # The names that old code calls on an optimizer, and so on the wrapper.
+    # Methods that old code calls on optimizers, and therefore on the wrapper.
 
     def get_slot(self, var: Any, slot_name: str) -> Any:
         """Return the inner optimizer's slot variable of `var`."""
@@ -172,7 +173,7 @@ class LossScaleOptimizer(
 
     @property
     def variables(self) -> optimizer.CallableList:
-        """The inner optimizer's variables, as `weights`. `variables()` works as well."""
+        """The inner optimizer's variables, as in `weights`. `variables()` works, too."""
         return optimizer.CallableList(self._optimizer.weights)
 
     @property
@@ -192,7 +193,7 @@ class LossScaleOptimizer(
     def _create_or_restore_slot_variable(
         self, slot_variable_position: Any, slot_name: str, variable: Any, **kwargs: Any
     ) -> Any:
-        # A checkpoint may be restored outside the scope of the strategy, which its slots then have to be made in.
+        # A checkpoint may be restored outside of the strategy's scope, but its slots must be created inside.
         with replicas.scope_of(variable):
             return self._optimizer._create_or_restore_slot_variable(
                 slot_variable_position, slot_name, variable, **kwargs
@@ -209,7 +210,7 @@ def _require_number(name: str, value: Any) -> None:
 
 def _require_not_saved_beside(inner: Any) -> None:
     """Raise while a checkpoint is written that holds both the wrapper and its inner optimizer."""
-    saving = sys._getframe(2)  # TensorFlow asks each object for its slots, and raises if two have the same ones
+    saving = sys._getframe(2)  # TensorFlow calls this on each object, and raises if two objects have the same slots
     if saving.f_code.co_name != "serialize_slot_variables":
         return
     if any(each is inner for each in saving.f_locals.get("non_slot_objects", ())):

@@ -1,4 +1,4 @@
-"""MindSpore's mixed-precision system, by its names, over Keras models.
+"""MindSpore's mixed-precision API for Keras models.
 
 >>> from tf_lossscale import amp
 >>> amp.DynamicLossScaleManager().get_loss_scale()

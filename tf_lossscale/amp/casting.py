@@ -1,4 +1,4 @@
-"""Casts around a layer, so that layers of half precision and of float32 fit together."""
+"""Casts around a layer, so that half-precision and float32 layers can be combined."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def set_casts(layer: Any, inputs: str | None = None, outputs: str | None = None,
         layer: a Keras layer or model.
         inputs: the dtype that all arguments are cast to, or None for no cast.
         outputs: the dtype that the outputs are cast to, or None for no cast.
-        only_mixed: whether arguments are only cast if they are of several floating dtypes.
+        only_mixed: whether to cast only arguments of several different floating dtypes.
     """
     attributes = vars(layer)
-    own = attributes.get("call")  # an operation of a functional model has one of its own
+    own = attributes.get("call")  # an operation of a functional model has a `call` of its own
     if hasattr(own, _OWN):
         own = getattr(own, _OWN)
     attributes.pop("call", None)
@@ -48,7 +48,7 @@ def set_casts(layer: Any, inputs: str | None = None, outputs: str | None = None,
     attributes["call"] = types.MethodType(call, layer)
 
 
-# The attribute of a casting `call` that holds the one it stands for, if that was the layer's own.
+# The attribute of a casting `call` that holds the layer's original `call`, if the instance had one.
 _OWN = "_tf_lossscale_own"
 
 
@@ -66,7 +66,7 @@ def floats_to(dtype: str | None, values: Any, dtypes: Any = None) -> Any:
     Args:
         dtype: the dtype, or None for no cast.
         values: a tensor, or a nested structure of tensors and other objects.
-        dtypes: the dtypes that are cast; all floating ones if it is None.
+        dtypes: the dtypes to cast; None for all floating dtypes.
 
     Returns:
         The same structure.
@@ -83,7 +83,7 @@ def floats_to(dtype: str | None, values: Any, dtypes: Any = None) -> Any:
 
 
 def in_float32(outputs: Any) -> Any:
-    """Cast half-precision tensors to float32, for a loss to be computed from them.
+    """Cast half-precision tensors to float32, in which losses are computed.
 
     >>> [each.dtype.name for each in in_float32([tf.constant(1.0, tf.float16), tf.constant(1)])]
     ['float32', 'int32']
@@ -92,7 +92,7 @@ def in_float32(outputs: Any) -> Any:
         outputs: a tensor, or a nested structure of tensors and other objects.
 
     Returns:
-        The same structure. All but float16 and bfloat16 tensors are as they were.
+        The same structure. Only float16 and bfloat16 tensors change.
     """
     return floats_to("float32", outputs, _HALF)
 
@@ -126,7 +126,7 @@ def naming_the_layer(level: str) -> Iterator[None]:
         ) from error
 
 
-# TensorFlow's texts for an operation whose arguments differ in dtype, in a graph and in eager mode.
+# TensorFlow's messages for operations on different dtypes, in a graph and in eager mode.
 _MIXED = re.compile(
     r"Input '\w+' of '\w+' Op has type \w+ that does not match type \w+ of argument '\w+'"
     r"|cannot compute \w+ as input #\d+\(zero-based\) was expected to be a \w+ tensor but is a \w+ tensor"

@@ -1,4 +1,4 @@
-"""The loop in which a training cell of the user's own takes the place of Keras's `fit`."""
+"""The training loop of a training cell, in place of Keras's `fit`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def backbone_of(cell: TrainOneStepCell) -> Any:
 
 
 def fit(cell: TrainOneStepCell, epochs: int, dataset: Any, callbacks: list[Any], keras: Any, verbose: Any) -> Any:
-    """Call a cell with every batch of a dataset, and Keras's callbacks around it.
+    """Call a cell with every batch of a dataset, and call Keras's callbacks.
 
     >>> from tf_lossscale.amp import WithLossCell
     >>> network = WithLossCell(tf.keras.layers.Dense(1), tf.keras.losses.MeanSquaredError())
@@ -46,9 +46,9 @@ def fit(cell: TrainOneStepCell, epochs: int, dataset: Any, callbacks: list[Any],
             each replica calls it with its part of the batch.
         epochs: number of passes over the data.
         dataset: an iterable of batches, each a tuple of what the cell takes.
-        callbacks: of `keras`. Their model is the backbone, with the cell's optimizer. A batch's logs hold the loss of
-            the step, an epoch's the mean of its steps. Under a strategy, the loss of the step is the mean of the
-            replicas' losses, or their sum if a loss of Keras 3 has divided them by the number of replicas.
+        callbacks: callbacks of `keras`. Their model is the backbone, with the cell's optimizer. A batch's logs hold the
+            loss of the step, an epoch's the mean of its steps. Under a strategy, the loss of the step is the mean of
+            the replicas' losses, or their sum if a loss of Keras 3 has divided them by the number of replicas.
         keras: the module `keras` or `tf_keras`.
         verbose: as in Keras's `fit`.
 
@@ -73,7 +73,7 @@ def fit(cell: TrainOneStepCell, epochs: int, dataset: Any, callbacks: list[Any],
             epochs=epochs,
             steps=steps,
         )
-        model.stop_training = False  # which callbacks set
+        model.stop_training = False  # callbacks set this
         every.on_train_begin()
         logs: dict[str, Any] = {}
         for epoch in range(epochs):
@@ -108,7 +108,7 @@ def _require_fitting_callbacks(callbacks: list[Any], keras: Any) -> None:
 
 
 def _model_of(cell: TrainOneStepCell, keras: Any) -> Any:
-    """Return the model for callbacks: the backbone; if it is a single layer, or none, a model of that."""
+    """Return the model for callbacks: the backbone, or a new model if the backbone is a single layer or missing."""
     backbone = backbone_of(cell)
     if isinstance(backbone, keras.Model):
         return backbone
@@ -116,7 +116,7 @@ def _model_of(cell: TrainOneStepCell, keras: Any) -> Any:
 
 
 def _step_of(cell: TrainOneStepCell, layers_of_keras: Any) -> Callable[[tuple[Any, ...]], Any]:
-    """Return a function that takes a step with a batch's inputs, on all replicas, and returns the loss of the batch."""
+    """Return a function that takes one step on all replicas with a batch, and returns the loss."""
     strategy = cell.strategy
     if strategy is None:
         return lambda inputs: _loss_of(cell(*inputs))
@@ -125,10 +125,10 @@ def _step_of(cell: TrainOneStepCell, layers_of_keras: Any) -> Callable[[tuple[An
         return _loss_of(cell(*inputs))
 
     def on_all(training: Any, *inputs: Any) -> Any:
-        del training  # read from the network; as an argument it has each mode traced
+        del training  # read from the network, because as an argument it would cause a trace for each mode
         with layers_of_keras.noting_divided_losses() as divided:
             losses = strategy.run(in_replica, inputs)
-        cell.divides_loss |= bool(divided)  # a loss that is a tf.function does so while it is traced, once
+        cell.divides_loss |= bool(divided)  # a loss that is a tf.function divides while it is traced, only once
         operation = tf.distribute.ReduceOp.SUM if cell.divides_loss else tf.distribute.ReduceOp.MEAN
         return strategy.reduce(operation, losses, axis=None)
 
@@ -141,12 +141,12 @@ def _loss_of(outputs: Any) -> Any:
 
 
 def _batches(dataset: Any, strategy: Any) -> tuple[Callable[[], Iterable[Any]], int | None]:
-    """Return a function that reads the batches from the start, and their number, or None if it is not known."""
+    """Return a function that reads the batches from the start, and the number of batches, None if unknown."""
     if isinstance(dataset, tf.data.Dataset):
         steps = int(dataset.cardinality())
         if steps == tf.data.INFINITE_CARDINALITY:
             raise ValueError(
-                "`train_dataset` repeats without end, so that the first epoch would never end. Leave out .repeat(), or "
+                "`train_dataset` repeats forever, so that the first epoch would never end. Leave out .repeat(), or "
                 "limit it with .take(steps)."
             )
         read = dataset if strategy is None else strategy.experimental_distribute_dataset(dataset)
@@ -173,7 +173,7 @@ def _items(sequence: Any) -> Iterator[Any]:
 
 
 def _inputs_of(cell: TrainOneStepCell, batch: Any) -> tuple[Any, ...]:
-    """Return what a cell is called with, or raise if the network does not take that many inputs."""
+    """Return the arguments for a cell. Raise if the network takes another number of inputs."""
     inputs = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
     is_own = type(cell).construct in (TrainOneStepCell.construct, TrainOneStepWithLossScaleCell.construct)
     takes: Any = cell.network if is_own else cell.construct
@@ -187,6 +187,6 @@ def _inputs_of(cell: TrainOneStepCell, batch: Any) -> tuple[Any, ...]:
             "Map the dataset, for example with train_dataset.map(lambda batch: (batch['data'], batch['label'])), or "
             "train a network that takes such batches."
         ) from error
-    except ValueError:  # a function without a signature
+    except ValueError:  # some functions have no signature
         pass
     return inputs

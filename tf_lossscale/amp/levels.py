@@ -41,9 +41,9 @@ _MATRIX_LAYERS = frozenset(
     }
 )
 _RECTIFIERS = frozenset({"ReLU", "PReLU"})
-# Means and variances lose too much in half precision.
+# Means and variances are too inaccurate in half precision.
 _NORMALIZATION = frozenset({"BatchNormalization", "LayerNormalization", "Normalization", "SyncBatchNormalization"})
-# Their parts exchange tensors that Keras does not cast: all of them need one dtype.
+# Keras does not cast the tensors that their parts exchange, so all parts need the same dtype.
 _OF_ONE_DTYPE = frozenset({"RNN", "MultiHeadAttention", "GroupedQueryAttention"})
 
 LEVELS = ("O0", "O1", "O2", "O3", "auto")
@@ -63,12 +63,12 @@ def auto_mixed_precision(model: Same, amp_level: str = "O0", dtype: DType = "flo
     auto   convolution, matrix, attention and recurrent layers to half precision
     ====== ======================================================================================
 
-    O2 and O3 set every layer; call `to_float` afterwards to keep one apart. O1 and auto skip layers that `to_float`
+    O2 and O3 set every layer; call `to_float` afterwards to change one. O1 and auto skip layers that `to_float`
     has set. No level undoes an earlier one: `to_float(model, "float32")` does.
 
-    Layers fit together: at O1 and auto those in half precision return float32; at O2 the normalization layers return
-    half precision; at O2 and O3 the inputs of a model of your own class are cast to it. A network at O2 and O3 returns
-    half precision. `Model` and `WithLossCell` compute the loss in float32.
+    Casts keep the layers compatible. At O1 and auto half-precision layers return float32; at O2 normalization layers
+    return half precision; at O2 and O3 a model of your own class gets half-precision inputs. A network at O2 and O3
+    returns half precision. `Model` and `WithLossCell` compute the loss in float32.
 
     >>> import tensorflow as tf
     >>> model = tf.keras.Sequential([tf.keras.layers.Dense(2), tf.keras.layers.BatchNormalization()])
@@ -79,7 +79,7 @@ def auto_mixed_precision(model: Same, amp_level: str = "O0", dtype: DType = "flo
     Args:
         model: a Keras model (Keras 3 or tf_keras), built or not.
         amp_level: "O0", "O1", "O2", "O3" or "auto".
-        dtype: the half precision, "float16" or "bfloat16", or that dtype of TensorFlow or NumPy.
+        dtype: the half-precision dtype: "float16", "bfloat16", or the TensorFlow or NumPy dtype.
 
     Returns:
         The same model. `print(dtype_table(model))` shows the result.
@@ -127,7 +127,7 @@ def require_level(model: Any, amp_level: Any) -> None:
 
 
 def to_float(layer: Same, dtype: DType) -> Same:
-    """Set the dtype in which one layer with its parts, or one model with all its layers, computes.
+    """Set the dtype in which a layer, including its sublayers, computes.
 
     >>> import tensorflow as tf
     >>> to_float(tf.keras.layers.Dense(2), "float16").compute_dtype
@@ -135,7 +135,7 @@ def to_float(layer: Same, dtype: DType) -> Same:
 
     Args:
         layer: a Keras layer or model (Keras 3 or tf_keras), built or not.
-        dtype: "float32", "float16" or "bfloat16", or that dtype of TensorFlow or NumPy. The variables stay float32.
+        dtype: "float32", "float16", "bfloat16", or the TensorFlow or NumPy dtype. Variables stay float32.
 
     Returns:
         The same layer.
@@ -161,7 +161,7 @@ def to_float(layer: Same, dtype: DType) -> Same:
 
 
 class DtypeTable:
-    """A model's layers with the dtypes they compute and store in; prints as a table.
+    """The layers of a model with their compute and variable dtypes. It prints as a table.
 
     >>> import tensorflow as tf
     >>> print(DtypeTable([("dense", "Dense", "float16", "float32")]))
@@ -184,7 +184,7 @@ class DtypeTable:
 
 
 def dtype_table(model: object) -> DtypeTable:
-    """Return a model's layers with the dtypes they compute and store in.
+    """Return the layers of a model with their compute and variable dtypes.
 
     >>> import tensorflow as tf
     >>> model = tf.keras.Sequential([tf.keras.layers.Dense(2, name="out")])
@@ -240,7 +240,7 @@ def _is_operation(layer: Any) -> bool:
 
 
 def _models(model: Any) -> Iterator[Any]:
-    """Models of a user's own class, which may use their inputs in operations of their own."""
+    """Yield models of user-defined classes, whose `call` may use its inputs in operations."""
     if not _is_graph(model):
         yield model
     for layer in model.layers:
@@ -257,15 +257,15 @@ def _is_graph(model: Any) -> bool:
 
 _GRAPHS = ("Functional", "Sequential")
 
-# Where the two libraries keep the variables of a layer or model itself, not of what is in it.
+# Attributes in which each library keeps a layer's own variables, without those of its sublayers.
 _OWN_VARIABLES = ("_trainable_variables", "_trainable_weights")
 
-# (name, the layer, the layer that decides for it)
+# (name, layer, outer layer whose type decides the dtype)
 _Entry = tuple[str, Any, Any]
 
 
 def _layers(model: Any) -> list[_Entry]:
-    """The layers of a model, and those of the models in it."""
+    """Yield the layers of a model, including those of nested models."""
     if not hasattr(model, "layers"):
         raise TypeError(f"`model` must be a Keras model, but got: {model!r}.")
     return list(_walk(model))
@@ -282,7 +282,7 @@ def _walk(model: Any) -> Iterator[_Entry]:
 
 
 def _with_parts(layer: Any, name: str, decides: Any) -> Iterator[_Entry]:
-    """A layer and its parts: the cell of an RNN, the projections of an attention."""
+    """Yield a layer and its parts, such as the cell of an RNN or the projections of an attention layer."""
     yield name, layer, decides
     decides_for_all = any(base.__name__ in _OF_ONE_DTYPE for base in type(decides).__mro__)
     for part in layer._flatten_layers(include_self=False, recursive=False):
@@ -291,7 +291,7 @@ def _with_parts(layer: Any, name: str, decides: Any) -> Iterator[_Entry]:
 
 def _dtype(dtype: Any, allowed: tuple[str, ...]) -> str:
     try:
-        name = "" if isinstance(dtype, int) else tf.as_dtype(dtype).name  # as_dtype takes TensorFlow's enum too
+        name = "" if isinstance(dtype, int) else tf.as_dtype(dtype).name  # as_dtype accepts TensorFlow's enum, too
     except TypeError:
         name = ""
     if name not in allowed:

@@ -1,4 +1,4 @@
-"""Loss scale managers: a scale and the rule that moves it, in Python numbers or as a cell for a graph."""
+"""Loss scale managers: a scale and the rule that changes it, in Python numbers or as a cell for a graph."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tf_lossscale.core.variables import readable
 
 
 class FixedLossScaleManager(LossScaleManager):
-    """A manager of a fixed loss scale.
+    """A manager with a fixed loss scale.
 
     >>> manager = FixedLossScaleManager(1024.0)
     >>> manager.update_loss_scale(overflow=True)
@@ -47,7 +47,7 @@ class FixedLossScaleManager(LossScaleManager):
         return self._drop_overflow_update
 
     def update_loss_scale(self, overflow: object) -> None:
-        """Do nothing: the scale is fixed.
+        """Do nothing, because the scale is fixed.
 
         Args:
             overflow: whether the step overflowed.
@@ -65,7 +65,7 @@ class FixedLossScaleManager(LossScaleManager):
 
 
 class DynamicLossScaleManager(LossScaleManager):
-    """A manager of a dynamic loss scale: an overflow divides the scale, a window of finite steps multiplies it.
+    """A manager with a dynamic loss scale. An overflow divides it, and a window of finite steps multiplies it.
 
     >>> manager = DynamicLossScaleManager(init_loss_scale=64, scale_factor=2, scale_window=2)
     >>> for overflow in (False, False, True):
@@ -85,7 +85,7 @@ class DynamicLossScaleManager(LossScaleManager):
     Source: MindSpore, Enabling Mixed Precision, https://www.mindspore.cn/tutorials/en/master/beginner/mixed_precision.html
     """
 
-    #: More overflows in a row than this are an error.
+    #: More consecutive overflows than this raise an error.
     bad_step_max = 1000
 
     def __init__(self, init_loss_scale: float = 2**24, scale_factor: float = 2, scale_window: int = 2000):
@@ -145,11 +145,11 @@ class DynamicLossScaleManager(LossScaleManager):
         self.cur_iter += 1
 
     def get_update_cell(self) -> DynamicLossScaleUpdateCell:
-        """Return an update cell for a graph. It starts with the current scale."""
+        """Return an update cell for a graph that starts with the current scale."""
         return DynamicLossScaleUpdateCell(self.loss_scale, self.scale_factor, self.scale_window)
 
     def as_loss_scale(self) -> LossScale:
-        """Return a loss scale for `LossScaleOptimizer`. It starts with the current scale."""
+        """Return a loss scale for `LossScaleOptimizer` that starts with the current scale."""
         if not self._is_all_of(DynamicLossScaleManager):
             return super().as_loss_scale()
         return DynamicLossScale(self.loss_scale, _rules(self.scale_factor, self.scale_window))
@@ -259,8 +259,8 @@ def whole_above_zero(name: str, value: Any) -> int:
         `value`.
 
     Raises:
-        TypeError: it is not an int.
-        ValueError: it is below 1.
+        TypeError: `value` is not an int.
+        ValueError: `value` is below 1.
     """
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"`{name}` must be an int above 0, but got: {value!r} of type {type(value).__name__}.")
@@ -284,5 +284,5 @@ def _scale(name: str, value: Any) -> Any:
 def _is_finite(value: Any) -> bool:
     try:
         return math.isfinite(value)
-    except OverflowError:  # an int that no float holds
+    except OverflowError:  # an int too large for a float
         return False

@@ -15,15 +15,15 @@ from tf_lossscale.amp.train_step import TrainOneStepCell
 from tf_lossscale.wrapper import layers
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
-# Metrics by name that are binary, categorical or sparse.
+# Metric names that stand for a binary, categorical or sparse metric.
 _OF_THE_SHAPES = ("accuracy", "acc", "crossentropy", "ce")
 
-# Levels that come with a dynamic loss scale unless a manager is given.
+# Levels that use a dynamic loss scale unless a manager is passed.
 _DYNAMIC = ("O2", "auto")
 
 
 class _OfTheLevel:
-    """The default of `loss_scale_manager`: None would be no loss scale at all."""
+    """The default of `loss_scale_manager`, because None means no loss scale."""
 
     def __repr__(self) -> str:
         return "<that of the level>"
@@ -43,7 +43,7 @@ class Model:
     >>> len(history.history["loss"])
     1
 
-    A training cell has a loss and an optimizer of its own, and is passed alone:
+    A training cell has its own loss and optimizer, and is passed alone:
 
     >>> from tf_lossscale.amp import TrainOneStepCell, WithLossCell
     >>> network = WithLossCell(network, tf.keras.losses.MeanSquaredError())
@@ -54,10 +54,10 @@ class Model:
 
     Args:
         network: a Keras model (Keras 3 or tf_keras), or a `TrainOneStepCell` or `TrainOneStepWithLossScaleCell`.
-        loss_fn: what `compile(loss=...)` takes; None for a network that is only used to predict.
-        optimizer: what `compile(optimizer=...)` takes, an object or a name such as "adam"; it is wrapped if there is a
-            loss scale.
-        metrics: what `compile(metrics=...)` takes. Also a set, or a dict {name: metric}: the metrics then get these
+        loss_fn: a loss as in `compile(loss=...)`; None for a network that is only used to predict.
+        optimizer: an optimizer as in `compile(optimizer=...)`, an object or a name such as "adam"; it is wrapped if
+            there is a loss scale.
+        metrics: metrics as in `compile(metrics=...)`, or a set, or a dict {name: metric}: the metrics then get these
             names, in `eval` and in the logs. "loss" in a set is the loss, which `eval` returns in any case.
         amp_level: "O0", "O1", "O2", "O3" or "auto", see `auto_mixed_precision`. O0 leaves the layers as they are.
         loss_scale_manager: a manager of this package, or None for no loss scale. If it is not given, levels O2 and
@@ -117,7 +117,7 @@ class Model:
             raise ValueError(
                 "`metrics` must not have the name 'loss', under which eval() returns the loss. Choose another name."
             )
-        # Past this line the network changes: a call with bad arguments has changed nothing.
+        # All arguments are valid. Only from this line on does the network change.
         levels.auto_mixed_precision(network, of_layers)
         self.optimizer = optimizer
         if optimizer is not None or loss_fn is not None:
@@ -133,7 +133,7 @@ class Model:
             return list(metrics - {"loss"})
         if not isinstance(metrics, Mapping) or set(metrics) & set(getattr(self.network, "output_names", None) or ()):
             return metrics
-        # Keras chooses what these mean by the shapes of the data, and gives them their own names.
+        # Keras resolves these names by the shapes of the data, and names the metrics itself.
         self._metric_names = {metric: name for name, metric in metrics.items() if metric in _OF_THE_SHAPES}
         keras = layers.layers_of(self.network)
         return [
@@ -153,7 +153,7 @@ class Model:
 
         Args:
             epoch: whole number of passes over the data.
-            train_dataset: what `fit(x=...)` takes, with the labels in it, for example a batched `tf.data.Dataset`. A
+            train_dataset: data as in `fit(x=...)`, including the labels, for example a batched `tf.data.Dataset`. A
                 training cell created in the scope of a strategy needs a `tf.data.Dataset`, which is split among the
                 replicas.
             callbacks: monitors of this package or Keras callbacks; one, or a list. With a training cell, their
@@ -183,7 +183,7 @@ class Model:
         listed = self._callbacks(callbacks, keras)
         if isinstance(self.network, TrainOneStepCell):
             return cell_training.fit(self.network, epoch, train_dataset, listed, keras, verbose)
-        # Keras 3 warns that it does not shuffle a Dataset, which nobody asked it to do.
+        # Otherwise Keras 3 warns that it cannot shuffle a Dataset.
         kwargs = {"shuffle": False} if isinstance(train_dataset, tf.data.Dataset) else {}
         with casting.naming_the_layer(self.amp_level):
             return self.network.fit(train_dataset, epochs=epoch, verbose=verbose, callbacks=listed, **kwargs)
@@ -194,7 +194,7 @@ class Model:
         """Evaluate the network.
 
         Args:
-            valid_dataset: what `evaluate(x=...)` takes, with the labels in it.
+            valid_dataset: data as in `evaluate(x=...)`, including the labels.
             callbacks: Keras callbacks; one, or a list.
             verbose: as in `evaluate`.
             dataset_sink_mode: only False, which MindSpore's programs pass.
@@ -223,7 +223,7 @@ class Model:
             *predict_data: the network's inputs, one batch.
 
         Returns:
-            A tensor, or what the network returns. Level O0 does not change it; the other levels cast it to float32.
+            The network's outputs, cast to float32 except at level O0.
         """
         inputs = predict_data[0] if len(predict_data) == 1 else predict_data
         is_cell = isinstance(self.network, TrainOneStepCell)
@@ -248,7 +248,7 @@ class Model:
 
 
 def _level_of_layers(amp_level: str, keep_batchnorm_fp32: bool | None) -> str:
-    """Return the level whose layers compute as is asked: O2 and O3 differ in the normalization layers alone."""
+    """Return the level for the layers: O2 and O3 differ only in the normalization layers, which the argument sets."""
     if keep_batchnorm_fp32 is None:
         return amp_level
     if amp_level in ("O2", "O3"):
@@ -274,8 +274,8 @@ def _named_metric(keras: Any, metric: Any, name: str) -> Any:
 
     Args:
         keras: the adapter module for the network's layers.
-        metric: a metric object, a function of (y_true, y_pred), or the name of one of these.
-        name: the name, in logs and in what `evaluate` returns.
+        metric: a metric object, a function of (y_true, y_pred), or the name of either.
+        name: the name in logs and in the result of `evaluate`.
     """
     metrics = keras.library.metrics
     metric = metrics.get(metric)

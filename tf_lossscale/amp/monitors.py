@@ -11,7 +11,7 @@ from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 if TYPE_CHECKING:
     from tf_lossscale.types import Optimizer
 
-#: The columns in which a progress bar is overwritten: a terminal's, without the last.
+#: The columns of a terminal, except the last, over which a line replaces a progress bar.
 _BAR = 79
 
 
@@ -36,8 +36,8 @@ class LossMonitor:
         """Return the line to print.
 
         Args:
-            epoch: counted from 1.
-            step: within the epoch, counted from 1.
+            epoch: the epoch, counted from 1.
+            step: the step within the epoch, counted from 1.
             loss: the loss of the step.
             optimizer: the model's optimizer.
 
@@ -52,8 +52,8 @@ class LossMonitor:
 
         Args:
             keras: the module `keras` or `tf_keras`.
-            optimizer: the optimizer to report on; that of the model if it is None.
-            step_loss: a `StepLoss`. Without one, the loss is that of Keras's logs, the mean of the epoch so far.
+            optimizer: the optimizer to report on; None for the model's optimizer.
+            step_loss: a `StepLoss`; None to print the loss in Keras's logs, the mean of the epoch so far.
 
         Returns:
             A `keras.callbacks.Callback`.
@@ -77,9 +77,9 @@ class LossMonitor:
 
 
 def _after_a_bar(line: str) -> str:
-    """Return a line to print after Keras's progress bar, which does not end its line and is drawn again below."""
+    """Return a line to print after Keras's progress bar, which does not end its own line and is redrawn below."""
     if sys.stdout.isatty() or "ipykernel" in sys.modules:
-        return f"\r{line:<{_BAR}}"  # replaces the bar
+        return f"\r{line:<{_BAR}}"  # overwrites the bar
     return f"\n{line}"
 
 

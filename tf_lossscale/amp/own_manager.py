@@ -1,4 +1,4 @@
-"""The base class of loss scale managers: a user's rule, in Python numbers or as a cell for a graph."""
+"""The base class of loss scale managers, for rules in Python numbers or as a cell for a graph."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _METHODS = ("get_loss_scale", "update_loss_scale", "get_update_cell", "get_drop_
 
 
 class LossScaleManager(abc.ABC):
-    """The base class of loss scale managers. Derive from it, or from one of the two managers, for a rule of your own.
+    """The base class of loss scale managers. Derive from it, or from either manager, to write your own rule.
 
     >>> class Quartering(LossScaleManager):
     ...     scale = 64.0
@@ -45,13 +45,13 @@ class LossScaleManager(abc.ABC):
         """
 
     def get_drop_overflow_update(self) -> bool:
-        """Return whether a step that overflows is skipped. If not, no gradient is checked, and the scale stays."""
+        """Return whether an overflowing step is skipped. If False, nothing is checked, and the scale is fixed."""
         return True
 
     def get_update_cell(self) -> Any:
         """Return a function of (scale variable, overflow) that moves the scale in a graph, or None.
 
-        With None the graph calls `update_loss_scale`, in Python, which XLA cannot compile.
+        If None, the graph calls the Python method `update_loss_scale`, which XLA cannot compile.
         """
         return None
 
@@ -60,7 +60,7 @@ class LossScaleManager(abc.ABC):
         return _ManagedScale(self)
 
     def _is_all_of(self, cls: type) -> bool:
-        """Return whether no subclass overrides a method of `cls`."""
+        """Return whether the object's class overrides no method of `cls`."""
         return all(getattr(type(self), name) is getattr(cls, name) for name in _METHODS)
 
 
@@ -97,7 +97,7 @@ class _ManagedScale(LossScale):
 
 
 def _cell_is_newest(cls: type) -> bool:
-    """Return whether no class between `cls` and the update cell overrides the rule in Python numbers."""
+    """Return whether the update cell is defined in a class at least as derived as the rule in Python numbers."""
 
     def age(name: str) -> int:
         return next(i for i, base in enumerate(cls.__mro__) if name in vars(base))

@@ -1,4 +1,4 @@
-"""Loss scalers for a training step by hand: `scale`, `unscale`, `adjust`."""
+"""Loss scalers for training loops that call `scale`, `unscale` and `adjust` themselves."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class StaticLossScaler(tf.Module):
         return _each(inputs, lambda values: scaling.unscale([values], scale)[0])
 
     def adjust(self, grads_finite: tf.Tensor | bool) -> bool:
-        """Return False: the scale is fixed.
+        """Return False, because the scale is fixed.
 
         Args:
             grads_finite: whether all gradients of the step are finite.
@@ -108,7 +108,7 @@ class StaticLossScaler(tf.Module):
 
 
 class DynamicLossScaler(StaticLossScaler):
-    """A loss scaler whose scale an overflow divides and a window of finite steps multiplies.
+    """A loss scaler with a dynamic scale. An overflow divides it, and a window of finite steps multiplies it.
 
     >>> scaler = DynamicLossScaler(scale_value=64, scale_factor=2, scale_window=3)
     >>> scaler.adjust(tf.constant(False))
@@ -162,7 +162,7 @@ def _each(inputs: Same, function: Callable[[tf.Tensor], tf.Tensor]) -> Same:
             return tf.IndexedSlices(function(tensor.values), tensor.indices, tensor.dense_shape)
         return function(tensor)
 
-    # IndexedSlices are leaves here: their indices do not change.
+    # IndexedSlices are leaves, so that their indices do not change.
     return tf.nest.map_structure(result, inputs)
 
 

@@ -12,7 +12,7 @@ from tf_lossscale.amp import casting
 
 
 class StepLoss:
-    """The loss of a model's last step. Its `compute_loss` casts half-precision outputs to float32 and keeps its result.
+    """The loss of a model's last step. The model's `compute_loss` is replaced by one that computes in float32.
 
     Keras itself reports the mean of the epoch so far, and tf_keras computes the loss in the dtype of the outputs.
 
@@ -31,7 +31,7 @@ class StepLoss:
     def __init__(self, model: Any):
         compute_loss = getattr(model.compute_loss, "_tf_lossscale_original", model.compute_loss)
         with model.distribute_strategy.scope():
-            # The replicas' losses add up to that of the batch.
+            # The replicas' losses add up to the loss of the batch.
             self._value = tf.Variable(
                 0.0,
                 trainable=False,
@@ -51,9 +51,9 @@ class StepLoss:
         model.compute_loss = kept
 
     def read(self, logs: Mapping[str, Any]) -> float:
-        """Return the loss of the last step, or that of `logs` if the model's `train_step` calls no `compute_loss`.
+        """Return the loss of the last step, or the one in `logs` if `train_step` never calls `compute_loss`.
 
         Args:
-            logs: what Keras gives callbacks, with "loss".
+            logs: the logs that Keras passes to callbacks, with "loss".
         """
         return float(tf.convert_to_tensor(self._value) if self._is_used else logs["loss"])

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class TrainOneStepCell:
-    """One training step with a fixed `sens`: the loss is multiplied by it, the gradients are divided by it.
+    """One training step with a fixed scale, `sens`, that multiplies the loss and divides the gradients.
 
-    The step runs as a tf.function. In `strategy.run`, and inside a tf.function, it is a part of that.
+    The step runs as a tf.function, except in `strategy.run` and inside another tf.function.
 
-    For a step of your own derive a class and override `construct`:
+    To write your own step, derive a class and override `construct`:
 
     >>> from tf_lossscale.amp import WithLossCell
     >>> class Clipped(TrainOneStepCell):
@@ -62,9 +62,9 @@ class TrainOneStepCell:
                 f"scale of its own, but got: {sens!r}. Leave it out, or pass the inner optimizer."
             )
         self.optimizer = optimizer
-        #: The strategy in whose scope the cell was created, or None.
+        #: The strategy in whose scope the cell was created, if any.
         self.strategy = tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
-        #: Whether a Keras 3 loss divided the loss by the number of replicas; known when a step was traced.
+        #: Whether a Keras 3 loss divides the loss by the number of replicas. Tracing the step sets it.
         self.divides_loss = False
         self._function = tf.function(self._construct)
 
@@ -111,7 +111,7 @@ class TrainOneStepCell:
         return loss, [gradient for gradient, _ in grads_and_vars]
 
     def grad(self, network: Callable[..., Any], weights: list[Variable]) -> Callable[..., list[Gradient]]:
-        """Return a function of the inputs and `sens` that returns scaled gradients, as MindSpore's cells have it.
+        """Return a function of the inputs and `sens` that returns scaled gradients, as in MindSpore's cells.
 
         >>> from tf_lossscale.amp import WithLossCell
         >>> model = tf.keras.Sequential([tf.keras.layers.Dense(1, kernel_initializer="ones")])
@@ -163,7 +163,7 @@ class TrainOneStepCell:
         return loss
 
     def _construct(self, training: Any, *inputs: Any) -> Any:
-        del training  # read from the network; as an argument it has each mode traced
+        del training  # read from the network, because as an argument it would cause a trace for each mode
         return self.construct(*inputs)
 
     def __call__(self, *inputs: Any) -> Any:
@@ -188,7 +188,7 @@ class TrainOneStepCell:
 
 
 class TrainOneStepWithLossScaleCell(TrainOneStepCell):
-    """One training step that is skipped if it overflows. Returns (loss, overflow, scale).
+    """One training step, skipped if it overflows. A call returns (loss, overflow, scale).
 
     >>> from tf_lossscale.amp import DynamicLossScaleManager, WithLossCell
     >>> model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
@@ -203,7 +203,7 @@ class TrainOneStepWithLossScaleCell(TrainOneStepCell):
         network: as in `TrainOneStepCell`.
         optimizer: as in `TrainOneStepCell`.
         scale_sense: a manager or an update cell of this package, or a number (also a tensor of one element) for a
-            fixed scale. To be left out if `optimizer` is a `LossScaleOptimizer`.
+            fixed scale. Leave it out if `optimizer` is a `LossScaleOptimizer`.
 
     Raises:
         TypeError: `scale_sense` is missing, or is none of these.
@@ -265,7 +265,7 @@ TrainOneStepWithLossScale = TrainOneStepWithLossScaleCell
 
 
 def _number(sens: Any) -> Any:
-    """Return a tensor or array of one element as a number, anything else as it is."""
+    """Return a tensor or array of one element as a number, and any other value unchanged."""
     if tf.is_tensor(sens) or isinstance(sens, (tf.Variable, np.ndarray)):
         values = np.asarray(sens)
         return values.item() if values.size == 1 else sens

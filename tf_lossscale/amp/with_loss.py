@@ -1,4 +1,4 @@
-"""A network and its loss as one function, for a training step by hand."""
+"""A network and its loss as one function, for hand-written training steps."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class WithLossCell:
         return self.loss_fn(label, output) if self._label_first else self.loss_fn(output, label)
 
     def set_train(self, mode: bool = True) -> WithLossCell:
-        """Choose whether a Keras backbone is called in training mode, as it is from the start.
+        """Choose whether a Keras backbone is called in training mode, which is the default.
 
         >>> import tensorflow as tf
         >>> network = WithLossCell(tf.keras.layers.Dropout(0.5), lambda output, label: output)
@@ -109,6 +109,6 @@ def _takes_label_first(loss_fn: Any) -> bool:
 def _positional_parameters(function: Any) -> list[str]:
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # a function of C
+    except (TypeError, ValueError):  # functions written in C have no signature
         return []
     return [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]

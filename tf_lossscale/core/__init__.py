@@ -1,6 +1,6 @@
-"""Loss scaling in TensorFlow alone: no Keras, no optimizer classes."""
+"""Loss scaling in pure TensorFlow, without Keras or optimizer classes."""
 
 import importlib.util
 
-if importlib.util.find_spec("tf_lossscale.core.fast"):  # without the folder the package works, and is slower
+if importlib.util.find_spec("tf_lossscale.core.fast"):  # without this folder the package is slower but works
     from tf_lossscale.core import fast as fast

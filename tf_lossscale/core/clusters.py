@@ -1,4 +1,4 @@
-"""A step as one XLA cluster, whatever calls it: in eager mode, in a tf.function, in a replica."""
+"""A step as one XLA cluster, called in eager mode, in a tf.function or in a replica."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from absl import logging
 
 from tf_lossscale.core import constants, replicas
 
-#: An optimizer has at most this many compiled steps for each replica; further steps are not compiled.
+#: The largest number of compiled steps of an optimizer for each replica. Further steps are not compiled.
 _MOST = 8
 
 
 class Clusters:
-    """The functions that XLA compiles for the steps of an optimizer.
+    """The functions that XLA has compiled for the steps of one optimizer.
 
     >>> clusters = Clusters()
     >>> [clusters.compiled(2.0, lambda x: 2.0 * x, tf.constant(2.0))(tf.constant(3.0)).numpy().item() for _ in range(2)]
@@ -27,7 +27,7 @@ class Clusters:
     """
 
     def __init__(self) -> None:
-        # Key -> step, and references that remove it. The step is None if it is not compiled.
+        # Key -> (step, references whose death removes it). The step is None if it is not compiled.
         self._steps: dict[tuple[Any, ...], tuple[Any, list[weakref.ref[Any]]]] = {}
         self._logged: set[str] = set()
 
@@ -35,25 +35,25 @@ class Clusters:
         return sum(step is not None for step, _ in self._steps.values())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Clusters:
-        return Clusters()  # functions hold the variables of the object that was copied
+        return Clusters()  # functions hold the variables of the original object
 
     def compiled(
         self, held: Any, function: Callable[..., Any], *arguments: Any, ignored: Sequence[str] = ()
     ) -> Callable[..., Any] | None:
         """Return a function compiled by XLA.
 
-        In eager mode a function is compiled once for all calls in which `held` has the same constants. In a graph it is
-        traced anew, as everything else in the graph is.
+        In eager mode a function is compiled once for all calls with the same constants in `held`. In a graph it is
+        traced again with the rest of the graph.
 
         Args:
-            held: all Python objects that the function reads, beside its arguments.
-            function: of tensors, which returns a tensor. XLA's errors show its name.
+            held: all Python objects that the function reads, besides its arguments.
+            function: a function of tensors that returns a tensor. XLA's errors show its name.
             *arguments: tensors, lists of them, or None.
             ignored: names of attributes in `held` that the function sets before it reads them.
 
         Returns:
-            A function of the same arguments; None if it is not certain that it would do in later calls what `function`
-            does, for a reason that is logged once.
+            A function with the same arguments; None if it might differ from `function` in later calls, for a reason
+            that is logged once.
         """
         if not tf.executing_eagerly():
             return _compiled(function)
@@ -75,24 +75,24 @@ class Clusters:
     def _traced(
         self, key: tuple[Any, ...], held: Any, function: Callable[..., Any], arguments: Any, ignored: Sequence[str]
     ) -> Any:
-        """Trace a function; None if it works in eager mode only, or sets Python attributes as each eager step would."""
+        """Trace a function. Return None if it works only in eager mode, or sets Python attributes in each step."""
         with constants.put_back(held):
             try:
                 traced = _compiled(function).get_concrete_function(*arguments)
                 after = (key[0], *constants.key(held, ignored))
             except constants.Unknown:
                 after = ()
-            except Exception as error:  # the step without XLA raises it as well, or shows that it is one of tracing
+            except Exception as error:  # without XLA the step raises the same error, or works if tracing caused it
                 self.log_once(f"TensorFlow cannot trace them ({type(error).__name__}: {str(error).splitlines()[0]})")
                 return None
         if after == key:
             return traced
-        if len(after) <= len(key):  # else a cache was filled, which the next step finds filled
+        if len(after) <= len(key):  # otherwise the first trace filled a cache that the next trace finds filled
             self.log_once("each step sets a Python attribute of the optimizer, which a compiled step cannot do")
         return None
 
     def _keep(self, key: tuple[Any, ...], step: Any) -> None:
-        """Keep a step as long as all objects in its key live."""
+        """Keep a step as long as all objects in its key are alive."""
         drop = functools.partial(_drop, weakref.ref(self), key)
         self._steps[key] = step, [weakref.ref(each, drop) for each in constants.objects(key)]
 
@@ -100,7 +100,7 @@ class Clusters:
         """Log that steps are not compiled, once for each reason.
 
         Args:
-            reason: ends the sentence.
+            reason: the end of the sentence.
         """
         if reason not in self._logged:
             self._logged.add(reason)
@@ -115,25 +115,25 @@ def _drop(clusters: weakref.ref[Clusters], key: tuple[Any, ...], dead: weakref.r
 
 
 class Cluster(NamedTuple):
-    """How a step becomes one function that XLA compiles.
+    """The objects and attributes with which a step becomes one compiled function.
 
     >>> Cluster(Clusters(), "double").compiled(lambda x: 2.0 * x, tf.constant(2.0))(tf.constant(2.0)).numpy().item()
     4.0
     """
 
     clusters: Clusters
-    #: All Python objects that the step reads, beside its arguments.
+    #: All Python objects that the step reads, besides its arguments.
     held: Any
     #: Names of attributes that each step sets before it reads them.
     ignored: tuple[str, ...] = ()
 
     def compiled(self, function: Callable[..., Any], *arguments: Any) -> Callable[..., Any] | None:
-        """Return a step as a compiled function: see `Clusters.compiled`."""
+        """Return a step as a compiled function; see `Clusters.compiled`."""
         return self.clusters.compiled(self.held, function, *arguments, ignored=self.ignored)
 
 
 def joined(clusters: Sequence[Cluster | None]) -> Cluster | None:
-    """Return one cluster for the steps of several optimizers; None if one of them is not compiled.
+    """Return one cluster for the steps of several optimizers, or None if one of the steps is not compiled.
 
     >>> joined([Cluster(Clusters(), "a"), Cluster(Clusters(), "b")]).held
     ['a', 'b']
@@ -141,7 +141,7 @@ def joined(clusters: Sequence[Cluster | None]) -> Cluster | None:
     True
 
     Args:
-        clusters: of the optimizers, at least one.
+        clusters: the clusters of the optimizers, at least one.
     """
     compiled = [each for each in clusters if each is not None]
     if len(compiled) < len(clusters):
@@ -155,14 +155,14 @@ def _compiled(function: Callable[..., Any]) -> Any:
 
 
 def obstacle(gradients: Sequence[Any], variables: Sequence[Any]) -> str | None:
-    """Return why a step of these gradients cannot be one cluster; None if it can.
+    """Return the reason why a step with these gradients cannot be a cluster, or None.
 
     >>> obstacle([tf.constant([1.0])], [tf.Variable([1.0])]) is None
     True
 
     Args:
         gradients: tensors, IndexedSlices or None.
-        variables: one for each gradient.
+        variables: the variables, one for each gradient.
     """
     if not tf.compat.v1.executing_eagerly_outside_functions():
         return "a legacy graph cannot call a compiled function"

@@ -1,4 +1,4 @@
-"""Keys of the Python constants that a traced function depends on, and restoring of the attributes it sets."""
+"""Keys for the Python constants that a traced function depends on, and restoring attributes that it sets."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-#: Libraries whose functions depend on nothing but their arguments and what they close over.
+#: Libraries whose functions depend only on their arguments and closures.
 _LIBRARIES = ("tensorflow", "keras", "tf_keras", "sonnet", "tf_lossscale")
-#: Prefixes of the attributes in which libraries track an object's parts. No update reads them.
+#: Prefixes of the attributes in which libraries track an object's parts, which no update reads.
 _BOOKKEEPING = ("_self_", "_snt_", "_tracker")
 #: Arrays of up to this many values are compared by value in each step.
 _FEW = 64
 
 
 class Unknown(Exception):
-    """A Python object whose effect on a traced function is not known; the text says where it is.
+    """A Python object with an unknown effect on a traced function. The message has its path.
 
     >>> key({"rate": print})
     Traceback (most recent call last):
     tf_lossscale.core.constants.Unknown: `rate` is a Python function
 
     Args:
-        what: a noun phrase.
-        path: names of attributes and keys, from the object in question to this one.
+        what: a noun phrase for the object.
+        path: the attributes and keys that lead to the object.
     """
 
     def __init__(self, what: str, path: str):
@@ -39,7 +39,7 @@ class Unknown(Exception):
 
 
 class Reference:
-    """A weak reference to a living object, the same one each time: see `reference_to`."""
+    """A weak reference to a living object; see `reference_to`."""
 
     __slots__ = ("held",)
 
@@ -51,14 +51,14 @@ _references: dict[int, Reference] = {}  # id of a living object -> its reference
 
 
 def reference_to(value: Any) -> Reference:
-    """Return the one weak reference of an object. A new object at the address of a dead one gets another reference.
+    """Return the only weak reference of an object. A new object at a dead object's address gets another reference.
 
     >>> variable = tf.Variable(1.0)
     >>> reference_to(variable) is reference_to(variable), reference_to(variable) is reference_to(tf.Variable(1.0))
     (True, False)
 
     Args:
-        value: an object that can be referred to weakly.
+        value: an object that supports weak references.
     """
     number = id(value)
     known = _references.get(number)
@@ -73,10 +73,10 @@ def _forget(number: int, dead: Any) -> None:
 
 
 def key(value: Any, ignored: Collection[str] = ()) -> tuple[Any, ...]:
-    """Return the constants in an object, at any depth, that tracing a function with this object makes permanent.
+    """Return the constants at any depth of an object that a trace of a function with this object would freeze.
 
-    Numbers, texts and small arrays and tensors are in the key by value. Variables and strategies are in it as objects,
-    because a traced function reads and writes those that it was traced with.
+    Numbers, strings, small arrays and small tensors are in the key by value. Variables and strategies are in it as
+    objects, because a traced function keeps using the ones that it was traced with.
 
     >>> class SGD:
     ...     def __init__(self, momentum):
@@ -85,19 +85,20 @@ def key(value: Any, ignored: Collection[str] = ()) -> tuple[Any, ...]:
     (True, False)
 
     Args:
-        value: an optimizer, or anything else.
+        value: an optimizer, or any other object.
         ignored: names of attributes that are left out.
 
     Returns:
-        A hashable tuple, which differs after any of the constants was changed.
+        A hashable tuple, which changes with each of the constants.
 
     Raises:
-        Unknown: some part may change what a function does in a way that its attributes do not show.
+        Unknown: a part of the object may affect a function in a way that its attributes do not show.
     """
     found: list[Any] = []
-    numbers: dict[int, tuple[int, Any]] = {}  # of the objects with parts; the objects are held, so that an id stays one
+    # ids of the objects with parts; `objects` holds them, so that no id is reused
+    numbers: dict[int, tuple[int, Any]] = {}
     waiting = [("", value)]
-    while waiting:  # not recursive, because an eager step comes here each time
+    while waiting:  # iterative for speed, because each eager step runs this
         path, value = waiting.pop()
         kind = type(value)
         if kind in _BY_VALUE:
@@ -107,7 +108,7 @@ def key(value: Any, ignored: Collection[str] = ()) -> tuple[Any, ...]:
         elif _is_variable(kind):  # type: ignore[arg-type]
             known = _references.get(id(value))
             found.append(known if known is not None and known.held() is value else reference_to(value))
-            if "_value" in vars(value):  # Keras 3: may get another variable of TensorFlow
+            if "_value" in vars(value):  # a Keras 3 variable may get another TensorFlow variable
                 waiting.append((path, value._value))
         elif isinstance(value, type):
             found.append(value)
@@ -136,7 +137,7 @@ def objects(key: tuple[Any, ...]) -> list[Any]:
     True
 
     Args:
-        key: what `key` returned.
+        key: the result of `key`.
     """
     return [each.held() for each in dict.fromkeys(part for part in key if isinstance(part, Reference))]
 
@@ -161,7 +162,7 @@ def _values(array: Any, path: str) -> tuple[Any, ...]:
 
 
 def _parts(value: Any, path: str, ignored: Collection[str]) -> tuple[Any, list[tuple[str, Any]]]:
-    """Return what tells an object from others beside its parts, and its parts with their paths."""
+    """Return an object's identity in a key, and its parts with their paths."""
     kind = type(value)
     if isinstance(value, dict):
         return _named_parts(kind, value, path, ignored)
@@ -193,7 +194,7 @@ def _named_parts(
             found += [(f"{path}[{name!r}]", name), (f"{path}[{name!r}]", part)]
         elif name not in ignored and not name.startswith(_BOOKKEEPING):
             names.append(name)
-    names.sort()  # an attribute that was set for a while comes back as the last one
+    names.sort()  # the order of attributes does not count, because one that is set and restored becomes the last
     for name in names:
         found.append((f"{path}.{name}" if path else name, parts[name]))
     return (kind, tuple(names)), found
@@ -201,7 +202,7 @@ def _named_parts(
 
 @contextlib.contextmanager
 def put_back(value: Any) -> Iterator[None]:
-    """Undo, at the end, what was set in an object and in the dicts and lists in it.
+    """At the end of the block, restore all attributes, dicts and lists in an object.
 
     >>> class Counting:
     ...     steps, seen = 1, {}
@@ -241,7 +242,7 @@ _SEVERAL = (list, tuple, deque, set, frozenset)
 
 
 def _restore(container: Any, content: Any) -> None:
-    """Give a container its content again; one that still has it is not touched, as TensorFlow notes each change."""
+    """Restore the content of a container, without touching an unchanged one: TensorFlow tracks each modification."""
     if len(container) == len(content):
         if isinstance(content, dict) and all(
             name in container and container[name] is content[name] for name in content

@@ -1,4 +1,4 @@
-"""Which variable's gradient overflowed, how often and how; and the norm of all gradients."""
+"""Recording which variables' gradients overflowed, how often and how, and the norm of all gradients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tf_lossscale.core.variables import Variables, unless, value_or_zero
 
 
 class Diagnosis(Variables):
-    """Counts of the steps in which the gradient of each variable was not finite; in variables that are not saved.
+    """Counts the steps in which each variable's gradient was not finite, in variables that are not saved.
 
     An applied step computes only the norm. A skipped step checks each gradient.
 
@@ -30,7 +30,7 @@ class Diagnosis(Variables):
 
     @property
     def steps(self) -> tf.Variable:
-        """The number of steps, skipped ones too, an int64 scalar variable."""
+        """The number of steps, including skipped ones, an int64 scalar variable."""
         return self._weight("steps", 0, tf.int64, tracked=False)
 
     @property
@@ -45,7 +45,7 @@ class Diagnosis(Variables):
             names: of the trained variables.
         """
         if names not in self._tables:
-            replicas.once(lambda: self._make(names))  # all replicas have arrived: none finds a table
+            replicas.once(lambda: self._make(names))  # all replicas have reached this point before a table is created
 
     def record(
         self, names: tuple[str, ...], applied: tf.Tensor, gradients: list[Any], evidence: list[Any]
@@ -56,7 +56,7 @@ class Diagnosis(Variables):
             names: of the trained variables, one for each gradient.
             applied: bool scalar, False if the step was skipped.
             gradients: reduced over the replicas; None is allowed.
-            evidence: the same, or for each gradient the `finite.nonfinite_kind` that all replicas agree on.
+            evidence: the gradients again, or for each gradient the `finite.nonfinite_kind` that all replicas agree on.
 
         Returns:
             The operations, for legacy graphs to run.
@@ -72,7 +72,7 @@ class Diagnosis(Variables):
         return done + unless(applied, note)
 
     def counts(self) -> dict[str, np.ndarray]:
-        """Return, by variable name: steps with a bad gradient, the last such step, those with infinity, with NaN."""
+        """Return by variable name: the number of bad steps, the last one, how many had infinity, how many NaN."""
         found: dict[str, np.ndarray] = {}
         for names in self._tables:
             for name, row in zip(names, tf.convert_to_tensor(self._table(names)).numpy()):
@@ -100,7 +100,7 @@ def global_norm(gradients: list[Any]) -> tf.Tensor:
         gradients: tensors, IndexedSlices or None.
 
     Returns:
-        A float32 scalar tensor; infinite or NaN if a value is.
+        A float32 scalar tensor; infinite or NaN if a gradient is.
     """
     wide = [tf.cast(_values(g), tf.float32) for g in gradients if g is not None]
     return tf.linalg.global_norm(wide) if wide else tf.constant(0.0)

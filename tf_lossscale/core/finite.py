@@ -1,4 +1,4 @@
-"""The definition: a step is finite if every value of every reduced gradient is."""
+"""The definition of a finite step: every value of every reduced gradient is finite."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
 
     Args:
         gradients: tensors or IndexedSlices of any floating dtype and shape, or None. Rows of IndexedSlices with the
-            same index count as their sum: that is what will be applied.
+            same index count as their sum, which is what will be applied.
 
     Returns:
         A bool scalar tensor; True if there is no gradient at all.
@@ -49,13 +49,13 @@ def is_finite(gradient: Any) -> tf.Tensor:
 
 
 def nonfinite_kind(gradient: Any) -> tf.Tensor:
-    """Return 0 for a finite gradient, NaN for one that has a NaN, else infinity.
+    """Return NaN for a gradient with a NaN, else infinity for one with an infinity, else 0.
 
     >>> [nonfinite_kind(tf.constant([1.0, x])).numpy().item() for x in (2.0, -float("inf"), float("nan"))]
     [0.0, inf, nan]
 
     Args:
-        gradient: a tensor or IndexedSlices; of the latter, a sum of rows that overflows is an infinity.
+        gradient: a tensor or IndexedSlices. A sum of rows that overflows counts as infinity.
 
     Returns:
         A float32 scalar tensor.
@@ -73,10 +73,11 @@ def agreed(gradients: list[Any], *, exactly: bool, all_values: bool) -> list[Any
     [inf]
 
     Args:
-        gradients: this replica's, tensors or IndexedSlices or None.
-        exactly: whether each gradient has its own `nonfinite_kind`. If not, one number stands for all: 0 or NaN.
-        all_values: whether to return the gradients, which the caller has summed over the replicas, with the infinity or
-            NaN that one of the replicas has.
+        gradients: this replica's tensors, IndexedSlices or None.
+        exactly: whether to return the `nonfinite_kind` of each gradient. If False, one number, 0 or NaN, stands for
+            all.
+        all_values: whether to return the gradients themselves, summed over the replicas by the caller, with the
+            infinity or NaN of any replica added.
 
     Returns:
         A list of tensors; None for None.

@@ -1,4 +1,4 @@
-"""Graph mode: operations to wait for, compilation by XLA, values that the graph optimizer must not merge."""
+"""Helpers for graphs: operations to wait for, compilation by XLA, values that the graph optimizer must not merge."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tensorflow as tf
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-#: Decorator: AutoGraph, in a user's tf.function, leaves the function as it is. It is graph code already.
+#: Decorator that keeps AutoGraph, in a user's tf.function, from converting a function that is graph code already.
 as_written: Callable[[_Function], _Function] = tf.autograph.experimental.do_not_convert
 
 
@@ -20,7 +20,7 @@ def operations(result: Any) -> list[Any]:
     []
 
     Args:
-        result: operations, tensors, such values of each replica and anything else, in any structure.
+        result: a structure of operations, tensors, per-replica values and other objects.
 
     Returns:
         A list of `tf.Operation`.
@@ -34,7 +34,7 @@ def operations(result: Any) -> list[Any]:
 
 
 def finished(result: Any) -> tf.Tensor:
-    """Return True once everything in a result was done: a value that a branch of a conditional can return.
+    """Return a tensor that is True once all operations in a result are done. A branch can return it.
 
     >>> finished(None).numpy().item()
     True
@@ -50,9 +50,9 @@ def finished(result: Any) -> tf.Tensor:
 
 
 def runs_in_order() -> bool:
-    """Return whether operations run in the order in which they are written: in eager mode and in a tf.function.
+    """Return whether operations run in program order, as in eager mode and in a tf.function.
 
-    In a legacy graph a session runs only what it is asked for, and what that depends on.
+    In a legacy graph a session runs only the fetched operations and their dependencies.
 
     >>> runs_in_order()
     True
@@ -63,7 +63,7 @@ def runs_in_order() -> bool:
     if tf.compat.v1.executing_eagerly_outside_functions():
         return True
     graph: Any = tf.compat.v1.get_default_graph()
-    while graph is not None and type(graph) is not tf.__internal__.FuncGraph:  # derived ones are branches and loops
+    while graph is not None and type(graph) is not tf.__internal__.FuncGraph:  # subclasses are branches and loops
         graph = getattr(graph, "outer_graph", None)
     return graph is not None
 
@@ -80,7 +80,7 @@ def compiled() -> bool:
         return False
     graph: Any = tf.compat.v1.get_default_graph()
     while graph is not None:
-        context = graph._get_control_flow_context()  # private: the doctest above fails where it returns something else
+        context = graph._get_control_flow_context()  # private: the doctest above fails if its result changes
         while context is not None:
             if context.IsXLAContext():
                 return True
@@ -90,7 +90,7 @@ def compiled() -> bool:
 
 
 def optimization_barrier(tensor: tf.Tensor) -> tf.Tensor:
-    """Return the tensor as a value that the graph optimizer knows nothing about.
+    """Return the tensor as a value that is opaque to the graph optimizer.
 
     In a tf.function the optimizer would turn `g * scale * (1 / scale)` into `g * (scale * (1 / scale))`, and an
     overflow that only the scaling causes would be hidden.

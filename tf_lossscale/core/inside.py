@@ -13,7 +13,7 @@ def scaled_inside(
     scale: Callable[[tf.Tensor], tf.Tensor],
     unscale: Callable[[list[Any]], list[Any]],
 ) -> Callable[..., Any]:
-    """Return the same loss function, whose gradients are computed from the scaled loss, then unscaled.
+    """Return a function with the same loss, but with gradients that are computed from the scaled loss and unscaled.
 
     >>> weight = tf.Variable(3.0)
     >>> loss_fn = scaled_inside(lambda: weight**2, lambda g: g * 8.0, lambda grads: [g / 8.0 for g in grads])
@@ -23,9 +23,9 @@ def scaled_inside(
     (9.0, 6.0)
 
     Args:
-        loss_fn: returns the loss, or a tuple that begins with it.
-        scale: multiplies by the scale what the gradients start from.
-        unscale: divides the gradients of the variables by the scale.
+        loss_fn: a function that returns the loss, or a tuple that begins with it.
+        scale: a function that multiplies the upstream gradient by the scale.
+        unscale: a function that divides the variables' gradients by the scale.
 
     Returns:
         A function with the arguments and the results of `loss_fn`. Parts of a tuple other than the loss have no
@@ -39,7 +39,7 @@ def scaled_inside(
         results = []
 
         def loss_and_gradients() -> Any:
-            # Persistent, because the caller's tape may be: then it asks for gradients several times.
+            # Persistent, because a persistent tape of the caller asks for the gradients several times.
             with tf.GradientTape(persistent=True) as tape:
                 result = loss_fn(*args, **kwargs)
                 loss = _loss_of(result)
@@ -57,9 +57,9 @@ def scaled_inside(
 
 
 def _loss_of(result: Any) -> tf.Tensor:
-    """Return the loss in what a loss function returned.
+    """Return the loss in the result of a loss function.
 
-    A list is refused: it may be a loss and what belongs to it, or several losses.
+    A list is refused, because it may be a loss with further results, or several losses.
     """
     part = result[0] if isinstance(result, tuple) and result else result
     try:

@@ -34,10 +34,10 @@ def note_scaled_loss(loss: Any, loss_scale: Any) -> None:
 
 
 def loss_is_scaled_by(loss: Any, loss_scale: Any) -> bool:
-    """Return whether a part of a loss was multiplied by a loss scale, as far as is noted.
+    """Return whether a part of a loss is noted as multiplied by a loss scale.
 
     Args:
-        loss: a nested structure of tensors; anything else has no note.
+        loss: a nested structure of tensors; other objects have no notes.
         loss_scale: the object.
     """
     return any(_refers_to(loss_scale, part, _LOSS_SCALED_BY) for part in tf.nest.flatten(loss))
@@ -93,7 +93,7 @@ def is_scaled(gradient: Any) -> bool:
 
 
 def note_origin(tensor: Any, origin: Any) -> None:
-    """Note what a tensor of a graph was made from; in eager mode nothing is noted.
+    """Note what a tensor of a graph was computed from. In eager mode this does nothing.
 
     Args:
         tensor: an unscaled gradient.

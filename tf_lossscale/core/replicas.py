@@ -33,9 +33,9 @@ def in_one_of_several() -> bool:
 
 
 def uses_merge_call() -> bool:
-    """Return whether a step goes on in the cross-replica context, by `merge_call`.
+    """Return whether a step uses `merge_call` to continue in the cross-replica context.
 
-    A TPU's replicas are one program: they reduce and branch in their replica context, all alike.
+    The replicas of a TPU run one program, so all reduce and branch alike in their replica contexts.
 
     >>> uses_merge_call()
     False
@@ -47,7 +47,7 @@ def uses_merge_call() -> bool:
 
 
 def workers_step_alone() -> bool:
-    """Return whether workers share the variables but not their steps: one may move the scale amid a step of another.
+    """Return whether workers share variables but step independently: one may move the scale during another's step.
 
     >>> workers_step_alone()
     False
@@ -96,7 +96,7 @@ def can_write_independently() -> bool:
 
 
 def independent_writes() -> contextlib.AbstractContextManager[None]:
-    """Have each replica write its own copies of the variables: see `write_independently`.
+    """Make each replica write its own copies of the variables; see `write_independently`.
 
     >>> with independent_writes():
     ...     write_independently()
@@ -104,7 +104,7 @@ def independent_writes() -> contextlib.AbstractContextManager[None]:
     """
     if not tf.distribute.has_strategy() or tf.distribute.in_cross_replica_context():
         return contextlib.nullcontext()
-    # Private: a test fails where no strategy asks it. The threads of other replicas wait until the next merge_call.
+    # Private: a test fails if strategies stop reading it. Threads of other replicas wait until the next merge_call.
     return overriding(tf.distribute.get_strategy().extended, _use_merge_call=lambda: False)
 
 
@@ -115,7 +115,7 @@ def is_missing_copies(variable: tf.Variable) -> bool:
     False
 
     Args:
-        variable: of the loss scale or of an optimizer.
+        variable: a variable of the loss scale or of an optimizer.
     """
     if not tf.distribute.has_strategy() or uses_merge_call():
         return False
@@ -139,7 +139,7 @@ def scope_of(variable: tf.Variable) -> contextlib.AbstractContextManager[Any]:
 
 
 def give_copies(holder: Any, names: Iterable[str], listed: list[Any]) -> None:
-    """Create an object's variables anew, with their values, where `is_missing_copies`.
+    """Recreate, with its value, each variable of an object for which `is_missing_copies` is true.
 
     >>> class Count:
     ...     steps = None
@@ -147,8 +147,8 @@ def give_copies(holder: Any, names: Iterable[str], listed: list[Any]) -> None:
 
     Args:
         holder: an optimizer.
-        names: of attributes; an attribute that is no variable stays.
-        listed: the holder's list of its variables, which is changed as well.
+        names: names of attributes. An attribute that is not a variable does not change.
+        listed: the holder's list of its variables, which changes, too.
     """
     for name in names:
         old = getattr(holder, name, None)
@@ -163,15 +163,15 @@ def give_copies(holder: Any, names: Iterable[str], listed: list[Any]) -> None:
 
 
 def explain_refused_merge_call(error: RuntimeError) -> None:
-    """Raise an error that says what to write, if TensorFlow refused a `merge_call`; return for any other error.
+    """Raise an error with a remedy if TensorFlow refused a `merge_call`. Return for any other error.
 
     >>> explain_refused_merge_call(RuntimeError("another error"))
 
     Args:
-        error: raised in a replica context.
+        error: an error that was raised in a replica context.
 
     Raises:
-        RuntimeError: with another text.
+        RuntimeError: TensorFlow refused a `merge_call`.
     """
     if "`merge_call` called while defining" not in str(error):
         return
@@ -198,9 +198,9 @@ def once(function: Callable[[], Any]) -> None:
     [1]
 
     Args:
-        function: takes nothing; runs in a cross-replica context where there is one.
+        function: a function without arguments, called in the cross-replica context if there is one.
     """
-    context = tf.distribute.get_replica_context()  # None in strategy.scope() itself
+    context = tf.distribute.get_replica_context()  # there is no replica context in strategy.scope() itself
     if context is None or not tf.distribute.has_strategy():
         function()
     elif uses_merge_call():
@@ -219,7 +219,7 @@ def once(function: Callable[[], Any]) -> None:
 
 
 def _in_scope(strategy: tf.distribute.Strategy, function: Callable[[], Any]) -> None:
-    """Call a function in a strategy's scope, in a thread of its own: a thread cannot leave its replica context.
+    """Call a function in a strategy's scope, in a new thread, because a thread cannot leave its replica context.
 
     In a replica context a checkpoint would restore a new variable on that replica alone.
     """
@@ -233,9 +233,9 @@ def _in_scope(strategy: tf.distribute.Strategy, function: Callable[[], Any]) -> 
 
 
 def local_copies(places: Callable[[], Iterable[tuple[Any, str]]]) -> contextlib.AbstractContextManager[None]:
-    """Set attributes to this replica's copies of their variables, where `write_independently`.
+    """If `write_independently`, temporarily set attributes to this replica's copies of their variables.
 
-    Otherwise all replicas would have to agree on each write, which they cannot inside a tf.cond.
+    Otherwise all replicas would have to synchronize at each write, which is impossible inside a tf.cond.
 
     >>> class Count:
     ...     steps = None
@@ -243,7 +243,7 @@ def local_copies(places: Callable[[], Iterable[tuple[Any, str]]]) -> contextlib.
     ...     pass
 
     Args:
-        places: returns (object, attribute) pairs; the attribute is a variable.
+        places: a function that returns (object, attribute) pairs; each attribute is a variable.
     """
     return _local_copies(places()) if write_independently() else contextlib.nullcontext()
 
@@ -261,13 +261,13 @@ def _local_copies(places: Iterable[tuple[Any, str]]) -> Iterator[None]:
 
 
 def _local_copy(variable: Any) -> Any:
-    # A worker has as many replicas as it has copies, and all workers have equally many.
+    # A worker has one copy for each of its replicas, and all workers have the same number of replicas.
     copies = tf.distribute.get_strategy().experimental_local_results(variable)
     return copies[replica() % len(copies)]
 
 
 def replica() -> int:
-    """Return the number of the replica that calls, in a replica context.
+    """Return the number of the calling replica, in a replica context.
 
     >>> replica()
     0
@@ -292,7 +292,7 @@ def overriding(holder: Any, **attributes: Any) -> Iterator[None]:
     1
 
     Args:
-        holder: an object; its `__dict__` is set, not its `__setattr__` called.
+        holder: an object. The values are set in its `__dict__`, without calling `__setattr__`.
         **attributes: the values.
     """
     held = holder.__dict__
@@ -315,7 +315,7 @@ _OVERRIDDEN = "_overridden_by_tf_lossscale"
 
 
 def not_in_replica_context(method: str) -> ValueError:
-    """Return the error for a step in a cross-replica context, where a step has no meaning.
+    """Return the error for a step in a cross-replica context.
 
     >>> str(not_in_replica_context("apply"))[:51]
     'apply() must be called in a replica context. Call i'
@@ -337,7 +337,7 @@ def sum_over_replicas(gradients: list[Any]) -> list[Any]:
     [2.0]
 
     Args:
-        gradients: this replica's, tensors or IndexedSlices or None.
+        gradients: this replica's tensors, IndexedSlices or None.
 
     Returns:
         A list of the same length.
@@ -345,7 +345,7 @@ def sum_over_replicas(gradients: list[Any]) -> list[Any]:
     if not tf.distribute.has_strategy():
         return gradients
     sums: list[Any] = [None] * len(gradients)
-    # One all-reduce for each dtype: TensorFlow concatenates the tensors of one.
+    # One all-reduce for each dtype, in which TensorFlow concatenates the tensors.
     for dtype in {g.dtype: None for g in gradients if g is not None}:
         here = [i for i, g in enumerate(gradients) if g is not None and g.dtype == dtype]
         for i, total in zip(here, all_reduce([gradients[i] for i in here])):
@@ -360,7 +360,7 @@ def all_reduce(tensors: list[Any]) -> list[Any]:
     [2.0]
 
     Args:
-        tensors: this replica's, tensors or IndexedSlices.
+        tensors: this replica's tensors or IndexedSlices.
 
     Returns:
         A list of the same length.

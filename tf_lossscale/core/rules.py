@@ -62,7 +62,7 @@ class Rules:
         growth_steps: number of finite steps in a row after which the scale grows.
         growth_factor: factor by which the scale grows; above 1.
         backoff_factor: factor by which an overflow lowers the scale; between 0 and 1.
-        hysteresis: number of overflows that lower the scale; steps in a row if `finite_step_resets`.
+        hysteresis: number of overflows that lower the scale; consecutive overflows if `finite_step_resets`.
         min_scale: lower bound of a scale that is lowered.
         max_scale: upper bound of a scale that grows; None for float32's maximum.
         finite_step_resets: whether a finite step resets the count of overflows; TensorFlow 1's contrib did not.
@@ -81,7 +81,7 @@ class Rules:
     finite_step_resets: bool = True
 
     def checked(self) -> Rules:
-        """Return the same rules as plain Python numbers.
+        """Return the same rules as plain Python numbers, or raise.
 
         >>> Rules(growth_steps=3.0).checked().growth_steps
         3
@@ -121,7 +121,7 @@ class Rules:
         )
 
     def next(self, finite: Any, before: Counts) -> Counts:
-        """Return the state after a step, by the same few scalar operations for both outcomes.
+        """Return the state after a step, with the same few scalar operations for both outcomes.
 
         Args:
             finite: bool scalar; False if any value of any reduced gradient is infinite or NaN.
@@ -143,7 +143,7 @@ class Rules:
 
     @property
     def counts_overflows(self) -> bool:
-        """Whether the count of overflows outlives a step, and needs a variable.
+        """Whether the count of overflows is kept between steps, and needs a variable.
 
         >>> Rules().counts_overflows, Rules(hysteresis=2).counts_overflows
         (False, True)
@@ -170,7 +170,7 @@ KEYWORDS = {
 
 
 def with_rules(function: _Function) -> _Function:
-    """Decorate a function that passes its `**rules` to `Rules`: its signature shows the keywords.
+    """Decorate a function that passes its `**rules` to `Rules`, so that its signature shows the keywords.
 
     >>> @with_rules
     ... def make(growth_steps, **rules):
@@ -179,7 +179,7 @@ def with_rules(function: _Function) -> _Function:
     1
 
     Args:
-        function: `**rules` is its last parameter.
+        function: a function whose last parameter is `**rules`.
 
     Returns:
         The function itself.

@@ -1,4 +1,4 @@
-"""Scale a loss, unscale gradients."""
+"""Scaling losses and unscaling gradients."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _scaled(loss: Any, factor: tf.Tensor) -> tf.Tensor:
 
 @has_faster_twin
 def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
-    """Return each gradient divided by the scale, as the graph optimizer cannot merge it with the scaling.
+    """Return each gradient divided by the scale, so that the graph optimizer cannot merge this with the scaling.
 
     >>> [g.numpy().tolist() for g in unscale([tf.constant([8.0, 16.0])], tf.constant(8.0))]
     [[1.0, 2.0]]
@@ -82,7 +82,7 @@ def divide(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
     """Return the rounded quotient, in the dtype of the values; float16 and bfloat16 are divided in float32.
 
     A product with the reciprocal of the scale has the same bits if the scale is a power of two up to 2**126. Above that
-    the reciprocal is subnormal, and kernels take it for zero; in float16 it is zero from 2**25 on.
+    the reciprocal is subnormal, which kernels treat as zero; in float16 it is zero from 2**25 on.
 
     >>> divide(tf.constant(2.0**127), tf.constant(2.0**127)).numpy().item()
     1.0
@@ -105,7 +105,7 @@ def floating(gradients: Iterable[Any]) -> list[Any]:
     2.0
 
     Args:
-        gradients: anything that TensorFlow takes for a tensor, IndexedSlices or None.
+        gradients: values that TensorFlow converts to tensors, IndexedSlices or None.
 
     Raises:
         TypeError: a gradient is not of a floating dtype.
@@ -122,13 +122,13 @@ def floating(gradients: Iterable[Any]) -> list[Any]:
 
 
 def over_values(function: Callable[[tf.Tensor], tf.Tensor], gradient: Any) -> Any:
-    """Return a function of a gradient's values: of sparse ones, those of the rows; None for None.
+    """Apply a function to a gradient's values; for IndexedSlices, to the rows. None stays None.
 
     >>> over_values(tf.abs, tf.IndexedSlices(tf.constant([-2.0]), tf.constant([7]))).values.numpy().tolist()
     [2.0]
 
     Args:
-        function: of a tensor, which returns one of the same shape.
+        function: a function of a tensor that returns a tensor of the same shape.
         gradient: a tensor, IndexedSlices or None.
     """
     if gradient is None:

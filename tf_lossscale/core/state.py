@@ -1,4 +1,4 @@
-"""Loss scales: the variables that the rules move."""
+"""Loss scales: the variables that the rules change."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class LossScale(Variables):
-    """The factor of a loss, and how it changes from step to step: derive from it for a rule of your own.
+    """A loss scale and how it changes from step to step. Derive from it to write your own rule.
 
     A subclass defines `__call__` and, if the scale reacts to gradients, `check` and `move`. If `may_skip` is True, each
     step calls `check`, then `move`; otherwise it calls neither. A `tf.function` traces them once: write them with
@@ -47,30 +47,30 @@ class LossScale(Variables):
     512.0
     """
 
-    #: False if every step is applied, whatever its gradients: then `check` and `move` are not called.
+    #: False if every step is applied, whatever its gradients. Then `check` and `move` are not called.
     may_skip = False
-    #: Whether `check` and `move` are passed the norm of all gradients as well, as the argument `norm`.
+    #: Whether `check` and `move` also get the norm of all gradients, as the argument `norm`.
     uses_norm = False
-    #: Whether XLA may compile `check` and `move`; not inherited, because a subclass may run Python code in each step.
+    #: Whether XLA may compile `check` and `move`. Not inherited, because a subclass may run Python code in each step.
     traceable = False
     #: Attributes that no step reads.
     not_in_a_step: tuple[str, ...] = ("_restored", "_stall_actions")
 
     def __init__(self) -> None:
-        # Not "loss_scale", which is a variable's name in contrib: a module takes its name from the graph's.
+        # Not "loss_scale", which is the name of a variable in contrib, because a module reserves its name in the graph.
         super().__init__(name="loss_scaling")
 
     def as_loss_scale(self) -> LossScale:
-        """Return itself, the loss scale that `LossScaleOptimizer` uses."""
+        """Return this object, which `LossScaleOptimizer` uses as its loss scale."""
         return self
 
     @property
     def reads_gradients(self) -> bool:
-        """Whether `check` is a method of a derived class, which may look at more than whether values are finite."""
+        """Whether a derived class overrides `check`, which may then use the gradients' values."""
         return type(self).check is not LossScale.check
 
     def prepare(self) -> None:
-        """Create the variables that record the outcome of a step, so that no step has to."""
+        """Create the variables that record the outcome of a step, before the first step."""
         if self.may_skip:
             for variable in ("total_steps", "skipped_steps", "skipped_in_a_row", "last_step_skipped"):
                 getattr(self, variable)
@@ -82,14 +82,14 @@ class LossScale(Variables):
         )
 
     def bring_into_range(self) -> None:
-        """Replace a loaded scale with which training could not go on; here none is loaded."""
+        """Do nothing: only dynamic scales are loaded."""
 
     def check(self, gradients: Iterable[Gradient], **norm: tf.Tensor) -> tf.Tensor:
         """Return whether to apply a step; by default, whether its gradients are finite.
 
         Args:
             gradients: unscaled, summed over the replicas: tensors, IndexedSlices or None.
-            **norm: the norm of all gradients, a float32 scalar tensor, if `uses_norm`.
+            **norm: if `uses_norm`, the keyword `norm`: the norm of all gradients, a float32 scalar tensor.
 
         Returns:
             A bool scalar tensor.
@@ -98,10 +98,10 @@ class LossScale(Variables):
         return finite_lib.all_finite(gradients)
 
     def move(self, applied: tf.Tensor, **norm: tf.Tensor) -> list[Any]:
-        """Change the scale after a step; by default it stays.
+        """Change the scale after a step. The default is to leave it unchanged.
 
         Args:
-            applied: what `check` returned, a bool scalar tensor, equal on all replicas.
+            applied: the result of `check`, a bool scalar tensor, equal on all replicas.
             **norm: as in `check`.
 
         Returns:
@@ -134,12 +134,13 @@ class LossScale(Variables):
         if not self.may_skip:
             return []
         done = [self.last_step_skipped.assign(tf.logical_not(applied)), add_one(self.total_steps)]
-        if not tf.compat.v1.executing_eagerly_outside_functions():  # can be read then, though nobody initialized them
+        # can then be read although they were not initialized
+        if not tf.compat.v1.executing_eagerly_outside_functions():
             done += [count.assign(value_or_zero(count)) for count in (self.skipped_steps, self.skipped_in_a_row)]
         return done
 
     def skip(self) -> list[Any]:
-        """Count a skipped step; called in the branch that skips, before `record`.
+        """Count a skipped step. The branch that skips calls this before `record`.
 
         Returns:
             The operations that do it, for legacy graphs to run.
@@ -152,31 +153,31 @@ class LossScale(Variables):
 
     @property
     def lowest(self) -> float | None:
-        """The scale that no overflow lowers any more, a float; None if a run of skipped steps is no stall."""
+        """The scale that no overflow lowers further, a float; None if many skipped steps in a row are not a stall."""
         return None
 
     def stall_reported(self, action: Any) -> tf.Variable:
         """Return whether a stall was reported, a bool scalar variable.
 
         Args:
-            action: the reaction to a stall; each has a variable, which all optimizers that share the scale use.
+            action: the reaction to a stall. Each action has a variable, shared by all optimizers with this scale.
         """
-        actions = self.__dict__.setdefault("_stall_actions", [])  # not an attribute that is tracked
+        actions = self.__dict__.setdefault("_stall_actions", [])  # set without tracking
         if action not in actions:
             actions.append(action)
         return self._weight(f"stall_reported_{actions.index(action)}", False, tf.bool, tracked=False)
 
     def defers(self, optimizer: Any, update: Any) -> bool:
-        """Return whether a step waits for those of other optimizers; here it does not.
+        """Return False: a step does not wait for the steps of other optimizers.
 
         Args:
-            optimizer: whose step it is.
-            update: the `step.Update` that it would take.
+            optimizer: the optimizer that takes the step.
+            update: the step's `step.Update`.
         """
         del optimizer, update
         return False
 
-    # Not in checkpoints: an original's checkpoint, which has no such thing, must be able to fill every part.
+    # Not saved, because the originals' checkpoints lack it and must be able to restore everything.
 
     @property
     def total_steps(self) -> tf.Variable:
@@ -190,7 +191,7 @@ class LossScale(Variables):
 
     @property
     def skipped_in_a_row(self) -> tf.Variable:
-        """The length of the last run of skipped steps, still going on if `last_step_skipped`; an int64 variable."""
+        """The number of skipped steps in a row, up to the last skipped step; an int64 variable."""
         return self._weight("skipped_in_a_row", 0, tf.int64, tracked=False)
 
     @property
@@ -200,7 +201,7 @@ class LossScale(Variables):
 
 
 class FixedLossScale(LossScale):
-    """A scale that never moves. It has no variables and, unless asked to, skips no step.
+    """A fixed scale. Unless `skip_nonfinite` is True, it skips no step and has no variables.
 
     >>> FixedLossScale(128)().numpy().item()
     128.0
@@ -226,7 +227,7 @@ class FixedLossScale(LossScale):
 
 
 class DynamicLossScale(LossScale):
-    """A scale that grows after many finite steps and backs off after an overflow, by its `Rules`.
+    """A scale that grows after many finite steps and falls after an overflow, according to its `Rules`.
 
     >>> scale = DynamicLossScale(8.0, Rules(growth_steps=1))
     >>> _ = scale.record(scale.check([tf.constant([1.0])]))
@@ -235,7 +236,7 @@ class DynamicLossScale(LossScale):
 
     Args:
         initial_scale: the scale to start with, a finite number above 0.
-        rules: how it moves.
+        rules: the rules by which it moves.
     """
 
     may_skip = True
@@ -257,7 +258,7 @@ class DynamicLossScale(LossScale):
             getattr(self, variable)
         self.__dict__["_restored"] = False
 
-    # The names of the first two are those of every TensorFlow version, so that checkpoints fit.
+    # The first two have the names of every TensorFlow version, so that checkpoints are compatible.
 
     @property
     def current_loss_scale(self) -> tf.Variable:
@@ -278,7 +279,7 @@ class DynamicLossScale(LossScale):
     def lowest(self) -> float | None:
         return self.rules.min_scale
 
-    # The names that TensorFlow 2.4 to 2.15 had, with the effect that an assignment is meant to have.
+    # The names of TensorFlow 2.4 to 2.15. Assigning to them works.
     counter: Any = property(lambda self: self.good_steps, lambda self, value: self.good_steps.assign(value))
     growth_steps: Any = property(
         lambda self: self.rules.growth_steps, lambda self, value: self._change_rules(growth_steps=value)
@@ -302,12 +303,12 @@ class DynamicLossScale(LossScale):
         return tf.convert_to_tensor(self.current_loss_scale)
 
     def _lookup_dependency(self, name: str, *args: Any) -> Any:
-        # TensorFlow asks for a part right before it restores it, and calls nothing afterwards.
+        # TensorFlow looks up a part right before restoring it, and calls no function afterwards.
         self.__dict__["_restored"] = True
         return super()._lookup_dependency(name, *args)
 
     def bring_into_range(self) -> None:
-        """Replace a loaded scale with which training could not go on, and warn; in eager mode only.
+        """Replace a loaded scale that would stop training, and warn. In graphs this does nothing.
 
         >>> scale = DynamicLossScale(8.0)
         >>> _ = scale.current_loss_scale.assign(float("inf"))
@@ -326,7 +327,7 @@ class DynamicLossScale(LossScale):
             self.current_loss_scale.assign(fitting)
 
     def in_range(self, loaded: float) -> float:
-        """Return a loaded scale, or warn and return one with which training can go on.
+        """Return a loaded scale, or warn and return a scale with which training can continue.
 
         >>> DynamicLossScale(8.0).in_range(0.0)
         1.0
@@ -335,8 +336,8 @@ class DynamicLossScale(LossScale):
             loaded: any number.
 
         Returns:
-            The number, or the nearest from `min_scale` (or `initial_scale`, if that is lower) to `max_scale`; in place
-            of infinity and NaN, which say nothing about the gradients, `initial_scale`.
+            The number, clipped to the range from `min_scale` (or `initial_scale`, if that is lower) to `max_scale`. In
+            place of infinity and NaN, `initial_scale`.
         """
         low, high = self.rules.min_scale, self.rules.max_scale or errors.FLOAT32_MAX
         low, high = (float(np.float32(bound)) for bound in (min(low, self.initial_scale), high))
@@ -352,7 +353,8 @@ class DynamicLossScale(LossScale):
         del norm
         scale, good_steps, bad_steps = self.current_loss_scale, self.good_steps, self.bad_steps
         after = self.rules.next(applied, Counts(scale, good_steps, 0 if bad_steps is None else bad_steps))
-        # Infinity or NaN, restored where no value can be read, would stay for ever: every step is skipped then.
+        # Infinity or NaN may be restored where values cannot be read. It would stay forever, because every step is
+        # skipped.
         moved = tf.where(tf.math.is_finite(after.scale), after.scale, self.initial_scale)
         done = [scale.assign(moved), good_steps.assign(tf.cast(after.good, good_steps.dtype))]
         if bad_steps is not None:
@@ -374,8 +376,8 @@ def adopted(value: Any) -> LossScale | None:
     True
 
     Args:
-        value: a LossScale, or an object that is called for the scale and whose `update(grads)` moves it and returns
-            an operation (None in eager mode) and whether to apply the gradients.
+        value: a LossScale, or a callable that returns the scale, with a method `update(grads)` that moves it and
+            returns an operation (None in eager mode) and whether to apply the gradients.
     """
     if isinstance(value, LossScale):
         return value
@@ -399,10 +401,10 @@ class _Adopted(LossScale):
 
 
 def moved_by_update(loss_scale: Any, gradients: Iterable[Any]) -> tf.Tensor:
-    """Have an object's `update` look at gradients and move the scale; return whether to apply the gradients.
+    """Let an object's `update` check gradients and move the scale. Return whether to apply the gradients.
 
     Args:
-        loss_scale: an object as in `adopted`.
+        loss_scale: an object that `adopted` accepts.
         gradients: unscaled, summed over the replicas: tensors, IndexedSlices or None.
 
     Returns:

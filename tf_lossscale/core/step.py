@@ -17,7 +17,7 @@ Gradients = list[Any]
 
 
 class Update(abc.ABC):
-    """The work of one step: that of one optimizer, or of several optimizers that step together.
+    """The work of one step of one optimizer, or of several optimizers that step together.
 
     >>> class Descent(Update):
     ...     def __init__(self, gradients, variables):
@@ -34,7 +34,7 @@ class Update(abc.ABC):
     aggregate = True
     #: Whether `observe` is called, with exact evidence for each gradient.
     observes = False
-    #: Has XLA compile the step; None if the step is not to be compiled.
+    #: The cluster with which XLA compiles the step; None to leave it uncompiled.
     cluster: clusters.Cluster | None = None
 
     @abc.abstractmethod
@@ -50,11 +50,11 @@ class Update(abc.ABC):
         """Apply reduced gradients without reducing them again, in a replica context."""
 
     def skip(self) -> Any:
-        """Do what a skipped step still does, in a cross-replica context where there is one."""
+        """Do the work of a skipped step, in a cross-replica context if there is one."""
         return None
 
     def observe(self, applied: tf.Tensor, gradients: Gradients, evidence: Gradients) -> Any:
-        """Record the outcome of the step, with the reduced gradients and the evidence of whether each is finite."""
+        """Record the outcome of the step, given the reduced gradients and evidence of whether each is finite."""
         del applied, gradients, evidence
 
 
@@ -74,11 +74,11 @@ def step(loss_scale: LossScale, update: Update) -> Any:
     0.75
 
     Args:
-        loss_scale: decides, and is moved once.
-        update: the gradients, and how they are reduced and applied.
+        loss_scale: the loss scale, which decides and moves once.
+        update: the gradients, and the functions that reduce and apply them.
 
     Returns:
-        In eager mode whether the step was applied; in a legacy graph the operation to run.
+        In eager mode, whether the step was applied; in a legacy graph, the operation to run.
     """
     try:
         gradients = update.unscale()
@@ -105,13 +105,13 @@ def _take(loss_scale: LossScale, update: Update, gradients: Gradients, agreed: G
     def decide(
         first: Gradients, agreed: Gradients | None, to_apply: list[Any], apply: Callable[[list[Any]], Any]
     ) -> Any:
-        """Look at the first replica's gradients, which stand for those of all; `apply(to_apply)` applies all."""
+        """Check the first replica's gradients, which represent all; `apply(to_apply)` applies those of all replicas."""
         evidence = first if agreed is None else agreed
         norm = {"norm": diagnosis.global_norm(evidence)} if loss_scale.uses_norm else {}
         applied = loss_scale.check(evidence, **norm)
 
         def skip() -> list[Any]:
-            done = update.skip()  # may raise: then nothing is counted
+            done = update.skip()  # may raise; then nothing is counted
             with tf.control_dependencies(operations(done)):
                 return [done, loss_scale.skip()]
 
@@ -120,7 +120,7 @@ def _take(loss_scale: LossScale, update: Update, gradients: Gradients, agreed: G
             return [recorded, update.observe(applied, first, evidence)] if update.observes else recorded
 
         if tf.executing_eagerly():
-            outcome = bool(applied)  # the one wait for the device
+            outcome = bool(applied)  # the only wait for the device
             _ = apply(to_apply) if outcome else skip()
             record()
             return outcome
@@ -135,14 +135,14 @@ def _take(loss_scale: LossScale, update: Update, gradients: Gradients, agreed: G
 def _decide_together(
     decide: Callable[..., Any], gradients: Gradients, agreed: Gradients | None, apply: Callable[[Gradients], Any]
 ) -> Any:
-    """Decide once for all replicas, in the cross-replica context, from which each replica then applies its gradients.
+    """Decide once for all replicas in the cross-replica context, and apply each replica's gradients from there.
 
     Args:
         decide: a function of the first replica's gradients, the evidence, the gradients of all replicas, and a
-            function that has each replica apply its own.
-        gradients: this replica's, reduced: equal on all replicas.
-        agreed: evidence of whether they are finite, if it is not the gradients themselves.
-        apply: applies gradients, in a replica context.
+            function that makes each replica apply its own.
+        gradients: this replica's reduced gradients, equal on all replicas.
+        agreed: evidence of whether they are finite, if not the gradients themselves.
+        apply: a function that applies gradients, in a replica context.
 
     Returns:
         The result of `decide`.
@@ -164,9 +164,9 @@ def _first(strategy: tf.distribute.Strategy, per_replica: list[Any]) -> list[Any
 
 
 def _take_compiled(loss_scale: LossScale, update: Update, gradients: Gradients, agreed: Gradients | None) -> Any:
-    """Take the step in one function that XLA compiles; each replica takes it with its own copies of the variables.
+    """Take the step in one function that XLA compiles. Each replica uses its own copies of the variables.
 
-    It is taken without XLA if the function might not do in later steps what it does in this one.
+    The step runs without XLA if the compiled function might be wrong for later steps.
     """
     tensors, gradients_of = as_arguments(gradients, True)
 
@@ -187,7 +187,7 @@ def _take_compiled(loss_scale: LossScale, update: Update, gradients: Gradients, 
 
 @has_faster_twin
 def as_arguments(gradients: Gradients, to_compile: bool) -> tuple[list[Any], Callable[[list[Any]], Gradients]]:
-    """Return the tensors that a function needs to work on gradients, and what makes gradients of them there.
+    """Return tensors that stand for gradients in a function's arguments, and a function that restores the gradients.
 
     >>> tensors, gradients_of = as_arguments([None, tf.constant(2.0)], False)
     >>> len(tensors), gradients_of([tf.constant(3.0)])[1].numpy().item()
@@ -198,7 +198,7 @@ def as_arguments(gradients: Gradients, to_compile: bool) -> tuple[list[Any], Cal
         to_compile: whether XLA compiles the function.
 
     Returns:
-        Tensors, and a function of as many tensors that returns gradients.
+        Tensors, and a function of the same number of tensors that returns the gradients.
     """
 
     def back(tensors: list[tf.Tensor]) -> Gradients:
@@ -226,8 +226,8 @@ def apply_or_skip(
     Args:
         applied: bool scalar tensor.
         gradients: passed to `apply`.
-        apply: called in the branch that applies.
-        skip: called in the branch that skips.
+        apply: the function to call in the branch that applies.
+        skip: the function to call in the branch that skips.
 
     Returns:
         Tensors, for later operations to wait for.

@@ -1,4 +1,4 @@
-"""Functions that state a meaning plainly, and may have a faster twin."""
+"""Plain functions that define a meaning, and can have a faster twin."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def has_faster_twin(plain: _Function) -> _Function:
 
 
 def faster(function: Any) -> Callable[[_Function], _Function]:
-    """Decorate the faster twin of a function: same arguments, same results bit for bit.
+    """Decorate the faster twin of a function, with the same arguments and, bit for bit, the same results.
 
     >>> @has_faster_twin
     ... def double(number):
@@ -47,7 +47,7 @@ def faster(function: Any) -> Callable[[_Function], _Function]:
     (6, 6, True)
 
     Args:
-        function: what `has_faster_twin` returned.
+        function: the result of `has_faster_twin`.
 
     Returns:
         A decorator.

@@ -1,4 +1,4 @@
-"""Variables that are not trained, in every kind of graph and under every strategy."""
+"""Untrained variables, in every kind of graph and under every strategy."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Variables(tf.Module):
     1
 
     Args:
-        name: the module's name.
+        name: the name of the `tf.Module`.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         del args, kwargs
-        this = super().__new__(cls)  # here, so that a subclass need not call our __init__
+        this = super().__new__(cls)  # set here, so that a subclass need not call our __init__
         # (graph, name) -> variable: a legacy graph has variables of its own. Not an attribute that is tracked.
         this.__dict__.update(_weights={}, _tracked_names=[])
         return this
@@ -39,8 +39,8 @@ class Variables(tf.Module):
         Args:
             name: the variable's name, also in checkpoints.
             initial_value: a Python number, or a list of them.
-            dtype: of the variable.
-            tracked: whether it goes into checkpoints.
+            dtype: the variable's dtype.
+            tracked: whether checkpoints include it.
 
         Returns:
             A variable that is not trained.
@@ -60,7 +60,7 @@ class Variables(tf.Module):
         return self._weights[key]
 
     def give_copies(self) -> None:
-        """Create the variables anew, with their values, where `replicas.is_missing_copies`."""
+        """Recreate, with its value, each variable for which `replicas.is_missing_copies` is true."""
         for name, variable in self._all().items():
             self._weight(name, None, variable.dtype, name in self._tracked_names)
 
@@ -80,7 +80,7 @@ class Variables(tf.Module):
 
     @property
     def variables(self) -> tuple[tf.Variable, ...]:
-        """The variables in checkpoints, of the current graph."""
+        """The variables of the current graph that checkpoints include."""
         return tuple(self._tracked().values())
 
     def _tracked(self) -> dict[str, tf.Variable]:
@@ -92,7 +92,7 @@ class Variables(tf.Module):
         return {name: variable for (where, name), variable in self._weights.items() if where is graph}
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
-        # A function that takes a step is exported with all that it writes.
+        # An exported function that takes a step needs all variables that it writes.
         own = self._tracked() if save_type == "checkpoint" else self._all()
         return {**super()._trackable_children(save_type, **kwargs), **own}
 
@@ -102,9 +102,9 @@ _listeners: list[Callable[[Any], Any]] = []
 
 
 def tell_of_new(listener: Callable[[Any], Any]) -> None:
-    """Call a function with each variable of a legacy graph: those that exist, and each new one.
+    """Call a function with each variable of a legacy graph, existing or new.
 
-    A library whose own session initializes the variables of a graph has to know them.
+    Libraries whose own session initializes variables need to know them.
 
     >>> told = []
     >>> tell_of_new(told.append)
@@ -114,7 +114,7 @@ def tell_of_new(listener: Callable[[Any], Any]) -> None:
     'steps:0'
 
     Args:
-        listener: a function of a variable.
+        listener: the function, which takes a variable.
     """
     _listeners.append(listener)
     for variable in [each() for each in _in_legacy_graphs]:
@@ -131,7 +131,7 @@ def _announce(variable: Any) -> None:
 
 
 def value_or_zero(variable: tf.Variable) -> tf.Tensor:
-    """Return the value; zeros in a legacy graph in which the variable was not initialized.
+    """Return the value of a variable; in a legacy graph, zeros if it was not initialized.
 
     >>> value_or_zero(tf.Variable(3)).numpy().item()
     3
@@ -145,7 +145,7 @@ def value_or_zero(variable: tf.Variable) -> tf.Tensor:
 
 
 def add_one(variable: tf.Variable) -> Any:
-    """Add one; start at 0 in a legacy graph in which the variable was not initialized.
+    """Add one to a variable; in a legacy graph, start at 0 if it was not initialized.
 
     >>> variable = tf.Variable(3)
     >>> _ = add_one(variable)
@@ -156,10 +156,10 @@ def add_one(variable: tf.Variable) -> Any:
         variable: one that is not saved.
 
     Returns:
-        In a graph what `assign` returns.
+        In a graph, the result of `assign`.
     """
     if tf.compat.v1.executing_eagerly_outside_functions():
-        # What reads it in a graph also lists it among the variables of the graph.
+        # Reading the variable in a graph also adds it to the graph's variables.
         return variable.assign_add(tf.constant(1, variable.dtype), read_value=not tf.executing_eagerly())
     return variable.assign(value_or_zero(variable) + 1)
 
@@ -174,8 +174,8 @@ def unless(fine: tf.Tensor, change: Callable[[], Any]) -> list[tf.Operation]:
     4
 
     Args:
-        fine: a bool scalar; if it is False, `change` runs.
-        change: assigns, and returns the results of `assign`.
+        fine: a bool scalar; `change` runs if it is False.
+        change: a function that assigns, and returns the results of `assign`.
 
     Returns:
         The operations, for legacy graphs to run.
@@ -188,10 +188,10 @@ def unless(fine: tf.Tensor, change: Callable[[], Any]) -> list[tf.Operation]:
 
 
 def readable(variable: Any) -> Any:
-    """Give a variable `bool`, `int` and `float`, which read its value, where its class has none.
+    """Make `bool`, `int` and `float` of a variable read its value, if its class does not define them.
 
-    Without `__bool__` Python takes an object as true. The variables of MirroredStrategy have none, so that
-    `if optimizer.last_step_skipped:` would hold after every step.
+    Without `__bool__` an object is true. MirroredStrategy's variables do not define it, so that
+    `if optimizer.last_step_skipped:` would be true after every step.
 
     >>> with tf.distribute.MirroredStrategy(["cpu:0"]).scope():
     ...     skipped = tf.Variable(False)
@@ -199,7 +199,7 @@ def readable(variable: Any) -> Any:
     (True, False)
 
     Args:
-        variable: any object. The class of a distributed variable is replaced by a subclass of it.
+        variable: any object. A distributed variable's class is replaced by a subclass.
 
     Returns:
         The same object.
@@ -239,7 +239,7 @@ def as_number(variable: Any) -> Any:
 
 
 def _graph_in_use() -> Any:
-    """Return the legacy graph that is being built; None for eager mode and tf.functions, which share variables."""
+    """Return the legacy graph being built; None in eager mode and in tf.functions, which share variables."""
     if tf.compat.v1.executing_eagerly_outside_functions():
         return None
     graph: Any = tf.compat.v1.get_default_graph()
@@ -250,7 +250,7 @@ def _graph_in_use() -> Any:
 
 def _variable(name: str, value: Any, dtype: tf.DType, saved: bool) -> tf.Variable:
     if not saved and not tf.executing_eagerly():
-        # A local variable of the legacy graph: a Saver, which goes by the global ones, fills every part as well.
+        # A local variable of the legacy graph, because a Saver restores all global variables.
         local = [tf.compat.v1.GraphKeys.LOCAL_VARIABLES]
         return tf.compat.v1.Variable(
             tf.constant(value, dtype), trainable=False, name=name, collections=local, use_resource=True

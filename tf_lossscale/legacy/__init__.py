@@ -1,4 +1,4 @@
-"""The names that TensorFlow 1.15 to 2.3 had for loss scaling, over the one state machine.
+"""The names for loss scaling in TensorFlow 1.15 to 2.3.
 
 >>> from tf_lossscale import legacy
 >>> legacy.get(8)

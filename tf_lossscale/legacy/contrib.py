@@ -1,4 +1,4 @@
-"""`tf.contrib.mixed_precision`: loss scale managers, and the optimizer that asks one."""
+"""`tf.contrib.mixed_precision`: loss scale managers, and the optimizer that uses them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class LossScaleManager(abc.ABC):
-    """The interface of a loss scale manager. Derive from it for one of your own.
+    """The interface of a loss scale manager. Derive from it to write your own.
 
     >>> class Constant(LossScaleManager):
     ...     def get_loss_scale(self):
@@ -49,12 +49,12 @@ class LossScaleManager(abc.ABC):
         """
 
     def as_loss_scale(self) -> state.LossScale:
-        """Return the loss scale that any `LossScaleOptimizer` drives."""
+        """Return the loss scale for a `LossScaleOptimizer`."""
         return _Managed(self)
 
 
 class FixedLossScaleManager(LossScaleManager):
-    """A scale that stays the same; a step with non-finite gradients is skipped all the same.
+    """A fixed scale. Steps with non-finite gradients are skipped, too.
 
     >>> FixedLossScaleManager(128).get_loss_scale().numpy().item()
     128.0
@@ -63,7 +63,7 @@ class FixedLossScaleManager(LossScaleManager):
         loss_scale: a number of at least 1.
 
     Raises:
-        ValueError: it is below 1.
+        ValueError: `loss_scale` is below 1.
 
     Source: `tf.contrib.mixed_precision.FixedLossScaleManager` of TensorFlow 1.15.
     """
@@ -84,11 +84,11 @@ class FixedLossScaleManager(LossScaleManager):
 
 
 class ExponentialUpdateLossScaleManager(LossScaleManager):
-    """A scale that is multiplied by one ratio after a number of finite steps, by another after some overflows.
+    """A scale that grows by one ratio after a number of finite steps, and shrinks by another after some overflows.
 
-    Overflows count although finite steps lie between them. A subclass may read and assign the private attributes of the
-    original (`_loss_scale`, `_num_good_steps`, `_num_bad_steps`, `_incr_every_n_steps`, ...), also in place of a call
-    of `super().__init__`.
+    The overflows need not be consecutive. A subclass may read and assign the private attributes of the
+    original (`_loss_scale`, `_num_good_steps`, `_num_bad_steps`, `_incr_every_n_steps`, ...), also instead of
+    calling `super().__init__`.
 
     >>> manager = ExponentialUpdateLossScaleManager(
     ...     64.0, 2, decr_every_n_nan_or_inf=1, decr_ratio=0.5
@@ -101,8 +101,8 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
         init_loss_scale: the scale to start with.
         incr_every_n_steps: finite steps in a row after which it grows.
         decr_every_n_nan_or_inf: overflows after which it is lowered, never below 1.
-        incr_ratio: what it is multiplied by when it grows.
-        decr_ratio: what it is multiplied by when it is lowered.
+        incr_ratio: the factor by which it grows.
+        decr_ratio: the factor by which it is lowered.
 
     Source: `tf.contrib.mixed_precision.ExponentialUpdateLossScaleManager` of TensorFlow 1.15.
     """
@@ -146,18 +146,18 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
             finite_grads: bool scalar, whether all gradients are finite.
 
         Returns:
-            In a graph a tensor whose evaluation moves it.
+            In a graph, a tensor whose evaluation moves the scale.
         """
         done = self._state.record(tf.cast(finite_grads, tf.bool))
         return None if tf.executing_eagerly() else finished(done)
 
     def as_loss_scale(self) -> state.LossScale:
-        """Return the loss scale that any `LossScaleOptimizer` drives: of this very class the manager's own."""
+        """Return the loss scale for a `LossScaleOptimizer`: for this class itself, the manager's own."""
         return self._state if type(self) is ExponentialUpdateLossScaleManager else super().as_loss_scale()
 
 
 class LossScaleOptimizer(tf1.LossScaleOptimizer):
-    """Wraps a `tf.compat.v1.train.Optimizer`; the scale is what a manager says.
+    """Wraps a `tf.compat.v1.train.Optimizer` with the loss scale of a manager.
 
     >>> manager = FixedLossScaleManager(8)
     >>> opt = LossScaleOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.5), manager)
@@ -171,7 +171,7 @@ class LossScaleOptimizer(tf1.LossScaleOptimizer):
         loss_scale_manager: a manager of this module, or an object with `get_loss_scale` and `update_loss_scale`.
 
     Raises:
-        TypeError: `opt` is no such optimizer, or the manager lacks a method.
+        TypeError: `opt` is not such an optimizer, or the manager lacks a method.
 
     Source: `tf.contrib.mixed_precision.LossScaleOptimizer` of TensorFlow 1.15.
     """
@@ -186,7 +186,7 @@ class LossScaleOptimizer(tf1.LossScaleOptimizer):
         given = loss_scale_manager
         if not hasattr(loss_scale_manager, "as_loss_scale"):
             loss_scale_manager = _Managed(loss_scale_manager)
-        families.release(opt)  # as TensorFlow 1 had it: each graph that a program builds may wrap it anew
+        families.release(opt)  # as in TensorFlow 1, where each graph of a program may wrap the same optimizer
         super().__init__(opt, loss_scale_manager=loss_scale_manager)
         self.__dict__["_loss_scale_manager"] = given  # not an attribute that is tracked
 
@@ -197,7 +197,7 @@ class LossScaleOptimizer(tf1.LossScaleOptimizer):
 
 
 class _ExponentialScale(state.DynamicLossScale):
-    """The scale of a manager, in its attributes and in variables of contrib's names and dtypes."""
+    """A manager's loss scale, in variables with contrib's names and dtypes."""
 
     def __init__(self, manager: Any):
         state.LossScale.__init__(self)
@@ -207,7 +207,7 @@ class _ExponentialScale(state.DynamicLossScale):
         """Make the variables at once, so that a graph's initializer and Saver find them."""
         self._make_weights()
 
-    # Read from the manager on every use; odd values are taken as contrib took them. A subclass that keeps a variable of
+    # Read from the manager on every use, and not checked, as in contrib. A subclass that keeps a variable of
     # its own need not say what the scale was at the start.
     initial_scale: Any = Replaceable(lambda self: float(getattr(self._manager, "_init_loss_scale", "nan")))
     rules: Any = Replaceable(lambda self: _rules_of(self._manager))
@@ -238,7 +238,7 @@ def _rules_of(manager: Any) -> Rules:
 
 
 class _Managed(state.LossScale):
-    """A loss scale that asks a manager; a non-finite step is skipped, whatever the manager says."""
+    """A loss scale that calls a manager. Non-finite steps are always skipped."""
 
     may_skip = True
     initial_scale = float("nan")
@@ -257,7 +257,7 @@ class _Managed(state.LossScale):
 
 
 def _number(name: str, value: Any) -> float:
-    """The argument as a number; the errors are of the classes that TensorFlow 1 raised."""
+    """Return the argument as a number, or raise the errors of TensorFlow 1."""
     if value is None:
         raise ValueError(f"`{name}` must be a number, but got: None.")
     if isinstance(value, str):

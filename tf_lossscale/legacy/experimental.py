@@ -1,6 +1,6 @@
-"""`tf.keras.mixed_precision.experimental`, of TensorFlow 2.0 to 2.8; 1.15 had it too.
+"""`tf.keras.mixed_precision.experimental` of TensorFlow 1.15 and 2.0 to 2.8.
 
-`Policy`, `global_policy`, `set_policy` and `get_layer_policy` are those of `tf.keras`, whichever library that is.
+`Policy`, `global_policy`, `set_policy` and `get_layer_policy` act on the library that `tf.keras` is.
 
 >>> import tensorflow as tf
 >>> set_policy("mixed_float16")
@@ -25,22 +25,22 @@ __all__ = ["LossScaleOptimizer", "Policy", "get_layer_policy", "global_policy", 
 
 
 class LossScaleOptimizer(OldLossScaleOptimizer):
-    """Wraps an optimizer; how the loss is scaled is said by one argument.
+    """Wraps an optimizer. One argument, `loss_scale`, describes the loss scale.
 
     >>> import tensorflow as tf
     >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.1), "dynamic")
     >>> optimizer.loss_scale().numpy().item()
     32768.0
 
-    Up to TensorFlow 2.3 `loss_scale` was an object to call, from 2.4 on a tensor; here it is both:
+    Up to TensorFlow 2.3 the attribute `loss_scale` was called, and from 2.4 on it was a tensor. Both work:
 
     >>> f"{optimizer.loss_scale:.0f}", (optimizer.loss_scale / 2).numpy().item()
     ('32768', 16384.0)
 
     Args:
         optimizer: the optimizer that does the update; `opt` and `inner_optimizer` are other names for it.
-        loss_scale: "dynamic"; a number of at least 1 for a scale that stays the same; a
-            `tf_lossscale.legacy.LossScale`, one of your own class too; or a config of one.
+        loss_scale: "dynamic"; a number of at least 1 for a fixed scale; a
+            `tf_lossscale.legacy.LossScale`, also of a class of your own; or its config.
 
     Raises:
         TypeError: an argument is missing or unknown; `optimizer` is of no known family.
@@ -67,11 +67,11 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
-        """Make an optimizer from its config; those of newer versions are read as well.
+        """Create an optimizer from a config of any version.
 
         Args:
-            config: what `get_config` returned; it is not changed.
-            custom_objects: classes of your own, of the inner optimizer and the loss scale, by name.
+            config: the result of `get_config`, which is not changed.
+            custom_objects: your own classes of inner optimizers and loss scales, by name.
 
         Returns:
             A new LossScaleOptimizer with a new inner optimizer.
@@ -85,7 +85,7 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
         else:
             loss_scale = _scale_from_newer(**config)
             config = {}
-        # The class of a config may be that of another family: an old config does not say which it is of.
+        # Old configs do not name the family, so the class may belong to another one.
         fits = cls._family_class is None or issubclass(cls, families.adapter_of(optimizer))
         new: Any = (cls if fits else LossScaleOptimizer)(optimizer=optimizer, loss_scale=loss_scale, **config)
         new._take_state(inner)
@@ -93,18 +93,18 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
 
 
 def _register(module: types.ModuleType) -> None:
-    """Make the classes around a library's optimizers known to its serialization."""
+    """Register the wrapper classes of a library's optimizers with its serialization."""
     library = families.library_in(module.__name__)
-    if not families.load_all(library):  # a second Keras 2
+    if not families.load_all(library):  # another copy of Keras 2
         return
-    policies_of(library)  # has its class registered
+    policies_of(library)  # importing it registers its class
     saving = layers.layers_in(library).library.saving
     for adapter in families.load_all(library):
         package = saving.get_registered_name(adapter).partition(">")[0]
         saving.register_keras_serializable(f"{package}.experimental")(families.joined(LossScaleOptimizer, adapter))
 
 
-def _scale_of(loss_scale: Any) -> Any:  # the name of the argument, for callers that pass it by keyword
+def _scale_of(loss_scale: Any) -> Any:  # the original's name of the argument, for callers that pass it by keyword
     return loss_scale_lib.get_for_wrapper(loss_scale)
 
 
@@ -151,7 +151,7 @@ def get_layer_policy(layer: Any) -> Any:
         layer: a layer of `tf.keras`.
 
     Raises:
-        ValueError: it is not one.
+        ValueError: `layer` is not a layer.
 
     Source: `tf.keras.mixed_precision.experimental.get_layer_policy`.
     """
@@ -165,7 +165,7 @@ def _policies() -> Any:
 def _scale_from_newer(
     dynamic: bool, initial_scale: Any, dynamic_growth_steps: Any = None, name: Any = None
 ) -> loss_scale_lib.LossScale:
-    """The loss scale that a config of TensorFlow 2.4 or newer describes."""
+    """Return the loss scale that a config of TensorFlow 2.4 or newer describes."""
     del name
     if dynamic:
         return loss_scale_lib.DynamicLossScale(initial_scale, dynamic_growth_steps)
@@ -173,7 +173,7 @@ def _scale_from_newer(
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Policy":  # a class of the library that `tf.keras` is
+    if name == "Policy":  # the class belongs to the library that `tf.keras` is
         return _policies().Policy
     raise AttributeError(f"module 'tf_lossscale.legacy.experimental' has no attribute '{name}'")
 

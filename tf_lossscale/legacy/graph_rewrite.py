@@ -30,7 +30,7 @@ class MixedPrecisionLossScaleOptimizer(tf1.LossScaleOptimizer):
         loss_scale: "dynamic", a number, a LossScale or a config.
 
     Raises:
-        ValueError: `opt` is no such optimizer, or `loss_scale` is none of these.
+        ValueError: `opt` is not such an optimizer, or `loss_scale` is none of these.
 
     Source: `tf.compat.v1.mixed_precision.MixedPrecisionLossScaleOptimizer`.
     """
@@ -42,7 +42,7 @@ class MixedPrecisionLossScaleOptimizer(tf1.LossScaleOptimizer):
                 "Wrap a Keras optimizer with tf_lossscale.LossScaleOptimizer."
             )
         scale = loss_scale_lib.get_for_wrapper(loss_scale)
-        families.release(opt)  # as TensorFlow 1 had it: each graph that a program builds may wrap it anew
+        families.release(opt)  # as in TensorFlow 1, where each graph of a program may wrap the same optimizer
         super().__init__(opt, loss_scale_manager=scale)
 
 
@@ -63,8 +63,8 @@ def enable_mixed_precision_graph_rewrite(opt: Same, loss_scale: Any = "dynamic")
         A `MixedPrecisionLossScaleOptimizer`, or around other optimizers an `experimental.LossScaleOptimizer`.
 
     Raises:
-        ValueError: `opt` is no optimizer, or is wrapped already; `loss_scale` is none of these; or Keras's global dtype
-            policy is mixed.
+        ValueError: `opt` is not an optimizer, or is wrapped already; `loss_scale` is none of these; or Keras's global
+            dtype policy is mixed.
 
     Source: `tf.train.experimental.enable_mixed_precision_graph_rewrite`.
     """
@@ -88,7 +88,7 @@ def enable_mixed_precision_graph_rewrite(opt: Same, loss_scale: Any = "dynamic")
 
 
 def disable_mixed_precision_graph_rewrite() -> None:
-    """Run graphs as they are again. Optimizers that were wrapped stay wrapped.
+    """Stop rewriting graphs. Wrapped optimizers stay wrapped.
 
     >>> disable_mixed_precision_graph_rewrite()
     >>> tf.config.optimizer.get_experimental_options()["auto_mixed_precision"]
@@ -101,7 +101,7 @@ def disable_mixed_precision_graph_rewrite() -> None:
 
 def _rewrite_graphs(enabled: bool) -> None:
     tf.config.optimizer.set_experimental_options({"auto_mixed_precision": enabled})
-    # A Session with a ConfigProto of its own asks this flag. Nothing public sets it without wrapping an optimizer.
+    # A Session with its own ConfigProto reads this flag. No public function sets it without wrapping an optimizer.
     from tensorflow.python.training.experimental import mixed_precision_global_state as sessions
 
     if enabled and sessions.non_mixed_precision_session_created():

@@ -1,4 +1,4 @@
-"""One sentence about errors of old programs that have a known cause."""
+"""Hints for errors of old programs whose cause is known."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _DEVICES_FIRST = (
     "TensorFlow listed or configured its devices before tf.compat.v1.disable_eager_execution() or "
     "disable_v2_behavior() was called. Call it first, right after the imports."
 )
-# What Keras 3 says to arguments that Keras 2 had, and where Keras 2 took a tensor for an array.
+# Messages of Keras 3 about arguments of Keras 2, and about tensors that Keras 2 took for arrays.
 _OF_KERAS_3 = ("not recognized", "unexpected keyword argument", "Unrecognized keyword arguments", "KerasTensor")
 
 
 def hint(error: BaseException) -> str | None:
-    """Return what helps against an error, or None if its cause is not known.
+    """Return a hint for a known error, or None.
 
     >>> hint(ModuleNotFoundError("No module named 'keras.engine'", name="keras.engine"))[:51]
     'This program seems to be written for Keras 2. Insta'
@@ -86,7 +86,7 @@ def _of_import(error: ImportError) -> str | None:
 
 
 def _of_module(module: str, name: str) -> str | None:
-    """About a name that a module does not have, or about a module that is not there."""
+    """Return a hint for a missing attribute of a module, or for a missing module."""
     module = module.replace("tensorflow._api.v2", "tensorflow")
     root, _, rest = module.partition(".")
     if root == "tensorflow_estimator" or (root == "tensorflow" and "estimator" in [*rest.split("."), name]):
@@ -110,7 +110,7 @@ def _of_module(module: str, name: str) -> str | None:
 
 
 def _is_of_an_optimizer_of_another_keras(error: BaseException) -> bool:
-    # An object that the model's Keras does not know; a string is a wrong name, and a class needs to be called.
+    # An object of another Keras library. A string is a wrong name, and a class was not called.
     _, said, identifier = str(error).partition("Could not interpret optimizer identifier: ")
     return bool(said) and identifier.startswith("<") and not identifier.startswith("<class")
 

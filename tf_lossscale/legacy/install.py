@@ -1,4 +1,4 @@
-"""What this package changes in other libraries on request: `install`, `wrap_in_compile`, and how both are undone."""
+"""Changes in other libraries on request: `install` and `wrap_in_compile`, and how to undo them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tf_lossscale.legacy.patches import Patches
 
 
 class Installation:
-    """The result of `install` and `wrap_in_compile`; a `with` block undoes the call at its end.
+    """The result of `install` and `wrap_in_compile`. Used in a `with` statement, it undoes the call at the end.
 
     >>> with wrap_in_compile() as installation:
     ...     pass
 
     Args:
         undo: undoes the call.
-        is_first: False if an earlier call of the same function is still in force; then the block undoes nothing.
+        is_first: False if an earlier call of the same function is still in effect; then the block undoes nothing.
     """
 
     def __init__(self, undo: Callable[[], None], is_first: bool):
@@ -33,7 +33,7 @@ class Installation:
             self.undo()
 
     def undo(self) -> None:
-        """Undo every call of the same function; objects that were made stay usable.
+        """Undo every call of the same function. Objects created meanwhile stay usable.
 
         >>> wrap_in_compile().undo()
         """
@@ -41,10 +41,10 @@ class Installation:
 
 
 class _Change:
-    """A table of patches, in force while at least one of the public functions holds it.
+    """A table of patches, in effect while at least one of the public functions holds it.
 
     Args:
-        table: the module in this package with the table, `PLACES`. It imports TensorFlow, so it is imported after it.
+        table: the module of this package with the table `PLACES`. It imports TensorFlow, so it is imported late.
     """
 
     def __init__(self, table: str):
@@ -53,11 +53,11 @@ class _Change:
         self._holders: set[str] = set()
 
     def hold(self, holder: str) -> bool:
-        """Return whether `holder` did not hold it before."""
+        """Hold the change. Return whether this is the first call of `holder`."""
         if holder in self._holders:
             return False
         if not self._holders:
-            # Keras is watched as well, so that what is put into it waits until all of it is there.
+            # Keras is watched as well, so that its patches wait until its import has finished.
             for package in ("keras", "tf_keras"):
                 self._patches.when_imported(package, lambda patches, module: None)
             self._patches.when_imported("tensorflow", self._put_all)
@@ -80,11 +80,11 @@ _compile = _Change("wrap_in_compile")
 
 
 def install() -> Installation:
-    """Put the names of TensorFlow 1.13 to 2.15 back where old code looks for them.
+    """Restore the names of TensorFlow 1.13 to 2.15 where old code looks for them.
 
-    Call it before or after `import tensorflow`, once or more often. What is put where is the table in
-    `tf_lossscale/legacy/patch_table.py`, and what `wrap_in_compile` does is included; nothing else is touched, and
-    `uninstall()` takes it back.
+    Call it before or after `import tensorflow`, once or repeatedly. The table in
+    `tf_lossscale/legacy/patch_table.py` lists all names, and `wrap_in_compile` is included. Nothing else changes, and
+    `uninstall()` removes the names.
 
     >>> import tensorflow as tf
     >>> with install():
@@ -96,14 +96,14 @@ def install() -> Installation:
     False
 
     Returns:
-        A context manager; at the end of its block the names are taken back, unless they were there before it.
+        A context manager. The end of its block removes the names, unless they were installed before.
     """
     _compile.hold("install")
     return Installation(uninstall, is_first=_names.hold("install"))
 
 
 def uninstall() -> None:
-    """Take back what `install` did; objects that were made stay usable.
+    """Undo `install`. Objects created meanwhile stay usable.
 
     >>> uninstall()
     """
@@ -115,8 +115,8 @@ def wrap_in_compile() -> Installation:
     """Make `compile` wrap optimizers in this package's LossScaleOptimizer under the policy "mixed_float16".
 
     Without this call, `compile` wraps them in the Keras library's own class. Nothing else changes: `compile` wraps
-    the same optimizers as before, and one that is already wrapped, in either class, stays as it is. Models that are
-    compiled already keep their optimizer. Call it before or after `import tensorflow`, once or more often. It applies
+    the same optimizers as before, and does not wrap one that is already wrapped, in either class. Models that are
+    compiled already keep their optimizer. Call it before or after `import tensorflow`, once or repeatedly. It applies
     to Keras 3 and to tf_keras. A global policy of another dtype has a loss scale only if
     `tf_lossscale.legacy.experimental` made it; `compile` wraps the optimizer under such a policy too.
 
@@ -132,7 +132,7 @@ def wrap_in_compile() -> Installation:
     >>> installation.undo()
 
     Returns:
-        An object whose method `undo()` gives `compile` the library's own class back. It is a context manager too: the
-        end of its block calls `undo()`, unless an earlier `wrap_in_compile()` is still in force.
+        An object whose method `undo()` gives `compile` the library's own class back. It is also a context manager: the
+        end of its block calls `undo()`, unless an earlier `wrap_in_compile()` is still in effect.
     """
     return Installation(lambda: _compile.release("wrap_in_compile"), is_first=_compile.hold("wrap_in_compile"))

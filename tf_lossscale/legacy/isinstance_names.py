@@ -1,4 +1,4 @@
-"""Old names of LossScaleOptimizer that pass each other's `isinstance` checks."""
+"""Old names of LossScaleOptimizer that pass one another's `isinstance` checks."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tf_lossscale.wrapper import optimizer as optimizer_lib
 class WrapperName(type):
     """Metaclass that makes every legacy wrapper name pass the others' `isinstance` checks.
 
-    Old code calls `isinstance(optimizer, LossScaleOptimizer)` with the name of its time; another name, `compile` or
-    Keras itself may have made the object. All such objects are instances of every such name.
-    Classes derived from one behave as classes do.
+    Old code calls `isinstance(optimizer, LossScaleOptimizer)` with its version's class. Another class, `compile` or
+    Keras itself may have created the object. All such objects are instances of all such classes.
+    Classes derived from them behave normally.
     """
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        return type.__call__(cls, *args, **kwargs)  # tf_keras's own has the first argument always positional
+        return type.__call__(cls, *args, **kwargs)  # tf_keras's own class always has a positional first argument
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return super().__instancecheck__(instance) or (
@@ -36,11 +36,11 @@ class OldLossScaleOptimizer(optimizer_lib.LossScaleOptimizer, metaclass=WrapperN
         return super().__new__(cls, inner)
 
     def _raise_if_strategy_unsupported(self) -> None:
-        """Subclasses call or override it: every strategy is supported."""
+        """Do nothing: every strategy is supported. Subclasses of the original call or override this method."""
 
 
 def inner_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """Return the inner optimizer by any of its names, and the arguments without it.
+    """Return the inner optimizer, passed under any of its names, and the remaining arguments.
 
     >>> inner_of((), {"opt": 1, "loss_scale": 8})
     (1, (), {'loss_scale': 8})
@@ -53,7 +53,7 @@ def inner_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[
         The inner optimizer, the rest of `args`, the rest of `kwargs`.
 
     Raises:
-        TypeError: there is none.
+        TypeError: there is no inner optimizer.
     """
     if args:
         return args[0], args[1:], kwargs

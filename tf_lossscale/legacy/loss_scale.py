@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class LossScale(TensorLike, state.LossScale, abc.ABC):
-    """A loss scale by the old contract: it looks at the gradients itself. Derive from it for one of your own.
+    """A loss scale with the old interface, which checks the gradients itself. Derive from it to write your own.
 
     >>> class Halving(LossScale):
     ...     def __init__(self):
@@ -56,10 +56,10 @@ class LossScale(TensorLike, state.LossScale, abc.ABC):
         """Move the scale after a step.
 
         Args:
-            grads: a nested structure of unscaled gradients; all of them, of all replicas.
+            grads: a nested structure of all unscaled gradients of all replicas.
 
         Returns:
-            The operation that moves it (in eager mode it is done already), and whether to apply the gradients.
+            The operation that moves the scale (None in eager mode), and whether to apply the gradients.
         """
 
     @abc.abstractmethod
@@ -74,10 +74,10 @@ class LossScale(TensorLike, state.LossScale, abc.ABC):
     def _add_weight(self, name: str, initial_value: Any, dtype: Any = None) -> tf.Variable:
         return self._weight(name, initial_value, tf.as_dtype(dtype or tf.float32))
 
-    #: The scale at the start; not known of a loss scale of one's own.
+    #: The initial scale, which is unknown for a user-defined loss scale.
     initial_scale = float("nan")
 
-    # The contract of the core, by the old one: `update` checks and records at once.
+    # The core's interface on top of the old one, whose `update` checks and records at once.
 
     def check(self, gradients: Iterable[Gradient], **norm: tf.Tensor) -> tf.Tensor:
         del norm
@@ -89,7 +89,7 @@ class LossScale(TensorLike, state.LossScale, abc.ABC):
 
 
 class FixedLossScale(LossScale, state.FixedLossScale):
-    """A scale that stays the same.
+    """A fixed scale.
 
     >>> scale = FixedLossScale(128)
     >>> scale().numpy().item()
@@ -101,7 +101,7 @@ class FixedLossScale(LossScale, state.FixedLossScale):
         loss_scale_value: a Python number of at least 1.
 
     Raises:
-        ValueError: it is not a Python int or float, or is below 1.
+        ValueError: `loss_scale_value` is not a Python int or float, or is below 1.
 
     Source: `tf.train.experimental.FixedLossScale`.
     """
@@ -110,7 +110,7 @@ class FixedLossScale(LossScale, state.FixedLossScale):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls.may_skip = cls.update is not FixedLossScale.update  # an `update` of one's own is asked
+        cls.may_skip = cls.update is not FixedLossScale.update  # a user-defined `update` is called
 
     def __init__(self, loss_scale_value: float):
         LossScale.__init__(self)
@@ -139,7 +139,7 @@ class FixedLossScale(LossScale, state.FixedLossScale):
 
 
 class DynamicLossScale(LossScale, state.DynamicLossScale):
-    """A scale that grows after many finite steps and is divided by the same number after an overflow.
+    """A scale that is multiplied after a number of finite steps, and divided by the same factor after an overflow.
 
     >>> scale = DynamicLossScale(initial_loss_scale=64, increment_period=1)
     >>> _, apply = scale.update([tf.constant([1.0])])
@@ -148,11 +148,11 @@ class DynamicLossScale(LossScale, state.DynamicLossScale):
 
     Args:
         initial_loss_scale: the scale to start with.
-        increment_period: finite steps in a row after which the scale grows; cut to an int.
-        multiplier: what the scale is multiplied or divided by.
+        increment_period: finite steps in a row after which the scale grows; truncated to an int.
+        multiplier: the factor that the scale is multiplied or divided by.
 
-    Source: `tf.train.experimental.DynamicLossScale`. Unlike the arguments of `tf_lossscale.LossScaleOptimizer`, odd
-    ones are taken as the original took them: old code runs on.
+    Source: `tf.train.experimental.DynamicLossScale`. Unlike `tf_lossscale.LossScaleOptimizer`, it accepts
+    unusual arguments as the original did, so that old code keeps running.
     """
 
     def __init__(self, initial_loss_scale: float = 2**15, increment_period: int = 2000, multiplier: float = 2.0):
@@ -162,7 +162,7 @@ class DynamicLossScale(LossScale, state.DynamicLossScale):
         self._multiplier = float(multiplier)
         self._make_weights()
 
-    # The private attributes are the original's: a subclass may read them, and assign them in place of the constructor.
+    # The private names are the original's. A subclass may read them, or assign them instead of calling the constructor.
 
     _current_loss_scale: Any = Replaceable(lambda self: self.current_loss_scale)
     _num_good_steps: Any = Replaceable(lambda self: self.good_steps)
@@ -237,7 +237,7 @@ class DynamicLossScale(LossScale, state.DynamicLossScale):
 
 
 def get(identifier: LossScale | str | float | dict[str, Any] | None) -> LossScale | None:
-    """Return the loss scale that an argument `loss_scale` means.
+    """Return the loss scale for an argument `loss_scale`.
 
     >>> get("dynamic").increment_period
     2000
@@ -250,7 +250,7 @@ def get(identifier: LossScale | str | float | dict[str, Any] | None) -> LossScal
         A LossScale; None for None.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: `identifier` is none of these.
 
     Source: `tf.mixed_precision.experimental`, the argument `loss_scale`.
     """
@@ -272,7 +272,7 @@ def get(identifier: LossScale | str | float | dict[str, Any] | None) -> LossScal
 
 
 def get_for_wrapper(identifier: Any) -> LossScale:
-    """Return the loss scale that a wrapper's argument `loss_scale` means; for a wrapper, None is an error.
+    """Return the loss scale for a wrapper's argument `loss_scale`, which must not be None.
 
     >>> get_for_wrapper(8)
     FixedLossScale(8.0)
@@ -281,7 +281,7 @@ def get_for_wrapper(identifier: Any) -> LossScale:
         identifier: as in `get`, without None.
 
     Raises:
-        ValueError: it is None, or none of the others.
+        ValueError: `identifier` is None, or not one of the values that `get` accepts.
     """
     scale = get(identifier)
     if scale is None:
@@ -300,7 +300,7 @@ def from_loss_scale(
 
 
 def from_loss_scale(optimizer: Any, loss_scale: LossScale | str | float | dict[str, Any] | None = "dynamic") -> Any:
-    """Wrap an optimizer as `loss_scale` says, where that is known only when the program runs.
+    """Wrap an optimizer according to `loss_scale`, if its value is known only when the program runs.
 
     >>> import tensorflow as tf
     >>> wrapped = from_loss_scale(tf.keras.optimizers.SGD(), 128)

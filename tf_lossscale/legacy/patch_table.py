@@ -1,18 +1,18 @@
-"""The table of `install`: which name goes into which module.
+"""The table of `install`: the names that it puts into each module.
 
 | name | TensorFlow |
 |---|---|
 | `tf.keras.mixed_precision.LossScaleOptimizer`, and `.Policy` with a `loss_scale` | 2.0 and newer |
-| `tf.keras.mixed_precision.set_global_policy`, which refuses a mixed policy beside the graph rewrite | 2.4 and newer |
+| `tf.keras.mixed_precision.set_global_policy`, which refuses a mixed policy after the graph rewrite | 2.4 and newer |
 | `tf.keras.mixed_precision.experimental` | 1.15 to 2.8 |
 | `tf.mixed_precision.experimental` | 2.0 to 2.8 |
 | `tf.train.experimental`, `tf.compat.v1.train.experimental` | 1.14 and newer |
 | `tf.compat.v1.mixed_precision` and its `.experimental` | 2.0 and newer |
 | `tf.contrib.mixed_precision` | 1.13 to 1.15 |
-| `tensorflow.python...`: private paths that programs import all the same | 1.14 and newer |
+| `tensorflow.python...`: private paths that programs import nevertheless | 1.14 and newer |
 
-Each is put into the modules that attributes lead to, and into those that import statements make of the same files.
-What `compile` uses is in the table of `wrap_in_compile.py`.
+Each name is put into the module that attribute access finds, and into the module that an import statement finds.
+The table in `wrap_in_compile.py` has the names that `compile` uses.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tf_lossscale.wrapper import families
 
 
 def _names_in(module: str) -> dict[str, Any]:
-    """The values of a module's old names."""
+    """Return the values of a module's old names."""
     return {name: _value(old) for name, old in rows_in(module).items()}
 
 
@@ -60,7 +60,7 @@ def _put_copy(canonical: str) -> Put:
 
 
 def _put_missing(patches: Patches, tf: types.ModuleType) -> None:
-    """Put modules back that TensorFlow has no more: `contrib`, and in version 2 `mixed_precision`."""
+    """Restore modules that TensorFlow removed: `contrib`, and in version 2 `mixed_precision`."""
     missing = {name for name in map(_first_part, _PUBLIC) if not hasattr(tf, name)}
     patches.put(tf, {name: _namespace(f"tensorflow.{name}") for name in sorted(missing)})
 
@@ -70,7 +70,7 @@ def _first_part(module: str) -> str:
 
 
 def _namespace(module: str) -> Namespace:
-    """A module with all that the table has in it and below it."""
+    """Return a module with all names that the table has in it and in its submodules."""
     below = {name[len(module) + 1 :].split(".")[0] for name in _MODULES if name.startswith(f"{module}.")}
     inner = {name: _namespace(f"{module}.{name}") for name in sorted(below)}
     return Namespace(module.rpartition(".")[2], {**_names_in(module), **inner})
@@ -86,7 +86,7 @@ _PUBLIC = [name for name in _MODULES if name.startswith("tensorflow.") and name 
 
 def _keras_mixed_precision(patches: Patches, module: types.ModuleType) -> None:
     library = families.library_in(module.LossScaleOptimizer.__module__)
-    # The adapters are derived from the classes whose names are about to become ours. A second Keras 2 has none.
+    # Load the adapters first: they derive from the classes whose names are replaced. Another Keras 2 has no adapter.
     if not families.load_all(library):
         return
     names = {"LossScaleOptimizer": stable.LossScaleOptimizer, "experimental": _experimental(library)}
@@ -104,7 +104,7 @@ def _experimental(library: str) -> Namespace:
 
 
 def _was_there(name: str) -> bool:
-    return name != "set_global_policy"  # the codemod knows it in this module because an alias may lead there
+    return name != "set_global_policy"  # for the codemod only: an alias may lead to this module
 
 
 # Private paths. -----------------------------------------------------------------------------------------------------
@@ -124,9 +124,9 @@ def _private_keras(patches: Patches, module: types.ModuleType) -> None:
 
 _API = "tensorflow._api.v2"
 _ROOTS = ("tensorflow", "tensorflow.compat.v1", "tensorflow.compat.v2", f"{_API}.compat.v1", f"{_API}.compat.v2")
-_KERAS_2 = ("keras", "tf_keras")  # the former up to TensorFlow 2.15
+_KERAS_2 = ("keras", "tf_keras")  # "keras" up to TensorFlow 2.15
 
-#: Module -> what is done with it once it is imported. Modules that do not exist are never imported.
+#: Module -> the function to call after its import. Names of missing modules have no effect.
 PLACES: dict[str, Put] = {
     **dict.fromkeys(_ROOTS, _put_missing),
     **{f"{root}{name[len('tensorflow') :]}": _put_names(name) for root in (*_ROOTS, _API) for name in _PUBLIC},

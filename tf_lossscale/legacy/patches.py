@@ -1,4 +1,4 @@
-"""Names set in modules of other libraries, and taken back."""
+"""Setting names in modules of other libraries, and undoing it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Put = Callable[["Patches", types.ModuleType], None]
 
 
 class Patches:
-    """Changes of modules, and how to undo them.
+    """Changes to modules, which can be undone.
 
     >>> import math
     >>> patches = Patches()
@@ -37,7 +37,7 @@ class Patches:
         self._undo.append(import_hooks.when_imported(name, lambda module: put(self, module)))
 
     def put(self, module: types.ModuleType, names: Mapping[str, Any]) -> None:
-        """Set names in a module. Namespaces among them can be imported from then on.
+        """Set names in a module. Values that are a Namespace can then be imported.
 
         Args:
             module: a module of another library.
@@ -51,7 +51,7 @@ class Patches:
                 self._make_importable(f"{module.__name__}.{name}", value)
 
     def replace(self, module: types.ModuleType, names: Mapping[str, Any]) -> None:
-        """Give importers of a module a copy of it with other names; its own functions keep the old ones.
+        """Replace a module in `sys.modules` by a copy with other names. Its own functions keep using the old names.
 
         Args:
             module: a private module of another library.
@@ -77,20 +77,20 @@ class Patches:
         self._undo.append(functools.partial(_restore_entry, name, module, before))
 
     def undo(self) -> None:
-        """Take everything back, the last change first."""
+        """Undo all changes, the last one first."""
         while self._undo:
             self._undo.pop()()
 
 
 class Namespace(types.ModuleType):
-    """A module that is in no file.
+    """A module without a file.
 
     >>> Namespace("contrib", {"answer": 42}).answer
     42
 
     Args:
-        name: its name.
-        names: what is in it.
+        name: the dotted name.
+        names: the values, by name.
     """
 
     def __init__(self, name: str, names: Mapping[str, Any]):
@@ -100,7 +100,7 @@ class Namespace(types.ModuleType):
 
 def _restore(module: types.ModuleType, name: str, ours: Any, before: Any) -> None:
     if vars(module).get(name) is not ours:
-        return  # somebody else has set it since
+        return  # other code has set the name since
     if before is _MISSING:
         delattr(module, name)
     else:

@@ -1,4 +1,4 @@
-"""Dtype policies that carry a loss scale, as `tf.keras.mixed_precision.experimental` had them up to TensorFlow 2.3."""
+"""Dtype policies with a loss scale, as in `tf.keras.mixed_precision.experimental` up to TensorFlow 2.3."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tf_lossscale.wrapper import layers
 
 
 class Policies:
-    """The names of the experimental module for one Keras library; `policies_of` makes it.
+    """The experimental module's functions for one Keras library, created by `policies_of`.
 
-    The library itself is given a policy of its own class, so that models are saved as they always are. What the
-    loss scale of the global policy is, is remembered here.
+    The library gets a policy of its own class, so that models are saved as usual. This object remembers the
+    loss scale of the global policy.
 
     >>> policies_of("keras").Policy("mixed_float16").loss_scale.multiplier
     2.0
@@ -78,7 +78,7 @@ class Policies:
             layer: a layer of this library.
 
         Raises:
-            ValueError: it is not one.
+            ValueError: `layer` is not a layer.
         """
         policy = getattr(layer, "dtype_policy", None)
         if not isinstance(policy, self._library.Policy):
@@ -88,7 +88,7 @@ class Policies:
     def loss_scale_of_models(self) -> Any:
         """Return what `compile` wraps optimizers with: "dynamic", a LossScale, or None for no wrapper.
 
-        Under a policy that was not set by an old name it is "dynamic".
+        Under a policy that was set with the library's own names it is "dynamic".
         """
         policy = self._library.global_policy()
         if policy is self._last_set[0]:
@@ -98,9 +98,9 @@ class Policies:
         return policy.loss_scale
 
     def has_scale_without_float16(self) -> bool:
-        """Return whether the global policy has a loss scale, though it is not "mixed_float16".
+        """Return whether the global policy has a loss scale although it is not "mixed_float16".
 
-        Then no library's own `compile` wraps an optimizer.
+        Under such a policy Keras's own `compile` wraps no optimizer.
         """
         policy = self.global_policy()
         return policy.name != "mixed_float16" and getattr(policy, "loss_scale", None) is not None
@@ -133,12 +133,12 @@ def policies_of(library: str) -> Policies:
 
 
 def require_no_mixed_policy() -> None:
-    """Raise if the global policy of a Keras library is mixed; a library that is not loaded stays so.
+    """Raise if the global policy of a Keras library is mixed. Libraries are not imported for this.
 
     >>> require_no_mixed_policy()
 
     Raises:
-        ValueError: it is.
+        ValueError: the policy is mixed.
     """
     for package in ("keras", "tf_keras"):
         mixed_precision = getattr(sys.modules.get(package), "mixed_precision", None)
@@ -159,7 +159,7 @@ _USE_ONE = (
 def _policy_class(library: Any) -> Any:
     @library.library.saving.register_keras_serializable("tf_lossscale.legacy")
     class Policy(library.Policy):
-        """A dtype policy and a loss scale; `compile` wraps the optimizer with it.
+        """A dtype policy with a loss scale, which `compile` wraps the optimizer with.
 
         Args:
             name: "mixed_float16", "mixed_bfloat16" or the name of a dtype.
@@ -175,7 +175,7 @@ def _policy_class(library: Any) -> Any:
             self.has_default_loss_scale = isinstance(loss_scale, str) and loss_scale == "auto"
             if self.has_default_loss_scale:
                 loss_scale = "dynamic" if name == "mixed_float16" else None
-            # "dynamic" has variables: made when somebody asks for them.
+            # A dynamic loss scale has variables, so it is created on first access.
             self._loss_scale = loss_scale if self.has_default_loss_scale else loss_scale_lib.get(loss_scale)
             if self._loss_scale is not None and self.compute_dtype != "float16":
                 logging.warning(
@@ -221,7 +221,7 @@ def _stable_policy_class(library: Any, with_loss_scale: Any) -> Any:
             return isinstance(instance, plain) if cls is Policy else super().__instancecheck__(instance)
 
     class Policy(plain, metaclass=Policies):
-        """The library's dtype policy; with an argument `loss_scale`, which it does not know, that of `experimental`."""
+        """Creates the library's dtype policy, or with an argument `loss_scale` the experimental one."""
 
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
             if cls is not Policy:

@@ -1,4 +1,4 @@
-"""The private attributes of the original loss scales and managers, for subclasses that read or assign them."""
+"""Private attributes of the original loss scales and managers, which subclasses read or assign."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Replaceable:
-    """An attribute that is computed until somebody assigns it.
+    """An attribute that is computed until it is assigned.
 
     >>> class Scale:
     ...     _value = Replaceable(lambda self: 8)
@@ -31,12 +31,12 @@ class Replaceable:
 
 
 def replaced(instance: Any, name: str, default: Callable[[], Any] = lambda: None) -> Any:
-    """Return what was assigned to a `Replaceable`.
+    """Return the value that was assigned to a `Replaceable`, or a default.
 
     Args:
         instance: the object.
         name: the attribute.
-        default: returns what to use if nothing was assigned.
+        default: a function that returns the default.
     """
     value = vars(instance).get(name)
     return default() if value is None else value

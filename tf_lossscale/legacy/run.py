@@ -1,4 +1,4 @@
-"""The subcommand `run`: a script or module runs as it is, with the old names in place."""
+"""The subcommand `run`: runs a script or module unchanged, with the old names installed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ['train.py', '--epochs', '3']
 
     Args:
-        parser: of the subcommand.
+        parser: the parser of the subcommand.
     """
     parser.usage = "%(prog)s [-h] SCRIPT [ARG ...]\n       %(prog)s [-h] -m MODULE [ARG ...]"
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="a module to run, and its arguments")
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run a script or module as `python` would: its own `sys.argv`, `__main__`, exit code and traceback.
+    """Run a script or module as `python` would, with its own `sys.argv`, `__main__`, exit code and traceback.
 
     Args:
         arguments: with `script`, a path and the script's arguments, or `module`, a name and the module's arguments.
@@ -88,7 +88,7 @@ def _run_script(path: str, arguments: list[str]) -> int:
 
 
 def _holds_a_main(path: str) -> bool:
-    """Return whether a folder or zip file has the file that `python` runs in it."""
+    """Return whether a folder or zip file contains a `__main__` that `python` can run."""
     if os.path.isdir(path):
         files = os.listdir(path)
     else:
@@ -110,7 +110,7 @@ def _run_module(name: str, arguments: list[str]) -> int:
 
 
 def _install_in_spawned_processes() -> None:
-    """Have the processes that multiprocessing spawns call `install` before they import the program."""
+    """Make processes that multiprocessing spawns call `install` before they import the program."""
     multiprocessing.spawn.get_command_line = _spawning_with_old_names
 
 
@@ -131,7 +131,7 @@ def _look_first_in(folder: str) -> None:
 
 
 def _as_python(execute: Callable[[], Any], skip: Callable[[types.FrameType], bool]) -> int:
-    """Call the program; an exception is shown without our own frames in its traceback."""
+    """Call the program. Tracebacks are printed without this package's frames."""
     try:
         execute()
     except SystemExit:

@@ -1,4 +1,4 @@
-"""`tf.keras.mixed_precision` of TensorFlow 2.4 and newer, while `install()` is in force."""
+"""`tf.keras.mixed_precision` of TensorFlow 2.4 and newer, while `install()` is in effect."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tf_lossscale.wrapper import optimizer as optimizer_lib
 
 
 class LossScaleOptimizer(OldLossScaleOptimizer):
-    """Takes every call that old code makes by this name, and returns the `tf_lossscale.LossScaleOptimizer` it means.
+    """Accepts the arguments of every version, and returns the equivalent `tf_lossscale.LossScaleOptimizer`.
 
     | call | scale | from |
     |---|---|---|
@@ -21,7 +21,7 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
     | `(opt, False, 1024)`, `dynamic=False, initial_scale=1024` | fixed | 2.4 and newer |
     | `(opt, "dynamic")`, `loss_scale="dynamic"` | dynamic | 2.0 to 2.3 |
     | `(opt, 1024)`, `loss_scale=1024` | fixed | 2.0 to 2.3 |
-    | `(opt, loss_scale)` with a LossScale or a config | what it says | 2.0 to 2.3 |
+    | `(opt, loss_scale)` with a LossScale or a config | as described by it | 2.0 to 2.3 |
     | `(opt, 1024, 500)` | dynamic: starts at 1024, grows after 500 steps | Keras 3 |
 
     >>> import tensorflow as tf
@@ -56,7 +56,7 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
 
 
 def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The keyword arguments of the main class for a call of any generation."""
+    """Return the main class's keyword arguments for a call in any version's form."""
     if args and not isinstance(args[0], bool):
         if len(args) == 2 and _is_number(args[0]) and _is_number(args[1]):
             names: tuple[str, ...] = ("initial_scale", "dynamic_growth_steps")
@@ -88,10 +88,10 @@ def _is_number(value: Any) -> bool:
 
 
 def _original_for(inner: Any) -> Any:
-    """TensorFlow's private class, for the optimizers that only it can wrap."""
+    """Return TensorFlow's private class for optimizers that only it can wrap, or None."""
     if families.adapter_for(inner) is not None or not type(inner).__module__.startswith("tensorflow.python.keras."):
         return None
     from tensorflow.python.keras.mixed_precision import loss_scale_optimizer
 
-    # The name may be ours at the moment; the subclass is always TensorFlow's.
+    # The public name may be patched, but the private subclass is always TensorFlow's.
     return loss_scale_optimizer.LossScaleOptimizerV1.__bases__[0]

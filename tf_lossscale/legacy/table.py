@@ -1,8 +1,8 @@
-"""The old names and what replaces each: a table, data only.
+"""A table of the old names and their replacements. This module has only data.
 
-A row is one entry of `OLD`: the old name, in its canonical form, what it is, the new name, and the keyword arguments
-that have other names now. The codemod searches files for it and rewrites it, `install` puts it back, and a table of
-docs/migration.md shows it.
+A row of `OLD` has the old name in its canonical form, its kind, the new name, and the keyword arguments
+that were renamed. The codemod searches files for the name and rewrites it, `install` restores it, and a table of
+docs/migration.md lists it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class Old(NamedTuple):
     renamed: Mapping[str, str] = MappingProxyType({})  # old keyword argument -> new one
 
 
-# What an old name can be. The first three are classes of wrappers, told apart by the arguments they take.
+# The kinds of old names. The first three are wrapper classes with different arguments.
 STABLE = "stable"  # (inner_optimizer, dynamic, initial_scale, dynamic_growth_steps)
 EXPERIMENTAL = "experimental"  # (optimizer, loss_scale)
 CONTRIB = "contrib"  # (opt, loss_scale_manager)
 POLICY = "policy"  # (name, loss_scale)
 GRAPH_REWRITE = "graph rewrite"  # (opt, loss_scale)
 KERAS_FUNCTION = "function of keras.mixed_precision"  # renamed
-LEGACY = "legacy"  # lives on in tf_lossscale.legacy
+LEGACY = "legacy"  # unchanged in tf_lossscale.legacy
 OURS = "ours"  # tf_lossscale.LossScaleOptimizer
 
 WRAPPER = "tf_lossscale.LossScaleOptimizer"
@@ -90,7 +90,7 @@ _MANAGERS = ("LossScaleManager", "FixedLossScaleManager", "ExponentialUpdateLoss
 _rows(_WITH_MANAGERS, _MANAGERS, LEGACY, _KEPT)
 _rows(_WITH_CONTRIB, _OPTIMIZER, CONTRIB, FACES[CONTRIB])
 
-# A module that is gone, as a value (`mp = tf.keras.mixed_precision.experimental`) -> what has its names now.
+# A removed module used as a value (`mp = tf.keras.mixed_precision.experimental`) -> the module with its names.
 MODULES = {
     f"{KERAS}.experimental": KERAS,
     f"{KERAS}.experimental.policy": KERAS,
@@ -102,12 +102,12 @@ MODULES = {
 
 
 def rows_in(module: str) -> dict[str, Old]:
-    """Return the rows of the names that stood in one module, by their last part.
+    """Return the rows for the names of one module, by the last part of the name.
 
     >>> list(rows_in("tensorflow.mixed_precision.experimental"))
     ['LossScale', 'FixedLossScale', 'DynamicLossScale']
 
     Args:
-        module: in the canonical form of the table.
+        module: the module, in the canonical form of the table.
     """
     return {name.rpartition(".")[2]: old for name, old in OLD.items() if name.rpartition(".")[0] == module}

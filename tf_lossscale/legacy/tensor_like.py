@@ -1,4 +1,4 @@
-"""Objects that can be used as the tensor that calling them returns."""
+"""Callable objects that can be used as the tensor that a call returns."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import tensorflow as tf
 class TensorLike:
     """Makes a callable object usable as the tensor it returns.
 
-    `optimizer.loss_scale` was an object to call up to TensorFlow 2.3, and a tensor from 2.4 on: old code of either
-    kind meets one object here.
+    Up to TensorFlow 2.3 code calls `optimizer.loss_scale()`; from 2.4 on the attribute is a tensor. Code of either
+    version works with this object.
 
     >>> class Seven(TensorLike):
     ...     def __call__(self):
@@ -31,13 +31,13 @@ class TensorLike:
         raise NotImplementedError
 
     def __getattr__(self, name: str) -> Any:
-        # What is not found otherwise: `numpy`, `dtype`, `shape`, `eval` and the like.
+        # Attributes of the tensor, such as `numpy`, `dtype`, `shape` and `eval`.
         if not name.startswith("_") and (name == "numpy" or hasattr(tf.Tensor, name)):
             return getattr(tf.convert_to_tensor(self()), name)
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
     def _as_graph_element(self) -> tf.Tensor:
-        """The tensor that `Session.run` fetches."""
+        """Return the tensor that `Session.run` fetches."""
         return tf.convert_to_tensor(self())
 
     def __tf_tracing_type__(self, context: Any) -> TheObject:
@@ -46,7 +46,7 @@ class TensorLike:
         return TheObject(self)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        del copy  # the value is always a new one
+        del copy  # the value is computed on each call
         return np.asarray(self().numpy(), dtype)
 
     def __float__(self) -> float:
@@ -67,7 +67,7 @@ class TensorLike:
 
 
 class TheObject(tf.types.experimental.TraceType):
-    """The type of an argument of a tf.function that is one Python object: another object is traced anew.
+    """The trace type of a single Python object: a tf.function is traced again for another object.
 
     >>> class Seven(TensorLike):
     ...     def __call__(self):
@@ -77,7 +77,7 @@ class TheObject(tf.types.experimental.TraceType):
     (True, False)
 
     Args:
-        value: the object; a reference that does not keep it alive.
+        value: a weak reference to the object.
     """
 
     def __init__(self, value: Any):

@@ -1,4 +1,4 @@
-"""Differences between versions of the originals, and the behaviour of the old names here.
+"""Differences between versions of the originals, and the behaviour of the old names in this package.
 
 | question | TensorFlow 1.15 | 2.0 to 2.3 | compat.v1 of 2.21 | here |
 |---|---|---|---|---|
@@ -24,7 +24,7 @@ from tf_lossscale.core.rules import Rules
 
 
 class DividingRules(Rules):
-    """Rules of a `multiplier`: in eager mode the scale is divided by it, not multiplied by its reciprocal.
+    """Rules with a `multiplier`. In eager mode the scale is divided by it, not multiplied by its reciprocal.
 
     >>> rules = DividingRules.of(increment_period=3, multiplier=2.0)
     >>> rules.growth_steps
@@ -33,7 +33,7 @@ class DividingRules(Rules):
 
     @classmethod
     def of(cls, increment_period: int, multiplier: float) -> DividingRules:
-        """Return the rules of the old arguments, as they are: old code may pass odd ones.
+        """Return rules for the old arguments without checking them, because old code may pass unusual values.
 
         Args:
             increment_period: finite steps in a row after which the scale grows; 0 or less: on every step.
@@ -47,13 +47,13 @@ class DividingRules(Rules):
 
     def _lowered(self, scale: tf.Tensor) -> tf.Tensor:
         multiplier = tf.constant(self.growth_factor, tf.float32)
-        # Graphs always multiplied by the reciprocal, since the graph optimizer rewrote them so: the last bit tells.
+        # TensorFlow's graph optimizer made the division a product with the reciprocal: the last bit differs.
         lower = scale / multiplier if tf.executing_eagerly() else scale * (1.0 / multiplier)
         return tf.maximum(lower, self.min_scale)
 
 
 def values_to_check(gradients: Any) -> Iterator[Any]:
-    """Yield the tensors to look at in a nested structure of gradients; of sparse ones the sums of equal rows.
+    """Yield the tensors to check in a nested structure of gradients. Sparse rows with equal indices are summed.
 
     >>> [t.numpy().tolist() for t in values_to_check([None, tf.constant(1.0)])]
     [1.0]

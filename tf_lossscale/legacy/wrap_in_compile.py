@@ -1,4 +1,4 @@
-"""The class that `compile` wraps an optimizer in, while `wrap_in_compile()` or `install()` is in force."""
+"""The class that `compile` wraps an optimizer in, while `wrap_in_compile()` or `install()` is in effect."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tf_lossscale.legacy.policy import policies_of
 from tf_lossscale.wrapper import families
 from tf_lossscale.wrapper import optimizer as optimizer_lib
 
-# Inner optimizer -> the wrapper that `compile` made of it: a model may be compiled again with the same optimizer.
+# Inner optimizer -> its wrapper, for a model that is compiled again with the same optimizer.
 _made: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
 
 
 @functools.cache
 def stand_in_for(library: str) -> Any:
-    """Return the stand-in for the class that a Keras library's `compile` makes and checks for.
+    """Return a replacement for the wrapper class that a Keras library's `compile` creates and checks for.
 
     >>> import tensorflow as tf
     >>> stand_in = stand_in_for("keras")
@@ -32,7 +32,7 @@ def stand_in_for(library: str) -> Any:
         library: "keras" or "tf_keras".
 
     Returns:
-        A class whose instances are those of every LossScaleOptimizer, and which makes ours.
+        A class that creates this package's wrapper. Every LossScaleOptimizer is an instance of it.
     """
 
     class LossScaleOptimizer(metaclass=WrapperName):
@@ -63,14 +63,14 @@ def _wrapped(inner_optimizer: Any, library: str) -> Any:
 
 
 def optimizers_for(library: str, optimizers: types.ModuleType) -> types.SimpleNamespace:
-    """Return a Keras library's optimizers with another `get`, which a trainer calls for what `compile` is given.
+    """Return a copy of a Keras library's module `optimizers` with another `get`, which `compile` calls.
 
-    `compile` looks for no loss scale unless its model's policy is "mixed_float16". Up to TensorFlow 2.8 a policy of any
-    dtype could have one; `get` returns the optimizer wrapped where the global policy does.
+    `compile` wraps only if the model's policy is "mixed_float16". Up to TensorFlow 2.8 a policy of any
+    dtype could have a loss scale; `get` returns a wrapped optimizer if the global policy has one.
 
     Args:
         library: "keras" or "tf_keras".
-        optimizers: its module of that name.
+        optimizers: the library's module `optimizers`.
     """
 
     @functools.wraps(optimizers.get)
@@ -90,7 +90,7 @@ def _trainer_of_keras_3(patches: Patches, trainer: Any) -> None:
 
 
 def _trainer_of_tf_keras(name: str) -> Put:
-    """`name` is what the trainer calls the module with the class."""
+    """Return the patch for a trainer, in which the module with the class is called `name`."""
 
     def put(patches: Patches, trainer: Any) -> None:
         if families.library_in(trainer.__name__) != "tf_keras":
@@ -104,19 +104,19 @@ def _trainer_of_tf_keras(name: str) -> Put:
     return put
 
 
-# Keras 2's trainers -> what each calls the module with the class.
+# Keras 2's trainers -> the name of the module with the class in each.
 _KERAS_2 = {
     "training": "lso",
     "training_v1": "loss_scale_optimizer",
     "training_eager_v1": "loss_scale_optimizer",
 }
 
-#: Module with a `compile` -> what is done with it once it is imported.
+#: Module with a `compile` -> the patch to apply after its import.
 PLACES: dict[str, Put] = {
     "keras.src.trainers.trainer": _trainer_of_keras_3,
     **{
         f"{package}.src.engine.{trainer}": _trainer_of_tf_keras(name)
-        for package in ("keras", "tf_keras")  # the former up to TensorFlow 2.15
+        for package in ("keras", "tf_keras")  # "keras" up to TensorFlow 2.15
         for trainer, name in _KERAS_2.items()
     },
 }

@@ -1,1 +1,1 @@
-"""Other libraries: the optional ones, the versions of Keras, what happens when one is imported."""
+"""Access to other libraries: optional imports, the versions of Keras, and import hooks."""

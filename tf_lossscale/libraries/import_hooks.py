@@ -1,4 +1,4 @@
-"""Actions on modules: at once for a module that is imported, else as soon as it is."""
+"""Actions on modules, run at once for an imported module, and otherwise after its import."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Action = Callable[[types.ModuleType], None]
 
 
 def when_imported(module: str, action: Action, after: Sequence[str] = ()) -> Callable[[], None]:
-    """Call `action` with a module as soon as it is imported, and load nothing for that.
+    """Call `action` with a module as soon as it is imported, without importing it.
 
-    The action waits until no import of a watched package or of this package is under way in the thread: what `action`
+    The action waits until the thread has finished importing every watched package and this one, so that what `action`
     imports finds no half-made modules.
 
     >>> seen = []
@@ -28,11 +28,11 @@ def when_imported(module: str, action: Action, after: Sequence[str] = ()) -> Cal
 
     Args:
         module: the dotted name, as in `sys.modules`. Importing the same file by another name is another module.
-        action: is called once, with the module. What it raises comes out of the import statement.
+        action: is called once, with the module. The import statement raises the errors of the action.
         after: further modules that must be imported before the action is called, in any order.
 
     Returns:
-        A function that cancels the action. Nothing is left in `sys.meta_path` once all are done or cancelled.
+        A function that cancels the action. `sys.meta_path` is restored when no action is left.
     """
     pending = _Pending(module, frozenset({module, *after}), action)
     _finder.watch(pending)
@@ -46,7 +46,7 @@ class _Pending(NamedTuple):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Wraps the loaders of watched modules to learn when they are done; the other finders do the finding."""
+    """Wraps the loaders of watched modules to learn when they have finished; other finders locate the modules."""
 
     def __init__(self) -> None:
         self._pending: list[_Pending] = []
@@ -90,7 +90,7 @@ class _Finder(importlib.abc.MetaPathFinder):
             return
 
         def exec_module(module: types.ModuleType) -> None:
-            vars(loader).pop("exec_module", None)  # from here on the loader is what it was
+            vars(loader).pop("exec_module", None)  # restore the original loader
             depth = self._depth_here()
             self._depth.value = depth + 1
             failed = spec.name.partition(".")[0]
@@ -105,7 +105,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         vars(loader)["exec_module"] = exec_module
 
     def _depth_here(self) -> int:
-        """Return how many imports of watched modules are under way in this thread, one inside the other."""
+        """Return how many nested imports of watched modules are under way in this thread."""
         return getattr(self._depth, "value", 0)
 
     def _run(self, several: Sequence[_Pending]) -> None:

@@ -1,4 +1,4 @@
-"""Keras 2 and Keras 3, whichever packages they are: up to TensorFlow 2.15 the package keras is Keras 2."""
+"""The packages of Keras 2 and Keras 3. Up to TensorFlow 2.15 the package keras is Keras 2."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tf_lossscale.libraries import optional
 
 
 def package_of_keras_2() -> str:
-    """Return the name of the package that Keras 2 is: "keras" with TensorFlow 2.15, else "tf_keras".
+    """Return the package name of Keras 2: "keras" with TensorFlow 2.15, and "tf_keras" with newer versions.
 
     >>> package_of_keras_2()
     'tf_keras'
     """
-    loaded = sys.modules.get("keras")  # where it is Keras 2, TensorFlow loads it
+    loaded = sys.modules.get("keras")  # TensorFlow loads the package keras if that is Keras 2
     is_keras_2 = getattr(loaded, "__version__", "").startswith("2.")
     return "keras" if is_keras_2 and not _is_replaced() else "tf_keras"
 
@@ -31,7 +31,7 @@ def keras_2(module: str = "") -> Any:
         module: its dotted name within the package; "" for the package.
 
     Raises:
-        ImportError: it is not installed.
+        ImportError: Keras 2 is not installed.
     """
     return optional.load(_dotted(package_of_keras_2(), module), "tf-keras")
 
@@ -57,13 +57,13 @@ def keras_3(module: str = "") -> Any:
 
 
 def _is_replaced() -> bool:
-    """Return whether another package has been put in the place of Keras: `sys.modules["keras"] = tf_keras`."""
+    """Return whether another package has replaced Keras: `sys.modules["keras"] = tf_keras`."""
     return getattr(sys.modules.get("keras"), "__name__", "keras") != "keras"
 
 
 @functools.cache
 def _replaced() -> Any:
-    """Keras 3 where `import keras` no longer leads to it. What TensorFlow has loaded of it is not loaded again."""
+    """Return Keras 3 although `sys.modules["keras"]` is another package, reusing modules that TensorFlow loaded."""
     replacement = sys.modules.pop("keras")
     try:
         return importlib.import_module("keras")

@@ -1,4 +1,4 @@
-"""Optional libraries: imported when needed; the error for a missing one has the line that installs it."""
+"""Optional libraries, imported when needed. The error for a missing library quotes the command that installs it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def load(module: str, extra: str) -> Any:
         The module.
 
     Raises:
-        ImportError: it is not installed, or its import fails.
+        ImportError: the library is not installed, or its import fails.
     """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         library = module.partition(".")[0]
         if error.name != library:
-            raise  # it is installed, and what it lacks is in the error
+            raise  # the library is installed but lacks a module of its own, which the error names
         remedy = f"Install it: pip install {library}"
         if extra:
             remedy = f"In a clone of tf-lossscale install the extra {extra!r}: pip install '.[{extra}]'"

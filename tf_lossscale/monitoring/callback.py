@@ -17,16 +17,16 @@ from tf_lossscale.wrapper.stall import WHAT_TO_TRY
 if TYPE_CHECKING:
     from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
-#: The least number of steps from which the share of skipped steps is computed.
+#: The share of skipped steps is computed over at least this many steps.
 WINDOW = 50
 
 
 class LossScaleMonitor(tf.keras.callbacks.Callback):
     """A callback that adds `loss_scale` and `skipped_steps` to the logs of `fit`.
 
-    With an optimizer that was made with `diagnose=True` it adds `grad_norm` too. The progress bar, `History`, and
+    If the optimizer has `diagnose=True`, it adds `grad_norm` too. The progress bar, `History`, and
     callbacks that come later in the list, like `CSVLogger` and `TensorBoard`, show them. The callback warns when too
-    many steps are skipped. Its readings also trigger the optimizer's `on_stall`.
+    many steps are skipped. Reading the values also triggers the optimizer's `on_stall`.
 
     >>> import tf_lossscale
     >>> model = tf.keras.Sequential([tf.keras.Input((1,)), tf.keras.layers.Dense(1)])
@@ -38,11 +38,11 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
     ([8.0], [0])
 
     Args:
-        update_freq: "epoch", or a number of batches after which the values are read as well. Reading waits for the
-            steps that were started.
+        update_freq: "epoch", or a number of batches after which the values are read, too. Reading waits for the
+            steps under way.
         log_dir: a folder to write TensorBoard scalars to, as `write_summary` does, at each reading; None for none.
-        max_skipped: a warning says so when more than this share of the last 50 steps or more was skipped.
-        optimizer: the optimizer whose loss scale is shown; None for that of the model.
+        max_skipped: the callback warns when more than this share of the last 50 or more steps was skipped.
+        optimizer: the optimizer whose loss scale is shown; None for the model's optimizer.
 
     Raises:
         TypeError: an argument is of a wrong type.
@@ -60,7 +60,7 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         if update_freq != "epoch":
             remedy = 'Pass "epoch", or after how many batches to read.'
             self.update_freq = errors.whole_number("update_freq", update_freq, remedy)
-            # Set only now: without this method Keras does not wait for each batch.
+            # Defined only if needed: without this method Keras does not wait for each batch.
             self.on_train_batch_end = self._after_batch
         self.max_skipped = errors.positive_number("max_skipped", max_skipped, "Pass a share, for example 0.2.")
         if optimizer is not None:
@@ -69,7 +69,7 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         self._writer = None if log_dir is None else tf.summary.create_file_writer(str(log_dir))
         self._read: dict[str, Any] = {}
         self._tensors: dict[str, Any] = {}
-        self._since = (0, 0)  # total and skipped steps at the last check
+        self._since = (0, 0)  # total and skipped steps at the previous check
         self._warned = False
 
     @property
@@ -121,7 +121,7 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         return self._value("total_steps", scale), self._value("skipped_steps", scale)
 
     def _value(self, name: str, holder: Any = None) -> Any:
-        """Return the value of an attribute, of the optimizer if no other holder is given, as a Python number."""
+        """Return an attribute of the optimizer, or of `holder`, as a Python number."""
         holder = self._watched if holder is None else holder
         if tf.executing_eagerly():
             return layers.value_of(getattr(holder, name))

@@ -1,4 +1,4 @@
-"""The subcommand `plot`: loss scale, loss and skipped steps of a TensorBoard folder as a picture."""
+"""The subcommand `plot`: draws loss scale, loss and skipped steps of a TensorBoard folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from tf_lossscale.libraries import optional
 from tf_lossscale.writing import whole_file
 
-# Each curve -> its tags: those of `write_summary`, and those of Keras's TensorBoard callback.
+# Each curve -> its tags from `write_summary` and from Keras's TensorBoard callback.
 _TAGS = {
     "loss_scale": ("loss_scale", "epoch_loss_scale"),
     "loss": ("loss", "epoch_loss"),
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     'logs'
 
     Args:
-        parser: of the subcommand.
+        parser: the parser of the subcommand.
     """
     parser.add_argument("logdir", type=pathlib.Path, metavar="LOGDIR", help="folder with TensorBoard's event files")
     what = "picture to write, .png or .svg (default: LOGDIR/loss_scale.png)"
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
                 )
         if out.exists() and not arguments.force:
             raise ValueError(f"{out} exists. Choose another --out, or add --force to write over it.")
-        optional.load("matplotlib.figure", "plot")  # before the files, which take a while to read
+        optional.load("matplotlib.figure", "plot")  # checked before the event files are read, which takes a while
         runs = read(arguments.logdir)
         draw(runs, out)
     except (ValueError, ImportError, OSError) as error:
@@ -74,7 +74,7 @@ def read(logdir: pathlib.Path) -> dict[str, dict[str, Series]]:
         logdir: the folder; folders in it are read too.
 
     Returns:
-        By folder, by what is drawn (`loss_scale`, `loss`, `skipped_steps`), pairs of step and value.
+        A dict from folder to a dict from curve (`loss_scale`, `loss`, `skipped_steps`) to pairs of step and value.
 
     Raises:
         ValueError: the folder has no event file with a loss scale.
@@ -95,7 +95,7 @@ def read(logdir: pathlib.Path) -> dict[str, dict[str, Series]]:
 
 
 def draw(runs: dict[str, dict[str, Series]], out: pathlib.Path) -> None:
-    """Draw the runs into one picture. The file is written whole or not at all.
+    """Draw all runs into one figure. The file is written whole or not at all.
 
     Args:
         runs: as `read` returned them.
@@ -125,7 +125,7 @@ _LABELS = {"loss_scale": "loss scale", "loss": "loss", "skipped_steps": "skipped
 
 
 def _skips(run: dict[str, Series]) -> list[int]:
-    """The steps at which more steps had been skipped than at the reading before."""
+    """Return the steps at which the count of skipped steps rose."""
     series = [(0, 0.0), *run["skipped_steps"]]
     return [step for (_, before), (step, value) in itertools.pairwise(series) if value > before]
 

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 def write_summary(optimizer: LossScaleOptimizer, step: Scalar | None = None, loss: Scalar | None = None) -> None:
-    """Write the scalars `loss_scale` and `skipped_steps`, and the loss if given.
+    """Write the scalars `loss_scale` and `skipped_steps`, and the loss if it is passed.
 
-    An optimizer that was made with `diagnose=True` adds `grad_norm`.
+    If the optimizer has `diagnose=True`, `grad_norm` is written, too.
 
-    For custom loops. It writes to the default `tf.summary` writer, in eager mode or in a `tf.function`, and respects
-    `tf.summary.record_if`.
+    Use it in custom loops, in eager mode or in a `tf.function`. It writes to the default `tf.summary` writer, and
+    respects `tf.summary.record_if`.
 
     >>> import tempfile
     >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD())
@@ -27,8 +27,8 @@ def write_summary(optimizer: LossScaleOptimizer, step: Scalar | None = None, los
 
     Args:
         optimizer: the optimizer whose loss scale is written.
-        step: an int or an int64 scalar tensor; None for that of `tf.summary.experimental.set_step`.
-        loss: a floating scalar, not the scaled one.
+        step: an int or an int64 scalar tensor; None for the step set with `tf.summary.experimental.set_step`.
+        loss: the unscaled loss, a floating scalar.
 
     Raises:
         TypeError: `optimizer` is not a `tf_lossscale.LossScaleOptimizer`.
@@ -52,7 +52,7 @@ def require_ours(optimizer: Any) -> None:
         optimizer: any object.
 
     Raises:
-        TypeError: it is not a `tf_lossscale.LossScaleOptimizer`.
+        TypeError: the object is not a `tf_lossscale.LossScaleOptimizer`.
     """
     if not isinstance(optimizer, LossScaleOptimizer):
         raise TypeError(

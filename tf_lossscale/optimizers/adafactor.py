@@ -1,4 +1,4 @@
-"""Adafactor with PyTorch's semantics, for whichever Keras: arguments, groups, and the update of variables."""
+"""Adafactor with PyTorch's semantics, for both Keras libraries: arguments, groups, and the update of variables."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from tf_lossscale.optimizers.torch_surface import TorchSurface
 
 def _option(name: str) -> property:
     def read(self: Any) -> Any:
-        # The base class's constructor reads and writes options before there are groups.
+        # The base class's constructor reads and writes options before the groups exist.
         return self._groups[0][name] if self._groups else self._defaults[name]
 
     def write(self: Any, value: Any) -> None:
         if self._groups:
             if name == "weight_decay" and value is None:
-                value = 0.0  # None is Keras's way of saying that there is none
+                value = 0.0  # Keras uses None for "no weight decay"
             self._set_for_all(name, value)
 
     return property(read, write, doc=f"`{name}` of the first group; setting it sets all groups without their own.")
 
 
 class AdafactorBase(GroupConfigs, TorchSurface):
-    """The part of Adafactor that does not depend on the Keras library. `keras3.Adafactor` documents it."""
+    """The part of Adafactor that is common to both Keras libraries. `keras3.Adafactor` documents it."""
 
     hyperparameter_names = ("beta2_decay", "eps", "d", "weight_decay", "foreach", "maximize")
 
@@ -52,25 +52,25 @@ class AdafactorBase(GroupConfigs, TorchSurface):
     _use_weight_decay: Callable[[Any], bool]
 
     def _key(self, variable: Any) -> Any:
-        """A key that identifies a variable."""
+        """Return a key that identifies a variable."""
         raise NotImplementedError
 
     def _new_rate_variable(self, value: float) -> Any:
-        """A variable for a learning rate: float64, or float64 parameters would not get the number that was given."""
+        """Create a variable for a learning rate. It is float64, so that float64 parameters get the exact number."""
         raise NotImplementedError
 
     def _new_moment(self, variable: Any, name: str, shape: Sequence[int], dtype: tf.DType) -> Any:
-        """A variable of zeros, beside the parameter."""
+        """Create a variable of zeros on the parameter's device."""
         raise NotImplementedError
 
     def _join(self, variables: list[Any]) -> None:
-        """Add variables to a built optimizer, all but their state."""
+        """Add variables to a built optimizer, without creating their state."""
         raise NotImplementedError
 
     def _is_schedule(self, source: Any) -> bool:
         raise NotImplementedError
 
-    # What there is of every instance, beside TorchSurface's.
+    # The attributes of every instance, besides those of TorchSurface.
     _places: dict[Any, tuple[ParameterGroup, int]]  # the group of a variable, and its number in it
     _moments: dict[Any, dict[str, Any]]
     _takes_more: bool  # variables that are in no group yet
@@ -79,10 +79,10 @@ class AdafactorBase(GroupConfigs, TorchSurface):
     # Construction. ----------------------------------------------------------------------------------------------
 
     def _prepare(self, params: Any, options: dict[str, Any]) -> list[dict[str, Any]]:
-        """Check the arguments before anything is created. Return the groups to start with."""
+        """Check the arguments before anything is created. Return the initial groups."""
         arguments.check(options)
         given = [{"params": []}] if params is None else parameter_groups.groups_of(params)
-        # Not by assignment: the Keras libraries would replace lists and dicts with tracked copies.
+        # Set without assignment, because the Keras libraries would replace lists and dicts by tracked copies.
         self.__dict__.update(
             _groups=[],
             _defaults=options,
@@ -123,7 +123,7 @@ class AdafactorBase(GroupConfigs, TorchSurface):
         self._places.update({self._key(variable): (group, i) for i, variable in enumerate(group["params"])})
 
     def _take(self, variables: Iterable[Any]) -> list[Any]:
-        """Assign the variables to groups. Return them, followed by the groups' variables that are not among them."""
+        """Assign the variables to groups. Return them, followed by the groups' other variables."""
         variables = list(variables)
         self._place_by_config(variables)
         others = [variable for variable in variables if self._key(variable) not in self._places]
@@ -168,7 +168,7 @@ class AdafactorBase(GroupConfigs, TorchSurface):
 
     @property
     def learning_rate(self) -> Any:
-        """The first group's learning rate; setting it sets all groups that were given none of their own."""
+        """The first group's learning rate. Setting it sets all groups without a learning rate of their own."""
         return super().learning_rate  # type: ignore[misc]
 
     @learning_rate.setter
@@ -229,7 +229,7 @@ class AdafactorBase(GroupConfigs, TorchSurface):
         return tf.gather(steps.read_value(), indices)
 
     def _batches(self, group: ParameterGroup, members: list[tuple[int, Any, Any]]) -> list[list[int]]:
-        """Return which of the members are updated as one: with `foreach`, all of the same shape."""
+        """Split the members into batches that are updated as one: with `foreach`, all of the same shape."""
         if not group["foreach"]:
             return [[i] for i in range(len(members))]
         batches: dict[Any, list[int]] = {}
@@ -244,9 +244,10 @@ class AdafactorBase(GroupConfigs, TorchSurface):
     def _update(
         self, group: ParameterGroup, variables: Any, gradients: Any, weights: Any, rates: Any, shrink: Any
     ) -> None:
-        """Update variables of one group, and of one shape if there are several."""
+        """Update variables of one group. Several variables have the same shape."""
         variables = [self._tensor_variable(variable) for variable in variables]
-        gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]  # sums what IndexedSlices repeat
+        # sums the repeated rows of IndexedSlices
+        gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
         moments = [[self._tensor_variable(m) for m in self._moments_of(variable).values()] for variable in variables]
         options = {name: group[name] for name in ("eps", "d", "maximize")}
         options.update(shrink=shrink, stacked=len(variables) > 1)

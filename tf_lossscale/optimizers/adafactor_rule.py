@@ -8,11 +8,11 @@ from typing import Any
 
 import tensorflow as tf
 
-# Names of the second moments, as PyTorch's state_dict has them.
+# Names of the second moments, as in PyTorch's state_dict.
 FACTORED = ("row_var", "col_var")
 WHOLE = ("variance",)
 
-# The distance from 1 to the next number.
+# The distance from 1 to the next representable number.
 _SPACING = {tf.float16: 2.0**-10, tf.bfloat16: 2.0**-7, tf.float32: 2.0**-23, tf.float64: 2.0**-52}
 
 
@@ -49,18 +49,18 @@ def compute_dtype(dtype: tf.DType) -> tf.DType:
 
 
 def step_sizes(steps: tf.Tensor, lr: tf.Tensor, beta2_decay: float) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the weight of the newest gradient, and the relative step size, of parameters at their steps.
+    """Return the weight of the newest gradient, and the relative step size, for parameters at given steps.
 
-    The weight w is given as w below 1/2, and as w - 1 from there on.
+    A weight w of at least 1/2 is returned as w - 1.
 
     >>> weight, rate = step_sizes(tf.constant([1.0, 16.0]), tf.constant(0.5), -0.5)
     >>> weight.numpy().tolist(), rate.numpy().round(6).tolist()
     ([0.0, 0.25], [0.5, 0.25])
 
     Args:
-        steps: numbers of the steps, from 1; a floating tensor.
-        lr: a scalar of the same dtype.
-        beta2_decay: at most 0.
+        steps: the numbers of the steps, counted from 1; a floating tensor.
+        lr: the learning rate, a scalar of the same dtype.
+        beta2_decay: the exponent, at most 0.
 
     Returns:
         Two tensors like `steps`.
@@ -97,16 +97,16 @@ def update(
         gradient: a tensor G of the same shape and dtype.
         moments: as in `moment_shapes`, of the parameter's dtype.
         weight: from `step_sizes`, a scalar of the `compute_dtype`.
-        rate: the same.
-        shrink: what part of X the weight decay takes away, a scalar like `rate`; None for no weight decay.
+        rate: from `step_sizes`, too.
+        shrink: the fraction of X that the weight decay subtracts, a scalar like `rate`; None for no weight decay.
         eps: eps1, or None for the dtype's spacing at 1; and eps2.
         d: clipping threshold, at least 1.
-        maximize: whether to go up the gradient.
+        maximize: whether to ascend the gradient.
         stacked: whether the first axis of every tensor, also of `weight` and `rate`, counts parameters that are
             updated as one.
 
     Returns:
-        The change and the new moments, each of its old shape and dtype.
+        The change and the new moments, with unchanged shapes and dtypes.
     """
     dtype, wide = parameter.dtype, compute_dtype(parameter.dtype)
     rank, size = parameter.shape.rank, parameter.shape.num_elements()
@@ -123,7 +123,7 @@ def update(
     if rank - stacked >= 2:
         means = [tf.reduce_mean(squared, -1, keepdims=True), tf.reduce_mean(squared, -2, keepdims=True)]
         row, column = new = [_toward(tf.cast(old, wide), mean, weight) for old, mean in zip(moments, means)]
-        # In PyTorch's order: where the product overflows, the parameter stays.
+        # PyTorch's order of operations: if the product overflows, the parameter does not change.
         estimate = row * column / tf.maximum(tf.reduce_mean(row, -2, keepdims=True), eps1)
     else:
         new = [_toward(tf.cast(moments[0], wide), squared, weight)]
@@ -139,27 +139,27 @@ def update(
 
 
 def _half_sum_of_squares(values: tf.Tensor, axes: list[int] | None) -> tf.Tensor:
-    # One parameter's is read once, and nothing as large is written.
+    # The sum reads one parameter once, and writes nothing of its size.
     return tf.nn.l2_loss(values) if axes is None else tf.reduce_sum(tf.square(values), axes, keepdims=True) / 2
 
 
 def _larger(value: tf.Tensor, least: float) -> tf.Tensor:
-    # Where the value is NaN, as PyTorch has it: `least`. The NaN itself stays in the elements that have it.
+    # If the value is NaN the bound is `least`, as in PyTorch. The elements that are NaN stay NaN.
     return tf.where(value > least, value, least)
 
 
 def _toward(old: tf.Tensor, new: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-    # From the nearer end: a weight of 1 gives exactly `new`, however large `old` is.
+    # Interpolate from the nearer end, so that a weight of 1 gives exactly `new`, however large `old` is.
     return tf.where(weight > 0, old, new) + weight * (new - old)
 
 
 def _narrowed(moment: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    # The square of a float16 above 255 is none; infinity would make NaN of the parameter a step later.
+    # The square of a float16 above 255 overflows, and an infinite moment would make the parameter NaN one step later.
     return moment if moment.dtype == dtype else tf.cast(tf.minimum(moment, float(dtype.max)), dtype)
 
 
 def update_bytes(shape: Sequence[int], dtype: tf.DType) -> int:
-    """Return about how many bytes the update of a parameter, or of a stack of them, holds while it runs.
+    """Estimate how many bytes the update of a parameter, or of a stack of parameters, needs at its peak.
 
     The parameter and the gradient, the squared gradient, the estimate of the second moment and the change: five
     times as many numbers as there are in the parameter.

@@ -7,7 +7,7 @@ import numbers
 from collections.abc import Mapping
 from typing import Any
 
-# Name -> default, in PyTorch's order.
+# Option -> default, in PyTorch's order.
 DEFAULTS: dict[str, Any] = {
     "lr": 1e-2,
     "beta2_decay": -0.8,
@@ -86,7 +86,7 @@ def _number(name: str, value: Any, default: Any) -> Any:
 
 
 def _require(holds: Any, name: str, value: Any, allowed: str, default: Any) -> None:
-    # A comparison with NaN does not hold.
+    # A comparison with NaN is false, so NaN is refused.
     if not holds:
         argument = name.partition("`")[0]
         name = name if "`" in name else f"{name}`"

@@ -25,7 +25,7 @@ class GroupConfigs:
         raise NotImplementedError
 
     def _built_for(self) -> list[Any]:
-        """The variables in the order in which the optimizer was built for them, or would be."""
+        """Return the variables in the order in which the optimizer is or would be built for them."""
         raise NotImplementedError
 
     @classmethod
@@ -36,7 +36,7 @@ class GroupConfigs:
     def _deserialized_schedule(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None) -> Any:
         raise NotImplementedError
 
-    # Of each group's variables among those to be built for, if from a config.
+    # The positions of each group's variables, for an optimizer from a config.
     _positions: list[list[int]] | None
 
     # ------------------------------------------------------------------------------------------------------------
@@ -50,7 +50,7 @@ class GroupConfigs:
         return config
 
     def _placed(self) -> list[tuple[ParameterGroup, list[int]]]:
-        """Every group, and the positions of its variables among those that the optimizer is built for."""
+        """Return each group with the positions of its variables among all variables of the optimizer."""
         positions = self._positions
         if positions is None:
             order = {self._key(variable): i for i, variable in enumerate(self._built_for())}
@@ -70,11 +70,11 @@ class GroupConfigs:
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
-        """Make an optimizer from a config. Its groups get their variables when it is built.
+        """Create an optimizer from a config. Its groups get their variables when it is built.
 
         Args:
             config: a dict.
-            custom_objects: name -> class or function, for a schedule of one's own.
+            custom_objects: name -> class or function, for user-defined schedules.
         """
 
         def ready(options: dict[str, Any], rate: str) -> dict[str, Any]:

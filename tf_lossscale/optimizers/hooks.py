@@ -1,4 +1,4 @@
-"""Functions that are called before and after a step, `state_dict` and `load_state_dict`, in PyTorch's order."""
+"""Hooks: functions called before and after a step, `state_dict` and `load_state_dict`, in PyTorch's order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _names = itertools.count()
 
 
 class Handle:
-    """The handle of a registered hook. `remove()` removes the hook; so does the end of a `with` block.
+    """The handle of a registered hook. `remove()`, or the end of a `with` block, removes the hook.
 
     >>> hooks = Hooks()
     >>> with hooks.register(print):
@@ -29,8 +29,8 @@ class Handle:
     0
 
     Args:
-        hooks: the hooks that it belongs to, by key.
-        key: the hook's key.
+        hooks: the dict that holds the hook.
+        key: the hook's key in it.
     """
 
     def __init__(self, hooks: dict[int, Hook], key: int):
@@ -38,7 +38,7 @@ class Handle:
         self._key = key
 
     def remove(self) -> None:
-        """Remove the hook, from functions that are traced already too. A second call does nothing.
+        """Remove the hook, also from functions that were traced with it. A second call does nothing.
 
         >>> hooks = Hooks()
         >>> handle = hooks.register(print)
@@ -56,7 +56,7 @@ class Handle:
 
 
 class Hooks:
-    """The hooks of one moment, in the order in which they are called.
+    """The hooks for one kind of event, in calling order.
 
     >>> hooks = Hooks()
     >>> _ = hooks.register("second"), hooks.register("first", prepend=True)
@@ -66,7 +66,7 @@ class Hooks:
 
     def __init__(self) -> None:
         self._hooks: dict[int, Hook] = {}
-        #: Whether a function was traced while there was no hook: it calls none that is registered later.
+        #: Whether a function was traced without hooks. It does not call hooks that are registered later.
         self.traced_without = False
 
     def register(self, hook: Hook, prepend: bool = False) -> Handle:
@@ -74,7 +74,7 @@ class Hooks:
 
         Args:
             hook: a function.
-            prepend: whether it is called before the hooks that are registered already, and not after them.
+            prepend: whether to call it before the hooks registered so far instead of after them.
 
         Returns:
             A handle, whose `remove()` removes the hook.
@@ -97,9 +97,9 @@ class Hooks:
 
 
 class Hooked:
-    """An optimizer that calls hooks: the methods that register them, each of which returns a `Handle`.
+    """Base class of optimizers with hooks. Each method that registers a hook returns a `Handle`.
 
-    `_hooks` is a dict of `Hooks` by moment; `all_moments` makes it.
+    `_hooks` is a dict from kinds of events to `Hooks`, created by `all_moments`.
     """
 
     _hooks: dict[str, Hooks]
@@ -110,7 +110,7 @@ class Hooked:
 
         A step is a call of `step`, of `apply_gradients`, or one that `LossScaleOptimizer`, `minimize` or `fit` takes.
         A step that `LossScaleOptimizer` skips calls no hook. In a `tf.function` the hook is called by each step, if it
-        was registered before the function was traced; a step that XLA compiles cannot call it, and raises.
+        was registered before the function was traced. A step that XLA compiles cannot call hooks, and raises.
 
         Args:
             hook: returns None, or, for a call of `step`, new (args, kwargs).
@@ -132,7 +132,7 @@ class Hooked:
         one more step
 
         Args:
-            hook: what it returns is not used.
+            hook: its result is ignored.
 
         Returns:
             A handle, whose `remove()` removes the hook.
@@ -143,8 +143,8 @@ class Hooked:
         """Call `hook(optimizer)` before `state_dict`.
 
         Args:
-            hook: what it returns is not used.
-            prepend: whether it is called before the hooks that are registered already, and not after them.
+            hook: its result is ignored.
+            prepend: whether to call it before the hooks registered so far instead of after them.
 
         Returns:
             A handle, whose `remove()` removes the hook.
@@ -155,8 +155,8 @@ class Hooked:
         """Call `hook(optimizer, state_dict)` after `state_dict`.
 
         Args:
-            hook: what it returns, if not None, takes the state dict's place.
-            prepend: whether it is called before the hooks that are registered already, and not after them.
+            hook: its result replaces the state dict, unless it is None.
+            prepend: whether to call it before the hooks registered so far instead of after them.
 
         Returns:
             A handle, whose `remove()` removes the hook.
@@ -167,9 +167,9 @@ class Hooked:
         """Call `hook(optimizer, state_dict)` before `load_state_dict`.
 
         Args:
-            hook: what it returns, if not None, is loaded. The state dict is a copy: whatever the hook does to it, the
-                caller's stays as it is.
-            prepend: whether it is called before the hooks that are registered already, and not after them.
+            hook: its result is loaded, unless it is None. The hook gets a copy of the state dict, so that the
+                caller's dict does not change.
+            prepend: whether to call it before the hooks registered so far instead of after them.
 
         Returns:
             A handle, whose `remove()` removes the hook.
@@ -180,8 +180,8 @@ class Hooked:
         """Call `hook(optimizer)` after `load_state_dict`.
 
         Args:
-            hook: what it returns is not used.
-            prepend: whether it is called before the hooks that are registered already, and not after them.
+            hook: its result is ignored.
+            prepend: whether to call it before the hooks registered so far instead of after them.
 
         Returns:
             A handle, whose `remove()` removes the hook.
@@ -189,7 +189,7 @@ class Hooked:
         return self._hooks["load_state_dict_post"].register(hook, prepend)
 
     def _step_hooks(self) -> tuple[list[Hooks], list[Hooks]]:
-        """Those before and those after a step, in order."""
+        """Return the hooks before and the hooks after a step, in order."""
         return [before_every_step, self._hooks["step_pre"]], [self._hooks["step_post"], after_every_step]
 
     @property
@@ -198,7 +198,7 @@ class Hooked:
         return any(list(hooks) for moments in self._step_hooks() for hooks in moments)
 
     def _between_hooks(self, variables: Iterable[tf.Variable], update: Callable[[], Any]) -> Any:
-        """Update variables, with the step hooks before and after it; `step` itself calls them with its arguments."""
+        """Update variables, calling the step hooks before and after. `step` calls them itself, with its arguments."""
         before, after = self._step_hooks()
         if self._in_step:
             return update()
@@ -218,7 +218,7 @@ class Hooked:
             )
         with tf.control_dependencies(operations(tf.numpy_function(lambda: self._call(before), [], []))):
             result = update()
-        # A read waits for the last write.
+        # Reading a variable waits for the last write to it.
         with tf.control_dependencies([variable.read_value() for variable in variables]):
             tf.numpy_function(lambda: self._call(after), [], [])
         return result
@@ -237,7 +237,7 @@ def around_step(step: Callable[..., Any]) -> Callable[..., Any]:
     """Call the step hooks before and after a method `step`.
 
     Args:
-        step: the method; shown by `help` and `inspect.signature`.
+        step: the method, which `help` and `inspect.signature` show.
 
     Returns:
         The method.
@@ -266,7 +266,7 @@ def around_step(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def all_moments() -> dict[str, Hooks]:
-    """Return empty hooks for every moment that an optimizer has.
+    """Return empty hooks for every kind of event.
 
     >>> sorted(all_moments())[:3]
     ['load_state_dict_post', 'load_state_dict_pre', 'state_dict_post']

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from tf_lossscale.libraries import keras_versions
 from tf_lossscale.optimizers.adafactor import AdafactorBase
+
+if TYPE_CHECKING:
+    from tf_lossscale.types import Variable
 
 keras: Any = keras_versions.keras_3()
 
@@ -27,7 +30,7 @@ _OPTIONS = (
 
 @keras.saving.register_keras_serializable(package="tf_lossscale")
 class Adafactor(AdafactorBase, keras.optimizers.Optimizer):
-    r"""Adafactor by the algorithm and with the surface of `torch.optim.Adafactor`, as an optimizer of Keras 3.
+    r"""Adafactor with the algorithm and the methods of `torch.optim.Adafactor`, as an optimizer of Keras 3.
 
     For a parameter X with gradient G (-G with `maximize`), at its t-th step::
 
@@ -43,10 +46,10 @@ class Adafactor(AdafactorBase, keras.optimizers.Optimizer):
         U     = G / sqrt(max(V, eps1**2))
         X     = X - alpha * U / max(1, RMS(U) / d)
 
-    An (n, m) matrix has n + m numbers of state, and one for t. eps1 is the spacing of the parameter's dtype at 1
-    unless given.
+    The state of an (n, m) matrix is n + m numbers, and one for t. By default eps1 is the spacing of the parameter's
+    dtype at 1.
 
-    In a loop of Keras's kind, or in `compile` and `fit`:
+    In a loop in Keras's style, or in `compile` and `fit`:
 
     >>> import tensorflow as tf
     >>> from tf_lossscale.optimizers import Adafactor
@@ -56,7 +59,7 @@ class Adafactor(AdafactorBase, keras.optimizers.Optimizer):
     >>> round(weight.numpy().item(), 4)
     3.0
 
-    In a loop of PyTorch's kind, with parameter groups:
+    In a loop in PyTorch's style, with parameter groups:
 
     >>> kernel, bias = tf.Variable(tf.ones([2, 3])), tf.Variable(tf.zeros([3]))
     >>> groups = [{"params": [kernel], "weight_decay": 0.1}, {"params": [bias]}]
@@ -65,29 +68,29 @@ class Adafactor(AdafactorBase, keras.optimizers.Optimizer):
     >>> loss.numpy().item(), sorted(optimizer.state_dict())
     (12.0, ['param_groups', 'state'])
 
-    The update of a half-precision parameter is computed in float32. Adafactor differs from the paper in that the
-    learning rate is relative to the parameter's size but not to the step alone, eps1 bounds V from below instead of
+    The update of a half-precision parameter is computed in float32. This algorithm differs from the paper: the
+    learning rate bounds the step size and is multiplied by the parameter's size, eps1 bounds V from below instead of
     being added to G**2, R and C are means instead of sums, and the weight decay acts on X itself.
 
     Args:
         params: the variables to update, as an iterable of variables, of (name, variable) pairs, or of dicts with
-            "params" and options of their own (parameter groups). The names of pairs are in the group's "param_names",
-            and in state dicts. None for the variables that the optimizer is built for, as always in Keras.
+            "params" and further options (parameter groups). The names in pairs are in the group's "param_names",
+            and in state dicts. None for the variables that the optimizer is built for, as usual in Keras.
         lr: the learning rate, at least 0: a number, a variable (read on every step), a `LearningRateSchedule` or a
-            function without arguments. Also as `learning_rate`.
+            function without arguments. It can be passed as `learning_rate`, too.
         beta2_decay: the exponent of w, at most 0.
         eps: (eps1, eps2), each at least 0; eps1 may be None.
         d: the largest RMS of an update before it is scaled down, at least 1.
-        weight_decay: at least 0.
+        weight_decay: the factor of the weight decay, at least 0.
         foreach: whether parameters of the same shape and dtype are updated as one stack: fewer operations, which helps
-            with many small ones, for the memory of the stacks. What that is, is logged on the first step.
-        maximize: whether to go up the gradient.
+            with many small parameters but needs memory for the stacks. The first step logs how much.
+        maximize: whether to ascend the gradient.
         **kwargs: Keras's `name, clipnorm, clipvalue, global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency,
             loss_scale_factor, gradient_accumulation_steps`.
 
     Raises:
         TypeError: an argument is of a wrong type or unknown.
-        ValueError: a value is out of range, `params` is empty, or one of them is no variable.
+        ValueError: a value is out of range, `params` is empty, or one of its entries is not a variable.
         KeyError: a parameter group has no "params".
 
     Source: `torch.optim.Adafactor`, https://docs.pytorch.org/docs/stable/generated/torch.optim.Adafactor.html;
@@ -97,7 +100,7 @@ class Adafactor(AdafactorBase, keras.optimizers.Optimizer):
 
     def __init__(
         self,
-        params: Any = None,
+        params: Iterable[Variable] | Iterable[dict[str, Any]] | None = None,
         lr: Any = 1e-2,
         beta2_decay: float = -0.8,
         eps: tuple[float | None, float] = (None, 1e-3),
@@ -122,7 +125,8 @@ class Adafactor(AdafactorBase, keras.optimizers.Optimizer):
             "maximize": maximize,
         }
         given = self._prepare(params, options)
-        super().__init__(learning_rate=float, weight_decay=weight_decay, **kwargs)  # a number would become float32
+        # Keras would store a number as float32
+        super().__init__(learning_rate=float, weight_decay=weight_decay, **kwargs)
         for group in given:
             self._add_group(group)
 
@@ -160,13 +164,13 @@ class Adafactor(AdafactorBase, keras.optimizers.Optimizer):
     # What Keras asks. -------------------------------------------------------------------------------------------
 
     def build(self, variables: Iterable[Any]) -> None:
-        """Create the state for the variables, and for those of the parameter groups.
+        """Create the state for the variables, and for the variables of the parameter groups.
 
         Args:
             variables: an iterable of `tf.Variable` or `keras.Variable`.
 
         Raises:
-            ValueError: one is in none of the groups that were given to the constructor.
+            ValueError: a variable is in none of the groups that were passed to the constructor.
         """
         if self.built:
             return
@@ -185,12 +189,12 @@ class Adafactor(AdafactorBase, keras.optimizers.Optimizer):
             self._trainable_variables.append(variable)
 
     def _apply_weight_decay(self, variables: list[Any]) -> None:
-        pass  # part of the update
+        pass  # the update includes the weight decay
 
     def _distributed_tf_update_step(
         self, distribution: Any, grads_and_vars: Iterable[tuple[Any, Any]], learning_rate: Any
     ) -> None:
-        del learning_rate  # the groups have their own
+        del learning_rate  # each group has its own learning rate
 
         def beside(variable: Any, function: Any, arguments: Any) -> None:
             distribution.extended.update(variable, function, args=arguments, group=False)
@@ -204,8 +208,8 @@ class Adafactor(AdafactorBase, keras.optimizers.Optimizer):
 
         Args:
             gradient: a tensor or IndexedSlices.
-            variable: one that the optimizer is built for.
-            learning_rate: not used: the variable's group has one.
+            variable: a variable that the optimizer is built for.
+            learning_rate: ignored, because the variable's group has its own.
         """
         self._update_all([(gradient, variable)], lambda _, function, arguments: function(variable, *arguments))
 

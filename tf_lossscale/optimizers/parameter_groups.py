@@ -1,4 +1,4 @@
-"""Parameter groups: which variables an optimizer updates, and with which options."""
+"""Parameter groups: the variables that an optimizer updates, and their options."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class ParameterGroup(MutableMapping[str, Any]):
     Args:
         entries: "params" and the options, in order. The value of "lr" is ignored.
         rate: the learning rate.
-        own: names of the options that were given for this group, and are not changed when the optimizer's are.
+        own: names of the options that were passed for this group. Changes of the optimizer's options do not affect
+            them.
 
     `steps` is a float32 variable with the number of steps that each of the variables has taken; None before the
     optimizer is built.
@@ -84,7 +85,7 @@ def groups_of(params: Any) -> list[dict[str, Any]]:
 
     Raises:
         TypeError: `params` is not such an iterable.
-        ValueError: it is empty, or holds something that cannot be updated.
+        ValueError: `params` is empty, or contains something that cannot be updated.
         KeyError: a dict has no "params".
     """
     if _is_tensor(params) or isinstance(params, (Mapping, str, bytes)) or not isinstance(params, Iterable):
@@ -104,7 +105,7 @@ def groups_of(params: Any) -> list[dict[str, Any]]:
 
 
 def one_group(group: Any) -> dict[str, Any]:
-    """Return a group dict with its variables listed and checked, "params" first.
+    """Return a group dict with its variables as a checked list, "params" first.
 
     >>> one_group({"lr": 0.1, "params": tf.Variable(1.0)})["params"][0].numpy().item()
     1.0
@@ -118,7 +119,7 @@ def one_group(group: Any) -> dict[str, Any]:
     Raises:
         TypeError: the group is not a dict, its variables are in a set, or one of them is not a variable.
         ValueError: a tensor is not a variable, or only some of the variables have names.
-        KeyError: it has no "params".
+        KeyError: the group has no "params".
     """
     if not isinstance(group, Mapping):
         raise TypeError(f"A parameter group must be a dict, but got: {group!r}. Pass {{'params': variables}}.")

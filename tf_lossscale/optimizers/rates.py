@@ -1,4 +1,4 @@
-"""Learning rates of parameter groups: a number that can be changed, or something to read it from."""
+"""Learning rates of parameter groups: a number that can be changed, or a source to read it from."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import tensorflow as tf
 class Rate:
     """The learning rate of one parameter group.
 
-    A number is kept in a variable of the optimizer, so that a traced tf.function uses a new value. The variable exists
-    in any case: the saved state must not depend on how the learning rate was given.
+    A number is stored in a variable of the optimizer, so that a traced tf.function uses a new value. The variable
+    always exists, so that the saved state does not depend on the kind of learning rate.
 
     Args:
         optimizer: an `AdafactorBase`.
@@ -29,7 +29,7 @@ class Rate:
         self.source = self._variable if isinstance(value, float) else value
 
     def read(self) -> Any:
-        """A number, or the variable, schedule or function that was given for one."""
+        """Return the number, or the variable, schedule or function that provides it."""
         if self.source is not self._variable:
             return self.source
         variable = self._optimizer._tensor_variable(self._variable)
@@ -44,7 +44,7 @@ class Rate:
         self.source = value
 
     def now(self) -> tf.Tensor:
-        """The learning rate of the coming step, a scalar."""
+        """Return the learning rate of the next step, a scalar."""
         source = self.source
         if self._optimizer._is_schedule(source):
             source = source(self._optimizer._iterations)
@@ -53,7 +53,7 @@ class Rate:
         return tf.reshape(tf.convert_to_tensor(source), [])
 
     def number(self) -> Any:
-        """The learning rate as a number; as an array where it is a variable of the user's."""
+        """Return the learning rate as a number, or as an array for a variable of the user's."""
         value = self.read()
         if callable(value):
             return float(self.now().numpy())
@@ -61,7 +61,7 @@ class Rate:
 
 
 class FirstRate(Rate):
-    """The learning rate of the first group, which is where Keras keeps an optimizer's."""
+    """The learning rate of the first group, stored where Keras stores an optimizer's learning rate."""
 
     @property
     def source(self) -> Any:

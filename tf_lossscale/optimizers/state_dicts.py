@@ -1,4 +1,4 @@
-"""State dicts of PyTorch, checked before anything is taken from them."""
+"""Checks of PyTorch's state dicts before they are loaded."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def checked(state_dict: Mapping[str, Any], parameters: Sequence[Any], sizes: Seq
     (1,)
 
     Args:
-        state_dict: with "state" and "param_groups".
-        parameters: the optimizer's, in order.
-        sizes: how many of them are in each group.
+        state_dict: a dict with "state" and "param_groups".
+        parameters: the optimizer's parameters, in order.
+        sizes: the number of parameters in each group.
 
     Returns:
-        A dict for every parameter, with "step" and its second moments; empty where nothing was saved.
+        A dict for every parameter, with "step" and its second moments; empty if nothing was saved.
 
     Raises:
         ValueError: the groups, their options, or the shapes do not fit.
@@ -52,12 +52,12 @@ def checked(state_dict: Mapping[str, Any], parameters: Sequence[Any], sizes: Seq
 
 
 def _as_number(key: Any) -> Any:
-    # JSON has made a string of it.
+    # JSON turns integer keys into strings.
     return int(key) if isinstance(key, str) and key.isdigit() else key
 
 
 def _checked_state(variable: Any, number: Any, entry: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """One parameter's saved state as arrays of the right shapes, or raises; empty if there is none."""
+    """Return one parameter's saved state as arrays of the right shapes, or raise; empty if there is none."""
     if not entry:
         return {}
     shapes = moment_shapes(variable.shape)
@@ -82,6 +82,6 @@ def _checked_state(variable: Any, number: Any, entry: Mapping[str, Any]) -> dict
 
 
 def _as_array(value: Any) -> np.ndarray:
-    if hasattr(value, "detach"):  # a tensor of PyTorch; NumPy has no bfloat16 of it
+    if hasattr(value, "detach"):  # a PyTorch tensor, which cannot be a NumPy array in bfloat16
         value = value.detach().cpu().float() if "bfloat16" in str(value.dtype) else value.detach().cpu()
     return np.asarray(value)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from tf_lossscale.libraries import keras_versions
 from tf_lossscale.optimizers.adafactor import AdafactorBase
+
+if TYPE_CHECKING:
+    from tf_lossscale.types import Variable
 
 tf_keras: Any = keras_versions.keras_2()
 
@@ -30,7 +33,7 @@ _OPTIONS = (
 class Adafactor(AdafactorBase, tf_keras.optimizers.Optimizer):
     """Adafactor with the semantics of `torch.optim.Adafactor`, as an optimizer of tf_keras.
 
-    All but the base class is as in `tf_lossscale.optimizers.keras3.Adafactor`, where the algorithm is.
+    `tf_lossscale.optimizers.keras3.Adafactor` documents the algorithm, the methods and the arguments.
 
     >>> optimizer = Adafactor(lr=0.25)
     >>> weight = tf.Variable([4.0])
@@ -40,12 +43,12 @@ class Adafactor(AdafactorBase, tf_keras.optimizers.Optimizer):
 
     Args:
         params: as there.
-        lr: as there; no function.
+        lr: as there, but not a function.
         beta2_decay: as there.
         eps: as there.
         d: as there.
         weight_decay: as there.
-        foreach: as there. It takes effect without `use_ema`, `jit_compile` and DTensor.
+        foreach: as there. It has no effect with `use_ema`, `jit_compile` or DTensor.
         maximize: as there.
         **kwargs: tf_keras's `name, clipnorm, clipvalue, global_clipnorm, use_ema, ema_momentum,
             ema_overwrite_frequency, jit_compile, mesh`; `jit_compile` is False unless given.
@@ -58,7 +61,7 @@ class Adafactor(AdafactorBase, tf_keras.optimizers.Optimizer):
 
     def __init__(
         self,
-        params: Any = None,
+        params: Iterable[Variable] | Iterable[dict[str, Any]] | None = None,
         lr: Any = 1e-2,
         beta2_decay: float = -0.8,
         eps: tuple[float | None, float] = (None, 1e-3),
@@ -85,7 +88,7 @@ class Adafactor(AdafactorBase, tf_keras.optimizers.Optimizer):
         given = self._prepare(params, options)
         kwargs = {"name": "Adafactor", "jit_compile": False, **kwargs}
         super().__init__(weight_decay=weight_decay, **kwargs)
-        self._rates: list[Any] = []  # of all groups; what tf.train.Checkpoint finds them by
+        self._rates: list[Any] = []  # of all groups, as an attribute that tf.train.Checkpoint finds
         for group in given:
             self._add_group(group)
 
@@ -129,13 +132,13 @@ class Adafactor(AdafactorBase, tf_keras.optimizers.Optimizer):
     # What tf_keras asks. ----------------------------------------------------------------------------------------
 
     def build(self, var_list: Iterable[Any]) -> None:
-        """Create the state for the variables, and for those of the parameter groups.
+        """Create the state for the variables, and for the variables of the parameter groups.
 
         Args:
             var_list: an iterable of `tf.Variable`.
 
         Raises:
-            ValueError: one is in none of the groups that were given to the constructor.
+            ValueError: a variable is in none of the groups that were passed to the constructor.
         """
         if self._is_built:
             return
@@ -156,7 +159,7 @@ class Adafactor(AdafactorBase, tf_keras.optimizers.Optimizer):
             self._index_dict[self._key(variable)] = len(self._index_dict)
 
     def _apply_weight_decay(self, variables: Any) -> None:
-        pass  # part of the update
+        pass  # the update includes the weight decay
 
     def _distributed_apply_gradients_fn(
         self, distribution: Any, grads_and_vars: Sequence[tuple[Any, Any]], **kwargs: Any
@@ -178,7 +181,7 @@ class Adafactor(AdafactorBase, tf_keras.optimizers.Optimizer):
 
         Args:
             gradient: a tensor or IndexedSlices.
-            variable: one that the optimizer is built for.
+            variable: a variable that the optimizer is built for.
         """
         self._update_all([(gradient, variable)], lambda _, function, arguments: function(variable, *arguments))
 

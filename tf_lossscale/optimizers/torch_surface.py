@@ -1,4 +1,4 @@
-"""PyTorch's surface of an optimizer, over TensorFlow variables: groups, `step`, `state_dict` and hooks."""
+"""The interface of PyTorch's optimizers for TensorFlow variables: groups, `step`, `state_dict` and hooks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tf_lossscale.optimizers.parameter_groups import ParameterGroup
 
 
 class TorchSurface(hooks.Hooked):
-    """The methods of PyTorch's optimizers. A variable's gradient is its attribute `grad`, as there."""
+    """The methods of PyTorch's optimizers. As in PyTorch, a variable's attribute `grad` holds its gradient."""
 
     # What the optimizer's class provides. -----------------------------------------------------------------------
 
@@ -23,18 +23,18 @@ class TorchSurface(hooks.Hooked):
     apply_gradients: Callable[..., Any]
 
     def _all_built(self) -> bool:
-        """Build the optimizer for the variables of all groups, unless it is built. Return False if there are none."""
+        """Build the optimizer for the variables of all groups if necessary. Return False if there are none."""
         raise NotImplementedError
 
     def _add_group(self, given: dict[str, Any]) -> None:
         raise NotImplementedError
 
     def _moments_of(self, variable: Any) -> dict[str, Any]:
-        """Name -> variable, as in `adafactor_rule.moment_shapes`."""
+        """Return the second moments by name; see `adafactor_rule.moment_shapes`."""
         raise NotImplementedError
 
     def _tensor_variable(self, variable: Any) -> Any:
-        """The tf.Variable of a variable of the optimizer's library."""
+        """Return the tf.Variable of a variable of the optimizer's library."""
         raise NotImplementedError
 
     def _set_iterations(self, steps: int) -> None:
@@ -44,22 +44,22 @@ class TorchSurface(hooks.Hooked):
 
     @property
     def param_groups(self) -> list[ParameterGroup]:
-        """The parameter groups; their options can be read and set, by name.
+        """The parameter groups, whose options can be read and set by name.
 
-        "params" are the variables, and "param_names" their names, if they were given as (name, variable) pairs.
+        "params" are the variables, and "param_names" their names if they were passed as (name, variable) pairs.
         """
         return self._groups
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The options of groups that do not name their own."""
+        """The default options of groups."""
         return dict(self._defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add variables to update, with options of their own, at any time: for example layers that are unfrozen.
+        """Add variables with their own options, at any time: for example unfrozen layers.
 
-        The new variables start with empty state, those of the other groups keep theirs. A `tf.function` that was
-        traced before does not update them: make a new one.
+        The new variables start with empty state; the others keep theirs. A `tf.function` that was
+        traced before does not update them. Create a new one.
 
         >>> from tf_lossscale.optimizers import Adafactor
         >>> optimizer = Adafactor([tf.Variable(1.0)])
@@ -68,13 +68,13 @@ class TorchSurface(hooks.Hooked):
         [0.01, 0.5]
 
         Args:
-            param_group: a dict with "params" and any of the options; what is missing is as in `defaults`. "params" are
+            param_group: a dict with "params" and any of the options. `defaults` has the others. "params" are
                 variables, or (name, variable) pairs, whose names the group then has as "param_names".
 
         Raises:
-            TypeError: it is not a dict, or holds something other than variables.
+            TypeError: `param_group` is not a dict, or contains something other than variables.
             ValueError: a variable is in another group, or only some of the groups have names for their parameters.
-            KeyError: it has no "params".
+            KeyError: `param_group` has no "params".
         """
         self._add_group(parameter_groups.one_group(param_group))
 
@@ -87,9 +87,9 @@ class TorchSurface(hooks.Hooked):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters by their gradients, and call the step hooks.
 
-        The gradients are the variables' attributes `grad`. If after the closure none has one, they are those of the
-        loss that the closure returns. A variable whose gradient is None stays as it is, with its state. A gradient of
-        zeros is a step: it counts, the second moments decay, and so does the variable if there is a `weight_decay`.
+        The gradients are the variables' attributes `grad`. If none has one after the closure, they are the gradients of
+        the loss that the closure returns. A variable whose gradient is None does not change, nor does its state. A
+        gradient of zeros counts as a step: the second moments decay, and with a `weight_decay` the variable does, too.
 
         >>> from tf_lossscale.optimizers import Adafactor
         >>> weight = tf.Variable([4.0])
@@ -105,7 +105,7 @@ class TorchSurface(hooks.Hooked):
             closure: a function without arguments that returns the loss; None if the variables have gradients.
 
         Returns:
-            What the closure returned; None without one.
+            The result of the closure; None without a closure.
 
         Raises:
             RuntimeError: a hook returned something other than None or (new args, new kwargs).
@@ -138,7 +138,7 @@ class TorchSurface(hooks.Hooked):
     # The state. -------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state and the groups, as PyTorch lays them out, with NumPy arrays for tensors.
+        """Return the state and the groups in PyTorch's layout, with NumPy arrays in place of tensors.
 
         >>> from tf_lossscale.optimizers import Adafactor
         >>> weight = tf.Variable(tf.ones([2, 3]))
@@ -149,7 +149,7 @@ class TorchSurface(hooks.Hooked):
 
         Returns:
             A dict: "state", for every parameter that was updated, by its number over all groups; and "param_groups",
-            with these numbers for "params". Whatever the last hook returned instead.
+            with these numbers for "params". Hooks can replace the dict.
         """
         for hook in self._hooks["state_dict_pre"]:
             hook(self)
@@ -178,16 +178,16 @@ class TorchSurface(hooks.Hooked):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict of this class, or one of PyTorch, whose tensors may be NumPy arrays.
 
-        A run that began in PyTorch continues. `iterations`, which schedules follow, becomes the largest "step".
+        A run that began in PyTorch can continue. `iterations`, which schedules read, becomes the largest "step".
 
         Args:
-            state_dict: a dict as `state_dict` returns it. It is not changed, neither here nor by a hook.
+            state_dict: a dict as returned by `state_dict`. Neither this method nor a hook changes it.
 
         Raises:
-            AttributeError: it is not a dict.
+            AttributeError: `state_dict` is not a dict.
             ValueError: its groups, or the shapes of its state, do not fit this optimizer's.
             AssertionError: the state of a parameter lacks a second moment.
-            KeyError: it lacks "state", "param_groups" or a parameter's "step".
+            KeyError: `state_dict` lacks "state", "param_groups" or a parameter's "step".
         """
         if not isinstance(state_dict, Mapping):
             raise AttributeError(f"`state_dict` must be a dict, as state_dict() returns it, but got: {state_dict!r}.")
@@ -199,18 +199,14 @@ class TorchSurface(hooks.Hooked):
         saved_groups = loaded["param_groups"]
         sizes = [len(group["params"]) for group in self._groups]
         entries = state_dicts.checked(loaded, self._parameters(), sizes)
-        # Past this line nothing raises: a state that does not fit has changed nothing.
+        # From here on nothing raises, so a state that does not fit changes nothing.
         steps = [entry["step"] if entry else 0.0 for entry in entries]
         if any(entries):
             self._all_built()
             self._set_iterations(int(max(steps)))
         for group, size, saved in zip(self._groups, sizes, saved_groups):
             if group.steps is not None:
-                self._tensor_variable(group.steps).assign(np.array(steps[:size], "float32"))
-                for variable, entry in zip(group["params"], entries):
-                    for name, each in self._moments_of(variable).items():
-                        target = self._tensor_variable(each)
-                        target.assign(tf.cast(entry[name], target.dtype) if entry else tf.zeros_like(target))
+                self._load_moments(group, steps[:size], entries)
             steps, entries = steps[size:], entries[size:]
             for name, value in saved.items():
                 if name != "params":
@@ -218,6 +214,13 @@ class TorchSurface(hooks.Hooked):
             group.reorder([*(name for name in saved if name != "params"), "params"])
         for hook in self._hooks["load_state_dict_post"]:
             hook(self)
+
+    def _load_moments(self, group: ParameterGroup, steps: list[float], entries: list[Any]) -> None:
+        self._tensor_variable(group.steps).assign(np.array(steps, "float32"))
+        for variable, entry in zip(group["params"], entries):
+            for name, each in self._moments_of(variable).items():
+                target = self._tensor_variable(each)
+                target.assign(tf.cast(entry[name], target.dtype) if entry else tf.zeros_like(target))
 
 
 def _packed(group: ParameterGroup, first: int) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     20
 
     Args:
-        parser: of the subcommand.
+        parser: the parser of the subcommand.
     """
     usual = Settings()
 
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.out.exists() and not arguments.out.is_dir():
             raise NotADirectoryError(f"{arguments.out} is a file. Pass a folder as --out.")
         for module in ("matplotlib.figure", "rich.console", "sklearn.datasets", "tqdm"):
-            optional.load(module, "train")  # before the training, which is lost if the report cannot be made
+            optional.load(module, "train")  # checked first, because a failing report would lose the whole training
         from tf_lossscale.training import saved
 
         if not arguments.resume:
@@ -116,7 +116,7 @@ def _train(settings: Settings, state: dict[str, Any] | None, out: pathlib.Path, 
 
 
 def _take_steps(run: Any, digits: Any, settings: Settings, asked_to_stop: Callable[[], bool] = lambda: False) -> None:
-    """Take the steps that are left, and show the progress."""
+    """Take the remaining steps and show the progress."""
     first = len(run.history)
     with progress.shown(run.setup.name, first, settings.steps) as report:
         for batch in digits.batches(first, settings.steps):
@@ -128,13 +128,13 @@ def _take_steps(run: Any, digits: Any, settings: Settings, asked_to_stop: Callab
 
 
 def _short(scale: float) -> str:
-    """Return a loss scale as text: most are powers of two, with many digits."""
+    """Return a loss scale as text, as a power of two if it is one."""
     mantissa, exponent = math.frexp(scale)
     return f"2^{exponent - 1}" if mantissa == 0.5 else f"{scale:.4g}"
 
 
 def _save(run: Any, settings: Settings, out: pathlib.Path) -> OSError | None:
-    """Save the run. Return the error if it cannot be saved, for a second try at the end."""
+    """Save the run. Return the error if that fails, so that the caller can try again at the end."""
     from tf_lossscale.training import saved
 
     try:

@@ -30,10 +30,10 @@ class Record(NamedTuple):
 
 
 class Digits:
-    """scikit-learn's 1797 handwritten digits, scaled up to 32 x 32, in batches whose order the seed decides.
+    """scikit-learn's 1797 handwritten digits, scaled to 32 x 32, in batches whose order depends on the seed.
 
     Args:
-        seed: of the order; which digits are for the test is the same for all.
+        seed: the seed of the order. The test digits are the same for every seed.
     """
 
     def __init__(self, seed: int):
@@ -56,10 +56,10 @@ class Digits:
 
 
 def lenet5(policy: str) -> Any:
-    """Return LeNet-5 for 32 x 32 images, computing as the policy says.
+    """Return LeNet-5 for 32 x 32 images under a dtype policy.
 
     Args:
-        policy: a Keras dtype policy; the logits are float32 in each.
+        policy: a Keras dtype policy; the logits are float32 under every policy.
 
     Returns:
         A Keras model.
@@ -82,10 +82,10 @@ def lenet5(policy: str) -> Any:
 
 
 class Run:
-    """One training run: model, optimizer, the compiled step and what it recorded.
+    """One training run: the model, the optimizer, the compiled step and the records of its steps.
 
     Args:
-        setup: which of the three ways.
+        setup: the way to train: one of three.
         settings: the run's settings.
     """
 
@@ -93,7 +93,7 @@ class Run:
         tf.keras.utils.set_random_seed(settings.seed)
         self.setup = setup
         self.model = lenet5(setup.policy)
-        # A fixed scale of 1 is no loss scaling: every step is the inner optimizer's, of the same gradients.
+        # A fixed scale of 1 scales nothing: every step equals the inner optimizer's.
         scale: dict[str, Any] = {"dynamic": False, "initial_scale": 1}
         if setup.scaled:
             scale = {"initial_scale": settings.initial_scale, "dynamic_growth_steps": settings.growth_steps}
@@ -117,7 +117,7 @@ class Run:
         return loss, zeros
 
     def step(self, images: tf.Tensor, labels: tf.Tensor) -> Record:
-        """Take one step, record it, and return the record. Its scale is the one that the step used."""
+        """Take one step, record it, and return the record, which has the scale that the step used."""
         scale = float(self.optimizer.loss_scale)
         loss, zeros = self._step(images, labels)
         skipped = bool(self.optimizer.last_step_skipped)
@@ -138,7 +138,7 @@ class Run:
 def _inner_optimizer(settings: Settings) -> Any:
     optimizers = tf.keras.optimizers
     if settings.optimizer == "sgd":
-        # SGD's step is as large as the gradient: the weight of the loss is taken out again.
+        # SGD's step is proportional to the gradient, so the rate makes up for the small weight of the loss.
         return optimizers.SGD(0.02 / settings.loss_weight, momentum=0.9)
-    # The others divide by the gradient's size; epsilon has to stay below it.
+    # The other optimizers divide by the gradient's magnitude; epsilon must be smaller than it.
     return {"adam": optimizers.Adam, "rmsprop": optimizers.RMSprop}[settings.optimizer](1e-3, epsilon=1e-16)

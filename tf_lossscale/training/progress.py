@@ -1,4 +1,4 @@
-"""The progress of a run: a bar in a terminal, a line now and then in a log file."""
+"""The progress of a run: a bar in a terminal, an occasional line in a log file."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 
 from tf_lossscale.libraries import optional
 
-# A narrow terminal cuts off the end: what the run is about comes first.
+# A narrow terminal cuts off the end of the line, so the important part comes first.
 _BAR = "{desc} {n_fmt}/{total_fmt} {bar} [{elapsed}]"
 _LINES = 10
 
 
 @contextlib.contextmanager
 def shown(name: str, first: int, total: int) -> Iterator[Callable[[str], None]]:
-    """Yield a function to call after each step with a text about it.
+    """Yield a function to call after each step, with a text to show.
 
     >>> import contextlib, sys
     >>> with contextlib.redirect_stderr(sys.stdout), shown("float32", 0, 20) as report:

@@ -15,14 +15,14 @@ from tf_lossscale.writing import whole_file
 
 
 def print_table(runs: Sequence[Run], test: Any, settings: Settings) -> None:
-    """Print a row for each run: test accuracy, skipped steps, share of the gradients' values that are zero.
+    """Print a row for each run: test accuracy, skipped steps, and the share of zeros in the gradients.
 
     The share is the mean over the steps that were not skipped.
 
     Args:
-        runs: the runs, at their end.
+        runs: the finished runs.
         test: images and labels.
-        settings: of all of them.
+        settings: the settings that all runs share.
     """
     table = optional.load("rich.table", "train").Table(
         title=f"LeNet-5, {settings.optimizer}, {settings.steps} steps, seed {settings.seed}, "
@@ -66,6 +66,6 @@ def plot(history: Sequence[Record], path: pathlib.Path) -> None:
     for axes, values in ((above, loss), (below, scale)):
         axes.plot(skipped, values[skipped], "x", color="tab:red", label=f"{len(skipped)} skipped steps")
         axes.grid(alpha=0.3)
-    above.legend(loc="upper right")  # the scale may be anywhere in its half
+    above.legend(loc="upper right")  # the scale's curve may be anywhere in its half, the loss falls
     with whole_file(path) as temporary:
         figure.savefig(temporary, dpi=120)

@@ -1,6 +1,6 @@
 """Files of a training run: a checkpoint, and `state.json`, which names the checkpoint and holds all other state.
 
-A checkpoint is deleted only after no file names it any more: stopped at any moment, `state.json` names a whole one.
+A checkpoint is deleted only when `state.json` names a newer one, so that a run stopped at any moment can be resumed.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from tf_lossscale.writing import checkpoint_errors_are_os_errors, name_latest_ch
 
 STATE = "state.json"
 _FOLDER = "checkpoint"
-_NUMBERED = re.compile(r"ckpt-\d+[._].*")  # a checkpoint's files, those that an interrupted write left too
+_NUMBERED = re.compile(r"ckpt-\d+[._].*")  # files of a checkpoint, including those of an interrupted write
 
 
 def make_ready(out: pathlib.Path) -> None:
-    """Create the folder. Raise before the training, not after it, if it cannot be written.
+    """Create the folder, and raise before the training if it cannot be written.
 
     Args:
         out: the folder.
@@ -47,15 +47,15 @@ def make_ready(out: pathlib.Path) -> None:
 
 
 def save(run: Run, settings: Settings, out: pathlib.Path) -> None:
-    """Write a checkpoint, then the file that names it, and then delete the checkpoints before it.
+    """Write a checkpoint, then the file that names it, then delete the older checkpoints.
 
     Args:
-        run: what to save.
+        run: the run to save.
         settings: its settings.
         out: the folder, as `make_ready` left it.
 
     Raises:
-        OSError: it cannot be written. The message names the last whole checkpoint.
+        OSError: a file cannot be written. The message names the last complete checkpoint.
     """
     folder = out / _FOLDER
     number = max(map(_number, _files(folder)), default=0) + 1
@@ -75,14 +75,14 @@ def save(run: Run, settings: Settings, out: pathlib.Path) -> None:
     except OSError as error:
         _delete(file for file in _files(folder) if _number(file) == number)
         raise OSError(f"the checkpoint {folder / name} cannot be written ({error}). {_last_whole(out)}") from error
-    # If this fails, what is left is deleted after the next save.
+    # If this fails, the next save deletes the remaining files.
     with contextlib.suppress(OSError):
         name_latest_checkpoint(folder, name)
         _delete(file for file in _files(folder) if _number(file) < number)
 
 
 def read(out: pathlib.Path) -> tuple[Settings, dict[str, Any]]:
-    """Return the settings of the run in a folder, and what `save` wrote.
+    """Return the settings and the state that `save` wrote into a folder.
 
     Args:
         out: the folder.
@@ -107,7 +107,7 @@ def read(out: pathlib.Path) -> tuple[Settings, dict[str, Any]]:
 
 
 def restore(run: Run, state: dict[str, Any], out: pathlib.Path) -> None:
-    """Set a run to what was saved.
+    """Restore a saved run.
 
     Args:
         run: made with the settings that were saved.
@@ -131,7 +131,7 @@ def restore(run: Run, state: dict[str, Any], out: pathlib.Path) -> None:
 
 def _checkpoint(run: Run) -> tf.train.Checkpoint:
     checkpoint = tf.train.Checkpoint(model=run.model, optimizer=run.optimizer)
-    _ = checkpoint.save_counter  # reading makes it: `restore` wants it in the file
+    _ = checkpoint.save_counter  # reading `iterations` creates the variable, which `restore` expects in the file
     return checkpoint
 
 
@@ -151,7 +151,7 @@ def _files(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _number(path: pathlib.Path) -> int:
-    """The number of the checkpoint that a file belongs to."""
+    """Return the number of the checkpoint that a file belongs to."""
     return int(path.name.removeprefix("ckpt-").partition(".")[0].partition("_")[0])
 
 

@@ -1,4 +1,4 @@
-"""The constructor's arguments, and what they make: the loss scale, the diagnosis, the compiled steps."""
+"""The constructor's arguments, and the objects made from them: the loss scale, the diagnosis, the compiled steps."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from tf_lossscale.core.state import DynamicLossScale, FixedLossScale, LossScale
 def loss_scale(
     dynamic: Any, initial_scale: Any, growth_steps: Any, skip_nonfinite: Any, manager: Any, **rules: Any
 ) -> LossScale:
-    """Return a new loss scale, or that of a manager.
+    """Return a new loss scale, or a manager's loss scale.
 
     >>> loss_scale(False, 8, None, None, None)().numpy().item()
     8.0
 
     Args:
-        dynamic: whether it moves.
+        dynamic: whether the scale moves.
         initial_scale: a finite number above 0; None for the default.
-        growth_steps: finite steps in a row after which it grows; None for the default.
+        growth_steps: finite steps in a row after which the scale grows; None for the default.
         skip_nonfinite: whether a step with a non-finite gradient is skipped; None for the default.
-        manager: an object with a method `as_loss_scale`, in place of all other arguments; or None.
+        manager: an object with a method `as_loss_scale`, which replaces all other arguments; or None.
         **rules: the fields of `Rules` that are arguments of the constructor.
 
     Returns:
@@ -61,7 +61,7 @@ def loss_scale(
 
 
 def _instead_of(dynamic: Any, initial_scale: Any, growth_steps: Any) -> str:
-    """Say what to pass instead of a `dynamic` that is an argument of an older or a newer wrapper, by position."""
+    """Return the remedy for a positional `dynamic` that is another argument in an older or newer wrapper."""
     if isinstance(dynamic, str):
         return "A dynamic scale is the default: leave the argument out."
     if not isinstance(dynamic, (int, float)):
@@ -91,14 +91,14 @@ def _of_manager(manager: Any, alone: bool) -> LossScale:
 
 
 def diagnosis(diagnose: Any, loss_scale: LossScale) -> Diagnosis | None:
-    """Return what records the gradients that overflow, or None if nothing does.
+    """Return the object that records which gradients overflow, or None.
 
     >>> diagnosis(False, FixedLossScale(8)) is None
     True
 
     Args:
         diagnose: whether to record.
-        loss_scale: the optimizer's.
+        loss_scale: the optimizer's loss scale.
 
     Raises:
         TypeError: `diagnose` is not a bool.
@@ -115,7 +115,7 @@ def diagnosis(diagnose: Any, loss_scale: LossScale) -> Diagnosis | None:
 
 
 def clusters(jit_compile: Any) -> Clusters | None:
-    """Return what holds the compiled steps, or None if XLA compiles none.
+    """Return the object that holds the compiled steps, or None if XLA compiles no step.
 
     >>> clusters(False) is None
     True
@@ -124,7 +124,7 @@ def clusters(jit_compile: Any) -> Clusters | None:
         jit_compile: whether XLA compiles the step.
 
     Raises:
-        TypeError: it is not a bool.
+        TypeError: `jit_compile` is not a bool.
         ValueError: this is a legacy graph.
     """
     if not errors.boolean("jit_compile", jit_compile, "Pass True to have XLA compile the step."):

@@ -14,14 +14,14 @@ from tf_lossscale.wrapper import families
 from tf_lossscale.wrapper.contract import Contract
 from tf_lossscale.wrapper.parts import Parts
 
-#: The key of the loss scale's state in the config of the inner optimizer of a model that is saved.
+#: The key of the loss scale's state in the inner optimizer's config while a model is saved.
 STATE = "loss_scale_state"
-# What `model.save` calls in every Keras library, and what Keras 3's pickles call.
+# The functions that `model.save` calls in each Keras library, and that Keras 3's pickling calls.
 _SAVES = ("save_model", "_save_model_to_fileobj")
 
 
 class Configurable(Parts):
-    """Wrappers made from a config, from an old config, or as a copy of a wrapper."""
+    """The methods that write a wrapper's config, and create wrappers from current and old configs."""
 
     dynamic: Any
     initial_scale: Any
@@ -42,7 +42,7 @@ class Configurable(Parts):
         return {**inner, STATE: self._state()}
 
     def _take_state(self, inner: Any) -> None:
-        """Set the state that `_inner_config` put into a config."""
+        """Restore the state that `_inner_config` put into a config."""
         if isinstance(inner, dict) and STATE in inner and isinstance(self._loss_scale, DynamicLossScale):
             state = inner[STATE]
             self._set_state({**state, "loss_scale": self._loss_scale.in_range(state["loss_scale"])})
@@ -58,7 +58,7 @@ class Configurable(Parts):
 
         Returns:
             A dict. Arguments that the original did not have are in it only if they are not at their defaults. A
-            function given as `on_stall` is not in it.
+            function passed as `on_stall` is not in it.
         """
         scale: Any = self._loss_scale
         if not isinstance(scale, (DynamicLossScale, FixedLossScale)) and hasattr(scale, "get_config"):
@@ -76,7 +76,7 @@ class Configurable(Parts):
             config["diagnose"] = True
         if self._clusters is not None:
             config["jit_compile"] = True
-        if self._stall.action == "raise":  # a function is no plain value
+        if self._stall.action == "raise":  # a function is not a plain value
             config["on_stall"] = "raise"
         if self.dynamic:
             given = {name: getattr(self._loss_scale.rules, name) for name in KEYWORDS}
@@ -85,7 +85,7 @@ class Configurable(Parts):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
-        """Make an optimizer from its config; configs written by TensorFlow 2.3 and older are read as well.
+        """Create an optimizer from its config. Configs of TensorFlow 2.3 and older are accepted, too.
 
         >>> import tensorflow as tf
         >>> from tf_lossscale import LossScaleOptimizer
@@ -94,15 +94,15 @@ class Configurable(Parts):
         8.0
 
         Args:
-            config: what `get_config` returned; it is not changed.
-            custom_objects: classes of your own that the inner optimizer needs, by name.
+            config: the result of `get_config`, which is not changed.
+            custom_objects: your own classes that the inner optimizer needs, by name.
 
         Returns:
             A new LossScaleOptimizer with a new inner optimizer.
 
         Raises:
-            KeyError: there is no inner optimizer in the config.
-            TypeError: the config is no dict, or has a key that the constructor does not take.
+            KeyError: the config has no inner optimizer.
+            TypeError: the config is not a dict, or has a key that the constructor does not accept.
             ValueError: the config's loss scale is of an unknown class.
         """
         this: Any = cls
@@ -116,7 +116,7 @@ class Configurable(Parts):
         of_inner = inner
         if isinstance(inner, dict):
             inner = cls._family_class.from_config(copy.deepcopy(inner), custom_objects)
-        # tf_keras reads an old config as a legacy optimizer, whichever class is asked.
+        # tf_keras creates a legacy optimizer from an old config, whichever class is asked.
         family = families.adapter_of(inner)
         new = (this if issubclass(this, family) else family)(inner_optimizer=inner, **config)
         new._take_state(of_inner)

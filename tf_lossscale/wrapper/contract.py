@@ -2,7 +2,7 @@
 
 For `apply_gradients`, the first of these rules that applies decides:
 
-1. Marks. Gradients that `get_unscaled_gradients` returned carry a mark: they are unscaled. Arithmetic loses the mark.
+1. Marks. Gradients that `get_unscaled_gradients` returned are marked as unscaled. Arithmetic loses the mark.
 2. The last call in the same place: after `scale_loss` the gradients are scaled, after `get_scaled_loss` and
    `get_unscaled_gradients` they are unscaled. A place is a function being traced, or a thread in eager mode; a function
    without a call asks the functions around it.
@@ -35,9 +35,9 @@ from tf_lossscale.core import notes
 
 # Method -> whether the gradients of the next `apply_gradients` are scaled.
 _APPLY_GRADIENTS = {"scale_loss": True, "get_scaled_loss": False, "get_unscaled_gradients": False}
-# The same for an `apply` that takes unscaled gradients too. `get_scaled_loss` does not say what is done next.
+# The same for an `apply` that also takes unscaled gradients. After `get_scaled_loss` either kind may follow.
 _APPLY = {"scale_loss": True, "get_unscaled_gradients": False}
-# Method -> whether the gradients that a place has are scaled after this call.
+# Method -> whether the gradients in the same place are scaled after the call.
 _LEAVES_SCALED = {"scale_loss": True, "get_scaled_loss": True, "get_unscaled_gradients": False}
 
 _TWO_WAYS_OUT = (
@@ -63,7 +63,7 @@ class _Call:
 
 
 class Contract:
-    """The calls of one optimizer's methods, and what they say of the gradients of the next update.
+    """The calls of one optimizer's methods, and what they imply for the gradients of the next update.
 
     >>> contract = Contract()
     >>> contract.called("scale_loss")
@@ -89,10 +89,10 @@ class Contract:
         """Record a call of `scale_loss`, `get_scaled_loss` or `get_unscaled_gradients`.
 
         Args:
-            method: its name.
+            method: the method's name.
 
         Raises:
-            RuntimeError: in eager mode, if a function that was traced before takes gradients to be the opposite.
+            RuntimeError: in eager mode, if a function was traced under the opposite assumption.
         """
         with self._lock:
             places = _places()
@@ -110,8 +110,8 @@ class Contract:
     def scaled_by_hand(self) -> None:
         """Record that gradients are scaled and unscaled without our methods: they are unscaled in the next update.
 
-        Unless the loss is scaled as well: Keras 3's `fit` calls `scale_loss` with what a function of `scale_inside`
-        returned.
+        The exception is a loss that is scaled, too: Keras 3's `fit` passes the result of a `scale_inside` function to
+        `scale_loss`.
         """
         with self._lock:
             if not any(call.method == "scale_loss" and not call.followed_in for call in self._calls_in(_places())):
@@ -190,22 +190,24 @@ class Contract:
         """Return the answers of the calls so far, and whether they were made in the function being traced."""
 
         def is_used_up(call: _Call) -> bool:
-            # Unscaled gradients may go to several updates. After an update of scaled ones, the next may be of either.
+            # Unscaled gradients may go to several updates. After an update of scaled ones, the next may be of either
+            # kind.
             return scaled_after[call.method] and threading.current_thread() in call.followed_in
 
         calls, place = self._calls_before(places, lambda call: call.method in scaled_after and not is_used_up(call))
         answers = {scaled_after[call.method] for call in calls}
         here = [call for call in self._calls_in(places) if call.method in scaled_after]
         if place is None and any(map(is_used_up, here)):
-            # A second part of the gradients of one scale_loss, or gradients of no scaled loss.
+            # These may be more gradients of the same scale_loss, or gradients of an unscaled loss.
             answers |= {True} if answers else {True, False}
         return answers, place is places[0]
 
     def _require_not_unscaled(self, gradients: Iterable[Any]) -> None:
         """Raise if `apply` got unscaled gradients, which it would divide again; warn, once, if they may be unscaled.
 
-        Known are gradients that `get_unscaled_gradients` returned or was given. For others the calls tell: they are
-        unscaled if every place that they may come from has called it last, and may be if one has.
+        Gradients that `get_unscaled_gradients` returned or received are known. For others the calls decide: they are
+        unscaled if it was the last call in every place that they may come from, and may be if it was the last call in
+        one.
         """
         gradients = [gradient for gradient in gradients if gradient is not None]
         unscaled, _ = notes.are_unscaled(gradients)
@@ -231,7 +233,7 @@ class Contract:
     # The calls. -------------------------------------------------------------------------------------------------
 
     def _calls_before(self, places: list[Any], counts: Callable[[_Call], bool]) -> tuple[list[_Call], Any]:
-        """Return the calls that tell of an update's gradients, and their function; None for calls of several places."""
+        """Return the calls that decide about an update, and their function; None for calls in several places."""
         for place in places:
             calls = [call for call in self._calls_in([place]) if counts(call)]
             if calls and place is not _EAGER:
@@ -243,7 +245,7 @@ class Contract:
         return [call for call in (*here, *unused) if counts(call)], None
 
     def _calls_in(self, places: list[Any]) -> list[_Call]:
-        """Return this thread's calls, else in a function those of all: replicas have threads, and do the same."""
+        """Return this thread's calls, or else, in a function, all threads' calls: replicas are such threads."""
         found: list[_Call] = []
         for calls in [self._calls.get(place, {}) for place in places]:
             own = calls.get(threading.current_thread())
@@ -271,14 +273,14 @@ class Contract:
         self._scaled_by[threading.get_ident()] = factor
 
     def factor_of_loss(self) -> tf.Tensor | None:
-        """Return the factor of the loss, if the loss was scaled in the function being traced, or in eager mode."""
+        """Return the factor of the loss, if that was scaled in the function being traced or in eager mode."""
         factor = self._scaled_by.get(threading.get_ident())
         return factor if factor is not None and getattr(factor, "graph", None) is _graph() else None
 
     # Warnings. --------------------------------------------------------------------------------------------------
 
     def _warn_of_forgotten_calls(self) -> None:
-        """Warn, once, if the loss or the gradients were never given to us."""
+        """Warn once if the loss was never scaled, or the gradients were never unscaled."""
         if "scale_loss" in self._called:
             return
         needed = ("get_scaled_loss", "get_unscaled_gradients")
@@ -347,7 +349,7 @@ def _contradiction(method: str) -> RuntimeError:
 
 
 def _require_an_update(call: _Call, function: Any) -> None:
-    """Make each call of the function being traced raise, unless an update follows the call in that function."""
+    """Make each later call of the function being traced raise, unless an update follows in that function."""
 
     def check() -> tf.Tensor:
         if not call.followed_in:
@@ -361,11 +363,11 @@ def _require_an_update(call: _Call, function: Any) -> None:
 
 
 def _places() -> list[Any]:
-    """Return the functions being traced, innermost first, and a legacy graph around them, as graphs; or eager mode."""
+    """Return the functions being traced, innermost first, and a legacy graph around them; else eager mode."""
     found, graph = [], _graph()
     while graph is not None:
         if isinstance(graph, tf.__internal__.FuncGraph):
-            if type(graph) is tf.__internal__.FuncGraph:  # derived ones are branches and loops of a function
+            if type(graph) is tf.__internal__.FuncGraph:  # subclasses are branches and loops of a function
                 found.append(graph)
         elif not tf.compat.v1.executing_eagerly_outside_functions():
             found.append(graph)

@@ -19,7 +19,7 @@ class _Row(NamedTuple):
     library: str
     base: str
     shown: str  # the name for users
-    module: str = ""  # the beginning of the class's module, if its name is not unique in the library
+    module: str = ""  # the prefix of the class's module, if its name is not unique in the library
     # Whether only this family writes a serialized optimizer with this module and these keys in its config.
     wrote: Callable[[str, Collection[str]], bool] = lambda module, keys: False
 
@@ -55,13 +55,13 @@ def adapter_for(optimizer: Any) -> type | None:
         optimizer: any object.
 
     Returns:
-        A subclass of `tf_lossscale.LossScaleOptimizer`, its library loaded.
+        A subclass of `tf_lossscale.LossScaleOptimizer`.
     """
     return _adapter_for_class(type(optimizer))
 
 
 def of(optimizer: Any) -> Any:
-    """Return the family of an optimizer: an object around it; None if no family knows it.
+    """Return the family object around an optimizer, or None if no family knows the optimizer.
 
     >>> import tensorflow as tf
     >>> of(tf.keras.optimizers.SGD(0.5)).optimizers_name
@@ -110,7 +110,7 @@ def load(adapter: str) -> type:
 
 
 def library_in(module: str) -> str:
-    """Return the library that a module is of: "keras" for Keras 3, "tf_keras" for Keras 2, or the package's name.
+    """Return the library of a module: "keras" for Keras 3, "tf_keras" for Keras 2, or the package's name.
 
     >>> library_in("keras.src.optimizers"), library_in("tf_keras"), library_in("sonnet.optimizers")
     ('keras', 'tf_keras', 'sonnet')
@@ -120,7 +120,7 @@ def library_in(module: str) -> str:
     """
     package = module.partition(".")[0]
     if package in ("keras", "tf_keras") and keras_versions.package_of_keras_2() == "keras":
-        return "tf_keras" if package == "keras" else _SECOND_KERAS_2  # no class here is derived from its classes
+        return "tf_keras" if package == "keras" else _SECOND_KERAS_2  # our adapters do not derive from its classes
     return package
 
 
@@ -146,7 +146,7 @@ def of_config(config: dict[str, Any]) -> type:
     'tf_lossscale.adapters.tf_keras'
 
     Args:
-        config: a serialized optimizer. If several families may have written it, the answer is that of `tf.keras`.
+        config: a serialized optimizer. If several families may have written it, `tf.keras` decides.
 
     Returns:
         A subclass of `tf_lossscale.LossScaleOptimizer`.
@@ -170,14 +170,14 @@ def keras_of_tensorflow() -> str:
     return library_in(tf.keras.optimizers.Optimizer.__module__)
 
 
-# The package tf_keras where tf.keras is Keras 2 itself: one of the two is supported.
+# The package tf_keras, if tf.keras is Keras 2 itself. Only one of the two is supported.
 _SECOND_KERAS_2 = "tf_keras beside a Keras 2"
 
 #: Keras library -> the name of its modules: in `optimizers/`, and in `adapters/` for its layers.
 MODULES = {"keras": "keras3", "tf_keras": "tf_keras"}
 
 
-# Inner optimizer -> its wrappers, copies among them: checkpoints would mix up two wrappers of one optimizer.
+# Inner optimizer -> its wrapper and the wrapper's copies. Checkpoints would mix up two wrappers of one optimizer.
 _wrappers: weakref.WeakKeyDictionary[Any, weakref.WeakSet[Any]] = weakref.WeakKeyDictionary()
 
 # Every LossScaleOptimizer derives from a class with one of these names in one of these packages.
@@ -196,8 +196,8 @@ def adapter_of(inner_optimizer: Any) -> Any:
         inner_optimizer: the object to wrap.
 
     Raises:
-        NotWrappable: it is of no known family, or scales losses itself.
-        ValueError: it is wrapped already.
+        NotWrappable: the optimizer is of no known family, or scales losses itself.
+        ValueError: the optimizer is wrapped already.
     """
     if scales_losses(inner_optimizer):
         cls = type(inner_optimizer)
@@ -206,7 +206,7 @@ def adapter_of(inner_optimizer: Any) -> Any:
             f"{cls.__module__}.{cls.__qualname__}. {_instead_of_wrapping(inner_optimizer)}"
         )
     if is_wrapped(inner_optimizer):
-        gc.collect()  # a deleted wrapper may be part of a cycle
+        gc.collect()  # a deleted wrapper may be part of a reference cycle
     if is_wrapped(inner_optimizer):
         raise ValueError(
             '"inner_optimizer" is already wrapped by a LossScaleOptimizer. An optimizer can only be wrapped by a '
@@ -232,7 +232,7 @@ def adapter_of(inner_optimizer: Any) -> Any:
 def _instead_of_wrapping(wrapper: Any) -> str:
     if getattr(wrapper, "_family_class", None) is not None:
         return "Use it as it is."
-    # Not its inner optimizer: tf_keras's wrapper leaves parts of its own in that.
+    # Its inner optimizer is not offered, because tf_keras's wrapper leaves parts of its own in that.
     inner = type(wrapper.inner_optimizer).__name__ if hasattr(wrapper, "inner_optimizer") else "Adam"
     return (
         f"Wrap a new optimizer: tf_lossscale.LossScaleOptimizer({inner}(...)). If `compile` wrapped it, call "
@@ -261,7 +261,7 @@ def is_scaling(cls: Any) -> bool:
     False
 
     Args:
-        cls: any class. Classes are told by their name and package, because no library is imported for it.
+        cls: any class. Its name and package are compared, so that no library needs to be imported.
     """
     return any(
         base.__name__ in _SCALING and base.__module__.startswith(_SCALING_PACKAGES)
@@ -271,7 +271,7 @@ def is_scaling(cls: Any) -> bool:
 
 @functools.cache
 def joined(cls: Any, adapter: Any) -> Any:
-    """Return the class for objects that are of the user's class and of a family's wrapper class at once.
+    """Return a class that derives from both the user's class and a family's wrapper class.
 
     >>> class Mine: pass
     >>> class Adapter: pass
@@ -283,7 +283,7 @@ def joined(cls: Any, adapter: Any) -> Any:
         adapter: a family's wrapper class.
 
     Returns:
-        `adapter` itself if that is of `cls` already.
+        `adapter` itself if it derives from `cls` already.
     """
     if cls in adapter.__mro__:
         return adapter
@@ -292,7 +292,7 @@ def joined(cls: Any, adapter: Any) -> Any:
 
 
 def mark(inner_optimizer: Any, wrapper: Any) -> None:
-    """Record that an optimizer has a wrapper, for as long as the wrapper lives.
+    """Record that an optimizer has a wrapper, as long as the wrapper is alive.
 
     >>> class Optimizer: pass
     >>> inner, wrapper = Optimizer(), Optimizer()
@@ -318,7 +318,7 @@ def is_wrapped(inner_optimizer: Any) -> bool:
     """
     try:
         return bool(_wrappers.get(inner_optimizer))
-    except TypeError:  # not hashable, so not wrapped
+    except TypeError:  # unhashable objects cannot be wrapped
         return False
 
 

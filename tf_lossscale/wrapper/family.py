@@ -8,7 +8,7 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Collection, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -17,12 +17,15 @@ from tf_lossscale.core.graphs import runs_in_order
 from tf_lossscale.wrapper import options
 from tf_lossscale.wrapper.grads_and_vars import tensors_of, without_none
 
+if TYPE_CHECKING:
+    from tf_lossscale.types import Gradient, Variable
+
 
 class Family(abc.ABC):
-    """One inner optimizer, and the differences between optimizer libraries: derive from it for a library of your own.
+    """One inner optimizer, with its library's way of doing things. Derive from it to support another library.
 
-    A family knows its optimizer and nothing of the wrapper. Two questions have no default answer: how the optimizer's
-    variables are created, and how reduced gradients are applied.
+    A family knows its optimizer but not the wrapper. Two methods have no default: `build`, which creates the
+    optimizer's variables, and `apply`, which applies reduced gradients.
 
     >>> class Descent(Family):
     ...     def build(self, variables):
@@ -42,9 +45,9 @@ class Family(abc.ABC):
         inner: the optimizer.
     """
 
-    #: The class that the family's optimizers are derived from; `register_family` asks for it.
+    #: The base class of the family's optimizers, which `register_family` requires.
     optimizer_class: type | None = None
-    #: Classes of the library that the wrapper derives from as well, for its `isinstance` checks.
+    #: Classes of the library that the wrapper derives from, too, for the library's `isinstance` checks.
     wrapper_bases: tuple[type, ...] = ()
 
     def __new__(cls, inner: Any) -> Family:
@@ -64,15 +67,15 @@ class Family(abc.ABC):
 
     # Building. --------------------------------------------------------------------------------------------------
 
-    #: Whether a variable without a gradient gets no slots: old checkpoints have none for it.
+    #: Whether variables without a gradient get no slots, as in old checkpoints.
     slots_need_gradients = False
 
     @abc.abstractmethod
-    def build(self, variables: list[Any]) -> None:
-        """Create the variables that the optimizer lacks; each trace, and each step with other variables, calls it."""
+    def build(self, variables: list[Variable]) -> None:
+        """Create the variables that the optimizer lacks. Each trace, and each step with other variables, calls this."""
 
-    def ensure_built(self, variables: list[Any]) -> None:
-        """Build the optimizer; in eager mode only if the variables are not those of the last call."""
+    def ensure_built(self, variables: list[Variable]) -> None:
+        """Build the optimizer. In eager mode, do so only if the variables differ from the last call's."""
         remembers = tf.executing_eagerly() and not tf.distribute.has_strategy()
         same = [last() is variable for last, variable in zip(self._built_for, variables)]
         if remembers and len(self._built_for) == len(variables) and all(same):
@@ -82,44 +85,44 @@ class Family(abc.ABC):
 
     @property
     def is_built(self) -> bool:
-        """Whether the optimizer has its slots; then it takes no new options."""
+        """Whether the optimizer has its slots, after which options cannot be set."""
         return False
 
-    def known_variables(self) -> list[Any] | None:
-        """Return the variables that the optimizer was built for; None if it does not keep them."""
+    def known_variables(self) -> list[Variable] | None:
+        """Return the variables that the optimizer was built for; None if it does not store them."""
         return None
 
     # Reducing. --------------------------------------------------------------------------------------------------
 
     #: Whether a step sums the gradients over the replicas; False if the library leaves that to the caller.
     sums_over_replicas = True
-    #: A function that sums (gradient, variable) pairs in place of the strategy; None if the strategy does.
+    #: A function that sums (gradient, variable) pairs instead of the strategy; None if the strategy does.
     own_aggregation: Callable[..., Any] | None = None
-    #: Whether `apply_gradients` without any pair is a finite step; if not, it is an error.
+    #: Whether `apply_gradients` without pairs is a finite step, rather than an error.
     takes_empty_steps = False
     #: Whether the optimizers return the operations of an update, which a legacy graph needs.
     returns_operations = False
     #: Whether `apply` also takes gradients that `get_unscaled_gradients` returned.
     apply_takes_unscaled = False
-    #: A factor of the loss beside the loss scale; None for none.
+    #: A factor of the loss besides the loss scale, or None.
     loss_scale_factor: Any = None
 
     def gradients(
-        self, loss: tf.Tensor, variables: list[Any], grad_loss: Any, tape: tf.GradientTape
-    ) -> list[tuple[Any, Any]]:
+        self, loss: tf.Tensor, variables: list[Variable], grad_loss: Any, tape: tf.GradientTape
+    ) -> list[tuple[Gradient, Variable]]:
         """Return the (gradient, variable) pairs of a scaled loss."""
         return list(zip(tape.gradient(loss, tensors_of(variables), grad_loss), variables))
 
-    def divide(self, gradients: Iterable[Any], factor: tf.Tensor) -> list[Any]:
+    def divide(self, gradients: Iterable[Gradient], factor: tf.Tensor) -> list[Gradient]:
         """Divide gradients by the factor of the loss."""
         return scaling.unscale(gradients, factor)
 
-    def unscale(self, gradients: list[Any], variables: list[Any], factor: tf.Tensor) -> list[Any]:
+    def unscale(self, gradients: list[Gradient], variables: list[Variable], factor: tf.Tensor) -> list[Gradient]:
         """Divide the gradients passed to the wrapper's `apply` by the factor of the loss."""
         del variables
         return self.divide(gradients, factor)
 
-    def reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+    def reduce(self, gradients: list[Gradient], variables: list[Variable]) -> list[Gradient]:
         """Sum the gradients over the replicas, in a replica context."""
         if self.own_aggregation is not None:
             return without_none(self.own_aggregation, gradients, variables)
@@ -128,7 +131,7 @@ class Family(abc.ABC):
     # Applying. --------------------------------------------------------------------------------------------------
 
     @abc.abstractmethod
-    def apply(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> Any:
+    def apply(self, gradients: list[Gradient], variables: list[Variable], **kwargs: Any) -> Any:
         """Apply reduced gradients with the optimizer, without reducing them again."""
 
     def require_graph_mode(self) -> None:
@@ -147,11 +150,11 @@ class Family(abc.ABC):
         return method is not None and _takes(getattr(method, "__func__", method), keyword)
 
     def count_skipped_step(self) -> Any:
-        """Advance the count of steps by a step that was skipped."""
+        """Add a skipped step to the count of steps."""
         return self.inner.iterations.assign_add(1)
 
     def start_averages(self) -> Any:
-        """Start, in a skipped step, the averages that the optimizer would start in its first step."""
+        """In a skipped step, start the averages that the optimizer would start in its first step."""
         return None
 
     def result(self) -> Any:
@@ -159,7 +162,7 @@ class Family(abc.ABC):
         return None
 
     def obstacle(self) -> str | None:
-        """Return why XLA cannot compile the optimizer's update; None if nothing is known against it."""
+        """Return the reason why XLA cannot compile the optimizer's update; None if no reason is known."""
         if getattr(self.inner, "has_step_hooks", False):
             return "the optimizer's step hooks are Python functions"
         return None
@@ -168,16 +171,16 @@ class Family(abc.ABC):
     set_in_each_step: tuple[str, ...] = ()
 
     def replica_variables(self) -> Iterable[tuple[Any, str]]:
-        """Return (object, attribute) of each variable of which every replica writes its own copy in a step."""
+        """Return (object, attribute) for each variable of which every replica writes its own copy in a step."""
         return ()
 
     # Hyperparameters and options. -------------------------------------------------------------------------------
 
-    #: Attributes of the optimizer that are read and set through the wrapper, beside its hyperparameters.
+    #: Attributes of the optimizer, besides its hyperparameters, that can be read and set on the wrapper.
     delegated: tuple[str, ...] = ("clipnorm", "clipvalue", "global_clipnorm")
-    #: Keyword arguments of the wrapper that the family's optimizers have, and that are set on them.
+    #: Keyword arguments of the wrapper that are set on the family's optimizers.
     options: tuple[str, ...] = ("clipnorm", "clipvalue", "global_clipnorm")
-    #: The attribute that the wrapper's keyword `name` sets on the optimizer; None if the wrapper has no such keyword.
+    #: The optimizer's attribute that the wrapper's keyword `name` sets; None if the wrapper has no such keyword.
     name_attribute: str | None = None
 
     def hyperparameter_names(self) -> tuple[str, ...]:
@@ -208,7 +211,7 @@ class Family(abc.ABC):
 
     @classmethod
     def from_config(cls, config: Any, custom_objects: dict[str, Any] | None) -> Any:
-        """Return an optimizer made from what `config` returned."""
+        """Create an optimizer from the result of `config`."""
         del config, custom_objects
         raise _without_config("The inner optimizer")
 
@@ -217,7 +220,7 @@ class Family(abc.ABC):
         return copy.deepcopy(self.inner, memo)
 
     def parts_changed(self) -> Any:
-        """Drop what the library caches of the optimizer's parts: the loss scale has become one of them."""
+        """Drop the library's cached list of the optimizer's parts, because the loss scale was added."""
         return None
 
     # Restoring, for `migrate`. ----------------------------------------------------------------------------------
@@ -241,12 +244,12 @@ class Family(abc.ABC):
         self.inner.iterations.assign(value)
 
     def given_learning_rate(self) -> Any:
-        """Return the learning rate as it is kept: a variable, a number, a function or a schedule."""
+        """Return the learning rate as the optimizer stores it: a variable, a number, a function or a schedule."""
         return getattr(self.inner, "_learning_rate", None)
 
     @staticmethod
     def with_layer_names(objects: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
-        """Return the objects of a checkpoint, also under the names that the library has for layers and weights."""
+        """Return the objects of a checkpoint, with the library's names for layers and weights added."""
         return objects
 
 

@@ -1,4 +1,4 @@
-"""Gradients and the variables they belong to, as callers pass them."""
+"""Gradients and their variables, as callers pass them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def require_fitting(gradients: list[Any], variables: list[Any]) -> None:
 
     Raises:
         ValueError: the lengths differ, all gradients are None, or a shape does not fit.
-        TypeError: a gradient is not of a floating dtype, or a variable is not one.
+        TypeError: a gradient is not of a floating dtype, or a variable is not a variable.
     """
     if len(gradients) != len(variables):
         raise ValueError(
@@ -86,13 +86,13 @@ def _require_fitting_one(gradient: Any, variable: Any) -> None:
 
 
 def without_none(change: Callable[..., Iterable[Any]], gradients: list[Any], variables: list[Any]) -> list[Any]:
-    """Return gradients as changed by a function of (gradient, variable) pairs that takes no None.
+    """Change gradients by a function of (gradient, variable) pairs that does not accept None.
 
     >>> without_none(lambda pairs: [(2 * g, v) for g, v in pairs], [None, 3], ["weight", "bias"])
     [None, 6]
 
     Args:
-        change: takes and returns pairs, in the same order.
+        change: a function that takes and returns pairs, in the same order.
         gradients: the gradients; None stays None.
         variables: one for each gradient.
 
@@ -121,7 +121,7 @@ def as_list(var_list: Any) -> list[Any]:
 
 
 def tensors_of(variables: list[Any]) -> list[Any]:
-    """Return the `tf.Variable`s behind a list in which there may be `keras.Variable`s, for the tape.
+    """Return the `tf.Variable`s of a list of variables, which may include `keras.Variable`s, for the tape.
 
     >>> tensors_of([tf.keras.Variable(1.0)])[0].numpy().item()
     1.0
@@ -137,7 +137,7 @@ def tensors_of(variables: list[Any]) -> list[Any]:
 
 
 def assign_all(variables: list[Any], values: list[Any]) -> None:
-    """Assign a value to each variable, or raise and assign none.
+    """Assign a value to each variable, or raise without assigning any.
 
     >>> weight = tf.Variable([1.0])
     >>> assign_all([weight], [tf.constant([2.0])])
@@ -162,7 +162,7 @@ def assign_all(variables: list[Any], values: list[Any]) -> None:
 
 
 def _as_gradient(gradient: Any, variable: Any) -> Any:
-    # Python's numbers have no dtype of their own.
+    # Python numbers have no dtype.
     has_dtype = hasattr(gradient, "dtype") or not hasattr(variable, "dtype")
     return tf.convert_to_tensor(gradient, dtype_hint=None if has_dtype else tf.as_dtype(variable.dtype))
 

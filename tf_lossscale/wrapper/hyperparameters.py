@@ -1,4 +1,4 @@
-"""Hyperparameters of the inner optimizer, read and set on the wrapper; and their names."""
+"""The inner optimizer's hyperparameters, read and set on the wrapper, and their names."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _NAMES = {
 
 
 def names(optimizer: object) -> tuple[str, ...]:
-    """Return the names of an optimizer's hyperparameters, beside the learning rate.
+    """Return the names of an optimizer's hyperparameters, besides the learning rate.
 
-    An optimizer class of your own names its own, in a class attribute `hyperparameter_names`.
+    Your own optimizer class can list them in a class attribute `hyperparameter_names`.
 
     >>> class MyAdam:
     ...     hyperparameter_names = ("temperature",)
@@ -41,7 +41,7 @@ def names(optimizer: object) -> tuple[str, ...]:
         optimizer: an optimizer object of any library.
 
     Returns:
-        The names, sorted as the class lists them; empty where nothing is known.
+        The names, in the order of the class; empty if they are not known.
     """
     own = getattr(optimizer, "hyperparameter_names", None)
     if own is not None:
@@ -53,7 +53,7 @@ def names(optimizer: object) -> tuple[str, ...]:
 
 
 class Delegating(Parts):
-    """Reads, sets and lists the inner optimizer's hyperparameters on the wrapper, and nothing else of it."""
+    """Reads, sets and lists the inner optimizer's hyperparameters on the wrapper, but no other attributes."""
 
     @property
     def learning_rate(self) -> Any:
@@ -74,7 +74,7 @@ class Delegating(Parts):
         self.learning_rate = value
 
     def __getattr__(self, name: str) -> Any:
-        # Only called for attributes that are not found otherwise.
+        # Python calls this only for attributes that it does not find otherwise.
         if "_optimizer" in vars(self) and not name.startswith("__"):
             if self._is_delegated(name):
                 return readable(getattr(self._optimizer, name))
@@ -85,7 +85,7 @@ class Delegating(Parts):
         raise AttributeError(f"'LossScaleOptimizer' object has no attribute '{name}'")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # Before the properties: the library's base class has some of the same names, for attributes of its own.
+        # Checked before the properties, because the library's base class has some of the same names.
         if "_optimizer" in vars(self) and self._is_delegated(name):
             self._warn_if_traced(name)
             setattr(self._optimizer, name, value)
@@ -106,7 +106,7 @@ class Delegating(Parts):
         return any(name in vars(cls) for cls in type(self).__mro__ if issubclass(cls, Parts))
 
     def _warn_if_of_inner(self, name: str) -> None:
-        """Warn if an attribute of the wrapper is about to hide one of the inner optimizer, as in the originals."""
+        """Warn if an attribute about to be set on the wrapper will hide the inner optimizer's, as in the originals."""
         if name in vars(self._optimizer) and name not in vars(self):
             logging.warning(
                 "LossScaleOptimizer.%s is set on the wrapper alone, and the inner %s keeps its value. To change the "
@@ -122,10 +122,10 @@ class Delegating(Parts):
                 name,
             )
 
-    # The names by which code for the legacy optimizers gets at the same things.
+    # The names that code for the legacy optimizers uses.
 
     def _decayed_lr(self, var_dtype: Any) -> Any:
-        """The learning rate of the coming step, also under a schedule."""
+        """Return the learning rate of the next step, also under a schedule."""
         return tf.cast(self._optimizer.learning_rate, var_dtype)
 
     def _get_hyper(self, name: str, dtype: Any = None) -> Any:

@@ -25,7 +25,7 @@ def layers_of(layer: Any) -> Any:
         A module of `adapters/`.
 
     Raises:
-        TypeError: the object is no Keras layer.
+        TypeError: the object is not a Keras layer.
     """
     for base in type(layer).__mro__:
         library = families.library_in(base.__module__)
@@ -99,7 +99,7 @@ def set_value(variable: Any, value: Any) -> None:
 
 
 def library_of(layer: Any) -> Any:
-    """Return the Keras library that a layer or model is of.
+    """Return the Keras library of a layer or model.
 
     >>> import tensorflow as tf
     >>> library_of(tf.keras.layers.Dense(1)).__name__
@@ -112,6 +112,6 @@ def library_of(layer: Any) -> Any:
         The module `keras` or `tf_keras`.
 
     Raises:
-        TypeError: the object is of neither.
+        TypeError: the object belongs to neither library.
     """
     return layers_of(layer).library

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class CallableList(list[Any]):
-    """A list that returns itself when called: `variables` was a method once, and is a property now.
+    """A list that returns itself when called, because `variables` is a property that used to be a method.
 
     >>> CallableList([1])()
     [1]
@@ -81,7 +81,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     >>> weight.numpy().item()
     0.5
 
-    `minimize` does the same in one call; `model.compile(optimizer)` and `fit` do it by themselves.
+    `minimize` does the same in one call; `model.compile(optimizer)` and `fit` do it automatically.
 
     Hyperparameters of the inner optimizer are read and set on the wrapper:
 
@@ -95,7 +95,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             `tf_keras.optimizers.legacy`.
         dynamic: whether the scale moves. Keep it True unless you know a scale that fits the whole training. If False
             the scale stays at `initial_scale`, and no step is skipped unless `skip_nonfinite` is True.
-        initial_scale: the scale to start with, above 0; 2**15 if `dynamic`, else it has to be given. Start with a very
+        initial_scale: the scale to start with, above 0; 2**15 if `dynamic`, otherwise required. Start with a very
             high scale: one that is too high is lowered within a few steps, one that is too low takes thousands of
             steps to grow.
         dynamic_growth_steps: finite steps in a row after which the scale grows; 2000 if `dynamic`, else not allowed.
@@ -201,10 +201,10 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         families.mark(inner_optimizer, self)
 
     def _init_base(self) -> None:
-        """Set up what the base classes of the inner optimizer's library need."""
+        """Set up the attributes that the library's base classes need."""
 
     def _save_scale_with_inner(self) -> None:
-        """Track the loss scale in the inner optimizer: a checkpoint of that alone saves and restores the scale."""
+        """Track the loss scale in the inner optimizer, so that a checkpoint of that alone includes the scale."""
         inner, scale = self._optimizer, self._loss_scale
         if not hasattr(inner, "_track_trackable"):
             if not isinstance(scale, FixedLossScale):
@@ -268,7 +268,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     @_as_written
     def scale_loss(self, loss: Any) -> Any:
-        """Multiply the loss by the scale, by Keras 3's contract: `apply` or `apply_gradients` then unscales.
+        """Multiply the loss by the scale in Keras 3's contract, in which `apply` or `apply_gradients` unscales.
 
         >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8)
         >>> optimizer.scale_loss(tf.constant(2.0)).numpy().item()
@@ -278,7 +278,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             loss: as in `get_scaled_loss`.
 
         Returns:
-            The scaled loss. A float16 or bfloat16 loss comes back as float32, which holds large scales.
+            The scaled loss. A float16 or bfloat16 loss becomes float32, which can hold large scales.
 
         Raises:
             TypeError: the loss is not of a floating dtype.
@@ -291,7 +291,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         )
 
     def _scaled(self, loss: Any, scale: Callable[[Any], Any]) -> Any:
-        """Scale a loss and note that it is scaled; a function is scaled each time that it is called."""
+        """Scale a loss and note that it is scaled. The result of a function is scaled at each call."""
         if callable(loss) and not tf.is_tensor(loss):
 
             def scaled_when_called() -> Any:
@@ -306,9 +306,9 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     @_as_written
     def get_unscaled_gradients(self, grads: Iterable[SameGradient]) -> list[SameGradient]:
-        """Divide gradients by the scale: those of a loss that `get_scaled_loss` returned.
+        """Divide the gradients of a loss that `get_scaled_loss` returned by the scale.
 
-        `minimize` and Keras's `fit` need neither: they scale and unscale by themselves.
+        `minimize` and Keras's `fit` need neither: they scale and unscale themselves.
 
         >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8)
         >>> [g.numpy().item() for g in optimizer.get_unscaled_gradients([tf.constant(16.0)])]
@@ -411,8 +411,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             **kwargs: passed to the inner optimizer.
 
         Returns:
-            What the family returns: None, `iterations`, in a `tf.function` a tensor to wait for, or in a legacy graph
-            the operation to run.
+            The inner optimizer's kind of result: None or `iterations`; in a `tf.function` a tensor to wait for; in a
+            legacy graph the operation to run.
 
         Raises:
             ValueError: all gradients are None, or the call is in a cross-replica context.
@@ -435,7 +435,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     @_as_written
     def apply(self, grads: Iterable[Gradient], trainable_variables: Iterable[Variable] | None = None) -> None:
-        """Apply scaled gradients, by Keras 3's contract; a skipped step does not count in `iterations`.
+        """Apply scaled gradients in Keras 3's contract. A skipped step does not count in `iterations`.
 
         >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), initial_scale=8)
         >>> weight = tf.Variable(1.0)
@@ -446,7 +446,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
         Args:
             grads: gradients of the scaled loss; None is allowed.
-            trainable_variables: the variables, one for each gradient; if None, those given to `build`.
+            trainable_variables: the variables, one for each gradient; None for the variables passed to `build`.
 
         Raises:
             ValueError: the lengths differ, all gradients are None, there are no variables, or the call is in a
@@ -483,7 +483,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     def compute_gradients(
         self, loss: Loss, var_list: Variables, grad_loss: tf.Tensor | None = None, tape: tf.GradientTape | None = None
     ) -> list[tuple[Gradient, Variable]]:
-        """Compute the unscaled gradients of a loss, scaling it on the way.
+        """Scale a loss, and compute and unscale its gradients.
 
         >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD())
         >>> weight = tf.Variable(3.0)
@@ -658,15 +658,15 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         >>> optimizer.dynamic_growth_steps, optimizer.min_scale
         (500, 4.0)
 
-        A `tf.function` that was traced before keeps the old rules, and a warning says so: make it again. A scale
-        outside of new bounds is set to the nearest bound at once.
+        A `tf.function` that was traced before keeps the old rules, and a warning says so. Create it again. A scale
+        outside the new bounds is set to the nearest bound at once.
 
         Args:
             **rules: `dynamic_growth_steps`, `growth_factor`, `backoff_factor`, `hysteresis`, `min_scale` and
-                `max_scale`, as in the constructor. Those that are not passed stay.
+                `max_scale`, as in the constructor. The others do not change.
 
         Raises:
-            TypeError: an argument has another name, or a value is no number.
+            TypeError: an argument has another name, or a value is not a number.
             ValueError: a value is out of range; the scale is fixed or has a rule of its own; or `hysteresis` changes
                 from 1 or to 1.
             RuntimeError: called while a graph is built.
@@ -689,7 +689,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     @property
     def variables(self) -> CallableList:
-        """The inner optimizer's variables, then those of the loss scale. `variables()` works as well."""
+        """The inner optimizer's variables, then the loss scale's. `variables()` works, too."""
         return CallableList([*self.weights, *self._loss_scale.variables])
 
     @property
@@ -706,11 +706,11 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         """Set the values of `weights`, or of `variables`.
 
         Args:
-            weights: NumPy arrays, as from `get_weights`; those of the loss scale may follow, as h5 files have them. A
-                scale with which training could not go on (infinity, NaN, zero) is replaced, with a warning.
+            weights: NumPy arrays, as from `get_weights`, optionally followed by the loss scale's, as in h5 files. A
+                scale that would stop training (infinity, NaN, zero) is replaced, with a warning.
 
         Raises:
-            ValueError: the number or a shape of the arrays does not fit; then nothing is set.
+            ValueError: the number or a shape of the arrays does not fit. Then nothing is set.
         """
         variables = self.weights
         if len(weights) > len(variables):

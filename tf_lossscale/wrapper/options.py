@@ -1,10 +1,10 @@
-"""Keras's arguments of an optimizer that the wrapper takes as well, and sets on the inner optimizer."""
+"""Arguments of Keras's optimizers that the wrapper accepts and sets on the inner optimizer."""
 
 from __future__ import annotations
 
 from typing import Any
 
-# Keras 3's, with the values that mean "not set".
+# Keras 3's options, with the values that mean "not set".
 DEFAULTS = {
     "name": None,
     "weight_decay": None,
@@ -33,7 +33,7 @@ def take_name(given: dict[str, Any]) -> str | None:
         The name, or None if there is none.
 
     Raises:
-        TypeError: it is not a string.
+        TypeError: the name is not a string.
     """
     name = given.pop("name", None)
     if name is not None and not isinstance(name, str):
@@ -42,7 +42,7 @@ def take_name(given: dict[str, Any]) -> str | None:
 
 
 def checked(inner: Any, given: dict[str, Any], supported: tuple[str, ...]) -> dict[str, Any]:
-    """Return the options that have to be set on an optimizer.
+    """Return the options to set on an optimizer.
 
     >>> import tensorflow as tf
     >>> checked(tf.keras.optimizers.SGD(), {"clipnorm": 1.0, "use_ema": False}, ("clipnorm", "use_ema"))
@@ -54,11 +54,11 @@ def checked(inner: Any, given: dict[str, Any], supported: tuple[str, ...]) -> di
         supported: names of the options that the optimizer's family has.
 
     Returns:
-        Those that are not at their defaults.
+        The options that are not at their defaults.
 
     Raises:
-        TypeError: a name is none of Keras's options.
-        ValueError: the family does not have it, or it contradicts what the optimizer has.
+        TypeError: a name is not one of Keras's options.
+        ValueError: the family lacks an option, or the optimizer has another value for it.
     """
     for name in given:
         if name not in DEFAULTS:

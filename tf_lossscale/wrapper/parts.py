@@ -14,13 +14,13 @@ from tf_lossscale.wrapper.stall import Stall
 
 
 class Parts:
-    """The attributes of every wrapper; its methods are in the classes derived from this one.
+    """The attributes of every wrapper. Derived classes add the methods.
 
     >>> Parts._family_class is None
     True
     """
 
-    #: The class of the family whose optimizers this class wraps; None in classes that are for all families.
+    #: The family class of the optimizers that this class wraps; None in classes for all families.
     _family_class: type[Family] | None = None
 
     _optimizer: Any
@@ -44,7 +44,7 @@ def of_inner(method: Callable[..., Any]) -> Any:
     [3, 2, 1]
 
     Args:
-        method: of the library's base class; its name, signature and docstring are taken.
+        method: the library's method, whose name, signature and docstring are used.
     """
 
     @functools.wraps(method)

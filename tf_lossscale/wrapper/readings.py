@@ -1,4 +1,4 @@
-"""Readings of an optimizer's loss scale: its state as plain numbers, and the gradients that overflowed."""
+"""Reading an optimizer's loss scale: its state as plain numbers, and the gradients that overflowed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tf_lossscale.wrapper.parts import Parts
 if TYPE_CHECKING:
     from tf_lossscale.types import State
 
-# Key of `state()` -> attribute of the loss scale; the first has to be in a state, the others may be missing.
+# Key of `state()` -> attribute of the loss scale. A state must have the first key; the others may be missing.
 _COUNTS = {
     "dynamic_counter": "good_steps",
     "bad_steps": "bad_steps",
@@ -49,7 +49,7 @@ class Overflow:
 
 
 class OverflowReport(tuple[Overflow, ...]):
-    """The rows of `overflow_report()`, most steps first; printed, a table.
+    """The rows of `overflow_report()`, most steps first. It prints as a table.
 
     >>> OverflowReport([Overflow("dense/kernel", 3, 17, 3, 0), Overflow("dense/bias", 1, 2, 0, 1)])
     variable      steps  last step  kind
@@ -96,8 +96,8 @@ class Observable(Parts):
     def gradient_norm(self) -> tf.Variable | None:
         """The norm of the last step's unscaled gradients over all variables; None without `diagnose=True`.
 
-        A float32 variable, of the gradients given to `apply_gradients`, summed over the replicas, before the inner
-        optimizer clips them; infinite or NaN if the step was skipped.
+        A float32 variable with the norm of the gradients passed to `apply_gradients`, summed over the replicas, before
+        the inner optimizer clips them; infinite or NaN if the step was skipped.
         """
         return None if self._diagnosis is None else self._diagnosis.gradient_norm
 
@@ -114,7 +114,7 @@ class Observable(Parts):
             A dict with `loss_scale` (float) and the ints `dynamic_counter` (finite steps since the scale last moved),
             `bad_steps` (overflows that count towards the hysteresis), `skipped_steps`, `skipped_in_a_row` and
             `total_steps`. Checkpoints and weight files keep the first three, saved models and pickles all. With a fixed
-            scale, and with a loss scale of one's own, `loss_scale` alone.
+            scale, or a user-defined loss scale, `loss_scale` alone.
 
         Raises:
             RuntimeError: called while a graph is built.
@@ -123,7 +123,7 @@ class Observable(Parts):
         return self._state()
 
     def _state(self) -> Any:
-        """Return `state`, in graph mode too."""
+        """Return the result of `state`, also in graph mode."""
         scale = self._loss_scale
         values = {"loss_scale": layers.value_of(scale())}
         if isinstance(scale, DynamicLossScale):
@@ -136,7 +136,7 @@ class Observable(Parts):
         return values
 
     def set_state(self, state: State | Mapping[str, Any]) -> None:
-        """Set what `state` returned, also after a round trip through JSON.
+        """Restore a state that `state` returned, also after a round trip through JSON.
 
         >>> import json
         >>> import tensorflow as tf
@@ -153,14 +153,14 @@ class Observable(Parts):
         Raises:
             ValueError: a key is missing or unknown, a value is out of range, or the scale is fixed at
                 another value. Then nothing is set.
-            TypeError: a value is no number.
+            TypeError: a value is not a number.
             RuntimeError: called while a graph is built.
         """
         _require_eager("set_state")
         self._set_state(state)
 
     def _set_state(self, state: Any) -> None:
-        """Set the state, in graph mode too."""
+        """Set the state, also in graph mode."""
         scale = self._loss_scale
         moves = isinstance(scale, DynamicLossScale)
         needed = {"loss_scale", "dynamic_counter"} if moves else {"loss_scale"}
@@ -179,7 +179,7 @@ class Observable(Parts):
         counts = {name: errors.count(name, state.get(name, 0), "Pass what state() returned.") for name in _COUNTS}
         variables = {name: getattr(scale, attribute) for name, attribute in _COUNTS.items()}
         for name, variable in variables.items():
-            if variable is not None and counts[name] > variable.dtype.max:  # contrib's are int32
+            if variable is not None and counts[name] > variable.dtype.max:  # contrib's variables are int32
                 raise ValueError(f"`{name}` must be at most {variable.dtype.max}, but got: {counts[name]!r}.")
         layers.set_value(scale.current_loss_scale, value)
         layers.set_value(scale.last_step_skipped, counts["skipped_in_a_row"] > 0)

@@ -46,7 +46,7 @@ def register_family(family: FamilyClass) -> FamilyClass:
         The same class, so that this function is also a decorator.
 
     Raises:
-        TypeError: it is no such class, has no `optimizer_class`, or does not define `build` and `apply`.
+        TypeError: `family` is not such a class, has no `optimizer_class`, or does not define `build` and `apply`.
     """
     if not (isinstance(family, type) and issubclass(family, Family)):
         raise TypeError(f"`family` must be a class derived from tf_lossscale.Family, but got: {family!r}.")
@@ -61,7 +61,7 @@ def register_family(family: FamilyClass) -> FamilyClass:
 
 
 def wrapper_class(family: Any) -> type:
-    """Return the class of the wrappers around a family's optimizers.
+    """Return the wrapper class for a family's optimizers.
 
     >>> class Optimizer: pass
     >>> class OptimizerFamily(Family):
@@ -78,6 +78,7 @@ def wrapper_class(family: Any) -> type:
     """
     bases: list[type] = [LossScaleOptimizer]
     if issubclass(family.optimizer_class, tf.__internal__.tracking.Trackable):
-        bases.append(tf.__internal__.tracking.DelegatingTrackableMixin)  # saved under the optimizer's own names
+        # saves the optimizer's attributes under their own names
+        bases.append(tf.__internal__.tracking.DelegatingTrackableMixin)
     names = {"_family_class": family, "__module__": family.__module__, "__doc__": family.__doc__}
     return type("LossScaleOptimizer", (*bases, *family.wrapper_bases), names)

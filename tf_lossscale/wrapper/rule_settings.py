@@ -22,7 +22,7 @@ def setting(field: str, doc: str) -> Any:
     'The factor by which the scale grows.'
 
     Args:
-        field: of `Rules`.
+        field: the field of `Rules`.
         doc: the property's docstring.
     """
     name = next(name for name, each in _FIELDS.items() if each == field)
@@ -48,7 +48,7 @@ def change(scale: LossScale, **changes: Any) -> None:
         raise TypeError(f"change_rules() takes {', '.join(_FIELDS)}, but got: {unknown[0] if unknown else 'nothing'}.")
     names = ", ".join(f"`{name}`" for name in changes)
     rules = vars(scale).get("rules")
-    if type(rules) is not Rules:  # those of old loss scales and managers are computed from their own attributes
+    if type(rules) is not Rules:  # the rules of old loss scales and managers are computed from their attributes
         raise ValueError(
             f"{names} cannot be changed, because {type(scale).__name__} has no such rule. Make a new "
             "LossScaleOptimizer with the arguments you need; for a loss scale or manager of your own, set its "

@@ -1,4 +1,4 @@
-"""One loss scale for several optimizers that step together, or not at all."""
+"""One loss scale for several optimizers that step together or not at all."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tf_lossscale.core.step import Update, step
 
 
 class SharedLossScale(DynamicLossScale):
-    """One scale for several optimizers: an overflow in any of them skips the step of all, and moves the scale once.
+    """One scale for several optimizers. An overflow in any of them skips the steps of all, and lowers the scale once.
 
-    For a GAN, or a model with several losses. Each optimizer is given it as `loss_scale_manager`; their steps are taken
+    It is for GANs, or models with several losses. Pass it to each optimizer as `loss_scale_manager`, and take the steps
     inside `together`:
 
     >>> import tf_lossscale
@@ -39,11 +39,11 @@ class SharedLossScale(DynamicLossScale):
     Args:
         initial_scale: the scale to start with.
         dynamic_growth_steps: finite steps in a row after which the scale grows.
-        **rules: `growth_factor`, `backoff_factor` and the other rules, which mean what they mean to
+        **rules: `growth_factor`, `backoff_factor` and the other rules, as in
             `LossScaleOptimizer`.
 
     Raises:
-        TypeError: an argument is no number, or has another name.
+        TypeError: an argument is not a number, or has another name.
         ValueError: an argument is out of range.
     """
 
@@ -55,16 +55,16 @@ class SharedLossScale(DynamicLossScale):
 
     @contextlib.contextmanager
     def together(self) -> Iterator[TogetherStep]:
-        """Join the steps of all optimizers in one: at the end of the block it is applied or skipped as a whole.
+        """Join the steps of all optimizers. At the end of the block they are applied or skipped as a whole.
 
         Works in eager mode, in a `tf.function` and in each replica of a strategy. If the block raises, nothing is
         applied.
 
         Yields:
-            The step; in a legacy graph its `operation` is, after the block, what to run.
+            The joint step. In a legacy graph its `operation`, set at the end of the block, is what a session runs.
 
         Raises:
-            RuntimeError: it is entered inside itself.
+            RuntimeError: the block is nested in another one.
             ValueError: only some of the gradients are still to be summed over the replicas.
         """
         if self._step is not None:
@@ -93,14 +93,14 @@ class SharedLossScale(DynamicLossScale):
         """Take an optimizer's update, to be applied when the block ends.
 
         Args:
-            optimizer: whose `apply_gradients`, or the like, was called.
-            update: its gradients, and how to apply them.
+            optimizer: the optimizer that takes the step.
+            update: its update.
 
         Returns:
             True.
 
         Raises:
-            RuntimeError: there is no step to be part of.
+            RuntimeError: the call is not inside `together`.
             ValueError: the gradients of another update are to be summed over the replicas, and these are not, or vice
                 versa.
         """
@@ -120,7 +120,7 @@ class SharedLossScale(DynamicLossScale):
 
 
 class TogetherStep:
-    """A step of several optimizers.
+    """A joint step of several optimizers.
 
     >>> TogetherStep().operation is None
     True
@@ -128,7 +128,7 @@ class TogetherStep:
 
     def __init__(self) -> None:
         self.members: list[tuple[Any, Update]] = []
-        #: In a legacy graph the operation to run, once the block has ended.
+        #: In a legacy graph, the operation to run; set at the end of the block.
         self.operation: Any = None
 
 
@@ -148,7 +148,7 @@ class _JointUpdate(Update):
         return [gradient for own in each for gradient in own]
 
     def _with_own(self, gradients: list[Any]) -> list[tuple[Update, list[Any]]]:
-        """Return each update with its part of a list that has an element for each gradient."""
+        """Return each update with its part of a list that has one element per gradient."""
         return [(u, gradients[a:b]) for u, a, b in zip(self._updates, [0, *self._ends], self._ends)]
 
     def reduce(self, gradients: list[Any]) -> list[Any]:
@@ -166,10 +166,10 @@ class _JointUpdate(Update):
 
 
 class _Open(threading.local):
-    """The open steps; each replica's thread has its own."""
+    """The open joint steps of a thread. Each replica has its own thread."""
 
     def __init__(self) -> None:
-        self.steps: dict[int, TogetherStep] = {}  # by the id of the scale
+        self.steps: dict[int, TogetherStep] = {}  # id of the scale -> step
 
 
 _open = _Open()

@@ -18,16 +18,16 @@ PATIENCE = 100
 
 
 class Stall:
-    """Warns, raises or calls a function, once for each stall; a step that succeeds ends one.
+    """Warns, raises or calls a function, once for each stall. A successful step ends a stall.
 
     >>> Stall("warn").action
     'warn'
 
     Args:
-        action: "warn", "raise", or a function of the optimizer.
+        action: "warn", "raise", or a function that takes the optimizer.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: the action is none of these.
     """
 
     def __init__(self, action: str | Callable[[Any], Any]):
@@ -97,7 +97,7 @@ class Stall:
     def _can_report_here(self, reported: tf.Variable) -> bool:
         if compiled() or replicas.workers_step_alone():
             return False
-        if isinstance(reported, tf.experimental.dtensor.DVariable):  # a mesh has no strings
+        if isinstance(reported, tf.experimental.dtensor.DVariable):  # a DTensor mesh does not support strings
             return False
         return not callable(self.action) or tf.compat.v1.executing_eagerly_outside_functions()
 
@@ -126,7 +126,7 @@ class Stall:
 def _outside_xla(act: Callable[[], Any]) -> tf.Tensor:
     """Call `act`, unless XLA compiles the function that this graph is part of.
 
-    Under XLA, `DeviceIndex` is by its definition the length of the list: the default is taken, and `act` dropped.
+    Under XLA, `DeviceIndex` is by definition the length of the list, which selects the default and drops `act`.
     """
 
     def acted() -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""What one wrapper does in a step: unscale, reduce, apply with the inner optimizer, or skip."""
+"""The work of one wrapper in a step: unscale, reduce, apply with the inner optimizer, or skip."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Update(step.Update):
 
     Args:
         optimizer: a LossScaleOptimizer.
-        gradients: this replica's, tensors or IndexedSlices or None.
+        gradients: this replica's tensors, IndexedSlices or None.
         variables: one for each gradient.
-        scaled: whether the gradients are those of the scaled loss.
+        scaled: whether the gradients are gradients of the scaled loss.
         aggregate: whether they still have to be summed over the replicas.
         count_skipped: whether a skipped step counts in `iterations`.
-        keywords: passed to the inner optimizer.
+        keywords: keyword arguments for the inner optimizer.
     """
 
     def __init__(

@@ -39,20 +39,21 @@ def apply_or_skip(
 
 
 def loops() -> bool:
-    """Return whether `at_most_once` is to take the place of a `tf.cond`: where XLA compiles for the CPU.
+    """Return whether to use `at_most_once` instead of a `tf.cond`: True if XLA compiles for the CPU.
 
-    XLA turns a conditional into a choice between old and new values of all variables, which costs a small optimizer as
-    much as the step. The body of a loop stays in the loop, and works in place.
+    XLA turns a conditional into a selection between old and new values of all variables, which costs a small optimizer
+    as much as its step. The body of a loop stays in the loop and updates in place.
 
     >>> loops()
     False
     """
-    alone = not tf.distribute.has_strategy() or replicas.write_independently()  # in a loop replicas cannot meet
+    # a collective operation cannot be in the loop
+    alone = not tf.distribute.has_strategy() or replicas.write_independently()
     return tricks.on("loop") and compiled_for_the_cpu() and alone
 
 
 def compiled_for_the_cpu() -> bool:
-    """Return whether XLA compiles the function that is being traced, and there is no other device than the CPU.
+    """Return whether XLA compiles the function being traced, on a machine without accelerators.
 
     >>> compiled_for_the_cpu()
     False
@@ -65,7 +66,7 @@ def _only_the_cpu() -> bool:
 
 
 def at_most_once(predicate: tf.Tensor, function: Callable[[tf.Tensor], tf.Tensor], otherwise: tf.Tensor) -> tf.Tensor:
-    """Return what a function returns if a predicate is true, by a loop of one round or none.
+    """Return the function's result if a predicate is true, by a loop with at most one iteration.
 
     >>> at_most_once(tf.constant(True), lambda one: 2.0 * one, tf.constant(0.0)).numpy().item()
     2.0
@@ -73,7 +74,7 @@ def at_most_once(predicate: tf.Tensor, function: Callable[[tf.Tensor], tf.Tensor
     Args:
         predicate: bool scalar.
         function: receives an opaque 1, a float32 scalar; values multiplied by it cannot be hoisted out of the loop.
-        otherwise: returned if the predicate is false; of the same shape and dtype.
+        otherwise: the result if the predicate is false, of the same shape and dtype.
     """
 
     def body(done: tf.Tensor, result: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -88,9 +89,9 @@ def at_most_once(predicate: tf.Tensor, function: Callable[[tf.Tensor], tf.Tensor
 
 
 def _call(outcome: tf.Tensor) -> None:
-    """Make a tf.cond one operation that calls one of two functions, not a switch in front of each input.
+    """Make a tf.cond one operation that calls a function, instead of a switch in front of each input.
 
-    A function that is called so runs on one device: only where there is but one.
+    Such a function runs on a single device, so this is limited to programs with one device.
     """
     if compiled() or tf.distribute.has_strategy() or len(tf.config.list_logical_devices()) > 1:
         return
@@ -98,5 +99,5 @@ def _call(outcome: tf.Tensor) -> None:
     while operation.type == "Identity":
         operation = operation.inputs[0].op
     if operation.type in ("If", "StatelessIf"):
-        # Private: a test fails where the attribute is called otherwise.
+        # Private: a test fails if TensorFlow renames the attribute.
         operation._set_attr("_lower_using_switch_merge", tf.compat.v1.AttrValue(b=False))

@@ -1,4 +1,4 @@
-"""Finite sums prove finite values; a product in float64 gives the bits of a quotient in float32."""
+"""Cheaper checks and divisions: finite sums prove finite values, and float64 products equal float32 quotients."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _WIDE = (tf.float32, tf.float64)
 
 @faster(scaling.divide)
 def divide(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
-    """Divide float32 by a product in float64, which rounds to the same bits, where XLA compiles for the CPU.
+    """Compute float32 quotients as float64 products, which round to the same bits, where XLA compiles for the CPU.
 
-    A division for each value costs a fused step a quarter more. The product of a float32 number with the float64
-    reciprocal is within 2**-52 of the quotient, in proportion. What rounds to another float32 number is further away: a
-    quotient of two numbers of 24 bits is at least 2**-49 from the middle between two. (That holds for normal numbers;
-    XLA takes smaller ones on the CPU for zero.)
+    Divisions make a fused step a quarter slower. The product of a float32 number and the float64
+    reciprocal has a relative error of at most 2**-52. It would take more to round to another float32 number, because a
+    quotient of two 24-bit numbers is at least 2**-49 away from the midpoint of two such numbers. (This holds for normal
+    numbers. On the CPU, XLA flushes subnormal numbers to zero.)
     """
     if not (tricks.on("product") and values.dtype == tf.float32 and not is_small(values) and compiled_for_the_cpu()):
         return scaling.divide.plain(values, scale)  # type: ignore[attr-defined]
@@ -33,7 +33,7 @@ def divide(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
 
 @faster(finite.all_finite)
 def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
-    """Look at small gradients together, and sum large ones first: see `core.finite.all_finite`.
+    """Check small gradients together, and large ones by their sums first; see `core.finite.all_finite`.
 
     A sum is finite only if all summands are. Large gradients are summed, which writes nothing, and checked value by
     value, in a conditional, only where the sum is not finite.
@@ -86,7 +86,7 @@ def _concatenated(gradients: list[Any]) -> list[Any]:
 
 
 def _worth_a_sum(gradients: list[Any]) -> list[Any]:
-    """Return those that are summed; the others are checked value by value, which needs no conditional."""
+    """Return the gradients to check by their sums. The others are checked by value, without a conditional."""
     sparse = [g for g in gradients if isinstance(g, tf.IndexedSlices)]
     dense = [g for g in gradients if isinstance(g, tf.Tensor)]
     if compiled() and not loops():
@@ -97,33 +97,34 @@ def _worth_a_sum(gradients: list[Any]) -> list[Any]:
 
 def _sums_are_finite(gradients: list[Any]) -> tf.Tensor:
     """Return a bool scalar that is True only if the gradients are finite."""
-    # Outside XLA a sum of squares is one operation; XLA takes four times as long for it.
+    # Outside XLA a sum of squares is one operation. XLA needs four times as long for it as for a plain sum.
     squares = not compiled()
     sums = [tf.cast(_sum(gradient, squares), tf.float32) for gradient in gradients]
     known = tf.math.is_finite(sums[0] if len(sums) == 1 else tf.add_n(sums))
-    # A finite value that is divided by less than one need not stay finite.
+    # A finite value may overflow when it is divided by a scale below one.
     for scale in {id(g.scale): g.scale for g in gradients if isinstance(g, Scaled)}.values():
         known = tf.logical_and(known, scale >= 1)
     return known
 
 
 def _sum(gradient: Any, squares: bool) -> tf.Tensor:
-    """Return a scalar that is finite only if the gradient is; of float32's range or more."""
+    """Return a scalar, at least float32, that is finite only if the gradient is."""
     if isinstance(gradient, Scaled):
-        return tf.reduce_sum(gradient.values)  # of squares it would overflow at half the scale's exponent
+        return tf.reduce_sum(gradient.values)  # a sum of squares would overflow at half the exponent of the scale
     if not isinstance(gradient, tf.IndexedSlices):
         return tf.nn.l2_loss(gradient) if squares and gradient.dtype in _WIDE else tf.reduce_sum(gradient)
     values = gradient.values
     if values.dtype == tf.float16:
         sizes = tf.reduce_sum(tf.cast(tf.abs(values), tf.float32))
-        # A sum that is rounded after each row grows by up to twice a row's size; a parallel sum rounds a little more.
+        # A sequential sum with rounding after each row stays below twice its size, and a parallel sum rounds a bit
+        # more.
         return tf.where(sizes <= values.dtype.max / 4, 0.0, float("inf"))
-    # The sum of squares is finite up to 1e19: then so is every sum of rows.
+    # If the sum of squares is finite, all values are below 1e19, and all sums of rows are finite.
     return tf.nn.l2_loss(values)
 
 
 def _known_or(known: tf.Tensor, function: Callable[[tf.Tensor | None], tf.Tensor]) -> tf.Tensor:
-    """Return True if it is known, else what a function returns."""
+    """Return True if the answer is known to be True, and otherwise the result of a function."""
     if loops():
         return at_most_once(tf.logical_not(known), function, tf.constant(True))
     return tf.cond(known, lambda: tf.constant(True), lambda: function(None))

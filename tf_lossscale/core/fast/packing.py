@@ -1,4 +1,4 @@
-"""Small gradients are worked on in stacks, and large ones are unscaled where they are applied."""
+"""Small gradients are stacked, and large ones are unscaled where they are applied."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tf_lossscale.core.graphs import compiled, optimization_barrier
 from tf_lossscale.core.notes import note_origin, origin
 from tf_lossscale.core.twins import faster
 
-# An operation on up to this many values costs more to start than to run. No more than a megabyte is copied at a time.
+# An operation on up to this many values costs more to start than to run. A stack has at most a megabyte.
 _SMALL = 2**13
 _TOGETHER = 2**18
 # Tensors up to this size may stay alive longer than necessary.
@@ -25,17 +25,17 @@ _HELD = 2**22
 
 
 def positions(tensors: Sequence[Any]) -> list[list[int]]:
-    """Return the positions of tensors that one `tf.stack` can take together, in groups of at least two.
+    """Return the positions of tensors that one `tf.stack` can combine, in groups of at least two.
 
     >>> positions([tf.ones([2]), tf.ones([3]), None, tf.zeros([2]), tf.zeros([2], tf.float16)])
     [[0, 3]]
 
     Args:
-        tensors: of any dtype and shape; everything else is left out.
+        tensors: tensors of any dtype and shape; other objects are ignored.
 
     Returns:
-        Lists of positions: each of small tensors of one dtype, shape and device, a megabyte in all. No list where XLA
-        compiles, which fuses operations by itself.
+        Lists of positions, each of small tensors of one dtype, shape and device, up to a megabyte in total. Empty where
+        XLA compiles, because XLA fuses operations itself.
     """
     if not tricks.on("stacks") or (not tf.executing_eagerly() and compiled()):
         return []
@@ -53,23 +53,23 @@ def positions(tensors: Sequence[Any]) -> list[list[int]]:
 
 
 def stacked(tensors: Sequence[Any], group: list[int]) -> tf.Tensor:
-    """Return the tensors at some positions as one.
+    """Return the tensors at some positions as one stack.
 
     >>> stacked([tf.constant([1.0]), None, tf.constant([2.0])], [0, 2]).numpy().tolist()
     [[1.0], [2.0]]
 
     Args:
-        tensors: those of `positions`.
+        tensors: the tensors that were passed to `positions`.
         group: one of the lists that `positions` returned.
 
     Returns:
-        A tensor with one more axis, the first.
+        A tensor with a new first axis.
     """
     return tf.raw_ops.Pack(values=[tensors[i] for i in group], axis=0)
 
 
 def in_stacks(tensors: Sequence[Any]) -> list[Any]:
-    """Return the stacks that `positions` finds in tensors, then all other tensors.
+    """Return the stacks of the groups that `positions` finds, then all other tensors.
 
     >>> [tensor.shape.as_list() for tensor in in_stacks([tf.ones([2]), tf.ones([3]), tf.ones([2])])]
     [[2, 2], [3]]
@@ -83,14 +83,14 @@ def in_stacks(tensors: Sequence[Any]) -> list[Any]:
 
 
 def unstacked(stack: tf.Tensor, before: Sequence[Scaled] = ()) -> list[tf.Tensor]:
-    """Return the tensors in a stack, each with a note of its origin.
+    """Return the tensors in a stack, and note the origin of each.
 
     >>> [part.numpy().tolist() for part in unstacked(tf.constant([[1.0], [2.0]]))]
     [[1.0], [2.0]]
 
     Args:
-        stack: its first axis is of a known size.
-        before: the scaled gradients that it was made from, if it is a stack of unscaled ones.
+        stack: a tensor whose first axis has a known size.
+        before: for a stack of unscaled gradients, the stack of scaled gradients that it was computed from.
     """
     parts = tf.raw_ops.Unpack(value=stack, num=stack.shape.as_list()[0], axis=0)
     for position, (part, alone) in enumerate(itertools.zip_longest(parts, before)):
@@ -99,7 +99,7 @@ def unstacked(stack: tf.Tensor, before: Sequence[Scaled] = ()) -> list[tf.Tensor
 
 
 def is_small(tensor: tf.Tensor) -> bool:
-    """Return whether an operation on a tensor costs more to start than to run; not if its shape is not known.
+    """Return whether an operation on a tensor costs more to start than to run. False for unknown shapes.
 
     >>> is_small(tf.ones([1000])), is_small(tf.ones([10_000]))
     (True, False)
@@ -109,7 +109,7 @@ def is_small(tensor: tf.Tensor) -> bool:
 
 
 def fit_in_a_stack(tensors: Sequence[tf.Tensor]) -> bool:
-    """Return whether tensors are together no larger than a stack.
+    """Return whether the tensors fit in one stack.
 
     >>> fit_in_a_stack([tf.ones([1000])] * 200), fit_in_a_stack([tf.ones([1000, 1000])])
     (True, False)
@@ -119,7 +119,7 @@ def fit_in_a_stack(tensors: Sequence[tf.Tensor]) -> bool:
 
 
 def are_small(gradients: Sequence[Any]) -> bool:
-    """Return whether a step of these gradients spends its time on starting operations; only dense ones count.
+    """Return whether a step with these gradients spends its time on starting operations. Sparse ones are ignored.
 
     >>> are_small([tf.ones([1000])] * 400), are_small([tf.ones([4_000_000])] * 4)
     (True, False)
@@ -141,7 +141,7 @@ class Scaled(NamedTuple):
     scale: tf.Tensor
 
     def unscaled(self, one: tf.Tensor | None = None) -> tf.Tensor:
-        """Return the gradient, by the same operations as the first time, and so the same bits.
+        """Return the gradient, computed by the same operations as before and therefore with the same bits.
 
         Args:
             one: as in `kept_inside`.
@@ -150,14 +150,14 @@ class Scaled(NamedTuple):
 
 
 def kept_inside(values: tf.Tensor, one: tf.Tensor | None) -> tf.Tensor:
-    """Return values from which XLA computes nothing ahead of a loop, whose result would take up memory.
+    """Hide values from XLA, which otherwise moves computations with them out of a loop and stores the results.
 
     >>> kept_inside(tf.constant(2.0), tf.constant(1.0)).numpy().item()
     2.0
 
     Args:
         values: a floating tensor.
-        one: an opaque 1 that is made in the loop; None outside of one.
+        one: an opaque 1 created in the loop; None outside of a loop.
     """
     return values if one is None else values * tf.cast(one, values.dtype)
 
@@ -171,21 +171,21 @@ class Share(NamedTuple):
 
     stack: tf.Tensor
     position: int
-    #: What it was made from before it was stacked, if it was unscaled in the stack.
+    #: The stack of scaled gradients that this stack was computed from, if any.
     alone: Scaled | None = None
 
 
 class Packed:
-    """Gradients as a function best takes them in: stacks, and scaled gradients in place of unscaled ones.
+    """Gradients in the cheapest form for passing them into a function: stacks, and scaled gradients.
 
     >>> packed = Packed([tf.constant(2.0), None])
     >>> len(packed.tensors), [g is None for g in packed.unpacked()]
     (1, [False, True])
 
     Args:
-        gradients: tensors, IndexedSlices or None, as they are to be applied.
-        scaled: whether to go back to scaled gradients: not where the gradients are yet to be summed.
-        stacks: whether those that were unscaled in a stack go back to it: not for XLA, which is slow to compile that.
+        gradients: the gradients to apply: tensors, IndexedSlices or None.
+        scaled: whether to pass scaled gradients. False if the gradients have yet to be summed.
+        stacks: whether to pass stacks. False for XLA, which compiles them slowly.
     """
 
     def __init__(self, gradients: Sequence[Any], scaled: bool = True, stacks: bool = True):
@@ -197,15 +197,15 @@ class Packed:
         done = {i for members in self._stacked for i in members}
         self._alone = [i for i, gradient in enumerate(gradients) if gradient is not None and i not in done]
         alone = [gradients[i] for i in self._alone]
-        #: Stacks, then `Scaled` and unstacked gradients: finite where the gradients are.
+        #: Stacks, then `Scaled` and unstacked gradients. They are finite if and only if the gradients are.
         self.tensors = [*(stack for stack, _ in found), *(map(_before_unscaling, alone) if scaled else alone)]
 
     def unpacked(self, one: tf.Tensor | None = None, tensors: Sequence[Any] | None = None) -> list[Any]:
-        """Return the gradients, made in the caller's graph.
+        """Return the gradients, computed in the caller's graph.
 
         Args:
             one: as in `kept_inside`.
-            tensors: values in the place of `tensors`, for example the sums over all replicas.
+            tensors: replacements for `self.tensors`, for example their sums over all replicas.
         """
         tensors = self.tensors if tensors is None else tensors
         gradients: list[Any] = [None] * self._count
@@ -222,19 +222,19 @@ class Packed:
         return gradients
 
     def one_at_a_time(self, unpacked: Sequence[Any]) -> None:
-        """Delay the unscaling of each large gradient until the one before was used, so that one takes up memory.
+        """Delay unscaling each large gradient until the previous one was used, so that memory holds only one.
 
         Smaller gradients stay unordered: idle cores can unscale them just before they are used.
 
         Args:
-            unpacked: what `unpacked` returned, once operations use it.
+            unpacked: the result of `unpacked`, after operations have been built on it.
         """
         late = [i for i, tensor in zip(self._alone, self.tensors[len(self._stacked) :]) if isinstance(tensor, Scaled)]
         made = [unpacked[i] for i in late if _is_large(unpacked[i])]
         for before, after in itertools.pairwise(made):
             users = before.consumers()
             if any(_depends_on(user, after.op) for user in users):
-                return  # on a norm of all of them, for one
+                return  # for example on the norm of all gradients
             _wait(after.op, users)
 
 
@@ -254,7 +254,7 @@ def _before_stacking(gradient: Any) -> Any:
 
 
 def _whole_stacks(gradients: Sequence[Any]) -> list[tuple[tf.Tensor, list[int]]]:
-    """Return the stacks whose members are all among the gradients, once each, with the members' positions there."""
+    """Return the stacks whose members are all among the gradients, with the members' positions."""
     found: dict[int, tuple[tf.Tensor, list[tuple[int, int]]]] = {}
     for i, gradient in enumerate(gradients):
         made_from = origin(gradient)
@@ -268,7 +268,7 @@ def _whole_stacks(gradients: Sequence[Any]) -> list[tuple[tf.Tensor, list[int]]]
 
 
 def _depends_on(operation: Any, other: Any) -> bool:
-    """Return whether an operation of a graph can only run after another."""
+    """Return whether an operation of a graph depends on another."""
     waiting, seen = [operation], set()
     while waiting:
         one = waiting.pop()
@@ -281,7 +281,7 @@ def _depends_on(operation: Any, other: Any) -> bool:
 
 
 def _wait(operation: Any, for_these: list[Any]) -> None:
-    operation._add_control_inputs(for_these)  # private: a test sees the memory of two gradients where it is gone
+    operation._add_control_inputs(for_these)  # private: a test of the peak memory fails if this is removed
 
 
 # The twins. ---------------------------------------------------------------------------------------------------------
@@ -289,15 +289,15 @@ def _wait(operation: Any, for_these: list[Any]) -> None:
 
 @faster(scaling.unscale)
 def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
-    """Unscale small gradients in stacks, and note how large ones are made: see `core.scaling.unscale`."""
+    """Unscale small gradients in stacks, and note the origin of large ones; see `core.scaling.unscale`."""
     found = scaling.floating(gradients)
-    # The graph optimizer would make a product with the reciprocal of a division by a constant.
+    # The graph optimizer would turn a division by a constant into a product with the reciprocal.
     scale = optimization_barrier(tf.convert_to_tensor(scale))
     grouped = positions(found)
     done = {i for group in grouped for i in group}
     result = [g if i in done else scaling.over_values(lambda v: _unscaled(v, scale), g) for i, g in enumerate(found)]
     for group in grouped:
-        stack = scaling.divide(stacked(found, group), scale)  # nothing is merged through a stack
+        stack = scaling.divide(stacked(found, group), scale)  # the graph optimizer merges no operations across a stack
         for i, part in zip(group, unstacked(stack, [Scaled(found[i], scale) for i in group])):
             result[i] = part
     return result
@@ -307,7 +307,7 @@ def _unscaled(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
     scaled = Scaled(optimization_barrier(values), scale)
     result = scaled.unscaled()
     late = tricks.on("late unscaling") and (compiled() or not is_small(values))
-    if late and values.dtype != tf.float16:  # a sum of float16 often overflows before it is unscaled
+    if late and values.dtype != tf.float16:  # a float16 sum of scaled gradients often overflows
         note_origin(result, scaled)
     return result
 
@@ -316,12 +316,12 @@ def _unscaled(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
 def as_arguments(
     gradients: list[Any], to_compile: bool
 ) -> tuple[list[tf.Tensor], Callable[[list[tf.Tensor]], list[Any]]]:
-    """Return stacks and scaled gradients: see `core.step.as_arguments`."""
-    if tf.executing_eagerly():  # no gradient has an origin
+    """Return stacks and scaled gradients; see `core.step.as_arguments`."""
+    if tf.executing_eagerly():  # no gradient has a noted origin
         return step.as_arguments.plain(gradients, to_compile)  # type: ignore[attr-defined]
     packed = Packed(gradients, stacks=not to_compile)
     flat = tf.nest.flatten(packed.tensors)
-    each = {id(tensor): tensor for tensor in flat}  # the scale is part of many
+    each = {id(tensor): tensor for tensor in flat}  # several gradients share the scale
 
     def back(tensors: list[tf.Tensor]) -> list[Any]:
         given = dict(zip(each, tensors))
@@ -332,7 +332,7 @@ def as_arguments(
 
 @faster(replicas.sum_over_replicas)
 def sum_over_replicas(gradients: list[Any]) -> list[Any]:
-    """Sum small gradients in stacks: see `core.replicas.sum_over_replicas`."""
+    """Sum small gradients in stacks; see `core.replicas.sum_over_replicas`."""
     plain = replicas.sum_over_replicas.plain  # type: ignore[attr-defined]
     if not (tricks.on("stacked sums") and tf.distribute.has_strategy()):
         return plain(gradients)

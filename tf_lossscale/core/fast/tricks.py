@@ -1,4 +1,4 @@
-"""Tricks of `core/fast`: what each gains, and how tests and benchmarks switch it off."""
+"""The tricks of `core/fast`: what each one gains, and how tests and benchmarks switch it off."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def on(trick: str) -> bool:
 
 @contextlib.contextmanager
 def without(*tricks: str) -> Iterator[None]:
-    """Switch tricks off for a block: functions that are traced there, and eager steps taken there, go without.
+    """Switch tricks off for a block, in functions traced in it and in eager steps.
 
     >>> with without("stacks"):
     ...     on("stacks")
     False
 
     Args:
-        *tricks: keys of `TRICKS`; all of them if none is given.
+        *tricks: keys of `TRICKS`; none for all tricks.
 
     Raises:
         KeyError: there is no such trick.

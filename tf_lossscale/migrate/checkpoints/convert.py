@@ -1,4 +1,4 @@
-"""Convert a checkpoint of any version into a checkpoint of an optimizer of today."""
+"""Convert a checkpoint of any version into a checkpoint of a current optimizer."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from tf_lossscale.wrapper import families
 from tf_lossscale.writing import checkpoint_errors_are_os_errors, name_latest_checkpoint
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
-# An argument whose value the file does not hold.
+# Marks an argument whose value the file does not hold.
 _UNKNOWN = object()
 _SAVED_AS = {"learning_rate": "schedule", "initial_scale": "loss scale"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Converted:
-    """An optimizer that was converted."""
+    """What was converted: one optimizer and its loss scale."""
 
-    path: str  # where it is in the new checkpoint
+    path: str  # its path in the new checkpoint
     construct: str  # code that constructs it
-    variables: tuple[str, ...]  # those that it trains, in the order of its slots
+    variables: tuple[str, ...]  # the paths of the trained variables, in the order of the slots
     restored: Restored
 
 
 def convert(
     path: str | os.PathLike[str], to: str, out: str | os.PathLike[str], learning_rate: float | None = None
 ) -> list[Converted]:
-    """Write a `tf.train.Checkpoint` with the variables of a file, and the state of its optimizers in today's form.
+    """Write a `tf.train.Checkpoint` with the variables of a file, and the state of its optimizers in the current form.
 
     >>> import tempfile, tensorflow as tf, tf_keras
     >>> weight = tf.Variable([1.0], name="weight")
@@ -59,7 +59,7 @@ def convert(
         path: as in `read`.
         to: `"keras3"` or `"tf_keras"`.
         out: the folder to write, which must not exist or be empty.
-        learning_rate: for files of TensorFlow 1's optimizers, which do not hold it; None for what the file has.
+        learning_rate: the learning rate, which files of TensorFlow 1's optimizers lack; None takes it from the file.
 
     Returns:
         What was converted, one entry per optimizer.
@@ -68,7 +68,7 @@ def convert(
         FileExistsError: the folder is not empty.
         FileNotFoundError: there is no such file.
         OSError: the folder cannot be written; nothing was changed.
-        ValueError: the file is damaged, its optimizer is of no class of today, or its learning rate has to be given.
+        ValueError: the file is damaged, its optimizer has no current class, or it lacks the learning rate.
     """
     if learning_rate is not None:
         errors.positive_number("learning_rate", learning_rate, "Pass the one that training goes on with.")
@@ -89,7 +89,7 @@ def convert(
 
 
 def _parts(file: File, family: Any, learning_rate: float | None) -> tuple[dict[str, Any], list[Converted]]:
-    """Return the variables and optimizers of today, by their paths, and the result for each optimizer."""
+    """Return the variables and current optimizers by path, and the result for each optimizer."""
     import tensorflow as tf
 
     parts: dict[str, Any] = {}
@@ -100,7 +100,7 @@ def _parts(file: File, family: Any, learning_rate: float | None) -> tuple[dict[s
         if learning_rate is not None:
             saved.learning_rate = learning_rate
         inner, construct = _optimizer(file, saved, family)
-        # A scale that is fixed, or that the file does not hold, is no part of the new checkpoint.
+        # The new checkpoint has no loss scale if that is fixed, or if the file lacks it.
         optimizer = LossScaleOptimizer(inner) if saved.counter is not None and not saved.scale_is_fixed else inner
         names = _trained(file, saved)
         if not _known_options(saved).get("momentum"):
@@ -123,9 +123,9 @@ def _path(file: File, saved: Optimizer) -> str:
 
 
 def _optimizer(file: File, saved: Optimizer, family: Any) -> tuple[Any, str]:
-    """Return an optimizer of today with the options in the file, and the code that constructs it."""
+    """Return a current optimizer with the options in the file, and the code that constructs it."""
     library = family.optimizers
-    # The file says which class is called: no other name of the library is.
+    # The class name comes from the file, so only known optimizers of the library may be called.
     cls = getattr(library, saved.name, None) if saved.name in slots.ATTRIBUTES else None
     if cls is None:
         part = saved.path or "its optimizer"
@@ -150,20 +150,20 @@ def _optimizer(file: File, saved: Optimizer, family: Any) -> tuple[Any, str]:
             )
     code = f"{family.optimizers_name}.{saved.name}({_shown(options)})"
     if options["learning_rate"] is _UNKNOWN:
-        # It had a schedule. With one an optimizer has no variable for the learning rate, and numbers its others anew.
+        # It had a schedule. Then an optimizer has no variable for the learning rate, and its other variables move up.
         options["learning_rate"] = library.schedules.ExponentialDecay(1.0, 1, 1.0)
     if options.get("momentum") is _UNKNOWN:
-        options["momentum"] = 0.9  # any momentum has the optimizer make the slots
+        options["momentum"] = 0.9  # the optimizer creates slots for any nonzero momentum
     return cls(**options), _in_wrapper(code, saved)
 
 
 def _known_options(saved: Optimizer) -> dict[str, Any]:
-    """Return the arguments of the inner optimizer that the file holds or shows by its slots."""
+    """Return the inner optimizer's arguments, as far as the file holds them or its slots imply them."""
     there = slots.canonical(saved.name, saved.slots)
     rate = _UNKNOWN if saved.learning_rate is None else saved.learning_rate
     options: dict[str, Any] = {"learning_rate": rate, **saved.hyperparameters}
     if not options.get("use_ema"):
-        options = {name: value for name, value in options.items() if "ema" not in name}  # without effect
+        options = {name: value for name, value in options.items() if "ema" not in name}  # ignored by the optimizer
     options |= {option: True for slot, option in (("vhat", "amsgrad"), ("mg", "centered")) if slot in there}
     moved = "momentum" in there and any(np.any(tensor.value()) for tensor in there["momentum"].tensors)
     if moved and "momentum" not in options:
@@ -183,7 +183,7 @@ def _in_wrapper(code: str, saved: Optimizer) -> str:
 
 
 def _shown(arguments: dict[str, Any]) -> str:
-    """Return arguments as code, a number as the user wrote it, before it became a float32."""
+    """Return arguments as code. Numbers are written as users write them, before rounding to float32."""
     shown = {
         name: f"<its {_SAVED_AS.get(name, name)}>"
         if value is _UNKNOWN
@@ -194,7 +194,7 @@ def _shown(arguments: dict[str, Any]) -> str:
 
 
 def _notes(saved: Optimizer, library: Any) -> list[str]:
-    """Return what the user has to know about the saved optimizer, because the file does not hold it."""
+    """Return notes on settings of the saved optimizer that the file does not hold."""
     notes = []
     changes = saved.wrapper is not None and not saved.scale_is_fixed
     if changes and saved.counter is None:
@@ -228,7 +228,7 @@ def _trained(file: File, saved: Optimizer) -> list[str]:
 
 
 def _tree(file: File, parts: dict[str, Any], family: Any) -> Any:
-    """Return the root object: the file's own objects, or the parts by their names for a file without objects."""
+    """Return the root object: the object graph of the file, or the parts by name if the file has no object graph."""
     import tensorflow as tf
 
     objects = family.with_layer_names(file.objects) if file.objects else {"": {path: path for path in parts}}
@@ -242,7 +242,7 @@ def _tree(file: File, parts: dict[str, Any], family: Any) -> Any:
 
 
 def _write(folder: pathlib.Path, root: Any) -> None:
-    """Write under another name and rename the folder, which so is complete or does not exist."""
+    """Write under a temporary name and rename the folder, so that it is complete or does not exist."""
     import tensorflow as tf
 
     folder.absolute().parent.mkdir(parents=True, exist_ok=True)
@@ -253,7 +253,7 @@ def _write(folder: pathlib.Path, root: Any) -> None:
             tf.train.Checkpoint(root).write(str(unfinished / "ckpt"))
         name_latest_checkpoint(unfinished, "ckpt")
         if folder.exists():
-            folder.rmdir()  # empty, or this is an error
+            folder.rmdir()  # raises an error unless the folder is empty
         unfinished.rename(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)

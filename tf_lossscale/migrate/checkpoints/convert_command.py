@@ -68,10 +68,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _say(line: str) -> None:
-    """Print a line, folded between words in a terminal. A pipe has no width."""
+    """Print a line, wrapped at words in a terminal and unwrapped in a pipe."""
     if sys.stdout.isatty():
         width = shutil.get_terminal_size().columns
-        spaced = line.replace("(", "( ")  # code may be folded behind a bracket as well
+        spaced = line.replace("(", "( ")  # code may be wrapped after a bracket as well
         folded = textwrap.fill(spaced, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
         line = folded.replace("( ", "(")
     print(line)

@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def describe(file: File) -> dict[str, Any]:
-    """Return the content of a file as a dict that JSON can hold.
+    """Return the content of a file as a dict that can be written as JSON.
 
     >>> from tf_lossscale.migrate.checkpoints.saved import File
     >>> describe(File("ckpt", "tf.train.Checkpoint", "Keras 3", [], []))["written_by"]
@@ -114,7 +114,7 @@ def _number(value: float | None) -> float | str | None:
 
 
 def _print_tables(file: File) -> None:
-    # A pipe has no width: cut nothing off.
+    # A pipe has no width, so nothing is cut off.
     width = None if sys.stdout.isatty() else 10_000
     console = optional.load("rich.console", "migrate").Console(highlight=False, markup=False, width=width)
     with console.capture() as captured:
@@ -160,7 +160,7 @@ def _two_columns(rows: list[tuple[str, str]]) -> Any:
 
 
 def _variables(file: File) -> Any:
-    """A row per variable, with the slots that it has; then the slots of which the file does not tell whose they are."""
+    """Return a row for each variable with its slots, then the slots whose variable the file does not name."""
     table = optional.load("rich.table", "migrate").Table(box=None, pad_edge=False, header_style="")
     for column in ("variable", "shape", "dtype", "slots"):
         table.add_column(column, overflow="fold")

@@ -87,7 +87,7 @@ def _member(path: str, member: str) -> bytes:
 
 
 def _json(text: str | bytes) -> Any:
-    """Parse JSON; raise OverflowError for a number that no float holds: Python makes it infinite, or a long int."""
+    """Parse JSON. Raise OverflowError for a number that is too large for a float, which Python would accept."""
 
     def of(kind: type) -> Any:
         return lambda digits: _held(kind(digits), digits)
@@ -102,8 +102,8 @@ def _held(number: Any, digits: str) -> Any:
 
 
 def _h5(path: str, source: Any) -> Any:
-    """Open an HDF5 file, all of whose values must be in it: a link would read another file of this machine."""
-    import h5py  # comes with Keras
+    """Open an HDF5 file that has no links, because a link could read any other file of this machine."""
+    import h5py  # Keras depends on h5py
 
     file = h5py.File(source, "r")
     waiting, seen = [file], set()
@@ -147,7 +147,7 @@ def _tensor(path: str, group: Any, name: str) -> Tensor:
 
 
 def _weights(path: str, file: Any) -> tuple[list[Tensor], list[Tensor]]:
-    """The variables of the layers, and those of the optimizer, in a `model.weights.h5`."""
+    """Return the variables of the layers and the variables of the optimizer in a `model.weights.h5`."""
     variables: list[Tensor] = []
 
     def visit(name: str, item: Any) -> None:
@@ -191,17 +191,17 @@ def _of_config(config: dict[str, Any], version: str) -> Optimizer:
 
 
 def _arguments_of_wrapper(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments for today's wrapper that a wrapper's config holds, in the format of any version."""
+    """Return the arguments for the current wrapper from a wrapper's config of any version."""
     arguments = dict(settings)
     if "loss_scale" in settings:
-        with contextlib.suppress(ValueError):  # a class of the user's own
+        with contextlib.suppress(ValueError):  # a user-defined class
             arguments = from_tf23(settings["loss_scale"], {})
     names = ("dynamic", "initial_scale", "dynamic_growth_steps", *KEYWORDS)
     return {name: arguments[name] for name in names if isinstance(arguments.get(name), (int, float))}
 
 
 def _inner_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The config of the optimizer that a wrapper's config holds; of a bare optimizer its own."""
+    """Return the config of the inner optimizer, or the config itself for a bare optimizer."""
     values = config.get("config", {})
     parts = (values.get(name) for name in ("optimizer", "inner_optimizer"))
     return next((part for part in parts if isinstance(part, dict)), config)
@@ -213,7 +213,7 @@ def _numbers(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_scale_by_name(optimizer: Optimizer, stored: list[Tensor]) -> list[Tensor]:
-    """Take scale and counter from an `.h5` file's list of variables, which has their names, and return the others."""
+    """Take scale and counter by name from an `.h5` file's list of variables, and return the other variables."""
     named = {tensor.name.rpartition("/")[2]: tensor for tensor in stored}
     if not optimizer.wrapper:
         return stored
@@ -227,11 +227,11 @@ def _without_scale_by_name(optimizer: Optimizer, stored: list[Tensor]) -> list[T
 
 
 def _without_scale_by_place(optimizer: Optimizer, stored: list[Tensor], config: Any) -> list[Tensor]:
-    """Take scale and counter from a `.keras` file's list of variables, which has no names, and return the others."""
+    """Take scale and counter by position from a `.keras` file's list of variables, and return the other variables."""
     if optimizer.wrapper and optimizer.family == "keras3" and len(stored) >= 4:
         return _without_keras_3s_wrapper(optimizer, stored)
     if optimizer.family == "tf_keras" and _STATE in _inner_config(config):
-        # tf_lossscale around an optimizer of tf_keras: scale and counter come last, and with a hysteresis its count.
+        # tf_lossscale around a tf_keras optimizer: scale and counter come last, then the count for hysteresis, if any.
         count = 3 if _rules_of(config["config"]).counts_overflows else 2
         *stored, scale, counter = stored[: len(stored) - count + 2]
         optimizer.scale, optimizer.counter = float(scale.value()), int(counter.value())
@@ -243,18 +243,18 @@ def _rules_of(settings: dict[str, Any]) -> Rules:
 
 
 def _without_keras_3s_wrapper(optimizer: Optimizer, stored: list[Tensor]) -> list[Tensor]:
-    # First come its own step count and learning rate, which it does not use, then counter and scale.
+    # Keras's wrapper begins with its own step count and learning rate, which it does not use; counter and scale follow.
     optimizer.counter, optimizer.scale = int(stored[2].value()), float(stored[3].value())
     return stored[4:]
 
 
 def _fill_from_list(optimizer: Optimizer, stored: list[Tensor], variables: list[Tensor]) -> None:
-    """Identify the variables in an optimizer's list, by their order: these files hold nothing else."""
+    """Identify the variables in an optimizer's list by their order, because these files hold no names."""
     if stored and not stored[0].shape:
         optimizer.iterations = int(stored[0].value())
         stored = stored[1:]
     if stored and not stored[0].shape and optimizer.family == "keras3":
-        stored = stored[1:]  # the learning rate, which is in the config as well
+        stored = stored[1:]  # the learning rate, which the config has as well
     stored = [tensor for tensor in stored if tensor.shape or any(not v.shape for v in variables)]
     groups = slot_names.order_in_lists(optimizer.name, optimizer.family, optimizer.hyperparameters)
     count = len(stored) // (sum(map(len, groups)) or 1)
@@ -272,6 +272,6 @@ def _fill_from_list(optimizer: Optimizer, stored: list[Tensor], variables: list[
 
 
 def _owners(tensors: list[Tensor], variables: list[Tensor]) -> list[Tensor | None]:
-    """The variables that slots are of: both are in the same order, with variables between that are not trained."""
+    """Return the variable of each slot. Both lists have the same order, but some variables are not trained."""
     left = iter(variables)
     return [next((variable for variable in left if variable.shape == tensor.shape), None) for tensor in tensors]

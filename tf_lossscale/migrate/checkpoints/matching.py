@@ -9,9 +9,9 @@ from tf_lossscale.migrate.checkpoints.saved import File, Slots, Tensor
 
 
 def pairs(file: File, variables: Any) -> list[tuple[Tensor, Any]]:
-    """Return for each of the user's variables the one in the file.
+    """Pair each of the user's variables with its variable in the file.
 
-    By their names, where each name is in the file once; else by their order, where the shapes agree.
+    Variables are matched by name if each name occurs once in the file, and otherwise by order if the shapes agree.
 
     >>> class Variable:
     ...     name, shape = "dense/kernel:0", (2,)
@@ -21,7 +21,7 @@ def pairs(file: File, variables: Any) -> list[tuple[Tensor, Any]]:
 
     Args:
         file: the content of the file.
-        variables: a list of variables; or a dict, by the file's names for them.
+        variables: a list of variables, or a dict from the file's names to variables.
 
     Returns:
         Pairs in the order of `variables`.
@@ -44,7 +44,7 @@ def pairs(file: File, variables: Any) -> list[tuple[Tensor, Any]]:
 
 
 def notes(matched: list[tuple[Tensor, Any]]) -> list[str]:
-    """Return a note if some were matched by nothing but their order, and the order could be another one."""
+    """Return notes on variables that were matched by order alone, where another order has the same shapes."""
     unnamed = [tensor for tensor, variable in matched if not _same_name(tensor, name_of(variable))]
     shapes = [tensor.shape for tensor, _ in matched]
     if not any(shapes.count(tensor.shape) > 1 for tensor in unnamed):
@@ -54,7 +54,7 @@ def notes(matched: list[tuple[Tensor, Any]]) -> list[str]:
 
 
 def owner_of(slots: Slots, i: int, known: Sequence[Tensor]) -> Tensor | None:
-    """Return which of the known variables of a file the i-th tensor of a slot belongs to."""
+    """Return the variable of the file that the i-th tensor of a slot belongs to."""
     if slots.of[i] is not None:
         return slots.of[i]
     name = slots.names[i]
@@ -63,12 +63,12 @@ def owner_of(slots: Slots, i: int, known: Sequence[Tensor]) -> Tensor | None:
     ]
     if fitting:
         return max(fitting, key=lambda v: len(v.name))
-    # Only the order is known.
+    # The file has only the order.
     return known[i] if len(known) == len(slots.tensors) and known[i].shape == slots.tensors[i].shape else None
 
 
 def name_of(variable: Any) -> str:
-    """Return a variable's name, with its scopes, as checkpoints have it."""
+    """Return a variable's name with its scopes, as in checkpoints."""
     return getattr(variable, "path", None) or variable.name.partition(":")[0]
 
 

@@ -1,4 +1,4 @@
-"""`tf.train.Checkpoint`, and the variables of a SavedModel: read by the graph of objects that they hold."""
+"""Read a `tf.train.Checkpoint`, or the variables of a SavedModel, by the object graph in the file."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _NEITHER_MODEL_NOR_OPTIMIZER = re.compile(r"(^|/)(save_counter$|keras_api/)")
 
 
 def read(path: str, reader: Any, tensor: Any) -> File:
-    """Read a checkpoint that holds a graph of objects.
+    """Read a checkpoint that has an object graph.
 
     Args:
         path: the checkpoint's prefix, for messages.
         reader: a `tf.train.load_checkpoint`.
-        tensor: makes a `Tensor` of (key, path, name).
+        tensor: creates a `Tensor` from (key, path, name).
 
     Returns:
         The content of the file.
@@ -40,7 +40,7 @@ def read(path: str, reader: Any, tensor: Any) -> File:
 
 
 def parse(serialized: bytes) -> Any:
-    """Return the graph of objects in a checkpoint; the one place that knows its protocol buffer."""
+    """Return the object graph in a checkpoint. Only this function parses the protocol buffer."""
     from tensorflow.core.protobuf import trackable_object_graph_pb2 as trackable
 
     return trackable.TrackableObjectGraph.FromString(serialized)
@@ -97,7 +97,7 @@ class _Graph:
         return None if tensor is None or tensor.shape else tensor.value().item()
 
     def optimizers(self) -> list[int]:
-        """The nodes of optimizers; of a wrapper and its inner optimizer the wrapper."""
+        """Return the nodes of optimizers: the wrapper, not its inner optimizer."""
         found = [node for node in sorted(self._paths) if self._is_optimizer(node)]
         inner = {self._inner(node) for node in found if self._inner(node) != node}
         return [node for node in found if node not in inner]
@@ -115,7 +115,7 @@ class _Graph:
     def _inner(self, node: int) -> int:
         children = self._children[node]
         for name in ("inner_optimizer", "base_optimizer"):
-            # TensorFlow 2.3 to 2.15 keep an empty base_optimizer: everything is on the wrapper.
+            # TensorFlow 2.3 to 2.15 save an empty base_optimizer, and all state with the wrapper.
             if name in children and (self._children[children[name]] or self._nodes[children[name]].slot_variables):
                 return children[name]
         if "iter" not in children and "_iterations" not in children:
@@ -223,7 +223,7 @@ class _Graph:
                 lists[attribute] = made
         names = [self._attribute(children["_iterations"]).full_name.rpartition("/")[0]]
         names += [each.names[0].partition("/")[0] for each in lists.values()]
-        # tf_keras may name the slot, and not the optimizer.
+        # tf_keras may name the slot without the optimizer.
         slot = lists["_velocities"].names[0] if "_velocities" in lists else ""
         more = [each for part, each in _TOLD_BY_SLOTS.items() if part in slot.split("/")]
         known = {"momentum_cache"} if "_u_product" in children else {"momentums"} & children.keys()
@@ -243,7 +243,7 @@ class _Graph:
         )
 
     def variables(self) -> list[Tensor]:
-        """The variables that are of no optimizer, in the order that Keras has them; call it after `optimizer`."""
+        """Return the variables outside of optimizers, in Keras's order. Call it after `optimizer`."""
         trained = {
             node
             for owner in self._of_optimizers
@@ -260,7 +260,7 @@ class _Graph:
         return found
 
     def _in_keras_order(self) -> list[int]:
-        """All nodes, a layer's own variables before those of the layers in it."""
+        """Yield all nodes, a layer's own variables before its sublayers'."""
         order: dict[int, None] = {}
         waiting = [0]
         while waiting:
@@ -273,7 +273,7 @@ class _Graph:
         return [*order, *(node for node in range(len(self._nodes)) if node not in order)]
 
     def objects(self, wanted: set[str]) -> dict[str, dict[str, str]]:
-        """The objects that lead to those wanted, by their paths, without what is inside of optimizers."""
+        """Return the objects on the paths to the wanted ones, without the contents of optimizers."""
         found: dict[str, dict[str, str]] = {}
         others: set[int] = set()
 

@@ -1,4 +1,4 @@
-"""Reads any checkpoint or model: finds out which kind of file it is, and has it read."""
+"""Reading any checkpoint or model: detects the kind of file and calls its reader."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def read(path: str | os.PathLike[str]) -> File:
     8.0
 
     Args:
-        path: a checkpoint's prefix (`ckpt-1`, or a file of it, `ckpt-1.index`), a folder with checkpoints, of which
-            the latest is taken, a SavedModel's folder, a `.keras`, `.h5` or `.weights.h5` file.
+        path: a checkpoint's prefix (`ckpt-1`) or one of its files (`ckpt-1.index`), a folder of checkpoints, of which
+            the latest is read, a SavedModel's folder, or a `.keras`, `.h5` or `.weights.h5` file.
 
     Returns:
         Its optimizers and variables.
 
     Raises:
         FileNotFoundError: there is no such file, or no checkpoint in the folder.
-        ValueError: the file is damaged, or is of no known kind; the message names the file and the part.
+        ValueError: the file is damaged or of an unknown kind. The message names the file and the part.
     """
     given = os.fspath(path)
     with damage_is_said(given, "what it holds"):
@@ -44,7 +44,7 @@ def _read(given: str) -> File:
             return _saved_model(found)
         return _checkpoint(_only_checkpoint_in(found))
     if found.is_file() and found.suffix not in (".index",) and ".data-" not in found.name:
-        from tf_lossscale.migrate.checkpoints import keras_files  # with TensorFlow, which takes seconds
+        from tf_lossscale.migrate.checkpoints import keras_files  # imports TensorFlow, which takes seconds
 
         with damage_is_said(given, "its beginning"), found.open("rb") as file:
             begin = file.read(8)
@@ -62,7 +62,7 @@ def _read(given: str) -> File:
 
 def _only_checkpoint_in(folder: pathlib.Path) -> str:
     latest = None
-    # `tf-lossscale train` and others keep their checkpoints in a folder of that name.
+    # `tf-lossscale train` and other programs keep their checkpoints in a folder of this name.
     if (folder / "checkpoint").is_file():
         import tensorflow as tf
 
@@ -81,7 +81,7 @@ def _only_checkpoint_in(folder: pathlib.Path) -> str:
 
 
 def _only_checkpoint_below(folder: pathlib.Path) -> str:
-    """Return the checkpoint in a folder of the folder, for example in the `runs/checkpoint` of `runs`."""
+    """Return the checkpoint in the only subfolder that has one, for example in `runs/checkpoint` for `runs`."""
     below = sorted({file.parent for file in folder.glob("*/*.index")})
     if not below:
         raise FileNotFoundError(f"{folder}: the folder has no checkpoint, and is not a SavedModel.")
@@ -120,7 +120,7 @@ def _checkpoint(prefix: str) -> File:
 
 
 def _require_complete(prefix: str, shapes: dict[str, list[int]], dtypes: dict[str, Any]) -> None:
-    """Raise if the data have fewer bytes than the variables need, without reading them."""
+    """Raise if the data files are smaller than the variables, without reading them."""
     shards = sorted(pathlib.Path(prefix).parent.glob(f"{pathlib.Path(prefix).name}.data-*"))
     if not shards:
         raise FileNotFoundError(f"{prefix}.data-00000-of-00001: this file of the checkpoint is missing.")

@@ -1,4 +1,4 @@
-"""Restore the state of an optimizer, from a file of any library or version, into an optimizer of today."""
+"""Restore the state of an optimizer from a file of any library or version into a current optimizer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """The result of `restore`; None for a value that the file or the optimizer does not have.
+    """The result of `restore`. A value is None if the file or the optimizer lacks it.
 
     >>> restored = Restored(iterations=3, loss_scale=128.0, dynamic_counter=3, notes=())
     >>> restored.loss_scale
@@ -32,7 +32,7 @@ class Restored:
         iterations: the number of steps taken.
         loss_scale: the scale.
         dynamic_counter: the number of finite steps since the scale last moved.
-        notes: the reasons why training cannot go on with the same numbers.
+        notes: the reasons why training cannot continue with the same numbers.
     """
 
     iterations: int | None
@@ -50,9 +50,9 @@ def restore(
 ) -> Restored:
     """Restore variables, and the state of their optimizer, from a checkpoint of another library or version.
 
-    The slots of a TensorFlow 1, TensorFlow 2, tf_keras or Keras 3 optimizer go into the Keras 3 or tf_keras optimizer
-    of the same name, the loss scale and its counter into the wrapper, if both sides have one. Nothing is changed unless
-    all of it fits.
+    The slots of a TensorFlow 1, TensorFlow 2, tf_keras or Keras 3 optimizer are copied to the Keras 3 or tf_keras
+    optimizer of the same name, and the loss scale and its counter to the wrapper, if both sides have one. Nothing
+    changes unless everything fits.
 
     >>> import tempfile, tensorflow as tf, tf_keras
     >>> import tf_lossscale
@@ -70,29 +70,29 @@ def restore(
         checkpoint_path: any file that `tf-lossscale inspect` reads: the prefix of a `tf.train.Checkpoint` or a
             `tf.compat.v1.train.Saver`, a folder of them, a SavedModel, a `.keras` or `.h5` file.
         optimizer: an optimizer of Keras 3, tf_keras or tf_keras.legacy, bare or in a LossScaleOptimizer. If it has no
-            slots yet it gets them for those of `variables` that are trainable.
-        variables: the variables to restore, for example `model.variables`: a list, matched by name, else by order and
-            shape; or a dict, by the names that `tf-lossscale inspect` shows.
-        name: the optimizer in the file, if it has several.
+            slots yet, they are created for the trainable `variables`.
+        variables: the variables to restore, for example `model.variables`: a list, matched by name or else by order and
+            shape; or a dict from the names that `tf-lossscale inspect` shows.
+        name: the name of the optimizer in the file; required if the file has several.
 
     Returns:
-        The restored values, and notes where training cannot go on with the same numbers.
+        The restored values, and notes if training cannot continue with the same numbers.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is damaged, or does not fit; the message names the part.
-        TypeError: the optimizer is of another library.
+        ValueError: the file is damaged or does not fit. The message names the part.
+        TypeError: the optimizer belongs to another library.
     """
     file = read(checkpoint_path)
     return restore_from(file, _chosen(file, name), optimizer, variables)
 
 
 def restore_from(file: File, saved: Optimizer, optimizer: Any, variables: Any) -> Restored:
-    """Restore as `restore` does, from a file that was read.
+    """Restore from a file that was read; see `restore`.
 
     Args:
         file: the result of `read`.
-        saved: one of its optimizers.
+        saved: one of the file's optimizers.
         optimizer: as in `restore`.
         variables: as in `restore`.
 
@@ -116,9 +116,8 @@ def restore_from(file: File, saved: Optimizer, optimizer: Any, variables: Any) -
     kind = _class_of(file, saved, inner)
     pairs = matching.pairs(file, variables)
     iterations = _iterations(file, saved, inner)
-    for what, count in (("iterations", iterations), ("the counter", saved.counter)):
-        if count is not None and not 0 <= count < 2**63:
-            raise ValueError(f"{file.path}: {what} must be a count that fits in an int64, but is {count:g}.")
+    _check_count(file, "iterations", iterations)
+    _check_count(file, "the counter", saved.counter)
     notes = [*matching.notes(pairs), *_notes(saved, kind, inner, family)]
     values = [(variable, tensor.value()) for tensor, variable in pairs]
     planned = _planned_slots(file, saved, kind, pairs, inner)
@@ -127,7 +126,7 @@ def restore_from(file: File, saved: Optimizer, optimizer: Any, variables: Any) -
         build([variable for variable, _ in values if getattr(variable, "trainable", True)])
     values += _places(file, family, inner, kind, planned, values, notes)
 
-    # Nothing raises from here on.
+    # From here on nothing raises.
     for variable, value in values:
         variable.assign(value)
     if iterations is not None:
@@ -137,10 +136,15 @@ def restore_from(file: File, saved: Optimizer, optimizer: Any, variables: Any) -
         getattr(inner, attribute).assign(slot_names.nadam_product(_number(inner, "beta_1"), iterations, decay))
     if saved.learning_rate is not None:
         rate = family.given_learning_rate()
-        if not callable(rate) or hasattr(rate, "assign"):  # a schedule stays
+        if not callable(rate) or hasattr(rate, "assign"):  # a schedule is kept
             inner.learning_rate = saved.learning_rate
     scale = _set_loss_scale(optimizer, saved)
     return Restored(iterations, scale, None if scale is None else saved.counter, tuple(notes))
+
+
+def _check_count(file: File, what: str, count: float | None) -> None:
+    if count is not None and not 0 <= count < 2**63:
+        raise ValueError(f"{file.path}: {what} must be a count that fits in an int64, but is {count:g}.")
 
 
 def _chosen(file: File, name: str | None) -> Optimizer:
@@ -174,7 +178,7 @@ def _class_of(file: File, saved: Optimizer, inner: Any) -> str:
 
 
 def _planned_slots(file: File, saved: Optimizer, kind: str, pairs: list[Any], inner: Any) -> list[tuple[str, Any, Any]]:
-    """Return (slot, the user's variable, value) for all slots that the file has of these variables."""
+    """Return (slot, the user's variable, value) for each slot of these variables in the file."""
     variable_of = {tensor.path: variable for tensor, variable in pairs}
     known = [tensor for tensor, variable in pairs if getattr(variable, "trainable", True)]
     planned = []
@@ -212,7 +216,7 @@ def _build_of(wrapper: Any) -> Any:
 def _places(
     file: File, family: Any, inner: Any, kind: str, planned: list[Any], values: list[Any], notes: list[str]
 ) -> list[tuple[Any, Any]]:
-    """Return (the optimizer's variable, value) for the slots, and for the averages of variables if it keeps any."""
+    """Return (the optimizer's variable, value) for the slots, and for the moving averages if there are any."""
     places, missing = [], set()
     try:
         for slot, variable, value in planned:
@@ -288,7 +292,7 @@ def _set_loss_scale(optimizer: Any, saved: Optimizer) -> float | None:
     if saved.scale is None:
         return None
     state: Any = getattr(optimizer, "_loss_scale", None)
-    for counter in ("good_steps", "counter"):  # ours, and that of tf_keras's own wrapper
+    for counter in ("good_steps", "counter"):  # our own, or that of tf_keras's wrapper
         if hasattr(state, "current_loss_scale") and hasattr(state, counter):
             state.current_loss_scale.assign(saved.scale)
             getattr(state, counter).assign(saved.counter or 0)

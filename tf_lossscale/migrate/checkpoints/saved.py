@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-# `Optimizer.family` -> its name for users.
+# `Optimizer.family` -> the name shown to users.
 LIBRARIES = {
     "keras3": "Keras 3",
     "tf_keras": "tf_keras",
@@ -19,18 +19,18 @@ LIBRARIES = {
 
 
 class UnreadableError(ValueError):
-    """A file is damaged, or of another kind; the message names it and the part."""
+    """The error for a damaged or unknown file. The message names the file and the part."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """A variable in a file; its value is read when asked for.
+    """A variable in a file. Its value is read on access.
 
     >>> Tensor("w0", "w0", (2,), "float32", lambda: np.zeros(2)).value().shape
     (2,)
     """
 
-    path: str  # where it is in the file, as the user knows it: "w0", "model/layer_with_weights-0/kernel"
+    path: str  # the path in the file, in the form shown to users: "w0", "model/layer_with_weights-0/kernel"
     name: str  # the variable's own name when it was saved: "dense/kernel"
     shape: tuple[int, ...]
     dtype: str
@@ -47,12 +47,12 @@ class Tensor:
 
 @dataclasses.dataclass
 class Slots:
-    """One slot of all variables: the momenta, say."""
+    """One slot of all variables, for example the momenta."""
 
     tensors: list[Tensor]
-    #: For each tensor the variable that it belongs to; None if the file does not say.
+    #: For each tensor the variable that it belongs to; None if unknown.
     of: list[Tensor | None]
-    #: For each tensor the name of that variable, as far as the slot's own name has it.
+    #: For each tensor the variable's name, as far as the slot's name contains it.
     names: list[str]
 
 
@@ -62,7 +62,7 @@ class Optimizer:
 
     path: str  # "optimizer"
     family: str  # the library: "tf_keras_legacy" (TensorFlow 2's too), "tf_keras", "keras3" or "tf1"
-    name: str | None  # the class, "Adam"; None if the file does not tell
+    name: str | None  # the class, "Adam"; None if unknown
     wrapper: str | None  # the wrapper's name; None without a wrapper
     iterations: int | None = None
     scale: float | None = None
@@ -70,27 +70,27 @@ class Optimizer:
     learning_rate: float | None = None
     hyperparameters: dict[str, float] = dataclasses.field(default_factory=dict)
     slots: dict[str, Slots] = dataclasses.field(default_factory=dict)
-    #: Values that are of no variable: Nadam's product of momenta.
+    #: Values that belong to no variable, such as Nadam's product of momenta.
     extra: dict[str, float] = dataclasses.field(default_factory=dict)
-    #: Whether the file holds the configs, and so all arguments of the optimizer and of its wrapper.
+    #: Whether the file holds the configs, which have all arguments of the optimizer and its wrapper.
     has_config: bool = False
-    #: The arguments of the wrapper in the file's config.
+    #: The wrapper's arguments in the file's config.
     wrapper_arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def of_tf1(self) -> bool:
-        """Whether it is of TensorFlow 1, whose files hold no learning rate, and momenta not multiplied by it."""
+        """Whether it is of TensorFlow 1, whose files hold no learning rate, and momenta without that factor."""
         return self.family == "tf1"
 
     @property
     def scale_is_fixed(self) -> bool:
-        """Whether it is in a wrapper whose loss scale stays the same."""
+        """Whether its wrapper has a fixed loss scale."""
         dynamic = self.wrapper_arguments.get("dynamic", True) if self.has_config else self.counter is not None
         return self.wrapper is not None and not dynamic
 
     @property
     def slots_are_lists(self) -> bool:
-        """Whether it is of Keras 3 or tf_keras, whose formulas are today's."""
+        """Whether it is of Keras 3 or tf_keras, which use the current formulas."""
         return self.family in ("keras3", "tf_keras")
 
 
@@ -103,7 +103,7 @@ class File:
     writer: str
     variables: list[Tensor]
     optimizers: list[Optimizer]
-    #: Variables of no model and no optimizer: a manager's `save_counter`.
+    #: Variables outside of models and optimizers, such as a manager's `save_counter`.
     others: list[Tensor] = dataclasses.field(default_factory=list)
     #: Path of an object -> name of a part -> path of that part, down to variables; empty if the file has no objects.
     objects: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
@@ -111,7 +111,7 @@ class File:
 
 @contextlib.contextmanager
 def damage_is_said(path: str, part: str) -> Iterator[None]:
-    """Turn the errors that libraries raise for damaged files into one clear error.
+    """Turn the various errors of libraries about damaged files into one clear error.
 
     >>> try:
     ...     with damage_is_said("model.keras", "config.json"):
@@ -122,7 +122,7 @@ def damage_is_said(path: str, part: str) -> Iterator[None]:
 
     Args:
         path: the file.
-        part: the part that is read inside.
+        part: the part of the file that the block reads.
 
     Raises:
         UnreadableError: names the file and the part.
@@ -131,7 +131,7 @@ def damage_is_said(path: str, part: str) -> Iterator[None]:
         yield
     except (FileNotFoundError, PermissionError, UnreadableError):
         raise
-    except Exception as error:  # each library raises something else for damaged files, and each byte something else
+    except Exception as error:  # the error depends on the library and on which byte is damaged
         why = " ".join(str(error).split())[:200] or type(error).__name__
         raise UnreadableError(
             f"{path}: {part} cannot be read, because the file is cut short or damaged ({why}). Use another copy of it."

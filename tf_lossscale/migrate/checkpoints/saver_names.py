@@ -1,4 +1,4 @@
-"""The names in TensorFlow 1's files, for a `tf.compat.v1.train.Saver` of today."""
+"""The names in TensorFlow 1's files, for a current `tf.compat.v1.train.Saver`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def saver_names(
 ) -> dict[str, Variable]:
     """Map the names in a TensorFlow 1 file to the variables of the graph, for `tf.compat.v1.train.Saver`.
 
-    TensorFlow 1.15 made Adam's `beta1_power` inside a conditional, as `cond/beta1_power` or `cond_1/beta1_power`; how
-    many conditionals a graph has is not the same today.
+    TensorFlow 1.15 created Adam's `beta1_power` inside a conditional, as `cond/beta1_power` or `cond_1/beta1_power`.
+    The number of conditionals in a graph has changed since.
 
     >>> import tempfile, tensorflow as tf
     >>> with tf.Graph().as_default(), tf.compat.v1.Session() as session:
@@ -34,7 +34,7 @@ def saver_names(
 
     Args:
         checkpoint_path: the file's prefix.
-        variables: those to restore; None for the global variables of the graph.
+        variables: the variables to restore; None for the graph's global variables.
 
     Returns:
         A dict to pass as the Saver's `var_list`.

@@ -1,4 +1,4 @@
-"""Files of `tf.compat.v1.train.Saver`: variables by name, and nothing else."""
+"""Files of `tf.compat.v1.train.Saver`, which hold variables by name and nothing else."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _STATE = (*_SCALES, "good_steps", "bad_steps", "beta1_power", "beta2_power")
 
 
 def read(path: str, names: list[str], tensor: Any) -> File:
-    """Read a checkpoint that goes by the names of variables.
+    """Read a checkpoint whose keys are the names of variables.
 
     Args:
         path: the checkpoint's prefix, for messages.
-        names: of all variables in it.
-        tensor: makes a `Tensor` of (key, path, name).
+        names: the names of all its variables.
+        tensor: creates a `Tensor` from (key, path, name).
 
     Returns:
         The content of the file.
     """
     tensors = {name: tensor(name, name, name) for name in sorted(names)}
     state = {name: each for name, each in tensors.items() if last_part(name) in _STATE and not each.shape}
-    owners: dict[str, dict[str, list[tuple[str, str]]]] = {}  # optimizer -> variable -> (number, slot's name)
+    owners: dict[str, dict[str, list[tuple[str, str]]]] = {}  # optimizer -> variable -> (number, name of the slot)
     for name in tensors:
         of = _slot_of(name, tensors)
         if of is not None and name not in state:
@@ -42,7 +42,7 @@ def read(path: str, names: list[str], tensor: Any) -> File:
 
 
 def last_part(name: str) -> str:
-    """Return a variable's name without the scope it was made in, and without its number.
+    """Return a variable's name without its scope and number.
 
     >>> last_part("cond_1/beta1_power")
     'beta1_power'
@@ -51,7 +51,7 @@ def last_part(name: str) -> str:
 
 
 def _slot_of(name: str, tensors: dict[str, Tensor]) -> tuple[str, str, str] | None:
-    """The variable, the optimizer and the number in the name of a slot: `w0/Adam_1`, in whatever scope it is."""
+    """Split the name of a slot, such as `w0/Adam_1`, into variable, optimizer and number."""
     front, _, last = name.rpartition("/")
     match = re.fullmatch(r"(.+?)(?:_(\d+))?", last)
     while front and match:
@@ -78,7 +78,7 @@ def _optimizer(name: str, of: dict[str, list[tuple[str, str]]], tensors: dict[st
 
 
 def _without_slots(state: dict[str, Tensor]) -> list[Optimizer]:
-    """An optimizer without slots is in the file only by its loss scale."""
+    """Return an optimizer without slots, which a file shows only by its loss scale."""
     scaled = any(last_part(name) in _SCALES for name in state)
     return [Optimizer(path="", family="tf1", name="SGD", wrapper=None)] if scaled else []
 
@@ -87,7 +87,7 @@ def _state(optimizer: Optimizer, state: dict[str, Tensor], tensors: dict[str, Te
     values: dict[str, set[float]] = {}
     for name, tensor in state.items():
         values.setdefault(last_part(name), set()).add(tensor.value().item())
-    # The powers of several optimizers cannot be assigned to them: see `restore`.
+    # The file does not tell which powers belong to which of several optimizers: see `restore`.
     one = {name: next(iter(each)) for name, each in values.items() if len(each) == 1}
     powers: dict[str, float] = {name: value for name, value in one.items() if name.endswith("_power")}
     optimizer.extra.update(powers)

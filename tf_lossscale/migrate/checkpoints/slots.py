@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-# Class -> slot, as TensorFlow 2's optimizers (tf_keras legacy) name it -> attribute of Keras 3's and tf_keras's.
+# Class -> slot name of TensorFlow 2's optimizers (tf_keras legacy) -> attribute in Keras 3 and tf_keras.
 ATTRIBUTES: dict[str, dict[str, str]] = {
     "SGD": {"momentum": "momentums"},
     "Adam": {"m": "_momentums", "v": "_velocities", "vhat": "_velocity_hats"},
@@ -19,10 +19,10 @@ ATTRIBUTES: dict[str, dict[str, str]] = {
     "Adadelta": {"accum_grad": "_accumulated_grads", "accum_var": "_accumulated_delta_vars"},
     "Ftrl": {"accumulator": "_accumulators", "linear": "_linears"},
 }
-# Slots that an optimizer of the class may be without, depending on its arguments.
+# Slots that an optimizer of the class has only with some arguments.
 OPTIONAL = {"SGD": {"momentum"}, "Adam": {"vhat"}, "AdamW": {"vhat"}, "RMSprop": {"momentum", "mg"}}
 
-# Class -> the slots' names behind the variable's, in files of `tf.compat.v1.train.Saver`, in the order they are made.
+# Class -> suffixes of the slots in files of `tf.compat.v1.train.Saver`, in order of creation.
 SAVER_SUFFIXES: dict[str, tuple[tuple[str, ...], ...]] = {
     "Adam": (("m", "v"),),
     "Momentum": (("momentum",),),
@@ -31,12 +31,12 @@ SAVER_SUFFIXES: dict[str, tuple[tuple[str, ...], ...]] = {
     "Adadelta": (("accum_grad", "accum_var"),),
     "Ftrl": (("accumulator", "linear"),),
 }
-# Names, in lower case, of optimizers whose slots are called like those of a class above.
+# Lower-case names of other optimizers with the slot names of a class above.
 _OF_NO_KNOWN_CLASS = {"lion", "sgdw"}
 # Class of `tf.compat.v1.train`, without "Optimizer" -> today's.
 _TODAY = {"GradientDescent": "SGD", "Momentum": "SGD", "RMSProp": "RMSprop"}
 
-# Differences in the numbers, which `restore` and docs/migration.md report.
+# Numerical differences between the libraries, which `restore` and docs/migration.md report.
 DIFFERENCES = {
     "RMSprop": (
         "RMSprop without momentum: the file's divides by sqrt(v) + epsilon, today's by sqrt(v + epsilon). Take the old "
@@ -58,7 +58,7 @@ DIFFERENCES = {
 
 
 def of_tf1(slots: Mapping[str, Any]) -> dict[str, Any]:
-    """Return slots of a `tf.compat.v1.train` optimizer by TensorFlow 2's names.
+    """Rename the slots of a `tf.compat.v1.train` optimizer to TensorFlow 2's names.
 
     >>> of_tf1({"accum": 1, "linear": 2})
     {'accumulator': 1, 'linear': 2}
@@ -68,7 +68,7 @@ def of_tf1(slots: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def today(name: str) -> str:
-    """Return the class of today that an optimizer of `tf.compat.v1.train` became.
+    """Return the current class that replaced an optimizer of `tf.compat.v1.train`.
 
     >>> today("MomentumOptimizer")
     'SGD'
@@ -78,7 +78,7 @@ def today(name: str) -> str:
 
 
 def class_of(slots: set[str], others: set[str], names: Iterable[str], of_tf1: bool = False) -> str | None:
-    """Return the class of an optimizer that has these slots, by names if several classes have these slots.
+    """Return the class of an optimizer with these slots. If several classes have them, the names decide.
 
     >>> class_of({"m", "v"}, {"beta_1"}, ["Adamax/beta_1"])
     'Adamax'
@@ -86,8 +86,8 @@ def class_of(slots: set[str], others: set[str], names: Iterable[str], of_tf1: bo
     Args:
         slots: names of slots, as TensorFlow 2 has them.
         others: names of its other variables.
-        names: names of its variables, in which the optimizer's own name is.
-        of_tf1: whether it is of `tf.compat.v1.train`, which has fewer classes.
+        names: names of its variables, which include the optimizer's own name.
+        of_tf1: whether it is a `tf.compat.v1.train` optimizer, of which there are fewer classes.
 
     Returns:
         A key of `ATTRIBUTES`; None if that is not known.
@@ -95,7 +95,7 @@ def class_of(slots: set[str], others: set[str], names: Iterable[str], of_tf1: bo
     if "momentum_cache" in others:
         return "Nadam"
     if not slots:
-        # Of the classes of TensorFlow 2 only SGD has a hyperparameter `momentum` and no slots.
+        # In TensorFlow 2 only SGD can have a hyperparameter `momentum` and no slots.
         return "SGD" if of_tf1 or ("momentum" in others and not others & {"rho"}) else None
     fitting = [name for name in ATTRIBUTES if required(name) <= slots <= set(ATTRIBUTES[name]) and name != "Nadam"]
     if of_tf1:
@@ -104,7 +104,7 @@ def class_of(slots: set[str], others: set[str], names: Iterable[str], of_tf1: bo
 
 
 def class_of_lists(attributes: set[str], others: set[str], names: Iterable[str]) -> str | None:
-    """Return the class of a Keras 3 or tf_keras optimizer that has these lists of slots.
+    """Return the class of a Keras 3 or tf_keras optimizer with these lists of slots.
 
     >>> class_of_lists({"_momentums", "_velocities"}, set(), ["rmsprop"])
     'RMSprop'
@@ -125,7 +125,7 @@ def class_of_lists(attributes: set[str], others: set[str], names: Iterable[str])
         if {slots[slot] for slot in required(name)} <= attributes <= set(slots.values()) and name != "Nadam"
     ]
     if not attributes:
-        # Before its first step an optimizer of any class is without slots, later only SGD without momentum.
+        # Before its first step any optimizer lacks slots; afterwards only SGD without momentum does.
         fitting = ["SGD"] if "momentums" in others else [*ATTRIBUTES]
     return _told_by_names(fitting, names)
 
@@ -149,13 +149,13 @@ def required(name: str) -> set[str]:
 
 
 def canonical(name: str | None, slots: Mapping[str, Any]) -> dict[str, Any]:
-    """Return slots by TensorFlow 2's names, as an optimizer of this class has them.
+    """Rename the slots of an optimizer of this class to TensorFlow 2's names.
 
     >>> canonical("Adamax", {"_m": 1, "_u": 2})
     {'m': 1, 'v': 2}
 
     Args:
-        name: a key of `ATTRIBUTES`, or None: then the names stay.
+        name: a key of `ATTRIBUTES`; None to keep the names.
         slots: by TensorFlow 2's names, or by the attributes of Keras 3 and tf_keras.
     """
     back = {attribute: slot for slot, attribute in ATTRIBUTES.get(name or "", {}).items()}
@@ -163,7 +163,7 @@ def canonical(name: str | None, slots: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fits(saved: str | None, wanted: str) -> bool:
-    """Return whether the slots of one class are those of another; an unknown class may fit.
+    """Return whether two classes have the same slots. An unknown class fits every class.
 
     >>> fits("Adam", "AdamW"), fits("Adam", "SGD"), fits(None, "SGD")
     (True, False, True)
@@ -183,7 +183,7 @@ def order_in_lists(name: str | None, family: str, config: Mapping[str, float]) -
         config: the optimizer's config.
 
     Returns:
-        Groups: the slots of a group come variable by variable. Empty for a class that is not known.
+        Groups of slots. A file lists the slots of one group together, variable by variable. Empty for an unknown class.
     """
     there = set(required(name)) if name in ATTRIBUTES else set()
     if config.get("momentum") or (name == "SGD" and family == "tf_keras"):
@@ -198,7 +198,7 @@ def order_in_lists(name: str | None, family: str, config: Mapping[str, float]) -
 
 
 def steps_of_powers(powers: Mapping[str, float], betas: tuple[float, float] = (0.9, 0.999)) -> int | None:
-    """Return the number of steps that TensorFlow 1's Adam took, from the powers of its betas.
+    """Compute the number of steps that TensorFlow 1's Adam took from the powers of its betas.
 
     >>> steps_of_powers({"beta1_power": 0.9**8, "beta2_power": 0.999**8})
     7
@@ -208,7 +208,7 @@ def steps_of_powers(powers: Mapping[str, float], betas: tuple[float, float] = (0
         betas: the bases of the powers.
 
     Returns:
-        The number; None if neither power can tell.
+        The number; None if neither power determines it.
     """
     for power, beta in zip((powers.get("beta2_power"), powers.get("beta1_power")), reversed(betas)):
         if power is not None and 1e-35 < power < 1.0 and 0.0 < beta < 1.0:
@@ -223,7 +223,7 @@ def nadam_product(beta_1: float, iterations: int, decay: float = 1.0) -> float:
     0.468
 
     Args:
-        beta_1: the optimizer's.
+        beta_1: the optimizer's `beta_1`.
         iterations: steps taken.
         decay: 1 for Keras 3 and tf_keras; 0.004 for TensorFlow 2's, tf_keras legacy.
 

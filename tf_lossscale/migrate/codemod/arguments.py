@@ -1,6 +1,6 @@
-"""Old arguments to new ones: what a call of an old name is when it is written as a LossScaleOptimizer.
+"""Translates the arguments of old names into the arguments of a LossScaleOptimizer.
 
-Pure functions over a call's arguments. Whatever they cannot prove they refuse, with the reason.
+Pure functions of a call's arguments. They refuse calls that they cannot prove equal, and give the reason.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from tf_lossscale.legacy import table
 
 
 class Unprovable(Exception):
-    """A call that has to stay as it is; the text is the reason."""
+    """A call that cannot be rewritten. The message is the reason."""
 
 
-#: A new argument: its keyword, and the index of an old argument, an old expression, or code.
+#: A new argument: its keyword, and an old argument's index, an old expression, or code.
 Argument = tuple[str | None, "int | str | cst.BaseExpression"]
 
 
 class Written(NamedTuple):
-    """A call as it is to be written."""
+    """The new form of a call."""
 
     target: str  # dotted name of the function
     arguments: Sequence[Argument]
-    consumed: tuple[cst.CSTNode, ...] = ()  # nodes whose names are gone afterwards
+    consumed: tuple[cst.CSTNode, ...] = ()  # nodes whose names are no longer used
 
 
-#: Says which constructor of a loss scale an expression calls, by its short name; None if none of them.
+#: Returns the short name of the loss scale class that an expression calls, or None.
 LossScaleOf = Callable[[cst.BaseExpression], str | None]
 Binding = dict[str, int]
 
@@ -55,7 +55,7 @@ SIGNATURES = {
 
 
 def keyword_of(argument: cst.Arg) -> str | None:
-    """Return the keyword of an argument; None if it has none."""
+    """Return the keyword of an argument; None for a positional one."""
     return argument.keyword.value if argument.keyword else None
 
 
@@ -65,7 +65,7 @@ def as_they_are(call: cst.Call) -> list[Argument]:
 
 
 def bind(arguments: Sequence[cst.Arg], signature: Sequence[str]) -> Binding | None:
-    """Return parameter name -> index of its argument; None if stars or unknown keywords make that unclear."""
+    """Map parameter names to the indices of their arguments; None if stars or unknown keywords prevent that."""
     found: Binding = {}
     for index, argument in enumerate(arguments):
         if argument.star:
@@ -83,7 +83,7 @@ def bind(arguments: Sequence[cst.Arg], signature: Sequence[str]) -> Binding | No
 
 
 def number(expression: cst.BaseExpression) -> float | None:
-    """Return the value of a number written out, such as `2 ** 15`; None if it is something else."""
+    """Return the value of a literal number such as `2 ** 15`; None for other expressions."""
     try:
         return None if has_comment(expression) else float(_evaluated(ast.parse(code(expression), mode="eval").body))
     except (ValueError, OverflowError, ZeroDivisionError, SyntaxError):
@@ -117,7 +117,7 @@ def _evaluated(node: ast.expr) -> float:
 
 
 def text(expression: cst.BaseExpression) -> str | None:
-    """Return the value of a string literal; None if it is something else."""
+    """Return the value of a string literal; None for other expressions."""
     if isinstance(expression, cst.SimpleString) and isinstance(expression.evaluated_value, str):
         return expression.evaluated_value
     return None
@@ -131,18 +131,18 @@ def code(node: cst.CSTNode) -> str:
 def scale_arguments(
     expression: cst.BaseExpression, loss_scale_of: LossScaleOf
 ) -> tuple[list[Argument], list[cst.CSTNode]] | None:
-    """Return the arguments of a LossScaleOptimizer that say the same as an old `loss_scale`.
+    """Return the arguments of a LossScaleOptimizer that mean the same as an old `loss_scale`.
 
     >>> scale_arguments(cst.parse_expression("'dynamic'"), lambda _: None)
     ([], [])
 
     Args:
         expression: the old argument.
-        loss_scale_of: knows the constructors `FixedLossScale` and `DynamicLossScale`.
+        loss_scale_of: returns which loss scale class an expression calls.
 
     Returns:
-        The arguments, and the nodes whose names are not used any more; None if only running the program can tell what
-        the expression is.
+        The arguments, and the nodes whose names are no longer used; None if the value of the expression is known only
+        at run time.
     """
     if text(expression) == "dynamic":
         return [], []
@@ -163,12 +163,12 @@ def scale_arguments(
 
 
 def _fixed(given: dict[str, cst.BaseExpression]) -> list[Argument] | None:
-    """Return the new arguments for those of a FixedLossScale."""
+    """Return the new arguments for a FixedLossScale's."""
     return [("dynamic", "False"), ("initial_scale", given["loss_scale_value"])] if given else None
 
 
 def _dynamic(given: dict[str, cst.BaseExpression]) -> list[Argument] | None:
-    """Return the new arguments for those of a DynamicLossScale."""
+    """Return the new arguments for a DynamicLossScale's."""
     written: list[Argument] = []
     if "initial_loss_scale" in given:
         written.append(("initial_scale", given["initial_loss_scale"]))
@@ -191,8 +191,8 @@ def _dynamic(given: dict[str, cst.BaseExpression]) -> list[Argument] | None:
 def manager_arguments(expression: cst.Call) -> list[Argument] | None:
     """Return the arguments of a LossScaleOptimizer equal to an ExponentialUpdateLossScaleManager.
 
-    Equal only if every overflow lowers the scale: with `decr_every_n_nan_or_inf` above 1 the manager goes on counting
-    overflows over finite steps between them, and `hysteresis` starts again.
+    They are equal only if every overflow lowers the scale. With `decr_every_n_nan_or_inf` above 1 the manager keeps its
+    count of overflows after a finite step, but `hysteresis` resets it.
 
     >>> call = cst.parse_expression("ExponentialUpdateLossScaleManager(64, 3, 1, 2, 0.5)")
     >>> [(keyword, code(value)) for keyword, value in manager_arguments(call)]
@@ -229,7 +229,7 @@ def manager_arguments(expression: cst.Call) -> list[Argument] | None:
 
 
 def has_comment(node: cst.CSTNode) -> bool:
-    """Return whether a comment stands inside a node."""
+    """Return whether a node contains a comment."""
     return bool(m.findall(node, m.Comment()))
 
 
@@ -239,13 +239,13 @@ def rewritten(
     func: cst.BaseExpression | None,
     now: Callable[[cst.BaseExpression], cst.BaseExpression],
 ) -> cst.Call:
-    """Return the call with its new arguments, keeping what surrounds the old ones.
+    """Return the call with its new arguments, with the whitespace and comments of the old ones.
 
     Args:
-        call: the call, its inner parts rewritten already.
-        written: what to write.
+        call: the call, with its inner parts already rewritten.
+        written: the new form.
         func: the new function; None to keep the old one.
-        now: returns what an old expression has been rewritten to.
+        now: a function that returns the rewritten form of an old expression.
 
     Returns:
         A new call.
@@ -272,7 +272,7 @@ _EQUAL = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
 
 
 def _spaced(old: Sequence[cst.Arg], new: list[cst.Arg]) -> list[cst.Arg]:
-    """Give the new arguments the commas, line breaks and comments that stood between the old ones."""
+    """Copy the commas, line breaks and comments between the old arguments to the new ones."""
     if not new or not old:
         return new
     spaced = []
@@ -300,7 +300,7 @@ COMMA = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
 
 
 def _with_comments(argument: cst.Arg, lost: list[cst.Comment]) -> cst.Arg:
-    """Put comments behind an argument, before those that are there already."""
+    """Put comments after an argument, before the existing ones."""
     ends_with_comma = isinstance(argument.comma, cst.Comma)
     gap = argument.comma.whitespace_after if ends_with_comma else argument.whitespace_after_arg
     if not isinstance(gap, cst.ParenthesizedWhitespace):

@@ -1,4 +1,4 @@
-"""The new form of a call of an old name, and the kinds of the objects that calls return."""
+"""The new form of calls of old names, and the kinds of objects that calls return."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tf_lossscale.migrate.codemod.arguments import (
 from tf_lossscale.migrate.codemod.project import UNKNOWN
 from tf_lossscale.migrate.codemod.resolve import Meaning, Resolver
 
-# What a variable can hold.
+# The kinds of values of a variable.
 WRAPPER = "wrapper"  # a tf_lossscale.LossScaleOptimizer, once its call is rewritten
 FACE = "face"  # an old class, from tf_lossscale.legacy
 LEFT = "left as it is"
@@ -41,7 +41,7 @@ _FACES = {
     table.EXPERIMENTAL: table.FACES[table.EXPERIMENTAL],
     table.CONTRIB: table.FACES[table.CONTRIB],
 }
-# Constructors whose result is surely not a wrapper yet.
+# Constructors whose result surely is not a wrapper.
 _LIBRARY_OPTIMIZERS = (("keras.optimizers.", KERAS_OPTIMIZER), ("tensorflow.train.", V1_OPTIMIZER))
 _FROM_CONFIG = m.Attribute(attr=m.Name("from_config"))
 
@@ -50,7 +50,7 @@ class Calls:
     """The calls of old names in one module.
 
     Args:
-        resolver: of the module.
+        resolver: the module's resolver.
     """
 
     def __init__(self, resolver: Resolver):
@@ -59,11 +59,11 @@ class Calls:
         self._open: set[cst.CSTNode] = set()
 
     def written(self, call: cst.Call, meaning: Meaning) -> Written:
-        """Return a wrapper's constructor call as it is to be written, or raise Unprovable.
+        """Return the new form of a call of a wrapper's constructor, or raise Unprovable.
 
         Args:
             call: a call of one of `names.WRAPPERS`, or of the graph rewrite.
-            meaning: of the function that it calls.
+            meaning: the meaning of the called function.
         """
         if call not in self._written:
             try:
@@ -82,7 +82,7 @@ class Calls:
         return written._replace(consumed=tuple(node for each in (written, *others) for node in each.consumed))
 
     def _unpacked(self, call: cst.Call) -> list[cst.BaseExpression | None]:
-        """The dicts that `**name` at the end of a call can be; None alone if there is none, or it cannot be seen."""
+        """Return the possible dicts of `**name` at the end of a call; [None] if there is none or it is unknown."""
         last = call.args[-1] if call.args else None
         if last is None or last.star != "**" or not isinstance(last.value, cst.Name):
             return [None]
@@ -91,7 +91,7 @@ class Calls:
         return list(values) if literal and self._resolver.is_only_unpacked(last.value) else [None]
 
     def _with(self, call: cst.Call, given: cst.BaseExpression | None, meaning: Meaning) -> Written:
-        """Return the new form of a call with a dict unpacked at its end."""
+        """Return the new form of a call that ends with an unpacked dict."""
         if given is None:
             return self._decided_as_written(call, meaning)
         own = call.args[:-1]
@@ -114,7 +114,7 @@ class Calls:
         if roles == {table.GRAPH_REWRITE}:
             return self._graph_rewrite(call)
         if roles <= {table.STABLE, table.OURS, table.EXPERIMENTAL}:
-            # One name for two classes, told apart by the arguments that each of them takes.
+            # One name for two classes, distinguished by their arguments.
             if self._has_old_arguments(call):
                 return self._experimental(call)
             if self._is_certainly_stable(call):
@@ -125,7 +125,7 @@ class Calls:
         )
 
     def is_old_base(self, owner: cst.ClassDef) -> bool | None:
-        """Return whether a subclass calls `super().__init__` as the older of two classes; None if unknown."""
+        """Return whether a subclass calls `super().__init__` with the older class's arguments; None if unknown."""
         calls = [
             call
             for call in m.findall(owner.body, m.Call(func=m.Attribute(m.Call(m.Name("super")), m.Name("__init__"))))
@@ -162,7 +162,7 @@ class Calls:
         return "'dynamic'" in values or number(second) is not None or self.loss_scale_class(second) is not None
 
     def _literals(self, expression: cst.BaseExpression) -> set[str]:
-        """What an expression may be of True, False and 'dynamic'; "?" for anything else."""
+        """Return which of True, False and 'dynamic' an expression may be; "?" for anything else."""
         if isinstance(expression, cst.IfExp):
             return self._literals(expression.body) | self._literals(expression.orelse)
         values = self._resolver.values(expression) if isinstance(expression, cst.Name) else [expression]
@@ -176,7 +176,7 @@ class Calls:
     def _is_certainly_stable(self, call: cst.Call) -> bool:
         stars = {argument.star for argument in call.args} - {""}
         if stars:
-            # A program that names both classes asks for the version, and so unpacks the newer one's arguments today.
+            # A program that uses both classes checks the version, and therefore unpacks the newer class's arguments.
             return stars == {"**"} and _argument(call, 1, "dynamic") is None
         second = _argument(call, 1, "dynamic")
         keywords = {argument.keyword.value for argument in call.args if argument.keyword}
@@ -201,7 +201,7 @@ class Calls:
         return self._wrapped(call, bound["optimizer"], bound["loss_scale"])
 
     def _wrapped(self, call: cst.Call, optimizer: int, scale: int) -> Written:
-        """The wrapper with the scale as arguments; through the helper if only a run can tell, or it has comments."""
+        """Return the wrapper's call with the scale as arguments, or the helper's if only a run knows the scale."""
         value = call.args[scale].value
         if self._literals(value) <= {"True", "'dynamic'"}:
             value = cst.SimpleString("'dynamic'")
@@ -214,7 +214,10 @@ class Calls:
         return Written(table.WRAPPER, new, tuple(consumed))
 
     def scale(self, value: cst.BaseExpression) -> tuple[list[Argument], list[cst.CSTNode]] | None:
-        """The wrapper's arguments for an old loss scale; None if only a run can tell. May raise Unprovable."""
+        """Return the wrapper's arguments for an old loss scale; None if it is known only at run time.
+
+        May raise Unprovable.
+        """
         is_read = isinstance(value, cst.Attribute) and value.attr.value in ("loss_scale", "_loss_scale")
         if is_read and self.kinds(value.value) & {WRAPPER, FACE, LEFT}:
             raise Unprovable("two wrappers share one loss scale here: give both a tf_lossscale.SharedLossScale")
@@ -234,7 +237,10 @@ class Calls:
         return _unchanged(call, _FACES[table.CONTRIB])
 
     def _graph_rewrite(self, call: cst.Call) -> Written:
-        """A wrapper if the optimizer is surely one of Keras; the option that turns the rewrite on is the planner's."""
+        """Return a wrapper's call if the optimizer surely is a Keras optimizer.
+
+        The planner adds the option for the rewrite.
+        """
         bound = bind(call.args, SIGNATURES[table.GRAPH_REWRITE])
         face = _unchanged(call, f"{table.LEGACY_MODULE}.enable_mixed_precision_graph_rewrite")
         if bound is None or "opt" not in bound or self.kinds(call.args[bound["opt"]].value) != {KERAS_OPTIMIZER}:
@@ -247,7 +253,7 @@ class Calls:
     # Objects. ---------------------------------------------------------------------------------------------------
 
     def loss_scale_class(self, expression: cst.BaseExpression) -> str | None:
-        """The short name of the loss scale class that an expression calls."""
+        """Return the short name of the loss scale class that an expression calls, or None."""
         for name in ("FixedLossScale", "DynamicLossScale"):
             if isinstance(expression, cst.Call) and self._is(expression, name):
                 return name
@@ -267,18 +273,18 @@ class Calls:
         )
 
     def is_compile(self, call: cst.Call) -> bool:
-        """Return whether a call is one of a model's method `compile` with an optimizer, and no `re.compile`."""
+        """Return whether a call is `compile` of a model with an optimizer, unlike `re.compile`."""
         if not m.matches(call.func, m.Attribute(attr=m.Name("compile"))) or optimizer_of(call) is None:
             return False
         return not all(map(_is_in_module, self._resolver.dotted(call.func)))
 
     @functools.cached_property
     def compiled(self) -> list[cst.Call]:
-        """The calls of a model's method `compile` in the module."""
+        """Return the calls of models' `compile` in the module."""
         return [node for node in self._resolver.parents if isinstance(node, cst.Call) and self.is_compile(node)]
 
     def why_compiled(self, calls: Sequence[cst.Call]) -> str | None:
-        """Why one of some calls of `compile`, or one in another file, may make an optimizer; None if there is none."""
+        """Return why one of these calls of `compile`, or one in another file, may create an optimizer, or None."""
         if calls:
             return f"Suspected because of compile() in line {self._resolver.start(calls[0])[0]}."
         return self._resolver.around.reason
@@ -309,7 +315,7 @@ class Calls:
         return found or {UNKNOWN}
 
     def is_annotated(self, expression: cst.BaseExpression) -> bool:
-        """Return whether a variable or attribute is declared as a wrapper, or as one or None."""
+        """Return whether a variable or attribute is annotated as a wrapper or an optional wrapper."""
         classes = self._resolver.annotated_classes(expression)
         return bool(classes) and all(self._is_wrapper(cls) for cls in classes)
 
@@ -337,7 +343,7 @@ class Calls:
         return {of_library[0]} if of_library else {UNKNOWN}
 
     def _kind_of_old(self, call: cst.Call, meaning: Meaning) -> str:
-        """The kind of object that a call of an old name makes."""
+        """Return the kind of object that a call of an old name creates."""
         if meaning.roles <= {table.POLICY}:
             return POLICY
         if not meaning.roles <= {*names.WRAPPERS, table.GRAPH_REWRITE}:
@@ -375,7 +381,7 @@ class Calls:
         return bool(nodes) and all(isinstance(node, cst.ClassDef) for node in nodes)
 
     def _guard(self, expression: cst.BaseExpression) -> str | None:
-        """WRAPPER if the expression stands under an `if isinstance(expression, LossScaleOptimizer)`."""
+        """Return WRAPPER if the expression is inside `if isinstance(expression, LossScaleOptimizer)`."""
         name = get_full_name_for_node(expression) if isinstance(expression, (cst.Name, cst.Attribute)) else None
         if name is None:
             return None
@@ -387,7 +393,7 @@ class Calls:
         return None
 
     def _conditions(self, expression: cst.CSTNode) -> Iterator[cst.BaseExpression]:
-        """The tests of `if` under which an expression stands, in its function."""
+        """Yield the conditions of the `if` statements around an expression, within its function."""
         inner = expression
         for node in self._resolver.ancestors(expression, stop=(cst.FunctionDef, cst.Lambda)):
             if isinstance(node, (cst.If, cst.IfExp)) and inner is node.body:
@@ -395,7 +401,7 @@ class Calls:
             inner = node
 
     def _wraps_under(self, condition: cst.BaseExpression, expression: cst.BaseExpression) -> bool:
-        """Return whether a variable or attribute is wrapped under the same condition elsewhere."""
+        """Return whether a variable or attribute is wrapped elsewhere under the same condition."""
         shown = _bare(condition)
         return shown is not None and any(
             isinstance(value, cst.Call)
@@ -405,7 +411,7 @@ class Calls:
         )
 
     def told_otherwise(self, expression: cst.BaseExpression) -> bool:
-        """Return whether an expression stands under a test that is true of no wrapper."""
+        """Return whether an expression is inside an `if` whose condition is false for every wrapper."""
         asked = m.Call(
             m.Name("isinstance") | m.Name("callable"), [m.Arg(m.MatchIfTrue(expression.deep_equals)), m.ZeroOrMore()]
         )
@@ -426,17 +432,17 @@ class Calls:
 
 
 def _is_in_module(dotted: str) -> bool:
-    """Return whether a dotted name is that of a function of a module."""
+    """Return whether a dotted name is a function of a module."""
     return dotted.count(".") == 1 or names.canonical(dotted).startswith("tensorflow.")
 
 
 def optimizer_of(call: cst.Call) -> cst.BaseExpression | None:
-    """The optimizer that a call of `compile` is given."""
+    """Return the optimizer argument of a call of `compile`."""
     return _argument(call, 0, "optimizer") if len(call.args) > 1 or any(a.keyword for a in call.args) else None
 
 
 def _items(expression: cst.BaseExpression) -> list[tuple[str, cst.BaseExpression]] | None:
-    """The items of `{"key": value}` or `dict(key=value)`; None if it is neither."""
+    """Return the items of `{"key": value}` or `dict(key=value)`; None for other expressions."""
     if isinstance(expression, cst.Dict):
         pairs = [(text(e.key), e.value) for e in expression.elements if isinstance(e, cst.DictElement)]
         found = [(key, value) for key, value in pairs if key is not None]
@@ -465,7 +471,7 @@ def _literal(value: cst.BaseExpression | None) -> str:
 
 
 def _bare(condition: cst.BaseExpression) -> str | None:
-    """The text of a condition that reads a name, without `self.`; None of other conditions."""
+    """Return the code of a condition that reads a name, without `self.`; None for other conditions."""
     return (get_full_name_for_node(condition) or "").removeprefix("self.") or None
 
 

@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     reports = list(progress)
     console = optional.load("rich.console", "migrate").Console(stderr=True, highlight=False, soft_wrap=True)
-    # Before any file is changed: a run that is killed must not leave files changed of which nobody was told.
+    # Printed before any file is changed: a killed run must not leave changed files without their messages.
     _print_findings(reports, console)
     if arguments.write:
         lost = repositories.without_committed_version([r.path for r in reports if r.status == report.CHANGED])
@@ -105,7 +105,7 @@ def _say(message: str) -> None:
 
 
 def _print_findings(reports: Sequence[report.FileReport], console: Any) -> None:
-    """Print what people have to know, to stderr, so that stdout is a diff or JSON and nothing else."""
+    """Print messages for people to stderr, so that stdout contains only the diff or JSON."""
     for each in reports:
         if each.status == report.ERROR:
             console.print(f"{each.path}: {each.error}", style="red", markup=False)

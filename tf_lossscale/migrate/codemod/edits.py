@@ -1,9 +1,8 @@
-"""The edits of one file: planned first, made later, since the uses of a name decide about its import."""
+"""The edits of one file. They are planned first and applied later, because a name's uses decide about its import."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import libcst as cst
 
@@ -18,42 +17,34 @@ MARK = "# TODO(tf-lossscale):"
 Now = Callable[[cst.BaseExpression], cst.BaseExpression]
 
 
-class Import(NamedTuple):
-    """An import statement to be written: `from module import name as bound`; `import module` if there is no name."""
-
-    module: str
-    name: str | None = None
-    bound: str | None = None
-
-
 class Edits:
     """The edits of one file.
 
     Args:
-        resolver: of the file's module.
+        resolver: the resolver of the file's module.
     """
 
     def __init__(self, resolver: Resolver):
         self._resolver = resolver
-        #: Node -> what makes its replacement of the node as its inner edits left it.
+        #: Node -> the function that creates its replacement, after the inner edits.
         self.expressions: dict[cst.CSTNode, Callable[[cst.CSTNode, Now], cst.CSTNode]] = {}
-        #: Nodes whose names are not used any more.
+        #: Nodes whose names are no longer used.
         self.gone: set[cst.CSTNode] = set()
         #: Statement -> comments to put above it.
         self.todos: dict[cst.CSTNode, list[str]] = {}
         #: Statement -> lines to put above it.
         self.lines: dict[cst.CSTNode, list[str]] = {}
-        #: Import alias or star -> what to import in its place; nothing to remove it.
-        self.imports: dict[cst.CSTNode, list[Import]] = {}
-        #: Nodes that stay as they are, and names whose bindings stay because such a node goes through them.
+        #: Import alias or star -> the code of the import in its place; None to remove it.
+        self.imports: dict[cst.CSTNode, str | None] = {}
+        #: Nodes that do not change, and names whose bindings must stay because such a node uses them.
         self.frozen: set[cst.CSTNode] = set()
         self.pinned: set[str] = set()
-        #: Whether the policies of this file have loss scales: then they are those of `tf_lossscale.legacy`.
+        #: Whether this file's policies have loss scales, and therefore come from `tf_lossscale.legacy`.
         self.legacy_policies = False
         self.findings: list[report.Finding] = []
 
     def touched(self) -> set[cst.CSTNode]:
-        """The nodes that change, and those around them."""
+        """The nodes that change, and the nodes around them."""
         nodes = [*self.expressions, *self.todos, *self.lines, *self.imports]
         return {around for node in nodes for around in (node, *self._resolver.ancestors(node))}
 
@@ -63,7 +54,7 @@ class Edits:
         self._report(node, report.REWRITTEN, new=new)
 
     def replace_name(self, node: cst.CSTNode, dotted: str) -> None:
-        """Replace a name by a dotted one, and report it."""
+        """Replace a name by a dotted name, and report it."""
         self.gone.add(node)
         self.replace(node, lambda updated, now: with_parentheses_of(updated, cst.parse_expression(dotted)), dotted)
 
@@ -72,12 +63,12 @@ class Edits:
         self.replace(node, lambda updated, now: updated.with_changes(attr=cst.Name(new)), f"{code(node.value)}.{new}")
 
     def refuse(self, node: cst.Call, reason: str, what: cst.BaseExpression | None = None) -> None:
-        """Leave a call as it is, together with all that the name of its function needs, or another part of it."""
+        """Leave a call unchanged, and keep the imports and assignments behind its function's name, or another part."""
         self.todo(node, reason)
         self.freeze(what or node.func)
 
     def freeze(self, function: cst.BaseExpression) -> None:
-        """Leave an expression, together with all that the names in it need."""
+        """Leave an expression unchanged, and keep the imports and assignments behind its names."""
         node = function
         self.frozen.add(node)
         while isinstance(node, cst.Attribute):
@@ -93,19 +84,19 @@ class Edits:
                     self.freeze(value)
 
     def todo(self, node: cst.CSTNode, reason: str) -> None:
-        """Leave a node as it is, with a comment that says why."""
+        """Leave a node unchanged, with a comment that gives the reason."""
         comments = self.todos.setdefault(self._resolver.statement(node), [])
         if reason not in comments:
             comments.append(reason)
         self._report(node, report.TODO, reason=reason)
 
-    def noted_import(self, statement: cst.CSTNode, alias: cst.CSTNode, new: list[Import]) -> None:
-        """Report an import that will be replaced, or removed if there is nothing new."""
-        shown = "; ".join(f"from {i.module} import {i.name}" if i.name else f"import {i.module}" for i in new)
-        self._report(statement, report.REWRITTEN, new=shown or "(removed)")
+    def replace_import(self, statement: cst.CSTNode, alias: cst.CSTNode, new: str | None) -> None:
+        """Replace a name that a statement imports, or remove it, and report it."""
+        self.imports[alias] = new
+        self._report(statement, report.REWRITTEN, new=new.partition(" as ")[0] if new else "(removed)")
 
     def notice(self, node: cst.CSTNode, reason: str) -> None:
-        """Leave a node as it is, and say so in the report only."""
+        """Leave a node unchanged, and mention it only in the report."""
         self._report(node, report.NOTICE, reason=reason)
 
     def _report(self, node: cst.CSTNode, kind: str, new: str | None = None, reason: str | None = None) -> None:
@@ -117,7 +108,7 @@ class Edits:
 
 
 def with_parentheses_of(old: cst.CSTNode, new: cst.BaseExpression) -> cst.BaseExpression:
-    """Return the new expression within the parentheses of the old one."""
+    """Return the new expression in the parentheses of the old one."""
     return new.with_changes(lpar=getattr(old, "lpar", ()), rpar=getattr(old, "rpar", ()))
 
 
@@ -127,12 +118,12 @@ def _short(shown: str, length: int = 200) -> str:
 
 
 class Visitor:
-    """One concern: is shown the nodes of a module by `Tree.visit`, and fills its edits.
+    """Base class of the planners: `Tree.visit` calls it for the nodes of a module, and it fills the edits.
 
     Args:
-        resolver: of the module.
-        calls: of the module.
-        edits: to be filled.
+        resolver: the module's resolver.
+        calls: the module's calls.
+        edits: the edits to fill.
     """
 
     def __init__(self, resolver: Resolver, calls: Calls, edits: Edits):

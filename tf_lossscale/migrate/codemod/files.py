@@ -1,4 +1,4 @@
-"""Many files: which ones, in which order, on how many cores, and how they are written."""
+"""Many files: finding, ordering, migrating in several processes, and writing them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tf_lossscale.writing import whole_file
 
 _NEVER = ("__pycache__", "node_modules", "site-packages")
 _NOTEBOOK = ".ipynb"
-_FEW = 8  # starting a process costs more than this many files
+_FEW = 8  # starting a process takes longer than migrating this many files
 
 
 class Job(NamedTuple):
-    """One file to be migrated, with what other files have to do with it."""
+    """One file to migrate, with the facts about other files that it needs."""
 
     path: str
     shown: str
@@ -34,8 +34,8 @@ class Job(NamedTuple):
 def find(paths: Iterable[str]) -> list[str]:
     """Return the Python files and notebooks under the given paths, each once, sorted within a folder.
 
-    A file that is named is always taken. In folders are left out: hidden ones, virtual environments, `__pycache__`,
-    `node_modules`, `site-packages`, and symbolic links (what they lead to is found where it is).
+    Named files are always included. In folders, these are skipped: hidden folders, virtual environments, `__pycache__`,
+    `node_modules`, `site-packages`, and symbolic links, whose targets are found at their own places.
 
     >>> find([__file__]) == [__file__]
     True
@@ -44,7 +44,7 @@ def find(paths: Iterable[str]) -> list[str]:
         paths: files and folders.
 
     Returns:
-        Paths as they were given, joined with what is below.
+        The given paths, and for folders the paths of the files in them.
 
     Raises:
         FileNotFoundError: a path does not exist.
@@ -75,11 +75,11 @@ def _is_source(root: str, name: str) -> bool:
 
 
 def run(paths: Sequence[str], jobs: int = 0) -> Iterator[report.FileReport]:
-    """Migrate files, one report after the other, in the order of the paths; change none.
+    """Migrate files without writing them, and yield reports in the order of the paths.
 
     Args:
         paths: the files, as from `find`.
-        jobs: the number of processes; 0 for one for each core.
+        jobs: the number of processes; 0 for one per core.
 
     Yields:
         A report for each file, with its new content.
@@ -114,12 +114,12 @@ def map_in_processes(function: Callable[[_In], _Out], items: Sequence[_In], jobs
     [1, 2]
 
     Args:
-        function: of one argument; it and what it takes and returns are pickled, unless `jobs` is 1.
+        function: a function of one argument. It, its arguments and its results are pickled, unless `jobs` is 1.
         items: its arguments.
         jobs: the number of processes; with 1 everything runs in this one.
 
     Yields:
-        The results, in order; None for an item that ended the process it was in.
+        The results, in order; None for an item that killed its process.
     """
     if jobs < 2:
         yield from map(function, items)
@@ -137,7 +137,7 @@ def map_in_processes(function: Callable[[_In], _Out], items: Sequence[_In], jobs
             except BaseException:
                 executor.shutdown(cancel_futures=True)
                 raise
-        if done < len(items):  # one of the next items ended a process: alone it can end its own only
+        if done < len(items):  # one of the next items killed a process, so each now gets a process of its own
             yield _alone(function, items[done])
             done += 1
 
@@ -151,7 +151,7 @@ def _alone(function: Callable[[_In], _Out], item: _In) -> _Out | None:
 
 
 def _source(path: str) -> bytes:
-    """A file's source, of a notebook that of its code cells; a zero byte if its job has to report what is wrong."""
+    """Return a file's source, or a notebook's code cells; a zero byte if its job has to report an error."""
     try:
         content = _read(path)
     except OSError:
@@ -185,7 +185,7 @@ def _migrate(job: Job) -> report.FileReport:
         return _failed(job.shown, error)
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # one odd file must not stop the others; a panic of LibCST's parser is no Exception
+    except BaseException as error:  # a panic in LibCST's parser is not an Exception
         return report.FileReport(job.shown, report.ERROR, error=f"{type(error).__name__}: {error}")
 
 
@@ -195,15 +195,15 @@ def _failed(path: str, error: OSError | ValueError) -> report.FileReport:
 
 
 def write(reports: Iterable[report.FileReport]) -> Iterator[report.FileReport]:
-    """Write what `run` made of the files, each as a whole or not at all.
+    """Write the files that `run` migrated, each completely or not at all.
 
-    `run` ends before the first write. A user who stops the command has either no changed file or all notices.
+    `run` ends before the first write, so a user who stops the command has no changed file, or has seen all notices.
 
     Args:
-        reports: those of `run`.
+        reports: the reports of `run`.
 
     Yields:
-        A report for each file: the same, or what stood in the way.
+        A report for each file: the same, or the reason why it could not be written.
     """
     for each in list(reports):
         try:
@@ -223,14 +223,14 @@ def _write(changed: report.FileReport) -> None:
 
 
 def write_atomically(path: str, content: bytes) -> None:
-    """Replace a file's content at once, keeping its permissions: a reader sees the old or the new, never a part.
+    """Replace a file's content atomically, keeping its permissions.
 
     Args:
         path: the file.
         content: its new bytes.
 
     Raises:
-        OSError: it cannot be written; then it is as it was.
+        OSError: the file cannot be written, and is unchanged.
     """
     if not os.access(path, os.W_OK):
         raise PermissionError(f"is not writable: {path}")
@@ -241,7 +241,7 @@ def write_atomically(path: str, content: bytes) -> None:
 
 
 def _keep_owner(path: str, temporary: pathlib.Path) -> None:
-    """Give the new file the old one's owner, where the system knows owners and lets us."""
+    """Set the new file's owner to the old file's, if the system has owners and permits it."""
     before, now = os.stat(path), os.stat(temporary)
     if (before.st_uid, before.st_gid) != (now.st_uid, now.st_gid):
         with contextlib.suppress(OSError):

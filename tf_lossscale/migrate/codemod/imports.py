@@ -1,36 +1,39 @@
-"""Decides what becomes of the import statements, once it is known which uses of a name remain."""
+"""Plans the changes of import statements, after the remaining uses of each name are known."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import libcst as cst
+import libcst.matchers as m
 from libcst.metadata import GlobalScope, ImportAssignment
 
 from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names
 from tf_lossscale.migrate.codemod.calls import Calls
-from tf_lossscale.migrate.codemod.edits import Edits, Import, Visitor
+from tf_lossscale.migrate.codemod.edits import Edits, Visitor
 from tf_lossscale.migrate.codemod.project import join
 from tf_lossscale.migrate.codemod.resolve import Resolver, module_of
 
 _MIXED_PRECISION = "keras.mixed_precision"
-# Modules of which TensorFlow has nothing any more.
+# Modules that TensorFlow removed completely.
 _GONE = (f"{_MIXED_PRECISION}.experimental.", "tensorflow.contrib.mixed_precision.", "tensorflow.mixed_precision.")
 
 
 class ImportPlanner(Visitor):
-    """Fills the edits of one module with those of its imports; the uses must have been planned.
+    """Plans the edits of a module's imports, after the edits of the uses.
 
     Args:
-        resolver: of the module.
-        calls: of the module.
-        edits: to be filled.
-        requested: names that other files import from this one; "*" stands for any.
+        resolver: the module's resolver.
+        calls: the module's calls.
+        edits: the edits to fill.
+        requested: names that other files import from this one; "*" for all names.
     """
 
     def __init__(self, resolver: Resolver, calls: Calls, edits: Edits, requested: set[str]):
         super().__init__(resolver, calls, edits)
         self._statements: list[cst.Import | cst.ImportFrom] = []
-        self._requested = requested | _listed_in_all(resolver.module)
+        self._requested = requested | _listed_in_all(resolver.parents)
 
     def visit_ImportFrom(self, node: cst.ImportFrom) -> None:
         self._statements.append(node)
@@ -61,7 +64,7 @@ class ImportPlanner(Visitor):
             if alias.asname:
                 self._decide(node, alias, dotted, alias.evaluated_alias or "")
             elif names.canonical(dotted) in table.MODULES or names.canonical(dotted).startswith(_GONE):
-                self._put(node, alias, [Import(dotted.split(".", 1)[0])])
+                self._edits.replace_import(node, alias, f"import {dotted.split('.', 1)[0]}")
 
     def _decide(self, node: cst.CSTNode, alias: cst.ImportAlias, dotted: str, bound: str) -> None:
         name = names.canonical(dotted)
@@ -75,18 +78,17 @@ class ImportPlanner(Visitor):
             self._with_counterpart(node, alias, dotted, bound, new)
 
     def _without_counterpart(self, node: cst.CSTNode, alias: cst.ImportAlias, dotted: str, bound: str) -> None:
-        """A name that is not in the table: of a module that is gone, or private, or none of ours."""
+        """Plan for a name that is not in the table: of a removed or private module, or of another library."""
         name = names.canonical(dotted)
-        module, _, short = dotted.rpartition(".")
+        short = dotted.rpartition(".")[2]
         is_private, is_gone = name.rpartition(".")[0] in names.PRIVATE, name.startswith(_GONE)
         if not is_private and not is_gone:
             if names.in_unused_copy(dotted):
                 self._edits.notice(node, f"{dotted} {names.NOT_USED}")
         elif is_gone and self._is_unused(node, bound):
-            self._put(node, alias, [])
+            self._edits.replace_import(node, alias, None)
         elif moved := names.moved(dotted):
-            module, _, short = moved.rpartition(".")
-            self._put(node, alias, [Import(module, short, bound)])
+            self._edits.replace_import(node, alias, _import(moved, bound))
             if names.in_unused_copy(moved):
                 self._edits.notice(node, f"{moved} {names.NOT_USED}")
         elif is_private:
@@ -95,20 +97,20 @@ class ImportPlanner(Visitor):
             self._edits.todo(node, f"{dotted} is gone and has no counterpart.")
 
     def _with_counterpart(
-        self, node: cst.CSTNode, alias: cst.ImportAlias, dotted: str, bound: str, new: Import | None
+        self, node: cst.CSTNode, alias: cst.ImportAlias, dotted: str, bound: str, new: str | None
     ) -> None:
-        """A name of the table, or a module that has nothing but such names; `new` is None if it has no other place."""
+        """Plan for a name of the table, or a module with only such names; `new` is None if it has not moved."""
         is_gone = names.canonical(dotted).startswith(_GONE)
         uses, remain = self._uses(node, bound)
         if new is None and is_gone and self._is_unused(node, bound):
-            self._put(node, alias, [])
+            self._edits.replace_import(node, alias, None)
         elif bound in self._edits.pinned:
             if new is not None:
                 self._edits.notice(node, f"{bound} stays because not every use of it could be rewritten.")
         elif uses and not remain and not self._is_exported(node, bound):
-            self._put(node, alias, [])
+            self._edits.replace_import(node, alias, None)
         elif new is not None:
-            self._put(node, alias, [new])
+            self._edits.replace_import(node, alias, new)
         elif not remain and is_gone:
             self._edits.todo(node, f"{dotted} is gone and has no counterpart. Other files import {bound} from here.")
 
@@ -119,7 +121,7 @@ class ImportPlanner(Visitor):
         standalone = dotted.startswith("keras.") and "experimental" not in dotted
         return not standalone or self._resolver.imports_tensorflow
 
-    def _new(self, dotted: str, name: str, bound: str) -> Import | None:
+    def _new(self, dotted: str, name: str, bound: str) -> str | None:
         old = table.OLD.get(name)
         if old is None and names.in_unused_copy(dotted) and name in names.CURRENT:
             target = name
@@ -133,27 +135,20 @@ class ImportPlanner(Visitor):
             target = old.new
         if target.startswith("keras."):
             target = _library(dotted) + target[len("keras") :]
-        if target == dotted:
-            return None
-        module, short = target.rsplit(".", 1)
-        return Import(module, short, bound)
+        return None if target == dotted else _import(target, bound)
 
     def _star(self, node: cst.ImportFrom, star: cst.ImportStar, module: str) -> None:
         name = names.canonical(module)
         if table.MODULES.get(name) == _MIXED_PRECISION or (name == _MIXED_PRECISION and names.in_unused_copy(module)):
-            self._put(node, star, [Import(f"{_library(module)}.mixed_precision", "*")])
+            self._edits.replace_import(node, star, f"from {_library(module)}.mixed_precision import *")
         elif name in table.MODULES or (name in names.EMPTIED and name != _MIXED_PRECISION):
-            self._put(node, star, [])
-
-    def _put(self, statement: cst.CSTNode, alias: cst.CSTNode, new: list[Import]) -> None:
-        self._edits.imports[alias] = new
-        self._edits.noted_import(statement, alias, new)
+            self._edits.replace_import(node, star, None)
 
     def _is_project(self, module: str, name: str) -> bool:
         return self._resolver.knows(module, name)
 
     def _uses(self, statement: cst.CSTNode, bound: str) -> tuple[int, int]:
-        """Return the number of uses of the binding in this file, and of those that will be left."""
+        """Return the number of uses of the binding in this file, and the number that will remain."""
         uses = remain = 0
         for node in self._resolver.names.get(bound, ()):
             if not self._resolver.is_read(node) and not self._resolver.is_deleted(node):
@@ -170,6 +165,11 @@ class ImportPlanner(Visitor):
         return is_global and bool({bound, "*"} & self._requested)
 
 
+def _import(dotted: str, bound: str) -> str:
+    module, _, name = dotted.rpartition(".")
+    return f"from {module} import {name}" + ("" if bound == name else f" as {bound}")
+
+
 def _library(dotted: str) -> str:
     for root in ("tf_keras", "keras"):
         if dotted.startswith(f"{root}."):
@@ -177,13 +177,8 @@ def _library(dotted: str) -> str:
     return "tensorflow.keras"
 
 
-def _listed_in_all(module: cst.Module) -> set[str]:
-    listed: set[str] = set()
-    for line in module.body:
-        for statement in line.body if isinstance(line, cst.SimpleStatementLine) else ():
-            if isinstance(statement, cst.Assign) and isinstance(statement.value, (cst.List, cst.Tuple)):
-                targets = [t.target.value for t in statement.targets if isinstance(t.target, cst.Name)]
-                if "__all__" in targets:
-                    values = [e.value for e in statement.value.elements]
-                    listed |= {str(v.evaluated_value) for v in values if isinstance(v, cst.SimpleString)}
-    return listed
+def _listed_in_all(nodes: Iterable[cst.CSTNode]) -> set[str]:
+    listed = m.Assign([m.AssignTarget(m.Name("__all__"))], m.List() | m.Tuple())
+    lists = [node for node in nodes if isinstance(node, cst.Assign) and m.matches(node, listed)]
+    strings = [string for each in lists for string in m.findall(each, m.SimpleString())]
+    return {str(string.evaluated_value) for string in strings if isinstance(string, cst.SimpleString)}

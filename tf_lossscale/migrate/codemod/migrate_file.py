@@ -1,4 +1,4 @@
-"""One file: old source in, new source and findings out."""
+"""One file: turns old source into new source and findings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tf_lossscale.migrate.codemod.strategies import StrategyPlanner
 from tf_lossscale.migrate.codemod.unseen import UnseenPlanner
 
 _ALONE = Around()
-_STACK = 512 * 2**20  # bytes, which are used only by a file that is nested deeply
+_STACK = 512 * 2**20  # bytes, of which only deeply nested files use more than a little
 _TOO_DEEP = "is nested too deeply for the parser. Split its longest expression or chain of branches, and migrate again"
 
 
@@ -34,7 +34,7 @@ class Outcome(NamedTuple):
 
     source: bytes
     findings: tuple[Finding, ...]
-    is_settled: bool = True  # False if its names may be clearer now than they were
+    is_settled: bool = True  # False if another pass may resolve more names
 
 
 def migrate(
@@ -49,16 +49,16 @@ def migrate(
 
     Args:
         source: the file's bytes, in any encoding that Python reads.
-        known: old names that other modules of the project pass on to this one, see `project.Project`.
-        requested: names that other modules import from this one; "*" stands for any.
-        around: what the other files of the project do.
+        known: old names that this file can import from other modules of the project; see `project.Project`.
+        requested: names that other modules import from this one; "*" for all names.
+        around: facts about the other files of the project.
 
     Returns:
-        The new bytes, in the same encoding and with the same line ends, and what was found; where nothing was changed
-        the bytes are the same.
+        The new bytes, with the same encoding and line ends, and the findings. If nothing was changed,
+        the bytes are identical.
 
     Raises:
-        ValueError: the file does not parse, is nested too deeply for that, or cannot be written back as it was.
+        ValueError: the file does not parse, is nested too deeply, or does not survive decoding and encoding.
     """
     try:
         return _until_settled(source, known, requested, around)
@@ -67,7 +67,7 @@ def migrate(
 
 
 def _until_settled(source: bytes, known: Known | None, requested: Collection[str], around: Around) -> Outcome:
-    """Repeat the pass while statements that bound a name in several ways have become one."""
+    """Repeat the pass until it no longer merges statements that bound one name in several ways."""
     outcome = one_pass(source, known, requested, around)
     while not outcome.is_settled:
         again = one_pass(outcome.source, known, requested, around)
@@ -79,7 +79,7 @@ def _until_settled(source: bytes, known: Known | None, requested: Collection[str
 def one_pass(
     source: bytes, known: Known | None = None, requested: Collection[str] = (), around: Around = _ALONE
 ) -> Outcome:
-    """Do what `migrate` does, once; see there."""
+    """Run one pass of `migrate`."""
     module = _parsed(source)
     if module.bytes != source:
         raise ValueError("cannot be written back as it is: its bytes are not those of its text")
@@ -90,7 +90,7 @@ def one_pass(
         [RefusalPlanner(*of_module), PolicyPlanner(*of_module)],
         [Planner(*of_module)],
         [ObjectPlanner(*of_module), StrategyPlanner(*of_module), UnseenPlanner(*of_module)],
-        [ImportPlanner(*of_module, set(requested))],  # the last: which uses of a name remain is known now
+        [ImportPlanner(*of_module, set(requested))],  # last, because now the remaining uses of each name are known
     ):
         resolver.visit(*visitors)
         for visitor in visitors:
@@ -111,7 +111,7 @@ def one_pass(
 
 
 def _left_by_an_earlier_run(source: bytes, edits: Edits) -> list[Finding]:
-    """Return the TODOs in comments of the file that were not found again."""
+    """Return the TODO comments of earlier runs that this run did not find again."""
     found = {finding.reason for finding in edits.findings if finding.kind == TODO}
     findings = []
     for comment in comments(source) if MARK.encode() in source else ():
@@ -123,8 +123,8 @@ def _left_by_an_earlier_run(source: bytes, edits: Edits) -> list[Finding]:
 
 
 def _parsed(source: bytes) -> cst.Module:
-    """The tree of a file. LibCST's parser is native code that recurses, so it runs on a stack of its own."""
-    wrong = _as_python_says_it(source)  # it names the line, and does not recurse without end
+    """Parse a file. LibCST's native parser recurses deeply, so it runs in a thread with a large stack."""
+    wrong = _as_python_says_it(source)  # Python's parser names the line, and limits its recursion
     if isinstance(wrong, (RecursionError, MemoryError)):
         raise ValueError(_TOO_DEEP)
     if wrong is not None:
@@ -140,7 +140,7 @@ def _parsed(source: bytes) -> cst.Module:
 
 
 def _as_python_says_it(source: bytes) -> Exception | None:
-    """Python's own error, which names the line and often the cause; None if it has none."""
+    """Return Python's own error message, which names the line and often the cause, or None."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

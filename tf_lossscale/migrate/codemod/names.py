@@ -1,6 +1,6 @@
-"""What the codemod has to know beside the table of old names, `tf_lossscale.legacy.table`.
+"""The codemod's data, besides the table of old names in `tf_lossscale.legacy.table`.
 
-A name is looked up in its canonical form: see `canonical`. Every other module of the codemod asks this one.
+Names are looked up in their canonical form; see `canonical`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from tf_lossscale.legacy.table import (
 
 WRAPPERS = (STABLE, EXPERIMENTAL, CONTRIB, OURS)
 HELPER = "tf_lossscale.legacy.from_loss_scale"
-POLICIES = f"{LEGACY_MODULE}.experimental"  # policies that have a loss scale
+POLICIES = f"{LEGACY_MODULE}.experimental"  # policies with a loss scale
 
-# The libraries that had the old names: modules of a project do not hide them.
+# The libraries that had the old names. A project's modules cannot hide them.
 LIBRARIES = ("tensorflow", "tensorflow_core", "keras", "tf_keras", "tf_lossscale")
 
-# Beginnings of a dotted name that mean the same library. Applied until none fits.
+# Equivalent prefixes of dotted names. They are replaced until none matches.
 _ROOTS = (
     ("tensorflow_core.", "tensorflow."),
     ("tensorflow.compat.v1.", "tensorflow."),
@@ -38,11 +38,11 @@ _ROOTS = (
     ("tf_keras.", "keras."),
     ("keras.src.", "keras."),
     ("keras.api._v2.keras.", "keras."),
-    # No library had it, but an alias may lead there.
+    # No library had this module, but an alias may lead there.
     ("keras.mixed_precision.experimental.experimental.", "keras.mixed_precision.experimental."),
 )
 
-# Modules of which nothing is left once the names above are taken out: their import goes when no use remains.
+# Modules with only old names. Their import is removed when no use remains.
 EMPTIED = (
     f"{KERAS}.experimental.loss_scale",
     f"{KERAS}.loss_scale",
@@ -57,13 +57,13 @@ EMPTIED = (
     *MODULES,
 )
 
-# What today's module still has under the same name: no old name but in the copy, see `in_unused_copy`.
+# Names that the current module still has; they are old only in the private copy, see `in_unused_copy`.
 CURRENT = (KERAS, f"{KERAS}.set_global_policy", f"{KERAS}.global_policy")
 
-# Private modules: what else was in them has no counterpart.
+# Private modules, whose other names have no counterpart.
 PRIVATE = {name for name in EMPTIED if name != KERAS and name not in MODULES}
 
-# Those of them that today's TensorFlow still has.
+# The private modules that current TensorFlow still has.
 KEPT = {
     f"{TRAINING}.loss_scale": ("_assign_if_finite", "_is_all_finite", "_op_in_graph_mode"),
     "tensorflow.python.keras.mixed_precision.loss_scale": ("deserialize", "serialize"),
@@ -103,10 +103,10 @@ STATE = {
     "_num_good_steps": "dynamic_counter",
 }
 
-# A method of tf.distribute's strategies, which is `run` now.
+# A method of tf.distribute's strategies, now called `run`.
 OLD_RUN = "experimental_run_v2"
 
-# In a notebook, the beginning of the name that stands for a line of IPython's own syntax.
+# The prefix of names that replace lines of IPython's own syntax in a notebook.
 IPYTHON = "_tf_lossscale_line_"
 
 # Methods of the originals that subclasses override; tf_lossscale does not call them.
@@ -119,12 +119,12 @@ HOOKS = (
     "_unscale_grads",
 )
 
-# Those that tf_lossscale does not have.
+# Those of these methods that tf_lossscale lacks.
 GONE_HOOKS = {*HOOKS} - {"_compute_gradients", "_get_gradients"}
 
-# Parts of old names that stand for many of them.
+# Words that many old names contain.
 _PARTS = ("mixed_precision", "LossScale", "training.experimental")
-# A file without any of these words, and of the other old names, has no old name and no comment of an earlier run.
+# A file without these words and the other old names has neither an old name nor a comment of an earlier run.
 _WORDS = (
     *(part.encode() for part in _PARTS),
     b"get_scaled_loss",
@@ -132,14 +132,14 @@ _WORDS = (
     b"should_cast_variables",
     OLD_RUN.encode(),
     b"TODO(tf-lossscale)",
-    b"\0",  # it may be UTF-16, in which no word is seen; parsing will say what is wrong
+    b"\0",  # it may be UTF-16, in which the search finds nothing; parsing will report the error
 )
 _COPY = re.compile(r"tensorflow(_core)?\.python\.keras\.mixed_precision\b(?!\.device_compatibility_check)")
 _UNPACKED = re.compile(rb"loss_scale['\"]?\s*[:=]\s*['\"]dynamic")
 
 
 def is_worth_parsing(source: bytes) -> bool:
-    """Return whether an old name can stand in a file, by a search for words.
+    """Return whether a file may contain an old name, by a search for words.
 
     >>> is_worth_parsing(b"tf.keras.mixed_precision.Policy"), is_worth_parsing(b"tf.keras.Model")
     (True, False)
@@ -154,7 +154,7 @@ def is_worth_parsing(source: bytes) -> bool:
 
 
 def is_beginning(name: str) -> bool:
-    """Return whether a name in its canonical form leads to old ones: `tf.keras` does, `tf.data` does not.
+    """Return whether a canonical name is a prefix of old names: `tf.keras` is, `tf.data` is not.
 
     >>> is_beginning("tensorflow.train"), is_beginning("tensorflow.data")
     (True, False)
@@ -166,26 +166,26 @@ def is_beginning(name: str) -> bool:
 
 
 def is_kept(dotted: str) -> bool:
-    """Return whether a private name is one that today's TensorFlow still has.
+    """Return whether current TensorFlow still has a private name.
 
     >>> is_kept("tensorflow.python.training.experimental.loss_scale._op_in_graph_mode")
     True
 
     Args:
-        dotted: a qualified name, as it is written.
+        dotted: a qualified name, as written in the code.
     """
     module, _, name = dotted.rpartition(".")
     return name in KEPT.get(module, ())
 
 
 def moved(dotted: str) -> str | None:
-    """Return where a private module is now, or something in it; None if it has not moved.
+    """Return the new name of a private module, or of something in it; None if it has not moved.
 
     >>> moved("tensorflow.python.keras.mixed_precision.experimental.autocast_variable.AutoCastVariable")
     'tensorflow.python.keras.mixed_precision.autocast_variable.AutoCastVariable'
 
     Args:
-        dotted: a qualified name, as it is written.
+        dotted: a qualified name, as written in the code.
     """
     for old, new in MOVED.items():
         if f"{dotted}.".startswith(f"{old}."):
@@ -194,29 +194,29 @@ def moved(dotted: str) -> str | None:
 
 
 def in_unused_copy(dotted: str) -> bool:
-    """Return whether a name is in the copy of Keras that TensorFlow keeps for itself, where a policy changes no layer.
+    """Return whether a name is in TensorFlow's private copy of Keras, whose policies affect no layer.
 
     >>> in_unused_copy("tensorflow.python.keras.mixed_precision.set_global_policy")
     True
 
     Args:
-        dotted: a qualified name, as it is written.
+        dotted: a qualified name, as written in the code.
     """
     return bool(_COPY.match(dotted))
 
 
 @functools.lru_cache(4096)
 def canonical(dotted: str) -> str:
-    """Return a dotted name in the one form under which the tables have it.
+    """Return the canonical form of a dotted name, which the tables use.
 
     >>> canonical("tensorflow.compat.v1.keras.mixed_precision.experimental.Policy")
     'keras.mixed_precision.experimental.Policy'
 
     Args:
-        dotted: a qualified name, with the module's real name in front.
+        dotted: a qualified name that begins with the real name of the module.
 
     Returns:
-        The canonical name; `dotted` itself if it is of another library.
+        The canonical name; `dotted` itself for another library.
     """
     name = dotted + "."
     changed = True

@@ -1,6 +1,6 @@
-"""Notebooks: the code cells as one module, and the rewritten cells back in their places, byte for byte as they were.
+"""Notebooks: joins the code cells into one module, and puts the rewritten cells back. All other bytes stay.
 
-The cells are joined with a comment between them, and each line of IPython's own syntax stands as a name.
+The cells are separated by comments, and each line of IPython's own syntax is replaced by a name.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ _CELLS = re.compile(r"^[ \t]*# tf_lossscale: cell \d+\n", re.MULTILINE)
 _NAMES = re.compile(rf"[ \t]*{names.IPYTHON}(\d+)_")
 # `%magic`, `!shell`, `?help`, `help?`, `x = !shell`, `x = %magic`.
 _IPYTHON = re.compile(r"\s*[%!?]|.*\?\s*$|\s*[\w.,\s\[\]]+=\s*[%!]")
-# Cell magics of which the other lines are Python.
+# Cell magics whose other lines are Python code.
 _OF_PYTHON = re.compile(r"%%(time|timeit|capture|prun|debug|mypy)\b")
 _WORD = re.compile(r"[^\W\d]\w*")
 _OLD = {"mixed_precision", *(name.rsplit(".", 1)[1] for name in table.OLD if not name.endswith(".get"))}
-# The decoder that is written in Python; that in C does not ask `parse_string`.
+# The decoder written in Python, because the C version ignores `parse_string`.
 _SCANNER: Any = json.scanner.py_make_scanner  # type: ignore[attr-defined]
 _SCAN_STRING: Any = json.decoder.scanstring  # type: ignore[attr-defined]
 _LEFT = "lines of IPython's own syntax are not changed. An old name in it has to be replaced by hand."
 
 
 class _Placed(str):
-    """A string of a JSON document, with its place there."""
+    """A string in a JSON document, with its position."""
 
     start: int
     end: int
 
 
 class _Cell(NamedTuple):
-    """A code cell: its source, and the strings of the file that it is made of."""
+    """A code cell: its source, and the strings of the file that contain it."""
 
     source: str
     parts: list[_Placed]
@@ -65,7 +65,7 @@ class Notebook:
         content: the file's bytes.
 
     Raises:
-        ValueError: it is no notebook of nbformat 4 or 3, or a cell with an old name does not parse.
+        ValueError: the file is not a notebook of nbformat 4 or 3, or a cell with an old name does not parse.
     """
 
     def __init__(self, content: bytes):
@@ -75,7 +75,7 @@ class Notebook:
         except (ValueError, TypeError, RecursionError) as error:
             raise ValueError(f"is not a notebook: {error}") from error
         self._kept: list[str] = []
-        self._starts: list[int] = []  # the line of the module at which each cell starts
+        self._starts: list[int] = []  # the line of the module where each cell starts
         parts: list[str] = []
         line = 1
         for number, cell in enumerate(self._cells):
@@ -86,7 +86,7 @@ class Notebook:
         self.source = "".join(parts)
 
     def _as_module(self, number: int, source: str) -> str:
-        """A cell's source as Python, with a line end."""
+        """Return a cell's source as Python code, with a final line break."""
         lines = source.splitlines(keepends=True)
         if not _parses(source):
             if source.lstrip().startswith("%%") and not _OF_PYTHON.match(source.lstrip()):
@@ -115,16 +115,16 @@ class Notebook:
         return f"{names.IPYTHON}{len(self._kept) - 1}_"
 
     def with_source(self, source: str) -> bytes:
-        """Return the file with other cells.
+        """Return the file with rewritten cells.
 
         Args:
             source: `source` of this notebook, rewritten.
 
         Returns:
-            The bytes; those of cells that are the same, and all between the cells, are as they were.
+            The bytes. Unchanged cells, and everything between cells, keep their bytes.
 
         Raises:
-            ValueError: the cells cannot be separated any more.
+            ValueError: the rewritten source cannot be split into cells.
         """
         before, *new = _CELLS.split(source)
         if len(new) != len(self._cells):
@@ -145,11 +145,11 @@ class Notebook:
 
     @property
     def words(self) -> set[str]:
-        """The words in lines of IPython's own syntax, which may be names that are used nowhere else."""
+        """The words in lines of IPython's own syntax, which may be the only uses of a name."""
         return {word for text in self._kept for word in _WORD.findall(text)}
 
     def left(self) -> Iterator[Finding]:
-        """Return a notice for each line of IPython's own syntax with an old name, in the module's lines."""
+        """Return a notice for each line of IPython's own syntax with an old name, with line numbers of the module."""
         for number, line in enumerate(self.source.splitlines(), 1):
             match = _NAMES.match(line)
             text = self._kept[int(match[1])] if match else ""
@@ -157,10 +157,10 @@ class Notebook:
                 yield Finding(number, len(line) - len(line.lstrip()), NOTICE, " ".join(text.split())[:200], None, _LEFT)
 
     def in_file(self, finding: Finding) -> Finding:
-        """Return a finding with its line in the file.
+        """Return a finding with its line number in the file.
 
         Args:
-            finding: one of the module.
+            finding: a finding with a line number of the module.
         """
         number = bisect.bisect(self._starts, finding.line) - 1
         parts, line = self._cells[number].parts, finding.line - self._starts[number]
@@ -168,10 +168,10 @@ class Notebook:
         return dataclasses.replace(finding, line=1 + self._text.count("\n", 0, part.start))
 
     def cell_with(self, migrate: Callable[[bytes], object]) -> int | None:
-        """Return the number of the first code cell that a function refuses, from 1.
+        """Return the number of the first code cell that a function refuses, counted from 1.
 
         Args:
-            migrate: raises ValueError.
+            migrate: the function, which raises ValueError.
         """
         for number, source in enumerate(_CELLS.split(self.source)[1:], 1):
             try:
@@ -195,7 +195,7 @@ def _parses(source: str) -> bool:
 
 
 def _decoded(text: str) -> Any:
-    """Return a JSON document, its strings with their places."""
+    """Parse a JSON document, with the positions of its strings."""
 
     def placed(document: str, after_quote: int, strict: bool = True) -> tuple[_Placed, int]:
         value, end = _SCAN_STRING(document, after_quote, strict)
@@ -210,7 +210,7 @@ def _decoded(text: str) -> Any:
 
 
 def _cells(text: str) -> Iterator[_Cell]:
-    """The code cells of a notebook, in order; of nbformat 3 those of its worksheets."""
+    """Return the code cells of a notebook, in order; in nbformat 3, of all worksheets."""
     notebook = _decoded(text)
     if not isinstance(notebook, dict):
         raise ValueError("it does not start with {")
@@ -223,7 +223,7 @@ def _cells(text: str) -> Iterator[_Cell]:
 
 
 def _encoded(source: str, cell: _Cell, text: str) -> str:
-    """The JSON of a cell's new source, in the layout of the old one; lines that stay keep their bytes."""
+    """Return the JSON of a cell's new source, in the layout of the old one. Unchanged lines keep their bytes."""
     first, last = cell.parts[0], cell.parts[-1]
     only_ascii = text[first.start : last.end].isascii()
     if not cell.is_list:
@@ -242,13 +242,13 @@ def rewritten(
 
     Args:
         content: the file's bytes.
-        migrate: rewrites a module, and keeps imports of the names that it gets.
+        migrate: a function that rewrites a module, and keeps the imports of names that are passed to it.
 
     Returns:
-        The new bytes and the findings, with their lines in the file.
+        The new bytes, and the findings with line numbers of the file.
 
     Raises:
-        ValueError: see `Notebook`, and what `migrate` raises.
+        ValueError: as in `Notebook`, or raised by `migrate`.
     """
     notebook = Notebook(content)
     try:

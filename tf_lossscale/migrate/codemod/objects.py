@@ -1,4 +1,4 @@
-"""Goes through a module for what is read and called on the wrappers that it makes: their old and private attributes."""
+"""Plans edits for uses of the wrappers that a module creates: their old and private attributes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tf_lossscale.migrate.codemod.project import UNKNOWN
 from tf_lossscale.migrate.codemod.resolve import Resolver
 from tf_lossscale.migrate.codemod.tree import methods
 
-# What `x.loss_scale` is a tensor of, or what had no `x.loss_scale()` to call.
+# Objects whose `x.loss_scale` is a tensor, or never was callable.
 _HAVE_A_TENSOR = {kinds.WRAPPER, kinds.FACE, kinds.KERAS_OPTIMIZER, kinds.V1_OPTIMIZER}
-# What has `_optimizer` or `_loss_scale` only if it is a wrapper.
+# Names of objects that have `_optimizer` or `_loss_scale` only if they are wrappers.
 _PLAIN_OR_WRAPPER = {kinds.WRAPPER, kinds.KERAS_OPTIMIZER, kinds.V1_OPTIMIZER}
 _OF_WRAPPERS = ("_optimizer", "_opt", "_loss_scale", "loss_scale", "_loss_scale_manager")
 _SCALES = ("loss_scale", "_loss_scale")
-_METHODS = ("get_scaled_loss", "get_unscaled_gradients")  # of the old class, and of no other
+_METHODS = ("get_scaled_loss", "get_unscaled_gradients")  # attributes that only the old class had
 _COMPILED = "compile() under mixed_float16 wraps a bare optimizer in Keras's own class"
 _TAKES = "_loss_scale takes an object with the methods __call__() and update(grads), such as a LossScale"
 _UPDATED = (
@@ -32,7 +32,7 @@ _GIVE = "Give compile() a tf_lossscale.LossScaleOptimizer."
 
 
 class ObjectPlanner(Visitor):
-    """Fills the edits of one module with those of attributes."""
+    """Plans the edits of attributes in one module."""
 
     def __init__(self, resolver: Resolver, calls: Calls, edits: Edits):
         super().__init__(resolver, calls, edits)
@@ -52,11 +52,11 @@ class ObjectPlanner(Visitor):
                 self._edits.notice(node, f"{_COMPILED}, which {what}. {_GIVE} {why}")
 
     def _why_suspected(self, node: cst.CSTNode) -> str | None:
-        """Why compile() may have made the optimizer; None if the project compiles none, or wrapped ones only."""
+        """Return why compile() may have created the optimizer; None if the project compiles only wrapped ones."""
         compiled = self._calls.compiled
         bare = [call for call in compiled if self._calls.kinds(optimizer_of(call)) != {kinds.WRAPPER}]
         train_step = methods(self._resolver.enclosing(node, cst.ClassDef)).get("train_step")
-        if not bare and train_step and len(train_step.params.params) == 2:  # self and data; Keras passes nothing else
+        if not bare and train_step and len(train_step.params.params) == 2:  # self and data
             return "Suspected because this class is a Keras model."
         only_wrapped = compiled and not bare and not self._resolver.around.compiles
         return None if only_wrapped else self._calls.why_compiled(bare)
@@ -72,7 +72,7 @@ class ObjectPlanner(Visitor):
             self._say(node, node.value, f"has no {node.attr.value}")
 
     def _update(self, node: cst.Attribute) -> None:
-        """`loss_scale.update(...)` of an object that is not known."""
+        """Handle `loss_scale.update(...)` on an unknown object."""
         scale = node.value
         if not self._is_loss_scale(scale) or self._calls.kinds(scale) != {UNKNOWN} or self._calls.told_otherwise(scale):
             return
@@ -84,7 +84,7 @@ class ObjectPlanner(Visitor):
             self._edits.notice(node, _UPDATED.format(code(scale)))
 
     def _is_loss_scale(self, expression: cst.BaseExpression | None) -> bool:
-        """Return whether an expression is named `loss_scale`, or a variable that holds one of that name."""
+        """Return whether an expression is named `loss_scale`, or is a variable assigned from one with that name."""
         if isinstance(expression, cst.Attribute):
             return expression.attr.value in _SCALES
         if not isinstance(expression, cst.Name):
@@ -98,7 +98,7 @@ class ObjectPlanner(Visitor):
             self._compared(node, tested, node.comparisons[0].comparator)
 
     def _tested(self, node: cst.Call) -> None:
-        """`isinstance(x, LossScaleOptimizer)` and `hasattr(x, "get_scaled_loss")`: false of what `compile` makes."""
+        """Handle `isinstance(x, LossScaleOptimizer)` and `hasattr(x, "get_scaled_loss")`, false for Keras's class."""
         if len(node.args) != 2:
             return
         tested, what = (argument.value for argument in node.args)
@@ -117,7 +117,7 @@ class ObjectPlanner(Visitor):
             self._say(node, tested, what)
 
     def _may_be_compiled(self, expression: cst.BaseExpression) -> bool:
-        """Return whether an expression may be the optimizer that `compile` made: `model.optimizer`, or a parameter."""
+        """Return whether an expression may be an optimizer created by `compile`: `model.optimizer`, or a parameter."""
         is_known = UNKNOWN not in self._calls.kinds(expression) and not self._calls.is_annotated(expression)
         if expression in self._open or is_known:
             return False
@@ -138,7 +138,7 @@ class ObjectPlanner(Visitor):
         return found
 
     def _is_given_a_wrapper(self, parameter: cst.Param) -> bool:
-        """Return whether a call in this file gives a function a wrapper for a parameter, by name or by place."""
+        """Return whether a call in this file passes a wrapper for a parameter, by keyword or position."""
         function = self._resolver.enclosing(parameter, cst.FunctionDef)
         if function is None:
             return False
@@ -154,12 +154,12 @@ class ObjectPlanner(Visitor):
         return any(kinds.WRAPPER in self._calls.kinds(argument) for argument in arguments)
 
     def _is_of_model(self, expression: cst.BaseExpression) -> bool:
-        """Return whether an expression is the optimizer of a model, which this file does not assign."""
+        """Return whether an expression is a model's optimizer, never assigned in this file."""
         is_unknown = self._resolver.values(expression) == [None] and isinstance(expression, cst.Attribute)
         return is_unknown and self._may_be_compiled(expression)
 
     def _say(self, node: cst.CSTNode, optimizer: cst.BaseExpression, what: str) -> None:
-        """Note that Keras's own class may come here, once for an object in a function."""
+        """Report, once for each object in a function, that it may be of Keras's own class."""
         if self._place(node, optimizer) not in self._said:
             self._said.add(self._place(node, optimizer))
             self._suspected.append((node, what))
@@ -168,7 +168,7 @@ class ObjectPlanner(Visitor):
         return self._resolver.enclosing(node, cst.FunctionDef), code(optimizer)
 
     def _call_of_loss_scale(self, node: cst.Call) -> None:
-        """`opt.loss_scale()`: a method-like object until TensorFlow 2.3, a tensor since."""
+        """Handle `opt.loss_scale()`, which was callable until TensorFlow 2.3 and is a tensor since."""
         func = node.func
         if node.args or not isinstance(func, cst.Attribute) or func.attr.value not in _SCALES:
             if isinstance(func, cst.Name) and not node.args:
@@ -220,7 +220,7 @@ class ObjectPlanner(Visitor):
         return code(func.value) == "self" and bool(is_subclass or func.attr.value in methods(owner))
 
     def _attribute(self, node: cst.Attribute) -> None:
-        """Private attributes of a wrapper, and those of its old loss scale object."""
+        """Handle private attributes of a wrapper and of its old loss scale object."""
         found = self._calls.kinds(node.value)
         attribute = node.attr.value
         if attribute == "_loss_scale" and not self._resolver.is_read(node):
@@ -240,14 +240,14 @@ class ObjectPlanner(Visitor):
             self._state(parent, node, found)
         elif (
             attribute == "_loss_scale"
-            and not isinstance(parent, (cst.Assign, cst.AnnAssign, cst.NamedExpr, cst.Return))  # the state is kept
+            and not isinstance(parent, (cst.Assign, cst.AnnAssign, cst.NamedExpr, cst.Return))  # the state continues
             and found <= _PLAIN_OR_WRAPPER
             and not self._resolver.assigns("_loss_scale")
         ):
             self._edits.rename_attribute(node, "loss_scale")
 
     def _replaced(self, node: cst.Attribute, found: set[str]) -> None:
-        """`opt._loss_scale = ...`, on a wrapper or in a subclass of one."""
+        """Handle `opt._loss_scale = ...`, on a wrapper or in a subclass of one."""
         if not found & {kinds.WRAPPER, kinds.FACE} and not self._is_own_wrapper(node.value):
             return
         value = self._resolver.value_assigned_to(node)
@@ -266,7 +266,7 @@ class ObjectPlanner(Visitor):
     def _state(self, outer: cst.Attribute, node: cst.Attribute, found: set[str]) -> None:
         name = outer.attr.value
         if node.attr.value == "_loss_scale" and (name == "multiplier" or not self._resolver.is_read(outer)):
-            return  # the state of today's wrapper has these names
+            return  # the current wrapper's state has these names
         if name in names.STATE and found <= _PLAIN_OR_WRAPPER:
             new = names.STATE[name]
             self._handled.add(node)

@@ -1,4 +1,4 @@
-"""Goes through a module and decides, for every use of an old name, what is to be done with it."""
+"""Plans the edit for each use of an old name in a module."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tf_lossscale.migrate.codemod.edits import Edits, Now, Visitor, with_parenth
 from tf_lossscale.migrate.codemod.project import UNKNOWN
 from tf_lossscale.migrate.codemod.resolve import Meaning, Resolver
 
-# What can stand between a class and the test, annotation or assignment that it is in.
+# Nodes that can be between a class and the test, annotation or assignment around it.
 _TRANSPARENT = (
     cst.Arg,
     cst.BinaryOperation,
@@ -33,7 +33,7 @@ _TRANSPARENT = (
 
 _SEVERAL = (cst.Tuple, cst.List)
 
-# Where a module can stand that is then used under another name, which is not followed.
+# Nodes that pass a module to another name, which is not tracked.
 _LOSING = (cst.DictElement, cst.Param, cst.WithItem)
 _NOT_FOLLOWED = "this module goes where this tool does not follow it. The names that are used there are not changed."
 _NOT = m.UnaryOperation(m.Not())
@@ -46,7 +46,7 @@ _CHOOSE = f"Write {table.WRAPPER} or {table.FACES[table.EXPERIMENTAL]}."
 
 
 class Planner(Visitor):
-    """Fills the edits of one module."""
+    """Plans the edits of one module."""
 
     def __init__(self, resolver: Resolver, calls: Calls, edits: Edits):
         super().__init__(resolver, calls, edits)
@@ -75,7 +75,7 @@ class Planner(Visitor):
     def _call_of_old_name(self, node: cst.Call, meaning: Meaning) -> None:
         roles = meaning.roles
         if node.func in self._edits.frozen or not roles & {*names.WRAPPERS, table.GRAPH_REWRITE}:
-            return  # a name that is only renamed: the visit of the name does it
+            return  # a name that is only renamed, which visiting the name does
         self._handled.add(node.func)
         if roles == {table.GRAPH_REWRITE}:
             self._graph_rewrite(node, meaning)
@@ -127,7 +127,7 @@ class Planner(Visitor):
         return None
 
     def _probe(self, node: cst.Call, is_getattr: bool) -> None:
-        """`hasattr(module, "old name")`, and `getattr` with a default: as before if the name was there before."""
+        """Rewrite `hasattr(module, "old name")`, and `getattr` with a default, to their results in old versions."""
         if (attribute := text(node.args[1].value)) is None or self._resolver.is_shim(node, attribute):
             return
         full = {names.canonical(f"{d}.{attribute}") for d in self._resolver.dotted(node.args[0].value) if d != UNKNOWN}
@@ -136,7 +136,7 @@ class Planner(Visitor):
         (name,) = full
         old = table.OLD.get(name)
         if old and (old.role == table.OURS or (old.role == table.STABLE and not is_getattr)):
-            return  # still there
+            return  # the name still exists
         if old and old.new.startswith("keras."):
             short = old.new.rsplit(".", 1)[1]
             if short == attribute:
@@ -165,7 +165,7 @@ class Planner(Visitor):
         self._edits.replace(node, make, code(make(node, None)))
 
     def visit_Comparison(self, node: cst.Comparison) -> None:
-        """`type(x) is LossScaleOptimizer`: here each family of optimizers has a subclass, so ask `isinstance`."""
+        """`type(x) is LossScaleOptimizer`: wrappers are instances of subclasses, so use `isinstance`."""
         tested = self._resolver.type_tested(node)
         if tested is None or not self._resolver.meaning(node.comparisons[0].comparator).roles & set(names.WRAPPERS):
             return
@@ -202,7 +202,7 @@ class Planner(Visitor):
         return self._without_counterpart(node, {d.rpartition(".")[0] for d in dotted})
 
     def _without_counterpart(self, node: cst.Attribute, owners: set[str]) -> bool:
-        """Report a name that is not in the table, of a module that is gone or private."""
+        """Report a name of a removed or private module that is not in the table."""
         if isinstance(node.value, cst.Name) and owners and owners <= table.MODULES.keys() - table.OLD.keys():
             self._edits.todo(node, f"{code(node)} has no counterpart.")
             return False
@@ -226,7 +226,7 @@ class Planner(Visitor):
             self._edits.todo(node, f"{code(node)} {names.NOT_USED} Import keras from tensorflow.")
 
     def _assigned(self, node: cst.Attribute) -> bool:
-        """`tf.keras.mixed_precision.LossScaleOptimizer = ...`; not `self.wrapper = ...`, whatever it holds."""
+        """`tf.keras.mixed_precision.LossScaleOptimizer = ...`; but not `self.wrapper = ...`."""
         if self._resolver.dotted(node.value) == {UNKNOWN}:
             return True
         if self._resolver.is_shim(node, node.attr.value):
@@ -241,7 +241,7 @@ class Planner(Visitor):
         return False
 
     def _is_tried(self, node: cst.Attribute) -> bool:
-        """Return whether a statement only asks whether a name is there."""
+        """Return whether a statement only tests whether a name exists."""
         return isinstance(self._resolver.parents[node], cst.Expr)
 
     def visit_Name(self, node: cst.Name) -> None:
@@ -261,7 +261,7 @@ class Planner(Visitor):
         return not isinstance(parent, (cst.ImportAlias, cst.AsName, cst.NameItem, cst.ImportFrom))
 
     def _reference(self, node: cst.BaseExpression) -> None:
-        """An old name that is not called here as a wrapper."""
+        """Plan for an old name that is not called as a wrapper's constructor."""
         meaning = self._resolver.meaning(node)
         roles = meaning.roles
         if roles & {table.KERAS_FUNCTION, table.POLICY}:
@@ -286,7 +286,7 @@ class Planner(Visitor):
         return new.pop() if len(new) == 1 else None
 
     def _told_by_subclass(self, node: cst.BaseExpression, roles: set[str]) -> str | None:
-        """The class that a subclass of one of two takes its `super().__init__` for; if it does not say, the newer."""
+        """Return which of two base classes a subclass's `super().__init__` call fits; by default the newer."""
         owner = self._resolver.enclosing(node, cst.ClassDef)
         if owner is None or all(base.value is not node for base in owner.bases):
             return None
@@ -298,7 +298,7 @@ class Planner(Visitor):
         return table.FACES[table.EXPERIMENTAL] if is_old else table.WRAPPER
 
     def _context(self, node: cst.BaseExpression) -> str:
-        """ "type" where a class is only named or compared, "value" where it can be called or derived from."""
+        """Return "type" if a class is only named or compared, "value" if it may be called or subclassed."""
         inner: cst.CSTNode = node
         for outer in self._resolver.ancestors(node):
             if isinstance(outer, (cst.Annotation, cst.Comparison, cst.Attribute, cst.MatchClass)):
@@ -312,7 +312,7 @@ class Planner(Visitor):
             if isinstance(outer, (cst.Assign, cst.AnnAssign, cst.NamedExpr)) and outer.value is inner:
                 if getattr(self._resolver.parents[outer], "func", None) is outer:
                     return "value"  # `(name := class)(...)`
-                # In a class body it can be called through an instance, which is not followed.
+                # In a class body it can be called through an instance, which is not tracked.
                 in_class = isinstance(self._resolver.scopes.get(outer), ClassScope)
                 is_followed = not in_class and not isinstance(inner, cst.BooleanOperation)
                 return "type" if is_followed and self._is_alias(outer, node) else "value"
@@ -322,7 +322,7 @@ class Planner(Visitor):
         return "value"
 
     def _is_alias(self, statement: cst.Assign | cst.AnnAssign | cst.NamedExpr, node: cst.BaseExpression) -> bool:
-        """Return whether all that is assigned this part of the value is variables."""
+        """Return whether this part of the value is assigned only to variables."""
         within = {node, *self._resolver.ancestors(node)}
         targets = [t.target for t in statement.targets] if isinstance(statement, cst.Assign) else [statement.target]
         parts = [p for t in targets for p in ([e.value for e in t.elements] if isinstance(t, _SEVERAL) else [t])]
@@ -330,7 +330,7 @@ class Planner(Visitor):
         return all(isinstance(part, cst.Name) for part, value in values if value is None or value in within)
 
     def _keeps_name(self, node: cst.BaseExpression, target: str) -> bool:
-        """Return whether the name is bound by a statement that is rewritten to bind it to the target."""
+        """Return whether the name's binding is rewritten, so that the name itself can stay."""
         if isinstance(node, cst.Name) and node.value in self._edits.pinned:
             return False
         meaning = self._resolver.meaning(node)
@@ -354,7 +354,7 @@ class Planner(Visitor):
             self._rename_keras(node, meaning)
 
     def _rename_keras(self, node: cst.BaseExpression, meaning: Meaning) -> None:
-        """`x.experimental.set_policy` -> `x.set_global_policy`; the module in front is renamed by its own rule."""
+        """`x.experimental.set_policy` -> `x.set_global_policy`; another rule renames the module."""
         new = {old.new.rsplit(".", 1)[1] for _, old in meaning.old}
         old_module = any(not d.endswith(o.new) for d, o in meaning.old)
         if len(new) != 1 or not old_module or self._is_pinned(node):
@@ -372,7 +372,7 @@ class Planner(Visitor):
         return isinstance(node, cst.Name) and node.value in self._edits.pinned
 
     def _module(self, node: cst.Attribute, dotted: set[str]) -> bool:
-        """A module that is gone, as a value or in front of a name that the table does not have."""
+        """Plan for a removed module, as a value or before a name that is not in the table."""
         parent = self._resolver.parents[node]
         if isinstance(parent, cst.Attribute) and parent.value is node and parent not in self._edits.expressions:
             full = {names.canonical(d) for d in self._resolver.dotted(parent)}
@@ -396,7 +396,7 @@ class Planner(Visitor):
         return True
 
     def _out_of_sight(self, node: cst.BaseExpression) -> None:
-        """Report a module that is gone where it becomes a value that is not followed, such as an argument."""
+        """Report a removed module that becomes a value which is not tracked, such as an argument."""
         if not {names.canonical(dotted) for dotted in self._resolver.dotted(node)} & table.MODULES.keys():
             return
         outer = self._resolver.parents[node]
@@ -408,30 +408,30 @@ class Planner(Visitor):
 
 
 def _asks(resolver: Resolver, argument: cst.CSTNode) -> bool:
-    """`hasattr(module, "name")` and `getattr`."""
+    """Return whether a call is `hasattr(module, "name")` or `getattr`."""
     call = resolver.parents[argument]
     is_asking = isinstance(call, cst.Call) and any(resolver.is_builtin(call.func, name) for name in _ASKING)
     return is_asking and len(call.args) > 1 and text(call.args[1].value) is not None
 
 
 def _is_returned_to_callers(resolver: Resolver, statement: cst.CSTNode) -> bool:
-    """`return module` in a function that is called without arguments."""
+    """Return whether a node is `return module` in a function without required arguments."""
     function = resolver.enclosing(statement, cst.FunctionDef)
     return function is not None and not function.decorators and not _must_be_given(function)
 
 
 def _is_unpacked(resolver: Resolver, element: cst.CSTNode) -> bool:
-    """`a, b = module, other`."""
+    """Return whether a module is a value in `a, b = module, other`."""
     statement = resolver.parents[resolver.parents[element]]
     return isinstance(statement, cst.Assign) and isinstance(statement.targets[0].target, _SEVERAL)
 
 
 def _has_a_name(resolver: Resolver, statement: cst.CSTNode) -> bool:
-    """`name = module`, and no `table["key"] = module`."""
+    """Return whether a statement is `name = module`, unlike `table["key"] = module`."""
     return isinstance(statement, cst.Assign) and not isinstance(statement.targets[0].target, cst.Subscript)
 
 
-#: Where a module can stand -> whether it is followed from there.
+#: Node around a module -> function that returns whether the module is tracked from there.
 _FOLLOWED: dict[type[cst.CSTNode], Callable[[Resolver, cst.CSTNode], bool]] = {
     cst.Arg: _asks,
     cst.Return: _is_returned_to_callers,
@@ -441,6 +441,6 @@ _FOLLOWED: dict[type[cst.CSTNode], Callable[[Resolver, cst.CSTNode], bool]] = {
 
 
 def _must_be_given(function: cst.FunctionDef) -> bool:
-    """Return whether a function needs arguments, `self` aside."""
+    """Return whether a function has required arguments besides `self`."""
     parameters = (*function.params.posonly_params, *function.params.params, *function.params.kwonly_params)
     return any(p.default is None and p.name.value not in ("self", "cls") for p in parameters)

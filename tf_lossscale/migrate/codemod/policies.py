@@ -1,7 +1,7 @@
-"""Decides what becomes of dtype policies that have a loss scale; those of today's Keras have none.
+"""Plans edits for dtype policies with a loss scale, which Keras's current policies do not have.
 
-The default loss scale is dropped. Where a policy has another one, or where it is read, the policies of the file become
-those of `tf_lossscale.legacy.experimental`, which have one. What `compile` is given stays as it is.
+The default loss scale is dropped. If a policy has another one, or if it is read, the policies of the file become
+`tf_lossscale.legacy.experimental`'s, which have a loss scale. Arguments of `compile` do not change.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _WRAPS = (
     "compile() under mixed_float16 wraps a bare optimizer in Keras's own class. For this package's class give "
     "compile() a tf_lossscale.LossScaleOptimizer, or call tf_lossscale.install()."
 )
-# Attributes that today's policies do not have.
+# Attributes that current policies do not have.
 _OF_OLD_POLICIES = ("loss_scale", "should_cast_variables")
 _NOT_IN_KERAS = (
     "if {0} is a dtype policy, it has no {1} in today's Keras. Make it with tf_lossscale.legacy.experimental.Policy, "
@@ -48,11 +48,11 @@ _DOES_NOT_READ = (
 
 
 class PolicyPlanner(Visitor):
-    """Fills the edits of one module with those of policies."""
+    """Plans the edits of policies in one module."""
 
     def __init__(self, resolver: Resolver, calls: Calls, edits: Edits):
         super().__init__(resolver, calls, edits)
-        self._policies: list[tuple[cst.Call, cst.BaseExpression, int]] = []  # with the name, and loss_scale's index
+        self._policies: list[tuple[cst.Call, cst.BaseExpression, int]] = []  # (call, name, index of loss_scale)
         self._wraps = False
         self._reads: list[cst.Attribute] = []
         self._casts: list[cst.Attribute] = []  # reads of should_cast_variables
@@ -69,7 +69,7 @@ class PolicyPlanner(Visitor):
             self._wraps = True
 
     def _inferred(self, node: cst.Call) -> None:
-        """None, and "infer" of TensorFlow 2.0, are float32; of "infer_float32_vars" only a run can tell."""
+        """None, and "infer" of TensorFlow 2.0, mean float32. Only a run knows the dtype of "infer_float32_vars"."""
         first = node.args[0].value if node.args else cst.Name("float32")
         if code(first) == "None" or text(first) == "infer":
             quote = first.quote if isinstance(first, cst.SimpleString) else '"'
@@ -109,7 +109,7 @@ class PolicyPlanner(Visitor):
                 self._edits.notice(policy, f"{_WRAPS if is_default else _DOES_NOT_READ} {why}")
 
     def _may_be_policy(self, expression: cst.BaseExpression) -> bool:
-        """Return whether an object that is not known is a dtype policy by its name, in a file of the old API."""
+        """Return whether an unknown object's name suggests a dtype policy, in a file that uses the old API."""
         name = (get_full_name_for_node(expression) or "").rsplit(".", 1)[-1]
         return name.lower().endswith(("dtype_policy", "precision_policy")) or (
             name.lower() == "policy" and self._resolver.uses_an_old_name
@@ -125,7 +125,7 @@ class PolicyPlanner(Visitor):
         return text(name) is not None and code(scale) == "None"
 
     def _is_argument(self, scale: cst.BaseExpression) -> bool:
-        """Return whether a scale is an argument of a function: then the function may serve a `compile` elsewhere."""
+        """Return whether a scale is an argument of a function, which may be called before a `compile` elsewhere."""
         reaching = self._resolver.reaching(scale) if isinstance(scale, cst.Name) else []
         return any(isinstance(getattr(assignment, "node", None), cst.Param) for assignment in reaching)
 
@@ -139,7 +139,7 @@ class PolicyPlanner(Visitor):
                     self._edits.replace_name(policy.func, f"{names.POLICIES}.{short}")
 
     def _never_wrap(self) -> None:
-        """`loss_scale=None` said that `compile` must not wrap the optimizer."""
+        """Handle `loss_scale=None`, which told `compile` not to wrap the optimizer."""
         for call in self._calls.compiled:
             if not any(a.star or (a.keyword and a.keyword.value == "auto_scale_loss") for a in call.args):
                 self._rewrite(call, Written("", [*as_they_are(call), ("auto_scale_loss", "False")]))
@@ -153,7 +153,7 @@ class PolicyPlanner(Visitor):
 
 
 class RefusalPlanner(Visitor):
-    """Fills the edits of one module with the calls that cannot be proven equal to anything new."""
+    """Plans comments for calls that cannot be proven equal to a new one."""
 
     def visit_Call(self, node: cst.Call) -> None:
         self._named_by_string(node)
@@ -169,7 +169,7 @@ class RefusalPlanner(Visitor):
             self._edits.refuse(node, f"{code(node.func)} is not always TensorFlow's class here.")
 
     def _named_by_string(self, node: cst.Call) -> None:
-        """`setattr(module, "old name", ...)`, `mock.patch.object(module, "old name")`."""
+        """Handle `setattr(module, "old name", ...)` and `mock.patch.object(module, "old name")`."""
         if len(node.args) < 2 or any(self._resolver.is_builtin(node.func, name) for name in ("getattr", "hasattr")):
             return
         module, name = node.args[0].value, text(node.args[1].value)

@@ -1,6 +1,6 @@
-"""The first pass: which modules of a project pass old names on under names of their own.
+"""The first pass: finds the modules of a project that re-export old names, possibly under other names.
 
-Only module-level bindings matter here, so the standard library's `ast` is enough, and fast.
+Only module-level bindings matter, for which the standard library's `ast` is enough, and fast.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ UNKNOWN = "?"
 
 
 class Bindings(NamedTuple):
-    """The names that a module binds at its top level, as they are written there."""
+    """The names that a module binds at its top level, as written in its source."""
 
-    # Name, or "name()" for what a function returns -> dotted names it may stand for; UNKNOWN for anything else.
+    # Name, or "name()" for a function's result -> its possible dotted names; UNKNOWN for anything else.
     names: dict[str, list[str]]
     stars: list[str]  # modules of `from module import *`
     imports: list[tuple[str, list[str]]]  # every `from module import names`, at any depth
 
 
 class Around(NamedTuple):
-    """What the other files of a project do, by a search in their text; None if no other file was given."""
+    """Facts about the other files of a project, from a text search; None if there are no other files."""
 
     wraps: bool | None = None  # whether one of them wraps an optimizer
     compiles: bool | None = None  # whether one of them calls `compile`
 
     @property
     def reason(self) -> str | None:
-        """Why another file's `compile` may have made an optimizer; None if none can."""
+        """The reason why another file's `compile` may have created an optimizer, or None."""
         if self.compiles is None:
             return "Suspected because the files that call compile() were not given."
         return "Suspected because another file calls compile()." if self.compiles else None
@@ -67,7 +67,7 @@ def read(source: str | bytes) -> Bindings:
 
 
 def _at_top_level(tree: ast.Module) -> Iterator[ast.stmt]:
-    """The statements that run in the module's own scope, those in blocks too; without recursion, however deep."""
+    """Yield the statements in the module's scope, including blocks, without recursion."""
     waiting: list[ast.stmt] = tree.body[::-1]
     while waiting:
         statement = waiting.pop()
@@ -101,7 +101,7 @@ def _read_statement(statement: ast.stmt, bindings: Bindings) -> None:
 
 
 def _assigned(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
-    """The names that are assigned, with their values: two of each for `a, b = x, y`."""
+    """Yield the assigned names with their values: two pairs for `a, b = x, y`."""
     if isinstance(target, ast.Name):
         yield target.id, value
     elif isinstance(target, (ast.Tuple, ast.List)):
@@ -112,7 +112,7 @@ def _assigned(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr
 
 
 def _returned(function: ast.FunctionDef) -> Iterator[str]:
-    """Return the dotted names that a function returns, of imports inside it."""
+    """Return the dotted names that a function returns, including its local imports."""
     local = Bindings({}, [], [])
     for statement in ast.walk(function):
         if isinstance(statement, (ast.Import, ast.ImportFrom)):
@@ -138,7 +138,7 @@ def _dotted(value: ast.expr, bindings: Bindings) -> list[str]:
 
 
 def module_of(node: ast.ImportFrom) -> str:
-    """Return the module of a `from` import, as it is written."""
+    """Return the module of a `from` import, as written."""
     return "." * node.level + (node.module or "")
 
 
@@ -149,26 +149,26 @@ def join(module: str, name: str) -> str:
     ('..compat', 'a.b.c')
 
     Args:
-        module: as it is written in an import statement.
-        name: a name in it.
+        module: the module, as written in an import statement.
+        name: a name in the module.
 
     Returns:
-        The two, joined.
+        The dotted name.
     """
     return module + name if module.endswith(".") or not module else f"{module}.{name}"
 
 
-#: Name -> the dotted names that it may stand for; under "*" the libraries' modules that are passed on whole.
+#: Name -> its possible dotted names; "*" -> the library modules that are re-exported completely.
 Exports = dict[str, list[str]]
-# A circle of imports needs a few; only `mp = other.mp.experimental` in a circle would never end.
+# A circle of imports needs few rounds; only `mp = other.mp.experimental` in a circle would need infinitely many.
 _ROUNDS = 20
 
-#: What a file has to know of the other ones: module, as this file names it -> name -> the dotted names behind it;
+#: The old names that a file can access in other files: module, as this file names it -> name -> possible dotted names;
 Known = dict[str, Exports]
 
 
 class Project:
-    """The modules that were read, linked: what each of them passes on to the others.
+    """The modules of a project, with the old names that each re-exports to the others.
 
     >>> project = Project({
     ...     "/p/compat.py": read("from tensorflow.keras.mixed_precision import LossScaleOptimizer as LSO"),
@@ -179,7 +179,7 @@ class Project:
 
     Args:
         modules: absolute path -> its bindings.
-        importers: returns at least the paths that import one; all if not given.
+        importers: a function that returns at least the paths that import a file; by default all paths.
     """
 
     def __init__(self, modules: Mapping[str, Bindings], importers: Callable[[str], Iterable[str]] | None = None):
@@ -191,21 +191,21 @@ class Project:
         self._exports: dict[str, Exports] = {}
 
     def requested(self, path: str) -> set[str]:
-        """Return the names that other files take from this one; "*" among them if that can be any."""
+        """Return the names that other files import from this one, including "*" if they may import any name."""
         found: set[str] = set()
         for other in self._importers(path):
             for module, wanted in self._modules[other].imports:
                 if self._find(other, module) == path:
                     found.update(wanted or {"*"})
                 if any(self._find(other, join(module, name)) == path for name in wanted):
-                    found.add("*")  # used as module.name: any name of it may be meant
+                    found.add("*")  # used as module.name, which may be any name
         return found
 
     def with_old_names(self, paths: Iterable[str]) -> set[str]:
-        """Return the given files, and those that take an old name from one of them, however far.
+        """Return the given files, and the files that import an old name from one of them, directly or indirectly.
 
         Args:
-            paths: the files in which an old name stands.
+            paths: the files that contain an old name.
         """
         found = set(paths)
         waiting = list(found)
@@ -221,7 +221,7 @@ class Project:
         return any(_has_old_name(exported) for exported in self.known(path).values())
 
     def known(self, path: str) -> Known:
-        """Return what this file can reach in other files of the project, old names only."""
+        """Return the old names that this file can access in other files of the project."""
         found: Known = {}
         for module, wanted in self._modules[path].imports:
             for candidate in (module, *(join(module, name) for name in wanted)):
@@ -233,17 +233,17 @@ class Project:
         return found
 
     def _exported(self, path: str) -> Exports:
-        """Return the old names that a file passes on, and what each may stand for.
+        """Return the old names that a file re-exports, and the possible meanings of each.
 
-        Files may import each other in a circle, so the names of all files that this one depends on are read again until
-        no more are found: the result is the same from whichever file one begins.
+        Files may import one another in a circle, so the names of all files that this one depends on are read again
+        until no more are found. The result does not depend on the file to begin with.
         """
         if path not in self._exports:
             found: dict[str, Exports] = {path: {}}
             grows = True
             for _ in range(_ROUNDS):
                 grows = False
-                for each in reversed(list(found)):  # what others depend on comes last
+                for each in reversed(list(found)):  # files that others depend on come last
                     count, before = len(found), found[each]
                     found[each] = self._read_exports(each, lambda other: self._so_far(other, found))
                     grows = grows or found[each] != before or len(found) > count
@@ -275,7 +275,7 @@ class Project:
         return exported
 
     def _linked(self, path: str, dotted: str, exported_by: Callable[[str], Exports]) -> list[str]:
-        """The library's names behind a dotted name that may go through modules of the project."""
+        """Return the library's names behind a dotted name that may lead through modules of the project."""
         relative = dotted[: len(dotted) - len(dotted.lstrip("."))]
         parts = dotted[len(relative) :].split(".")
         for split in range(len(parts) - 1, -1 if relative else 0, -1):
@@ -287,7 +287,7 @@ class Project:
         return [dotted]
 
     def _find(self, path: str, module: str) -> str | None:
-        """The file of a module, as the file at `path` names it."""
+        """Return the file of a module that the file at `path` imports."""
         if module.startswith("."):
             level = len(module) - len(module.lstrip("."))
             folder = os.path.dirname(path)
@@ -310,14 +310,14 @@ class Project:
         ]
         if not matches:
             return None
-        # The nearest one: the longest way in common. Two equally near ones could be either: none.
+        # The nearest file: the one with the longest common path. None if two are equally near.
         matches.sort(key=lambda candidate: -len(os.path.commonpath([os.path.dirname(path), candidate])))
         if len(matches) > 1 and _distance(path, matches[0]) == _distance(path, matches[1]):
             return None
         return matches[0]
 
     def _is_top_level(self, folder: str, path: str) -> bool:
-        """Return whether modules of a folder have plain names: it is no package, or the importer's own."""
+        """Return whether a folder's modules have plain names, because it is not a package, or is the importer's."""
         return os.path.join(folder, "__init__.py") not in self._modules or folder == os.path.dirname(path)
 
 
@@ -337,7 +337,7 @@ def tail(path: str) -> str:
     ('compat', 'package')
 
     Args:
-        path: of its file.
+        path: the module's file.
     """
     return os.path.basename(_stem(path))
 
@@ -348,7 +348,7 @@ def _has_old_name(exported: dict[str, list[str]]) -> bool:
 
 
 def leads_to_old(dotted: str) -> bool:
-    """Return whether a dotted name is an old one, or the beginning of one.
+    """Return whether a dotted name is an old name, or a prefix of one.
 
     >>> leads_to_old("tensorflow.keras"), leads_to_old("tensorflow.data")
     (True, False)

@@ -27,7 +27,7 @@ class Finding:
     3
     """
 
-    line: int  # from 1, in the old file
+    line: int  # counted from 1, in the old file
     column: int  # from 0
     kind: str  # REWRITTEN; TODO: left as it is, with a comment in the file; NOTICE: left, and only reported
     old: str
@@ -37,25 +37,25 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class FileReport:
-    """The result of one file."""
+    """The result for one file."""
 
     path: str
     status: str  # CHANGED, UNCHANGED or ERROR
     findings: tuple[Finding, ...] = ()
     error: str | None = None
-    old: bytes = b""  # the content, if it is CHANGED, and what it becomes
+    old: bytes = b""  # the old and the new content, if it is CHANGED
     new: bytes = b""
 
     @property
     def diff(self) -> str:
-        """The change as a unified diff; empty if there is none."""
+        """The change as a unified diff; empty without a change."""
         shown = self.path.replace(os.sep, "/").lstrip("/")
         lines = difflib.unified_diff(_lines(self.old), _lines(self.new), f"a/{shown}", f"b/{shown}")
         return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
     @property
     def left_to_do(self) -> bool:
-        """Whether `--check` reports it."""
+        """Whether `--check` fails because of this file."""
         return self.status != UNCHANGED or any(finding.kind == TODO for finding in self.findings)
 
 

@@ -1,4 +1,4 @@
-"""Asks Git which files it could not give back after a rewrite."""
+"""Asks Git which files it could not restore after a rewrite."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 
 def without_committed_version(paths: Iterable[str]) -> list[str]:
-    """Return the files with uncommitted changes, and those that are in no repository.
+    """Return the files with uncommitted changes and the files outside of repositories.
 
     >>> import tempfile
     >>> folder = os.path.realpath(tempfile.mkdtemp())
@@ -19,7 +19,7 @@ def without_committed_version(paths: Iterable[str]) -> list[str]:
         paths: files.
 
     Returns:
-        Those of the paths, in their order.
+        Some of the paths, in the same order.
     """
     by_folder: dict[str, list[str]] = {}
     for path in paths:
@@ -32,7 +32,7 @@ def _lost(folder: str, paths: list[str]) -> list[str]:
     names = [os.path.basename(os.path.realpath(path)) for path in paths]
     try:
         asked = subprocess.run([*command, *names], capture_output=True, check=False)
-    except OSError:  # there is no Git
+    except OSError:  # Git is not installed
         return paths
     if asked.returncode != 0:
         return paths

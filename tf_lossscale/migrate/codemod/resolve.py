@@ -1,4 +1,4 @@
-"""The meaning of a name at a place: through imports, aliases, if/else ladders and a project's own modules."""
+"""The meaning of a name at a place in the code, through imports, aliases, if/else chains and a project's modules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tf_lossscale.migrate.codemod import names
 from tf_lossscale.migrate.codemod.project import UNKNOWN, Around, Known, join, leads_to_old
 from tf_lossscale.migrate.codemod.tree import Tree, methods
 
-# What the libraries are called by custom: a name that is not bound here, or comes out of `from layers import *`.
+# The libraries' customary names, for names that are not bound in the file, or come from `from layers import *`.
 LIBRARIES = {"tf": "tensorflow", "tensorflow": "tensorflow", "keras": "keras", "tf_keras": "keras"}
 
 
@@ -25,7 +25,7 @@ class Meaning(NamedTuple):
     """The possible meanings of an expression."""
 
     old: tuple[tuple[str, table.Old], ...]  # (dotted name, entry of the table)
-    sure: bool  # False if it may be something else as well
+    sure: bool  # False if it may also be something else
 
     @property
     def roles(self) -> set[str]:
@@ -34,12 +34,12 @@ class Meaning(NamedTuple):
 
 
 class Resolver(Tree):
-    """Answers what expressions of one module mean.
+    """Resolves the meanings of expressions in one module.
 
     Args:
-        module: its tree.
-        known: what other files of the project pass on, see `project`.
-        around: what the other files do.
+        module: the module's tree.
+        known: old names that other files of the project re-export; see `project`.
+        around: facts about the other files.
     """
 
     def __init__(self, module: cst.Module, known: Known | None = None, around: Around | None = None):
@@ -50,39 +50,39 @@ class Resolver(Tree):
         self._attributes: dict[tuple[cst.CSTNode | None, str], list[cst.BaseExpression]] = {}
         self._annotations: dict[tuple[cst.CSTNode | None, str], cst.Annotation] = {}
         self._returned: dict[cst.CSTNode | None, list[cst.BaseExpression]] = {}
-        #: Words in annotations that are strings: they may be names that are used nowhere else.
+        #: Words in string annotations, which may be the only uses of a name.
         self.annotated: set[str] = set()
         self._dotted: dict[cst.CSTNode, set[str]] = {}
         self.stars: list[str] = []
-        #: Whether this file is about TensorFlow: elsewhere `keras` may run on another backend.
+        #: Whether this file uses TensorFlow. If not, `keras` may run on another backend.
         self.imports_tensorflow = False
         self.visit(self)
 
     # Names. -----------------------------------------------------------------------------------------------------
 
     def meaning(self, expression: cst.BaseExpression) -> Meaning:
-        """Return the names of the table that an expression may stand for."""
+        """Return the names of the table that an expression may mean."""
         dotted = self.dotted(expression)
         if not self.imports_tensorflow and any(_on_any_backend(d) for d in dotted):
             return Meaning((), False)
         old = [(d, table.OLD[names.canonical(d)]) for d in sorted(dotted) if names.canonical(d) in table.OLD]
-        # What else it may be within the same libraries does not exist there: `mp` is one of two modules, say.
+        # Other possible names in the same libraries do not exist: for example, `mp` is one of two modules.
         sure = all(names.canonical(d).startswith(("keras.", "tensorflow.", "tf_lossscale.")) for d in dotted)
         return Meaning(tuple(old), sure)
 
     @functools.cached_property
     def uses_old_api(self) -> bool:
-        """Whether an old class of wrappers is named anywhere in the module."""
+        """Whether the module contains the name of an old wrapper class."""
         return any(
             self.meaning(node).roles & {table.STABLE, table.EXPERIMENTAL, table.CONTRIB, table.GRAPH_REWRITE}
             for node in self.scopes
-            # Scopes also know the names within annotations that are strings; those are not in the tree.
+            # Scopes also contain the names in string annotations, which are not in the tree.
             if isinstance(node, (cst.Name, cst.Attribute)) and node in self.parents
         )
 
     @functools.cached_property
     def uses_an_old_name(self) -> bool:
-        """Whether any name of the table stands in the module, but for our own."""
+        """Whether the module contains a name of the table other than our own."""
         return any(
             self.meaning(node).roles - {table.OURS}
             or {names.canonical(d) for d in self.dotted(node)} & table.MODULES.keys()
@@ -91,10 +91,10 @@ class Resolver(Tree):
         )
 
     def dotted(self, expression: cst.BaseExpression) -> set[str]:
-        """The qualified names that an expression may stand for; UNKNOWN is among them if it may be anything."""
+        """Return the possible qualified names of an expression, including UNKNOWN if it may be anything."""
         if expression not in self._dotted:
             found = self._resolved(expression)
-            if self._open:  # on the way round a circle of aliases: not the whole answer
+            if self._open:  # inside a circle of aliases the result is incomplete
                 return found
             self._dotted[expression] = found
         return self._dotted[expression]
@@ -125,7 +125,7 @@ class Resolver(Tree):
         return {UNKNOWN}
 
     def _module_from(self, function: cst.BaseExpression) -> set[str]:
-        """The old modules that a function without arguments returns, one of this file or of another."""
+        """Return the old modules that a function without arguments, in this file or another, returns."""
         values = self.returned(function)
         found = (
             self._of_values(values)
@@ -135,7 +135,7 @@ class Resolver(Tree):
         return found if any(names.canonical(module) in names.EMPTIED for module in found) else {UNKNOWN}
 
     def through_project(self, expression: cst.BaseExpression) -> bool:
-        """Return whether an attribute is taken from a module of the project, which binds it."""
+        """Return whether an attribute belongs to a module of the project that binds it."""
         if not isinstance(expression, cst.Attribute):
             return False
         name = expression.attr.value
@@ -147,7 +147,7 @@ class Resolver(Tree):
         return False
 
     def knows(self, module: str, name: str) -> bool:
-        """Return whether the project passes a name on in this module, as the file names it."""
+        """Return whether the project re-exports a name in a module."""
         return name in self._known.get(module, {})
 
     def is_wrapper_class(self, owner: cst.ClassDef | None) -> bool:
@@ -162,7 +162,7 @@ class Resolver(Tree):
         return not self.assignments(expression)
 
     def type_tested(self, comparison: cst.Comparison) -> cst.BaseExpression | None:
-        """The x of `type(x) is ...` and `x.__class__ is ...`, and of those with `is not`, `==` and `!=`."""
+        """Return the x of `type(x) is ...` or `x.__class__ is ...`, also with `is not`, `==` and `!=`."""
         left, (first, *others) = comparison.left, comparison.comparisons
         if others or not isinstance(first.operator, (cst.Is, cst.IsNot, cst.Equal, cst.NotEqual)):
             return None
@@ -185,7 +185,8 @@ class Resolver(Tree):
             return starred or {by_custom or UNKNOWN}
         for assignment in self.reaching(name):
             if isinstance(assignment, ImportAssignment):
-                found |= self._of_import(assignment)
+                imported = assignment.get_qualified_names_for(name.value)
+                found |= {dotted for each in imported for dotted in self._expanded(each.name)} or {UNKNOWN}
             else:
                 value = self.assigned_value(assignment)
                 if value is None:
@@ -204,19 +205,6 @@ class Resolver(Tree):
             self._open.discard(value)
         return found
 
-    def _of_import(self, assignment: ImportAssignment) -> set[str]:
-        statement = assignment.node
-        for alias in statement.names if not isinstance(statement.names, cst.ImportStar) else ():
-            bound = alias.evaluated_alias or alias.evaluated_name
-            if bound.split(".")[0] != assignment.name.split(".")[0]:
-                continue
-            if isinstance(statement, cst.ImportFrom):
-                return self._expanded(join(module_of(statement), alias.evaluated_name))
-            if alias.asname:
-                return self._expanded(alias.evaluated_name)
-            return {bound.split(".")[0]}
-        return {UNKNOWN}
-
     def _expanded(self, dotted: str) -> set[str]:
         """Look a dotted name up in the project's modules."""
         parts = dotted.split(".")
@@ -227,7 +215,7 @@ class Resolver(Tree):
             if parts[split] in exported:
                 rest = "".join(f".{part}" for part in parts[split + 1 :])
                 return {d if d == UNKNOWN else d + rest for d in exported[parts[split]]}
-            if (two := ".".join(parts[split : split + 2])) in exported:  # a module that the package names
+            if (two := ".".join(parts[split : split + 2])) in exported:  # a module that the package imports
                 rest = "".join(f".{part}" for part in parts[split + 2 :])
                 return {d if d == UNKNOWN else d + rest for d in exported[two]}
             starred = {join(star, ".".join(parts[split:])) for star in exported.get("*", ())}
@@ -239,7 +227,7 @@ class Resolver(Tree):
     # Values. ----------------------------------------------------------------------------------------------------
 
     def values(self, expression: cst.BaseExpression) -> list[cst.BaseExpression | None]:
-        """The expressions whose value a variable or attribute may hold; None stands for an unknown one."""
+        """Return the expressions that may be the value of a variable or attribute; None for an unknown one."""
         if isinstance(expression, cst.Name):
             return [self.assigned_value(a) for a in self.reaching(expression)] or [None]
         if isinstance(expression, cst.Attribute):
@@ -247,7 +235,7 @@ class Resolver(Tree):
         return [expression]
 
     def annotated_classes(self, expression: cst.BaseExpression) -> list[cst.BaseExpression]:
-        """The classes in the annotations of a variable or attribute; none if an assignment of it has no annotation."""
+        """Return the classes in all annotations of a variable or attribute; empty if an assignment lacks one."""
         found: list[cst.Annotation | None] = []
         if isinstance(expression, cst.Name):
             found = [self._annotation(getattr(a, "node", None)) for a in self.reaching(expression)]
@@ -265,7 +253,7 @@ class Resolver(Tree):
         return outer.annotation if isinstance(outer, (cst.Param, cst.AnnAssign)) else None
 
     def _classes(self, annotation: cst.BaseExpression) -> list[cst.BaseExpression]:
-        """The classes that an annotation names, without None."""
+        """Return the classes in an annotation, without None."""
         if isinstance(annotation, cst.SimpleString):
             return self._classes(self._quoted(annotation))
         if isinstance(annotation, cst.BinaryOperation):
@@ -277,7 +265,7 @@ class Resolver(Tree):
         return [] if _is_none(annotation) else [annotation]
 
     def _quoted(self, string: cst.SimpleString) -> cst.BaseExpression:
-        """The expression in a string, with names of the scope that the string is in."""
+        """Return the expression in a string annotation, whose names are resolved in the string's scope."""
         try:
             expression = cst.parse_expression(str(string.evaluated_value))
         except cst.ParserSyntaxError:
@@ -301,7 +289,7 @@ class Resolver(Tree):
         return found
 
     def _in_family(self, owner: cst.ClassDef, text: str, depth: int = 8) -> list[cst.BaseExpression]:
-        """Return the value that a class, or a base of it in this file, assigns to an attribute of `self`."""
+        """Return the values that a class, or its bases in this file, assign to an attribute of `self`."""
         found = list(self._attributes.get((owner, text), [])) or self._modules_in_body(owner, text)
         for base in owner.bases if depth else ():
             for node in self._definitions(base.value):
@@ -309,7 +297,10 @@ class Resolver(Tree):
         return found
 
     def _modules_in_body(self, owner: cst.ClassDef, text: str) -> list[cst.BaseExpression]:
-        """The old modules that a class body assigns to a name; not the classes, which a subclass may replace."""
+        """Return the old modules that a class body assigns to a name.
+
+        Classes are ignored: a subclass may replace them.
+        """
         name = text.removeprefix("self.")
         lines = [line.body for line in owner.body.body if isinstance(line, cst.SimpleStatementLine)]
         assigned = [s for line in lines for s in line if isinstance(s, cst.Assign)]
@@ -317,11 +308,11 @@ class Resolver(Tree):
         return [v for v in values if any(names.canonical(dotted) in names.EMPTIED for dotted in self.dotted(v))]
 
     def _class_of(self, value: cst.BaseExpression | None) -> list[cst.ClassDef]:
-        """The classes of this file of which a call makes an object."""
+        """Return the classes of this file that a call may instantiate."""
         return self._definitions(value.func) if isinstance(value, cst.Call) else []
 
     def returned(self, function: cst.BaseExpression) -> list[cst.BaseExpression]:
-        """The expressions after `return` in a function of this file, or in a method if it is `self.method`."""
+        """Return the expressions after `return` in a function of this file, or in the method for `self.method`."""
         nodes: list[object] = []
         owner = self.enclosing(function, cst.ClassDef)
         if isinstance(function, cst.Name):
@@ -344,11 +335,11 @@ class Resolver(Tree):
         return [node for node in nodes if isinstance(node, cst.ClassDef)]
 
     def is_shim(self, node: cst.CSTNode, attribute: str) -> bool:
-        """Return whether a node belongs to `if not hasattr(module, "name"): module.name = ...`, or to its like.
+        """Return whether a node is part of `if not hasattr(module, "name"): module.name = ...`, or a similar form.
 
         Args:
             node: the assignment or the test.
-            attribute: the name that the module gets.
+            attribute: the name that is assigned.
         """
         name = m.Arg(m.SimpleString(m.MatchRegex(f".{attribute}.")))
         module = m.SaveMatchedNode(m.DoNotCare(), "module")
@@ -371,7 +362,7 @@ class Resolver(Tree):
     # What scopes do not tell. -------------------------------------------------------------------------------------
 
     def visit_Annotation(self, node: cst.Annotation) -> None:
-        """Note the words in annotations that are strings."""
+        """Collect the words in string annotations."""
         for string in m.findall(node, m.SimpleString()):
             self.annotated.update(re.findall(r"\w+", cst.ensure_type(string, cst.SimpleString).value))
 
@@ -420,7 +411,7 @@ def _on_any_backend(dotted: str) -> bool:
 
 
 def module_of(statement: cst.ImportFrom) -> str:
-    """The module of a `from` import, as it is written."""
+    """Return the module of a `from` import, as written."""
     name = get_full_name_for_node(statement.module) if statement.module else ""
     return "." * len(statement.relative) + (name or "")
 

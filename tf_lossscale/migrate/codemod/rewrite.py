@@ -1,4 +1,4 @@
-"""Does what was planned: makes the new module from the old one and the edits."""
+"""Creates the new module from the old one and the planned edits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import libcst as cst
 import libcst.matchers as m
 
-from tf_lossscale.migrate.codemod.edits import MARK, Edits, Import
+from tf_lossscale.migrate.codemod.edits import MARK, Edits
 from tf_lossscale.migrate.codemod.names import IPYTHON
 
 _LINES = (cst.SimpleStatementLine, cst.BaseCompoundStatement)
@@ -22,7 +22,7 @@ class Rewriter(cst.CSTTransformer):
     """Applies the edits of one module.
 
     Args:
-        edits: what to do.
+        edits: the planned edits.
     """
 
     def __init__(self, edits: Edits):
@@ -33,11 +33,11 @@ class Rewriter(cst.CSTTransformer):
         self._header: Sequence[cst.EmptyLine] = ()
         self._first: cst.CSTNode | None = None
         self._names_package = False  # whether a new expression has `tf_lossscale.something`
-        #: Whether statements that bound one name in several ways have become one.
+        #: Whether statements that bound one name in several ways were merged.
         self.joined = False
 
     def visit_Module(self, node: cst.Module) -> None:
-        # What stands above the first statement of a file belongs to the module.
+        # Comments above the first statement of a file belong to the module.
         self._header = node.header
         self._first = node.body[0] if node.body else None
 
@@ -124,21 +124,18 @@ class Rewriter(cst.CSTTransformer):
         return body, changed
 
     def _imports(self, statement: cst.Import | cst.ImportFrom) -> list[cst.BaseSmallStatement] | None:
-        """The statements in place of an import; None if it stays as it is."""
+        """Return the statements that replace an import; None to keep it."""
         planned = self._edits.imports
-        if isinstance(statement.names, cst.ImportStar):
-            new = planned.get(statement.names)
-            return None if new is None else [_statement(i) for i in new]
-        kept = [alias for alias in statement.names if alias not in planned]
-        if len(kept) == len(statement.names):
+        aliases = [statement.names] if isinstance(statement.names, cst.ImportStar) else list(statement.names)
+        kept: list[Any] = [alias for alias in aliases if alias not in planned]
+        if len(kept) == len(aliases):
             return None
         statements: list[cst.BaseSmallStatement] = []
         if kept:
-            kept[-1] = kept[-1].with_changes(comma=statement.names[-1].comma)
+            kept[-1] = kept[-1].with_changes(comma=aliases[-1].comma)
             statements.append(statement.with_changes(names=kept))
-        new = list(dict.fromkeys(i for alias in statement.names for i in planned.get(alias, ())))
-        statements += [_statement(i) for i in new]
-        return statements
+        new = dict.fromkeys(planned.get(alias) for alias in aliases)
+        return statements + [_line(code).body[0] for code in new if code]
 
     def leave_IndentedBlock(
         self, original_node: cst.IndentedBlock, updated_node: cst.IndentedBlock
@@ -151,7 +148,7 @@ class Rewriter(cst.CSTTransformer):
     def leave_Try(
         self, original_node: cst.Try, updated_node: cst.Try
     ) -> cst.BaseStatement | cst.FlattenSentinel | cst.RemovalSentinel:
-        """A ladder whose rungs have become the same is one statement; one with nothing on its rungs is none."""
+        """Merge branches of a `try` that have become equal, and remove a `try` whose branches are empty."""
         blocks = [updated_node.body, *(handler.body for handler in updated_node.handlers)]
         if updated_node.orelse or updated_node.finalbody or original_node.deep_equals(updated_node):
             return updated_node
@@ -170,7 +167,7 @@ class Rewriter(cst.CSTTransformer):
         return first.with_changes(leading_lines=updated_node.leading_lines)
 
     def _is_plain(self, rung: cst.BaseStatement) -> bool:
-        """Return whether a statement only imports, or gives a name to a dotted name."""
+        """Return whether a statement is an import, or assigns a dotted name to a name."""
         if not isinstance(rung, cst.SimpleStatementLine) or len(rung.body) != 1:
             return False
         (small,) = rung.body
@@ -198,13 +195,13 @@ def _comments(*nodes: cst.CSTNode) -> collections.Counter[str]:
 
 
 def comments(source: bytes) -> list[tokenize.TokenInfo]:
-    """Return the comments of a file, with their places."""
+    """Return the comments of a file, with their positions."""
     tokens = tokenize.tokenize(io.BytesIO(source).readline)
     return [token for token in tokens if token.type == tokenize.COMMENT]
 
 
 def loses_comments(old: bytes, new: bytes) -> bool:
-    """Return whether a comment of the old source is not in the new one."""
+    """Return whether the new source lacks a comment of the old one."""
     before, after = (collections.Counter(token.string for token in comments(source)) for source in (old, new))
     return bool(before - after)
 
@@ -217,16 +214,6 @@ def _line(code: str) -> cst.SimpleStatementLine:
     return cst.SimpleStatementLine([cst.parse_statement(code).body[0]])
 
 
-def _statement(new: Import) -> cst.BaseSmallStatement:
-    if new.name is None:
-        code = f"import {new.module}"
-    elif new.bound is None or new.bound == new.name:
-        code = f"from {new.module} import {new.name}"
-    else:
-        code = f"from {new.module} import {new.name} as {new.bound}"
-    return _line(code).body[0]
-
-
 def _alone(small: cst.BaseSmallStatement) -> cst.BaseSmallStatement:
     return small.with_changes(semicolon=cst.MaybeSentinel.DEFAULT)
 
@@ -237,7 +224,7 @@ def _joined(body: list[cst.BaseSmallStatement]) -> list[cst.BaseSmallStatement]:
 
 
 def _without_removed(block: Any) -> Any:
-    """Take emptied lines out of a block or module; what stood above them goes to the next line."""
+    """Remove emptied lines from a block or module, and move the comments above them to the next line."""
     body: list[Any] = []
     held: list[cst.EmptyLine] = []
     for line in block.body:
@@ -268,7 +255,7 @@ def _imports_package(module: cst.Module) -> bool:
 
 
 def _import_place(body: Sequence[cst.BaseStatement]) -> int:
-    """Behind the docstring and the first run of import statements; IPython's lines may stand between them."""
+    """Return the position after the docstring and the first imports, among which IPython's lines may be."""
     place = 0
     for index, line in enumerate(body):
         if not isinstance(line, cst.SimpleStatementLine):

@@ -1,4 +1,4 @@
-"""The files of a project, read once, and parsed only where a text search cannot tell what they import."""
+"""The files of a project, read once, and parsed only if a text search cannot determine their imports."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _RELATIVE = re.compile(rb"from[ \t]+\.")
 _COMPILE = re.compile(rb"(?<!\bre)(?<!regex)\.compile\(")
 _CALLED = re.compile(rb"\.loss_scale\(\)")
 _WRAPS = re.compile(rb"LossScaleOptimizer|enable_mixed_precision_graph_rewrite")
-_DOT = b"."  # stands for a relative import
+_DOT = b"."  # represents a relative import
 
 
 class Sources(Mapping[str, Bindings]):
-    """Path -> bindings, parsed when asked for.
+    """A mapping from paths to bindings, which are parsed on access.
 
     >>> sources = Sources(["/p/compat.py", "/p/train.py"], {
     ...     "/p/compat.py": b"from tensorflow.keras import mixed_precision as mp",
@@ -30,21 +30,21 @@ class Sources(Mapping[str, Bindings]):
 
     Args:
         paths: absolute paths.
-        load: returns the source of one.
+        load: a function that returns the source of a file.
     """
 
     def __init__(self, paths: Iterable[str], load: Callable[[str], bytes]):
         self._load = load
         self._bindings: dict[str, Bindings] = {}
         self._words: dict[str, set[bytes]] = {}
-        #: The files in which an old name can stand.
+        #: The files that may contain an old name.
         self.with_old_names: list[str] = []
         self._wrapping: set[str] = set()
         self._compiling: set[str] = set()
         calling: list[str] = []
         for path in paths:
             source = load(path)
-            imports = b" ".join(_IMPORT.findall(source))  # and what comments and strings say about imports
+            imports = b" ".join(_IMPORT.findall(source))  # also matches imports in comments and strings
             self._words[path] = {*_WORD.findall(imports), *([_DOT] if _RELATIVE.search(imports) else [])}
             if names.is_worth_parsing(source):
                 self.with_old_names.append(path)
@@ -55,7 +55,7 @@ class Sources(Mapping[str, Bindings]):
             if _COMPILE.search(source):
                 self._compiling.add(path)
         self._is_alone = len(self._words) == 1
-        if self._wrapping or self._is_alone:  # the optimizer may be wrapped in another file
+        if self._wrapping or self._is_alone:  # another file may wrap the optimizer
             self.with_old_names += calling
 
     def __getitem__(self, path: str) -> Bindings:
@@ -73,7 +73,7 @@ class Sources(Mapping[str, Bindings]):
         return path in self._words
 
     def around(self, path: str) -> Around:
-        """Return what the files other than this one do.
+        """Return facts about the files other than this one.
 
         Args:
             path: one of the files.
@@ -81,7 +81,7 @@ class Sources(Mapping[str, Bindings]):
         return Around() if self._is_alone else Around(bool(self._wrapping - {path}), bool(self._compiling - {path}))
 
     def importers(self, path: str) -> Iterator[str]:
-        """Yield the files that may import one: its name stands in an import statement of theirs.
+        """Yield the files with an import statement that contains a file's module name.
 
         Args:
             path: the file that may be imported.

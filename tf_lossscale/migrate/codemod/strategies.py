@@ -1,7 +1,7 @@
-"""Goes through a module for `experimental_run_v2` of a strategy: it is `run` now, which takes the same arguments.
+"""Plans renaming a strategy's `experimental_run_v2` to `run`, which takes the same arguments.
 
-No other class of TensorFlow had a method of this name, so what the object is need not be known. Only a file that gives
-the name a meaning of its own is left.
+No other class of TensorFlow had a method of this name, so the type of the object does not matter. Only files that give
+the name their own meaning are left unchanged.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _OWN = f"this file defines {names.OLD_RUN}, and is left. The calls in other file
 
 
 class StrategyPlanner(Visitor):
-    """Fills the edits of one module with those of strategies."""
+    """Plans the edits of strategies in one module."""
 
     def __init__(self, resolver: Resolver, calls: Calls, edits: Edits):
         super().__init__(resolver, calls, edits)

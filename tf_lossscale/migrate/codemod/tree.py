@@ -1,4 +1,4 @@
-"""A module's syntax tree with what LibCST knows of it: scopes, parents, places, and which assignment reaches a use."""
+"""A module's syntax tree with scopes, parents and positions, and the assignments that can reach a use."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _STATEMENTS = (cst.BaseSmallStatement, cst.BaseCompoundStatement)
 _SCOPES = (cst.FunctionDef, cst.ClassDef, cst.Lambda)
 _Node = TypeVar("_Node", bound=cst.CSTNode)
 
-# Context managers of TensorFlow. They swallow no error: what follows such a block happens after all of it.
+# Context managers of TensorFlow. They suppress no errors, so code after such a block runs after all of it.
 _CONTEXTS = ("scope", "as_default", "device", "init_scope", "name_scope", "variable_scope", "GradientTape", "Session")
 
 
 class _Walk(cst.CSTVisitor):
-    """Notes the parent of every node."""
+    """Records the parent of every node."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,19 +44,19 @@ class _Walk(cst.CSTVisitor):
 
 
 class Tree:
-    """Answers where things stand in one module.
+    """The syntax tree of one module, and queries about it.
 
     Args:
-        module: its tree.
+        module: the module's tree.
     """
 
     def __init__(self, module: cst.Module):
         self.module = module
         walk = _Walk()
         module.visit(walk)
-        #: Node -> the node around it, in the order of the text: an outer node before its inner ones.
+        #: Node -> parent, in the order of the text, parents first.
         self.parents = walk.parents
-        # The parser returns no node twice, so LibCST need not copy the tree.
+        # The parser never returns a node twice, so LibCST need not copy the tree.
         wrapper = MetadataWrapper(module, unsafe_skip_copy=True)
         found = wrapper.resolve_many([ExpressionContextProvider, ScopeProvider, PositionProvider])
         self.scopes = dict(found[ScopeProvider])
@@ -64,7 +64,7 @@ class Tree:
 
     @functools.cached_property
     def names(self) -> dict[str, list[cst.Name]]:
-        """The names that have a scope, by what they are."""
+        """The names in each scope."""
         found: dict[str, list[cst.Name]] = {}
         for node in self.scopes:
             if isinstance(node, cst.Name):
@@ -72,15 +72,15 @@ class Tree:
         return found
 
     def start(self, node: cst.CSTNode) -> tuple[int, int]:
-        """The line of a node, from 1, and its column, from 0."""
+        """Return the line of a node, counted from 1, and its column, from 0."""
         start = self._positions[node].start
         return start.line, start.column
 
     def visit(self, *visitors: Any) -> None:
-        """Call `visit_Call(node)` of each visitor for every call, and so on for the other kinds of nodes.
+        """For every call, call `visit_Call(node)` of each visitor, and the same for the other kinds of nodes.
 
-        A method that returns False keeps the visitors out of the node. One walk of the tree serves all visitors,
-        because LibCST makes every node anew on each walk.
+        A method that returns False excludes the node's children. One walk of the tree serves all visitors,
+        because LibCST recreates every node in each walk.
         """
         methods: dict[type, list[Callable[[Any], bool | None]]] = {}
         left: set[cst.CSTNode] = set()
@@ -93,18 +93,18 @@ class Tree:
                 left.add(node)
 
     def ancestors(self, node: cst.CSTNode, stop: tuple[type, ...] = ()) -> Iterator[cst.CSTNode]:
-        """The nodes above a node, nearest first, up to the first of a type in `stop`."""
+        """Yield the ancestors of a node, nearest first, up to the first of a type in `stop`."""
         parent = self.parents.get(node)
         while parent is not None and not isinstance(parent, stop):
             yield parent
             parent = self.parents.get(parent)
 
     def enclosing(self, node: cst.CSTNode, kind: type[_Node]) -> _Node | None:
-        """The nearest node of a kind above a node."""
+        """Return the nearest ancestor of a type."""
         return next((a for a in self.ancestors(node) if isinstance(a, kind)), None)
 
     def statement(self, node: cst.CSTNode) -> cst.CSTNode:
-        """The statement with a line of its own that a node is in."""
+        """Return the statement line that contains a node."""
         for candidate in (node, *self.ancestors(node)):
             parent = self.parents.get(candidate)
             if isinstance(parent, (cst.IndentedBlock, cst.Module)) or (
@@ -124,14 +124,14 @@ class Tree:
     # Assignments. ---------------------------------------------------------------------------------------------------
 
     def assigned_value(self, assignment: object) -> cst.BaseExpression | None:
-        """The right side of the `name = value` that made an assignment; None if it is none."""
+        """Return the right side of an assignment `name = value`; None for other assignments."""
         node = getattr(assignment, "node", None)
         if not isinstance(assignment, Assignment) or not isinstance(node, cst.Name):
             return None
         return self.value_assigned_to(node)
 
     def value_assigned_to(self, target: cst.BaseExpression) -> cst.BaseExpression | None:
-        """The right side of the statement or walrus of which this is the target."""
+        """Return the right side of the statement or walrus whose target this is."""
         parent = self.parents.get(target)
         if isinstance(parent, cst.AssignTarget):
             statement = self.parents[parent]
@@ -145,15 +145,16 @@ class Tree:
         return None
 
     def assignments(self, name: cst.Name) -> list[object]:
-        """Every assignment of the name that this one refers to."""
+        """Return all assignments of the variable that a name refers to."""
         scope = self.scopes.get(name)
         found = scope[name.value] if scope is not None else ()
         return [assignment for assignment in found if not isinstance(assignment, BuiltinAssignment)]
 
     def reaching(self, name: cst.Name) -> list[object]:
-        """The assignments but those that a later one, on the way to this use, has overwritten.
+        """Return the assignments that can reach this use.
 
-        A use in a function that is defined after them happens after them; what follows the function may come first.
+        A use in a function comes after the assignments before the function. Assignments after the function may come
+        first.
         """
         assignments = self.assignments(name)
         scopes = {getattr(a, "scope", None) for a in assignments}
@@ -186,14 +187,14 @@ class Tree:
         return next((a for a in self.ancestors(node) if isinstance(a, _SCOPES)), None)
 
     def _binding(self, assignment: object) -> cst.CSTNode | None:
-        """The statement that makes an assignment; None for a parameter."""
+        """Return the statement of an assignment; None for a parameter."""
         node = getattr(assignment, "node", None)
         if node is None or isinstance(node, (cst.Param, *_STATEMENTS)):
             return None if isinstance(node, cst.Param) else node
         return next((a for a in self.ancestors(node) if isinstance(a, _STATEMENTS)), None)
 
     def _always_runs_before(self, statement: cst.CSTNode, above: list[cst.CSTNode]) -> bool:
-        """Return whether a statement stands in one of the blocks around a use, and is no loop that may do nothing."""
+        """Return whether a statement is in a block around a use, and not in a loop that may have no iterations."""
         if not isinstance(statement, (cst.BaseSmallStatement, cst.FunctionDef, cst.ClassDef)):
             return False
         block = self.parents.get(statement)
@@ -207,13 +208,13 @@ class Tree:
 
 
 def methods(owner: cst.CSTNode | None) -> dict[str, cst.FunctionDef]:
-    """The functions that the body of a class defines, by their names; none if it is no class."""
+    """Return the functions in the body of a class by name; empty for other nodes."""
     body = owner.body.body if isinstance(owner, cst.ClassDef) else ()
     return {each.name.value: each for each in body if isinstance(each, cst.FunctionDef)}
 
 
 def _element(values: cst.BaseExpression | None, place: int, count: int) -> cst.BaseExpression | None:
-    """An element of a tuple that is written out, or of a comprehension; None of another expression or length."""
+    """Return an element of a tuple display or comprehension; None for other expressions or lengths."""
     if isinstance(values, (cst.GeneratorExp, cst.ListComp)):
         return values.elt
     if not isinstance(values, (cst.Tuple, cst.List)) or len(values.elements) != count:

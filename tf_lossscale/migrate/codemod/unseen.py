@@ -1,4 +1,4 @@
-"""Goes through a module for what syntax cannot see, and reports it: strings, unpacked arguments, unknown modules."""
+"""Reports uses that syntax does not show: strings, unpacked arguments, unknown modules."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _UNPACKED = "loss_scale is an argument of the old class only, and this tool does
 
 
 class UnseenPlanner(Visitor):
-    """Fills the edits of one module with comments and notices."""
+    """Plans comments and notices for one module."""
 
     def visit_Attribute(self, node: cst.Attribute) -> None:
         self._out_of_sight(node)
         self._gone_method(node)
 
     def _gone_method(self, node: cst.Attribute) -> None:
-        """A private method of the old class, called in a subclass of it that does not define it."""
+        """Report a private method of the old class, called in a subclass that does not define it."""
         owner = self._resolver.enclosing(node, cst.ClassDef)
         if node.attr.value not in names.GONE_HOOKS:
             return
@@ -54,7 +54,7 @@ class UnseenPlanner(Visitor):
                 self._in_a_dict(node)
 
     def _in_a_dict(self, node: cst.CSTNode) -> None:
-        """Report `loss_scale="dynamic"`; in a file without TensorFlow it is an argument of another library."""
+        """Report `loss_scale="dynamic"`; in a file without TensorFlow it belongs to another library."""
         if self._resolver.imports_tensorflow or self._resolver.uses_an_old_name:
             self._edits.notice(node, _UNPACKED)
 
