@@ -16,6 +16,7 @@ _COMPILED = {
     contenders.BARE_COMPILED: contenders.BARE_COMPILED,
     contenders.NO_STEP: contenders.NO_STEP,
 }
+_EXPONENTS = (contenders.OURS_WAITING, contenders.OURS_COUNTING)
 UNMEASURED = "Not measured yet: `make bench` fills this in."
 _MINIMIZE = {
     contenders.OURS_MINIMIZE: contenders.OURS,
@@ -53,6 +54,15 @@ def tables(results: dict[str, Any]) -> dict[str, str]:
         "minimize": _ratios(_sorted(rows, "minimize"), _MINIMIZE),
         "training step": _ratios(_sorted(rows, "training step"), COLUMNS),
         "diagnose": _ratios(_sorted(rows, "diagnose"), {contenders.OURS_DIAGNOSED: "diagnose=True"}),
+        steps.EXPONENTS: _table(
+            ["mode", "Adam of", "what is trained", contenders.OURS, *_EXPONENTS, "count : check", "rounds"],
+            [
+                [row["mode"], row["family"], row["workload"], f"{row['bare_ms']:.1f} ms"]
+                + [_ratio(row, name) for name in _EXPONENTS]
+                + [_quotient(row, contenders.COUNT, contenders.CHECK), row["rounds"]]
+                for row in _sorted(rows, steps.EXPONENTS)
+            ],
+        ),
         "skipped step": _table(
             ["mode", "Adam of", "gradients", "skipped : applied"],
             [[r["mode"], r["family"], r["workload"], _ratio(r, "skipped")] for r in _sorted(rows, "skipped step")],
@@ -314,6 +324,10 @@ def _left_out(rows: list[Row], what: str) -> str:
 
 def _ratio(row: Row, name: str) -> str:
     return f"{row['ratios'][name]['processor']:.2f}" if name in row["ratios"] else ""
+
+
+def _quotient(row: Row, name: str, other: str) -> str:
+    return f"{row['ratios'][name]['processor'] / row['ratios'][other]['processor']:.1f}"
 
 
 def _more(row: Row) -> str:

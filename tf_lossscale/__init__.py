@@ -22,6 +22,7 @@ _HOMES = {
     "Rules": "tf_lossscale.core.rules",
     "SharedLossScale": "tf_lossscale.wrapper.shared",
     "install": "tf_lossscale.legacy.install",
+    "probe": "tf_lossscale.monitoring.probing",
     "register_family": "tf_lossscale.wrapper.register",
     "uninstall": "tf_lossscale.legacy.install",
     "wrap_in_compile": "tf_lossscale.legacy.install",
@@ -41,6 +42,7 @@ __all__ = [
     "SharedLossScale",
     "__version__",
     "install",
+    "probe",
     "register_family",
     "uninstall",
     "wrap_in_compile",
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
     from tf_lossscale.core.state import DynamicLossScale, LossScale
     from tf_lossscale.legacy.install import install, uninstall, wrap_in_compile
     from tf_lossscale.monitoring.callback import LossScaleMonitor
+    from tf_lossscale.monitoring.probing import probe
     from tf_lossscale.monitoring.summaries import write_summary
     from tf_lossscale.wrapper.family import Family
     from tf_lossscale.wrapper.optimizer import LossScaleOptimizer

@@ -25,7 +25,14 @@ _COMMANDS = {
         "tf_lossscale.migrate.codemod.command",
         "rewrite code of TensorFlow 1.13 to 2.15 to this package's API",
     ),
-    "plot": ("tf_lossscale.monitoring.plot", "draw loss scale, loss and skipped steps of a TensorBoard folder"),
+    "plot": (
+        "tf_lossscale.monitoring.plot",
+        "draw loss scale, loss, skipped steps and exponents of gradients of a run",
+    ),
+    "probe": (
+        "tf_lossscale.monitoring.probe_command",
+        "run a program that trains in float32, and say what float16 would lose of its gradients",
+    ),
     "run": ("tf_lossscale.legacy.run", "run a script or module written for TensorFlow 1.13 to 2.15, unchanged"),
     "train": (
         "tf_lossscale.training.command",
@@ -47,8 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 if all went well, 2 for bad arguments or files, 130 after Ctrl-C.
     """
-    if argv is None and sys.argv[1:2] != ["run"]:
-        # TensorFlow's C++ logs are about its build and this machine. Scripts started by `run` choose for themselves.
+    if argv is None and sys.argv[1:2] not in (["run"], ["probe"]):
+        # TensorFlow's C++ logs are about its build and this machine. A script that `run` starts decides itself.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     argv = list(sys.argv[1:] if argv is None else argv)
     try:

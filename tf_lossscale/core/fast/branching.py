@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale.core import replicas, step
+from tf_lossscale.core import replicas, step, variables
 from tf_lossscale.core.fast import tricks
 from tf_lossscale.core.fast.packing import Packed, are_small
 from tf_lossscale.core.graphs import compiled, finished
@@ -36,6 +36,16 @@ def apply_or_skip(
     if small and tricks.on("one call"):
         _call(outcome[0])
     return outcome
+
+
+@faster(variables.unless)
+def unless(fine: tf.Tensor, change: Callable[[], Any]) -> list[tf.Operation]:
+    """Change variables in a conditional that is one operation: see `core.variables.unless`."""
+    done: list[tf.Operation] = variables.unless.plain(fine, change)  # type: ignore[attr-defined]
+    if tricks.on("one call"):
+        for operation in done:
+            _call(operation.outputs[0])
+    return done
 
 
 def loops() -> bool:
