@@ -58,7 +58,7 @@ def convert(
     Args:
         path: as in `read`.
         to: `"keras3"` or `"tf_keras"`.
-        out: the folder to write, which must not exist or be empty.
+        out: the folder to write. It must be new or empty.
         learning_rate: the learning rate, which files of TensorFlow 1's optimizers lack; None takes it from the file.
 
     Returns:
@@ -104,7 +104,7 @@ def _parts(file: File, family: Any, learning_rate: float | None) -> tuple[dict[s
         optimizer = LossScaleOptimizer(inner) if saved.counter is not None and not saved.scale_is_fixed else inner
         names = _trained(file, saved)
         if not _known_options(saved).get("momentum"):
-            # tf_keras's SGD and TensorFlow 1's RMSProp have the slot without a momentum as well.
+            # tf_keras's SGD and TensorFlow 1's RMSProp save a momentum slot even if their momentum is 0.
             there = slots.canonical(saved.name, saved.slots)
             saved.slots = {slot: each for slot, each in there.items() if slot != "momentum"}
         trained = {name: tf.Variable(parts[name], name=parts[name].name.partition(":")[0]) for name in names}
