@@ -9,8 +9,8 @@ from absl import logging
 
 from tests.families import FAMILIES, families
 from tf_lossscale import LossScaleMonitor, LossScaleOptimizer, cli, write_summary
-from tf_lossscale.monitoring import exponent_records
 from tf_lossscale.monitoring.plot import read
+from tf_lossscale.precision import records
 
 
 @pytest.fixture
@@ -230,7 +230,7 @@ def test_plot_says_what_is_wrong(arguments, text, capsys, tmp_path, monkeypatch)
 def test_the_counts_of_exponents_go_into_the_folder_once_for_each_counted_step(family, tmp_path):
     monitor = LossScaleMonitor(update_freq=2, log_dir=tmp_path)
     _, optimizer = fit(family, data(10, bad=[6]), [monitor], diagnose="exponents", diagnose_every=3)
-    counts = exponent_records.read(tmp_path)
+    counts = records.read(tmp_path)
     assert [each.step for each in counts] == [1, 4, 7, 10], "the readings were after the steps 2, 4, 6, 8 and 10"
     assert [each.scale for each in counts] == [64.0, 64.0, 64.0, 32.0]
     last = optimizer.precision_report().counts

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tests.families import ALL_FAMILIES, FAMILIES, all_families, families
 from tf_lossscale import LossScaleOptimizer, probe
-from tf_lossscale.monitoring.exponents import ZEROS, column
+from tf_lossscale.precision.counts import ZEROS, column
 
 KERAS_3 = FAMILIES[0]
 

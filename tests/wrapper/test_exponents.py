@@ -9,7 +9,7 @@ import tensorflow as tf
 from tests import loops
 from tests.families import ALL_FAMILIES, FAMILIES, all_families, families
 from tf_lossscale import LossScaleOptimizer, SharedLossScale, write_summary
-from tf_lossscale.monitoring.exponents import INFINITE, ZEROS, column
+from tf_lossscale.precision.counts import INFINITE, ZEROS, column
 
 KERAS_3 = FAMILIES[0]
 

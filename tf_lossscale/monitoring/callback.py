@@ -9,10 +9,10 @@ from absl import logging
 
 from tf_lossscale import errors
 from tf_lossscale.core.variables import value_or_zero
-from tf_lossscale.monitoring import exponent_records
-from tf_lossscale.monitoring.exponents import ExponentCounts
 from tf_lossscale.monitoring.histograms import write_histograms
 from tf_lossscale.monitoring.summaries import require_ours, write_scalars
+from tf_lossscale.precision import records
+from tf_lossscale.precision.counts import ExponentCounts
 from tf_lossscale.wrapper import layers
 from tf_lossscale.wrapper.stall import WHAT_TO_TRY
 
@@ -123,7 +123,7 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         if counts is not None and counts.step != self._counted:
             self._counted = counts.step
             write_histograms(counts)
-            exponent_records.append(self._log_dir, counts)
+            records.append(self._log_dir, counts)
 
     def _counts(self) -> tuple[int, int]:
         scale = self._watched._loss_scale

@@ -13,8 +13,8 @@ from tf_lossscale import errors
 from tf_lossscale.core import replicas, scaling
 from tf_lossscale.core.exponents import EVERY, Exponents
 from tf_lossscale.core.graphs import as_written
-from tf_lossscale.monitoring.exponents import ExponentCounts
-from tf_lossscale.monitoring.precision import PrecisionReport, precision_report
+from tf_lossscale.precision.counts import ExponentCounts
+from tf_lossscale.precision.report import PrecisionReport, precision_report
 from tf_lossscale.wrapper import families
 from tf_lossscale.wrapper.family import Family
 from tf_lossscale.wrapper.grads_and_vars import unzip

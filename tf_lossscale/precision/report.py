@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from tf_lossscale.monitoring.exponent_records import append
-from tf_lossscale.monitoring.exponents import FINITE, INFINITE, LOWEST, NAN, ZEROS, ExponentCounts, column
-from tf_lossscale.monitoring.precision_text import about_the_scale, about_the_variables, table
+from tf_lossscale.precision.counts import FINITE, INFINITE, LOWEST, NAN, ZEROS, ExponentCounts, column
+from tf_lossscale.precision.records import append
+from tf_lossscale.precision.report_text import about_the_scale, about_the_variables, table
 
 #: float16's largest number is 65504, which has the exponent 15. Normal numbers have 11 significant bits and begin at
 #: 2**-14. Below them, down to 2**-24, subnormal numbers have fewer. 2**-25 and everything below it rounds to zero.
@@ -81,7 +81,7 @@ class VariablePrecision:
 class PrecisionReport:
     """What float16 loses of the gradients of one step; printed, sentences and a table.
 
-    >>> from tf_lossscale.monitoring.exponents import COLUMNS
+    >>> from tf_lossscale.precision.counts import COLUMNS
     >>> counts = np.zeros([1, COLUMNS], np.int64)
     >>> counts[0, [column(-30), column(-5)]] = 25, 75
     >>> report = precision_report(ExponentCounts(("kernel",), counts, scale=1.0, step=1, full_precision=True))
@@ -153,7 +153,7 @@ class PrecisionReport:
     def at(self, scale: float) -> PrecisionReport:
         """Return the report of the same gradients at another loss scale.
 
-        >>> from tf_lossscale.monitoring.exponents import COLUMNS
+        >>> from tf_lossscale.precision.counts import COLUMNS
         >>> report = precision_report(ExponentCounts(("kernel",), np.ones([1, COLUMNS], np.int64), scale=1.0, step=1))
         >>> report.at(2.0**10).scale
         1024.0
@@ -173,7 +173,7 @@ class PrecisionReport:
         """Add the counts to the file `exponents.jsonl` of a run, for `tf-lossscale plot`.
 
         >>> import tempfile
-        >>> from tf_lossscale.monitoring.exponents import COLUMNS
+        >>> from tf_lossscale.precision.counts import COLUMNS
         >>> report = precision_report(ExponentCounts(("kernel",), np.ones([1, COLUMNS], np.int64), scale=1.0, step=1))
         >>> report.write(tempfile.mkdtemp())
 
@@ -205,7 +205,7 @@ class PrecisionReport:
 def precision_report(counts: ExponentCounts) -> PrecisionReport:
     """Return what float16 loses of the gradients that were counted.
 
-    >>> from tf_lossscale.monitoring.exponents import COLUMNS
+    >>> from tf_lossscale.precision.counts import COLUMNS
     >>> counts = np.zeros([2, COLUMNS], np.int64)
     >>> counts[0, [column(-30), column(-20), column(-5)]] = 10, 20, 70
     >>> counts[1, [ZEROS, column(-9)]] = 1, 3

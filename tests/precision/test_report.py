@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from tests.monitoring.made import counted
-from tf_lossscale.monitoring.exponents import COLUMNS, HIGHEST, LOWEST, ExponentCounts, column
-from tf_lossscale.monitoring.precision import precision_report
-from tf_lossscale.monitoring.precision_text import whether_float16_fits
+from tests.precision.made import counted
+from tf_lossscale.precision.counts import COLUMNS, HIGHEST, LOWEST, ExponentCounts, column
+from tf_lossscale.precision.report import precision_report
+from tf_lossscale.precision.report_text import whether_float16_fits
 
 # Values inside of their bins: 65520 is in the bin of 2**15, but infinite in float16; 2**-25 itself rounds to zero.
 VALUES = st.builds(
@@ -211,12 +211,14 @@ def test_rich_prints_it_as_it_is_and_json_keeps_the_numbers():
     assert read["sentences"] == list(report.sentences)
 
 
-def test_counts_of_the_wrong_shape_or_scale_are_refused():
+def test_counts_of_a_wrong_shape_scale_or_name_are_refused():
     with pytest.raises(ValueError, match=r"`counts` must have the shape \(2, 99\), a row for each name"):
         ExponentCounts(("a", "b"), np.zeros([1, COLUMNS]), 1.0, 1)
     for scale in (0.0, -1.0, np.inf, np.nan):
         with pytest.raises(ValueError, match="`scale` must be a finite number above 0"):
             ExponentCounts((), np.zeros([0, COLUMNS]), scale, 1)
+    with pytest.raises(ValueError, match=r"`names` must differ from each other, but got: \('a', 'a'\)"):
+        ExponentCounts(("a", "a"), np.zeros([2, COLUMNS]), 1.0, 1)
 
 
 def spread(low, high):

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tf_lossscale.monitoring.precision import PrecisionReport, VariablePrecision
+    from tf_lossscale.precision.report import PrecisionReport, VariablePrecision
 
 #: Float16 fits if no more than this share of all values is outside its normal range, and of no variable more.
 LITTLE, LITTLE_OF_ONE = 0.01, 0.1
