@@ -16,7 +16,7 @@ ZEROS, FINITE, INFINITE, NAN = 0, slice(1, BINS + 1), BINS + 1, BINS + 2
 COLUMNS = BINS + 3
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class ExponentCounts:
     """The values of each variable's gradient in one step, counted by exponent.
 

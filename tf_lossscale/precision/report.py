@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from tf_lossscale import errors
 from tf_lossscale.precision.counts import FINITE, INFINITE, LOWEST, NAN, ZEROS, ExponentCounts, column
 from tf_lossscale.precision.records import append
 from tf_lossscale.precision.report_text import about_the_scale, about_the_variables, table
@@ -72,12 +73,17 @@ class VariablePrecision:
         return self.vanished + self.subnormal
 
     @property
+    def any_nonzero(self) -> bool:
+        """Whether any value is not zero; otherwise the shares of such values are 0 and mean nothing."""
+        return self.values > 0 and self.zeros < 1
+
+    @property
     def only_zeros(self) -> bool:
         """Whether float16 may have left only zeros: all values are zero, and float16 rounded them."""
         return self.rounded and self.zeros == 1
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class PrecisionReport:
     """What float16 loses of the gradients of one step; printed, sentences and a table.
 
@@ -145,10 +151,11 @@ class PrecisionReport:
     def affected(self) -> tuple[VariablePrecision, ...]:
         """The rows that float16 hurts at this scale, worst first.
 
-        Some values overflow, more than a tenth lies below float16's normal range, or float16 left only zeros.
+        Some values overflow or are NaN, more than a tenth lies below float16's normal range, or float16 left only
+        zeros.
         """
-        rows = [row for row in self.rows if row.overflow or row.below_normal > AFFECTED or row.only_zeros]
-        return tuple(sorted(rows, key=lambda row: -max(row.overflow, row.below_normal, row.only_zeros)))
+        rows = [row for row in self.rows if row.overflow or row.nan or row.below_normal > AFFECTED or row.only_zeros]
+        return tuple(sorted(rows, key=lambda row: -max(row.overflow + row.nan, row.below_normal, row.only_zeros)))
 
     def at(self, scale: float) -> PrecisionReport:
         """Return the report of the same gradients at another loss scale.
@@ -160,8 +167,12 @@ class PrecisionReport:
 
         Args:
             scale: a finite number above 0.
+
+        Raises:
+            TypeError: the scale is no number.
+            ValueError: the scale is out of range.
         """
-        return PrecisionReport(self.counts, scale)
+        return PrecisionReport(self.counts, errors.positive_number("scale", scale, "Pass a loss scale such as 2**15."))
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as numbers and strings, for a JSON file."""
