@@ -242,6 +242,25 @@ def test_the_counts_of_exponents_go_into_the_folder_once_for_each_counted_step(f
     assert len(histograms) == len(set(histograms))
 
 
+@families
+def test_a_run_that_goes_on_with_a_loaded_optimizer_adds_its_counts(family, tmp_path):
+    def monitored(model):
+        x, y = np.ones([4, 1], np.float32), np.ones([4, 1], np.float32)
+        model.fit(x, y, batch_size=1, verbose=0, callbacks=[LossScaleMonitor(update_freq=1, log_dir=tmp_path)])
+
+    model = family.keras.Sequential([family.keras.layers.Input((1,)), family.keras.layers.Dense(1)])
+    model.compile(
+        LossScaleOptimizer(family.sgd(), diagnose="exponents", diagnose_every=3), family.keras.losses.MeanSquaredError()
+    )
+    monitored(model)
+    path = str(tmp_path / "model.h5")
+    model.save(path)
+    loaded = family.keras.models.load_model(path)
+    monitored(loaded)
+    monitored(loaded)
+    assert [counts.step for counts in records.read(tmp_path)] == [1, 4, 5, 8, 11]
+
+
 def test_without_a_folder_counts_are_not_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     fit(FAMILIES[0], data(2), [LossScaleMonitor()], diagnose="exponents")

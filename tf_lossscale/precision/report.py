@@ -180,7 +180,7 @@ class PrecisionReport:
         facts = {"step": self.step, "scale": self.scale, "best_scale": self.best_scale}
         return {**facts, "sentences": list(self.sentences), "rows": rows, "total": dataclasses.asdict(self.total)}
 
-    def write(self, folder: Any) -> None:
+    def write(self, folder: Any, step: int | None = None) -> None:
         """Add the counts to the file `exponents.jsonl` of a run, for `tf-lossscale plot`.
 
         >>> import tempfile
@@ -190,11 +190,15 @@ class PrecisionReport:
 
         Args:
             folder: the folder of the run; it is made if it is missing.
+            step: the step of the run. None for `report.step`, which begins at 1 again when an optimizer is loaded.
 
         Raises:
             OSError: the file cannot be written.
+            TypeError: the step is no number.
+            ValueError: the step is no whole number of at least 1.
         """
-        append(folder, self.counts)
+        step = errors.whole_number("step", self.step if step is None else step, "Pass the step of the run, from 1.")
+        append(folder, dataclasses.replace(self.counts, step=step))
 
     @property
     def sentences(self) -> tuple[str, str]:
