@@ -85,6 +85,24 @@ def test_keywords_and_variables_that_the_optimizer_knows_are_understood():
             assert counting.counts().counts[0, column(step)] == 1
 
 
+@families
+def test_a_call_without_gradients_has_the_result_that_it_has_without_a_probe(family):
+    def outcome(call):
+        try:
+            return type(call()), None
+        except Exception as error:
+            return type(error), str(error)
+
+    inner = family.sgd()
+    calls = [lambda: inner.apply_gradients(), lambda: inner.apply_gradients([])]
+    calls += [lambda: inner.apply_gradients(grads_and_vars=iter([]))]
+    expected = [outcome(call) for call in calls]
+    with probe(inner) as counting:
+        assert [outcome(call) for call in calls] == expected
+    with pytest.raises(ValueError, match="has taken none inside the block"):
+        counting.precision_report()
+
+
 def test_the_factor_of_keras_3_is_the_scale():
     inner, weight = KERAS_3.sgd(loss_scale_factor=8.0), tf.Variable([1.0])
     with probe(inner) as counting:

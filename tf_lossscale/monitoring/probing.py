@@ -137,9 +137,12 @@ class Probe:
             if self._thread.inside or tf.distribute.in_cross_replica_context():  # one method may call the other
                 return method(*args, **kwargs)
             variables = [*args[1:2], *(kwargs[name] for name in _SECOND if name in kwargs)]
-            given = list(args[0] if args else next(kwargs.pop(name) for name in _FIRST if name in kwargs))
+            named = [name for name in _FIRST if name in kwargs]
+            if not args and not named:
+                return method(*args, **kwargs)  # raises
+            given = list(args[0] if args else kwargs.pop(named[0]))
             args = (given, *args[1:])  # a list, because it may have been an iterator
-            done = self._record(given, variables)
+            done = self._record(given, variables) if given else []
             self._thread.inside = True
             try:
                 with tf.control_dependencies(done):
@@ -151,7 +154,7 @@ class Probe:
 
     def _record(self, given: list[Any], variables: list[Any]) -> list[Any]:
         """Count gradients, which are paired with their variables or followed by them."""
-        if given and isinstance(given[0], (tuple, list)):
+        if isinstance(given[0], (tuple, list)):
             gradients, known = unzip(given)
         else:
             given_or_known = variables[0] if variables and variables[0] is not None else self._family.known_variables()
