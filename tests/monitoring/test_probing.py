@@ -7,6 +7,7 @@ import tensorflow as tf
 from tests.families import ALL_FAMILIES, FAMILIES, all_families, families
 from tf_lossscale import LossScaleOptimizer, probe
 from tf_lossscale.precision.counts import ZEROS, column
+from tf_lossscale.precision.report_text import whether_float16_fits
 
 KERAS_3 = FAMILIES[0]
 
@@ -101,6 +102,17 @@ def test_a_call_without_gradients_has_the_result_that_it_has_without_a_probe(fam
         assert [outcome(call) for call in calls] == expected
     with pytest.raises(ValueError, match="has taken none inside the block"):
         counting.precision_report()
+
+
+def test_gradients_that_float16_computed_do_not_tell_whether_it_fits():
+    inner, weight = KERAS_3.sgd(), tf.Variable([1.0, 1.0], dtype=tf.float16)
+    with probe(inner) as counting:
+        inner.apply_gradients([(tf.constant([0.0, 1.0], tf.float16), weight)])
+    report = counting.precision_report()
+    assert report.rows[0].rounded
+    assert whether_float16_fits(report).endswith(
+        "float16 computed them, and what vanished is lost. Run the program in float32."
+    )
 
 
 def test_the_factor_of_keras_3_is_the_scale():

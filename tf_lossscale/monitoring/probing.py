@@ -91,6 +91,7 @@ class Probe:
         self._family = family
         self._exponents = Exponents(every)
         self._thread = _Thread()
+        self._in_float16 = False  # whether float16 computed a gradient
 
     def precision_report(self) -> PrecisionReport:
         """Return what float16 would do to each variable's gradient, in the last counted step.
@@ -119,7 +120,7 @@ class Probe:
                 "probe(). A tf.function that was traced before the block does not count: trace it in the block, or "
                 "compile the Keras model anew."
             )
-        return ExponentCounts(*found, full_precision=True)
+        return ExponentCounts(*found, full_precision=not self._in_float16)
 
     def count_exponents(self) -> None:
         """Have the next step counted, and after that every `every`-th one."""
@@ -159,6 +160,7 @@ class Probe:
         else:
             given_or_known = variables[0] if variables and variables[0] is not None else self._family.known_variables()
             gradients, known = scaling.floating(given), list(given_or_known or [])
+        self._in_float16 |= any(gradient is not None and gradient.dtype == tf.float16 for gradient in gradients)
         factor = 1.0 if self._family.loss_scale_factor is None else self._family.loss_scale_factor
         return self._exponents.record(lambda: names_of(known), lambda: gradients, lambda: tf.constant(factor))
 

@@ -77,6 +77,11 @@ def whether_float16_fits(report: PrecisionReport) -> str:
         report: of gradients that were computed in float32.
     """
     best = report.best_scale
+    if not report.counts.full_precision:
+        return (
+            "These gradients do not tell whether float16 fits: float16 computed them, and what vanished is lost. Run "
+            "the program in float32."
+        )
     if report.counts.counts[:, [INFINITE, NAN]].any():
         return (
             "These gradients do not tell whether float16 fits: some are infinite or NaN in the program as it is. Count "
