@@ -14,9 +14,9 @@ from typing import Any
 
 from tf_lossscale.legacy.patches import Patches
 from tf_lossscale.legacy.run import add_program, run_program
-from tf_lossscale.monitoring import exponent_records
-from tf_lossscale.monitoring.precision import PrecisionReport
-from tf_lossscale.monitoring.precision_text import whether_float16_fits
+from tf_lossscale.precision import records
+from tf_lossscale.precision.report import PrecisionReport
+from tf_lossscale.precision.report_text import whether_float16_fits
 
 _EVERY = 10
 
@@ -164,7 +164,7 @@ def _report(probes: dict[str, Any], out: pathlib.Path | None) -> bool:
         if out is not None:
             folder = out if len(probes) == 1 else out / name
             report.write(folder)
-            print(f"wrote {folder / exponent_records.FILE}, which tf-lossscale plot {folder} draws")
+            print(f"wrote {folder / records.FILE}, which tf-lossscale plot {folder} draws")
     return found
 
 

@@ -232,6 +232,13 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             inner._handle_deferred_dependencies("loss_scale", scale)
             self._family.parts_changed()
 
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+        children: dict[str, Any] = super()._trackable_children(save_type, **kwargs)  # type: ignore[misc]
+        if save_type == "checkpoint":  # the originals' checkpoints have no place for counts
+            return children
+        counting = {"diagnosis": self._diagnosis, "exponents": self._exponents}
+        return {**children, **{name: part for name, part in counting.items() if part is not None}}
+
     # The loss and the gradients. --------------------------------------------------------------------------------
 
     @overload
