@@ -28,9 +28,12 @@ def operations(result: Any) -> list[Any]:
     found: list[Any] = []
     for leaf in tf.nest.flatten(result):
         distributed = isinstance(leaf, tf.distribute.DistributedValues)
-        found += tf.distribute.get_strategy().experimental_local_results(leaf) if distributed else [leaf]
-    found = [getattr(each, "op", each) for each in found]
-    return [operation for operation in found if isinstance(operation, tf.Operation)]
+        parts = tf.distribute.get_strategy().experimental_local_results(leaf) if distributed else [leaf]
+        for each in parts:
+            operation = getattr(each, "op", each)
+            if isinstance(operation, tf.Operation):
+                found.append(operation)
+    return found
 
 
 def finished(result: Any) -> tf.Tensor:
