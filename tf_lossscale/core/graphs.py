@@ -10,7 +10,7 @@ import tensorflow as tf
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 #: Decorator that keeps AutoGraph, in a user's tf.function, from converting a function that is graph code already.
-as_written: Callable[[_Function], _Function] = tf.autograph.experimental.do_not_convert
+do_not_convert: Callable[[_Function], _Function] = tf.autograph.experimental.do_not_convert
 
 
 def operations(result: Any) -> list[Any]:

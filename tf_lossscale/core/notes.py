@@ -82,9 +82,9 @@ def are_unscaled(gradients: Iterable[Any]) -> tuple[bool, bool]:
     return unscaled > 0, unscaled > 0 and not scaled
 
 
-def is_unscaled_by(gradient: Any, loss_scale: Any) -> bool:
+def any_is_unscaled_by(gradients: Iterable[Any], loss_scale: Any) -> bool:
     """Return whether a gradient is noted as divided by this loss scale."""
-    return _refers_to(loss_scale, gradient, _UNSCALED_BY)
+    return any(_refers_to(loss_scale, gradient, _UNSCALED_BY) for gradient in gradients)
 
 
 def is_scaled(gradient: Any) -> bool:

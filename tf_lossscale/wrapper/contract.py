@@ -81,7 +81,7 @@ class Contract:
         self._unused_in_ended_threads: set[str] = set()
         self._answers_kept: set[bool] = set()
         self._whole_steps = threading.local()
-        self._scaled_by: dict[int, tf.Tensor] = {}
+        self._factors: dict[int, tf.Tensor] = {}  # by thread
         self._called: set[str] = set()
         self._warned: set[str] = set()
 
@@ -268,13 +268,13 @@ class Contract:
 
     # The factor of the loss, where another worker may move the scale in the middle of a step. -------------------
 
-    def loss_scaled_by(self, factor: tf.Tensor) -> None:
-        """Record the factor that the loss was multiplied by."""
-        self._scaled_by[threading.get_ident()] = factor
+    def remember_factor(self, factor: tf.Tensor) -> None:
+        """Remember the factor that the loss was multiplied by."""
+        self._factors[threading.get_ident()] = factor
 
-    def factor_of_loss(self) -> tf.Tensor | None:
-        """Return the factor of the loss, if that was scaled in the function being traced or in eager mode."""
-        factor = self._scaled_by.get(threading.get_ident())
+    def remembered_factor(self) -> tf.Tensor | None:
+        """Return the factor of the loss if this thread scaled it in the function being traced, or in eager mode."""
+        factor = self._factors.get(threading.get_ident())
         return factor if factor is not None and getattr(factor, "graph", None) is _graph() else None
 
     # Warnings. --------------------------------------------------------------------------------------------------
@@ -316,7 +316,7 @@ def require_scaled(gradients: Iterable[Any], loss_scale: Any) -> None:
     Raises:
         RuntimeError: `get_unscaled_gradients` returned one of them.
     """
-    if any(notes.is_unscaled_by(gradient, loss_scale) for gradient in gradients):
+    if notes.any_is_unscaled_by(gradients, loss_scale):
         raise RuntimeError(
             "get_unscaled_gradients() was given a gradient that it returned before, and would divide it by the loss "
             "scale again. Call it once for each gradient. minimize(), compute_gradients() and get_gradients() call it "
