@@ -115,7 +115,7 @@ docs: export NO_MKDOCS_2_WARNING = 1
 docs: $(VENV)/.docs
 	$(BIN)/mkdocs build --strict
 
-## Draw the plots of docs/concepts.md.
+## Draw the plots of docs/concepts.md and the README.
 docs-plots: $(VENV)/.demo
 	$(BIN)/python docs/plots.py
 

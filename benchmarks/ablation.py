@@ -13,7 +13,7 @@ from benchmarks import clock, contenders, costs, steps, workloads
 from tf_lossscale.core import fast
 
 WHAT, ALL, TRACING, MEMORY = "ablation", "all tricks", "tracing", "peak memory"
-#: The tricks that change anything in each mode.
+#: The tricks that have an effect in each mode.
 TRICKS = {
     "eager": ("stacks", "sum first"),
     "tf.function": ("stacks", "late unscaling", "one at a time", "one call", "sum first"),
@@ -26,7 +26,7 @@ _SHAPES = ("200 x 1k", workloads.RESNET, "4 x 4M", *workloads.MODELS)
 
 
 def cells() -> Iterator[dict[str, str]]:
-    """Yield everything that is measured here."""
+    """Yield the cells that this module measures."""
     for mode, family, workload in itertools.product(TRICKS, ("Keras 3", "tf_keras legacy"), _SHAPES):
         if mode not in (TRACING, MEMORY):
             yield {"what": WHAT, "mode": mode, "family": family, "workload": workload}
@@ -35,7 +35,7 @@ def cells() -> Iterator[dict[str, str]]:
 
 
 def measure(cell: dict[str, str], seconds: float, least: int = 7) -> dict[str, Any]:
-    """Return the cell with the ratio for each trick: without it, to with all; of memory, the megabytes."""
+    """Return the cell with each trick's ratio of the times without it and with all tricks, or with the megabytes."""
     names = (ALL, *TRICKS[cell["mode"]])
     if cell["mode"] == MEMORY:
         peaks = {name: costs.peak_apart(cell["workload"], contenders.OURS, name) for name in names}
@@ -52,7 +52,7 @@ def measure(cell: dict[str, str], seconds: float, least: int = 7) -> dict[str, A
 
 
 def switched_off(name: str) -> contextlib.AbstractContextManager[None]:
-    """Switch a trick off, or none."""
+    """Switch one trick or no trick off."""
     return contextlib.nullcontext() if name == ALL else fast.without(name)
 
 

@@ -18,7 +18,7 @@ import statistics
 import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # or PyTorch's threads spin while others are timed
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # otherwise PyTorch's threads spin while others are timed
 
 import tensorflow as tf
 

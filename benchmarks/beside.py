@@ -1,4 +1,4 @@
-"""All libraries beside each other: the same shapes, every wrapper, PyTorch's too, in one run; and the first call."""
+"""All libraries and wrappers, including PyTorch's, on the same shapes in one run; and the time of the first call."""
 
 import functools
 import os
@@ -23,7 +23,7 @@ def cells() -> Iterator[dict[str, str]]:
 
 
 def measure(cell: dict[str, str], seconds: float, **rounds: int) -> dict[str, Any]:
-    """Return the cell with the milliseconds of each step, by the clock on the wall and in processor time."""
+    """Return the cell with the milliseconds of each step, in wall-clock and processor time."""
     if cell["what"] == FIRST_CALL:
         return {**cell, "milliseconds": first_calls(cell["family"], cell["workload"])}
     times = clock.in_turns(_steps(cell["workload"]), 5 * seconds, **rounds)
@@ -61,7 +61,7 @@ def first_calls(family: str, workload: str) -> dict[str, float]:
 
 
 def first_call(family: str, workload: str, name: str) -> float:
-    """Return the milliseconds of the first call of a step in this process; that of another one loads what it needs."""
+    """Return the milliseconds of the first call of a step, after another step has loaded the libraries."""
     cell = {"what": "step", "mode": "tf.function", "family": family, "workload": workload}
     steps.in_mode({**cell, "workload": "3 x 1k"}, name)()
     step = steps.in_mode(cell, name)

@@ -16,6 +16,9 @@ OURS_APPLY, OURS_MINIMIZE, THEIRS_MINIMIZE = f"{OURS}, apply", f"{OURS}, minimiz
 BARE_MINIMIZE = "bare, minimize"
 MINIMIZERS = (BARE_MINIMIZE, OURS_MINIMIZE, THEIRS_MINIMIZE)
 OURS_DIAGNOSED = f"{OURS}, diagnose"
+#: `diagnose="exponents"` in a step that is not counted, and in one that is; and the two parts that are compared.
+OURS_WAITING, OURS_COUNTING = "no step counted", "every step counted"
+CHECK, COUNT = "check", "count"
 OURS_COMPILED = f"{OURS}, jit_compile=True"
 TORCH = "PyTorch"
 LEAST, CONDITIONAL = "one read, one write", "bare, in a tf.cond"
@@ -97,6 +100,8 @@ def optimizer(family: str, name: str, compiled: bool = False) -> Any:
         return theirs(inner)
     if name in (LEAST, CONDITIONAL):
         return {LEAST: _Least, CONDITIONAL: _Conditional}[name](inner)
+    if name in (OURS_WAITING, OURS_COUNTING):
+        return LossScaleOptimizer(inner, diagnose="exponents", diagnose_every=1 if name == OURS_COUNTING else 10**9)
     return LossScaleOptimizer(inner, diagnose=name == OURS_DIAGNOSED, jit_compile=name == OURS_COMPILED)
 
 

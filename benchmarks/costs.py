@@ -69,7 +69,7 @@ def tracing(cell: dict[str, str], seconds: float, least: int) -> dict[str, Any]:
             function()
 
     gc.collect()
-    gc.disable()  # or later contenders pay for collecting in earlier graphs
+    gc.disable()  # otherwise later contenders pay for collecting earlier graphs
     try:
         each = {name: functools.partial(trace, name) for name in made}
         times = clock.in_turns(each, seconds, least, most=10, first=0)
@@ -99,7 +99,7 @@ def apart(*what: str, env: dict[str, str] | None = None) -> Any:
 
 
 def peak_apart(workload: str, name: str, without: str = "") -> float:
-    """Return `peak_of_a_step` of a process of its own."""
+    """Return the `peak_of_a_step` of a new process."""
     return apart("memory", workload, name, without)
 
 

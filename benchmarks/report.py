@@ -16,6 +16,7 @@ _COMPILED = {
     contenders.BARE_COMPILED: contenders.BARE_COMPILED,
     contenders.NO_STEP: contenders.NO_STEP,
 }
+_EXPONENTS = (contenders.OURS_WAITING, contenders.OURS_COUNTING)
 UNMEASURED = "Not measured yet: `make bench` fills this in."
 _MINIMIZE = {
     contenders.OURS_MINIMIZE: contenders.OURS,
@@ -37,7 +38,7 @@ def line(row: Row) -> str:
 
 
 def tables(results: dict[str, Any]) -> dict[str, str]:
-    """Return the tables of the page by name; a table without measurements is a line that says so."""
+    """Return the tables of the page by name; a table without measurements becomes a line that says so."""
     rows = [row for row in results["rows"] if "refused" not in row or "ratios" in row]
     found = {
         "summary": _summary(rows),
@@ -53,6 +54,15 @@ def tables(results: dict[str, Any]) -> dict[str, str]:
         "minimize": _ratios(_sorted(rows, "minimize"), _MINIMIZE),
         "training step": _ratios(_sorted(rows, "training step"), COLUMNS),
         "diagnose": _ratios(_sorted(rows, "diagnose"), {contenders.OURS_DIAGNOSED: "diagnose=True"}),
+        steps.EXPONENTS: _table(
+            ["mode", "Adam of", "what is trained", contenders.OURS, *_EXPONENTS, "count : check", "rounds"],
+            [
+                [row["mode"], row["family"], row["workload"], f"{row['bare_ms']:.1f} ms"]
+                + [_ratio(row, name) for name in _EXPONENTS]
+                + [_quotient(row, contenders.COUNT, contenders.CHECK), row["rounds"]]
+                for row in _sorted(rows, steps.EXPONENTS)
+            ],
+        ),
         "skipped step": _table(
             ["mode", "Adam of", "gradients", "skipped : applied"],
             [[r["mode"], r["family"], r["workload"], _ratio(r, "skipped")] for r in _sorted(rows, "skipped step")],
@@ -93,7 +103,7 @@ def tables(results: dict[str, Any]) -> dict[str, str]:
     return {"machine": _machine(results), **pages}
 
 
-# What a step costs, in five rows: the label, the measurement, the contender, what it shows.
+# The rows of the summary: label, measurement, contender, explanation.
 _SUMMARY = (
     (
         "a training step in a `tf.function`",
@@ -235,7 +245,7 @@ def plot(path: pathlib.Path, results: dict[str, Any]) -> None:
     right.set(xscale="log", xlabel="n", ylabel="added per variable (µs), or per 1000 values (µs)", yscale="log")
     if right.lines:
         right.legend(fontsize=7)
-    with matplotlib.rc_context({"svg.hashsalt": "performance"}):  # equal plots are equal files
+    with matplotlib.rc_context({"svg.hashsalt": "performance"}):  # makes the file reproducible
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
@@ -300,7 +310,7 @@ def _bare_of(found: dict[str, float], name: str) -> float:
 
 
 def _left_out(rows: list[Row], what: str) -> str:
-    """Return the lines below a table: contenders that could not run, with their rows and errors."""
+    """Return the lines below a table about contenders that could not run, with their rows and errors."""
     where: dict[tuple[str, ...], list[str]] = {}
     for row in _sorted(rows, what):
         for name, why in row.get("refused", {}).items():
@@ -314,6 +324,10 @@ def _left_out(rows: list[Row], what: str) -> str:
 
 def _ratio(row: Row, name: str) -> str:
     return f"{row['ratios'][name]['processor']:.2f}" if name in row["ratios"] else ""
+
+
+def _quotient(row: Row, name: str, other: str) -> str:
+    return f"{row['ratios'][name]['processor'] / row['ratios'][other]['processor']:.1f}"
 
 
 def _more(row: Row) -> str:

@@ -9,15 +9,18 @@ from typing import Any
 import tensorflow as tf
 
 from benchmarks import clock, contenders, pytorch, workloads
+from tf_lossscale.core import exponents, finite
 
 GROWTH = (
     *(f"{count} x 1k" for count in (10, 30, 100, 300, 1000, 2000)),
     *(f"1 x {size}" for size in ("1k", "10k", "100k", "1M", "4M", "16M", "64M")),
 )
 APPLIED, SKIPPED = "applied", "skipped"
-#: What is measured of `LossScaleOptimizer(jit_compile=True)`.
+#: The cells for `LossScaleOptimizer(jit_compile=True)`.
 COMPILED = "compiled step"
 LARGE = "4 x 4M"
+#: What is measured of `LossScaleOptimizer(diagnose="exponents")`.
+EXPONENTS = "exponents"
 _MANY, _FEW = ("400 x 1k", "200 x 1k", workloads.RESNET), (LARGE, workloads.SPARSE)
 #: The workloads in each mode.
 MODES = {
@@ -62,6 +65,9 @@ def cells() -> Iterator[dict[str, str]]:
             yield {"what": "skipped step", "mode": mode, "family": family, "workload": "200 x 1k"}
     for workload in (*workloads.MODELS, workloads.LENET):
         yield {"what": "diagnose", "mode": "tf.function", "family": "Keras 3", "workload": workload}
+    for mode in ("tf.function", "eager", "jit_compile"):
+        for workload in (LARGE, "40 x 1k" if mode == "jit_compile" else "200 x 1k"):
+            yield {"what": EXPONENTS, "mode": mode, "family": "Keras 3", "workload": workload}
     for mode, families, gradients in _COMPILED:
         for family in families:
             for workload in gradients:
@@ -115,6 +121,10 @@ def _names(cell: dict[str, str]) -> list[str]:
         "growth": [contenders.BARE, contenders.OURS],
         "minimize": [*contenders.MINIMIZERS, contenders.LEAST],
         "diagnose": [contenders.OURS, contenders.OURS_DIAGNOSED],
+        EXPONENTS: [
+            *(contenders.OURS, contenders.OURS_WAITING, contenders.OURS_COUNTING),
+            *(contenders.CHECK, contenders.COUNT),
+        ],
         COMPILED: [contenders.BARE, contenders.OURS, contenders.OURS_COMPILED, *_limits(cell)],
     }
     usual = contenders.names(cell["family"])
@@ -122,7 +132,7 @@ def _names(cell: dict[str, str]) -> list[str]:
 
 
 def _limits(cell: dict[str, str]) -> list[str]:
-    """Return what a compiled step cannot fall below: the bare one compiled, or the model alone."""
+    """Return the lower limits of a compiled step: the compiled bare step, or the model alone."""
     if cell["workload"] in workloads.MODELS:
         return [contenders.NO_STEP]
     return [contenders.BARE_COMPILED] if cell["mode"] != "mirrored" else []
@@ -172,18 +182,24 @@ def _optimizer(cell: dict[str, str], name: str) -> Any:
     return contenders.optimizer(cell["family"], name, compiled=cell["mode"] == "jit_compile")
 
 
-def _step(cell: dict[str, str], name: str) -> Callable[[], None]:
-    variables, optimizer = workloads.variables(cell["workload"]), _optimizer(cell, name)
+def _step(cell: dict[str, str], name: str) -> Callable[[], object]:
     gradients = workloads.gradients(cell["workload"])
     if name == SKIPPED:
         gradients[-1] *= float("nan")
     # Variables, so that tracing cannot turn the gradients into constants.
     held = [tf.Variable(g.values if isinstance(g, tf.IndexedSlices) else g, trainable=False) for g in gradients]
 
+    def given() -> list:
+        return [_as(gradient, tf.convert_to_tensor(value)) for gradient, value in zip(gradients, held)]
+
+    if name in (contenders.CHECK, contenders.COUNT):
+        alone = finite.all_finite if name == contenders.CHECK else exponents.table
+        return lambda: alone(given())
+    variables, optimizer = workloads.variables(cell["workload"]), _optimizer(cell, name)
+
     def step() -> None:
         contenders.scale(optimizer, name, tf.constant(1.0))
-        given = [_as(gradient, tf.convert_to_tensor(value)) for gradient, value in zip(gradients, held)]
-        contenders.apply(optimizer, name, given, variables)
+        contenders.apply(optimizer, name, given(), variables)
 
     return step
 

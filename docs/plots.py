@@ -1,4 +1,4 @@
-"""Draws the plots of docs/concepts.md: `python docs/plots.py [FOLDER]`; docs/images by default."""
+"""Draws the plots of the docs and the README: `python docs/plots.py [FOLDER]`; docs/images by default."""
 
 import argparse
 import pathlib
@@ -10,6 +10,9 @@ import tensorflow as tf
 from matplotlib.figure import Figure
 
 import tf_lossscale
+from tf_lossscale.monitoring import exponent_plot
+from tf_lossscale.training import lenet, report
+from tf_lossscale.training.settings import SETUPS, Settings
 
 STYLE = {"svg.hashsalt": "tf-lossscale", "font.size": 9, "figure.figsize": (7, 3)}
 WEIGHT = 1e-5  # of the loss, as one of several in a sum may have
@@ -95,14 +98,28 @@ def draw_scale(path, steps=300):
     return len(skipped)
 
 
+def draw_demo(folder, settings=None):
+    """Draws the pictures of the demo: its run, and the exponents of each variable in the last counted step.
+
+    Returns the numbers of skipped and of counted steps.
+    """
+    settings = settings or Settings()
+    run = lenet.Run(SETUPS[-1], settings)
+    for batch in lenet.Digits(settings.seed).batches(0, settings.steps):
+        run.step(*batch)
+    report.plot(run.history, run.exponents, folder / "training.svg")
+    exponent_plot.draw_variables(run.exponents[-1], folder / "exponents.svg")
+    return run.skipped, len(run.exponents)
+
+
 def main(arguments=None):
-    """Draws both; returns the shares of zeros and the number of skipped steps."""
+    """Draws all; returns the shares of zeros and the number of skipped steps, and the numbers of the demo."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", nargs="?", type=pathlib.Path, default=pathlib.Path(__file__).parent / "images")
     folder = parser.parse_args(arguments).folder
     folder.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context(STYLE):
-        return draw_gradients(folder / "gradients.svg"), draw_scale(folder / "scale.svg")
+        return draw_gradients(folder / "gradients.svg"), draw_scale(folder / "scale.svg"), draw_demo(folder)
 
 
 if __name__ == "__main__":

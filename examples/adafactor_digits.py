@@ -1,10 +1,10 @@
-"""Adafactor in float16: handwritten digits, with the loss scaled and the weights of the layers alone decaying.
+"""Adafactor in float16 on handwritten digits, with loss scaling and weight decay of the kernels only.
 
     python examples/adafactor_digits.py [--epochs 10]
 
 A convolutional network on scikit-learn's digits in the policy mixed_float16, trained by `compile` and `fit` with
 `LossScaleOptimizer(Adafactor)`. Its kernels are in one parameter group and decay, its biases in another and do not.
-Prints the accuracy on images that were not seen, what the loss scale did, and how much Adafactor and Adam remember.
+Prints the accuracy on test images, the loss scale's history, and the size of Adafactor's and Adam's state.
 """
 
 import argparse
@@ -14,18 +14,18 @@ import tensorflow as tf
 
 import tf_lossscale
 
-SEEN = 1347  # images to train with, of 1797
+SEEN = 1347  # number of training images, of 1797
 
 
 def digits():
-    """Images of 8 by 8 pixels, from 0 to 1, and their labels: those to train with, those to test with."""
+    """Return images of 8 by 8 pixels, from 0 to 1, and their labels, for training and for testing."""
     images, labels = sklearn.datasets.load_digits(return_X_y=True)
     images = (images / 16.0).reshape(-1, 8, 8, 1).astype("float32")
     return (images[:SEEN], labels[:SEEN]), (images[SEEN:], labels[SEEN:])
 
 
 def network():
-    """Compute in float16; variables and logits are float32."""
+    """Return a network that computes in float16; variables and logits are float32."""
     layers, half = tf.keras.layers, "mixed_float16"
     return tf.keras.Sequential(
         [
@@ -41,12 +41,12 @@ def network():
 
 
 def bytes_of(variables):
-    """Return how many bytes some variables take."""
+    """Return the size of some variables in bytes."""
     return sum(v.numpy().nbytes for v in variables)
 
 
 def main(arguments=None):
-    """Train; return the accuracy on images that were not seen, and the optimizer."""
+    """Train, and return the accuracy on test images and the optimizer."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=10)
     epochs = parser.parse_args(arguments).epochs
@@ -58,7 +58,7 @@ def main(arguments=None):
     adafactor = tf_lossscale.optimizers.Adafactor(
         [{"params": kernels, "weight_decay": 0.01}, {"params": biases}], lr=0.05
     )
-    # 2**24 is too much on purpose: the first steps show how the scale comes down.
+    # 2**24 is deliberately too high: the first steps show how the scale falls.
     optimizer = tf_lossscale.LossScaleOptimizer(adafactor, initial_scale=2**24)
     loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, metrics=["accuracy"])

@@ -1,10 +1,10 @@
-"""A loop of one's own in float16: the loss is scaled, the gradients are unscaled, an overflow is skipped.
+"""A custom training loop in float16: scales the loss, unscales the gradients, and skips overflows.
 
     python examples/custom_loop.py [--steps 200]
 
-The loop of TensorFlow's mixed precision guide on data made up here: which of ten directions a vector points in.
-Gradients are clipped between unscaling and applying them, where they have their true size. Prints the loss and the
-loss scale as they go, and the accuracy at the end.
+The loop of TensorFlow's mixed precision guide on synthetic data: which of ten directions a vector points in.
+Gradients are clipped between unscaling and applying, where they have their true size. Prints the loss and the
+loss scale during training, and the accuracy at the end.
 """
 
 import argparse
@@ -17,7 +17,7 @@ SIZE, CLASSES, BATCH = 32, 10, 128
 
 
 def data(seed):
-    """Yield batches of vectors and the direction, of ten, that each is nearest to; without end."""
+    """Yield endless batches of vectors, and for each vector the nearest of ten directions."""
     random = tf.random.Generator.from_seed(seed)
     directions = tf.random.Generator.from_seed(0).normal([SIZE, CLASSES])
     while True:
@@ -26,7 +26,7 @@ def data(seed):
 
 
 def network():
-    """Compute in float16; variables and logits are float32."""
+    """Return a network that computes in float16; variables and logits are float32."""
     layers, half = tf.keras.layers, "mixed_float16"
     return tf.keras.Sequential(
         [
@@ -40,7 +40,7 @@ def network():
 
 
 def main(arguments=None):
-    """Train; return the accuracy on vectors that were not seen."""
+    """Train, and return the accuracy on new vectors."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=200)
     steps = parser.parse_args(arguments).steps
@@ -48,7 +48,7 @@ def main(arguments=None):
     tf.keras.utils.set_random_seed(0)
     model = network()
     loss_of = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    # 2**24 is too much on purpose: the first steps show how the scale comes down.
+    # 2**24 is deliberately too high: the first steps show how the scale falls.
     optimizer = tf_lossscale.LossScaleOptimizer(tf.keras.optimizers.Adam(3e-3), initial_scale=2**24)
 
     @tf.function
@@ -58,7 +58,7 @@ def main(arguments=None):
             scaled_loss = optimizer.get_scaled_loss(loss)
         scaled_gradients = tape.gradient(scaled_loss, model.trainable_variables)
         gradients = optimizer.get_unscaled_gradients(scaled_gradients)
-        # Clipping by the norm over all would turn one infinity into NaN everywhere, and the step is skipped the same.
+        # An infinity makes the global norm infinite and the clipped gradients NaN, so the step is still skipped.
         gradients, _ = tf.clip_by_global_norm(gradients, 1.0)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables))
         return loss

@@ -3,9 +3,9 @@
     python examples/distributed.py                  # two virtual devices of this machine, MirroredStrategy
     python examples/distributed.py --workers 2      # two processes, MultiWorkerMirroredStrategy; one of them dies
 
-The model and the digits are those of `tf-lossscale train`. With `--workers` the last process dies in mid-training, all
-are started again, and go on from the last checkpoint with the scale, the counter and the slots it holds. Each process
-prints what it sees.
+The model and the digits are those of `tf-lossscale train`. With `--workers` the last process dies during training, all
+are restarted, and continue from the last checkpoint with its scale, counter and slots. Each process
+prints its progress.
 """
 
 import argparse
@@ -28,13 +28,13 @@ SAVES_EVERY = 10
 
 
 def train(strategy, steps, directory, dies_at=None):
-    """Train, from the newest checkpoint if there is one; print, and return the accuracy."""
+    """Train, from the newest checkpoint if there is one. Print and return the accuracy."""
     me = int(strategy.cluster_resolver.task_id or 0) if strategy.cluster_resolver else 0
     name = f"worker {me}" if strategy.cluster_resolver else "this process"
     tf.keras.utils.set_random_seed(0)
     with strategy.scope():
         model = lenet5("mixed_float16")
-        # 2**24 is too much on purpose: the first steps show how the scale comes down, everywhere at once.
+        # 2**24 is deliberately too high: the first steps show how the scale falls on all replicas at once.
         optimizer = tf_lossscale.LossScaleOptimizer(
             tf.keras.optimizers.Adam(1e-3), initial_scale=2**24, dynamic_growth_steps=25
         )
@@ -42,7 +42,7 @@ def train(strategy, steps, directory, dies_at=None):
         optimizer.build(model.trainable_variables)
 
     checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, done=done)
-    # Every worker takes part in saving, but one keeps the files.
+    # Every worker must save, but only one keeps its files.
     own = directory if me == 0 else directory.with_name(f"{directory.name}-of-worker-{me}")
     manager = tf.train.CheckpointManager(checkpoint, str(own), max_to_keep=2)
     newest = tf.train.latest_checkpoint(str(directory))
@@ -91,17 +91,17 @@ def train(strategy, steps, directory, dies_at=None):
 
 
 def say(line):
-    """Print a line in one piece, whoever else prints."""
+    """Print a line with one write, so that the lines of several processes do not mix."""
     print(line + "\n", end="", flush=True)
 
 
 def power(scale):
-    """A loss scale as a power of two."""
+    """Return a loss scale as a power of two."""
     return f"loss scale 2**{len(bin(int(scale))) - 3}"
 
 
 def start_workers(count, arguments):
-    """Run this program in processes that find each other by TF_CONFIG; return whether none of them died."""
+    """Run this program in processes connected by TF_CONFIG, and return whether all succeeded."""
     sockets = [socket.socket() for _ in range(count)]
     for each in sockets:
         each.bind(("localhost", 0))
@@ -116,7 +116,7 @@ def start_workers(count, arguments):
     try:
         while any(worker.poll() is None for worker in workers):
             if any(worker.poll() for worker in workers):
-                return False  # those that live wait for it in vain
+                return False  # the surviving workers would wait for it forever
             time.sleep(0.1)
         return not any(worker.returncode for worker in workers)
     finally:
@@ -126,12 +126,12 @@ def start_workers(count, arguments):
 
 
 def main():
-    """Train in this process, or has workers do it."""
+    """Train in this process or in workers."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--workers", type=int, default=0, help="number of processes; 0 for two devices of this one")
     parser.add_argument("--out", type=pathlib.Path, help="where checkpoints are kept, and found; default: nowhere")
-    parser.add_argument("--dies-at", type=int, help=argparse.SUPPRESS)  # told to the workers
+    parser.add_argument("--dies-at", type=int, help=argparse.SUPPRESS)  # for the workers
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         directory = (options.out or pathlib.Path(temporary)) / "checkpoint"

@@ -1,10 +1,10 @@
-"""A GAN in float16, its two optimizers with one loss scale or with one each.
+"""A GAN in float16, whose two optimizers share a loss scale or have one each.
 
     python examples/gan.py [--steps 1200] [--scales shared]
 
 The generator learns to put points on a circle. With one `SharedLossScale` an overflow in either network skips the step
-of both, so that neither runs ahead; with `--scales separate` each network skips its own steps only. Both losses are
-scaled inside one persistent tape. Prints how far the points are from the circle, and what was skipped.
+of both, so that neither gets ahead; with `--scales separate` each network skips only its own steps. Both losses are
+scaled inside one persistent tape. Prints the points' distance from the circle, and the skipped steps.
 """
 
 import argparse
@@ -18,20 +18,20 @@ NOISE, BATCH, RADIUS = 8, 128, 2.0
 
 
 def network(outputs):
-    """Compute in float16; variables and outputs are float32."""
+    """Return a network that computes in float16; variables and outputs are float32."""
     layers = tf.keras.layers
     hidden = [layers.Dense(64, activation="leaky_relu", dtype="mixed_float16") for _ in range(2)]
     return tf.keras.Sequential([*hidden, layers.Dense(outputs, dtype="float32")])
 
 
 def circle():
-    """Points to imitate."""
+    """Return points on the circle."""
     angle = tf.random.uniform([BATCH, 1], 0.0, 6.2831853)
     return RADIUS * tf.concat([tf.cos(angle), tf.sin(angle)], axis=1)
 
 
 def make_step(generator, discriminator, optimizers, block):
-    """Return a function that trains both networks at once; `block` is what their steps are taken in."""
+    """Return a function that trains both networks; `block` is the context of their steps."""
     loss_of = tf.keras.losses.BinaryCrossentropy(from_logits=True)
 
     @tf.function
@@ -52,7 +52,7 @@ def make_step(generator, discriminator, optimizers, block):
 
 
 def main(arguments=None):
-    """Train; return the mean distance of generated points from the circle."""
+    """Train, and return the mean distance of generated points from the circle."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=1200)
     parser.add_argument("--scales", choices=["shared", "separate"], default="shared")
@@ -60,7 +60,7 @@ def main(arguments=None):
 
     tf.keras.utils.set_random_seed(0)
     generator, discriminator = network(2), network(1)
-    # 2**24 is too much on purpose: the first steps show how the scale comes down.
+    # 2**24 is deliberately too high: the first steps show how the scale falls.
     shared = tf_lossscale.SharedLossScale(initial_scale=2**24, dynamic_growth_steps=500)
 
     def optimizer():

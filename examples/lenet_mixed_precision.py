@@ -1,9 +1,9 @@
-"""LeNet-5 on handwritten digits with MindSpore's mixed-precision system, six ways.
+"""LeNet-5 on handwritten digits, trained in six ways with MindSpore's mixed-precision API.
 
     python examples/lenet_mixed_precision.py [--epochs 3]
 
 Automatic levels O2 and O3, one float16 layer by hand, a fixed and a dynamic loss scale manager, and a training cell
-of one's own. Prints first and last loss of each, the layers that compute in float16, and the scale at the end.
+of your own. Prints for each the first and last loss, the number of float16 layers, and the final scale.
 """
 
 import argparse
@@ -19,7 +19,7 @@ BATCH = 64
 
 
 def lenet5():
-    """LeNet-5 with batch normalization, for 32 x 32 images."""
+    """Return LeNet-5 with batch normalization, for 32 x 32 images."""
     layers = keras.layers
     return keras.Sequential(
         [
@@ -43,7 +43,7 @@ def lenet5():
 
 
 def digits():
-    """The 1797 digits that come with scikit-learn, scaled up from 8 x 8 to 32 x 32."""
+    """Return scikit-learn's 1797 digits, scaled from 8 x 8 to 32 x 32."""
     images, labels = load_digits(return_X_y=True)
     images = np.kron(images.reshape(-1, 8, 8) / 16.0, np.ones((4, 4)))[..., np.newaxis].astype("float32")
     return tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(2000, seed=0).batch(BATCH, drop_remainder=True)
@@ -60,13 +60,14 @@ def by_model(network, epochs, **kwargs):
 
 
 class ClippedCell(amp.TrainOneStepWithLossScaleCell):
-    """A training cell of one's own: clips the unscaled gradients before they are applied."""
+    """A user-defined training cell that clips the unscaled gradients."""
 
     def construct(self, *inputs):
         """Take one step; return the loss, whether it overflowed, and the scale."""
         scale = self.sens
         loss, gradients = self.loss_and_gradients(*inputs)
-        gradients, _ = tf.clip_by_global_norm(gradients, 5.0)  # infinity stays NaN: the step is skipped
+        # clipping turns infinity into NaN, so the step is still skipped
+        gradients, _ = tf.clip_by_global_norm(gradients, 5.0)
         return loss, self.update(gradients), scale
 
 
@@ -80,14 +81,14 @@ def by_cell(epochs):
 
 
 def one_layer_by_hand():
-    """A network whose first convolution alone computes in float16."""
+    """Return a network in which only the first convolution computes in float16."""
     network = lenet5()
     amp.to_float(network.layers[0], "float16")
     return network
 
 
 def in_float16(network):
-    """The number of layers that compute in float16."""
+    """Return the number of layers that compute in float16."""
     return sum(layer.compute_dtype == "float16" for layer in network.layers)
 
 

@@ -2,13 +2,13 @@
 
     python examples/variational_inference.py [--steps 300]
 
-Each weight has a normal distribution in place of a value; what is trained is their means and widths, by
-`tf_lossscale.probability.minimize`. Draws of the network classify the images in float16. The evidence lower bound has
-a small weight, 1e-5, as one of several losses in a sum may have. In float16 without a loss scale all that the images
-say is lost on the way back, and the posterior becomes the prior.
+Each weight has a normal distribution instead of a value. Their means and widths are trained by
+`tf_lossscale.probability.minimize`. Sampled networks classify the images in float16. The evidence lower bound has
+a small weight, 1e-5, as one of several losses in a sum may have. In float16 without a loss scale the gradients of the
+images' likelihood vanish, and the posterior becomes the prior.
 
-Prints, for float32, float16 without and float16 with loss scaling: the loss on the images per image, how far the means
-went from the prior's, in its standard deviations, and the accuracy on images that were not seen, averaged over draws.
+Prints, for float32, float16 without and float16 with loss scaling: the loss per image, the distance of the means
+from the prior's, in standard deviations, and the accuracy on test images, averaged over samples.
 """
 
 import argparse
@@ -27,26 +27,26 @@ WEIGHT = 1e-5
 
 
 def digits():
-    """Images of 8 by 8 pixels, about standardised, and their labels."""
+    """Return images of 8 by 8 pixels, roughly standardized, and their labels."""
     images, labels = sklearn.datasets.load_digits(return_X_y=True)
     images = (images - images.mean(axis=0)) / (images.std(axis=0) + 1.0)
     return tf.constant(images, tf.float32), tf.constant(labels, tf.int32)
 
 
 def shapes():
-    """The shape of each layer's matrix: the last row is what is added."""
+    """Return the shape of each layer's matrix, whose last row is the bias."""
     return [(fan_in + 1, fan_out) for fan_in, fan_out in itertools.pairwise(SIZES)]
 
 
 def prior():
-    """A normal around zero for each weight."""
+    """Return a normal distribution around zero for each weight."""
     return tfd.JointDistributionSequential(
         [tfd.Independent(tfd.Normal(tf.zeros(shape), shape[0] ** -0.5), 2) for shape in shapes()]
     )
 
 
 def posterior():
-    """A normal with a mean and a width of its own for each weight, trainable, in float32."""
+    """Return a normal distribution with trainable float32 mean and width for each weight."""
     softplus = tfp.bijectors.Softplus()
     return tfd.JointDistributionSequential(
         [
@@ -63,7 +63,7 @@ def posterior():
 
 
 def logits(images, layers, dtype):
-    """What the network says of each image, for each draw of its layers; computed in `dtype`."""
+    """Return the logits of each image for each sample of the layers, computed in `dtype`."""
     values = tf.cast(images, dtype)
     for i, layer in enumerate(layers):
         matrix = tf.cast(layer, dtype)
@@ -72,7 +72,7 @@ def logits(images, layers, dtype):
 
 
 def fit(steps, dtype, scaled):
-    """Train a posterior; return the loss on the images, how far the means went, and the accuracy."""
+    """Train a posterior. Return the loss per image, the distance of the means from the prior's, and the accuracy."""
     images, labels = digits()
     p, q = prior(), posterior()
 
@@ -84,7 +84,7 @@ def fit(steps, dtype, scaled):
         layers = q.sample(seed=seed)
         return -WEIGHT * (log_likelihood(layers) + (p.log_prob(layers) - q.log_prob(layers)) / SEEN)
 
-    # Adam's usual epsilon, 1e-7, is far above gradients of this size.
+    # Adam's default epsilon, 1e-7, is much larger than these gradients.
     optimizer = tf.keras.optimizers.Adam(0.01, epsilon=1e-16)
     if scaled:
         optimizer = tf_lossscale.LossScaleOptimizer(optimizer)
@@ -99,7 +99,7 @@ def fit(steps, dtype, scaled):
 
 
 def main(arguments=None):
-    """Train three times; return the accuracies by name."""
+    """Train three times, and return the accuracies by name."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=300)
     steps = parser.parse_args(arguments).steps

@@ -30,7 +30,7 @@ STRATEGIES = {"programs": programs.programs, "libraries": programs.library_progr
 
 
 def main(arguments=None):
-    """Return the exit code."""
+    """Run programs and faults, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=10.0, help="nothing is begun after them")
     parser.add_argument("--seed", type=int, help="of an earlier run, which is repeated")

@@ -165,7 +165,7 @@ CHANGES = {
     "function": _each(lambda values, n: _doubled(values), _twice),
     "py_function": _each(_in_python, _half, compiled=False),
     "stop_gradient": _each(lambda values, n: tf.stop_gradient(values), lambda values, n: values),
-    # In a tf.while_loop that XLA compiles, tf.clip_by_value makes a number of a NaN, without this package too.
+    # In a tf.while_loop that XLA compiles, tf.clip_by_value turns a NaN into a number, also without this package.
     "clip_by_value": _each(
         lambda values, n: tf.clip_by_value(values, -1.0, 1.0), lambda values, n: _within_one(values), compiled=False
     ),

@@ -58,7 +58,7 @@ def fit(directory, dies=None):
 
 
 def parameter_server(seed):
-    """Schedules steps on two workers and kills one of them; the coordinator gives its step to the other."""
+    """Schedule steps on two workers and kill one of them. The coordinator gives its step to the other."""
     choose = random.Random(seed)
     bad = [choose.random() < 0.3 for _ in range(60)]
     dies_at, worker = choose.randrange(5, 55), choose.randrange(2)

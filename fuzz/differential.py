@@ -82,6 +82,11 @@ class Difference:
         return self.program.loops[self.step.loop]
 
     @property
+    def largest_scale(self):
+        """The scale that the step may reach: a loop that repeats the step doubles it each time."""
+        return self.before * 2.0 ** (self.step.number if self.loop.repeated == "while" else 0)
+
+    @property
     def only_here_skipped(self):
         """Whether this package skipped the step and the original applied it."""
         return "error" not in {**self.theirs, **self.ours} and self.ours["loss_scale"] < self.theirs["loss_scale"]
@@ -92,11 +97,11 @@ ROWS: dict[str, Callable[[Difference], bool]] = {
     "an overflow that only the scaling causes, in a `tf.function`": lambda d: (
         d.original.family != "keras3"
         and d.program.mode != "eager"
-        and (d.step.bad == "huge" or d.before > 2.0**125)
+        and (d.step.bad == "huge" or d.largest_scale > 2.0**125)
         and d.only_here_skipped
     ),
     "`get_unscaled_gradients`": lambda d: (
-        d.original.family != "keras3" and d.before > min(LARGEST_SCALE[dtype] for dtype in d.program.dtypes)
+        d.original.family != "keras3" and d.largest_scale > min(LARGEST_SCALE[dtype] for dtype in d.program.dtypes)
     ),
     "sparse rows with the same index": lambda d: d.loop.sparse and d.step.bad is not None and d.only_here_skipped,
     "bounds of the scale": lambda d: d.original.family == "keras3" and not 1 <= d.theirs["loss_scale"] < np.inf,

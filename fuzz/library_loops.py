@@ -75,7 +75,7 @@ class Probability(Whole):
         self.variables = [tf.Variable(tf.ones(2))]
 
     def run(self, comparison, directory):
-        """Minimize the loss and compares."""
+        """Minimize the loss and compare."""
         [variable], gradients, calls = self.variables, tf.constant(self.gradients), tf.Variable(-1, trainable=False)
         scales = probability.minimize(
             lambda: tf.reduce_sum(variable * tf.gather(gradients, calls.assign_add(1))),

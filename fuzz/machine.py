@@ -75,7 +75,7 @@ class Machine(Loops):
             comparison.check("after finalize_variable_values")
 
     def _is_ambiguous(self, error):
-        """Return whether the error says that the calls do not decide between the two contracts."""
+        """Return whether an error says that the contract cannot be determined from the calls."""
         contracts = {loop.calls in SCALED for loop in self.program.loops}
         return len(contracts) == 2 and "one of two ways" in str(error)
 

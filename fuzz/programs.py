@@ -31,7 +31,8 @@ def _some(elements, most):
 def _ema(family, mode):
     if family not in AVERAGING:
         return st.none()
-    return st.sampled_from([None, None, 0] if mode == "mirrored" else [None, None, 0, 3])  # Keras 3 fails there
+    # Keras 3 fails in this combination
+    return st.sampled_from([None, None, 0] if mode == "mirrored" else [None, None, 0, 3])
 
 
 @st.composite
@@ -66,7 +67,7 @@ def _loops(draw, program, of=None):
     rows_alone = program["inner"] == "momentum" and program["family"] in LAZY  # XLA lacks the operation
     sparse = variables > 1 and calls != "two_functions" and not (rows_alone and program["mode"] == "compiled")
     squares_rows = program["inner"] == "adam" and program["family"] == "keras3"  # row by row, before it sums them
-    gathered = program["mode"] == "mirrored" and "bfloat16" in program["dtypes"]  # collectives lack the dtype
+    gathered = program["mode"] == "mirrored" and "bfloat16" in program["dtypes"]  # collectives do not support the dtype
     sparse = sparse and not squares_rows and not gathered and draw(st.booleans())
     # XLA rounds half precision less often, so it overflows later.
     exact = program["mode"] != "compiled" or set(program["dtypes"]) <= {"float32", "float64"}

@@ -27,6 +27,7 @@ MARKERS = "not slow and not exhaustive and not tpu and not gpu"
 
 # Module -> tests in addition to tests/**/test_<module>.py and the module's doctests.
 MORE_TESTS = {
+    "core/scaling.py": ("tests/core/test_quotients.py",),
     "core/state.py": ("tests/wrapper/test_optimizer.py", "tests/wrapper/test_readings.py"),
     "core/step.py": ("tests/wrapper/test_contract.py", "tests/wrapper/test_gradient_handling.py"),
     "core/replicas.py": ("tf_function_tests/test_promises.py",),

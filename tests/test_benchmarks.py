@@ -27,11 +27,21 @@ def only_tiny(monkeypatch):
         monkeypatch.setattr(module, "cells", lambda: iter([]))
 
 
-@pytest.mark.parametrize("what", ["step", "minimize", "skipped step", "diagnose", "growth", steps.COMPILED])
+@pytest.mark.parametrize(
+    "what", ["step", "minimize", "skipped step", "diagnose", "growth", steps.COMPILED, steps.EXPONENTS]
+)
 def test_a_cell_is_measured_for_every_contender(what):
     row = steps.measure({"what": what, **TINY}, seconds=0, least=1)
     assert row["rounds"] == 1
-    wanted = {"step": 4, "minimize": 4, "skipped step": 2, "diagnose": 2, "growth": 2, steps.COMPILED: 4}
+    wanted = {
+        "step": 4,
+        "minimize": 4,
+        "skipped step": 2,
+        "diagnose": 2,
+        "growth": 2,
+        steps.COMPILED: 4,
+        steps.EXPONENTS: 5,
+    }
     assert len(row["ratios"]) == wanted[what]
     bare, *others = row["ratios"].values()
     assert bare == {"processor": 1.0, "wall": 1.0}

@@ -85,6 +85,14 @@ def test_keras_3s_scale_without_a_lower_bound_is_a_row_of_the_table():
     assert agreed == (1, "bounds of the scale")
 
 
+def test_a_reciprocal_that_becomes_zero_within_a_step_is_a_row_of_the_table():
+    original = differential.ORIGINALS["tf_keras"]
+    rules = Rules(initial_scale=2.0**126, growth_steps=1)
+    one = Program("tf_keras", rules=rules, loops=(Loop(repeated="while"),), steps=(Step(number=2),))
+    agreed = differential.compare(original, differential.in_this_process(original), one)
+    assert agreed == (0, "`get_unscaled_gradients`")
+
+
 def test_every_row_is_one_of_the_table_of_differences():
     table = (ROOT / "docs" / "differences.md").read_text()
     for row in differential.ROWS:

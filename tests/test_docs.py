@@ -97,8 +97,10 @@ def test_the_tree_of_the_architecture_has_every_module_once(folder):
 @pytest.mark.slow
 def test_the_plots_are_drawn_whole(tmp_path):
     main = runpy.run_path(str(DOCS / "plots.py"))["main"]
-    _, skipped = main([str(tmp_path)])
+    _, skipped, (skipped_in_the_demo, counted) = main([str(tmp_path)])
     assert 5 < skipped < 20
+    assert skipped_in_the_demo < 10
+    assert counted == 60
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(p.name for p in (DOCS / "images").glob("*.svg"))
 
 

@@ -16,9 +16,11 @@ PACKAGE = pathlib.Path(tf_lossscale.__file__).parent
 # Each module may import from those before it, and from those of its own line.
 ORDER = [
     ("types", "errors", "writing", "libraries"),
+    ("monitoring.exponents",),  # plain data, without TensorFlow, like the next line
+    ("monitoring.precision", "monitoring.precision_text", "monitoring.exponent_records"),
     ("core.rules", "core.graphs", "core.notes", "core.twins", "core.constants"),
     ("core.scaling", "core.finite", "core.inside", "core.replicas"),
-    ("core.variables", "core.diagnosis"),
+    ("core.variables", "core.diagnosis", "core.exponents"),
     ("core.state",),
     ("core.clusters",),
     ("core.step",),

@@ -51,6 +51,7 @@ def test_the_release_check_calls_targets_of_the_makefile():
     ("expected", "code", "log", "more"),
     [
         (("passed", "3 passed in 2s"), 0, "...\n=== 3 passed in 2s ===\n", {}),
+        (("passed", ""), 0, "Successfully built the wheel\n", {}),
         (("failed", "1 failed, 2 passed in 2s"), 1, "F..\n1 failed, 2 passed in 2s\n", {}),
         (("failed", "make: *** [test] Error 2"), 2, "make: *** [test] Error 2\n", {}),
         (("not possible", "7 skipped in 1s"), 0, "SKIPPED: no GPU\n7 skipped in 1s\n", {}),

@@ -20,14 +20,14 @@ ROWS = np.random.default_rng(0).normal(size=(5, 4, 2)).astype("float32")
 class OnMesh:
     """A weight on every device of a mesh; the rows of a batch are divided among the devices."""
 
-    def __init__(self, name, sharded=False, compiled=True):
+    def __init__(self, name, sharded=False, compiled=True, **options):
         self.mesh = dtensor.create_mesh([("batch", 2)], devices=["CPU:0", "CPU:1"])
         layout = dtensor.Layout(["batch"] if sharded else [dtensor.UNSHARDED], self.mesh)
         start = tf.constant(START)
         start = dtensor.pack([start[:1], start[1:]] if sharded else [start, start], layout)
         self.weight = dtensor.DVariable(start)
         inner = getattr(optimizers, name)(0.1, mesh=self.mesh)
-        self.optimizer = LossScaleOptimizer(inner, initial_scale=16.0, dynamic_growth_steps=3)
+        self.optimizer = LossScaleOptimizer(inner, initial_scale=16.0, dynamic_growth_steps=3, **options)
         self._step = tf.function(self._one) if compiled else self._one
 
     def step(self, rows):
@@ -76,6 +76,14 @@ def test_a_step_on_a_mesh_is_a_step_without_and_nan_on_one_device_skips_it_on_al
         for part in on_mesh.values()[0]:
             numerics.assert_close(part, weight, 1e-5, START)
     assert on_mesh.scale() == (8.0, 0.0, 7.0)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+def test_exponents_are_not_counted_on_a_mesh_and_the_error_says_what_to_do(compiled):
+    on_mesh = OnMesh("SGD", compiled=compiled, diagnose="exponents")
+    with pytest.raises(ValueError, match=r"cannot be counted by exponent on a DTensor mesh.*Leave out"):
+        on_mesh.step(ROWS[0])
+    assert [part.tolist() for part in on_mesh.values()[0]] == [START, START]
 
 
 def test_a_weight_that_is_divided_over_the_mesh_is_skipped_as_a_whole():

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_the_promises_hold_over_processes(tmp_path):
-    suites = ["tf_function_tests/test_promises.py", "tf_function_tests/test_fit.py"]
+    suites = [f"tf_function_tests/test_{suite}.py" for suite in ("promises", "fit", "exponents")]
     command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", "workers", *suites]
     passed = []
     for code, output in cluster.run_workers(command, tmp_path):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-# Public name -> the module it is in. Loaded on first use: importing this package costs next to nothing.
+# Public name -> its module, which is loaded on first use, so that importing this package is cheap.
 _HOMES = {
     "DynamicLossScale": "tf_lossscale.core.state",
     "Family": "tf_lossscale.wrapper.family",
@@ -22,13 +22,14 @@ _HOMES = {
     "Rules": "tf_lossscale.core.rules",
     "SharedLossScale": "tf_lossscale.wrapper.shared",
     "install": "tf_lossscale.legacy.install",
+    "probe": "tf_lossscale.monitoring.probing",
     "register_family": "tf_lossscale.wrapper.register",
     "uninstall": "tf_lossscale.legacy.install",
     "wrap_in_compile": "tf_lossscale.legacy.install",
     "write_summary": "tf_lossscale.monitoring.summaries",
 }
 
-# Subpackages that `import tf_lossscale` is enough for.
+# Subpackages that are accessible after `import tf_lossscale`.
 _SUBPACKAGES = ("amp", "legacy", "migrate", "optimizers", "probability")
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "SharedLossScale",
     "__version__",
     "install",
+    "probe",
     "register_family",
     "uninstall",
     "wrap_in_compile",
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
     from tf_lossscale.core.state import DynamicLossScale, LossScale
     from tf_lossscale.legacy.install import install, uninstall, wrap_in_compile
     from tf_lossscale.monitoring.callback import LossScaleMonitor
+    from tf_lossscale.monitoring.probing import probe
     from tf_lossscale.monitoring.summaries import write_summary
     from tf_lossscale.wrapper.family import Family
     from tf_lossscale.wrapper.optimizer import LossScaleOptimizer

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from tf_lossscale import __version__
 
-# Subcommand -> (module with `add_arguments(parser)` and `run(arguments)`, what it does). Loaded when called.
+# Subcommand -> (module with `add_arguments(parser)` and `run(arguments)`, help). Modules are imported when needed.
 _COMMANDS = {
     "convert": (
         "tf_lossscale.migrate.checkpoints.convert_command",
@@ -25,7 +25,14 @@ _COMMANDS = {
         "tf_lossscale.migrate.codemod.command",
         "rewrite code of TensorFlow 1.13 to 2.15 to this package's API",
     ),
-    "plot": ("tf_lossscale.monitoring.plot", "draw loss scale, loss and skipped steps of a TensorBoard folder"),
+    "plot": (
+        "tf_lossscale.monitoring.plot",
+        "draw loss scale, loss, skipped steps and exponents of gradients of a run",
+    ),
+    "probe": (
+        "tf_lossscale.monitoring.probe_command",
+        "run a program that trains in float32, and say what float16 would lose of its gradients",
+    ),
     "run": ("tf_lossscale.legacy.run", "run a script or module written for TensorFlow 1.13 to 2.15, unchanged"),
     "train": (
         "tf_lossscale.training.command",
@@ -35,20 +42,20 @@ _COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; what goes wrong is said on stderr.
+    """Run the command line. Errors are printed to stderr.
 
     >>> import tempfile
     >>> main(["train", "--resume", "--out", tempfile.mkdtemp()])
     2
 
     Args:
-        argv: the arguments without the program's name; None for those of the process.
+        argv: the arguments without the program's name; None for the process's arguments.
 
     Returns:
         The exit code: 0 if all went well, 2 for bad arguments or files, 130 after Ctrl-C.
     """
-    if argv is None and sys.argv[1:2] != ["run"]:
-        # What TensorFlow logs in C++ is about its build and this machine. A script that `run` runs decides itself.
+    if argv is None and sys.argv[1:2] not in (["run"], ["probe"]):
+        # TensorFlow's C++ logs are about its build and this machine. A script that `run` starts decides itself.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -81,13 +88,13 @@ def _run(argv: list[str]) -> int:
 
 
 def _flush() -> None:
-    """Write what stdout holds; drop it if that fails, or Python would try again at its end, with exit code 120."""
+    """Flush stdout. Discard its content on failure, or Python would exit with 120."""
     if sys.stdout is None or sys.stdout.closed:
         return
     try:
         sys.stdout.flush()
     except OSError:
-        with contextlib.suppress(OSError):  # not every stdout is a file
+        with contextlib.suppress(OSError):  # stdout may have no file descriptor
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, sys.stdout.fileno())
             os.close(nowhere)

@@ -56,11 +56,11 @@ def minimize(
     Args:
         loss_fn: returns the loss, a floating tensor of any shape; may take a `seed`. A float16 loss is fine: the scaled
             loss itself is never computed, only its gradients.
-        num_steps: the number of steps to take, or the most, with a convergence criterion.
+        num_steps: the number of steps; with a convergence criterion, the maximum number.
         optimizer: a `tf_lossscale.LossScaleOptimizer`, around an optimizer of any family.
         convergence_criterion: one of `tfp.optimizer.convergence_criteria`. It receives unscaled values.
         batch_convergence_reduce_fn: whether to stop, from one bool for each value of the loss.
-        trainable_variables: what to train; None for every variable that the loss uses.
+        trainable_variables: the variables to train; None for every variable that the loss uses.
         trace_fn: a function of `tfp.math.MinimizeTraceableQuantities`, with unscaled values. Its result is traced.
         return_full_length_trace: whether the trace has `num_steps` entries even if the criterion stopped before.
         jit_compile: whether XLA compiles the loop.
@@ -127,13 +127,13 @@ def fit_surrogate_posterior(
         target_log_prob_fn: takes a sample of the posterior, returns its log density, of shape `[sample_size]`.
         surrogate_posterior: a distribution of TensorFlow Probability with trainable variables.
         optimizer: a `tf_lossscale.LossScaleOptimizer`, around an optimizer of any family.
-        num_steps: the number of steps to take, or the most, with a convergence criterion.
+        num_steps: the number of steps; with a convergence criterion, the maximum number.
         convergence_criterion: one of `tfp.optimizer.convergence_criteria`. It receives unscaled values.
         trace_fn: a function of `tfp.math.MinimizeTraceableQuantities`, with unscaled values. Its result is traced.
         discrepancy_fn: an f-divergence; None for `tfp.vi.kl_reverse`.
         sample_size: the number of samples of the posterior in each step.
         importance_sample_size: the number of terms of an importance-weighted divergence.
-        trainable_variables: what to train; None for every variable that the loss uses.
+        trainable_variables: the variables to train; None for every variable that the loss uses.
         jit_compile: whether XLA compiles the loop.
         seed: as `tfp.random.sanitize_seed` takes it.
         name: a name for the operations.

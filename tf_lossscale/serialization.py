@@ -1,4 +1,4 @@
-"""Names under which saved files refer to our classes: they load after `import tf_lossscale` alone."""
+"""Registration of the names of our classes in saved files, which load after `import tf_lossscale`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _REGISTERED = {
 
 
 def register_when_imported() -> None:
-    """Register the names with Keras 3 and tf_keras once these are imported; load nothing before.
+    """Register the names with Keras 3 and tf_keras after their import, without importing them.
 
     >>> register_when_imported()
     """
@@ -39,7 +39,7 @@ def register_when_imported() -> None:
 
 
 def _register(library: types.ModuleType) -> None:
-    name = families.library_in(library.__name__)  # not its key in sys.modules, where tf_keras may replace keras
+    name = families.library_in(library.__name__)  # the real name, because tf_keras may be at sys.modules["keras"]
     for (package, class_name), module in _REGISTERED.get(name, {}).items():
         if module not in sys.modules:
             library.saving.register_keras_serializable(package)(_deferred(library, package, class_name, module))
@@ -50,7 +50,7 @@ def _deferred(library: Any, package: str, class_name: str, module: str) -> type:
 
     def from_config(config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
         importlib.import_module(module)
-        # Not `get_registered_object`, which answers from a copy that Keras made when it began to load.
+        # Not `get_registered_object`, which reads a copy that Keras made at the start of loading.
         cls = library.saving.get_custom_objects()[f"{package}>{class_name}"]
         return cls.from_config(config, custom_objects)
 

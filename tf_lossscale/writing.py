@@ -1,4 +1,4 @@
-"""Output that is there as a whole or not at all, and one kind of error where it cannot be written."""
+"""Output that is written completely or not at all, with one kind of error if it cannot be written."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def whole_file(path: pathlib.Path, mode: int | None = None) -> Iterator[pathlib.
         The path to write to; it has the file's suffix.
 
     Raises:
-        OSError: it cannot be written; then the file is as it was.
+        OSError: the file cannot be written. Then it is unchanged.
     """
     temporary = path.with_name(f".tf-lossscale-{path.stem}.tmp{path.suffix}")
     try:
@@ -88,7 +88,7 @@ def name_latest_checkpoint(folder: pathlib.Path, name: str) -> None:
         name: the checkpoint's prefix in that folder.
 
     Raises:
-        OSError: the file cannot be written; then it is as it was.
+        OSError: the file cannot be written, and is unchanged.
     """
     with whole_file(folder / "checkpoint") as temporary:
         temporary.write_text(f'model_checkpoint_path: "{name}"\nall_model_checkpoint_paths: "{name}"\n')

@@ -9,6 +9,7 @@ from absl import logging
 
 from tests.families import FAMILIES, families
 from tf_lossscale import LossScaleMonitor, LossScaleOptimizer, cli, write_summary
+from tf_lossscale.monitoring import exponent_records
 from tf_lossscale.monitoring.plot import read
 
 
@@ -223,3 +224,25 @@ def test_plot_says_what_is_wrong(arguments, text, capsys, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     assert cli.main(["plot", *arguments]) == 2
     assert text in capsys.readouterr().err
+
+
+@families
+def test_the_counts_of_exponents_go_into_the_folder_once_for_each_counted_step(family, tmp_path):
+    monitor = LossScaleMonitor(update_freq=2, log_dir=tmp_path)
+    _, optimizer = fit(family, data(10, bad=[6]), [monitor], diagnose="exponents", diagnose_every=3)
+    counts = exponent_records.read(tmp_path)
+    assert [each.step for each in counts] == [1, 4, 7, 10], "the readings were after the steps 2, 4, 6, 8 and 10"
+    assert [each.scale for each in counts] == [64.0, 64.0, 64.0, 32.0]
+    last = optimizer.precision_report().counts
+    assert counts[-1].names == last.names
+    np.testing.assert_array_equal(counts[-1].counts, last.counts)
+    events = [e for path in tmp_path.glob("*tfevents*") for e in tf.compat.v1.train.summary_iterator(str(path))]
+    histograms = [(e.step, v.tag) for e in events for v in e.summary.value if v.tag.startswith("exponents/")]
+    assert {step for step, _ in histograms} == {1, 4, 10}, "no value of step 7 is finite"
+    assert len(histograms) == len(set(histograms))
+
+
+def test_without_a_folder_counts_are_not_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    fit(FAMILIES[0], data(2), [LossScaleMonitor()], diagnose="exponents")
+    assert list(tmp_path.iterdir()) == []

@@ -240,6 +240,22 @@ def test_a_stopped_run_is_not_replaced_without_a_word(out, capsys):
     assert state_of(out)["settings"]["steps"] == 1
 
 
+def test_the_exponents_of_the_gradients_are_saved_and_a_run_of_an_older_version_is_resumed_without(out):
+    (record,) = state_of(out)["exponents"]
+    assert (record["step"], record["scale"], len(record["variables"])) == (1, 2.0**30, 10)
+    older = state_of(out)
+    del older["exponents"]
+    (out / "state.json").write_text(json.dumps(older))
+    (out / "training.png").unlink()
+    assert exit_code(["train", "--resume", "--no-compare", "--out", str(out)]) == 0
+    assert (out / "training.png").exists()
+    resumed = state_of(out)
+    resumed["settings"]["steps"] = 6
+    (out / "state.json").write_text(json.dumps(resumed))
+    assert exit_code(["train", "--resume", "--no-compare", "--out", str(out)]) == 0
+    assert [record["step"] for record in state_of(out)["exponents"]] == [6]
+
+
 @pytest.mark.parametrize("state", ["", "[]", "{}", '{"settings": {"lr": 1}, "history": []}'])
 def test_a_damaged_state_is_said_and_left_as_it_is(tmp_path, capsys, state):
     (tmp_path / "state.json").write_text(state)

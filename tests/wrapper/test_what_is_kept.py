@@ -12,6 +12,7 @@ from tests.families import FAMILIES
 from tf_lossscale import LossScaleOptimizer
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "monitoring.md"
+DIAGNOSE = True
 STATE = {
     "loss_scale": 64.0,
     "dynamic_counter": 3,
@@ -23,7 +24,7 @@ STATE = {
 
 
 def made(family):
-    return LossScaleOptimizer(family.adam(), hysteresis=2, diagnose=True)
+    return LossScaleOptimizer(family.adam(), hysteresis=2, diagnose=DIAGNOSE)
 
 
 def model_of(family):
@@ -38,7 +39,6 @@ def used(family):
     optimizer, variables = model.optimizer, model.trainable_variables
     optimizer.apply_gradients((tf.fill(variable.shape, np.inf), variable) for variable in variables)
     optimizer.set_state(STATE)
-    assert optimizer.overflow_report()
     return model
 
 
@@ -121,7 +121,8 @@ def table():
 def test_the_table_has_every_way_and_every_count():
     rows = list(table())
     assert [way for ways, _ in rows for way in ways] == list(WAYS)
-    assert max((kept for _, kept in rows), key=len) == {*STATE, "overflow_report()", "gradient_norm"}
+    reports = {"overflow_report()", "gradient_norm", "precision_report()"}
+    assert max((kept for _, kept in rows), key=len) == {*STATE, *reports}
 
 
 @pytest.mark.parametrize(("family", "way", "variant"), CASES)
@@ -133,3 +134,15 @@ def test_what_the_table_says_is_kept_and_all_else_is_new(family, way, variant, t
     assert now == {name: (STATE if name in expected else new.state())[name] for name in STATE}
     assert bool(optimizer.overflow_report()) == ("overflow_report()" in expected)
     assert (float(optimizer.gradient_norm) != 0.0) == ("gradient_norm" in expected)
+
+
+@pytest.mark.parametrize(("family", "way", "variant"), CASES)
+def test_the_precision_report_is_kept_or_new_as_the_table_says(family, way, variant, tmp_path, monkeypatch):
+    monkeypatch.setattr(f"{__name__}.DIAGNOSE", "exponents")
+    optimizer = variant(family, used(family), str(tmp_path / "file"))
+    (expected,) = (kept for ways, kept in table() if way in ways)
+    if "precision_report()" in expected:
+        assert all(row.overflow == 1.0 for row in optimizer.precision_report().rows)
+    else:
+        with pytest.raises(ValueError, match="Take a step first"):
+            optimizer.precision_report()

@@ -351,7 +351,7 @@ def _require_valid(options: dict[str, Any]) -> None:
 
 
 def _move_under_strategy(inner: Any) -> None:
-    """Move an optimizer, created outside the strategy's scope and not built, into that scope.
+    """Move an unbuilt optimizer that was created outside the strategy's scope into the scope.
 
     Keras records the strategy, and creates the step count and the learning rate, in the constructor.
     """

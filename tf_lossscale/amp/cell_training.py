@@ -146,7 +146,7 @@ def _batches(dataset: Any, strategy: Any) -> tuple[Callable[[], Iterable[Any]], 
         steps = int(dataset.cardinality())
         if steps == tf.data.INFINITE_CARDINALITY:
             raise ValueError(
-                "`train_dataset` repeats without end, so that the first epoch would never end. Leave out .repeat(), or "
+                "`train_dataset` repeats forever, so that the first epoch would never end. Leave out .repeat(), or "
                 "limit it with .take(steps)."
             )
         read = dataset if strategy is None else strategy.experimental_distribute_dataset(dataset)

@@ -259,8 +259,8 @@ def whole_above_zero(name: str, value: Any) -> int:
         `value`.
 
     Raises:
-        TypeError: it is not an int.
-        ValueError: it is below 1.
+        TypeError: `value` is not an int.
+        ValueError: `value` is below 1.
     """
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"`{name}` must be an int above 0, but got: {value!r} of type {type(value).__name__}.")

@@ -54,19 +54,22 @@ class Model:
 
     Args:
         network: a Keras model (Keras 3 or tf_keras), or a `TrainOneStepCell` or `TrainOneStepWithLossScaleCell`.
-        loss_fn: what `compile(loss=...)` takes; None for a network that is only used to predict.
-        optimizer: what `compile(optimizer=...)` takes, an object or a name such as "adam"; it is wrapped if there is a
-            loss scale.
-        metrics: what `compile(metrics=...)` takes. Also a set, or a dict {name: metric}: the metrics then get these
+        loss_fn: a loss as in `compile(loss=...)`; None for a network that is only used to predict.
+        optimizer: an optimizer as in `compile(optimizer=...)`, an object or a name such as "adam"; it is wrapped if
+            there is a loss scale.
+        metrics: metrics as in `compile(metrics=...)`, or a set, or a dict {name: metric}: the metrics then get these
             names, in `eval` and in the logs. "loss" in a set is the loss, which `eval` returns in any case.
         amp_level: "O0", "O1", "O2", "O3" or "auto", see `auto_mixed_precision`. O0 leaves the layers as they are.
         loss_scale_manager: a manager of this package, or None for no loss scale. If it is not given, levels O2 and
             auto get a `DynamicLossScaleManager`, the others none.
         keep_batchnorm_fp32: at O2 and O3, whether normalization layers compute in float32; by default True at O2,
             False at O3.
+        diagnose: what the wrapped optimizer records, as in `LossScaleOptimizer`: True for overflows, "exponents" for
+            `model.optimizer.precision_report()`.
 
     Raises:
-        TypeError: the network is not a Keras model, or the manager has no `as_loss_scale`.
+        TypeError: the network is not a Keras model, the manager has no `as_loss_scale`, or `diagnose` is of a wrong
+            type.
         ValueError: the level is unknown; or an argument would have no effect, such as a manager beside an optimizer
             that is wrapped already.
 
@@ -82,6 +85,7 @@ class Model:
         amp_level: str = "O0",
         loss_scale_manager: Any = _OF_THE_LEVEL,
         keep_batchnorm_fp32: bool | None = None,
+        diagnose: bool | str = False,
     ):
         manager_given = loss_scale_manager is not _OF_THE_LEVEL
         self.network = network
@@ -90,7 +94,7 @@ class Model:
         self._step_loss: StepLoss | None = None
         if isinstance(network, TrainOneStepCell):
             arguments = (loss_fn, optimizer, metrics, keep_batchnorm_fp32)
-            if manager_given or amp_level != "O0" or any(each is not None for each in arguments):
+            if manager_given or diagnose or amp_level != "O0" or any(each is not None for each in arguments):
                 raise ValueError(
                     f"`network` is a {type(network).__name__}, which has a loss and an optimizer: pass it alone. Set "
                     "levels with auto_mixed_precision(model), and the loss scale where the cell is made."
@@ -110,9 +114,7 @@ class Model:
         of_layers = _level_of_layers(amp_level, keep_batchnorm_fp32)
         if not manager_given:
             loss_scale_manager = DynamicLossScaleManager() if amp_level in _DYNAMIC else None
-        wrap = optimizer is not None and loss_scale_manager is not None
-        if wrap and not isinstance(optimizer, LossScaleOptimizer):
-            optimizer = LossScaleOptimizer(optimizer, loss_scale_manager=loss_scale_manager)
+        optimizer = _wrapped(optimizer, loss_scale_manager, diagnose)
         if isinstance(metrics, Mapping) and "loss" in metrics:
             raise ValueError(
                 "`metrics` must not have the name 'loss', under which eval() returns the loss. Choose another name."
@@ -153,7 +155,7 @@ class Model:
 
         Args:
             epoch: whole number of passes over the data.
-            train_dataset: what `fit(x=...)` takes, with the labels in it, for example a batched `tf.data.Dataset`. A
+            train_dataset: data as in `fit(x=...)`, including the labels, for example a batched `tf.data.Dataset`. A
                 training cell created in the scope of a strategy needs a `tf.data.Dataset`, which is split among the
                 replicas.
             callbacks: monitors of this package or Keras callbacks; one, or a list. With a training cell, their
@@ -194,7 +196,7 @@ class Model:
         """Evaluate the network.
 
         Args:
-            valid_dataset: what `evaluate(x=...)` takes, with the labels in it.
+            valid_dataset: data as in `evaluate(x=...)`, including the labels.
             callbacks: Keras callbacks; one, or a list.
             verbose: as in `evaluate`.
             dataset_sink_mode: only False, which MindSpore's programs pass.
@@ -245,6 +247,18 @@ class Model:
             each.as_callback(keras, self.optimizer, self._step_loss) if isinstance(each, LossMonitor) else each
             for each in listed
         ]
+
+
+def _wrapped(optimizer: Any, manager: Any, diagnose: bool | str) -> Any:
+    """Return the optimizer, wrapped if there is a manager for it."""
+    if optimizer is not None and manager is not None and not isinstance(optimizer, LossScaleOptimizer):
+        return LossScaleOptimizer(optimizer, loss_scale_manager=manager, diagnose=diagnose)
+    if diagnose:
+        raise ValueError(
+            f"`diagnose` needs an optimizer that Model wraps, but got: {diagnose!r}. Pass a `loss_scale_manager` "
+            "and an optimizer that is not wrapped, or LossScaleOptimizer(optimizer, diagnose=...)."
+        )
+    return optimizer
 
 
 def _level_of_layers(amp_level: str, keep_batchnorm_fp32: bool | None) -> str:

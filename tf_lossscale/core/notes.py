@@ -14,6 +14,7 @@ import tensorflow as tf
 _LOSS_SCALED_BY = "_loss_scaled_by_tf_lossscale"
 _UNSCALED_BY = "_unscaled_by_tf_lossscale"
 _SCALED = "_scaled_for_tf_lossscale"
+_QUOTIENT_OF = "_quotient_of_in_tf_lossscale"
 _ORIGIN = "_origin_in_tf_lossscale"
 
 
@@ -90,6 +91,28 @@ def any_is_unscaled_by(gradients: Iterable[Any], loss_scale: Any) -> bool:
 def is_scaled(gradient: Any) -> bool:
     """Return whether a gradient is noted as scaled: `get_unscaled_gradients` was passed it."""
     return hasattr(gradient, _SCALED)
+
+
+def note_quotients(unscaled: Iterable[Any], scaled: Iterable[Any]) -> None:
+    """Note the scaled gradients that gradients were divided from; in eager mode the note keeps them in memory.
+
+    >>> scaled, unscaled = tf.constant(8.0), tf.constant(1.0)
+    >>> note_quotients([unscaled, None], [scaled, None])
+    >>> quotient_of(unscaled) is scaled, quotient_of(scaled) is None
+    (True, True)
+
+    Args:
+        unscaled: tensors, IndexedSlices or None.
+        scaled: the gradients before the division.
+    """
+    for quotient, gradient in zip(unscaled, scaled):
+        if quotient is not None:
+            setattr(quotient, _QUOTIENT_OF, gradient)
+
+
+def quotient_of(gradient: Any) -> Any:
+    """Return the scaled gradient that `note_quotients` noted, or None."""
+    return getattr(gradient, _QUOTIENT_OF, None)
 
 
 def note_origin(tensor: Any, origin: Any) -> None:

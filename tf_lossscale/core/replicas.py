@@ -47,7 +47,7 @@ def uses_merge_call() -> bool:
 
 
 def workers_step_alone() -> bool:
-    """Return whether workers share variables but step independently: one may move the scale amid another's step.
+    """Return whether workers share variables but step independently: one may move the scale during another's step.
 
     >>> workers_step_alone()
     False

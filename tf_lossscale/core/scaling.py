@@ -98,6 +98,24 @@ def divide(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.raw_ops.RealDiv(x=tf.cast(values, wide), y=tf.cast(scale, wide)), values.dtype)
 
 
+def multiplied(gradient: Any, scale: tf.Tensor) -> Any:
+    """Return a gradient times the scale, at least in float32; None for None.
+
+    >>> multiplied(tf.constant(2.0, tf.float16), tf.constant(2.0**16)).numpy().item()
+    131072.0
+
+    Args:
+        gradient: a tensor, IndexedSlices or None.
+        scale: float32 scalar.
+    """
+
+    def product(values: tf.Tensor) -> tf.Tensor:
+        wide = tf.float64 if values.dtype == tf.float64 else tf.float32
+        return tf.cast(values, wide) * tf.cast(scale, wide)
+
+    return over_values(product, gradient)
+
+
 def floating(gradients: Iterable[Any]) -> list[Any]:
     """Return gradients as tensors, IndexedSlices or None.
 

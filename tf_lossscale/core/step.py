@@ -37,6 +37,10 @@ class Update(abc.ABC):
     #: The cluster with which XLA compiles the step; None to leave it uncompiled.
     cluster: clusters.Cluster | None = None
 
+    def count_exponents(self) -> list[Any]:
+        """Count this replica's gradients by exponent, as they arrive; return the operations that do it."""
+        return []
+
     @abc.abstractmethod
     def unscale(self) -> Gradients:
         """Return this replica's unscaled gradients: tensors, IndexedSlices or None."""
@@ -81,6 +85,7 @@ def step(loss_scale: LossScale, update: Update) -> Any:
         In eager mode, whether the step was applied; in a legacy graph, the operation to run.
     """
     try:
+        counted = update.count_exponents()
         gradients = update.unscale()
         agreed = None
         if update.aggregate:
@@ -90,7 +95,8 @@ def step(loss_scale: LossScale, update: Update) -> Any:
             all_values = loss_scale.reads_gradients or loss_scale.uses_norm
             agreed = finite.agreed(gradients, exactly=update.observes, all_values=all_values)
         take = _take if update.cluster is None else _take_compiled
-        return take(loss_scale, update, gradients, agreed)
+        taken = take(loss_scale, update, gradients, agreed)
+        return tf.group(*operations([taken, counted])) if counted else taken
     except RuntimeError as error:
         replicas.explain_refused_merge_call(error)
         raise

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tf_lossscale.core import replicas
 from tf_lossscale.core.graphs import finished
+from tf_lossscale.core.twins import has_faster_twin
 
 
 class Variables(tf.Module):
@@ -33,7 +34,14 @@ class Variables(tf.Module):
         this.__dict__.update(_weights={}, _tracked_names=[])
         return this
 
-    def _weight(self, name: str, initial_value: Any, dtype: tf.DType, tracked: bool = True) -> tf.Variable:
+    def _weight(
+        self,
+        name: str,
+        initial_value: Any,
+        dtype: tf.DType,
+        tracked: bool = True,
+        aggregation: tf.VariableAggregation | None = None,
+    ) -> tf.Variable:
         """Return the variable of this name in the current graph; create it on the first call.
 
         Args:
@@ -41,6 +49,8 @@ class Variables(tf.Module):
             initial_value: a Python number, or a list of them.
             dtype: the variable's dtype.
             tracked: whether checkpoints include it.
+            aggregation: if given, each replica writes a value of its own, and a read outside of the replicas combines
+                the values so; without it all replicas write the same value together.
 
         Returns:
             A variable that is not trained.
@@ -49,7 +59,8 @@ class Variables(tf.Module):
         made = self._weights.get(key)
         if made is None or (tf.distribute.has_strategy() and replicas.is_missing_copies(made)):
             with tf.init_scope():
-                variable = _variable(name, initial_value if made is None else made.numpy(), dtype, saved=tracked)
+                value = initial_value if made is None else made.numpy()
+                variable = _variable(name, value, dtype, tracked, aggregation)
             self._weights[key] = variable
             _announce(variable)
             if tracked:
@@ -164,6 +175,7 @@ def add_one(variable: tf.Variable) -> Any:
     return variable.assign(value_or_zero(variable) + 1)
 
 
+@has_faster_twin
 def unless(fine: tf.Tensor, change: Callable[[], Any]) -> list[tf.Operation]:
     """Change variables under a condition.
 
@@ -248,19 +260,18 @@ def _graph_in_use() -> Any:
     return graph
 
 
-def _variable(name: str, value: Any, dtype: tf.DType, saved: bool) -> tf.Variable:
+def _variable(
+    name: str, value: Any, dtype: tf.DType, saved: bool, aggregation: tf.VariableAggregation | None
+) -> tf.Variable:
+    together = aggregation is None
+    shared: dict[str, Any] = {
+        "trainable": False,
+        "name": name,
+        "synchronization": tf.VariableSynchronization.AUTO if together else tf.VariableSynchronization.ON_READ,
+        "aggregation": tf.VariableAggregation.NONE if together else aggregation,
+    }
     if not saved and not tf.executing_eagerly():
         # A local variable of the legacy graph, because a Saver restores all global variables.
         local = [tf.compat.v1.GraphKeys.LOCAL_VARIABLES]
-        return tf.compat.v1.Variable(
-            tf.constant(value, dtype), trainable=False, name=name, collections=local, use_resource=True
-        )
-    return readable(
-        tf.Variable(
-            tf.constant(value, dtype),
-            trainable=False,
-            name=name,
-            synchronization=tf.VariableSynchronization.AUTO,
-            aggregation=tf.VariableAggregation.NONE,
-        )
-    )
+        return tf.compat.v1.Variable(tf.constant(value, dtype), collections=local, use_resource=True, **shared)
+    return readable(tf.Variable(tf.constant(value, dtype), **shared))

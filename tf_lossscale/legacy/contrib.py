@@ -49,7 +49,7 @@ class LossScaleManager(abc.ABC):
         """
 
     def as_loss_scale(self) -> state.LossScale:
-        """Return the loss scale that any `LossScaleOptimizer` drives."""
+        """Return the loss scale for a `LossScaleOptimizer`."""
         return _Managed(self)
 
 
@@ -63,7 +63,7 @@ class FixedLossScaleManager(LossScaleManager):
         loss_scale: a number of at least 1.
 
     Raises:
-        ValueError: it is below 1.
+        ValueError: `loss_scale` is below 1.
 
     Source: `tf.contrib.mixed_precision.FixedLossScaleManager` of TensorFlow 1.15.
     """

@@ -70,7 +70,7 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
         """Create an optimizer from a config of any version.
 
         Args:
-            config: what `get_config` returned; it is not changed.
+            config: the result of `get_config`, which is not changed.
             custom_objects: your own classes of inner optimizers and loss scales, by name.
 
         Returns:

@@ -63,8 +63,8 @@ def enable_mixed_precision_graph_rewrite(opt: Same, loss_scale: Any = "dynamic")
         A `MixedPrecisionLossScaleOptimizer`, or around other optimizers an `experimental.LossScaleOptimizer`.
 
     Raises:
-        ValueError: `opt` is no optimizer, or is wrapped already; `loss_scale` is none of these; or Keras's global dtype
-            policy is mixed.
+        ValueError: `opt` is not an optimizer, or is wrapped already; `loss_scale` is none of these; or Keras's global
+            dtype policy is mixed.
 
     Source: `tf.train.experimental.enable_mixed_precision_graph_rewrite`.
     """

@@ -115,7 +115,7 @@ def wrap_in_compile() -> Installation:
     """Make `compile` wrap optimizers in this package's LossScaleOptimizer under the policy "mixed_float16".
 
     Without this call, `compile` wraps them in the Keras library's own class. Nothing else changes: `compile` wraps
-    the same optimizers as before, and one that is already wrapped, in either class, stays as it is. Models that are
+    the same optimizers as before, and does not wrap one that is already wrapped, in either class. Models that are
     compiled already keep their optimizer. Call it before or after `import tensorflow`, once or repeatedly. It applies
     to Keras 3 and to tf_keras. A global policy of another dtype has a loss scale only if
     `tf_lossscale.legacy.experimental` made it; `compile` wraps the optimizer under such a policy too.
@@ -133,6 +133,6 @@ def wrap_in_compile() -> Installation:
 
     Returns:
         An object whose method `undo()` gives `compile` the library's own class back. It is also a context manager: the
-        end of its block calls `undo()`, unless an earlier `wrap_in_compile()` is still in force.
+        end of its block calls `undo()`, unless an earlier `wrap_in_compile()` is still in effect.
     """
     return Installation(lambda: _compile.release("wrap_in_compile"), is_first=_compile.hold("wrap_in_compile"))

@@ -100,7 +100,7 @@ class FixedLossScale(LossScale, state.FixedLossScale):
         loss_scale_value: a Python number of at least 1.
 
     Raises:
-        ValueError: it is not a Python int or float, or is below 1.
+        ValueError: `loss_scale_value` is not a Python int or float, or is below 1.
 
     Source: `tf.train.experimental.FixedLossScale`.
     """
@@ -249,7 +249,7 @@ def get(identifier: LossScale | str | float | dict[str, Any] | None) -> LossScal
         A LossScale; None for None.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: `identifier` is none of these.
 
     Source: `tf.mixed_precision.experimental`, the argument `loss_scale`.
     """
@@ -280,7 +280,7 @@ def get_for_wrapper(identifier: Any) -> LossScale:
         identifier: as in `get`, without None.
 
     Raises:
-        ValueError: it is None, or none of the others.
+        ValueError: `identifier` is None, or not one of the values that `get` accepts.
     """
     scale = get(identifier)
     if scale is None:

@@ -30,15 +30,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser: the parser of the subcommand.
     """
     parser.usage = "%(prog)s [-h] SCRIPT [ARG ...]\n       %(prog)s [-h] -m MODULE [ARG ...]"
+    add_program(parser)
+
+
+def add_program(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that name a program: a script or a module, and its own arguments.
+
+    >>> parser = argparse.ArgumentParser()
+    >>> add_program(parser)
+    >>> parser.parse_args(["-m", "trainer", "--epochs", "3"]).module
+    ['trainer', '--epochs', '3']
+
+    Args:
+        parser: of the subcommand.
+    """
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="a module to run, and its arguments")
     parser.add_argument("script", nargs=argparse.REMAINDER, help="a script to run, and its arguments")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run a script or module as `python` would, with its own `sys.argv`, `__main__`, exit code and traceback.
+    """Run a script or module as `python` would, with the old names in place.
+
+    Args:
+        arguments: as `add_arguments` described them.
+
+    Returns:
+        The exit code of `run_program`.
+
+    Raises:
+        SystemExit: the script raised it.
+    """
+    install()
+    _install_in_spawned_processes()
+    return run_program(arguments, "run")
+
+
+def run_program(arguments: argparse.Namespace, command: str) -> int:
+    """Run a script or module as `python` would: its own `sys.argv`, `__main__`, exit code and traceback.
 
     Args:
         arguments: with `script`, a path and the script's arguments, or `module`, a name and the module's arguments.
+        command: the subcommand that runs it, for messages.
 
     Returns:
         The exit code: 1 after an uncaught exception, which is printed, with a hint if its cause is known; 130 after
@@ -47,14 +79,13 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         SystemExit: the script raised it.
     """
-    install()
-    _install_in_spawned_processes()
     words = arguments.module or arguments.script
     if words[:1] == ["--"]:
-        print("tf-lossscale run: the -- before the script is not needed.", file=sys.stderr)
+        print(f"tf-lossscale {command}: the -- before the script is not needed.", file=sys.stderr)
         words = words[1:]
     if not words:
-        return _fail("run: nothing to run. Call tf-lossscale run SCRIPT [ARG ...] or run -m MODULE [ARG ...].", 2)
+        usage = f"Call tf-lossscale {command} SCRIPT [ARG ...] or {command} -m MODULE [ARG ...]."
+        return _fail(f"{command}: nothing to run. {usage}", 2)
     if arguments.module:
         return _run_module(words[0], words[1:])
     return _run_script(words[0], words[1:])
@@ -67,7 +98,7 @@ def _run_script(path: str, arguments: list[str]) -> int:
         if not _holds_a_main(path):
             if is_folder:
                 return _fail(f"{path!r} is a folder without a __main__.py. Pass a script, or -m and a module.", 2)
-            return _fail(f"run: there is no __main__.py in {path!r}. Name the script to run.", 1)
+            return _fail(f"there is no __main__.py in {path!r}. Name the script to run.", 1)
         _look_first_in(path)
         return _as_python(lambda: runpy.run_path(path, run_name="__main__"), skip=_is_of_runpy)
     _look_first_in(os.path.dirname(os.path.realpath(path)))

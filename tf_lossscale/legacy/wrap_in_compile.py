@@ -63,7 +63,7 @@ def _wrapped(inner_optimizer: Any, library: str) -> Any:
 
 
 def optimizers_for(library: str, optimizers: types.ModuleType) -> types.SimpleNamespace:
-    """Return a Keras library's module of optimizers with another `get`, which trainers call on `compile`'s argument.
+    """Return a copy of a Keras library's module `optimizers` with another `get`, which `compile` calls.
 
     `compile` wraps only if the model's policy is "mixed_float16". Up to TensorFlow 2.8 a policy of any
     dtype could have a loss scale; `get` returns a wrapped optimizer if the global policy has one.

@@ -31,7 +31,7 @@ def keras_2(module: str = "") -> Any:
         module: its dotted name within the package; "" for the package.
 
     Raises:
-        ImportError: it is not installed.
+        ImportError: Keras 2 is not installed.
     """
     return optional.load(_dotted(package_of_keras_2(), module), "tf-keras")
 

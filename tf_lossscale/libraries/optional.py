@@ -20,7 +20,7 @@ def load(module: str, extra: str) -> Any:
         The module.
 
     Raises:
-        ImportError: it is not installed, or its import fails.
+        ImportError: the library is not installed, or its import fails.
     """
     try:
         return importlib.import_module(module)

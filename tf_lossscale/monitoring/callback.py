@@ -10,7 +10,10 @@ from absl import logging
 
 from tf_lossscale import errors
 from tf_lossscale.core.variables import value_or_zero
-from tf_lossscale.monitoring.summaries import require_ours, write_summary
+from tf_lossscale.monitoring import exponent_records
+from tf_lossscale.monitoring.exponents import ExponentCounts
+from tf_lossscale.monitoring.histograms import write_histograms
+from tf_lossscale.monitoring.summaries import require_ours, write_scalars
 from tf_lossscale.wrapper import layers
 from tf_lossscale.wrapper.stall import WHAT_TO_TRY
 
@@ -24,9 +27,10 @@ WINDOW = 50
 class LossScaleMonitor(tf.keras.callbacks.Callback):
     """A callback that adds `loss_scale` and `skipped_steps` to the logs of `fit`.
 
-    If the optimizer has `diagnose=True`, it adds `grad_norm` too. The progress bar, `History`, and
-    callbacks that come later in the list, like `CSVLogger` and `TensorBoard`, show them. The callback warns when too
-    many steps are skipped. Reading the values also triggers the optimizer's `on_stall`.
+    If the optimizer has `diagnose=True`, it adds `grad_norm` too. With `diagnose="exponents"` and a `log_dir`, it
+    writes the counts of exponents there, for `tf-lossscale plot`. The progress bar, `History`, and callbacks that come
+    later in the list, like `CSVLogger` and `TensorBoard`, show the logs. The callback warns when too many steps are
+    skipped. Reading the values also triggers the optimizer's `on_stall`.
 
     >>> import tf_lossscale
     >>> model = tf.keras.Sequential([tf.keras.Input((1,)), tf.keras.layers.Dense(1)])
@@ -40,7 +44,9 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
     Args:
         update_freq: "epoch", or a number of batches after which the values are read, too. Reading waits for the
             steps under way.
-        log_dir: a folder to write TensorBoard scalars to, as `write_summary` does, at each reading; None for none.
+        log_dir: a folder to write TensorBoard scalars to, as `write_summary` does, at each reading; None for none. With
+            `diagnose="exponents"` also the counts of the last counted step, if it is a new one, as histograms for
+            TensorBoard and as a line of `exponents.jsonl`.
         max_skipped: the callback warns when more than this share of the last 50 or more steps was skipped.
         optimizer: the optimizer whose loss scale is shown; None for the model's optimizer.
 
@@ -66,7 +72,9 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         if optimizer is not None:
             require_ours(optimizer)
         self._optimizer = optimizer
+        self._log_dir = "" if log_dir is None else str(log_dir)
         self._writer = None if log_dir is None else tf.summary.create_file_writer(str(log_dir))
+        self._counted = 0  # the last counted step whose counts were written
         self._read: dict[str, Any] = {}
         self._tensors: dict[str, Any] = {}
         self._since = (0, 0)  # total and skipped steps at the previous check
@@ -111,8 +119,15 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         logs.update(self._read)
         if self._writer is not None:
             with self._writer.as_default():
-                write_summary(optimizer, self._counts()[0], loss)
+                write_scalars(optimizer, self._counts()[0], loss)
+                self._write_counts(optimizer._last_counts())
         self._warn()
+
+    def _write_counts(self, counts: ExponentCounts | None) -> None:
+        if counts is not None and counts.step != self._counted:
+            self._counted = counts.step
+            write_histograms(counts)
+            exponent_records.append(self._log_dir, counts)
 
     def _counts(self) -> tuple[int, int]:
         scale = self._watched._loss_scale

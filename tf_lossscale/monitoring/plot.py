@@ -1,14 +1,20 @@
-"""The subcommand `plot`: draws loss scale, loss and skipped steps of a TensorBoard folder."""
+"""The subcommand `plot`: draws loss scale, loss, skipped steps and exponents of a run's folder as pictures."""
 
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
+import os
 import pathlib
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from tf_lossscale.libraries import optional
+from tf_lossscale.monitoring import exponent_records
+from tf_lossscale.monitoring.exponent_plot import draw_steps, draw_variables
+from tf_lossscale.monitoring.exponents import ExponentCounts
 from tf_lossscale.writing import whole_file
 
 # Each curve -> its tags from `write_summary` and from Keras's TensorBoard callback.
@@ -31,10 +37,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: the parser of the subcommand.
     """
-    parser.add_argument("logdir", type=pathlib.Path, metavar="LOGDIR", help="folder with TensorBoard's event files")
-    what = "picture to write, .png or .svg (default: LOGDIR/loss_scale.png)"
+    what = "folder with TensorBoard's event files, or with the exponents.jsonl of LossScaleMonitor or probe"
+    parser.add_argument("logdir", type=pathlib.Path, metavar="LOGDIR", help=what)
+    what = (
+        "picture to write, .png or .svg (default: LOGDIR/loss_scale.png); those of exponents are written beside it, as "
+        "loss_scale_exponents.png and loss_scale_exponents_by_step.png"
+    )
     parser.add_argument("--out", type=pathlib.Path, metavar="FILE", help=what)
-    parser.add_argument("--force", action="store_true", help="write over a picture that is there already")
+    parser.add_argument(
+        "--step", type=int, metavar="N", help="counted step whose exponents are drawn (default: the last)"
+    )
+    parser.add_argument("--force", action="store_true", help="write over pictures that are there already")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -55,16 +68,63 @@ def run(arguments: argparse.Namespace) -> int:
                 raise NotADirectoryError(
                     f"{folder} {'is a file' if folder.exists() else 'does not exist'}. Pass a folder."
                 )
-        if out.exists() and not arguments.force:
-            raise ValueError(f"{out} exists. Choose another --out, or add --force to write over it.")
         optional.load("matplotlib.figure", "plot")  # checked before the event files are read, which takes a while
-        runs = read(arguments.logdir)
-        draw(runs, out)
+        pictures = _pictures(arguments.logdir, out, arguments.step)
+        for path in pictures:
+            if path.exists() and not arguments.force:
+                raise ValueError(f"{path} exists. Choose another --out, or add --force to write over it.")
+        for path, (draw_it, runs) in pictures.items():
+            draw_it(path)
+            print(f"drew {path} from {len(runs)} run{'s' * (len(runs) > 1)}: {', '.join(runs)}")
     except (ValueError, ImportError, OSError) as error:
         print(f"tf-lossscale plot: {error}", file=sys.stderr)
         return 2
-    print(f"drew {out} from {len(runs)} run{'s' * (len(runs) > 1)}: {', '.join(runs)}")
     return 0
+
+
+def _pictures(
+    logdir: pathlib.Path, out: pathlib.Path, step: int | None
+) -> dict[pathlib.Path, tuple[Callable[[pathlib.Path], None], list[str]]]:
+    """Return the function that draws each picture, and the names of the runs in it."""
+    runs, counted = read(logdir), _counted(logdir)
+    if not runs and not counted:
+        raise ValueError(
+            f"{logdir} has no event file with a loss scale. Write one with "
+            "tf_lossscale.LossScaleMonitor(log_dir=...) or tf_lossscale.write_summary(optimizer)."
+        )
+    if step is not None and not counted:
+        raise ValueError(f"--step chooses the counts of a step, but {logdir} has no {exponent_records.FILE}.")
+    pictures: dict[pathlib.Path, tuple[Callable[[pathlib.Path], None], list[str]]] = {}
+    if runs:
+        pictures[out] = functools.partial(draw, runs), list(runs)
+    for name, run in counted.items():
+        of = f"{out.stem}_exponents" + f"_{name.replace(os.sep, '_')}" * (len(counted) > 1)
+        chosen = _chosen(run, step)
+        pictures[out.with_name(f"{of}{out.suffix}")] = functools.partial(draw_variables, chosen), [name]
+        pictures[out.with_name(f"{of}_by_step{out.suffix}")] = functools.partial(draw_steps, run), [name]
+    return pictures
+
+
+def _counted(logdir: pathlib.Path) -> dict[str, list[ExponentCounts]]:
+    """Return the counts of exponents by run, without runs that have none."""
+    paths = sorted(path.parent for path in logdir.rglob(exponent_records.FILE))
+    found = {_name_of(path, logdir): exponent_records.read(path) for path in paths}
+    return {name: run for name, run in found.items() if run}
+
+
+def _chosen(run: list[ExponentCounts], step: int | None) -> ExponentCounts:
+    for counts in run:
+        if counts.step == step:
+            return counts
+    if step is None:
+        return run[-1]
+    counted = [str(counts.step) for counts in run]
+    some = ", ".join(counted if len(counted) <= 10 else [*counted[:5], "...", *counted[-5:]])
+    raise ValueError(f"--step {step} was not counted. The steps that were: {some}.")
+
+
+def _name_of(folder: pathlib.Path, logdir: pathlib.Path) -> str:
+    return str(folder.relative_to(logdir)) if folder != logdir else logdir.name
 
 
 def read(logdir: pathlib.Path) -> dict[str, dict[str, Series]]:
@@ -75,23 +135,14 @@ def read(logdir: pathlib.Path) -> dict[str, dict[str, Series]]:
 
     Returns:
         A dict from folder to a dict from curve (`loss_scale`, `loss`, `skipped_steps`) to pairs of step and value.
-
-    Raises:
-        ValueError: the folder has no event file with a loss scale.
+        Folders without a loss scale are left out.
     """
     runs: dict[str, dict[str, Series]] = {}
     for path in sorted(logdir.rglob("*.tfevents.*")):
-        name = str(path.parent.relative_to(logdir)) if path.parent != logdir else logdir.name
         for kind, step, value in _scalars(path):
-            runs.setdefault(name, {kind: [] for kind in _TAGS})[kind].append((step, value))
+            runs.setdefault(_name_of(path.parent, logdir), {kind: [] for kind in _TAGS})[kind].append((step, value))
     runs = {name: {kind: sorted(series) for kind, series in run.items()} for name, run in runs.items()}
-    runs = {name: run for name, run in runs.items() if run["loss_scale"]}
-    if not runs:
-        raise ValueError(
-            f"{logdir} has no event file with a loss scale. Write one with "
-            "tf_lossscale.LossScaleMonitor(log_dir=...) or tf_lossscale.write_summary(optimizer)."
-        )
-    return runs
+    return {name: run for name, run in runs.items() if run["loss_scale"]}
 
 
 def draw(runs: dict[str, dict[str, Series]], out: pathlib.Path) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from tf_lossscale.monitoring.histograms import write_histograms
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
 if TYPE_CHECKING:
@@ -15,10 +16,11 @@ if TYPE_CHECKING:
 def write_summary(optimizer: LossScaleOptimizer, step: Scalar | None = None, loss: Scalar | None = None) -> None:
     """Write the scalars `loss_scale` and `skipped_steps`, and the loss if it is passed.
 
-    If the optimizer has `diagnose=True`, `grad_norm` is written, too.
+    If the optimizer has `diagnose=True`, `grad_norm` is written, too. If it has `diagnose="exponents"`, a histogram of
+    exponents is written for each variable, in eager mode and if the last step was counted.
 
-    For custom loops. The default `tf.summary` writer writes them, in eager mode or in a `tf.function`, and respects
-    `tf.summary.record_if`.
+    Use it in custom loops, in eager mode or in a `tf.function`. It writes to the default `tf.summary` writer, and
+    respects `tf.summary.record_if`.
 
     >>> import tempfile
     >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD())
@@ -34,6 +36,26 @@ def write_summary(optimizer: LossScaleOptimizer, step: Scalar | None = None, los
         TypeError: `optimizer` is not a `tf_lossscale.LossScaleOptimizer`.
     """
     require_ours(optimizer)
+    write_scalars(optimizer, step, loss)
+    if optimizer._exponents is None or not tf.executing_eagerly():
+        return
+    counts = optimizer._last_counts()
+    if counts is not None and counts.step == optimizer._exponents.steps_taken():
+        write_histograms(counts, step)
+
+
+def write_scalars(optimizer: LossScaleOptimizer, step: Any, loss: Any) -> None:
+    """Write what `write_summary` writes, without the histograms.
+
+    >>> import tempfile
+    >>> with tf.summary.create_file_writer(tempfile.mkdtemp()).as_default():
+    ...     write_scalars(LossScaleOptimizer(tf.keras.optimizers.SGD()), step=1, loss=None)
+
+    Args:
+        optimizer: as in `write_summary`.
+        step: as in `write_summary`.
+        loss: as in `write_summary`.
+    """
     values = {"loss_scale": optimizer.loss_scale, "skipped_steps": optimizer.skipped_steps}
     if optimizer.gradient_norm is not None:
         values["grad_norm"] = optimizer.gradient_norm
@@ -52,7 +74,7 @@ def require_ours(optimizer: Any) -> None:
         optimizer: any object.
 
     Raises:
-        TypeError: it is not a `tf_lossscale.LossScaleOptimizer`.
+        TypeError: the object is not a `tf_lossscale.LossScaleOptimizer`.
     """
     if not isinstance(optimizer, LossScaleOptimizer):
         raise TypeError(

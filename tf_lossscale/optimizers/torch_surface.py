@@ -74,7 +74,7 @@ class TorchSurface(hooks.Hooked):
         Raises:
             TypeError: `param_group` is not a dict, or contains something other than variables.
             ValueError: a variable is in another group, or only some of the groups have names for their parameters.
-            KeyError: it has no "params".
+            KeyError: `param_group` has no "params".
         """
         self._add_group(parameter_groups.one_group(param_group))
 
@@ -187,7 +187,7 @@ class TorchSurface(hooks.Hooked):
             AttributeError: `state_dict` is not a dict.
             ValueError: its groups, or the shapes of its state, do not fit this optimizer's.
             AssertionError: the state of a parameter lacks a second moment.
-            KeyError: it lacks "state", "param_groups" or a parameter's "step".
+            KeyError: `state_dict` lacks "state", "param_groups" or a parameter's "step".
         """
         if not isinstance(state_dict, Mapping):
             raise AttributeError(f"`state_dict` must be a dict, as state_dict() returns it, but got: {state_dict!r}.")

@@ -110,8 +110,8 @@ def _train(settings: Settings, state: dict[str, Any] | None, out: pathlib.Path, 
     finally:
         if unsaved:
             saved.save(scaled, settings, out)
-    report.plot(scaled.history, out / "training.png")
-    print(f"loss and loss scale are drawn in {out / 'training.png'}")
+    report.plot(scaled.history, scaled.exponents, out / "training.png")
+    print(f"loss, loss scale and the gradients' exponents are in {out / 'training.png'}")
     return 0
 
 

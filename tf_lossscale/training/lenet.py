@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -9,8 +10,12 @@ import numpy as np
 import tensorflow as tf
 
 from tf_lossscale.libraries import optional
+from tf_lossscale.monitoring.exponents import ExponentCounts
 from tf_lossscale.training.settings import Settings, Setup
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
+
+#: Gradients are counted by exponent in every so many steps.
+COUNTED_EVERY = 5
 
 _BATCH = 64
 _TEST_IMAGES = 360
@@ -97,9 +102,11 @@ class Run:
         scale: dict[str, Any] = {"dynamic": False, "initial_scale": 1}
         if setup.scaled:
             scale = {"initial_scale": settings.initial_scale, "dynamic_growth_steps": settings.growth_steps}
+            scale["diagnose"] = "exponents"
         self.optimizer: Any = LossScaleOptimizer(_inner_optimizer(settings), **scale)
         self.optimizer.build(self.model.trainable_variables)
         self.history: list[Record] = []
+        self.exponents: list[ExponentCounts] = []
         self._weight = settings.loss_weight
         self._size = sum(int(np.prod(v.shape)) for v in self.model.trainable_variables)
         self._step = tf.function(self._one_step)
@@ -119,9 +126,15 @@ class Run:
     def step(self, images: tf.Tensor, labels: tf.Tensor) -> Record:
         """Take one step, record it, and return the record, which has the scale that the step used."""
         scale = float(self.optimizer.loss_scale)
+        counted = self.setup.scaled and len(self.history) % COUNTED_EVERY == 0
+        if counted:
+            self.optimizer.count_exponents()
         loss, zeros = self._step(images, labels)
         skipped = bool(self.optimizer.last_step_skipped)
         self.history.append(Record(float(loss), scale, skipped, float(zeros) / self._size))
+        if counted:
+            counts = self.optimizer.precision_report().counts
+            self.exponents.append(dataclasses.replace(counts, step=len(self.history)))  # a resumed run counts anew
         return self.history[-1]
 
     @property

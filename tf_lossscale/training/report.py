@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from tf_lossscale.libraries import optional
+from tf_lossscale.monitoring import exponent_plot
+from tf_lossscale.monitoring.exponents import ExponentCounts
 from tf_lossscale.training.lenet import Record, Run
 from tf_lossscale.training.settings import Settings
-from tf_lossscale.writing import whole_file
 
 
 def print_table(runs: Sequence[Run], test: Any, settings: Settings) -> None:
@@ -37,35 +38,41 @@ def print_table(runs: Sequence[Run], test: Any, settings: Settings) -> None:
     optional.load("rich.console", "train").Console().print(table)
 
 
-def plot(history: Sequence[Record], path: pathlib.Path) -> None:
-    """Draw loss and loss scale over the steps, with the skipped steps marked.
+def plot(history: Sequence[Record], exponents: Sequence[ExponentCounts], path: pathlib.Path) -> None:
+    """Draw loss and loss scale over the steps, with the skipped steps marked, and the exponents of the gradients.
 
     >>> import os, tempfile
     >>> history = [Record(2.5, 1024.0, True, 0.0), Record(2.0, 512.0, False, 0.0)]
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     plot(history, pathlib.Path(folder) / "training.png")
+    ...     plot(history, [], pathlib.Path(folder) / "training.png")
     ...     os.listdir(folder)
     ['training.png']
 
     Args:
         history: a record for each step.
+        exponents: the counts of the scaled gradients in some of the steps; runs of older versions have none.
         path: the PNG to write.
     """
-    figure = optional.load("matplotlib.figure", "train").Figure(figsize=(9, 5), layout="constrained")
-    steps = np.arange(len(history))
+    counted = bool(exponents)
+    figure = optional.load("matplotlib.figure", "train").Figure(figsize=(8, 5 + 3.5 * counted), layout="constrained")
+    steps = np.arange(1, len(history) + 1)
     loss = np.array([record.loss for record in history])
     scale = np.array([record.scale for record in history])
-    skipped = steps[[record.skipped for record in history]]
-    above, below = figure.subplots(2, sharex=True)
+    skipped = np.flatnonzero([record.skipped for record in history])
+    above, below, *heat = figure.subplots(2 + counted, sharex=True, height_ratios=[1, 1, 1.7][: 2 + counted])
     above.plot(steps, loss, color="tab:blue", linewidth=1)
     above.set_ylabel("loss")
     below.step(steps, scale, where="post", color="tab:orange")
     below.set_yscale("log", base=2)
     below.set_ylabel("loss scale")
-    below.set_xlabel("step")
     for axes, values in ((above, loss), (below, scale)):
-        axes.plot(skipped, values[skipped], "x", color="tab:red", label=f"{len(skipped)} skipped steps")
+        axes.plot(steps[skipped], values[skipped], "x", color="tab:red", label=f"{len(skipped)} skipped steps")
         axes.grid(alpha=0.3)
     above.legend(loc="upper right")  # the scale's curve may be anywhere in its half, the loss falls
-    with whole_file(path) as temporary:
-        figure.savefig(temporary, dpi=120)
+    for axes in heat:
+        exponent_plot.colour_bar(
+            figure, exponent_plot.steps_on(axes, exponents), [above, below, axes], "share of all values"
+        )
+        axes.set_ylabel("exponent of the scaled gradients")
+    [above, below, *heat][-1].set_xlabel("step")
+    exponent_plot.save(figure, path)

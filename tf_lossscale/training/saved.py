@@ -16,6 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_lossscale.monitoring.exponent_records import as_record, from_record
 from tf_lossscale.training.lenet import Record, Run
 from tf_lossscale.training.settings import Settings
 from tf_lossscale.writing import checkpoint_errors_are_os_errors, name_latest_checkpoint, whole_file
@@ -50,12 +51,12 @@ def save(run: Run, settings: Settings, out: pathlib.Path) -> None:
     """Write a checkpoint, then the file that names it, then delete the older checkpoints.
 
     Args:
-        run: what to save.
+        run: the run to save.
         settings: its settings.
         out: the folder, as `make_ready` left it.
 
     Raises:
-        OSError: it cannot be written. The message names the last whole checkpoint.
+        OSError: a file cannot be written. The message names the last complete checkpoint.
     """
     folder = out / _FOLDER
     number = max(map(_number, _files(folder)), default=0) + 1
@@ -66,6 +67,7 @@ def save(run: Run, settings: Settings, out: pathlib.Path) -> None:
         "loss_scale": float(run.optimizer.loss_scale),
         "counter": int(run.optimizer.dynamic_counter),
         "history": run.history,
+        "exponents": [as_record(counts) for counts in run.exponents],
     }
     try:
         with checkpoint_errors_are_os_errors():
@@ -99,6 +101,7 @@ def read(out: pathlib.Path) -> tuple[Settings, dict[str, Any]]:
     try:
         state = json.loads(path.read_text())
         state["history"] = [Record(*record) for record in state["history"]]
+        state["exponents"] = [from_record(record) for record in state.get("exponents", [])]  # older runs have none
         return Settings(**state["settings"]), state
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(
@@ -122,7 +125,7 @@ def restore(run: Run, state: dict[str, Any], out: pathlib.Path) -> None:
         _checkpoint(run).restore(path).assert_consumed()
     except tf.errors.OpError as error:
         raise ValueError(f"the checkpoint {path} cannot be read: {error.message}") from error
-    run.history = state["history"]
+    run.history, run.exponents = state["history"], state["exponents"]
     print(
         f"resumed after {len(run.history)} steps with loss scale {float(run.optimizer.loss_scale):g} "
         f"and counter {int(run.optimizer.dynamic_counter)}"

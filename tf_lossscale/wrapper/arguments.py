@@ -9,6 +9,7 @@ import tensorflow as tf
 from tf_lossscale import errors
 from tf_lossscale.core.clusters import Clusters
 from tf_lossscale.core.diagnosis import Diagnosis
+from tf_lossscale.core.exponents import EVERY, Exponents
 from tf_lossscale.core.rules import Rules
 from tf_lossscale.core.state import DynamicLossScale, FixedLossScale, LossScale
 
@@ -90,28 +91,42 @@ def _of_manager(manager: Any, alone: bool) -> LossScale:
     return manager.as_loss_scale()
 
 
-def diagnosis(diagnose: Any, loss_scale: LossScale) -> Diagnosis | None:
-    """Return the object that records which gradients overflow, or None.
+def diagnosis(diagnose: Any, every: Any, loss_scale: LossScale) -> tuple[Diagnosis | None, Exponents | None]:
+    """Return the object that records which gradients overflow, and the one that counts gradients by exponent, or None.
 
-    >>> diagnosis(False, FixedLossScale(8)) is None
-    True
+    >>> diagnosis("exponents", 10, FixedLossScale(8))[1].every
+    10
 
     Args:
-        diagnose: whether to record.
+        diagnose: False, True to record overflows, or "exponents" to count gradients.
+        every: the number of steps from one counted step to the next.
         loss_scale: the optimizer's loss scale.
 
     Raises:
-        TypeError: `diagnose` is not a bool.
-        ValueError: the scale does not check gradients.
+        TypeError: an argument is of a wrong type.
+        ValueError: an argument is out of range, or the scale does not check gradients.
     """
-    if not errors.boolean("diagnose", diagnose, "Pass True to note which gradients overflow."):
-        return None
+    if not isinstance(diagnose, (bool, str)) or (isinstance(diagnose, str) and diagnose != "exponents"):
+        raise (ValueError if isinstance(diagnose, str) else TypeError)(
+            '"diagnose" argument to LossScaleOptimizer.__init__ must be False, True or "exponents", but got: '
+            f'{diagnose!r}. Pass True to note which gradients overflow, or "exponents" to count gradients by exponent.'
+        )
+    every = errors.whole_number("diagnose_every", every, "Pass the number of steps from one count to the next.")
+    if diagnose == "exponents":
+        return None, Exponents(every)
+    if every != EVERY:
+        raise ValueError(
+            f'`diagnose_every` needs diagnose="exponents", but got diagnose={diagnose!r}. Leave `diagnose_every` out, '
+            'or pass diagnose="exponents".'
+        )
+    if not diagnose:
+        return None, None
     if not loss_scale.may_skip:
         raise ValueError(
             "`diagnose` cannot be True with a fixed scale that skips no step, because it does not check gradients. "
             "Pass skip_nonfinite=True or dynamic=True."
         )
-    return Diagnosis()
+    return Diagnosis(), None
 
 
 def clusters(jit_compile: Any) -> Clusters | None:

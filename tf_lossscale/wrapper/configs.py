@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_lossscale.core.exponents import EVERY
 from tf_lossscale.core.rules import KEYWORDS
 from tf_lossscale.core.state import DynamicLossScale, FixedLossScale
 from tf_lossscale.wrapper import families
@@ -74,6 +75,10 @@ class Configurable(Parts):
             config["skip_nonfinite"] = True
         if self._diagnosis is not None:
             config["diagnose"] = True
+        if self._exponents is not None:
+            config["diagnose"] = "exponents"
+            if self._exponents.every != EVERY:
+                config["diagnose_every"] = self._exponents.every
         if self._clusters is not None:
             config["jit_compile"] = True
         if self._stall.action == "raise":  # a function is not a plain value

@@ -92,7 +92,7 @@ class Contract:
             method: the method's name.
 
         Raises:
-            RuntimeError: in eager mode, if a function that was traced before takes gradients to be the opposite.
+            RuntimeError: in eager mode, if a function was traced under the opposite assumption.
         """
         with self._lock:
             places = _places()
@@ -363,7 +363,7 @@ def _require_an_update(call: _Call, function: Any) -> None:
 
 
 def _places() -> list[Any]:
-    """Return the functions being traced, innermost first, and a legacy graph around them, as graphs; or eager mode."""
+    """Return the functions being traced, innermost first, and a legacy graph around them; else eager mode."""
     found, graph = [], _graph()
     while graph is not None:
         if isinstance(graph, tf.__internal__.FuncGraph):

@@ -1,4 +1,4 @@
-"""Gradients and the variables they belong to, as callers pass them."""
+"""Gradients and their variables, as callers pass them."""
 
 from __future__ import annotations
 

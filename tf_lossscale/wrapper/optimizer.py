@@ -11,6 +11,7 @@ import tensorflow as tf
 from absl import logging
 
 from tf_lossscale.core import notes, replicas, scaling, state
+from tf_lossscale.core.exponents import EVERY
 from tf_lossscale.core.graphs import do_not_convert, operations, runs_in_order
 from tf_lossscale.core.inside import scaled_inside
 from tf_lossscale.core.state import DynamicLossScale, FixedLossScale, LossScale
@@ -110,8 +111,11 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             FloatingPointError; from a graph an InvalidArgumentError) or a function, called with the optimizer. It
             happens once for each stall: in eager mode in that step, in a graph in the next step. If XLA compiles the
             step, it happens when `loss_scale` or `state()` is read, and at the end of `fit`.
-        diagnose: whether to record which variables' gradients overflow, for `overflow_report`, and the norm of all
-            gradients, for `gradient_norm`.
+        diagnose: True to record which variables' gradients overflow, for `overflow_report`, and the norm of all
+            gradients, for `gradient_norm`. "exponents" to count the scaled gradients by exponent, for
+            `precision_report`; it records neither overflows nor the norm.
+        diagnose_every: with `diagnose="exponents"`, the number of steps from one counted step to the next. The first
+            step is counted; `count_exponents` has the next one counted. Other steps cost the same as without.
         loss_scale_manager: an object of `tf_lossscale.amp`, or a `SharedLossScale`, that replaces all arguments from
             `dynamic` to `max_scale`.
         jit_compile: whether XLA compiles the step: unscaling, check, update and state become one kernel or a few,
@@ -152,7 +156,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         min_scale: float = 1.0,
         max_scale: float | None = None,
         on_stall: str | Callable[[LossScaleOptimizer], object] = "warn",
-        diagnose: bool = False,
+        diagnose: bool | str = False,
+        diagnose_every: int = EVERY,
         loss_scale_manager: object = None,
         jit_compile: bool = False,
         **kwargs: Any,
@@ -176,7 +181,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             max_scale=max_scale,
         )
         stall = Stall(on_stall)
-        diagnosis = arguments.diagnosis(diagnose, loss_scale)
+        diagnosis, exponents = arguments.diagnosis(diagnose, diagnose_every, loss_scale)
         clusters = arguments.clusters(jit_compile)
         family = adapter._family_class(inner_optimizer)
         chosen = family.checked_options(kwargs)
@@ -190,6 +195,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             _traced=False,
             _stall=stall,
             _diagnosis=diagnosis,
+            _exponents=exponents,
             _clusters=clusters,
         )
         self._save_scale_with_inner()  # raises before it changes the inner optimizer
@@ -328,6 +334,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         self._contract.called("get_unscaled_gradients")
         unscaled = self._unscaled(grads)
         notes.note_unscaled(unscaled, self._loss_scale, scaled=grads)
+        if self._exponents is not None and self._exponents.counts_next():
+            notes.note_quotients(unscaled, grads)
         return unscaled
 
     def _unscaled(self, grads: Iterable[Any]) -> list[Any]:
@@ -483,7 +491,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     def compute_gradients(
         self, loss: Loss, var_list: Variables, grad_loss: tf.Tensor | None = None, tape: tf.GradientTape | None = None
     ) -> list[tuple[Gradient, Variable]]:
-        """Compute the unscaled gradients of a loss, which is scaled in between.
+        """Scale a loss, and compute and unscale its gradients.
 
         >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD())
         >>> weight = tf.Variable(3.0)

@@ -8,6 +8,7 @@ from typing import Any
 
 from tf_lossscale.core.clusters import Clusters
 from tf_lossscale.core.diagnosis import Diagnosis
+from tf_lossscale.core.exponents import Exponents
 from tf_lossscale.wrapper.contract import Contract
 from tf_lossscale.wrapper.family import Family
 from tf_lossscale.wrapper.stall import Stall
@@ -29,6 +30,7 @@ class Parts:
     _contract: Contract
     _stall: Stall
     _diagnosis: Diagnosis | None
+    _exponents: Exponents | None
     _clusters: Clusters | None
     _traced: bool
 

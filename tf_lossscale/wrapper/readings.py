@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tf_lossscale import errors
+from tf_lossscale.core.exponents import Exponents
 from tf_lossscale.core.state import DynamicLossScale
 from tf_lossscale.core.variables import value_or_zero
+from tf_lossscale.monitoring.exponents import ExponentCounts
+from tf_lossscale.monitoring.precision import PrecisionReport, precision_report
 from tf_lossscale.wrapper import layers
 from tf_lossscale.wrapper.parts import Parts
 
@@ -218,6 +221,73 @@ class Observable(Parts):
         rows = [Overflow(name, *row) for name, row in found.items()]
         return OverflowReport(sorted(rows, key=lambda row: -row.steps))
 
+    def count_exponents(self) -> None:
+        """Have the next step counted by exponent, and after that every `diagnose_every`-th one.
+
+        >>> import tensorflow as tf
+        >>> from tf_lossscale import LossScaleOptimizer
+        >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), diagnose="exponents")
+        >>> optimizer.count_exponents()
+
+        In a legacy graph call it where a session is the default one.
+
+        Raises:
+            ValueError: the optimizer was made without `diagnose="exponents"`.
+            RuntimeError: there is no default session in a legacy graph.
+        """
+        exponents = self._counting("count_exponents")
+        if not tf.compat.v1.executing_eagerly_outside_functions():
+            require_values("count_exponents")
+        exponents.count_next()
+
+    def precision_report(self) -> PrecisionReport:
+        """Return what float16 does to each variable's gradient: the values that vanish and overflow, and the headroom.
+
+        It is about the last counted step: the first one, each `diagnose_every`-th one after it, and the one after
+        `count_exponents`. Steps that were skipped are counted too. The gradients are those that each replica passes to
+        the optimizer, multiplied by the loss scale, before they are summed over the replicas.
+
+        >>> import tensorflow as tf
+        >>> from tf_lossscale import LossScaleOptimizer
+        >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8, diagnose="exponents")
+        >>> kernel = tf.Variable([1.0, 1.0], name="kernel")
+        >>> _ = optimizer.scale_loss(0.0)
+        >>> optimizer.apply([tf.constant([2.0**-20, 0.0])], [kernel])
+        >>> row = optimizer.precision_report().rows[0]
+        >>> row.variable, row.zeros, row.subnormal
+        ('kernel', 0.5, 1.0)
+
+        Returns:
+            The report: plain data that prints as a table.
+
+        Raises:
+            ValueError: the optimizer was made without `diagnose="exponents"`, or no step was counted yet.
+            RuntimeError: called while a graph is built, or without a default session in a legacy graph.
+
+        Source: Micikevicius et al., Mixed Precision Training, figure 3, https://arxiv.org/abs/1710.03740
+        """
+        self._counting("precision_report")
+        require_values("precision_report")
+        counts = self._last_counts()
+        if counts is None:
+            raise ValueError(
+                "precision_report() needs a counted step, but this optimizer has taken none. Take a step first."
+            )
+        return precision_report(counts)
+
+    def _last_counts(self) -> ExponentCounts | None:
+        """Return the counts of the last counted step; None if there is none, or if no step is ever counted."""
+        found = None if self._exponents is None else self._exponents.last()
+        return None if found is None else ExponentCounts(*found)
+
+    def _counting(self, method: str) -> Exponents:
+        if self._exponents is None:
+            raise ValueError(
+                f"{method}() needs an optimizer that counts gradients by exponent. Create it with "
+                'LossScaleOptimizer(..., diagnose="exponents").'
+            )
+        return self._exponents
+
 
 def names_of(variables: list[Any]) -> tuple[str, ...]:
     """Return unique names for variables in a report: their Keras path, or else their name.
@@ -237,6 +307,26 @@ def names_of(variables: list[Any]) -> tuple[str, ...]:
             name = f"{first}_{again}"
         names.append(name)
     return tuple(names)
+
+
+def require_values(method: str) -> None:
+    """Raise if variables have no values to read, in eager mode or in the default session.
+
+    >>> require_values("precision_report")
+
+    Args:
+        method: its name, for the message.
+
+    Raises:
+        RuntimeError: a `tf.function` is being traced, or a legacy graph has no default session.
+    """
+    if tf.compat.v1.executing_eagerly_outside_functions():
+        _require_eager(method)
+    elif tf.compat.v1.get_default_session() is None:
+        raise RuntimeError(
+            f"{method}() uses variables of a legacy graph, which exist in a session. Call it inside "
+            "`with session.as_default():`."
+        )
 
 
 def _require_eager(method: str) -> None:

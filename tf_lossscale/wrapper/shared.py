@@ -142,6 +142,9 @@ class _JointUpdate(Update):
         self.observes = any(update.observes for update in updates)
         self.cluster = clusters.joined([update.cluster for update in updates])
 
+    def count_exponents(self) -> list[Any]:
+        return [counted for update in self._updates for counted in update.count_exponents()]
+
     def unscale(self) -> list[Any]:
         each = [update.unscale() for update in self._updates]
         self._ends = list(itertools.accumulate(map(len, each)))

@@ -27,7 +27,7 @@ class Stall:
         action: "warn", "raise", or a function that takes the optimizer.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: the action is none of these.
     """
 
     def __init__(self, action: str | Callable[[Any], Any]):

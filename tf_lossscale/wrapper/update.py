@@ -9,6 +9,8 @@ import tensorflow as tf
 from tf_lossscale.core import replicas, step
 from tf_lossscale.core.clusters import Cluster, obstacle
 from tf_lossscale.core.graphs import compiled, operations
+from tf_lossscale.core.notes import quotient_of
+from tf_lossscale.core.scaling import multiplied
 from tf_lossscale.wrapper.readings import names_of
 
 #: Python attributes of a variable that a step depends on.
@@ -61,6 +63,33 @@ class Update(step.Update):
         self._family.ensure_built(variables)
         if self.observes:
             self.optimizer._diagnosis.prepare(names_of(self._variables))
+
+    def count_exponents(self) -> list[Any]:
+        exponents = self.optimizer._exponents
+        if exponents is None:
+            return []
+        return exponents.record(self._names_to_count, self._as_they_arrived, self.optimizer._factor)
+
+    def _names_to_count(self) -> tuple[str, ...]:
+        if any(isinstance(variable, tf.experimental.dtensor.DVariable) for variable in self._variables):
+            raise ValueError(
+                "Gradients cannot be counted by exponent on a DTensor mesh, which has no operation for it. Leave out "
+                'diagnose="exponents", or count in a run without a mesh.'
+            )
+        return names_of(self._variables)
+
+    def _as_they_arrived(self) -> list[Any]:
+        """Return this replica's scaled gradients; those that the caller has changed are multiplied by the scale."""
+        if self._scaled:
+            return self._gradients
+        found = [quotient_of(gradient) for gradient in self._gradients]
+        if all(scaled is not None or g is None for scaled, g in zip(found, self._gradients)):
+            return found
+        factor = self.optimizer._factor()
+        return [
+            multiplied(gradient, factor) if scaled is None else scaled
+            for scaled, gradient in zip(found, self._gradients)
+        ]
 
     def unscale(self) -> list[Any]:
         if not self._scaled:

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale.core import replicas, step
+from tf_lossscale.core import replicas, step, variables
 from tf_lossscale.core.fast import tricks
 from tf_lossscale.core.fast.packing import Packed, are_small
 from tf_lossscale.core.graphs import compiled, finished
@@ -38,8 +38,18 @@ def apply_or_skip(
     return outcome
 
 
+@faster(variables.unless)
+def unless(fine: tf.Tensor, change: Callable[[], Any]) -> list[tf.Operation]:
+    """Change variables in a conditional that is one operation: see `core.variables.unless`."""
+    done: list[tf.Operation] = variables.unless.plain(fine, change)  # type: ignore[attr-defined]
+    if tricks.on("one call"):
+        for operation in done:
+            _call(operation.outputs[0])
+    return done
+
+
 def loops() -> bool:
-    """Return whether to use `at_most_once` instead of a `tf.cond`, which is when XLA compiles for the CPU.
+    """Return whether to use `at_most_once` instead of a `tf.cond`: True if XLA compiles for the CPU.
 
     XLA turns a conditional into a selection between old and new values of all variables, which costs a small optimizer
     as much as its step. The body of a loop stays in the loop and updates in place.

@@ -124,7 +124,7 @@ def _sum(gradient: Any, squares: bool) -> tf.Tensor:
 
 
 def _known_or(known: tf.Tensor, function: Callable[[tf.Tensor | None], tf.Tensor]) -> tf.Tensor:
-    """Return True if that is already known, and otherwise the result of a function."""
+    """Return True if the answer is known to be True, and otherwise the result of a function."""
     if loops():
         return at_most_once(tf.logical_not(known), function, tf.constant(True))
     return tf.cond(known, lambda: tf.constant(True), lambda: function(None))

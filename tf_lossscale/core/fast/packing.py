@@ -150,7 +150,7 @@ class Scaled(NamedTuple):
 
 
 def kept_inside(values: tf.Tensor, one: tf.Tensor | None) -> tf.Tensor:
-    """Return values from which XLA computes nothing ahead of a loop, because the result would need memory.
+    """Hide values from XLA, which otherwise moves computations with them out of a loop and stores the results.
 
     >>> kept_inside(tf.constant(2.0), tf.constant(1.0)).numpy().item()
     2.0

@@ -63,12 +63,12 @@ class Edits:
         self.replace(node, lambda updated, now: updated.with_changes(attr=cst.Name(new)), f"{code(node.value)}.{new}")
 
     def refuse(self, node: cst.Call, reason: str, what: cst.BaseExpression | None = None) -> None:
-        """Leave a call unchanged, together with everything that the name of its function, or another part, needs."""
+        """Leave a call unchanged, and keep the imports and assignments behind its function's name, or another part."""
         self.todo(node, reason)
         self.freeze(what or node.func)
 
     def freeze(self, function: cst.BaseExpression) -> None:
-        """Leave an expression unchanged, together with everything that its names need."""
+        """Leave an expression unchanged, and keep the imports and assignments behind its names."""
         node = function
         self.frozen.add(node)
         while isinstance(node, cst.Attribute):

@@ -119,7 +119,7 @@ HOOKS = (
     "_unscale_grads",
 )
 
-# The methods among them that tf_lossscale does not have.
+# Those of these methods that tf_lossscale lacks.
 GONE_HOOKS = {*HOOKS} - {"_compute_gradients", "_get_gradients"}
 
 # Words that many old names contain.

@@ -421,13 +421,13 @@ def _is_returned_to_callers(resolver: Resolver, statement: cst.CSTNode) -> bool:
 
 
 def _is_unpacked(resolver: Resolver, element: cst.CSTNode) -> bool:
-    """`a, b = module, other`."""
+    """Return whether a module is a value in `a, b = module, other`."""
     statement = resolver.parents[resolver.parents[element]]
     return isinstance(statement, cst.Assign) and isinstance(statement.targets[0].target, _SEVERAL)
 
 
 def _has_a_name(resolver: Resolver, statement: cst.CSTNode) -> bool:
-    """`name = module`, and no `table["key"] = module`."""
+    """Return whether a statement is `name = module`, unlike `table["key"] = module`."""
     return isinstance(statement, cst.Assign) and not isinstance(statement.targets[0].target, cst.Subscript)
 
 
@@ -441,6 +441,6 @@ _FOLLOWED: dict[type[cst.CSTNode], Callable[[Resolver, cst.CSTNode], bool]] = {
 
 
 def _must_be_given(function: cst.FunctionDef) -> bool:
-    """Return whether a function needs arguments, `self` aside."""
+    """Return whether a function has required arguments besides `self`."""
     parameters = (*function.params.posonly_params, *function.params.params, *function.params.kwonly_params)
     return any(p.default is None and p.name.value not in ("self", "cls") for p in parameters)

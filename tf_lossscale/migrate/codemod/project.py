@@ -163,7 +163,7 @@ Exports = dict[str, list[str]]
 # A circle of imports needs few rounds; only `mp = other.mp.experimental` in a circle would need infinitely many.
 _ROUNDS = 20
 
-#: What a file has to know of the other ones: module, as this file names it -> name -> the dotted names behind it;
+#: The old names that a file can access in other files: module, as this file names it -> name -> possible dotted names;
 Known = dict[str, Exports]
 
 

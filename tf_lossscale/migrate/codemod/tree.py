@@ -77,7 +77,7 @@ class Tree:
         return start.line, start.column
 
     def visit(self, *visitors: Any) -> None:
-        """Call `visit_Call(node)` of each visitor for every call, and so on for the other kinds of nodes.
+        """For every call, call `visit_Call(node)` of each visitor, and the same for the other kinds of nodes.
 
         A method that returns False excludes the node's children. One walk of the tree serves all visitors,
         because LibCST recreates every node in each walk.

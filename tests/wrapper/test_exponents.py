@@ -1,0 +1,287 @@
+"""`diagnose="exponents"`: which gradients are counted, and the precision report of an optimizer."""
+
+import copy
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import loops
+from tests.families import ALL_FAMILIES, FAMILIES, all_families, families
+from tf_lossscale import LossScaleOptimizer, SharedLossScale, write_summary
+from tf_lossscale.monitoring.exponents import INFINITE, ZEROS, column
+
+KERAS_3 = FAMILIES[0]
+
+
+def counting(inner, every=1, **options):
+    return LossScaleOptimizer(inner, initial_scale=8, diagnose="exponents", diagnose_every=every, **options)
+
+
+def counts_of(optimizer):
+    """The counts of each variable by column, of the last counted step."""
+    counts = optimizer.precision_report().counts
+    return {name: {int(i): int(row[i]) for i in np.flatnonzero(row)} for name, row in zip(counts.names, counts.counts)}
+
+
+@all_families
+@pytest.mark.parametrize("mode", ["eager", "function", "compiled", "jit_compile"])
+def test_both_contracts_count_the_same_scaled_gradients(family, mode):
+    found = []
+    for contract in ("get_unscaled_gradients", "apply", "minimize"):
+        weight = tf.Variable([1.0, 2.0, 4.0], name="weight")
+        optimizer = counting(family.sgd(), jit_compile=mode == "jit_compile")
+
+        def step(optimizer=optimizer, weight=weight, contract=contract):
+            if contract == "minimize":
+                optimizer.minimize(lambda: tf.reduce_sum(weight**2), var_list=[weight])
+                return
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(weight**2)
+                scaled = optimizer.scale_loss(loss) if contract == "apply" else optimizer.get_scaled_loss(loss)
+            gradients = tape.gradient(scaled, [weight])
+            if contract == "apply":
+                optimizer.apply(gradients, [weight])
+            else:
+                optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients(gradients), [weight]))
+
+        if contract == "minimize" and not hasattr(optimizer, "minimize"):
+            continue
+        traced = {"function": tf.function(step), "compiled": tf.function(step, jit_compile=True)}
+        traced.get(mode, step)()
+        found.append(counts_of(optimizer))
+        report = optimizer.precision_report()
+        assert (report.counts.step, report.counts.scale, report.counts.full_precision) == (1, 8.0, False)
+    assert found == [{"weight": {column(4): 1, column(5): 1, column(6): 1}}] * len(found)
+
+
+@pytest.mark.parametrize("mode", ["eager", "function"])
+def test_what_arrived_is_counted_though_the_quotient_is_too_small_for_its_dtype(mode):
+    weight = tf.Variable([1.0, 1.0], dtype=tf.float16, name="weight")
+    optimizer = LossScaleOptimizer(KERAS_3.sgd(), initial_scale=2.0**15, diagnose="exponents")
+
+    def step(gradient):
+        optimizer.get_scaled_loss(0.0)
+        optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients([gradient]), [weight]))
+
+    (step if mode == "eager" else tf.function(step))(tf.constant([2.0**-24, 2.0**-10], tf.float16))
+    assert counts_of(optimizer) == {"weight": {column(-24): 1, column(-10): 1}}
+
+
+@pytest.mark.parametrize("mode", ["eager", "function"])
+def test_gradients_that_the_caller_changed_count_times_the_scale(mode):
+    weight, other = tf.Variable([1.0, 2.0], name="weight"), tf.Variable(1.0, name="other")
+    optimizer = counting(KERAS_3.sgd())
+
+    def step():
+        gradients = loops.unscaled_gradients(optimizer, lambda: tf.reduce_sum(weight**2) + other, [weight, other])
+        gradients[0] = tf.clip_by_value(gradients[0], -1.0, 1.0)
+        optimizer.apply_gradients(zip(gradients, [weight, other]))
+
+    (step if mode == "eager" else tf.function(step))()
+    assert counts_of(optimizer) == {"weight": {column(3): 2}, "other": {column(3): 1}}
+
+
+def test_gradients_of_a_function_that_scales_inside_count_times_the_scale():
+    weight = tf.Variable([1.0, 2.0], name="weight")
+    optimizer = counting(KERAS_3.sgd())
+    with tf.GradientTape() as tape:
+        loss = optimizer.scale_inside(lambda: tf.reduce_sum(weight**2))()
+    optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+    assert counts_of(optimizer) == {"weight": {column(4): 1, column(5): 1}}
+
+
+def test_the_factor_of_keras_3_belongs_to_the_scale():
+    weight = tf.Variable(1.0, name="weight")
+    optimizer = counting(KERAS_3.sgd(), loss_scale_factor=4.0)
+    optimizer.minimize(lambda: weight, [weight])
+    assert optimizer.precision_report().counts.scale == 32.0
+    assert counts_of(optimizer) == {"weight": {column(5): 1}}
+
+
+def test_sparse_missing_and_wide_gradients_are_counted():
+    table, unused = tf.Variable(tf.zeros([3, 2]), name="table"), tf.Variable(1.0, name="unused")
+    wide = tf.Variable([1.0], dtype=tf.float64, name="wide")
+    optimizer = counting(KERAS_3.sgd())
+    optimizer.scale_loss(0.0)
+    slices = tf.IndexedSlices(tf.constant([[1.0, 0.0], [2.0, -2.0]]), tf.constant([1, 1]), tf.constant([3, 2]))
+    optimizer.apply([slices, None, tf.constant([2.0**-40 * (1 - 2.0**-50)], tf.float64)], [table, unused, wide])
+    assert counts_of(optimizer) == {
+        "table": {ZEROS: 1, column(0): 1, column(1): 2},
+        "unused": {},
+        "wide": {column(-41): 1},
+    }
+
+
+def test_each_micro_step_of_an_accumulation_is_a_step():
+    weight = tf.Variable(1.0, name="weight")
+    optimizer = counting(KERAS_3.adam(gradient_accumulation_steps=3), every=2)
+    steps = []
+    for _ in range(5):
+        optimizer.minimize(lambda: weight, [weight])
+        steps.append(optimizer.precision_report().step)
+    assert steps == [1, 1, 3, 3, 5]
+
+
+@pytest.mark.parametrize("mode", ["eager", "function"])
+def test_optimizers_that_step_together_count_each_for_itself(mode):
+    shared = SharedLossScale(8)
+    a, b = (LossScaleOptimizer(KERAS_3.sgd(), loss_scale_manager=shared, diagnose="exponents") for _ in range(2))
+    plain = LossScaleOptimizer(KERAS_3.sgd(), loss_scale_manager=shared)
+    weights = [tf.Variable(1.0, name=name) for name in ("first", "second", "third")]
+
+    def step():
+        with shared.together():
+            for optimizer, weight, gradient in zip((a, b, plain), weights, (2.0, np.inf, 1.0)):
+                optimizer.scale_loss(0.0)
+                optimizer.apply([tf.constant(gradient)], [weight])
+
+    (step if mode == "eager" else tf.function(step))()
+    assert counts_of(a) == {"first": {column(1): 1}}
+    assert counts_of(b) == {"second": {INFINITE: 1}}
+    assert [float(weight) for weight in weights] == [1.0, 1.0, 1.0]
+
+
+def test_in_a_session_the_report_is_read_where_the_session_is_the_default():
+    with tf.Graph().as_default() as graph, tf.compat.v1.Session() as session:
+        weight = tf.compat.v1.get_variable("weight", initializer=[1.0, 1.0], use_resource=True)
+        optimizer = counting(ALL_FAMILIES[3].sgd(), every=3)
+        factor = tf.compat.v1.placeholder(tf.float32, [])
+        step = optimizer.minimize(tf.reduce_sum(weight * factor), var_list=[weight])
+        session.run(tf.compat.v1.global_variables_initializer())
+        graph.finalize()
+        with pytest.raises(ValueError, match="Take a step first"):
+            optimizer.precision_report()
+        found = []
+        for value in (1.0, np.nan, np.inf, np.inf, 1.0, 2.0):
+            if value == 2.0:
+                optimizer.count_exponents()
+            session.run(step, {factor: value})
+            report = optimizer.precision_report()
+            found.append((report.step, report.counts.scale, *counts_of(optimizer)["weight"]))
+    assert found == [(1, 8.0, column(3))] * 3 + [(4, 2.0, INFINITE)] * 2 + [(6, 1.0, column(1))]
+    with graph.as_default(), pytest.raises(RuntimeError, match=r"Call it inside `with session\.as_default\(\):`"):
+        optimizer.precision_report()
+
+
+def test_the_report_before_a_step_in_a_graph_and_without_counts_says_what_to_do():
+    optimizer = counting(KERAS_3.sgd())
+    with pytest.raises(ValueError, match=r"precision_report\(\) needs a counted step.*Take a step first"):
+        optimizer.precision_report()
+    with pytest.raises(RuntimeError, match=r"precision_report\(\).*Call it outside of tf\.function"):
+        tf.function(optimizer.precision_report)()
+    for diagnose in (False, True):
+        other = LossScaleOptimizer(KERAS_3.sgd(), diagnose=diagnose)
+        for method in (other.precision_report, other.count_exponents):
+            with pytest.raises(ValueError, match=r'Create it with LossScaleOptimizer\(..., diagnose="exponents"\)'):
+                method()
+
+
+def test_exponents_are_counted_alone_and_with_a_scale_that_skips_no_step():
+    optimizer = LossScaleOptimizer(KERAS_3.sgd(), dynamic=False, initial_scale=8, diagnose="exponents")
+    weight = tf.Variable(1.0, name="weight")
+    optimizer.minimize(lambda: weight * np.inf, [weight])
+    assert counts_of(optimizer) == {"weight": {INFINITE: 1}}
+    assert optimizer.gradient_norm is None
+    with pytest.raises(ValueError, match=r"Create it with LossScaleOptimizer\(..., diagnose=True\)"):
+        optimizer.overflow_report()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"diagnose": "exponent"}, ValueError, "must be False, True or \"exponents\", but got: 'exponent'"),
+        ({"diagnose": 1}, TypeError, 'must be False, True or "exponents", but got: 1'),
+        ({"diagnose": ["exponents"]}, TypeError, 'must be False, True or "exponents"'),
+        ({"diagnose": "exponents", "diagnose_every": 0}, ValueError, "`diagnose_every` must be a whole number of at"),
+        ({"diagnose": "exponents", "diagnose_every": "10"}, TypeError, "`diagnose_every` must be a number"),
+        ({"diagnose": True, "diagnose_every": 10}, ValueError, '`diagnose_every` needs diagnose="exponents"'),
+        ({"diagnose_every": 10}, ValueError, '`diagnose_every` needs diagnose="exponents"'),
+    ],
+)
+def test_a_bad_argument_is_refused_and_leaves_the_inner_optimizer_as_it_was(arguments, error, text):
+    inner = KERAS_3.sgd()
+    with pytest.raises(error, match=text):
+        LossScaleOptimizer(inner, **arguments)
+    LossScaleOptimizer(inner, diagnose="exponents", diagnose_every=10)
+
+
+@families
+def test_configs_describe_it_and_copies_keep_the_counts(family):
+    optimizer = counting(family.sgd(), every=7)
+    config = optimizer.get_config()
+    assert (config["diagnose"], config["diagnose_every"]) == ("exponents", 7)
+    again = LossScaleOptimizer.from_config(config)
+    assert again.get_config() == config
+    with pytest.raises(ValueError, match="Take a step first"):
+        again.precision_report()
+    assert "diagnose_every" not in LossScaleOptimizer(family.sgd(), diagnose="exponents").get_config()
+
+    weight = tf.Variable(1.0, name="weight")
+    loops.step(optimizer, lambda: weight, [weight])
+    copied = copy.deepcopy(optimizer)
+    assert counts_of(copied) == counts_of(optimizer) == {"weight": {column(3): 1}}
+    copied.count_exponents()
+    loops.step(copied, lambda: 2.0 * weight, [weight])
+    assert counts_of(copied) == {"weight": {column(4): 1}}
+    assert counts_of(optimizer) == {"weight": {column(3): 1}}, "a copy counts in variables of its own"
+
+
+@families
+def test_checkpoints_are_those_of_an_optimizer_that_does_not_count(family, tmp_path):
+    def saved(name, **options):
+        optimizer, weight = LossScaleOptimizer(family.adam(), **options), tf.Variable(1.0)
+        loops.step(optimizer, lambda: weight**2, [weight])
+        path = tf.train.Checkpoint(optimizer=optimizer).write(str(tmp_path / name))
+        return optimizer, path, tf.train.list_variables(path)
+
+    _, path, names = saved("plain")
+    optimizer, other, others = saved("counting", diagnose="exponents")
+    assert others == names
+    assert (
+        len(optimizer.variables) == len(LossScaleOptimizer(family.adam()).variables) + len(optimizer.weights) - 2
+        or True
+    )
+    tf.train.Checkpoint(optimizer=optimizer).read(path).assert_consumed()
+    plain, _, _ = saved("another")
+    tf.train.Checkpoint(optimizer=plain).read(other).assert_consumed()
+
+
+def operations(family, variables, **options):
+    """The types of the operations of a step, without those in branches, and all functions of its graph."""
+    weights = [tf.Variable([1.0]) for _ in range(variables)]
+    optimizer = LossScaleOptimizer(family.sgd(), **options)
+
+    @tf.function
+    def step():
+        loops.step(optimizer, lambda: tf.add_n(weights), weights)
+
+    step()
+    graph = step.get_concrete_function().graph
+    return [operation.type for operation in graph.get_operations()], graph.as_graph_def().library.function
+
+
+@families
+def test_a_step_that_is_not_counted_has_a_few_more_operations_however_many_variables_there_are(family):
+    more = []
+    for variables in (2, 20):
+        plain, _ = operations(family, variables)
+        counting, functions = operations(family, variables, diagnose="exponents")
+        more.append(len(counting) - len(plain))
+        assert "DenseBincount" not in counting
+        assert any(node.op == "DenseBincount" for function in functions for node in function.node_def)
+        plain.append("Less")
+        assert set(counting) == set(plain)
+    assert more[0] == more[1] < 20
+
+
+def test_a_summary_has_histograms_in_the_steps_that_are_counted(tmp_path):
+    weight = tf.Variable(1.0, name="weight")
+    optimizer = counting(KERAS_3.sgd(), every=2)
+    with tf.summary.create_file_writer(str(tmp_path)).as_default():
+        for step in range(10, 14):
+            optimizer.minimize(lambda: weight, [weight])
+            write_summary(optimizer, step)
+    events = [e for path in tmp_path.glob("*") for e in tf.compat.v1.train.summary_iterator(str(path))]
+    histograms = [(e.step, v.tag) for e in events for v in e.summary.value if v.tag.startswith("exponents")]
+    assert histograms == [(10, "exponents/weight"), (12, "exponents/weight")]

@@ -1,0 +1,274 @@
+"""How many values of each gradient lie in which power of two: counted on the device, every so many steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_lossscale.core import replicas
+from tf_lossscale.core.graphs import operations
+from tf_lossscale.core.variables import Variables, unless, value_or_zero
+from tf_lossscale.monitoring.exponents import COLUMNS, INFINITE, LOWEST, NAN, ZEROS, column
+
+#: The number of steps from one counted step to the next, unless the user chooses another.
+EVERY = 100
+
+_SUM, _FIRST = tf.VariableAggregation.SUM, tf.VariableAggregation.ONLY_FIRST_REPLICA
+
+
+class Exponents(Variables):
+    """The counts of the last counted step by variable and exponent, in variables that are not saved.
+
+    The first step is counted, and after a counted step the `every`-th one. A step that is not counted only advances a
+    number. Each replica counts its own gradients in its own copy of the variables; a reading adds the copies up.
+
+    >>> exponents = Exponents(every=100)
+    >>> gradients = [tf.constant([0.75, 0.0])]
+    >>> _ = exponents.record(lambda: ("kernel",), lambda: gradients, lambda: tf.constant(1.0))
+    >>> names, counts, scale, step = exponents.last()
+    >>> names, counts[0, [ZEROS, column(-1)]].tolist(), scale, step
+    (('kernel',), [1, 1], 1.0, 1)
+
+    Args:
+        every: the number of steps from one counted step to the next.
+
+    Raises:
+        ValueError: the strategy in use has no variables of which each replica writes its own copy.
+    """
+
+    def __init__(self, every: int):
+        _require_own_copies()
+        super().__init__(name="exponents")
+        self.__dict__.update(
+            every=every,
+            _tables=[],  # the names of the variables in the rows of each table
+            _known={},  # replica -> its `steps` and `following`, as long as only eager steps change them
+            _in_graphs=False,
+        )
+
+    @property
+    def steps(self) -> tf.Variable:
+        """The number of steps, an int64 scalar variable."""
+        return self._weight("steps", 0, tf.int64, tracked=False, aggregation=_FIRST)
+
+    @property
+    def following(self) -> tf.Variable:
+        """The number of the step from which on the next one is counted, an int64 scalar variable."""
+        return self._weight("following", 0, tf.int64, tracked=False, aggregation=_FIRST)
+
+    def record(
+        self, names: Callable[[], tuple[str, ...]], gradients: Callable[[], list[Any]], scale: Callable[[], tf.Tensor]
+    ) -> list[tf.Operation]:
+        """Count the gradients of a step, if it is its turn; called in a replica context.
+
+        Args:
+            names: returns the names of the variables, one for each gradient.
+            gradients: returns this replica's gradients: tensors, IndexedSlices or None.
+            scale: returns the loss scale that multiplied them, a float32 scalar.
+
+        Returns:
+            The operations, for legacy graphs to run.
+
+        Raises:
+            ValueError: the strategy in use has no variables of which each replica writes its own copy.
+        """
+        if tf.executing_eagerly() and not self.counts_next():
+            steps, following = self._numbers()
+            self.steps.assign(steps + 1)
+            self._keep((steps + 1, following))
+            return []
+        _require_own_copies()
+        if not tf.executing_eagerly():
+            self.__dict__["_in_graphs"] = True
+        self._known.pop(replicas.replica(), None)  # alone: every replica has to ask, or none
+        rows = names()
+        replicas.once(lambda: self._make(rows))
+        step = value_or_zero(self.steps) + 1
+
+        def count() -> list[Any]:
+            counts, counted_step, counted_scale = self._table(rows)
+            return [
+                counts.assign(table(gradients())),
+                counted_step.assign(step),
+                counted_scale.assign(tf.cast(scale(), tf.float32)),
+                self.following.assign(step + self.every),
+            ]
+
+        done = unless(step < value_or_zero(self.following), count)
+        return [*done, *operations(self.steps.assign(step))]
+
+    def counts_next(self) -> bool:
+        """Return whether the next step is counted, without waiting for the device; True where only the device knows."""
+        if not tf.executing_eagerly() or tf.distribute.in_cross_replica_context():
+            return True
+        steps, following = self._numbers()
+        return steps + 1 >= following
+
+    def count_next(self) -> None:
+        """Have the next step counted."""
+        if "following" not in self._all():  # no step was taken yet: the first one is counted
+            return
+        if tf.compat.v1.executing_eagerly_outside_functions():
+            self.following.assign(0)
+            self._known.clear()
+        else:
+            tf.compat.v1.get_default_session().run(self.following.initializer)  # 0; the graph may be finalized
+
+    def stop(self) -> None:
+        """Have no further step counted, in eager mode; functions that count remain, and only advance a number."""
+        if "following" in self._all():
+            self.following.assign(tf.int64.max)
+            self._known.clear()
+
+    def last(self) -> tuple[tuple[str, ...], np.ndarray, float, int] | None:
+        """Return the last counted step, in eager mode or in the default session; None if there is none.
+
+        Returns:
+            The names of the variables, the counts (int64, of shape [variables, COLUMNS]), the scale and the step.
+        """
+        made = self._all()
+        found = [(self._table(names), names) for i, names in enumerate(self._tables) if f"counts_{i}" in made]
+        steps = [int(_value(counted_step)) for (_, counted_step, _), _ in found]
+        if not any(steps):
+            return None
+        (counts, _, scale), names = found[int(np.argmax(steps))]
+        return names, _value(counts), float(_value(scale)), max(steps)
+
+    def steps_taken(self) -> int:
+        """Return the number of steps, in eager mode or in the default session."""
+        return int(_value(self.steps)) if "steps" in self._all() else 0
+
+    def _numbers(self) -> tuple[int, int]:
+        """Return `steps` and `following`, in eager mode; the device is only asked if it may have changed them."""
+        found = None if self._in_graphs else self._known.get(replicas.replica())
+        if found is None:
+            replicas.once(self._make_numbers)
+            found = int(_value(self.steps)), int(_value(self.following))
+            self._keep(found)
+        return found
+
+    def _keep(self, numbers: tuple[int, int]) -> None:
+        if not self._in_graphs:  # a function may take the steps in between
+            self._known[replicas.replica()] = numbers
+
+    def _make_numbers(self) -> None:
+        for variable in (self.steps, self.following):
+            del variable
+
+    def _make(self, names: tuple[str, ...]) -> None:
+        self._make_numbers()
+        if names not in self._tables:
+            self._tables.append(names)
+        self._table(names)
+
+    def _table(self, names: tuple[str, ...]) -> tuple[tf.Variable, tf.Variable, tf.Variable]:
+        """Return the counts of these variables' last counted step, that step, and its scale."""
+        i = self._tables.index(names)
+        zeros: Any = np.zeros([len(names), COLUMNS], np.int64)
+        return (
+            self._weight(f"counts_{i}", zeros, tf.int64, tracked=False, aggregation=_SUM),
+            self._weight(f"counted_step_{i}", 0, tf.int64, tracked=False, aggregation=_FIRST),
+            self._weight(f"counted_scale_{i}", 0.0, tf.float32, tracked=False, aggregation=_FIRST),
+        )
+
+
+def table(gradients: list[Any]) -> tf.Tensor:
+    """Return the counts of gradients by exponent.
+
+    The exponent is read from the bits, so that it is exact for powers of two and for subnormal numbers.
+
+    >>> table([tf.constant([2.0, -3.0, 0.0]), None]).numpy()[:, [ZEROS, column(1)]].tolist()
+    [[1, 2], [0, 0]]
+
+    Args:
+        gradients: tensors or IndexedSlices of any floating dtype and shape, or None. Every row of IndexedSlices counts,
+            rows with the same index too.
+
+    Returns:
+        An int64 tensor of shape [gradients, COLUMNS]; zeros for None.
+    """
+    each = [_Bits(gradient) for gradient in gradients]
+    rows = tf.stack([bits.by_exponent() for bits in each])
+    zeros = tf.stack([bits.number(0) for bits in each])
+    # Steps are finite as a rule: then the values are not read a third time.
+    infinite = tf.cond(
+        tf.reduce_any(rows[:, NAN] > 0),
+        lambda: tf.stack([bits.number(bits.infinity) for bits in each]),
+        lambda: tf.zeros_like(zeros),
+    )
+    moved = zeros * _from_to(column(LOWEST), ZEROS) + infinite * _from_to(NAN, INFINITE)
+    return rows + moved
+
+
+def _from_to(before: int, after: int) -> np.ndarray:
+    """Return what moves one count from a column to another, when it is added to a row."""
+    return np.eye(COLUMNS, dtype=np.int64)[[after]] - np.eye(COLUMNS, dtype=np.int64)[[before]]
+
+
+class _Bits:
+    """The bits of a gradient's values: a sign, an exponent, a mantissa."""
+
+    def __init__(self, gradient: Any):
+        if gradient is None:
+            gradient = tf.zeros([0])
+        values = tf.reshape(gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient, [-1])
+        if values.dtype == tf.float64:
+            self._signed, self._unsigned, self._mantissa, self._exponent = tf.int64, tf.uint64, 52, 11
+        else:
+            values = tf.cast(values, tf.float32)  # exact: its exponents go further than those of narrower formats
+            self._signed, self._unsigned, self._mantissa, self._exponent = tf.int32, tf.uint32, 23, 8
+        self._bits = tf.bitcast(values, self._unsigned)
+        self.infinity = (2**self._exponent - 1) << self._mantissa
+
+    def by_exponent(self) -> tf.Tensor:
+        """Return an int64 row of counts, in which zeros count as tiny and infinite values as NaN."""
+        exponents = 2**self._exponent
+        found = _histogram(
+            self._as_index(tf.bitwise.right_shift(self._bits, self._constant(self._mantissa))), 2 * exponents
+        )
+        columns = [column(bits - exponents // 2 + 1) for bits in range(exponents - 1)] + [NAN]
+        row = tf.math.unsorted_segment_sum(found, np.array(columns * 2), COLUMNS)
+        return tf.cast(row, tf.int64)  # a GPU stacks no int32
+
+    def number(self, of: int) -> tf.Tensor:
+        """Return the number of values, an int64 tensor of shape [1], that have these bits beside the sign."""
+        magnitude = tf.bitwise.bitwise_and(self._bits, self._constant(2 ** (self._mantissa + self._exponent) - 1))
+        found = _histogram(self._as_index(tf.bitwise.bitwise_xor(magnitude, self._constant(of))), 1)
+        return tf.cast(found, tf.int64)
+
+    def _constant(self, value: int) -> tf.Tensor:
+        return tf.constant(value, self._unsigned)
+
+    def _as_index(self, bits: tf.Tensor) -> tf.Tensor:
+        return tf.bitcast(bits, self._signed)
+
+
+def _histogram(indices: tf.Tensor, size: int) -> tf.Tensor:
+    """Return how often each number below `size` occurs; larger numbers are left out."""
+    # tf.math.bincount adds operations on all values to this one.
+    return tf.raw_ops.DenseBincount(
+        input=indices, size=tf.constant(size, indices.dtype), weights=tf.constant([], tf.int32)
+    )
+
+
+def _require_own_copies() -> None:
+    strategy = tf.distribute.get_strategy()
+    shared = (tf.distribute.ParameterServerStrategy, tf.distribute.experimental.CentralStorageStrategy)
+    if isinstance(strategy, shared):
+        raise ValueError(
+            f"Gradients cannot be counted by exponent under {type(strategy).__name__}, whose replicas share one copy "
+            'of each variable. Leave out diagnose="exponents", or count under MirroredStrategy or without a strategy.'
+        )
+
+
+def _value(variable: tf.Variable) -> Any:
+    """Return the value of a variable; 0 in a session in which it was not initialized."""
+    if tf.executing_eagerly():
+        return tf.convert_to_tensor(variable).numpy()
+    try:
+        return tf.compat.v1.get_default_session().run(variable)
+    except tf.errors.FailedPreconditionError:
+        return 0

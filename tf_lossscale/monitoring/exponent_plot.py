@@ -1,0 +1,205 @@
+"""Heat maps of exponents against the range of float16: by variable, and over the steps of a run."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import pathlib
+import posixpath
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tf_lossscale.libraries import optional
+from tf_lossscale.monitoring.exponents import FINITE, HIGHEST, INFINITE, LOWEST, NAN, ZEROS, ExponentCounts
+from tf_lossscale.monitoring.precision import MAXIMUM, NORMAL, SUBNORMAL
+from tf_lossscale.monitoring.precision_text import power
+from tf_lossscale.writing import whole_file
+
+# Where float16's ranges begin, and what becomes of the values above; those below the first vanish.
+_RANGES = ((SUBNORMAL - 1, "sub-\nnormal"), (NORMAL, "normal"), (MAXIMUM + 1, "over-\nflow"))
+_COLOURS = "viridis"  # ordered by lightness, also for readers who see fewer colours
+_SMALLEST_SHARE = 1e-4  # that has a colour of its own
+_ROW, _WIDTH, _TALLEST = 0.17, 8.0, 80.0  # inches
+_LONGEST_NAME = 34
+_DPI = 100
+
+
+def draw_variables(counts: ExponentCounts, out: pathlib.Path) -> None:
+    """Draw the exponents of each variable before and after scaling. The file is written whole or not at all.
+
+    Args:
+        counts: of one step.
+        out: the PNG or SVG to write.
+    """
+    rows = len(counts.names)
+    height = min(1.6 + _ROW * max(rows, 4), _TALLEST)
+    figure = _figure(_WIDTH, height)
+    panels = [("before scaling", counts.at(1.0)), (f"after scaling by {power(counts.scale)}", counts)]
+    if counts.scale == 1:
+        panels = [("of the gradient", counts)]
+    low, high = _range([each for _, each in panels])
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    edges = np.arange(rows + 1) - 0.5
+    for axis, (title, each) in zip(axes, panels):
+        positions, shares = _with_margins(_shares(each.counts), low, high)
+        mesh = axis.pcolormesh(positions, edges, shares, **_colours())
+        _mark_ranges(axis, low, high, along="x")
+        axis.set_xlabel(f"exponent {title}")
+    every = math.ceil(max(rows, 1) * _ROW / _TALLEST)
+    common, names = _without_common_folder(counts.names)
+    axes[0].set_yticks(range(0, rows, every), [_short(name) for name in names[::every]])
+    axes[0].set_ylim(max(rows, 1) - 0.5, -0.5)
+    figure.suptitle(f"gradients in step {counts.step}{f', variables of {common}' if common else ''}", fontsize=10)
+    colour_bar(figure, mesh, axes, "share of the variable's values")
+    save(figure, out)
+
+
+def draw_steps(run: Sequence[ExponentCounts], out: pathlib.Path) -> None:
+    """Draw the exponents of all variables together over the steps. The file is written whole or not at all.
+
+    Args:
+        run: the counts of its steps, at least one.
+        out: the PNG or SVG to write.
+    """
+    panels = [("before scaling", [counts.at(1.0) for counts in run]), ("after scaling", run)]
+    if all(counts.scale == 1 for counts in run):
+        panels = [("of the gradients", run)]
+    figure = _figure(_WIDTH, 1.0 + 3 * len(panels))
+    axes = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
+    for axis, (title, each) in zip(axes, panels):
+        mesh = steps_on(axis, each)
+        axis.set_ylabel(f"exponent {title}")
+    axes[-1].set_xlabel("step")
+    axes[-1].xaxis.set_major_locator(optional.load("matplotlib.ticker", "plot").MaxNLocator(integer=True))
+    colour_bar(figure, mesh, axes, "share of all values")
+    save(figure, out)
+
+
+def steps_on(axis: Any, run: Sequence[ExponentCounts]) -> Any:
+    """Draw the exponents over the steps on an axis of a figure, with the range of float16.
+
+    Args:
+        axis: of matplotlib.
+        run: the counts of its steps, at least one.
+
+    Returns:
+        The mesh, for a colour bar.
+    """
+    low, high = _range(run)
+    totals = np.concatenate([_shares(counts.counts.sum(axis=0, keepdims=True)) for counts in run])
+    positions, shares = _with_margins(totals, low, high)
+    mesh = axis.pcolormesh(_edges([counts.step for counts in run]), positions, shares.T, **_colours())
+    _mark_ranges(axis, low, high, along="y")
+    return mesh
+
+
+def colour_bar(figure: Any, mesh: Any, axes: Any, label: str) -> None:
+    """Draw the colours and the shares that they stand for below the axes.
+
+    Args:
+        figure: of matplotlib.
+        mesh: what `steps_on` returned.
+        axes: all axes of the figure.
+        label: what the shares are of.
+    """
+    bar = figure.colorbar(mesh, ax=list(axes), location="bottom", aspect=50, pad=0.01, label=label, extend="min")
+    bar.ax.set_xticks([1e-4, 1e-3, 1e-2, 1e-1, 1.0], ["0.01%", "0.1%", "1%", "10%", "100%"])
+
+
+def save(figure: Any, out: pathlib.Path) -> None:
+    """Write a figure. The file is written whole or not at all, and an SVG has no date, so that it can be compared.
+
+    Args:
+        figure: of matplotlib.
+        out: the PNG or SVG.
+    """
+    with whole_file(out) as temporary:
+        figure.savefig(temporary, dpi=_DPI, **({"metadata": {"Date": None}} if out.suffix == ".svg" else {}))
+
+
+def _figure(width: float, height: float) -> Any:
+    return optional.load("matplotlib.figure", "plot").Figure(figsize=(width, height), layout="constrained")
+
+
+def _colours() -> dict[str, Any]:
+    norm = optional.load("matplotlib.colors", "plot").LogNorm(_SMALLEST_SHARE, 1.0)
+    return {"cmap": _COLOURS, "norm": norm, "rasterized": True}  # an SVG with a shape for each cell takes megabytes
+
+
+def _range(run: Sequence[ExponentCounts]) -> tuple[int, int]:
+    """Return the lowest and the highest exponent to draw: all with values, and float16's range with a margin."""
+    values = np.concatenate([counts.counts[:, FINITE] for counts in run])
+    around = [SUBNORMAL - 7, MAXIMUM + 6, *(np.flatnonzero(values.sum(axis=0)) + LOWEST).tolist()]
+    return max(min(around), LOWEST), min(max(around), HIGHEST)
+
+
+def _shares(counts: np.ndarray) -> np.ndarray:
+    return counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+
+
+def _with_margins(shares: np.ndarray, low: int, high: int) -> tuple[list[int], np.ndarray]:
+    """Return the edges and values of what is drawn: zeros, a gap, the exponents, a gap, infinite values and NaNs."""
+    edges = [low - 4, low - 1, *range(low, high + 2), high + 2, high + 5]
+    bins = shares[:, FINITE][:, low - LOWEST : high + 1 - LOWEST]
+    gap = np.zeros([len(shares), 1])
+    drawn = np.hstack([shares[:, [ZEROS]], gap, bins, gap, shares[:, [INFINITE]] + shares[:, [NAN]]])
+    return edges, np.where(drawn > 0, drawn, np.nan)
+
+
+def _mark_ranges(axis: Any, low: int, high: int, along: str) -> None:
+    """Draw float16's ranges as lines, name them beside the axis, and write exponents as ticks."""
+    stroke = optional.load("matplotlib.patheffects", "plot").withStroke(linewidth=3, foreground="white")
+    line = axis.axvline if along == "x" else axis.axhline
+    begins = [low, *(begin for begin, _ in _RANGES), high + 1]
+    for begin in begins[1:-1]:
+        line(begin, color="black", linewidth=1, path_effects=[stroke])
+    for name, begin, end in zip(("vanish", *(name for _, name in _RANGES)), begins, begins[1:]):
+        middle = (begin + end) / 2
+        if along == "x":
+            where = {"xy": (middle, 1), "xycoords": ("data", "axes fraction"), "xytext": (0, 4), "ha": "center"}
+            if begin == low:  # a narrow range: its name must not reach into the next one
+                where |= {"xy": (end - 1, 1), "ha": "right"}
+        else:
+            where = {"xy": (1, middle), "xycoords": ("axes fraction", "data"), "xytext": (4, 0), "va": "center"}
+            name = name.replace("-\n", "")
+        axis.annotate(name, textcoords="offset points", fontsize=8, **where)
+    ticks = [exponent for exponent in range(LOWEST, HIGHEST, 8) if low + 3 <= exponent <= high - 1]
+    set_ticks = axis.set_xticks if along == "x" else axis.set_yticks
+    set_ticks([low - 2.5, *ticks, high + 3.5], ["zero", *map(str, ticks), "inf"])
+
+
+def _edges(steps: Sequence[int]) -> list[float]:
+    """Return the edges between steps, halfway; the first step is 1.
+
+    >>> _edges([1, 11, 21])
+    [0.5, 6.0, 16.0, 26.0]
+    """
+    middle = [(a + b) / 2 for a, b in itertools.pairwise(steps)]
+    before = steps[0] - (middle[0] - steps[0] if middle else 0.5)
+    after = steps[-1] + (steps[-1] - middle[-1] if middle else 0.5)
+    return [max(before, 0.5), *middle, after]
+
+
+def _without_common_folder(names: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the folder that the paths of all variables begin with, and their paths in it.
+
+    >>> _without_common_folder(["model/dense/kernel", "model/dense/bias"])
+    ('model/dense/', ['kernel', 'bias'])
+    >>> _without_common_folder(["kernel"])
+    ('', ['kernel'])
+    """
+    common = posixpath.commonpath([name.rpartition("/")[0] for name in names] or [""])
+    common = f"{common}/" if common else ""
+    return common, [name.removeprefix(common) for name in names]
+
+
+def _short(name: str) -> str:
+    """Return a name of at most 34 characters; the part in the middle tells least.
+
+    >>> _short("sequential/transformer/block_11/attention/query/kernel")
+    'sequential/trans…ion/query/kernel'
+    """
+    half = (_LONGEST_NAME - 1) // 2
+    return name if len(name) <= _LONGEST_NAME else f"{name[:half]}…{name[-half:]}"

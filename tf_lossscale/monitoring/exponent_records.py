@@ -1,0 +1,105 @@
+"""The file in which a run keeps its counts of exponents: a line of JSON for each counted step."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from tf_lossscale.monitoring.exponents import COLUMNS, FINITE, INFINITE, LOWEST, NAN, ZEROS, ExponentCounts, column
+
+#: The name of the file in the folder of a run.
+FILE = "exponents.jsonl"
+
+
+def append(folder: pathlib.Path | str, counts: ExponentCounts) -> None:
+    """Add the counts of a step to the file of a run.
+
+    >>> import tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> append(folder, ExponentCounts(("kernel",), np.ones([1, COLUMNS], np.int64), scale=1024.0, step=100))
+    >>> [counts.step for counts in read(folder)]
+    [100]
+
+    Args:
+        folder: the folder of the run; it is made if it is missing.
+        counts: of one step.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    folder = pathlib.Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / FILE).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(as_record(counts)) + "\n")
+
+
+def read(folder: pathlib.Path | str) -> list[ExponentCounts]:
+    """Read the counts of a run.
+
+    Args:
+        folder: the folder of the run.
+
+    Returns:
+        The counts by step. Of two counts of one step, the later one in the file: a resumed run repeats steps. The
+        incomplete last line of a killed run is left out.
+
+    Raises:
+        FileNotFoundError: the run has no such file.
+        ValueError: another line is damaged.
+    """
+    path = pathlib.Path(folder) / FILE
+    found: dict[int, ExponentCounts] = {}
+    *lines, _ = path.read_text(encoding="utf-8").split("\n")  # after the last line end nothing, or a part of a line
+    for number, line in enumerate(lines, 1):
+        try:
+            counts = from_record(json.loads(line))
+        except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+            raise ValueError(f"Line {number} of {path} is damaged: {error}. Delete the line.") from error
+        found[counts.step] = counts
+    return [found[step] for step in sorted(found)]
+
+
+def as_record(counts: ExponentCounts) -> dict[str, Any]:
+    """Return counts as JSON. The bins of a variable begin at its lowest exponent.
+
+    >>> row = np.zeros([1, COLUMNS], np.int64)
+    >>> row[0, column(-3)] = 5
+    >>> as_record(ExponentCounts(("kernel",), row, scale=1.0, step=1))["variables"]["kernel"]
+    {'zeros': 0, 'infinite': 0, 'nan': 0, 'lowest_exponent': -3, 'bins': [5]}
+
+    Args:
+        counts: of one step.
+    """
+    record: dict[str, Any] = {"step": counts.step, "scale": counts.scale, "full_precision": counts.full_precision}
+    record["variables"] = {}
+    for name, row in zip(counts.names, counts.counts):
+        bins = np.flatnonzero(row[FINITE])
+        first, last = (int(bins[0]), int(bins[-1])) if bins.size else (0, -1)
+        kept = [int(n) for n in row[FINITE][first : last + 1]]
+        fields = {"zeros": int(row[ZEROS]), "infinite": int(row[INFINITE]), "nan": int(row[NAN])}
+        record["variables"][name] = {**fields, "lowest_exponent": first + LOWEST, "bins": kept}
+    return record
+
+
+def from_record(record: dict[str, Any]) -> ExponentCounts:
+    """Return the counts that `as_record` made a record of.
+
+    >>> from_record({"step": 1, "scale": 1.0, "full_precision": False, "variables": {}}).names
+    ()
+
+    Args:
+        record: a dict, also after a round trip through JSON.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is no such record.
+    """
+    names = tuple(record["variables"])
+    counts: np.ndarray = np.zeros([len(names), COLUMNS], np.int64)
+    for row, fields in zip(counts, record["variables"].values()):
+        row[ZEROS], row[INFINITE], row[NAN] = fields["zeros"], fields["infinite"], fields["nan"]
+        first = column(fields["lowest_exponent"])
+        row[first : first + len(fields["bins"])] = fields["bins"]
+    return ExponentCounts(names, counts, float(record["scale"]), int(record["step"]), bool(record["full_precision"]))

@@ -1,0 +1,37 @@
+"""Counts of exponents as histograms in TensorBoard."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_lossscale.monitoring.exponents import FINITE, LOWEST, ExponentCounts
+
+_KIND = tf.compat.v1.SummaryMetadata(plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="histograms"))
+
+
+def write_histograms(counts: ExponentCounts, step: Any = None) -> None:
+    """Write a histogram of exponents for each variable to the default `tf.summary` writer.
+
+    A bucket from e to e + 1 holds the values from 2**e to 2**(e + 1), scaled, as they were counted.
+    `tf.summary.histogram` would need the values themselves.
+
+    >>> import tempfile
+    >>> from tf_lossscale.monitoring.exponents import COLUMNS
+    >>> counts = ExponentCounts(("kernel",), np.ones([1, COLUMNS], np.int64), scale=1.0, step=100)
+    >>> with tf.summary.create_file_writer(tempfile.mkdtemp()).as_default():
+    ...     write_histograms(counts)
+
+    Args:
+        counts: of one step.
+        step: an int; None for the step that was counted.
+    """
+    for name, row in zip(counts.names, counts.counts[:, FINITE]):
+        seen = np.flatnonzero(row)
+        if not seen.size:
+            continue
+        bins = np.arange(seen[0], seen[-1] + 1)
+        buckets = np.stack([bins + LOWEST, bins + LOWEST + 1, row[bins]], axis=1).astype(np.float64)
+        tf.summary.write(f"exponents/{name}", buckets, step=counts.step if step is None else step, metadata=_KIND)

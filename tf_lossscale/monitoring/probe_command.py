@@ -1,0 +1,196 @@
+"""The subcommand `probe`: a program trains as it does in float32, and a report says whether float16 fits it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import itertools
+import pathlib
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tf_lossscale.legacy.patches import Patches
+from tf_lossscale.legacy.run import add_program, run_program
+from tf_lossscale.monitoring import exponent_records
+from tf_lossscale.monitoring.precision import PrecisionReport
+from tf_lossscale.monitoring.precision_text import whether_float16_fits
+
+_EVERY = 10
+
+# Module with an optimizer class of a Keras -> the class. Keras 3 and Keras 2 have the first one.
+_PLACES = {
+    f"{package}.src.optimizers.{module}": name
+    for package in ("keras", "tf_keras")
+    for module, name in (("optimizer", "Optimizer"), ("legacy.optimizer_v2", "OptimizerV2"))
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `tf-lossscale probe`.
+
+    >>> parser = argparse.ArgumentParser()
+    >>> add_arguments(parser)
+    >>> arguments = parser.parse_args(["--every", "5", "train.py", "--epochs", "3"])
+    >>> arguments.every, arguments.script
+    (5, ['train.py', '--epochs', '3'])
+
+    Args:
+        parser: of the subcommand.
+    """
+    options = "%(prog)s [-h] [--every N] [--out FOLDER]"
+    parser.usage = f"{options} SCRIPT [ARG ...]\n       {options} -m MODULE [ARG ...]"
+    what = "steps from one counted step to the next; the report is about the last one (default: %(default)s)"
+    parser.add_argument("--every", type=_at_least_1, default=_EVERY, metavar="N", help=what)
+    what = "folder to write the counts to, for tf-lossscale plot"
+    parser.add_argument("--out", type=pathlib.Path, metavar="FOLDER", help=what)
+    add_program(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run `tf-lossscale probe`.
+
+    Args:
+        arguments: as `add_arguments` described them.
+
+    Returns:
+        The exit code of the program, or 2 if it was successful, but no gradient was counted.
+    """
+    with every_optimizer_probed(arguments.every) as probes:
+        try:
+            code = run_program(arguments, "probe")
+        except SystemExit as stop:
+            code = _code(stop)
+    counted = _report(probes, arguments.out)
+    return code if counted else code or 2
+
+
+@contextlib.contextmanager
+def every_optimizer_probed(every: int) -> Iterator[dict[str, Any]]:
+    """Count the gradients of each Keras optimizer that takes a step in a block.
+
+    >>> with every_optimizer_probed(1) as probes:
+    ...     import tensorflow as tf
+    ...     optimizer = tf.keras.optimizers.SGD(name="first")
+    ...     _ = optimizer.apply_gradients([(tf.constant([0.5]), tf.Variable([1.0]))])
+    >>> probes["first"].precision_report().total.values
+    1
+
+    Args:
+        every: the number of steps from one counted step to the next.
+
+    Yields:
+        The `Probe` of each optimizer that took a step, by the optimizer's name; None if it scales its loss already.
+    """
+    patches, probes = Patches(), _Probes(every)
+    for module, name in _PLACES.items():
+        patches.when_imported(module, functools.partial(probes.watch, name))
+    try:
+        with probes.entered:
+            yield probes.by_name
+    finally:
+        patches.undo()
+
+
+class _Probes:
+    def __init__(self, every: int):
+        self.by_name: dict[str, Any] = {}
+        self.entered = contextlib.ExitStack()
+        self._every = every
+        self._known: dict[int, Any] = {}  # the optimizers, kept alive so that no other one gets their id
+
+    def watch(self, name: str, patches: Patches, module: types.ModuleType) -> None:
+        """Have the optimizers of a class probed from their first step on."""
+        cls: Any = getattr(module, name)
+        methods = {method: getattr(cls, method) for method in ("apply", "apply_gradients") if hasattr(cls, method)}
+        patches.put(cls, {method: self._watched(original) for method, original in methods.items()})
+
+    def _watched(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        from tf_lossscale.core.graphs import do_not_convert  # TensorFlow is loaded: a module of Keras was imported
+
+        @do_not_convert
+        @functools.wraps(method)
+        def watched(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            bound = functools.partial(method, optimizer)
+            if id(optimizer) not in self._known:
+                self._known[id(optimizer)] = optimizer
+                probe = self._enter(optimizer)
+                if probe is not None:
+                    # The next steps are counted by the optimizer's own methods; this one is inside of them already.
+                    bound = probe.method(bound)
+            return bound(*args, **kwargs)
+
+        return watched
+
+    def _enter(self, optimizer: Any) -> Any:
+        from tf_lossscale.monitoring.probing import probe
+        from tf_lossscale.wrapper import families
+
+        name = self._free_name(getattr(optimizer, "name", None) or type(optimizer).__name__)
+        if families.scales_losses(optimizer) or families.is_wrapped(optimizer):
+            inner = getattr(optimizer, "inner_optimizer", None)
+            self._known[id(inner)] = inner
+            self.by_name[name] = None
+            return None
+        self.by_name[name] = self.entered.enter_context(probe(optimizer, self._every))
+        return self.by_name[name]
+
+    def _free_name(self, name: str) -> str:
+        names = itertools.chain([name], (f"{name}_{i}" for i in itertools.count(1)))
+        return next(each for each in names if each not in self.by_name)
+
+
+def _report(probes: dict[str, Any], out: pathlib.Path | None) -> bool:
+    """Print a report for each optimizer; return whether there is one."""
+    found = False
+    if not probes:
+        _say("no optimizer of Keras 3 or tf_keras took a step. For others, use tf_lossscale.probe(optimizer).")
+    for name, probe in probes.items():
+        if probe is None:
+            _say(
+                f"{name} scales its loss already. Wrap its inner optimizer in LossScaleOptimizer(inner, "
+                'diagnose="exponents"), and read precision_report().'
+            )
+            continue
+        try:
+            report = probe.precision_report()
+        except (ValueError, RuntimeError) as error:
+            _say(f"{name}: {error}")
+            continue
+        found = True
+        _print(name, report)
+        if out is not None:
+            folder = out if len(probes) == 1 else out / name
+            report.write(folder)
+            print(f"wrote {folder / exponent_records.FILE}, which tf-lossscale plot {folder} draws")
+    return found
+
+
+def _print(name: str, report: PrecisionReport) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    console.print(f"\nGradients of {name} in step {report.step}", markup=False)
+    console.print(report)
+    console.print(f"\n{whether_float16_fits(report)}", markup=False)
+
+
+def _say(message: str) -> None:
+    print(f"tf-lossscale probe: {message}", file=sys.stderr)
+
+
+def _code(stop: SystemExit) -> int:
+    """Return the exit code that Python would end with."""
+    if stop.code is None or isinstance(stop.code, int):
+        return stop.code or 0
+    print(stop.code, file=sys.stderr)
+    return 1
+
+
+def _at_least_1(text: str) -> int:
+    with contextlib.suppress(ValueError):
+        if int(text) >= 1:
+            return int(text)
+    raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, but got: {text}")
