@@ -37,7 +37,7 @@ def positions(tensors: Sequence[Any]) -> list[list[int]]:
         Lists of positions, each of small tensors of one dtype, shape and device, up to a megabyte in total. Empty where
         XLA compiles, because XLA fuses operations itself.
     """
-    if not tricks.on("stacks") or (not tf.executing_eagerly() and compiled()):
+    if "stacks" not in tricks.in_use or (not tf.executing_eagerly() and compiled()):
         return []
     alike: dict[Any, list[int]] = {}
     for i, tensor in enumerate(tensors):
@@ -289,13 +289,13 @@ def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
         stack = scaling.divide(stacked(found, group), scale)  # the graph optimizer merges no operations across a stack
         for i, part in zip(group, unstacked(stack, [Scaled(found[i], scale) for i in group])):
             result[i] = part
-    compiled_by_xla = compiled()
+    compiled_by_xla, late = compiled(), "late unscaling" in tricks.in_use
 
     def unscaled_alone(values: tf.Tensor) -> tf.Tensor:
         values = optimization_barrier(values)
         quotient = scaling.divide(values, scale)
         # A float16 sum of scaled gradients, as the check would compute it, often overflows.
-        if tricks.on("late unscaling") and values.dtype != tf.float16 and (compiled_by_xla or not is_small(values)):
+        if late and values.dtype != tf.float16 and (compiled_by_xla or not is_small(values)):
             note_origin(quotient, Scaled(values, scale))
         return quotient
 
@@ -324,7 +324,7 @@ def as_arguments(
 def sum_over_replicas(gradients: list[Any]) -> list[Any]:
     """Sum small gradients in stacks; see `core.replicas.sum_over_replicas`."""
     plain = replicas.sum_over_replicas.plain  # type: ignore[attr-defined]
-    if not (tricks.on("stacked sums") and tf.distribute.has_strategy()):
+    if "stacked sums" not in tricks.in_use or not tf.distribute.has_strategy():
         return plain(gradients)
     packed = Packed(gradients, scaled=False)
     return packed.unpacked(tensors=plain(packed.tensors))
