@@ -247,7 +247,8 @@ class Contract:
     def _calls_in(self, places: list[Any]) -> list[_Call]:
         """Return this thread's calls, or else, in a function, all threads' calls: replicas are such threads."""
         found: list[_Call] = []
-        for calls in [self._calls.get(place, {}) for place in places]:
+        for place in places:
+            calls = self._calls.get(place, {})
             own = calls.get(threading.current_thread())
             if own is not None:
                 found.append(own)

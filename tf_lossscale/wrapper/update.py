@@ -50,6 +50,7 @@ class Update(step.Update):
         if optimizer._clusters is None or not self._compiles():
             self._build()
             return
+        # A compiled step has no merge call, so each replica writes its own copies: all variables must have them.
         with replicas.independent_writes():
             if tf.distribute.has_strategy():
                 replicas.once(optimizer._loss_scale.give_copies)
@@ -130,7 +131,7 @@ class Update(step.Update):
         types = [
             None if g is None else (g.dtype, g.shape, place.setdefault(id(g), len(place))) for g in self._gradients
         ]
-        traits = [[getattr(variable, name, None) for name in _TRAITS] for variable in self._variables]
+        traits = [getattr(variable, name, None) for variable in self._variables for name in _TRAITS]
         scale, arguments = self.optimizer._loss_scale, (self._scaled, aggregate, self._count_skipped, self._keywords)
         held = [tf.distribute.get_strategy(), types, self._variables, traits, arguments, scale, self._family.inner]
         return Cluster(self.optimizer._clusters, held, (*self._family.set_in_each_step, *scale.not_in_a_step))

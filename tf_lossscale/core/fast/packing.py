@@ -232,17 +232,12 @@ class Packed:
             unpacked: the result of `unpacked`, after operations have been built on it.
         """
         late = [i for i, tensor in zip(self._alone, self.tensors[len(self._stacked) :]) if isinstance(tensor, Scaled)]
-        made = [unpacked[i] for i in late if _is_large(unpacked[i])]
+        made = [unpacked[i] for i in late if (unpacked[i].shape.num_elements() or 0) > _HELD]
         for before, after in itertools.pairwise(made):
             users = before.consumers()
             if any(_depends_on(user, after.op) for user in users):
                 return  # for example on the norm of all gradients
-            _wait(after.op, users)
-
-
-def _is_large(tensor: tf.Tensor) -> bool:
-    values = tensor.shape.num_elements()
-    return values is not None and values > _HELD
+            after.op._add_control_inputs(users)  # private: a test of the peak memory fails without this line
 
 
 def _whole_stacks(origins: Sequence[Any]) -> list[tuple[tf.Tensor, list[int]]]:
@@ -269,10 +264,6 @@ def _depends_on(operation: Any, other: Any) -> bool:
             seen.add(one.name)
             waiting += [tensor.op for tensor in one.inputs] + list(one.control_inputs)
     return False
-
-
-def _wait(operation: Any, for_these: list[Any]) -> None:
-    operation._add_control_inputs(for_these)  # private: a test of the peak memory fails if this is removed
 
 
 # The twins. ---------------------------------------------------------------------------------------------------------
