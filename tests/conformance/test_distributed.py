@@ -12,9 +12,8 @@ from tests.conformance import recordings, replay
 
 FILES = ["lso_tf24", "lso_tf28", "lso_tfkeras221_legacy", "lso_tfkeras221_new", "keras3_lso"]
 
-# Keras 3 looks only at the gradient of replica 0 and applies the NaN of another; the recording of tf_keras ends in
-# errors of its collectives. There, what TensorFlow 2.8 did with the same gradients is what we do around all of them;
-# Keras 3's contract does not count skips.
+# Keras 3 looks only at the gradient of replica 0 and applies the NaN of another. There, what TensorFlow 2.8 did with
+# the same gradients is what we do around all optimizers; Keras 3's contract does not count skips.
 RIGHT = "lso_tf28"
 
 

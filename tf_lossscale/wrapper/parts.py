@@ -1,4 +1,4 @@
-"""What every wrapper has: its attributes, and methods that call the inner optimizer's method of the same name."""
+"""The attributes of every wrapper, and methods that call the inner optimizer's method of the same name."""
 
 from __future__ import annotations
 
