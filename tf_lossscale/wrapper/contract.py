@@ -171,7 +171,7 @@ class Contract:
     def _takes_scaled(self, gradients: Iterable[Any], scaled_after: dict[str, bool], otherwise: bool) -> bool:
         with self._lock:
             places = _places()
-            some_unscaled, all_unscaled = notes.are_unscaled(gradients)
+            some_unscaled, all_unscaled = notes.any_and_all_unscaled(gradients)
             answers, in_same_function = ({False}, True) if all_unscaled else self._answers(places, scaled_after)
             if len(answers) > 1 or (True in answers and some_unscaled):
                 raise RuntimeError(
@@ -210,7 +210,7 @@ class Contract:
         one.
         """
         gradients = [gradient for gradient in gradients if gradient is not None]
-        unscaled, _ = notes.are_unscaled(gradients)
+        unscaled, _ = notes.any_and_all_unscaled(gradients)
         may_be_unscaled = False
         thread, places = threading.current_thread(), _places()
         with self._lock:

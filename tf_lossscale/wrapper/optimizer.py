@@ -615,6 +615,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     @property
     def _loss_scale(self) -> Any:
+        """The `LossScale`. Old code replaces it by assignment."""
         return vars(self)["_scale"]
 
     @_loss_scale.setter
