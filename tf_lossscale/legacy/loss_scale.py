@@ -63,7 +63,7 @@ class LossScale(TensorLike, state.LossScale, abc.ABC):
 
     @abc.abstractmethod
     def get_config(self) -> dict[str, Any]:
-        """Return what the constructor needs."""
+        """Return the arguments of the constructor, by name."""
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> LossScale:
@@ -76,7 +76,7 @@ class LossScale(TensorLike, state.LossScale, abc.ABC):
     #: The initial scale, which is unknown for a user-defined loss scale.
     initial_scale = float("nan")
 
-    # The core's interface on top of the old one, whose `update` checks and records at once.
+    # The core calls `check` and `record`. The old `update` does both at once, so `check` calls it.
 
     def check(self, gradients: Iterable[Gradient], **norm: tf.Tensor) -> tf.Tensor:
         del norm
@@ -130,7 +130,7 @@ class FixedLossScale(LossScale, state.FixedLossScale):
         return tf.no_op(), True
 
     def get_config(self) -> dict[str, Any]:
-        """Return what the constructor needs."""
+        """Return the arguments of the constructor, by name."""
         return {"loss_scale_value": self.initial_scale}
 
     def __repr__(self) -> str:
@@ -218,7 +218,7 @@ class DynamicLossScale(LossScale, state.DynamicLossScale):
         return (None if tf.executing_eagerly() else finished(done)), apply
 
     def get_config(self) -> dict[str, Any]:
-        """Return what the constructor needs."""
+        """Return the arguments of the constructor, by name."""
         return {
             "initial_loss_scale": self.initial_loss_scale,
             "increment_period": self.increment_period,
