@@ -57,7 +57,7 @@ def contender(make, shapes, mode):
 
 
 def torch_contender(shapes):
-    """Return the same for PyTorch's Adafactor."""
+    """Return a step of PyTorch's Adafactor, and the size of its state in bytes."""
     import torch
 
     parameters = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]

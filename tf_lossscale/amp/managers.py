@@ -241,7 +241,7 @@ class DynamicLossScaleUpdateCell(tf.Module):
         return overflow
 
     def as_loss_scale(self) -> LossScale:
-        """Return a loss scale for `LossScaleOptimizer` with the same rule. The cell's own variables do not change."""
+        """Return a loss scale for `LossScaleOptimizer` with the same rule. It has its own variables."""
         return DynamicLossScale(self.loss_scale_value, self._rules)
 
 
