@@ -1,9 +1,9 @@
-"""`python -m fuzz`: runs random programs and faults for some minutes.
+"""`python -m fuzz`: runs random programs and fault injections for some minutes.
 
     python -m fuzz [--minutes 10] [--seed 1] [--only programs|libraries|faults]
 
-A failing program is shrunk and printed as a test. A failing fault is printed as a call. The exit code is 1 after a
-failure, else 0.
+A failing program is shrunk and printed as a test. A failing fault injection is printed as a call. The exit code is 1
+after a failure, else 0.
 """
 
 import argparse
@@ -30,7 +30,7 @@ STRATEGIES = {"programs": programs.programs, "libraries": programs.library_progr
 
 
 def main(arguments=None):
-    """Run programs and faults, and return the exit code."""
+    """Run random programs and fault injections, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=10.0, help="nothing is begun after them")
     parser.add_argument("--seed", type=int, help="of an earlier run, which is repeated")

@@ -84,7 +84,7 @@ def test_the_last_counted_step_is_drawn_or_a_chosen_one(tmp_path, capsys):
     assert "gradients in step 300" in (tmp_path / "chosen_exponents.svg").read_text()
     assert plot(tmp_path, "--step", "7") == 2
     error = capsys.readouterr().err
-    assert "--step 7 was not counted. The steps that were: 100, 200, 300, 400, 500, ..., 1600," in error
+    assert "--step 7: this step has no exponent counts. Steps with counts: 100, 200, 300, 400, 500, ..., 1600," in error
     scalars(tmp_path / "old")
     assert plot(tmp_path / "old", "--step", "7") == 2
     assert "has no exponents.jsonl" in capsys.readouterr().err

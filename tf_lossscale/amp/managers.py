@@ -184,7 +184,7 @@ class FixedLossScaleUpdateCell:
 
 
 class DynamicLossScaleUpdateCell(tf.Module):
-    """The update of a dynamic scale, for a graph: moves a scale variable, and counts in its own variables.
+    """The update of a dynamic scale, for a graph: moves a scale variable, and counts steps in its own variables.
 
     >>> cell = DynamicLossScaleUpdateCell(64.0, 2, 3)
     >>> scale = tf.Variable(64.0)

@@ -93,7 +93,7 @@ def _pictures(
             "tf_lossscale.LossScaleMonitor(log_dir=...) or tf_lossscale.write_summary(optimizer)."
         )
     if step is not None and not counted:
-        raise ValueError(f"--step chooses the counts of a step, but {logdir} has no {records.FILE}.")
+        raise ValueError(f"--step selects a step with exponent counts, but {logdir} has no {records.FILE}.")
     pictures: dict[pathlib.Path, tuple[Callable[[pathlib.Path], None], list[str]]] = {}
     if runs:
         pictures[out] = functools.partial(draw, runs), list(runs)
@@ -120,7 +120,7 @@ def _chosen(run: list[ExponentCounts], step: int | None) -> ExponentCounts:
         return run[-1]
     counted = [str(counts.step) for counts in run]
     some = ", ".join(counted if len(counted) <= 10 else [*counted[:5], "...", *counted[-5:]])
-    raise ValueError(f"--step {step} was not counted. The steps that were: {some}.")
+    raise ValueError(f"--step {step}: this step has no exponent counts. Steps with counts: {some}.")
 
 
 def _name_of(folder: pathlib.Path, logdir: pathlib.Path) -> str:

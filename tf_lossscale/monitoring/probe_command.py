@@ -108,9 +108,9 @@ class _Probes:
         patches.put(cls, {method: self._watched(original) for method, original in methods.items()})
 
     def _watched(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        from tf_lossscale.core.graphs import as_written  # TensorFlow is loaded: a module of Keras was imported
+        from tf_lossscale.core.graphs import do_not_convert  # TensorFlow is loaded: a module of Keras was imported
 
-        @as_written
+        @do_not_convert
         @functools.wraps(method)
         def watched(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             bound = functools.partial(method, optimizer)

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tf_lossscale import errors
 from tf_lossscale.core import replicas, scaling
 from tf_lossscale.core.exponents import EVERY, Exponents
-from tf_lossscale.core.graphs import as_written
+from tf_lossscale.core.graphs import do_not_convert
 from tf_lossscale.precision.counts import ExponentCounts
 from tf_lossscale.precision.report import PrecisionReport, precision_report
 from tf_lossscale.wrapper import families
@@ -133,7 +133,7 @@ class Probe:
             method: a bound method of gradients and variables, or of pairs of them.
         """
 
-        @as_written
+        @do_not_convert
         def counted(*args: Any, **kwargs: Any) -> Any:
             if self._thread.inside or tf.distribute.in_cross_replica_context():  # one method may call the other
                 return method(*args, **kwargs)

@@ -68,7 +68,7 @@ def plot(history: Sequence[Record], exponents: Sequence[ExponentCounts], path: p
     for axes, values in ((above, loss), (below, scale)):
         axes.plot(steps[skipped], values[skipped], "x", color="tab:red", label=f"{len(skipped)} skipped steps")
         axes.grid(alpha=0.3)
-    above.legend(loc="upper right")  # the scale's curve may be anywhere in its half, the loss falls
+    above.legend(loc="upper right")  # the loss falls, so this corner of its plot is free
     for axes in heat:
         exponent_plot.colour_bar(
             figure, exponent_plot.steps_on(axes, exponents), [above, below, axes], "share of all values"

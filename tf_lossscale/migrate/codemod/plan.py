@@ -75,7 +75,7 @@ class Planner(Visitor):
     def _call_of_old_name(self, node: cst.Call, meaning: Meaning) -> None:
         roles = meaning.roles
         if node.func in self._edits.frozen or not roles & {*names.WRAPPERS, table.GRAPH_REWRITE}:
-            return  # a name that is only renamed, which visiting the name does
+            return  # only the name changes: `visit_Name` or `visit_Attribute` renames it
         self._handled.add(node.func)
         if roles == {table.GRAPH_REWRITE}:
             self._graph_rewrite(node, meaning)
