@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_lossscale.adapters import tf1
 from tf_lossscale.core import state
-from tf_lossscale.core.graphs import as_written, finished
+from tf_lossscale.core.graphs import do_not_convert, finished
 from tf_lossscale.core.rules import Rules
 from tf_lossscale.legacy.private_names import Replaceable, replaced
 from tf_lossscale.wrapper import families
@@ -138,7 +138,7 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
         """Return the current scale, a float32 scalar tensor."""
         return tf.convert_to_tensor(self._loss_scale)
 
-    @as_written
+    @do_not_convert
     def update_loss_scale(self, finite_grads: tf.Tensor | bool) -> tf.Operation | None:
         """Move the scale after a step.
 

@@ -11,8 +11,7 @@ import tensorflow as tf
 
 from tf_lossscale.core import finite as finite_lib
 from tf_lossscale.core import replicas, state
-from tf_lossscale.core.graphs import as_written as _as_written
-from tf_lossscale.core.graphs import finished
+from tf_lossscale.core.graphs import do_not_convert, finished
 from tf_lossscale.core.variables import as_number
 from tf_lossscale.legacy import versions
 from tf_lossscale.legacy.private_names import Replaceable, replaced
@@ -200,7 +199,7 @@ class DynamicLossScale(LossScale, state.DynamicLossScale):
     def __call__(self) -> tf.Tensor:
         return state.DynamicLossScale.__call__(self)
 
-    @_as_written
+    @do_not_convert
     def update(self, grads: Iterable[Gradient]) -> tuple[tf.Operation | None, tf.Tensor | bool]:
         """Move the scale after a step.
 

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_lossscale.libraries import optional
-from tf_lossscale.monitoring.exponents import ExponentCounts
+from tf_lossscale.precision.counts import ExponentCounts
 from tf_lossscale.training.settings import Settings, Setup
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 

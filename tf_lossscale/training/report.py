@@ -10,7 +10,7 @@ import numpy as np
 
 from tf_lossscale.libraries import optional
 from tf_lossscale.monitoring import exponent_plot
-from tf_lossscale.monitoring.exponents import ExponentCounts
+from tf_lossscale.precision.counts import ExponentCounts
 from tf_lossscale.training.lenet import Record, Run
 from tf_lossscale.training.settings import Settings
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale.monitoring.exponent_records import as_record, from_record
+from tf_lossscale.precision.records import as_record, from_record
 from tf_lossscale.training.lenet import Record, Run
 from tf_lossscale.training.settings import Settings
 from tf_lossscale.writing import checkpoint_errors_are_os_errors, name_latest_checkpoint, whole_file
