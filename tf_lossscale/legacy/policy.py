@@ -163,7 +163,7 @@ def _policy_class(library: Any) -> Any:
 
         Args:
             name: "mixed_float16", "mixed_bfloat16" or the name of a dtype.
-            loss_scale: "dynamic", a number, a LossScale, a config, or None for none; "auto" is "dynamic" for
+            loss_scale: "dynamic", a number, a LossScale, a config, or None for no loss scale; "auto" is "dynamic" for
                 "mixed_float16" and None otherwise.
 
         Source: `tf.keras.mixed_precision.experimental.Policy`,

@@ -39,20 +39,21 @@ _TODAY = {"GradientDescent": "SGD", "Momentum": "SGD", "RMSProp": "RMSprop"}
 # Numerical differences between the libraries, which `restore` and docs/migration.md report.
 DIFFERENCES = {
     "RMSprop": (
-        "RMSprop without momentum: the file's divides by sqrt(v) + epsilon, today's by sqrt(v + epsilon). Take the old "
-        "epsilon squared: steps then differ by epsilon / sqrt(v), relatively."
+        "RMSprop without momentum: the saved optimizer divides by sqrt(v) + epsilon, the current one by "
+        "sqrt(v + epsilon). Pass the square of the old epsilon: the relative difference of a step is then "
+        "epsilon / sqrt(v)."
     ),
     "Adagrad": (
-        "Adagrad: the file's divides by sqrt(a) + epsilon, today's by sqrt(a + epsilon). Take the old epsilon squared: "
-        "steps then differ by epsilon / sqrt(a), relatively."
+        "Adagrad: the saved optimizer divides by sqrt(a) + epsilon, the current one by sqrt(a + epsilon). Pass the "
+        "square of the old epsilon: the relative difference of a step is then epsilon / sqrt(a)."
     ),
     "AdamW": (
-        "AdamW: TensorFlow Addons' subtracts weight_decay times the variable, today's learning_rate times that. Divide "
-        "the old weight_decay by the learning rate."
+        "AdamW: TensorFlow Addons subtracts weight_decay times the variable, the current optimizer learning_rate times "
+        "weight_decay times the variable. Divide the old weight_decay by the learning rate."
     ),
     "Nadam": (
-        "Nadam: today's schedule of the momentum warms up 250 times as fast, so the steps are other ones. The moments "
-        "are taken over, and the product of momenta is what today's schedule makes it."
+        "Nadam: the momentum schedule of the current optimizer warms up 250 times as fast, so the steps differ. The "
+        "moments are restored, and the product of momenta is computed from the current schedule."
     ),
 }
 
@@ -156,7 +157,7 @@ def canonical(name: str | None, slots: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         name: a key of `ATTRIBUTES`; None to keep the names.
-        slots: by TensorFlow 2's names, or by the attributes of Keras 3 and tf_keras.
+        slots: the slots by TensorFlow 2's names, or by the attributes of Keras 3 and tf_keras.
     """
     back = {attribute: slot for slot, attribute in ATTRIBUTES.get(name or "", {}).items()}
     return {back.get(attribute, attribute): each for attribute, each in slots.items()}
@@ -224,7 +225,7 @@ def nadam_product(beta_1: float, iterations: int, decay: float = 1.0) -> float:
 
     Args:
         beta_1: the optimizer's `beta_1`.
-        iterations: steps taken.
+        iterations: the number of steps taken.
         decay: 1 for Keras 3 and tf_keras; 0.004 for TensorFlow 2's, tf_keras legacy.
 
     Returns:

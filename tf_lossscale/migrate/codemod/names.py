@@ -38,7 +38,7 @@ _ROOTS = (
     ("tf_keras.", "keras."),
     ("keras.src.", "keras."),
     ("keras.api._v2.keras.", "keras."),
-    # No library had this module, but an alias may lead there.
+    # No library had this module, but an alias may resolve to this name.
     ("keras.mixed_precision.experimental.experimental.", "keras.mixed_precision.experimental."),
 )
 

@@ -35,7 +35,9 @@ _SEVERAL = (cst.Tuple, cst.List)
 
 # Nodes that pass a module to another name, which is not tracked.
 _LOSING = (cst.DictElement, cst.Param, cst.WithItem)
-_NOT_FOLLOWED = "this module goes where this tool does not follow it. The names that are used there are not changed."
+_NOT_FOLLOWED = (
+    "this tool cannot follow the module any further. Old names that are looked up in it elsewhere are not changed."
+)
 _NOT = m.UnaryOperation(m.Not())
 _ASSERTS = m.Attribute(attr=m.Name("assertIsInstance") | m.Name("assertNotIsInstance"))
 _TYPING = {"typing.cast", "typing.TypeVar"}
@@ -237,7 +239,7 @@ class Planner(Visitor):
         old = {old.role for _, old in self._resolver.meaning(node).old if old.new != same}
         if not gone and old <= {table.OURS}:
             return True
-        self._edits.todo(node, "another name is used in its place, so what is assigned here has no effect.")
+        self._edits.todo(node, "the rewritten code uses another name, so this assignment has no effect.")
         return False
 
     def _is_tried(self, node: cst.Attribute) -> bool:

@@ -55,7 +55,7 @@ class PolicyPlanner(Visitor):
         self._policies: list[tuple[cst.Call, cst.BaseExpression, int]] = []  # (call, name, index of loss_scale)
         self._wraps = False
         self._reads: list[cst.Attribute] = []
-        self._casts: list[cst.Attribute] = []  # reads of should_cast_variables
+        self._casts: list[cst.Attribute] = []  # attributes `should_cast_variables` that are read
 
     def visit_Call(self, node: cst.Call) -> None:
         meaning = self._resolver.meaning(node.func)

@@ -331,7 +331,7 @@ def _stem(path: str) -> str:
 
 
 def tail(path: str) -> str:
-    """Return the last part of a module's name.
+    """Return the last part of the name of a file's module.
 
     >>> tail("/p/compat.py"), tail("/p/package/__init__.py")
     ('compat', 'package')
@@ -355,9 +355,6 @@ def leads_to_old(dotted: str) -> bool:
 
     Args:
         dotted: a qualified name.
-
-    Returns:
-        True if so.
     """
     name = names.canonical(dotted)
     return name in ("tensorflow.compat", "tensorflow.compat.v1") or names.is_beginning(name)

@@ -153,8 +153,7 @@ class Tree:
     def reaching(self, name: cst.Name) -> list[object]:
         """Return the assignments that can reach this use.
 
-        A use in a function comes after the assignments before the function. Assignments after the function may come
-        first.
+        In a function, a use runs after the assignments above the function. Those below the function may run before it.
         """
         assignments = self.assignments(name)
         scopes = {getattr(a, "scope", None) for a in assignments}

@@ -66,7 +66,7 @@ class UnseenPlanner(Visitor):
                 self._edits.notice(
                     node,
                     "the module is the result of a call, which this tool does not follow. If it is an old module of "
-                    "TensorFlow, tf_lossscale.install() serves it.",
+                    "TensorFlow, call tf_lossscale.install(), which restores its names.",
                 )
         if name is None or name.split(".", 1)[0] not in LIBRARIES:
             return
