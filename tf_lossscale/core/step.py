@@ -86,17 +86,19 @@ def step(loss_scale: LossScale, update: Update) -> Any:
     """
     try:
         counted = update.count_exponents()
-        gradients = update.unscale()
-        agreed = None
-        if update.aggregate:
-            gradients = update.reduce(gradients)
-        elif loss_scale.may_skip and replicas.several_replicas():
-            # The caller has summed the gradients. Replicas may still differ, but must take the same decision.
-            all_values = loss_scale.reads_gradients or loss_scale.uses_norm
-            agreed = finite.agreed(gradients, exactly=update.observes, all_values=all_values)
-        take = _take if update.cluster is None else _take_compiled
-        taken = take(loss_scale, update, gradients, agreed)
-        return tf.group(*operations([taken, counted])) if counted else taken
+        # In a legacy graph nothing else orders the count before the step, which moves the scale that the count reads.
+        with tf.control_dependencies(operations(counted)):
+            gradients = update.unscale()
+            agreed = None
+            if update.aggregate:
+                gradients = update.reduce(gradients)
+            elif loss_scale.may_skip and replicas.several_replicas():
+                # The caller has summed the gradients. Replicas may still differ, but must take the same decision.
+                all_values = loss_scale.reads_gradients or loss_scale.uses_norm
+                agreed = finite.agreed(gradients, exactly=update.observes, all_values=all_values)
+            take = _take if update.cluster is None else _take_compiled
+            taken = take(loss_scale, update, gradients, agreed)
+            return tf.group(*operations([taken, counted])) if counted else taken
     except RuntimeError as error:
         replicas.explain_refused_merge_call(error)
         raise
