@@ -64,6 +64,14 @@ def test_each_run_has_pictures_of_its_own(tmp_path):
     assert len(list(tmp_path.glob("loss_scale_exponents_b_c*.png"))) == 2
 
 
+def test_runs_with_the_same_picture_are_named(tmp_path, capsys):
+    write(tmp_path / "a" / "b", [1])
+    write(tmp_path / "a_b", [1])
+    assert plot(tmp_path) == 2
+    assert "a/b and a_b, have the same picture loss_scale_exponents_a_b.png" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*.png"))
+
+
 def test_no_picture_is_drawn_if_one_is_there(tmp_path, capsys):
     scalars(tmp_path)
     write(tmp_path, [1])

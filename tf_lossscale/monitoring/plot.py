@@ -100,8 +100,15 @@ def _pictures(
     for name, run in counted.items():
         of = f"{out.stem}_exponents" + f"_{name.replace(os.sep, '_')}" * (len(counted) > 1)
         chosen = _chosen(run, step)
-        pictures[out.with_name(f"{of}{out.suffix}")] = functools.partial(draw_variables, chosen), [name]
-        pictures[out.with_name(f"{of}_by_step{out.suffix}")] = functools.partial(draw_steps, run), [name]
+        drawn = {"": functools.partial(draw_variables, chosen), "_by_step": functools.partial(draw_steps, run)}
+        for what, draw_it in drawn.items():
+            path = out.with_name(f"{of}{what}{out.suffix}")
+            if path in pictures:
+                raise ValueError(
+                    f"Two runs in {logdir}, {pictures[path][1][0]} and {name}, have the same picture {path.name}. Plot "
+                    "each folder alone, or rename one."
+                )
+            pictures[path] = draw_it, [name]
     return pictures
 
 
