@@ -26,7 +26,7 @@ _SHAPES = ("200 x 1k", workloads.RESNET, "4 x 4M", *workloads.MODELS)
 
 
 def cells() -> Iterator[dict[str, str]]:
-    """Yield the cells that this module measures."""
+    """Yield the cells of the result table that this module measures."""
     for mode, family, workload in itertools.product(TRICKS, ("Keras 3", "tf_keras legacy"), _SHAPES):
         if mode not in (TRACING, MEMORY):
             yield {"what": WHAT, "mode": mode, "family": family, "workload": workload}

@@ -58,7 +58,7 @@ def contender(make, shapes, mode):
 
 
 def torch_contender(shapes):
-    """Return a function that takes one step of PyTorch's Adafactor, and the size of its state in bytes."""
+    """Return a step of PyTorch's Adafactor, and the size of its state in bytes."""
     import torch
 
     parameters = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]

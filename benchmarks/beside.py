@@ -15,7 +15,7 @@ CACHED = f"{contenders.OURS_COMPILED}, with XLA's persistent cache"
 
 
 def cells() -> Iterator[dict[str, str]]:
-    """Yield the cells that this module measures."""
+    """Yield the cells of the result table that this module measures."""
     for workload in ("200 x 1k", workloads.RESNET, steps.LARGE):
         yield {"what": WHAT, "mode": "tf.function", "family": "all", "workload": workload}
     for family in ("Keras 3", "tf_keras legacy"):

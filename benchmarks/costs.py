@@ -21,7 +21,7 @@ ALL = ("tracing", "compiling", "peak memory", "import")
 
 
 def cells() -> Iterator[dict[str, str]]:
-    """Yield the cells that this module measures."""
+    """Yield the cells of the result table that this module measures."""
     for family in contenders.FAMILIES:
         if family != "TensorFlow 1":
             yield {"what": "tracing", "mode": "tf.function", "family": family, "workload": "1000 x 1k"}

@@ -48,7 +48,7 @@ def long(cell: dict[str, str]) -> bool:
 
 
 def cells() -> Iterator[dict[str, str]]:
-    """Yield the cells that this module measures."""
+    """Yield the cells of the result table that this module measures."""
     for mode, gradients in MODES.items():
         for family in contenders.FAMILIES:
             if family == "TensorFlow 1" and mode == "mirrored":

@@ -3,9 +3,9 @@
     python examples/distributed.py                  # two virtual devices of this machine, MirroredStrategy
     python examples/distributed.py --workers 2      # two processes, MultiWorkerMirroredStrategy; one of them dies
 
-The model and the digits are those of `tf-lossscale train`. With `--workers` the last process dies during training, all
-are restarted, and continue from the last checkpoint with its scale, counter and slots. Each process
-prints its progress.
+The model and the digits are those of `tf-lossscale train`. With `--workers` the last process dies during
+training. Then all processes are restarted, and continue from the last checkpoint with its scale, counter and slots.
+Each process prints its progress.
 """
 
 import argparse
@@ -23,12 +23,12 @@ import tensorflow as tf
 import tf_lossscale
 from tf_lossscale.training.lenet import Digits, lenet5
 
-BATCH = 64  # of all replicas together
+BATCH = 64  # on all replicas together
 SAVES_EVERY = 10
 
 
 def train(strategy, steps, directory, dies_at=None):
-    """Train, from the newest checkpoint if there is one. Print and return the accuracy."""
+    """Train, starting from the newest checkpoint if there is one. Print and return the accuracy."""
     me = int(strategy.cluster_resolver.task_id or 0) if strategy.cluster_resolver else 0
     name = f"worker {me}" if strategy.cluster_resolver else "this process"
     tf.keras.utils.set_random_seed(0)

@@ -3,7 +3,7 @@
     python examples/lenet_mixed_precision.py [--epochs 3]
 
 Automatic levels O2 and O3, one float16 layer by hand, a fixed and a dynamic loss scale manager, and a training cell
-of your own. Prints for each the first and last loss, the number of float16 layers, and the final scale.
+of your own. Prints for each way the first and last loss, the number of float16 layers, and the final scale.
 """
 
 import argparse
@@ -53,7 +53,7 @@ LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 def by_model(network, epochs, **kwargs):
-    """Train by `amp.Model`; return the network, its optimizer, and the loss of each epoch."""
+    """Train with `amp.Model`; return the network, its optimizer, and the loss of each epoch."""
     model = amp.Model(network, LOSS, keras.optimizers.SGD(0.02, momentum=0.9), **kwargs)
     history = model.train(epochs, digits(), callbacks=[amp.LossMonitor(27)], verbose=0)
     return network, model.optimizer, history.history["loss"]
@@ -72,7 +72,7 @@ class ClippedCell(amp.TrainOneStepWithLossScaleCell):
 
 
 def by_cell(epochs):
-    """Train by a cell with clipping and a dynamic scale; return the same."""
+    """Train with a cell that clips, and a dynamic scale; return the network, its optimizer, and the losses."""
     network = amp.auto_mixed_precision(lenet5(), "O2")
     manager = amp.DynamicLossScaleManager(init_loss_scale=2**16, scale_window=20)
     cell = ClippedCell(amp.WithLossCell(network, LOSS), keras.optimizers.SGD(0.02, momentum=0.9), manager)
@@ -93,7 +93,7 @@ def in_float16(network):
 
 
 def main(arguments=None):
-    """Run all six; return {name: (loss of each epoch, layers in float16, loss scale at the end)}."""
+    """Train in all six ways; return {name: (loss of each epoch, layers in float16, loss scale at the end)}."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=3)
     epochs = parser.parse_args(arguments).epochs

@@ -2,8 +2,8 @@
 
     python examples/variational_inference.py [--steps 300]
 
-Each weight has a normal distribution instead of a value. Their means and widths are trained by
-`tf_lossscale.probability.minimize`. Sampled networks classify the images in float16. The evidence lower bound has
+Each weight has a normal distribution instead of a value. `tf_lossscale.probability.minimize` trains the means and
+widths of these distributions. Sampled networks classify the images in float16. The evidence lower bound has
 a small weight, 1e-5, as one of several losses in a sum may have. In float16 without a loss scale the gradients of the
 images' likelihood vanish, and the posterior becomes the prior.
 

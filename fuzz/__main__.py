@@ -30,7 +30,7 @@ STRATEGIES = {"programs": programs.programs, "libraries": programs.library_progr
 
 
 def main(arguments=None):
-    """Run programs and faults, and return the exit code."""
+    """Run random programs and fault injections, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=10.0, help="start no further program or fault after this time")
     parser.add_argument("--seed", type=int, help="the seed of an earlier run, to repeat it")

@@ -26,7 +26,7 @@ def changed(names, gradients, number):
 
 
 class Model:
-    """A program in NumPy."""
+    """Runs a fuzzed program in NumPy, as the reference for a machine."""
 
     def __init__(self, program, family):
         self.program = program

@@ -66,7 +66,7 @@ class Step:
 
     Args:
         seed: seed of the gradients.
-        number: an argument of the changes and of `Loop.repeated`.
+        number: an integer for the parts of a step that depend on one, such as the iterations of a `tf.while_loop`.
         bad: one of BAD, which replaces one value of the gradients, or None.
         loop: the index of the program's loop that takes the step.
         before: what happens before the step: "checkpoint" or "state" is saved and restored, the "learning_rate" is

@@ -140,7 +140,7 @@ def library_programs(draw, most_steps=60):
 
 @st.composite
 def original_programs(draw, families, modes, most_steps=40):
-    """Generate programs that an original can run: with the arguments that it has, and in its contract."""
+    """Generate programs that also run on an original, because they use only arguments and calls that it supports."""
     program = {"family": draw(st.sampled_from(families)), "inner": draw(st.sampled_from(INNER))}
     program["mode"] = draw(st.sampled_from(modes))
     half = [] if program["inner"] == "adam" else ["float16", "bfloat16"]

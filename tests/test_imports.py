@@ -16,8 +16,7 @@ PACKAGE = pathlib.Path(tf_lossscale.__file__).parent
 # Each module may import from those before it, and from those of its own line.
 ORDER = [
     ("types", "errors", "writing", "libraries"),
-    ("monitoring.exponents",),  # plain data, without TensorFlow, like the next line
-    ("monitoring.precision", "monitoring.precision_text", "monitoring.exponent_records"),
+    ("precision",),
     ("core.rules", "core.graphs", "core.notes", "core.twins", "core.constants"),
     ("core.scaling", "core.finite", "core.inside", "core.replicas"),
     ("core.variables", "core.diagnosis", "core.exponents"),
@@ -104,6 +103,12 @@ def test_no_modules_import_each_other_in_a_circle():
 def test_the_core_and_the_optimizer_know_no_keras(path, name):
     if position(name) is not None and position(name) < position("tf_lossscale.adapters"):
         assert not {t.split(".")[0] for t in imported(path)} & {"keras", "tf_keras", "sonnet", "tensorflow_probability"}
+
+
+def test_reports_on_precision_are_plain_data_without_tensorflow():
+    paths = [path for path, name in (p.values for p in MODULES) if name.startswith("tf_lossscale.precision")]
+    assert paths
+    assert not [path for path in paths if "tensorflow" in imported(path)]
 
 
 def test_importing_the_package_loads_none_of_the_heavy_libraries_and_costs_under_5_percent_of_tensorflow():

@@ -15,7 +15,7 @@ from tf_lossscale import __version__
 _COMMANDS = {
     "convert": (
         "tf_lossscale.migrate.checkpoints.convert_command",
-        "write a checkpoint of any version anew, for an optimizer of Keras 3 or tf_keras",
+        "convert a checkpoint of any version for an optimizer of Keras 3 or tf_keras",
     ),
     "inspect": (
         "tf_lossscale.migrate.checkpoints.inspect_command",
@@ -27,11 +27,11 @@ _COMMANDS = {
     ),
     "plot": (
         "tf_lossscale.monitoring.plot",
-        "draw loss scale, loss, skipped steps and exponents of gradients of a run",
+        "plot a run's loss scale, loss, skipped steps and gradient exponents",
     ),
     "probe": (
         "tf_lossscale.monitoring.probe_command",
-        "run a program that trains in float32, and say what float16 would lose of its gradients",
+        "run a program that trains in float32, and report what float16 would lose of its gradients",
     ),
     "run": ("tf_lossscale.legacy.run", "run a script or module written for TensorFlow 1.13 to 2.15, unchanged"),
     "train": (
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0 if all went well, 2 for bad arguments or files, 130 after Ctrl-C.
     """
     if argv is None and sys.argv[1:2] not in (["run"], ["probe"]):
-        # TensorFlow's C++ logs are about its build and this machine. A script that `run` starts decides itself.
+        # TensorFlow's C++ logs are about its build and this machine. A script that `run` starts sets its own level.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     argv = list(sys.argv[1:] if argv is None else argv)
     try:

@@ -126,7 +126,7 @@ def _whole(name: str, value: Any, remedy: str, least: int) -> int:
     if whole < least:
         raise ValueError(f"`{name}` must be a whole number of at least {least}, but got: {value!r}. {remedy}")
     if whole >= 2**63:
-        raise ValueError(f"`{name}` must be below 2**63, as an int64 holds it, but got: {value!r}. {remedy}")
+        raise ValueError(f"`{name}` must be below 2**63, to fit in an int64, but got: {value!r}. {remedy}")
     return whole
 
 

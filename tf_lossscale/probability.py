@@ -1,4 +1,4 @@
-"""TensorFlow Probability's loops, with the loss scaled inside.
+"""TensorFlow Probability's training loops, with loss scaling.
 
 >>> from tf_lossscale import probability
 >>> probability.minimize.__name__
@@ -41,8 +41,8 @@ def minimize(
     """`tfp.math.minimize`, with gradients that do not vanish in float16.
 
     The loss is scaled only where the gradients are computed: `trace_fn`, `convergence_criterion` and the trace receive
-    the unscaled loss and gradients. A step with a gradient that is not finite is skipped; its loss and gradients are
-    traced.
+    the unscaled loss and gradients. A step with a gradient that is not finite is skipped, but its loss and
+    gradients are traced.
 
     >>> import tensorflow as tf
     >>> import tf_lossscale
@@ -59,16 +59,16 @@ def minimize(
         num_steps: the number of steps; with a convergence criterion, the maximum number.
         optimizer: a `tf_lossscale.LossScaleOptimizer`, around an optimizer of any family.
         convergence_criterion: one of `tfp.optimizer.convergence_criteria`. It receives unscaled values.
-        batch_convergence_reduce_fn: whether to stop, from one bool for each value of the loss.
+        batch_convergence_reduce_fn: decides whether to stop; takes one bool for each value of the loss and returns one.
         trainable_variables: the variables to train; None for every variable that the loss uses.
         trace_fn: a function of `tfp.math.MinimizeTraceableQuantities`, with unscaled values. Its result is traced.
-        return_full_length_trace: whether the trace has `num_steps` entries even if the criterion stopped before.
+        return_full_length_trace: whether the trace has `num_steps` entries even if the criterion stops earlier.
         jit_compile: whether XLA compiles the loop.
-        seed: handed to `loss_fn`, a new one in each step, as `tfp.random.sanitize_seed` takes it.
+        seed: any seed that `tfp.random.sanitize_seed` accepts. Each step derives a new one and passes it to `loss_fn`.
         name: a name for the operations.
 
     Returns:
-        What `trace_fn` returned on each step, stacked; by default the losses, of the loss's own dtype.
+        What `trace_fn` returned on each step, stacked; by default the losses, in the dtype of the loss.
 
     Raises:
         TypeError: `optimizer` is not a LossScaleOptimizer, or the loss is not of a floating dtype.
@@ -124,7 +124,8 @@ def fit_surrogate_posterior(
     (50, True)
 
     Args:
-        target_log_prob_fn: takes a sample of the posterior, returns its log density, of shape `[sample_size]`.
+        target_log_prob_fn: a function that takes a sample of the posterior and returns its log density, of shape
+            `[sample_size]`.
         surrogate_posterior: a distribution of TensorFlow Probability with trainable variables.
         optimizer: a `tf_lossscale.LossScaleOptimizer`, around an optimizer of any family.
         num_steps: the number of steps; with a convergence criterion, the maximum number.
@@ -135,7 +136,7 @@ def fit_surrogate_posterior(
         importance_sample_size: the number of terms of an importance-weighted divergence.
         trainable_variables: the variables to train; None for every variable that the loss uses.
         jit_compile: whether XLA compiles the loop.
-        seed: as `tfp.random.sanitize_seed` takes it.
+        seed: any seed that `tfp.random.sanitize_seed` accepts.
         name: a name for the operations.
 
     Returns:

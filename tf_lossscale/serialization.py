@@ -1,4 +1,4 @@
-"""Registration of the names of our classes in saved files, which load after `import tf_lossscale`."""
+"""Registers this package's classes with the Keras libraries, so that saved files load after `import tf_lossscale`."""
 
 from __future__ import annotations
 

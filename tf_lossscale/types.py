@@ -1,4 +1,4 @@
-"""The types of public signatures, for type checkers: what TensorFlow's stubs (`types-tensorflow`) know is checked.
+"""The types in public signatures. Type checkers resolve them with TensorFlow's stubs (`types-tensorflow`).
 
 Import them under `if TYPE_CHECKING`.
 """
@@ -17,7 +17,7 @@ Scalar: TypeAlias = "float | np.generic | tf.Tensor"
 #: A value that TensorFlow converts to a tensor.
 TensorLike: TypeAlias = "Scalar | np.ndarray[Any, Any] | Sequence[TensorLike]"
 
-#: A dtype, by its name or as TensorFlow's or NumPy's object.
+#: A dtype: its name, or an object of TensorFlow or NumPy.
 DType: TypeAlias = "str | tf.DType | np.dtype[Any] | type[np.generic]"
 
 #: The gradient of one variable; None if the loss does not depend on it.

@@ -479,7 +479,7 @@ class Emptied:
 
 BAD_DATA = {
     "arrays": (lambda: (np.ones((4, 3)), np.ones((4, 1))), r"from_tensor_slices\(\(data, label\)\)"),
-    "dict of arrays": (lambda: {"data": np.ones((4, 3))}, "must be batches, but got a dict"),
+    "dict of arrays": (lambda: {"data": np.ones((4, 3))}, "must yield batches, but got a dict"),
     "dicts": (
         lambda: dataset(1).map(lambda x, y: {"data": x, "label": y}),
         r"\(data, label\).*keys \['data', 'label'\]",

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tf_lossscale.core.exponents import Exponents, table
-from tf_lossscale.monitoring.exponents import COLUMNS, INFINITE, NAN, ZEROS, column
+from tf_lossscale.precision.counts import COLUMNS, INFINITE, NAN, ZEROS, column
 
 MODES = {
     "eager": lambda function: function,

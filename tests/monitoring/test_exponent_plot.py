@@ -6,73 +6,11 @@ import struct
 import numpy as np
 import pytest
 
-from tests.monitoring.made import counted
 from tests.monitoring.test_monitoring import scalars
+from tests.precision.made import counted, run, write
 from tf_lossscale import cli
-from tf_lossscale.monitoring import exponent_plot, exponent_records
-from tf_lossscale.monitoring.exponents import COLUMNS, ExponentCounts
-
-VALUES = np.random.default_rng(0).normal(size=400) * 2.0 ** np.arange(-40, 0).repeat(10)
-
-
-def run(steps, names=("model/dense/kernel", "model/dense/bias"), scale=2.0**10):
-    return [counted(dict.fromkeys(names, VALUES), scale, step, float16=True) for step in steps]
-
-
-def write(folder, steps, **kwargs):
-    for counts in run(steps, **kwargs):
-        exponent_records.append(folder, counts)
-
-
-def same(a, b):
-    facts = [(each.names, each.scale, each.step, each.full_precision) for each in (a, b)]
-    return facts[0] == facts[1] and np.array_equal(a.counts, b.counts)
-
-
-def test_a_record_keeps_every_column(tmp_path):
-    rng = np.random.default_rng(0)
-    written = ExponentCounts(("a", "b"), rng.integers(0, 2**40, [2, COLUMNS]), 1000.5, 7, full_precision=True)
-    exponent_records.append(tmp_path / "new", written)
-    (read,) = exponent_records.read(tmp_path / "new")
-    assert same(read, written)
-    assert read.counts.dtype == np.int64
-
-
-@pytest.mark.parametrize("gradients", [{}, {"kernel": []}, {"kernel": [0.0, np.inf, np.nan]}])
-def test_a_record_keeps_counts_without_a_finite_value(gradients, tmp_path):
-    exponent_records.append(tmp_path, counted(gradients))
-    (read,) = exponent_records.read(tmp_path)
-    assert same(read, counted(gradients))
-
-
-def test_a_record_without_values_far_apart_is_short(tmp_path):
-    exponent_records.append(tmp_path, counted({"kernel": [1.0, 2.0]}))
-    assert '"lowest_exponent": 0, "bins": [1, 1]' in (tmp_path / exponent_records.FILE).read_text()
-    (read,) = exponent_records.read(tmp_path)
-    assert same(read, counted({"kernel": [1.0, 2.0]}))
-
-
-def test_a_resumed_run_and_a_killed_one_are_read(tmp_path):
-    write(tmp_path, [100, 200, 300])
-    write(tmp_path, [200, 300], scale=4.0)
-    path = tmp_path / exponent_records.FILE
-    path.write_text(path.read_text()[:-20])
-    assert [(counts.step, counts.scale) for counts in exponent_records.read(tmp_path)] == [
-        (100, 2.0**10),
-        (200, 4.0),
-        (300, 2.0**10),
-    ]
-
-
-@pytest.mark.parametrize("line", ["{", "[]", '{"variables": {}}', '{"variables": {"a": {}}}', "3"])
-def test_a_damaged_line_is_named(line, tmp_path, capsys):
-    write(tmp_path, [100])
-    with (tmp_path / exponent_records.FILE).open("a") as file:
-        file.write(f"{line}\n")
-    with pytest.raises(ValueError, match=r"Line 2 of .*exponents\.jsonl is damaged"):
-        exponent_records.read(tmp_path)
-    assert cli.main(["plot", str(tmp_path)]) == 2
-    assert "Line 2 of" in capsys.readouterr().err
+from tf_lossscale.monitoring import exponent_plot
+from tf_lossscale.precision import records
 
 
 def plot(folder, *arguments):
@@ -81,6 +19,12 @@ def plot(folder, *arguments):
 
 def size(path):
     return struct.unpack(">II", path.read_bytes()[16:24])
+
+
+def test_a_damaged_file_is_named(tmp_path, capsys):
+    (tmp_path / records.FILE).write_text("{\n")
+    assert plot(tmp_path) == 2
+    assert "Line 1 of" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])
@@ -140,7 +84,7 @@ def test_the_last_counted_step_is_drawn_or_a_chosen_one(tmp_path, capsys):
     assert "gradients in step 300" in (tmp_path / "chosen_exponents.svg").read_text()
     assert plot(tmp_path, "--step", "7") == 2
     error = capsys.readouterr().err
-    assert "--step 7 was not counted. The steps that were: 100, 200, 300, 400, 500, ..., 1600," in error
+    assert "--step 7: this step has no exponent counts. Steps with counts: 100, 200, 300, 400, 500, ..., 1600," in error
     scalars(tmp_path / "old")
     assert plot(tmp_path / "old", "--step", "7") == 2
     assert "has no exponents.jsonl" in capsys.readouterr().err

@@ -4,7 +4,7 @@ import tensorflow as tf
 from tensorboard.backend.event_processing import event_accumulator
 from tensorboard.plugins.histogram import metadata
 
-from tests.monitoring.made import counted
+from tests.precision.made import counted
 from tf_lossscale.monitoring.histograms import write_histograms
 
 

@@ -9,8 +9,8 @@ from absl import logging
 
 from tests.families import FAMILIES, families
 from tf_lossscale import LossScaleMonitor, LossScaleOptimizer, cli, write_summary
-from tf_lossscale.monitoring import exponent_records
 from tf_lossscale.monitoring.plot import read
+from tf_lossscale.precision import records
 
 
 @pytest.fixture
@@ -230,7 +230,7 @@ def test_plot_says_what_is_wrong(arguments, text, capsys, tmp_path, monkeypatch)
 def test_the_counts_of_exponents_go_into_the_folder_once_for_each_counted_step(family, tmp_path):
     monitor = LossScaleMonitor(update_freq=2, log_dir=tmp_path)
     _, optimizer = fit(family, data(10, bad=[6]), [monitor], diagnose="exponents", diagnose_every=3)
-    counts = exponent_records.read(tmp_path)
+    counts = records.read(tmp_path)
     assert [each.step for each in counts] == [1, 4, 7, 10], "the readings were after the steps 2, 4, 6, 8 and 10"
     assert [each.scale for each in counts] == [64.0, 64.0, 64.0, 32.0]
     last = optimizer.precision_report().counts
@@ -240,6 +240,25 @@ def test_the_counts_of_exponents_go_into_the_folder_once_for_each_counted_step(f
     histograms = [(e.step, v.tag) for e in events for v in e.summary.value if v.tag.startswith("exponents/")]
     assert {step for step, _ in histograms} == {1, 4, 10}, "no value of step 7 is finite"
     assert len(histograms) == len(set(histograms))
+
+
+@families
+def test_a_run_that_goes_on_with_a_loaded_optimizer_adds_its_counts(family, tmp_path):
+    def monitored(model):
+        x, y = np.ones([4, 1], np.float32), np.ones([4, 1], np.float32)
+        model.fit(x, y, batch_size=1, verbose=0, callbacks=[LossScaleMonitor(update_freq=1, log_dir=tmp_path)])
+
+    model = family.keras.Sequential([family.keras.layers.Input((1,)), family.keras.layers.Dense(1)])
+    model.compile(
+        LossScaleOptimizer(family.sgd(), diagnose="exponents", diagnose_every=3), family.keras.losses.MeanSquaredError()
+    )
+    monitored(model)
+    path = str(tmp_path / "model.h5")
+    model.save(path)
+    loaded = family.keras.models.load_model(path)
+    monitored(loaded)
+    monitored(loaded)
+    assert [counts.step for counts in records.read(tmp_path)] == [1, 4, 5, 8, 11]
 
 
 def test_without_a_folder_counts_are_not_written(tmp_path, monkeypatch):

@@ -9,8 +9,8 @@ import tensorflow as tf
 from tests.families import FAMILIES
 from tests.test_cli import exit_code
 from tf_lossscale import LossScaleOptimizer
-from tf_lossscale.monitoring import exponent_records
 from tf_lossscale.monitoring.probe_command import every_optimizer_probed
+from tf_lossscale.precision import records
 
 KERAS = pytest.mark.parametrize("family", FAMILIES[:3], ids=lambda family: family.name)
 
@@ -164,7 +164,7 @@ def test_the_command_prints_what_the_program_prints_and_then_the_answer(probe, c
         "range, with a loss scale of 2**35 0%."
     )
     assert answer in " ".join(printed.split())
-    (counts,) = exponent_records.read(tmp_path / "counts")
+    (counts,) = records.read(tmp_path / "counts")
     assert counts.full_precision
     assert exit_code(["plot", "counts"]) == 0
 

@@ -6,7 +6,8 @@ import tensorflow as tf
 
 from tests.families import ALL_FAMILIES, FAMILIES, all_families, families
 from tf_lossscale import LossScaleOptimizer, probe
-from tf_lossscale.monitoring.exponents import ZEROS, column
+from tf_lossscale.precision.counts import ZEROS, column
+from tf_lossscale.precision.report_text import whether_float16_fits
 
 KERAS_3 = FAMILIES[0]
 
@@ -83,6 +84,35 @@ def test_keywords_and_variables_that_the_optimizer_knows_are_understood():
             call(tf.constant([2.0**step]))
             assert counting.counts().names == ("weight",)
             assert counting.counts().counts[0, column(step)] == 1
+
+
+@families
+def test_a_call_without_gradients_has_the_result_that_it_has_without_a_probe(family):
+    def outcome(call):
+        try:
+            return type(call()), None
+        except Exception as error:
+            return type(error), str(error)
+
+    inner = family.sgd()
+    calls = [lambda: inner.apply_gradients(), lambda: inner.apply_gradients([])]
+    calls += [lambda: inner.apply_gradients(grads_and_vars=iter([]))]
+    expected = [outcome(call) for call in calls]
+    with probe(inner) as counting:
+        assert [outcome(call) for call in calls] == expected
+    with pytest.raises(ValueError, match="has taken none inside the block"):
+        counting.precision_report()
+
+
+def test_gradients_that_float16_computed_do_not_tell_whether_it_fits():
+    inner, weight = KERAS_3.sgd(), tf.Variable([1.0, 1.0], dtype=tf.float16)
+    with probe(inner) as counting:
+        inner.apply_gradients([(tf.constant([0.0, 1.0], tf.float16), weight)])
+    report = counting.precision_report()
+    assert report.rows[0].rounded
+    assert whether_float16_fits(report).endswith(
+        "float16 computed them, and what vanished is lost. Run the program in float32."
+    )
 
 
 def test_the_factor_of_keras_3_is_the_scale():

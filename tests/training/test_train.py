@@ -301,7 +301,7 @@ def test_a_checkpoint_that_cannot_be_written_is_tried_again(tmp_path, capsys, mo
         assert len(attempts) == 2
     printed = capsys.readouterr()
     assert "(" + attempts[0] + "; No space left on device)" in printed.err
-    assert f"There is no whole checkpoint in {tmp_path}." in printed.err
+    assert f"There is no complete checkpoint in {tmp_path}." in printed.err
     assert "float16 with scaling" in printed.out
     assert not list((tmp_path / "checkpoint").iterdir())
 
@@ -311,7 +311,7 @@ def test_where_no_checkpoint_can_be_written_the_last_whole_one_is_named_and_kept
     full_disk(monkeypatch, times=2)
     assert exit_code(["train", "--steps", "1", "--no-compare", "--out", str(out)]) == 2
     whole = out / "checkpoint" / "ckpt-1"
-    assert f"The last whole checkpoint is {whole}, after 1 of 1 steps: --resume" in capsys.readouterr().err
+    assert f"The last complete checkpoint is {whole}, after 1 of 1 steps: --resume" in capsys.readouterr().err
     assert before == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
 
 

@@ -99,14 +99,16 @@ class Family(family.Family):
     def reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
         if not tf.distribute.has_strategy():
             return gradients
-        return _but_not_of_overwritten(super().reduce, gradients, variables)
+        return _unless_assigned(super().reduce, gradients, variables)
 
     def unscale(self, gradients: list[Any], variables: list[Any], factor: tf.Tensor) -> list[Any]:
-        return _but_not_of_overwritten(super().unscale, gradients, variables, factor)
+        return _unless_assigned(super().unscale, gradients, variables, factor)
 
     def apply(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> None:
         with contextlib.ExitStack() as stack:
-            for each in _with_parts(self.inner):  # The gradients are summed and unscaled already.
+            for each in _with_parts(self.inner):
+                # The gradients are summed and unscaled already. `list` returns the (gradient, variable) pairs as they
+                # are.
                 stack.enter_context(replicas.overriding(each, _all_reduce_sum_gradients=list, loss_scale_factor=None))
             self.inner.apply(gradients, variables, **kwargs)
 
@@ -333,13 +335,13 @@ def _are_of_a_wrapper(values: list[Any]) -> bool:
     return len(values) >= 4 and all(value.shape == () for value in values[:4]) and values[1][()] == 0
 
 
-def _but_not_of_overwritten(
-    function: Callable[..., list[Any]], gradients: list[Any], variables: list[Any], *args: Any
+def _unless_assigned(
+    change: Callable[..., list[Any]], gradients: list[Any], variables: list[Any], *args: Any
 ) -> list[Any]:
-    """Wrap a function of gradients so that it leaves out gradients that Keras assigns to their variables."""
-    kept = {i: g for i, (g, v) in enumerate(zip(gradients, variables)) if getattr(v, "overwrite_with_gradient", False)}
-    changed = function([None if i in kept else g for i, g in enumerate(gradients)], variables, *args)
-    return [kept.get(i, gradient) for i, gradient in enumerate(changed)]
+    """Change gradients, except those that Keras assigns to their variables as new values (for float8)."""
+    assigned = [getattr(variable, "overwrite_with_gradient", False) for variable in variables]
+    changed = change([None if new else g for g, new in zip(gradients, assigned)], variables, *args)
+    return [g if new else other for g, other, new in zip(gradients, changed, assigned)]
 
 
 def _require_valid(options: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from tf_lossscale.wrapper import family, optimizer
 
 
 class Family(family.Family):
-    """A Sonnet 2 optimizer."""
+    """How the wrapper uses a Sonnet 2 optimizer."""
 
     options = ()
     delegated = ("step",)

@@ -47,7 +47,7 @@ class Family(family.Family):
 
     def obstacle(self) -> str | None:
         if replicas.uses_merge_call():
-            return "TensorFlow 1's optimizers have the replicas meet when they apply gradients"
+            return "TensorFlow 1's optimizers use a merge call to apply gradients"
         return super().obstacle()
 
     def count_skipped_step(self) -> Any:

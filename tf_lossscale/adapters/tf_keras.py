@@ -57,7 +57,7 @@ class Family(family.Family):
         vars(self.inner).pop("_coalesced_children", None)
 
     def divide(self, gradients: Iterable[Any], factor: tf.Tensor) -> list[Any]:
-        if self.inner._mesh:  # DTensor does not support `opaque`, and does not need it
+        if self.inner._mesh:  # DTensor has no rule for the optimization barrier in `unscale`, and needs no barrier
             return scaling.quotients(gradients, factor)
         return super().divide(gradients, factor)
 

@@ -25,7 +25,7 @@ def set_casts(layer: Any, inputs: str | None = None, outputs: str | None = None,
         layer: a Keras layer or model.
         inputs: the dtype that all arguments are cast to, or None for no cast.
         outputs: the dtype that the outputs are cast to, or None for no cast.
-        only_mixed: whether to cast only arguments of several different floating dtypes.
+        only_mixed: whether to cast the arguments only if their floating dtypes differ.
     """
     attributes = vars(layer)
     own = attributes.get("call")  # an operation of a functional model has a `call` of its own

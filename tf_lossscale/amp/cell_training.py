@@ -42,10 +42,10 @@ def fit(cell: TrainOneStepCell, epochs: int, dataset: Any, callbacks: list[Any],
     2
 
     Args:
-        cell: returns the loss, or a tuple or list that begins with it. If it was created in the scope of a strategy,
-            each replica calls it with its part of the batch.
+        cell: a training cell, which returns the loss, or a tuple or list that begins with it. If it was created in the
+            scope of a strategy, each replica calls it with its part of the batch.
         epochs: number of passes over the data.
-        dataset: an iterable of batches, each a tuple of what the cell takes.
+        dataset: an iterable of batches, each a tuple of the cell's inputs.
         callbacks: callbacks of `keras`. Their model is the backbone, with the cell's optimizer. A batch's logs hold the
             loss of the step, an epoch's the mean of its steps. Under a strategy, the loss of the step is the mean of
             the replicas' losses, or their sum if a loss of Keras 3 has divided them by the number of replicas.
@@ -125,7 +125,7 @@ def _step_of(cell: TrainOneStepCell, layers_of_keras: Any) -> Callable[[tuple[An
         return _loss_of(cell(*inputs))
 
     def on_all(training: Any, *inputs: Any) -> Any:
-        del training  # read from the network, because as an argument it would cause a trace for each mode
+        del training  # the network reads its own mode; this argument causes one trace for each mode
         with layers_of_keras.noting_divided_losses() as divided:
             losses = strategy.run(in_replica, inputs)
         cell.divides_loss |= bool(divided)  # a loss that is a tf.function divides while it is traced, only once
@@ -146,7 +146,7 @@ def _batches(dataset: Any, strategy: Any) -> tuple[Callable[[], Iterable[Any]], 
         steps = int(dataset.cardinality())
         if steps == tf.data.INFINITE_CARDINALITY:
             raise ValueError(
-                "`train_dataset` repeats forever, so that the first epoch would never end. Leave out .repeat(), or "
+                "`train_dataset` repeats forever, so the first epoch would never end. Leave out .repeat(), or "
                 "limit it with .take(steps)."
             )
         read = dataset if strategy is None else strategy.experimental_distribute_dataset(dataset)
@@ -158,7 +158,7 @@ def _batches(dataset: Any, strategy: Any) -> tuple[Callable[[], Iterable[Any]], 
         )
     if isinstance(dataset, (tuple, dict)) or tf.is_tensor(dataset) or isinstance(dataset, np.ndarray):
         raise ValueError(
-            f"`train_dataset` must be batches, but got a {type(dataset).__name__}. For arrays pass "
+            f"`train_dataset` must yield batches, but got a {type(dataset).__name__}. For arrays pass "
             "tf.data.Dataset.from_tensor_slices((data, label)).batch(32)."
         )
     if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):  # a list, or Keras's Sequence or PyDataset
@@ -183,7 +183,7 @@ def _inputs_of(cell: TrainOneStepCell, batch: Any) -> tuple[Any, ...]:
         names = ", ".join(inspect.signature(takes).parameters)
         got = f"a dict with the keys {sorted(batch)}" if isinstance(batch, dict) else f"{len(inputs)} parts"
         raise ValueError(
-            f"Each batch of `train_dataset` must be a tuple of what the training cell takes, ({names}), but got {got}. "
+            f"Each batch of `train_dataset` must be a tuple of the training cell's inputs, ({names}), but got {got}. "
             "Map the dataset, for example with train_dataset.map(lambda batch: (batch['data'], batch['label'])), or "
             "train a network that takes such batches."
         ) from error

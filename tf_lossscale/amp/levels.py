@@ -64,7 +64,7 @@ def auto_mixed_precision(model: Same, amp_level: str = "O0", dtype: DType = "flo
     ====== ======================================================================================
 
     O2 and O3 set every layer; call `to_float` afterwards to change one. O1 and auto skip layers that `to_float`
-    has set. No level undoes an earlier one: `to_float(model, "float32")` does.
+    has set. A new level does not undo an earlier one; `to_float(model, "float32")` does.
 
     Casts keep the layers compatible. At O1 and auto half-precision layers return float32; at O2 normalization layers
     return half precision; at O2 and O3 a model of your own class gets half-precision inputs. A network at O2 and O3
@@ -265,7 +265,7 @@ _Entry = tuple[str, Any, Any]
 
 
 def _layers(model: Any) -> list[_Entry]:
-    """Yield the layers of a model, including those of nested models."""
+    """Return the layers of a model, including those of nested models."""
     if not hasattr(model, "layers"):
         raise TypeError(f"`model` must be a Keras model, but got: {model!r}.")
     return list(_walk(model))

@@ -184,7 +184,7 @@ class FixedLossScaleUpdateCell:
 
 
 class DynamicLossScaleUpdateCell(tf.Module):
-    """The update of a dynamic scale, for a graph: moves a scale variable, and counts in its own variables.
+    """The update of a dynamic scale, for a graph: moves a scale variable, and counts steps in its own variables.
 
     >>> cell = DynamicLossScaleUpdateCell(64.0, 2, 3)
     >>> scale = tf.Variable(64.0)
@@ -241,7 +241,7 @@ class DynamicLossScaleUpdateCell(tf.Module):
         return overflow
 
     def as_loss_scale(self) -> LossScale:
-        """Return a loss scale for `LossScaleOptimizer` with the same rule. The cell's own variables do not change."""
+        """Return a loss scale for `LossScaleOptimizer` with the same rule. It has its own variables."""
         return DynamicLossScale(self.loss_scale_value, self._rules)
 
 

@@ -54,7 +54,7 @@ class Model:
 
     Args:
         network: a Keras model (Keras 3 or tf_keras), or a `TrainOneStepCell` or `TrainOneStepWithLossScaleCell`.
-        loss_fn: a loss as in `compile(loss=...)`; None for a network that is only used to predict.
+        loss_fn: a loss as in `compile(loss=...)`; None for a network that is only used for prediction.
         optimizer: an optimizer as in `compile(optimizer=...)`, an object or a name such as "adam"; it is wrapped if
             there is a loss scale.
         metrics: metrics as in `compile(metrics=...)`, or a set, or a dict {name: metric}: the metrics then get these
@@ -159,7 +159,7 @@ class Model:
                 training cell created in the scope of a strategy needs a `tf.data.Dataset`, which is split among the
                 replicas.
             callbacks: monitors of this package or Keras callbacks; one, or a list. With a training cell, their
-                `model.optimizer` is that of the cell.
+                `model.optimizer` is the cell's optimizer.
             verbose: as in `fit`.
             dataset_sink_mode: only False, which MindSpore's programs pass.
 

@@ -100,7 +100,7 @@ class TrainOneStepCell:
         """Return the loss of a batch and its unscaled gradients.
 
         Args:
-            *inputs: what the network takes.
+            *inputs: the network's inputs.
 
         Returns:
             The loss, and a list of gradients, one for each of `weights`.
@@ -122,7 +122,7 @@ class TrainOneStepCell:
         >>> [gradient.numpy().item() for gradient in gradients]
         [16.0, 16.0]
 
-        Divide them by `sens` before `update`, which takes unscaled gradients.
+        Divide the gradients by `sens` before you pass them to `update`, which takes unscaled gradients.
 
         Args:
             network: a function of the inputs that returns the loss.
@@ -153,7 +153,7 @@ class TrainOneStepCell:
         """Take one step. Override it for a step of your own.
 
         Args:
-            *inputs: what the network takes.
+            *inputs: the network's inputs.
 
         Returns:
             The loss.
@@ -163,7 +163,7 @@ class TrainOneStepCell:
         return loss
 
     def _construct(self, training: Any, *inputs: Any) -> Any:
-        del training  # read from the network, because as an argument it would cause a trace for each mode
+        del training  # the network reads its own mode; this argument causes one trace for each mode
         return self.construct(*inputs)
 
     def __call__(self, *inputs: Any) -> Any:
@@ -247,7 +247,7 @@ class TrainOneStepWithLossScaleCell(TrainOneStepCell):
         """Take one step. Override it for a step of your own.
 
         Args:
-            *inputs: what the network takes.
+            *inputs: the network's inputs.
 
         Returns:
             The loss of this replica, whether the step overflowed on any replica (bool scalar), and the scale that the

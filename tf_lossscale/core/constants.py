@@ -95,7 +95,8 @@ def key(value: Any, ignored: Collection[str] = ()) -> tuple[Any, ...]:
         Unknown: a part of the object may affect a function in a way that its attributes do not show.
     """
     found: list[Any] = []
-    # ids of the objects with parts; `objects` holds them, so that no id is reused
+    # id -> (number, object) of each object whose attributes or items are compared. Holding the object keeps its id
+    # from being reused.
     numbers: dict[int, tuple[int, Any]] = {}
     waiting = [("", value)]
     while waiting:  # a loop is faster than recursion, and each eager step runs it

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_lossscale.core import finite as finite_lib
 from tf_lossscale.core import replicas
+from tf_lossscale.core.finite import nonfinite_kind
 from tf_lossscale.core.variables import Variables, unless, value_or_zero
 
 
@@ -83,8 +83,7 @@ class Diagnosis(Variables):
 
     def _make(self, names: tuple[str, ...]) -> None:
         self._tables.append(names)
-        for variable in (self.steps, self.gradient_norm, self._table(names)):
-            del variable
+        _ = self.steps, self.gradient_norm, self._table(names)  # each is created on first use
 
     def _table(self, names: tuple[str, ...]) -> tf.Variable:
         return self._weight(f"table_{self._tables.index(names)}", [[0] * 4] * len(names), tf.int64, tracked=False)
@@ -108,7 +107,7 @@ def global_norm(gradients: list[Any]) -> tf.Tensor:
 
 def _after(table: tf.Tensor, evidence: list[Any], step: tf.Tensor) -> tf.Tensor:
     """Return the table after a skipped step."""
-    kinds = tf.stack([tf.constant(0.0) if g is None else finite_lib.nonfinite_kind(g) for g in evidence])
+    kinds = tf.stack([tf.constant(0.0) if g is None else nonfinite_kind(g) for g in evidence])
     infinite, nan = (tf.cast(is_so(kinds), tf.int64) for is_so in (tf.math.is_inf, tf.math.is_nan))
     bad = infinite + nan
     last = tf.where(bad > 0, step, table[:, 1])

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tf_lossscale.core import replicas
 from tf_lossscale.core.graphs import operations
 from tf_lossscale.core.variables import Variables, unless, value_or_zero
-from tf_lossscale.monitoring.exponents import COLUMNS, INFINITE, LOWEST, NAN, ZEROS, column
+from tf_lossscale.precision.counts import COLUMNS, INFINITE, LOWEST, NAN, ZEROS, column
 
 #: The number of steps from one counted step to the next, unless the user chooses another.
 EVERY = 100

@@ -10,7 +10,7 @@ import tensorflow as tf
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 #: Decorator that keeps AutoGraph, in a user's tf.function, from converting a function that is graph code already.
-as_written: Callable[[_Function], _Function] = tf.autograph.experimental.do_not_convert
+do_not_convert: Callable[[_Function], _Function] = tf.autograph.experimental.do_not_convert
 
 
 def operations(result: Any) -> list[Any]:
@@ -28,9 +28,12 @@ def operations(result: Any) -> list[Any]:
     found: list[Any] = []
     for leaf in tf.nest.flatten(result):
         distributed = isinstance(leaf, tf.distribute.DistributedValues)
-        found += tf.distribute.get_strategy().experimental_local_results(leaf) if distributed else [leaf]
-    found = [getattr(each, "op", each) for each in found]
-    return [operation for operation in found if isinstance(operation, tf.Operation)]
+        parts = tf.distribute.get_strategy().experimental_local_results(leaf) if distributed else [leaf]
+        for each in parts:
+            operation = getattr(each, "op", each)
+            if isinstance(operation, tf.Operation):
+                found.append(operation)
+    return found
 
 
 def finished(result: Any) -> tf.Tensor:

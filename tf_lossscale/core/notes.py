@@ -49,7 +49,7 @@ def note_unscaled(gradients: Iterable[Any], loss_scale: Any, scaled: Iterable[An
 
     >>> gradient, scale = tf.constant(1.0), tf.Module()
     >>> note_unscaled([gradient, None], scale)
-    >>> are_unscaled([gradient, None]), are_unscaled([gradient, tf.constant(1.0)])
+    >>> any_and_all_unscaled([gradient, None]), any_and_all_unscaled([gradient, tf.constant(1.0)])
     ((True, True), (True, False))
 
     Args:
@@ -65,7 +65,7 @@ def note_unscaled(gradients: Iterable[Any], loss_scale: Any, scaled: Iterable[An
             setattr(gradient, _SCALED, True)
 
 
-def are_unscaled(gradients: Iterable[Any]) -> tuple[bool, bool]:
+def any_and_all_unscaled(gradients: Iterable[Any]) -> tuple[bool, bool]:
     """Return whether any gradient, and whether every gradient, is noted as divided by a loss scale.
 
     Args:
@@ -83,9 +83,9 @@ def are_unscaled(gradients: Iterable[Any]) -> tuple[bool, bool]:
     return unscaled > 0, unscaled > 0 and not scaled
 
 
-def is_unscaled_by(gradient: Any, loss_scale: Any) -> bool:
+def any_is_unscaled_by(gradients: Iterable[Any], loss_scale: Any) -> bool:
     """Return whether a gradient is noted as divided by this loss scale."""
-    return _refers_to(loss_scale, gradient, _UNSCALED_BY)
+    return any(_refers_to(loss_scale, gradient, _UNSCALED_BY) for gradient in gradients)
 
 
 def is_scaled(gradient: Any) -> bool:

@@ -156,7 +156,7 @@ class Rules:
             return tf.minimum(bigger, self.max_scale)
         return tf.where(tf.math.is_finite(bigger), bigger, scale)
 
-    def _lowered(self, scale: tf.Tensor) -> tf.Tensor:
+    def _lowered(self, scale: tf.Tensor) -> tf.Tensor:  # the rules of TensorFlow's old loss scales override it
         return tf.maximum(scale * self.backoff_factor, self.min_scale)
 
 

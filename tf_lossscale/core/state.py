@@ -12,7 +12,7 @@ import tensorflow as tf
 from absl import logging
 
 from tf_lossscale import errors
-from tf_lossscale.core import finite as finite_lib
+from tf_lossscale.core.finite import all_finite
 from tf_lossscale.core.graphs import operations
 from tf_lossscale.core.rules import Counts, Rules
 from tf_lossscale.core.variables import Variables, add_one, as_number, value_or_zero
@@ -72,8 +72,7 @@ class LossScale(Variables):
     def prepare(self) -> None:
         """Create the variables that record the outcome of a step, before the first step."""
         if self.may_skip:
-            for variable in ("total_steps", "skipped_steps", "skipped_in_a_row", "last_step_skipped"):
-                getattr(self, variable)
+            _ = self.total_steps, self.skipped_steps, self.skipped_in_a_row, self.last_step_skipped
 
     def __call__(self) -> tf.Tensor:
         """Return the current scale, a float32 scalar tensor."""
@@ -95,7 +94,7 @@ class LossScale(Variables):
             A bool scalar tensor.
         """
         del norm
-        return finite_lib.all_finite(gradients)
+        return all_finite(gradients)
 
     def move(self, applied: tf.Tensor, **norm: tf.Tensor) -> list[Any]:
         """Change the scale after a step. The default is to leave it unchanged.
@@ -134,7 +133,8 @@ class LossScale(Variables):
         if not self.may_skip:
             return []
         done = [self.last_step_skipped.assign(tf.logical_not(applied)), add_one(self.total_steps)]
-        # can then be read although they were not initialized
+        # An applied step does not write the counts of skipped steps. In a legacy graph they must have a value to be
+        # read, even if nothing initialized them.
         if not tf.compat.v1.executing_eagerly_outside_functions():
             done += [count.assign(value_or_zero(count)) for count in (self.skipped_steps, self.skipped_in_a_row)]
         return done
@@ -254,8 +254,7 @@ class DynamicLossScale(LossScale):
         self._make_weights()
 
     def _make_weights(self) -> None:
-        for variable in ("current_loss_scale", "good_steps", "bad_steps"):
-            getattr(self, variable)
+        _ = self.current_loss_scale, self.good_steps, self.bad_steps  # each is created on first use
         self.__dict__["_restored"] = False
 
     # The first two have the names of every TensorFlow version, so that checkpoints are compatible.

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_lossscale.adapters import tf1
 from tf_lossscale.core import state
-from tf_lossscale.core.graphs import as_written, finished
+from tf_lossscale.core.graphs import do_not_convert, finished
 from tf_lossscale.core.rules import Rules
 from tf_lossscale.legacy.private_names import Replaceable, replaced
 from tf_lossscale.wrapper import families
@@ -99,10 +99,10 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
 
     Args:
         init_loss_scale: the scale to start with.
-        incr_every_n_steps: finite steps in a row after which it grows.
-        decr_every_n_nan_or_inf: overflows after which it is lowered, never below 1.
-        incr_ratio: the factor by which it grows.
-        decr_ratio: the factor by which it is lowered.
+        incr_every_n_steps: finite steps in a row after which the scale grows.
+        decr_every_n_nan_or_inf: overflows after which the scale is lowered, never below 1.
+        incr_ratio: the factor by which the scale grows.
+        decr_ratio: the factor by which the scale is lowered.
 
     Source: `tf.contrib.mixed_precision.ExponentialUpdateLossScaleManager` of TensorFlow 1.15.
     """
@@ -138,7 +138,7 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
         """Return the current scale, a float32 scalar tensor."""
         return tf.convert_to_tensor(self._loss_scale)
 
-    @as_written
+    @do_not_convert
     def update_loss_scale(self, finite_grads: tf.Tensor | bool) -> tf.Operation | None:
         """Move the scale after a step.
 
@@ -152,7 +152,7 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
         return None if tf.executing_eagerly() else finished(done)
 
     def as_loss_scale(self) -> state.LossScale:
-        """Return the loss scale for a `LossScaleOptimizer`: for this class itself, the manager's own."""
+        """Return the loss scale for a `LossScaleOptimizer`. For a subclass it calls the manager's methods."""
         return self._state if type(self) is ExponentialUpdateLossScaleManager else super().as_loss_scale()
 
 
@@ -188,7 +188,7 @@ class LossScaleOptimizer(tf1.LossScaleOptimizer):
             loss_scale_manager = _Managed(loss_scale_manager)
         families.release(opt)  # as in TensorFlow 1, where each graph of a program may wrap the same optimizer
         super().__init__(opt, loss_scale_manager=loss_scale_manager)
-        self.__dict__["_loss_scale_manager"] = given  # not an attribute that is tracked
+        self.__dict__["_loss_scale_manager"] = given  # bypasses TensorFlow's attribute tracking
 
     @property
     def _opt(self) -> Any:
@@ -201,14 +201,14 @@ class _ExponentialScale(state.DynamicLossScale):
 
     def __init__(self, manager: Any):
         state.LossScale.__init__(self)
-        self.__dict__["_manager"] = manager  # not an attribute that is tracked
+        self.__dict__["_manager"] = manager  # bypasses TensorFlow's attribute tracking
 
     def make_weights(self) -> None:
         """Make the variables at once, so that a graph's initializer and Saver find them."""
         self._make_weights()
 
-    # Read from the manager on every use, and not checked, as in contrib. A subclass that keeps a variable of
-    # its own need not say what the scale was at the start.
+    # These values are read from the manager on every use and are not checked, as in contrib. A subclass with its
+    # own variable for the scale may have no `_init_loss_scale`.
     initial_scale: Any = Replaceable(lambda self: float(getattr(self._manager, "_init_loss_scale", "nan")))
     rules: Any = Replaceable(lambda self: _rules_of(self._manager))
 

@@ -1,6 +1,6 @@
 """`tf.keras.mixed_precision.experimental` of TensorFlow 1.15 and 2.0 to 2.8.
 
-`Policy`, `global_policy`, `set_policy` and `get_layer_policy` act on the library that `tf.keras` is.
+`Policy`, `global_policy`, `set_policy` and `get_layer_policy` act on the Keras library that `tf.keras` refers to.
 
 >>> import tensorflow as tf
 >>> set_policy("mixed_float16")

@@ -11,8 +11,7 @@ import tensorflow as tf
 
 from tf_lossscale.core import finite as finite_lib
 from tf_lossscale.core import replicas, state
-from tf_lossscale.core.graphs import as_written as _as_written
-from tf_lossscale.core.graphs import finished
+from tf_lossscale.core.graphs import do_not_convert, finished
 from tf_lossscale.core.variables import as_number
 from tf_lossscale.legacy import versions
 from tf_lossscale.legacy.private_names import Replaceable, replaced
@@ -64,7 +63,7 @@ class LossScale(TensorLike, state.LossScale, abc.ABC):
 
     @abc.abstractmethod
     def get_config(self) -> dict[str, Any]:
-        """Return what the constructor needs."""
+        """Return the arguments of the constructor, by name."""
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> LossScale:
@@ -77,7 +76,7 @@ class LossScale(TensorLike, state.LossScale, abc.ABC):
     #: The initial scale, which is unknown for a user-defined loss scale.
     initial_scale = float("nan")
 
-    # The core's interface on top of the old one, whose `update` checks and records at once.
+    # The core calls `check` and `record`. The old `update` does both at once, so `check` calls it.
 
     def check(self, gradients: Iterable[Gradient], **norm: tf.Tensor) -> tf.Tensor:
         del norm
@@ -131,7 +130,7 @@ class FixedLossScale(LossScale, state.FixedLossScale):
         return tf.no_op(), True
 
     def get_config(self) -> dict[str, Any]:
-        """Return what the constructor needs."""
+        """Return the arguments of the constructor, by name."""
         return {"loss_scale_value": self.initial_scale}
 
     def __repr__(self) -> str:
@@ -200,7 +199,7 @@ class DynamicLossScale(LossScale, state.DynamicLossScale):
     def __call__(self) -> tf.Tensor:
         return state.DynamicLossScale.__call__(self)
 
-    @_as_written
+    @do_not_convert
     def update(self, grads: Iterable[Gradient]) -> tuple[tf.Operation | None, tf.Tensor | bool]:
         """Move the scale after a step.
 
@@ -219,7 +218,7 @@ class DynamicLossScale(LossScale, state.DynamicLossScale):
         return (None if tf.executing_eagerly() else finished(done)), apply
 
     def get_config(self) -> dict[str, Any]:
-        """Return what the constructor needs."""
+        """Return the arguments of the constructor, by name."""
         return {
             "initial_loss_scale": self.initial_loss_scale,
             "increment_period": self.increment_period,

@@ -70,7 +70,7 @@ def _first_part(module: str) -> str:
 
 
 def _namespace(module: str) -> Namespace:
-    """Return a module with all names that the table has in it and in its submodules."""
+    """Return a module that contains all names of the table for it and its submodules."""
     below = {name[len(module) + 1 :].split(".")[0] for name in _MODULES if name.startswith(f"{module}.")}
     inner = {name: _namespace(f"{module}.{name}") for name in sorted(below)}
     return Namespace(module.rpartition(".")[2], {**_names_in(module), **inner})

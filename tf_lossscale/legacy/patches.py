@@ -51,7 +51,7 @@ class Patches:
                 self._make_importable(f"{module.__name__}.{name}", value)
 
     def replace(self, module: types.ModuleType, names: Mapping[str, Any]) -> None:
-        """Replace a module in `sys.modules` by a copy with other names. Its own functions keep using the old names.
+        """Replace a module in `sys.modules` by a copy with other names. The module's own functions use the old names.
 
         Args:
             module: a private module of another library.

@@ -86,7 +86,7 @@ class Policies:
         return self._with_loss_scale(policy)
 
     def loss_scale_of_models(self) -> Any:
-        """Return what `compile` wraps optimizers with: "dynamic", a LossScale, or None for no wrapper.
+        """Return the loss scale with which `compile` wraps optimizers: "dynamic", a LossScale, or None for no wrapper.
 
         Under a policy that was set with the library's own names it is "dynamic".
         """

@@ -42,7 +42,7 @@ def add_program(parser: argparse.ArgumentParser) -> None:
     ['trainer', '--epochs', '3']
 
     Args:
-        parser: of the subcommand.
+        parser: the subcommand's parser.
     """
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="a module to run, and its arguments")
     parser.add_argument("script", nargs=argparse.REMAINDER, help="a script to run, and its arguments")
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run a script or module as `python` would, with the old names in place.
 
     Args:
-        arguments: as `add_arguments` described them.
+        arguments: the parsed arguments; see `add_arguments`.
 
     Returns:
         The exit code of `run_program`.

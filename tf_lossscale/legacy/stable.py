@@ -35,7 +35,7 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
         **kwargs: as in the table, and all keywords of `tf_lossscale.LossScaleOptimizer`.
 
     Raises:
-        TypeError: the call is none of these.
+        TypeError: the call matches no row of the table.
         ValueError: a value is out of range, or the optimizer is wrapped already.
     """
 

@@ -6,10 +6,10 @@
 | IndexedSlices without a dense shape | ValueError | ValueError | checked | checked |
 | a lower scale, in eager mode | divided by the multiplier | the same | the same | the same |
 | a lower scale, in a graph or tf.function | times the reciprocal, in float32 | the same | the same | the same |
-| `increment_period` | cut to an int, also from a string | the same | the same | the same |
+| `increment_period` | truncated to an int, also from a string | the same | the same | the same |
 | a period of 0 or less | grows on every step | the same | the same | the same |
 | contrib: overflows before a finite step | still count | | | still count |
-| contrib: missing gradients and iterators | errors | | | taken |
+| contrib: missing gradients and iterators | errors | | | accepted |
 | fixed scale, non-finite gradients | applied | applied | applied | applied |
 """
 
@@ -24,7 +24,9 @@ from tf_lossscale.core.rules import Rules
 
 
 class DividingRules(Rules):
-    """Rules with a `multiplier`. In eager mode the scale is divided by it, not multiplied by its reciprocal.
+    """The original's rules for the scale: growth multiplies it by `multiplier`, and an overflow divides it.
+
+    Only eager mode divides. A graph multiplies by the reciprocal, as TensorFlow's graph optimizer does.
 
     >>> rules = DividingRules.of(increment_period=3, multiplier=2.0)
     >>> rules.growth_steps
@@ -37,7 +39,7 @@ class DividingRules(Rules):
 
         Args:
             increment_period: finite steps in a row after which the scale grows; 0 or less: on every step.
-            multiplier: what the scale is multiplied or divided by.
+            multiplier: the factor that the scale is multiplied or divided by.
 
         Returns:
             New rules.
@@ -47,7 +49,7 @@ class DividingRules(Rules):
 
     def _lowered(self, scale: tf.Tensor) -> tf.Tensor:
         multiplier = tf.constant(self.growth_factor, tf.float32)
-        # TensorFlow's graph optimizer made the division a product with the reciprocal: the last bit differs.
+        # TensorFlow's graph optimizer replaced the division, so the last bit of the original's scale differs there.
         lower = scale / multiplier if tf.executing_eagerly() else scale * (1.0 / multiplier)
         return tf.maximum(lower, self.min_scale)
 

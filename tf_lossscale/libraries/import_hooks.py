@@ -16,8 +16,8 @@ Action = Callable[[types.ModuleType], None]
 def when_imported(module: str, action: Action, after: Sequence[str] = ()) -> Callable[[], None]:
     """Call `action` with a module as soon as it is imported, without importing it.
 
-    The action waits until the thread has finished importing every watched package and this one, so that what `action`
-    imports finds no half-made modules.
+    The action waits until the thread has finished importing every watched package and this one, so that the
+    imports of `action` find no half-initialized modules.
 
     >>> seen = []
     >>> cancel = when_imported("json.tool", lambda module: seen.append(module.__name__))
@@ -110,7 +110,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
     def _run(self, several: Sequence[_Pending]) -> None:
         for pending in several:
-            # None stands in sys.modules for a module that must not be imported.
+            # An entry None in sys.modules means that the module must not be imported.
             if pending in self._pending and all(sys.modules.get(name) is not None for name in pending.needed):
                 self.forget(pending)
                 pending.action(sys.modules[pending.module])

@@ -50,7 +50,7 @@ def keras_3(module: str = "") -> Any:
             cannot be imported beside it.
     """
     if package_of_keras_2() == "keras":
-        raise ImportError("Keras 3 is needed for this, and Keras here is Keras 2. Install TensorFlow 2.16 or newer.")
+        raise ImportError("Keras 3 is needed for this, but Keras 2 is installed. Install TensorFlow 2.16 or newer.")
     if not _is_replaced():
         return optional.load(_dotted("keras", module), "")
     return functools.reduce(getattr, filter(None, module.split(".")), _replaced())

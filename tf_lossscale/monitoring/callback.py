@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +11,9 @@ from absl import logging
 
 from tf_lossscale import errors
 from tf_lossscale.core.variables import value_or_zero
-from tf_lossscale.monitoring import exponent_records
-from tf_lossscale.monitoring.exponents import ExponentCounts
 from tf_lossscale.monitoring.histograms import write_histograms
 from tf_lossscale.monitoring.summaries import require_ours, write_scalars
+from tf_lossscale.precision import records
 from tf_lossscale.wrapper import layers
 from tf_lossscale.wrapper.stall import WHAT_TO_TRY
 
@@ -120,14 +120,19 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         if self._writer is not None:
             with self._writer.as_default():
                 write_scalars(optimizer, self._counts()[0], loss)
-                self._write_counts(optimizer._last_counts())
+                self._write_counts(optimizer)
         self._warn()
 
-    def _write_counts(self, counts: ExponentCounts | None) -> None:
-        if counts is not None and counts.step != self._counted:
-            self._counted = counts.step
-            write_histograms(counts)
-            exponent_records.append(self._log_dir, counts)
+    def _write_counts(self, optimizer: Any) -> None:
+        counts = optimizer._last_counts()
+        if counts is None or counts.step == self._counted:
+            return
+        self._counted = counts.step
+        # An optimizer that was loaded from a file counts exponents from step 1 again, but knows its total steps.
+        earlier = max(self._counts()[0] - optimizer._exponents.steps_taken(), 0)
+        counts = dataclasses.replace(counts, step=counts.step + earlier)
+        write_histograms(counts)
+        records.append(self._log_dir, counts)
 
     def _counts(self) -> tuple[int, int]:
         scale = self._watched._loss_scale

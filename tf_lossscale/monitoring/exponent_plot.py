@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from tf_lossscale.libraries import optional
-from tf_lossscale.monitoring.exponents import FINITE, HIGHEST, INFINITE, LOWEST, NAN, ZEROS, ExponentCounts
-from tf_lossscale.monitoring.precision import MAXIMUM, NORMAL, SUBNORMAL
-from tf_lossscale.monitoring.precision_text import power
+from tf_lossscale.precision.counts import FINITE, HIGHEST, INFINITE, LOWEST, NAN, ZEROS, ExponentCounts
+from tf_lossscale.precision.report import MAXIMUM, NORMAL, SUBNORMAL
+from tf_lossscale.precision.report_text import power
 from tf_lossscale.writing import whole_file
 
 # Where float16's ranges begin, and what becomes of the values above; those below the first vanish.

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_lossscale.monitoring.exponents import FINITE, LOWEST, ExponentCounts
+from tf_lossscale.precision.counts import FINITE, LOWEST, ExponentCounts
 
 _KIND = tf.compat.v1.SummaryMetadata(plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="histograms"))
 
@@ -19,7 +19,7 @@ def write_histograms(counts: ExponentCounts, step: Any = None) -> None:
     `tf.summary.histogram` would need the values themselves.
 
     >>> import tempfile
-    >>> from tf_lossscale.monitoring.exponents import COLUMNS
+    >>> from tf_lossscale.precision.counts import COLUMNS
     >>> counts = ExponentCounts(("kernel",), np.ones([1, COLUMNS], np.int64), scale=1.0, step=100)
     >>> with tf.summary.create_file_writer(tempfile.mkdtemp()).as_default():
     ...     write_histograms(counts)

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 from tf_lossscale.libraries import optional
-from tf_lossscale.monitoring import exponent_records
 from tf_lossscale.monitoring.exponent_plot import draw_steps, draw_variables
-from tf_lossscale.monitoring.exponents import ExponentCounts
+from tf_lossscale.precision import records
+from tf_lossscale.precision.counts import ExponentCounts
 from tf_lossscale.writing import whole_file
 
 # Each curve -> its tags from `write_summary` and from Keras's TensorBoard callback.
@@ -93,7 +93,7 @@ def _pictures(
             "tf_lossscale.LossScaleMonitor(log_dir=...) or tf_lossscale.write_summary(optimizer)."
         )
     if step is not None and not counted:
-        raise ValueError(f"--step chooses the counts of a step, but {logdir} has no {exponent_records.FILE}.")
+        raise ValueError(f"--step selects a step with exponent counts, but {logdir} has no {records.FILE}.")
     pictures: dict[pathlib.Path, tuple[Callable[[pathlib.Path], None], list[str]]] = {}
     if runs:
         pictures[out] = functools.partial(draw, runs), list(runs)
@@ -107,8 +107,8 @@ def _pictures(
 
 def _counted(logdir: pathlib.Path) -> dict[str, list[ExponentCounts]]:
     """Return the counts of exponents by run, without runs that have none."""
-    paths = sorted(path.parent for path in logdir.rglob(exponent_records.FILE))
-    found = {_name_of(path, logdir): exponent_records.read(path) for path in paths}
+    paths = sorted(path.parent for path in logdir.rglob(records.FILE))
+    found = {_name_of(path, logdir): records.read(path) for path in paths}
     return {name: run for name, run in found.items() if run}
 
 
@@ -120,7 +120,7 @@ def _chosen(run: list[ExponentCounts], step: int | None) -> ExponentCounts:
         return run[-1]
     counted = [str(counts.step) for counts in run]
     some = ", ".join(counted if len(counted) <= 10 else [*counted[:5], "...", *counted[-5:]])
-    raise ValueError(f"--step {step} was not counted. The steps that were: {some}.")
+    raise ValueError(f"--step {step}: this step has no exponent counts. Steps with counts: {some}.")
 
 
 def _name_of(folder: pathlib.Path, logdir: pathlib.Path) -> str:

@@ -14,9 +14,9 @@ from typing import Any
 
 from tf_lossscale.legacy.patches import Patches
 from tf_lossscale.legacy.run import add_program, run_program
-from tf_lossscale.monitoring import exponent_records
-from tf_lossscale.monitoring.precision import PrecisionReport
-from tf_lossscale.monitoring.precision_text import whether_float16_fits
+from tf_lossscale.precision import records
+from tf_lossscale.precision.report import PrecisionReport
+from tf_lossscale.precision.report_text import whether_float16_fits
 
 _EVERY = 10
 
@@ -108,9 +108,9 @@ class _Probes:
         patches.put(cls, {method: self._watched(original) for method, original in methods.items()})
 
     def _watched(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        from tf_lossscale.core.graphs import as_written  # TensorFlow is loaded: a module of Keras was imported
+        from tf_lossscale.core.graphs import do_not_convert  # TensorFlow is loaded: a module of Keras was imported
 
-        @as_written
+        @do_not_convert
         @functools.wraps(method)
         def watched(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             bound = functools.partial(method, optimizer)
@@ -164,7 +164,7 @@ def _report(probes: dict[str, Any], out: pathlib.Path | None) -> bool:
         if out is not None:
             folder = out if len(probes) == 1 else out / name
             report.write(folder)
-            print(f"wrote {folder / exponent_records.FILE}, which tf-lossscale plot {folder} draws")
+            print(f"wrote {folder / records.FILE}, which tf-lossscale plot {folder} draws")
     return found
 
 

@@ -12,9 +12,9 @@ import tensorflow as tf
 from tf_lossscale import errors
 from tf_lossscale.core import replicas, scaling
 from tf_lossscale.core.exponents import EVERY, Exponents
-from tf_lossscale.core.graphs import as_written
-from tf_lossscale.monitoring.exponents import ExponentCounts
-from tf_lossscale.monitoring.precision import PrecisionReport, precision_report
+from tf_lossscale.core.graphs import do_not_convert
+from tf_lossscale.precision.counts import ExponentCounts
+from tf_lossscale.precision.report import PrecisionReport, precision_report
 from tf_lossscale.wrapper import families
 from tf_lossscale.wrapper.family import Family
 from tf_lossscale.wrapper.grads_and_vars import unzip
@@ -91,6 +91,7 @@ class Probe:
         self._family = family
         self._exponents = Exponents(every)
         self._thread = _Thread()
+        self._in_float16 = False  # whether float16 computed a gradient
 
     def precision_report(self) -> PrecisionReport:
         """Return what float16 would do to each variable's gradient, in the last counted step.
@@ -119,7 +120,7 @@ class Probe:
                 "probe(). A tf.function that was traced before the block does not count: trace it in the block, or "
                 "compile the Keras model anew."
             )
-        return ExponentCounts(*found, full_precision=True)
+        return ExponentCounts(*found, full_precision=not self._in_float16)
 
     def count_exponents(self) -> None:
         """Have the next step counted, and after that every `every`-th one."""
@@ -132,14 +133,17 @@ class Probe:
             method: a bound method of gradients and variables, or of pairs of them.
         """
 
-        @as_written
+        @do_not_convert
         def counted(*args: Any, **kwargs: Any) -> Any:
             if self._thread.inside or tf.distribute.in_cross_replica_context():  # one method may call the other
                 return method(*args, **kwargs)
             variables = [*args[1:2], *(kwargs[name] for name in _SECOND if name in kwargs)]
-            given = list(args[0] if args else next(kwargs.pop(name) for name in _FIRST if name in kwargs))
+            named = [name for name in _FIRST if name in kwargs]
+            if not args and not named:
+                return method(*args, **kwargs)  # raises
+            given = list(args[0] if args else kwargs.pop(named[0]))
             args = (given, *args[1:])  # a list, because it may have been an iterator
-            done = self._record(given, variables)
+            done = self._record(given, variables) if given else []
             self._thread.inside = True
             try:
                 with tf.control_dependencies(done):
@@ -151,11 +155,12 @@ class Probe:
 
     def _record(self, given: list[Any], variables: list[Any]) -> list[Any]:
         """Count gradients, which are paired with their variables or followed by them."""
-        if given and isinstance(given[0], (tuple, list)):
+        if isinstance(given[0], (tuple, list)):
             gradients, known = unzip(given)
         else:
             given_or_known = variables[0] if variables and variables[0] is not None else self._family.known_variables()
             gradients, known = scaling.floating(given), list(given_or_known or [])
+        self._in_float16 |= any(gradient is not None and gradient.dtype == tf.float16 for gradient in gradients)
         factor = 1.0 if self._family.loss_scale_factor is None else self._family.loss_scale_factor
         return self._exponents.record(lambda: names_of(known), lambda: gradients, lambda: tf.constant(factor))
 

@@ -41,7 +41,7 @@ class AdafactorBase(GroupConfigs, TorchSurface):
     foreach = _option("foreach")
     maximize = _option("maximize")
 
-    # What a Keras's class provides. -----------------------------------------------------------------------------
+    # Provided by the class for each Keras library. --------------------------------------------------------------
 
     name: str
     _learning_rate: Any
@@ -73,8 +73,8 @@ class AdafactorBase(GroupConfigs, TorchSurface):
     # The attributes of every instance, besides those of TorchSurface.
     _places: dict[Any, tuple[ParameterGroup, int]]  # the group of a variable, and its number in it
     _moments: dict[Any, dict[str, Any]]
-    _takes_more: bool  # variables that are in no group yet
-    _said: bool  # what `foreach` costs
+    _takes_more: bool  # whether `build` adds variables that are in no group to the first one
+    _said: bool  # whether the memory that `foreach` needs was logged
 
     # Construction. ----------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ def moment_shapes(shape: Sequence[int]) -> dict[str, tuple[int, ...]]:
     {'variance': (500,)}
 
     Args:
-        shape: the parameter's.
+        shape: the parameter's shape.
 
     Returns:
         For two or more dimensions `row_var` and `col_var`, over the last two; `variance` otherwise.
@@ -43,7 +43,7 @@ def compute_dtype(dtype: tf.DType) -> tf.DType:
     tf.float32
 
     Args:
-        dtype: the parameter's.
+        dtype: the parameter's dtype.
     """
     return tf.float64 if dtype == tf.float64 else tf.float32
 
@@ -139,12 +139,12 @@ def update(
 
 
 def _half_sum_of_squares(values: tf.Tensor, axes: list[int] | None) -> tf.Tensor:
-    # The sum reads one parameter once, and writes nothing of its size.
+    # For a single parameter, l2_loss reads the values once and creates no tensor of their size.
     return tf.nn.l2_loss(values) if axes is None else tf.reduce_sum(tf.square(values), axes, keepdims=True) / 2
 
 
 def _larger(value: tf.Tensor, least: float) -> tf.Tensor:
-    # If the value is NaN the bound is `least`, as in PyTorch. The elements that are NaN stay NaN.
+    # A NaN becomes `least`, as in PyTorch. The elements of the gradient that are NaN stay NaN.
     return tf.where(value > least, value, least)
 
 
@@ -161,14 +161,14 @@ def _narrowed(moment: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 def update_bytes(shape: Sequence[int], dtype: tf.DType) -> int:
     """Estimate how many bytes the update of a parameter, or of a stack of parameters, needs at its peak.
 
-    The parameter and the gradient, the squared gradient, the estimate of the second moment and the change: five
-    times as many numbers as there are in the parameter.
+    At the peak there are five tensors of the parameter's size: the parameter, the gradient, the squared gradient, the
+    estimate of the second moment and the change.
 
     >>> update_bytes((10, 1000), tf.float32)
     200000
 
     Args:
-        shape: the parameter's.
-        dtype: the parameter's.
+        shape: the parameter's shape.
+        dtype: the parameter's dtype.
     """
     return 5 * math.prod(shape) * compute_dtype(dtype).size

@@ -130,7 +130,7 @@ class Adafactor(AdafactorBase, keras.optimizers.Optimizer):
         for group in given:
             self._add_group(group)
 
-    # What AdafactorBase asks. -----------------------------------------------------------------------------------
+    # Required by AdafactorBase. ---------------------------------------------------------------------------------
 
     @property
     def _is_built(self) -> bool:  # type: ignore[override]
@@ -161,7 +161,7 @@ class Adafactor(AdafactorBase, keras.optimizers.Optimizer):
     def _built_for(self) -> list[Any]:
         return self._trainable_variables if self.built else super()._built_for()
 
-    # What Keras asks. -------------------------------------------------------------------------------------------
+    # Required by Keras. -----------------------------------------------------------------------------------------
 
     def build(self, variables: Iterable[Any]) -> None:
         """Create the state for the variables, and for the variables of the parameter groups.

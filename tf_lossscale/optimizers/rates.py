@@ -53,7 +53,7 @@ class Rate:
         return tf.reshape(tf.convert_to_tensor(source), [])
 
     def number(self) -> Any:
-        """Return the learning rate as a number, or as an array for a variable of the user's."""
+        """Return the learning rate as a number, or as an array if it is the user's variable."""
         value = self.read()
         if callable(value):
             return float(self.now().numpy())

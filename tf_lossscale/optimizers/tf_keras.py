@@ -42,21 +42,21 @@ class Adafactor(AdafactorBase, tf_keras.optimizers.Optimizer):
     3.0
 
     Args:
-        params: as there.
-        lr: as there, but not a function.
-        beta2_decay: as there.
-        eps: as there.
-        d: as there.
-        weight_decay: as there.
-        foreach: as there. It has no effect with `use_ema`, `jit_compile` or DTensor.
-        maximize: as there.
+        params: as in `keras3.Adafactor`.
+        lr: as in `keras3.Adafactor`, but not a function.
+        beta2_decay: as in `keras3.Adafactor`.
+        eps: as in `keras3.Adafactor`.
+        d: as in `keras3.Adafactor`.
+        weight_decay: as in `keras3.Adafactor`.
+        foreach: as in `keras3.Adafactor`. It has no effect with `use_ema`, `jit_compile` or DTensor.
+        maximize: as in `keras3.Adafactor`.
         **kwargs: tf_keras's `name, clipnorm, clipvalue, global_clipnorm, use_ema, ema_momentum,
             ema_overwrite_frequency, jit_compile, mesh`; `jit_compile` is False unless given.
 
     Raises:
-        TypeError: as there.
-        ValueError: as there.
-        KeyError: as there.
+        TypeError: as in `keras3.Adafactor`.
+        ValueError: as in `keras3.Adafactor`.
+        KeyError: as in `keras3.Adafactor`.
     """
 
     def __init__(
@@ -88,11 +88,11 @@ class Adafactor(AdafactorBase, tf_keras.optimizers.Optimizer):
         given = self._prepare(params, options)
         kwargs = {"name": "Adafactor", "jit_compile": False, **kwargs}
         super().__init__(weight_decay=weight_decay, **kwargs)
-        self._rates: list[Any] = []  # of all groups, as an attribute that tf.train.Checkpoint finds
+        self._rates: list[Any] = []  # the rates of all groups, which tf.train.Checkpoint finds here
         for group in given:
             self._add_group(group)
 
-    # What AdafactorBase asks. -----------------------------------------------------------------------------------
+    # Required by AdafactorBase. ---------------------------------------------------------------------------------
 
     @property
     def _is_built(self) -> bool:  # type: ignore[override]
@@ -129,7 +129,7 @@ class Adafactor(AdafactorBase, tf_keras.optimizers.Optimizer):
     def _deserialized_schedule(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None) -> Any:
         return tf_keras.optimizers.schedules.deserialize(config, custom_objects=custom_objects)
 
-    # What tf_keras asks. ----------------------------------------------------------------------------------------
+    # Required by tf_keras. --------------------------------------------------------------------------------------
 
     def build(self, var_list: Iterable[Any]) -> None:
         """Create the state for the variables, and for the variables of the parameter groups.

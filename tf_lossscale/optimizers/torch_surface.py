@@ -68,7 +68,7 @@ class TorchSurface(hooks.Hooked):
         [0.01, 0.5]
 
         Args:
-            param_group: a dict with "params" and any of the options. `defaults` has the others. "params" are
+            param_group: a dict with "params" and any of the options; `defaults` fills in the others. "params" are
                 variables, or (name, variable) pairs, whose names the group then has as "param_names".
 
         Raises:
@@ -128,7 +128,7 @@ class TorchSurface(hooks.Hooked):
 
         Args:
             set_to_none: whether `grad` becomes None. If False, a gradient becomes zeros, with which the next `step`
-                updates the variable and its state; with None it leaves both alone.
+                updates the variable and its state; after None, `step` changes neither.
         """
         for variable in self._parameters():
             before = getattr(variable, "grad", None)

@@ -36,21 +36,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     add("--optimizer", str, "inner optimizer", choices=OPTIMIZERS)
     add("--steps", _at_least(1), "steps of each run", metavar="N")
-    add("--seed", _at_least(0), "of the weights and of the order of the digits", metavar="N")
-    what = "weight of the loss, as one in a sum of several has it; float16 gradients vanish if it is small"
+    add("--seed", _at_least(0), "seed of the weights and of the order of the digits", metavar="N")
+    what = "weight of the loss, as in a sum of several losses; float16 gradients vanish if it is small"
     add("--loss-weight", _positive, what, metavar="X")
     add("--initial-scale", _positive, "loss scale to start with", metavar="X")
     add("--growth-steps", _at_least(1), "good steps until the scale doubles", metavar="N")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("runs"), help="folder (default: %(default)s)")
-    parser.add_argument("--resume", action="store_true", help="go on where the run in the folder was stopped")
-    parser.add_argument("--no-compare", action="store_true", help="only the run with loss scaling")
+    parser.add_argument("--resume", action="store_true", help="continue the run in the folder from its last checkpoint")
+    parser.add_argument(
+        "--no-compare", action="store_true", help="train only with loss scaling, without the two runs to compare with"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `tf-lossscale train`.
 
     Args:
-        arguments: as `add_arguments` described them.
+        arguments: the parsed arguments; see `add_arguments`.
 
     Returns:
         The exit code: 0 at the end, 130 after Ctrl-C, 2 after an error.

@@ -10,11 +10,11 @@ import numpy as np
 import tensorflow as tf
 
 from tf_lossscale.libraries import optional
-from tf_lossscale.monitoring.exponents import ExponentCounts
+from tf_lossscale.precision.counts import ExponentCounts
 from tf_lossscale.training.settings import Settings, Setup
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
-#: Gradients are counted by exponent in every so many steps.
+#: The number of steps from one count of the gradients' exponents to the next.
 COUNTED_EVERY = 5
 
 _BATCH = 64
@@ -134,7 +134,8 @@ class Run:
         self.history.append(Record(float(loss), scale, skipped, float(zeros) / self._size))
         if counted:
             counts = self.optimizer.precision_report().counts
-            self.exponents.append(dataclasses.replace(counts, step=len(self.history)))  # a resumed run counts anew
+            # The counter of a resumed run starts at 0.
+            self.exponents.append(dataclasses.replace(counts, step=len(self.history)))
         return self.history[-1]
 
     @property

@@ -10,7 +10,7 @@ import numpy as np
 
 from tf_lossscale.libraries import optional
 from tf_lossscale.monitoring import exponent_plot
-from tf_lossscale.monitoring.exponents import ExponentCounts
+from tf_lossscale.precision.counts import ExponentCounts
 from tf_lossscale.training.lenet import Record, Run
 from tf_lossscale.training.settings import Settings
 
@@ -68,7 +68,7 @@ def plot(history: Sequence[Record], exponents: Sequence[ExponentCounts], path: p
     for axes, values in ((above, loss), (below, scale)):
         axes.plot(steps[skipped], values[skipped], "x", color="tab:red", label=f"{len(skipped)} skipped steps")
         axes.grid(alpha=0.3)
-    above.legend(loc="upper right")  # the scale's curve may be anywhere in its half, the loss falls
+    above.legend(loc="upper right")  # the loss falls, so this corner of its plot is free
     for axes in heat:
         exponent_plot.colour_bar(
             figure, exponent_plot.steps_on(axes, exponents), [above, below, axes], "share of all values"

@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale.monitoring.exponent_records import as_record, from_record
+from tf_lossscale.precision.records import as_record, from_record
 from tf_lossscale.training.lenet import Record, Run
 from tf_lossscale.training.settings import Settings
 from tf_lossscale.writing import checkpoint_errors_are_os_errors, name_latest_checkpoint, whole_file
@@ -53,7 +53,7 @@ def save(run: Run, settings: Settings, out: pathlib.Path) -> None:
     Args:
         run: the run to save.
         settings: its settings.
-        out: the folder, as `make_ready` left it.
+        out: the folder that `make_ready` has prepared.
 
     Raises:
         OSError: a file cannot be written. The message names the last complete checkpoint.
@@ -113,8 +113,8 @@ def restore(run: Run, state: dict[str, Any], out: pathlib.Path) -> None:
     """Restore a saved run.
 
     Args:
-        run: made with the settings that were saved.
-        state: as from `read`.
+        run: a new run with the saved settings.
+        state: the state that `read` returned.
         out: the folder.
 
     Raises:
@@ -142,9 +142,9 @@ def _last_whole(out: pathlib.Path) -> str:
     try:
         settings, state = read(out)
     except (ValueError, OSError):
-        return f"There is no whole checkpoint in {out}."
+        return f"There is no complete checkpoint in {out}."
     return (
-        f"The last whole checkpoint is {out / _FOLDER / state['checkpoint']}, after {len(state['history'])} of "
+        f"The last complete checkpoint is {out / _FOLDER / state['checkpoint']}, after {len(state['history'])} of "
         f"{settings.steps} steps: --resume goes on from it."
     )
 

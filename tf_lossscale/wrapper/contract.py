@@ -81,7 +81,7 @@ class Contract:
         self._unused_in_ended_threads: set[str] = set()
         self._answers_kept: set[bool] = set()
         self._whole_steps = threading.local()
-        self._scaled_by: dict[int, tf.Tensor] = {}
+        self._factors: dict[int, tf.Tensor] = {}  # by thread
         self._called: set[str] = set()
         self._warned: set[str] = set()
 
@@ -171,7 +171,7 @@ class Contract:
     def _takes_scaled(self, gradients: Iterable[Any], scaled_after: dict[str, bool], otherwise: bool) -> bool:
         with self._lock:
             places = _places()
-            some_unscaled, all_unscaled = notes.are_unscaled(gradients)
+            some_unscaled, all_unscaled = notes.any_and_all_unscaled(gradients)
             answers, in_same_function = ({False}, True) if all_unscaled else self._answers(places, scaled_after)
             if len(answers) > 1 or (True in answers and some_unscaled):
                 raise RuntimeError(
@@ -210,7 +210,7 @@ class Contract:
         one.
         """
         gradients = [gradient for gradient in gradients if gradient is not None]
-        unscaled, _ = notes.are_unscaled(gradients)
+        unscaled, _ = notes.any_and_all_unscaled(gradients)
         may_be_unscaled = False
         thread, places = threading.current_thread(), _places()
         with self._lock:
@@ -247,7 +247,8 @@ class Contract:
     def _calls_in(self, places: list[Any]) -> list[_Call]:
         """Return this thread's calls, or else, in a function, all threads' calls: replicas are such threads."""
         found: list[_Call] = []
-        for calls in [self._calls.get(place, {}) for place in places]:
+        for place in places:
+            calls = self._calls.get(place, {})
             own = calls.get(threading.current_thread())
             if own is not None:
                 found.append(own)
@@ -268,13 +269,13 @@ class Contract:
 
     # The factor of the loss, where another worker may move the scale in the middle of a step. -------------------
 
-    def loss_scaled_by(self, factor: tf.Tensor) -> None:
-        """Record the factor that the loss was multiplied by."""
-        self._scaled_by[threading.get_ident()] = factor
+    def remember_factor(self, factor: tf.Tensor) -> None:
+        """Remember the factor that the loss was multiplied by."""
+        self._factors[threading.get_ident()] = factor
 
-    def factor_of_loss(self) -> tf.Tensor | None:
-        """Return the factor of the loss, if that was scaled in the function being traced or in eager mode."""
-        factor = self._scaled_by.get(threading.get_ident())
+    def remembered_factor(self) -> tf.Tensor | None:
+        """Return the factor of the loss if this thread scaled it in the function being traced, or in eager mode."""
+        factor = self._factors.get(threading.get_ident())
         return factor if factor is not None and getattr(factor, "graph", None) is _graph() else None
 
     # Warnings. --------------------------------------------------------------------------------------------------
@@ -316,7 +317,7 @@ def require_scaled(gradients: Iterable[Any], loss_scale: Any) -> None:
     Raises:
         RuntimeError: `get_unscaled_gradients` returned one of them.
     """
-    if any(notes.is_unscaled_by(gradient, loss_scale) for gradient in gradients):
+    if notes.any_is_unscaled_by(gradients, loss_scale):
         raise RuntimeError(
             "get_unscaled_gradients() was given a gradient that it returned before, and would divide it by the loss "
             "scale again. Call it once for each gradient. minimize(), compute_gradients() and get_gradients() call it "

@@ -12,8 +12,7 @@ from absl import logging
 
 from tf_lossscale.core import notes, replicas, scaling, state
 from tf_lossscale.core.exponents import EVERY
-from tf_lossscale.core.graphs import as_written as _as_written
-from tf_lossscale.core.graphs import operations, runs_in_order
+from tf_lossscale.core.graphs import do_not_convert, operations, runs_in_order
 from tf_lossscale.core.inside import scaled_inside
 from tf_lossscale.core.state import DynamicLossScale, FixedLossScale, LossScale
 from tf_lossscale.core.step import step
@@ -232,6 +231,13 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             inner._handle_deferred_dependencies("loss_scale", scale)
             self._family.parts_changed()
 
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+        children: dict[str, Any] = super()._trackable_children(save_type, **kwargs)  # type: ignore[misc]
+        if save_type == "checkpoint":  # the originals' checkpoints have no place for counts
+            return children
+        counting = {"diagnosis": self._diagnosis, "exponents": self._exponents}
+        return {**children, **{name: part for name, part in counting.items() if part is not None}}
+
     # The loss and the gradients. --------------------------------------------------------------------------------
 
     @overload
@@ -240,7 +246,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     @overload
     def get_scaled_loss(self, loss: Same) -> Same: ...
 
-    @_as_written
+    @do_not_convert
     def get_scaled_loss(self, loss: Any) -> Any:
         """Multiply the loss by the scale; call it inside the tape.
 
@@ -264,7 +270,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         contract.require_unscaled_loss(loss, self._loss_scale)
         self._contract.called("get_scaled_loss")
         _warn_if_loss_cannot_hold(loss, self._factor)
-        return self._scaled(loss, lambda loss: scaling.scale_loss(loss, self._factor_of_loss()))
+        return self._scaled(loss, lambda loss: scaling.scale_loss(loss, self._remember_factor()))
 
     @overload
     def scale_loss(self, loss: float) -> tf.Tensor: ...
@@ -272,7 +278,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     @overload
     def scale_loss(self, loss: Same) -> Same: ...
 
-    @_as_written
+    @do_not_convert
     def scale_loss(self, loss: Any) -> Any:
         """Multiply the loss by the scale in Keras 3's contract, in which `apply` or `apply_gradients` unscales.
 
@@ -310,7 +316,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         notes.note_scaled_loss(scaled, self._loss_scale)
         return scaled
 
-    @_as_written
+    @do_not_convert
     def get_unscaled_gradients(self, grads: Iterable[SameGradient]) -> list[SameGradient]:
         """Divide the gradients of a loss that `get_scaled_loss` returned by the scale.
 
@@ -340,7 +346,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         return unscaled
 
     def _unscaled(self, grads: Iterable[Any]) -> list[Any]:
-        factor = self._contract.factor_of_loss() if replicas.workers_step_alone() else None
+        factor = self._contract.remembered_factor() if replicas.workers_step_alone() else None
         return self._family.divide(grads, self._factor() if factor is None else factor)
 
     def scale_inside(self, loss_fn: SameFunction) -> SameFunction:
@@ -371,7 +377,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             self._contract.scaled_by_hand()
             return self._unscaled(gradients)
 
-        scaled = scaled_inside(loss_fn, lambda upstream: scaling.scale_loss(upstream, self._factor_of_loss()), unscale)
+        scaled = scaled_inside(loss_fn, lambda upstream: scaling.scale_loss(upstream, self._remember_factor()), unscale)
         return cast("SameFunction", scaled)
 
     def _factor(self) -> tf.Tensor:
@@ -379,16 +385,17 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         factor = self._family.loss_scale_factor
         return self._loss_scale() if factor is None else self._loss_scale() * factor
 
-    def _factor_of_loss(self) -> tf.Tensor:
+    def _remember_factor(self) -> tf.Tensor:
+        """Return the factor of the loss, and remember it for `_unscaled`."""
         factor = self._factor()
         if replicas.workers_step_alone():
             # Another worker may move the scale before this one's gradients are unscaled.
-            self._contract.loss_scaled_by(factor)
+            self._contract.remember_factor(factor)
         return factor
 
     # The step. --------------------------------------------------------------------------------------------------
 
-    @_as_written
+    @do_not_convert
     def apply_gradients(
         self,
         grads_and_vars: Iterable[tuple[Gradient, Variable]],
@@ -441,7 +448,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         update = Update(self, gradients, variables, scaled, aggregate, count_skipped=not scaled, keywords=kwargs)
         return self._step(update)
 
-    @_as_written
+    @do_not_convert
     def apply(self, grads: Iterable[Gradient], trainable_variables: Iterable[Variable] | None = None) -> None:
         """Apply scaled gradients in Keras 3's contract. A skipped step does not count in `iterations`.
 
@@ -472,8 +479,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     def _step(self, update: Update) -> Any:
         """Take the step, and return the family's result; in a graph, an operation or a tensor to wait for."""
         scale = self._loss_scale
-        deferred = scale.defers(self, update)
-        outcome = None if deferred else step(scale, update)
+        # A SharedLossScale defers the step, and takes it together with the steps of the other optimizers.
+        outcome = None if scale.defers(self, update) else step(scale, update)
         if tf.executing_eagerly():
             if outcome is False:
                 self._report_stall()
@@ -487,7 +494,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     def _report_stall(self) -> None:
         replicas.once(lambda: self._stall.report(self))
 
-    @_as_written
+    @do_not_convert
     def compute_gradients(
         self, loss: Loss, var_list: Variables, grad_loss: tf.Tensor | None = None, tape: tf.GradientTape | None = None
     ) -> list[tuple[Gradient, Variable]]:
@@ -514,7 +521,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         pairs = self._scaled_gradients(loss, var_list, grad_loss, tape)
         return list(zip(self.get_unscaled_gradients([g for g, _ in pairs]), [v for _, v in pairs]))
 
-    @_as_written
+    @do_not_convert
     def minimize(
         self,
         loss: Loss,
@@ -556,7 +563,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         keywords = {} if grad_loss is None else {"grad_loss": grad_loss}  # an override may not have it
         return self.compute_gradients(loss, var_list, tape=tape, **keywords)
 
-    @_as_written
+    @do_not_convert
     def get_gradients(self, loss: tf.Tensor, params: list[Variable]) -> list[Gradient]:
         """Return the unscaled gradients of a loss in a legacy graph, without a tape.
 
@@ -615,13 +622,11 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     @property
     def _loss_scale(self) -> Any:
+        """The `LossScale`. Old code replaces it by assignment."""
         return vars(self)["_scale"]
 
     @_loss_scale.setter
     def _loss_scale(self, value: Any) -> None:
-        self._replace_loss_scale(value)
-
-    def _replace_loss_scale(self, value: Any) -> None:
         scale = state.adopted(value)
         if scale is None:
             raise TypeError(
@@ -731,7 +736,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         assign_all(variables, weights)
         self._loss_scale.bring_into_range()
 
-    @_as_written
+    @do_not_convert
     def build(self, var_list: Iterable[Variable]) -> None:
         """Create the inner optimizer's variables.
 

@@ -12,8 +12,8 @@ from tf_lossscale import errors
 from tf_lossscale.core.exponents import Exponents
 from tf_lossscale.core.state import DynamicLossScale
 from tf_lossscale.core.variables import value_or_zero
-from tf_lossscale.monitoring.exponents import ExponentCounts
-from tf_lossscale.monitoring.precision import PrecisionReport, precision_report
+from tf_lossscale.precision.counts import ExponentCounts
+from tf_lossscale.precision.report import PrecisionReport, precision_report
 from tf_lossscale.wrapper import layers
 from tf_lossscale.wrapper.parts import Parts
 

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_lossscale.core import clusters
-from tf_lossscale.core.graphs import as_written as _as_written
+from tf_lossscale.core.graphs import do_not_convert
 from tf_lossscale.core.rules import Rules, with_rules
 from tf_lossscale.core.state import DynamicLossScale
 from tf_lossscale.core.step import Update, step
@@ -77,7 +77,7 @@ class SharedLossScale(DynamicLossScale):
         if together.members:
             self._take(together)
 
-    @_as_written
+    @do_not_convert
     def _take(self, together: TogetherStep) -> None:
         result = step(self, _JointUpdate([update for _, update in together.members]))
         if result is False:

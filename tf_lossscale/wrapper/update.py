@@ -50,11 +50,12 @@ class Update(step.Update):
         if optimizer._clusters is None or not self._compiles():
             self._build()
             return
+        # A compiled step has no merge call, so each replica writes its own copies: all variables must have them.
         with replicas.independent_writes():
             if tf.distribute.has_strategy():
                 replicas.once(optimizer._loss_scale.give_copies)
             self._build()
-        self.cluster = self._cluster(aggregate)
+        self.cluster = self._cluster()
 
     def _build(self) -> None:
         variables = self._variables
@@ -124,13 +125,14 @@ class Update(step.Update):
             self.optimizer._clusters.log_once(reason)
         return reason is None
 
-    def _cluster(self, aggregate: bool) -> Cluster:
+    def _cluster(self) -> Cluster:
         """Return the cluster of a step, with all Python objects that the step reads."""
         place: dict[int, int] = {}  # a gradient that is passed twice is one argument of the compiled function
         types = [
             None if g is None else (g.dtype, g.shape, place.setdefault(id(g), len(place))) for g in self._gradients
         ]
-        traits = [[getattr(variable, name, None) for name in _TRAITS] for variable in self._variables]
-        scale, arguments = self.optimizer._loss_scale, (self._scaled, aggregate, self._count_skipped, self._keywords)
+        traits = [getattr(variable, name, None) for variable in self._variables for name in _TRAITS]
+        scale = self.optimizer._loss_scale
+        arguments = (self._scaled, self.aggregate, self._count_skipped, self._keywords)
         held = [tf.distribute.get_strategy(), types, self._variables, traits, arguments, scale, self._family.inner]
         return Cluster(self.optimizer._clusters, held, (*self._family.set_in_each_step, *scale.not_in_a_step))

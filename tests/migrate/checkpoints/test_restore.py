@@ -217,7 +217,7 @@ def test_what_is_not_the_same_today_is_noted(saved):
     optimizer = tf.keras.optimizers.Adam(0.5, beta_1=0.9)
     decays, differs = migrate.restore(saved[0], optimizer, variables(2)).notes
     assert "InverseTimeDecay(0.05, 1, 0.1)" in decays
-    assert "beta_1=0.8, but the optimizer keeps its 0.9" in differs
+    assert "beta_1=0.8, but the optimizer keeps its own value, 0.9" in differs
     assert optimizer.beta_1 == 0.9
 
 

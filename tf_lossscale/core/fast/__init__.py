@@ -6,6 +6,6 @@ trick off; without any trick the plain functions run.
 """
 
 from tf_lossscale.core.fast import branching, checks, packing
-from tf_lossscale.core.fast.tricks import TRICKS, on, without
+from tf_lossscale.core.fast.tricks import TRICKS, in_use, without
 
-__all__ = ["TRICKS", "branching", "checks", "on", "packing", "without"]
+__all__ = ["TRICKS", "branching", "checks", "in_use", "packing", "without"]

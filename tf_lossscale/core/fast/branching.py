@@ -20,12 +20,11 @@ def apply_or_skip(
 ) -> list[Any]:
     """Apply gradients in the cheapest conditional; see `core.step.apply_or_skip`."""
     packed = Packed(gradients)
-    small = are_small(gradients)
 
     def unpack_and_apply(one: tf.Tensor | None = None) -> Any:
         unpacked = packed.unpacked(one)
         done = apply(unpacked)
-        if tricks.on("one at a time") and not compiled():
+        if "one at a time" in tricks.in_use and not compiled():
             packed.one_at_a_time(unpacked)
         return done
 
@@ -33,7 +32,7 @@ def apply_or_skip(
         done = at_most_once(applied, lambda one: finished(unpack_and_apply(one)), tf.constant(False))
         return [done, tf.cond(applied, lambda: tf.constant(True), lambda: finished(skip()))]
     outcome: list[Any] = step.apply_or_skip.plain(applied, [], lambda _: unpack_and_apply(), skip)  # type: ignore[attr-defined]
-    if small and tricks.on("one call"):
+    if "one call" in tricks.in_use and are_small(gradients):
         _call(outcome[0])
     return outcome
 
@@ -42,7 +41,7 @@ def apply_or_skip(
 def unless(fine: tf.Tensor, change: Callable[[], Any]) -> list[tf.Operation]:
     """Change variables in a conditional that is a single operation; see `core.variables.unless`."""
     done: list[tf.Operation] = variables.unless.plain(fine, change)  # type: ignore[attr-defined]
-    if tricks.on("one call"):
+    if "one call" in tricks.in_use:
         for operation in done:
             _call(operation.outputs[0])
     return done
@@ -57,9 +56,9 @@ def loops() -> bool:
     >>> loops()
     False
     """
-    # a loop must not contain collective operations
-    alone = not tf.distribute.has_strategy() or replicas.write_independently()
-    return tricks.on("loop") and compiled_for_the_cpu() and alone
+    # The loop cannot contain a collective operation, which the inner optimizer may use unless it writes independently.
+    no_collectives = not tf.distribute.has_strategy() or replicas.write_independently()
+    return "loop" in tricks.in_use and compiled_for_the_cpu() and no_collectives
 
 
 def compiled_for_the_cpu() -> bool:

@@ -26,9 +26,10 @@ def divide(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
     quotient of two 24-bit numbers is at least 2**-49 away from the midpoint of two such numbers. (This holds for normal
     numbers. On the CPU, XLA flushes subnormal numbers to zero.)
     """
-    if not (tricks.on("product") and values.dtype == tf.float32 and not is_small(values) and compiled_for_the_cpu()):
-        return scaling.divide.plain(values, scale)  # type: ignore[attr-defined]
-    return tf.cast(tf.cast(values, tf.float64) * (1.0 / tf.cast(scale, tf.float64)), tf.float32)
+    gains = values.dtype == tf.float32 and not is_small(values) and compiled_for_the_cpu()
+    if gains and "product" in tricks.in_use:
+        return tf.cast(tf.cast(values, tf.float64) * (1.0 / tf.cast(scale, tf.float64)), tf.float32)
+    return scaling.divide.plain(values, scale)  # type: ignore[attr-defined]
 
 
 @faster(finite.all_finite)
@@ -40,14 +41,13 @@ def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
     """
     present = [g for g in gradients if g is not None]
     if tf.executing_eagerly():
-        stacked = in_stacks(present)
-        return _all_finite_eagerly(stacked) if tricks.on("sum first") else finite.all_finite.plain(stacked)  # type: ignore[attr-defined]
+        return _all_finite_eagerly(in_stacks(present))
     found = in_stacks(Packed(present).tensors)
-    if compiled() and tricks.on("one check"):
+    if compiled() and "one check" in tricks.in_use:
         found = _concatenated(found)
-    summed = _worth_a_sum(found) if tricks.on("sum first") else []
-    these = {id(gradient) for gradient in summed}
-    flags = [_is_finite(gradient) for gradient in found if id(gradient) not in these]
+    summed = _worth_a_sum(found) if "sum first" in tricks.in_use else []
+    ids_of_summed = {id(gradient) for gradient in summed}
+    flags = [_is_finite(gradient) for gradient in found if id(gradient) not in ids_of_summed]
     if summed:
         flags.append(_known_or(_sums_are_finite(summed), lambda one: _each_is_finite(summed, one)))
     if not flags:
@@ -58,15 +58,16 @@ def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
 def _all_finite_eagerly(gradients: list[Any]) -> tf.Tensor:
     """Check sums of wide gradients first, with one operation for each gradient instead of two."""
     sums: list[Any] = []
-    narrow: list[Any] = []
+    others: list[Any] = []
     for gradient in gradients:
-        if isinstance(gradient, tf.IndexedSlices) or gradient.dtype in _WIDE:
+        is_wide = isinstance(gradient, tf.IndexedSlices) or gradient.dtype in _WIDE
+        if is_wide and "sum first" in tricks.in_use:
             sums.append(tf.cast(_sum(gradient, squares=True), tf.float32))
         else:
-            narrow.append(gradient)
+            others.append(gradient)
     if sums and not tf.math.is_finite(tf.add_n(sums)):
         return finite.all_finite.plain(gradients)  # type: ignore[attr-defined]
-    return finite.all_finite.plain(narrow) if narrow else tf.constant(True)  # type: ignore[attr-defined]
+    return finite.all_finite.plain(others) if others else tf.constant(True)  # type: ignore[attr-defined]
 
 
 def _concatenated(gradients: list[Any]) -> list[Any]:

@@ -37,7 +37,7 @@ def positions(tensors: Sequence[Any]) -> list[list[int]]:
         Lists of positions, each of small tensors of one dtype, shape and device, up to a megabyte in total. Empty if
         XLA compiles the function, because XLA fuses operations itself.
     """
-    if not tricks.on("stacks") or (not tf.executing_eagerly() and compiled()):
+    if "stacks" not in tricks.in_use or (not tf.executing_eagerly() and compiled()):
         return []
     alike: dict[Any, list[int]] = {}
     for i, tensor in enumerate(tensors):
@@ -82,7 +82,7 @@ def in_stacks(tensors: Sequence[Any]) -> list[Any]:
     return stacks + [tensor for tensor in rest if tensor is not None]
 
 
-def unstacked(stack: tf.Tensor, before: Sequence[Scaled] = ()) -> list[tf.Tensor]:
+def unstacked(stack: tf.Tensor, scaled: Sequence[Scaled] = ()) -> list[tf.Tensor]:
     """Return the tensors in a stack, and note the origin of each.
 
     >>> [part.numpy().tolist() for part in unstacked(tf.constant([[1.0], [2.0]]))]
@@ -90,11 +90,11 @@ def unstacked(stack: tf.Tensor, before: Sequence[Scaled] = ()) -> list[tf.Tensor
 
     Args:
         stack: a tensor whose first axis has a known size.
-        before: for a stack of unscaled gradients, the stack of scaled gradients that it was computed from.
+        scaled: for a stack of unscaled gradients, the scaled gradient of each.
     """
     parts = tf.raw_ops.Unpack(value=stack, num=stack.shape.as_list()[0], axis=0)
-    for position, (part, alone) in enumerate(itertools.zip_longest(parts, before)):
-        note_origin(part, Share(stack, position, alone))
+    for position, (part, before) in enumerate(itertools.zip_longest(parts, scaled)):
+        note_origin(part, Share(stack, position, before))
     return parts
 
 
@@ -171,8 +171,8 @@ class Share(NamedTuple):
 
     stack: tf.Tensor
     position: int
-    #: The stack of scaled gradients that this stack was computed from, if any.
-    alone: Scaled | None = None
+    #: The scaled gradient, if the gradient was unscaled in this stack.
+    scaled: Scaled | None = None
 
 
 class Packed:
@@ -190,15 +190,17 @@ class Packed:
 
     def __init__(self, gradients: Sequence[Any], scaled: bool = True, stacks: bool = True):
         self._count = len(gradients)
+        origins = list(map(origin, gradients))
         if not stacks:
-            gradients = list(map(_before_stacking, gradients))
-        found = _whole_stacks(gradients)
+            origins = [each.scaled or each if isinstance(each, Share) else each for each in origins]
+        found = _whole_stacks(origins)
         self._stacked = [members for _, members in found]
         done = {i for members in self._stacked for i in members}
         self._alone = [i for i, gradient in enumerate(gradients) if gradient is not None and i not in done]
-        alone = [gradients[i] for i in self._alone]
         #: Stacks, then `Scaled` and unstacked gradients. They are finite if and only if the gradients are.
-        self.tensors = [*(stack for stack, _ in found), *(map(_before_unscaling, alone) if scaled else alone)]
+        self.tensors: list[Any] = [stack for stack, _ in found]
+        for i in self._alone:
+            self.tensors.append(origins[i] if scaled and isinstance(origins[i], Scaled) else gradients[i])
 
     def unpacked(self, one: tf.Tensor | None = None, tensors: Sequence[Any] | None = None) -> list[Any]:
         """Return the gradients, computed in the caller's graph.
@@ -230,34 +232,18 @@ class Packed:
             unpacked: the result of `unpacked`, after operations have been built on it.
         """
         late = [i for i, tensor in zip(self._alone, self.tensors[len(self._stacked) :]) if isinstance(tensor, Scaled)]
-        made = [unpacked[i] for i in late if _is_large(unpacked[i])]
+        made = [unpacked[i] for i in late if (unpacked[i].shape.num_elements() or 0) > _HELD]
         for before, after in itertools.pairwise(made):
             users = before.consumers()
             if any(_depends_on(user, after.op) for user in users):
                 return  # for example on the norm of all gradients
-            _wait(after.op, users)
+            after.op._add_control_inputs(users)  # private: a test of the peak memory fails without this line
 
 
-def _is_large(tensor: tf.Tensor) -> bool:
-    values = tensor.shape.num_elements()
-    return values is not None and values > _HELD
-
-
-def _before_unscaling(gradient: Any) -> Any:
-    made_from = origin(gradient)
-    return made_from if isinstance(made_from, Scaled) else gradient
-
-
-def _before_stacking(gradient: Any) -> Any:
-    made_from = origin(gradient)
-    return made_from.alone or gradient if isinstance(made_from, Share) else gradient
-
-
-def _whole_stacks(gradients: Sequence[Any]) -> list[tuple[tf.Tensor, list[int]]]:
-    """Return the stacks whose members are all among the gradients, each with the positions of its members."""
+def _whole_stacks(origins: Sequence[Any]) -> list[tuple[tf.Tensor, list[int]]]:
+    """Return the stacks whose members are all among the gradients with these origins, with the members' positions."""
     found: dict[int, tuple[tf.Tensor, list[tuple[int, int]]]] = {}
-    for i, gradient in enumerate(gradients):
-        made_from = origin(gradient)
+    for i, made_from in enumerate(origins):
         if isinstance(made_from, Share):
             found.setdefault(id(made_from.stack), (made_from.stack, []))[1].append((made_from.position, i))
     return [
@@ -280,10 +266,6 @@ def _depends_on(operation: Any, other: Any) -> bool:
     return False
 
 
-def _wait(operation: Any, for_these: list[Any]) -> None:
-    operation._add_control_inputs(for_these)  # private: a test of the peak memory fails if this is removed
-
-
 # The twins. ---------------------------------------------------------------------------------------------------------
 
 
@@ -293,23 +275,22 @@ def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
     found = scaling.floating(gradients)
     # The graph optimizer would turn a division by a constant into a product with the reciprocal.
     scale = optimization_barrier(tf.convert_to_tensor(scale))
-    grouped = positions(found)
-    done = {i for group in grouped for i in group}
-    result = [g if i in done else scaling.over_values(lambda v: _unscaled(v, scale), g) for i, g in enumerate(found)]
-    for group in grouped:
+    result: list[Any] = [None] * len(found)
+    for group in positions(found):
         stack = scaling.divide(stacked(found, group), scale)  # the graph optimizer merges no operations across a stack
         for i, part in zip(group, unstacked(stack, [Scaled(found[i], scale) for i in group])):
             result[i] = part
-    return result
+    compiled_by_xla, late = compiled(), "late unscaling" in tricks.in_use
 
+    def unscaled_alone(values: tf.Tensor) -> tf.Tensor:
+        values = optimization_barrier(values)
+        quotient = scaling.divide(values, scale)
+        # A float16 sum of scaled gradients, as the check would compute it, often overflows.
+        if late and values.dtype != tf.float16 and (compiled_by_xla or not is_small(values)):
+            note_origin(quotient, Scaled(values, scale))
+        return quotient
 
-def _unscaled(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
-    scaled = Scaled(optimization_barrier(values), scale)
-    result = scaled.unscaled()
-    late = tricks.on("late unscaling") and (compiled() or not is_small(values))
-    if late and values.dtype != tf.float16:  # a float16 sum of scaled gradients often overflows
-        note_origin(result, scaled)
-    return result
+    return [scaling.over_values(unscaled_alone, g) if done is None else done for g, done in zip(found, result)]
 
 
 @faster(step.as_arguments)
@@ -334,7 +315,7 @@ def as_arguments(
 def sum_over_replicas(gradients: list[Any]) -> list[Any]:
     """Sum small gradients in stacks; see `core.replicas.sum_over_replicas`."""
     plain = replicas.sum_over_replicas.plain  # type: ignore[attr-defined]
-    if not (tricks.on("stacked sums") and tf.distribute.has_strategy()):
+    if "stacked sums" not in tricks.in_use or not tf.distribute.has_strategy():
         return plain(gradients)
     packed = Packed(gradients, scaled=False)
     return packed.unpacked(tensors=plain(packed.tensors))

@@ -18,19 +18,8 @@ TRICKS = {
     "one check": "XLA checks all small gradients as one, which compiles faster: 1.3 for 60 x 1k",
     "product": "on the CPU, XLA computes a float32 quotient as a float64 product: 1.21 for 4 x 4M",
 }
-_off: set[str] = set()
-
-
-def on(trick: str) -> bool:
-    """Return whether a trick is in use.
-
-    >>> on("stacks")
-    True
-
-    Args:
-        trick: a key of `TRICKS`.
-    """
-    return trick not in _off
+#: The tricks in use: all, except inside `without`.
+in_use = set(TRICKS)
 
 
 @contextlib.contextmanager
@@ -38,7 +27,7 @@ def without(*tricks: str) -> Iterator[None]:
     """Switch tricks off for a block, in functions traced in it and in eager steps.
 
     >>> with without("stacks"):
-    ...     on("stacks")
+    ...     "stacks" in in_use
     False
 
     Args:
@@ -47,9 +36,9 @@ def without(*tricks: str) -> Iterator[None]:
     Raises:
         KeyError: there is no such trick.
     """
-    added = {trick for trick in tricks or TRICKS if TRICKS[trick] and on(trick)}
-    _off.update(added)
+    removed = {trick for trick in tricks or TRICKS if TRICKS[trick] and trick in in_use}
+    in_use.difference_update(removed)
     try:
         yield
     finally:
-        _off.difference_update(added)
+        in_use.update(removed)

@@ -1,6 +1,6 @@
 """Functions that read, show, restore and convert old checkpoints and models.
 
 `saved` (what a file holds, whatever its format), `object_graphs`, `savers` and `keras_files` (one reader per format),
-`read` (finds the reader); `slots` (what the same slot is called in each library, and what differs), `matching` (which
-variable of the file is which of yours), `restore`, and `saver_names` for optimizers of TensorFlow 1.
+`read` (finds the reader); `slots` (the slot names of each library, and differences of the formulas), `matching`
+(pairs the variables of a file with the user's), `restore`, and `saver_names` for optimizers of TensorFlow 1.
 """

@@ -28,7 +28,7 @@ _SAVED_AS = {"learning_rate": "schedule", "initial_scale": "loss scale"}
 
 @dataclasses.dataclass(frozen=True)
 class Converted:
-    """What was converted: one optimizer and its loss scale."""
+    """One converted optimizer and its loss scale."""
 
     path: str  # its path in the new checkpoint
     construct: str  # code that constructs it
@@ -58,11 +58,11 @@ def convert(
     Args:
         path: as in `read`.
         to: `"keras3"` or `"tf_keras"`.
-        out: the folder to write, which must not exist or be empty.
+        out: the folder to write, which must be missing or empty.
         learning_rate: the learning rate, which files of TensorFlow 1's optimizers lack; None takes it from the file.
 
     Returns:
-        What was converted, one entry per optimizer.
+        An entry for each optimizer that was converted.
 
     Raises:
         FileExistsError: the folder is not empty.
@@ -71,7 +71,7 @@ def convert(
         ValueError: the file is damaged, its optimizer has no current class, or it lacks the learning rate.
     """
     if learning_rate is not None:
-        errors.positive_number("learning_rate", learning_rate, "Pass the one that training goes on with.")
+        errors.positive_number("learning_rate", learning_rate, "Pass the learning rate with which training continues.")
     folder = pathlib.Path(out)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileExistsError(f"{folder}: the folder exists and is not empty. Pass one that does not exist.")
@@ -104,7 +104,7 @@ def _parts(file: File, family: Any, learning_rate: float | None) -> tuple[dict[s
         optimizer = LossScaleOptimizer(inner) if saved.counter is not None and not saved.scale_is_fixed else inner
         names = _trained(file, saved)
         if not _known_options(saved).get("momentum"):
-            # tf_keras's SGD and TensorFlow 1's RMSProp have the slot without a momentum as well.
+            # tf_keras's SGD and TensorFlow 1's RMSProp create the momentum slot even if the momentum is 0.
             there = slots.canonical(saved.name, saved.slots)
             saved.slots = {slot: each for slot, each in there.items() if slot != "momentum"}
         trained = {name: tf.Variable(parts[name], name=parts[name].name.partition(":")[0]) for name in names}
@@ -150,7 +150,7 @@ def _optimizer(file: File, saved: Optimizer, family: Any) -> tuple[Any, str]:
             )
     code = f"{family.optimizers_name}.{saved.name}({_shown(options)})"
     if options["learning_rate"] is _UNKNOWN:
-        # It had a schedule. Then an optimizer has no variable for the learning rate, and its other variables move up.
+        # The saved optimizer had a schedule. With any schedule an optimizer has no variable for the learning rate.
         options["learning_rate"] = library.schedules.ExponentialDecay(1.0, 1, 1.0)
     if options.get("momentum") is _UNKNOWN:
         options["momentum"] = 0.9  # the optimizer creates slots for any nonzero momentum

@@ -24,22 +24,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXIT_CODES
-    parser.add_argument("path", metavar="CKPT", help="what `tf-lossscale inspect` takes")
-    parser.add_argument("--to", required=True, choices=_TARGETS, help="the library whose optimizer is to go on")
+    parser.add_argument("path", metavar="CKPT", help="any file or folder that `tf-lossscale inspect` reads")
+    parser.add_argument(
+        "--to", required=True, choices=_TARGETS, help="the library of the optimizer that will continue the training"
+    )
     parser.add_argument(
         "--learning-rate",
         type=float,
         metavar="RATE",
         help="needed for files of TensorFlow 1's optimizers, which do not hold it",
     )
-    parser.add_argument("--out", required=True, metavar="DIR", help="a folder that is to be made")
+    parser.add_argument("--out", required=True, metavar="DIR", help="the folder to create")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `convert`.
 
     Args:
-        arguments: as `add_arguments` described them.
+        arguments: the parsed arguments; see `add_arguments`.
 
     Returns:
         The exit code.

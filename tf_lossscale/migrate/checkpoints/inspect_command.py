@@ -33,14 +33,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="a checkpoint's prefix, a folder of checkpoints, a SavedModel, a .keras, .h5 or .weights.h5 file",
     )
-    parser.add_argument("--json", action="store_true", help="print a document for programs in place of the tables")
+    parser.add_argument("--json", action="store_true", help="print JSON for programs instead of the tables")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `inspect`.
 
     Args:
-        arguments: as `add_arguments` described them.
+        arguments: the parsed arguments; see `add_arguments`.
 
     Returns:
         The exit code.
@@ -70,7 +70,7 @@ def describe(file: File) -> dict[str, Any]:
         file: the content of the file.
 
     Returns:
-        The document; a number that is infinite or NaN is a string in it.
+        The dict, in which infinite numbers and NaN are strings.
     """
     return {
         "version": 1,

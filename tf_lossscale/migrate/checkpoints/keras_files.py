@@ -26,7 +26,7 @@ def read_archive(path: str) -> File:
         The content of the file.
 
     Raises:
-        ValueError: the file is damaged, or not of Keras.
+        ValueError: the file is damaged, or Keras did not write it.
     """
     parts = {member: _member(path, member) for member in ("metadata.json", "config.json", "model.weights.h5")}
     with damage_is_said(path, "metadata.json"):
@@ -51,7 +51,7 @@ def read_h5(path: str) -> File:
         The content of the file.
 
     Raises:
-        ValueError: the file is damaged, or not of Keras.
+        ValueError: the file is damaged, or Keras did not write it.
     """
     with damage_is_said(path, "the HDF5 file"):
         file = _h5(path, path)

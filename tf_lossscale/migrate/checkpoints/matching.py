@@ -27,7 +27,7 @@ def pairs(file: File, variables: Any) -> list[tuple[Tensor, Any]]:
         Pairs in the order of `variables`.
 
     Raises:
-        ValueError: a variable is not in the file, or its shape is another one.
+        ValueError: a variable is not in the file, or has another shape there.
     """
     if isinstance(variables, Mapping):
         return [(_named(file, name, variable), variable) for name, variable in variables.items()]
@@ -63,7 +63,7 @@ def owner_of(slots: Slots, i: int, known: Sequence[Tensor]) -> Tensor | None:
     ]
     if fitting:
         return max(fitting, key=lambda v: len(v.name))
-    # The file has only the order.
+    # The file does not name the variables; only their order is known.
     return known[i] if len(known) == len(slots.tensors) and known[i].shape == slots.tensors[i].shape else None
 
 

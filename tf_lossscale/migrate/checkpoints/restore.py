@@ -32,7 +32,7 @@ class Restored:
         iterations: the number of steps taken.
         loss_scale: the scale.
         dynamic_counter: the number of finite steps since the scale last moved.
-        notes: the reasons why training cannot continue with the same numbers.
+        notes: the reasons why the next steps will differ numerically from those of the saved optimizer.
     """
 
     iterations: int | None
@@ -76,7 +76,7 @@ def restore(
         name: the name of the optimizer in the file; required if the file has several.
 
     Returns:
-        The restored values, and notes if training cannot continue with the same numbers.
+        The restored values, and notes if the next steps will differ numerically from those of the saved optimizer.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -273,7 +273,9 @@ def _notes(saved: Optimizer, kind: str, inner: Any, family: Any) -> list[str]:
             and name not in ("decay", "ema_momentum")
             and not np.isclose(here, value, 1e-6)
         ):
-            notes.append(f"The file was written with {name}={value:g}, but the optimizer keeps its {here:g}.")
+            notes.append(
+                f"The file was written with {name}={value:g}, but the optimizer keeps its own value, {here:g}."
+            )
     return notes
 
 

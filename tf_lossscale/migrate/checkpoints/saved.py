@@ -79,7 +79,7 @@ class Optimizer:
 
     @property
     def of_tf1(self) -> bool:
-        """Whether it is of TensorFlow 1, whose files hold no learning rate, and momenta without that factor."""
+        """Whether it is of TensorFlow 1, whose files lack the learning rate, and whose momenta exclude that factor."""
         return self.family == "tf1"
 
     @property
@@ -90,7 +90,7 @@ class Optimizer:
 
     @property
     def slots_are_lists(self) -> bool:
-        """Whether it is of Keras 3 or tf_keras, which use the current formulas."""
+        """Whether it is of Keras 3 or tf_keras, whose slots are lists, and which use the current formulas."""
         return self.family in ("keras3", "tf_keras")
 
 

@@ -78,7 +78,7 @@ def _optimizer(name: str, of: dict[str, list[tuple[str, str]]], tensors: dict[st
 
 
 def _without_slots(state: dict[str, Tensor]) -> list[Optimizer]:
-    """Return an optimizer without slots, which a file shows only by its loss scale."""
+    """Return an optimizer without slots if the file has a loss scale, the only sign of such an optimizer."""
     scaled = any(last_part(name) in _SCALES for name in state)
     return [Optimizer(path="", family="tf1", name="SGD", wrapper=None)] if scaled else []
 

@@ -90,7 +90,7 @@ def class_of(slots: set[str], others: set[str], names: Iterable[str], of_tf1: bo
         of_tf1: whether it is a `tf.compat.v1.train` optimizer, of which there are fewer classes.
 
     Returns:
-        A key of `ATTRIBUTES`; None if that is not known.
+        A key of `ATTRIBUTES`; None if the class is unknown.
     """
     if "momentum_cache" in others:
         return "Nadam"
@@ -115,7 +115,7 @@ def class_of_lists(attributes: set[str], others: set[str], names: Iterable[str])
         names: the optimizer's own name, or parts of it.
 
     Returns:
-        A key of `ATTRIBUTES`; None if that is not known.
+        A key of `ATTRIBUTES`; None if the class is unknown.
     """
     if "momentum_cache" in others:
         return "Nadam"

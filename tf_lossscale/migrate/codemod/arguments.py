@@ -1,6 +1,6 @@
 """Translates the arguments of old names into the arguments of a LossScaleOptimizer.
 
-Pure functions of a call's arguments. They refuse calls that they cannot prove equal, and give the reason.
+Pure functions of a call's arguments. They refuse a call, with a reason, if they cannot prove the new form equal.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ class Calls:
     def _is_certainly_stable(self, call: cst.Call) -> bool:
         stars = {argument.star for argument in call.args} - {""}
         if stars:
-            # A program that uses both classes checks the version, and therefore unpacks the newer class's arguments.
+            # A program that supports both classes chooses the arguments by version, and unpacks only the newer class's.
             return stars == {"**"} and _argument(call, 1, "dynamic") is None
         second = _argument(call, 1, "dynamic")
         keywords = {argument.keyword.value for argument in call.args if argument.keyword}
@@ -201,7 +201,7 @@ class Calls:
         return self._wrapped(call, bound["optimizer"], bound["loss_scale"])
 
     def _wrapped(self, call: cst.Call, optimizer: int, scale: int) -> Written:
-        """Return the wrapper's call with the scale as arguments, or the helper's if only a run knows the scale."""
+        """Return a call of the wrapper, or of the helper function if the scale is known only at run time."""
         value = call.args[scale].value
         if self._literals(value) <= {"True", "'dynamic'"}:
             value = cst.SimpleString("'dynamic'")
@@ -290,7 +290,7 @@ class Calls:
         return self._resolver.around.reason
 
     def kinds(self, expression: cst.BaseExpression) -> set[str]:
-        """Return the possible values of an expression: a set of the constants of this module, and UNKNOWN."""
+        """Return the kinds of values that an expression may have: constants of this module, and UNKNOWN."""
         guarded = self._guard(expression)
         if guarded:
             return {guarded}

@@ -35,15 +35,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--diff", action="store_true", help="print what would change, as a unified diff (the default)")
     what.add_argument("--write", action="store_true", help="change the files")
     what.add_argument("--check", action="store_true", help="only say whether something is left to do")
-    parser.add_argument("--json", action="store_true", help="print a report for programs in place of the diff")
-    parser.add_argument("--jobs", type=_jobs, default=0, metavar="N", help="processes; all cores if not given")
+    parser.add_argument("--json", action="store_true", help="print JSON for programs instead of the diff")
+    parser.add_argument(
+        "--jobs", type=_jobs, default=0, metavar="N", help="number of processes; by default one per core"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `migrate`.
 
     Args:
-        arguments: as `add_arguments` described them.
+        arguments: the parsed arguments; see `add_arguments`.
 
     Returns:
         The exit code.

@@ -1,4 +1,4 @@
-"""The edits of one file. They are planned first and applied later, because a name's uses decide about its import."""
+"""The edits of one file. They are planned first and applied later, because an import can go only if no use remains."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ class Edits:
         self.replace(node, lambda updated, now: updated.with_changes(attr=cst.Name(new)), f"{code(node.value)}.{new}")
 
     def refuse(self, node: cst.Call, reason: str, what: cst.BaseExpression | None = None) -> None:
-        """Leave a call unchanged, and keep the imports and assignments behind its function's name, or another part."""
+        """Leave a call unchanged, and freeze the name of its function, or the part `what` of the call."""
         self.todo(node, reason)
         self.freeze(what or node.func)
 
     def freeze(self, function: cst.BaseExpression) -> None:
-        """Leave an expression unchanged, and keep the imports and assignments behind its names."""
+        """Leave an expression unchanged, and keep the imports and assignments that bind the names in it."""
         node = function
         self.frozen.add(node)
         while isinstance(node, cst.Attribute):

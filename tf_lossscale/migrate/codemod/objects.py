@@ -38,7 +38,7 @@ class ObjectPlanner(Visitor):
         super().__init__(resolver, calls, edits)
         self._handled: set[cst.CSTNode] = set()
         self._open: set[cst.CSTNode] = set()
-        self._said: set[tuple[cst.CSTNode | None, str]] = set()  # (function, optimizer)
+        self._said: set[tuple[cst.CSTNode | None, str]] = set()  # reported pairs (function, optimizer)
         self._suspected: list[tuple[cst.CSTNode, str]] = []
 
     def visit_Call(self, node: cst.Call) -> None:
@@ -240,7 +240,8 @@ class ObjectPlanner(Visitor):
             self._state(parent, node, found)
         elif (
             attribute == "_loss_scale"
-            and not isinstance(parent, (cst.Assign, cst.AnnAssign, cst.NamedExpr, cst.Return))  # the state continues
+            # A stored or returned loss scale is left alone.
+            and not isinstance(parent, (cst.Assign, cst.AnnAssign, cst.NamedExpr, cst.Return))
             and found <= _PLAIN_OR_WRAPPER
             and not self._resolver.assigns("_loss_scale")
         ):

@@ -75,7 +75,7 @@ class Planner(Visitor):
     def _call_of_old_name(self, node: cst.Call, meaning: Meaning) -> None:
         roles = meaning.roles
         if node.func in self._edits.frozen or not roles & {*names.WRAPPERS, table.GRAPH_REWRITE}:
-            return  # a name that is only renamed, which visiting the name does
+            return  # only the name changes: `visit_Name` or `visit_Attribute` renames it
         self._handled.add(node.func)
         if roles == {table.GRAPH_REWRITE}:
             self._graph_rewrite(node, meaning)
@@ -396,7 +396,7 @@ class Planner(Visitor):
         return True
 
     def _out_of_sight(self, node: cst.BaseExpression) -> None:
-        """Report a removed module that becomes a value which is not tracked, such as an argument."""
+        """Report a removed module that is used as a value the codemod cannot follow, such as an argument."""
         if not {names.canonical(dotted) for dotted in self._resolver.dotted(node)} & table.MODULES.keys():
             return
         outer = self._resolver.parents[node]

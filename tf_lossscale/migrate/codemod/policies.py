@@ -69,7 +69,7 @@ class PolicyPlanner(Visitor):
             self._wraps = True
 
     def _inferred(self, node: cst.Call) -> None:
-        """None, and "infer" of TensorFlow 2.0, mean float32. Only a run knows the dtype of "infer_float32_vars"."""
+        """None, and "infer" of TensorFlow 2.0, mean float32. "infer_float32_vars" takes its dtype from the data."""
         first = node.args[0].value if node.args else cst.Name("float32")
         if code(first) == "None" or text(first) == "infer":
             quote = first.quote if isinstance(first, cst.SimpleString) else '"'

@@ -66,7 +66,7 @@ class Resolver(Tree):
         if not self.imports_tensorflow and any(_on_any_backend(d) for d in dotted):
             return Meaning((), False)
         old = [(d, table.OLD[names.canonical(d)]) for d in sorted(dotted) if names.canonical(d) in table.OLD]
-        # Other possible names in the same libraries do not exist: for example, `mp` is one of two modules.
+        # If `mp` may be one of two modules of these libraries, a name exists in only one of them, so it is still sure.
         sure = all(names.canonical(d).startswith(("keras.", "tensorflow.", "tf_lossscale.")) for d in dotted)
         return Meaning(tuple(old), sure)
 
@@ -362,7 +362,7 @@ class Resolver(Tree):
         """Return whether an attribute of this name is assigned anywhere in the module."""
         return any(text.endswith(f".{attribute}") for _, text in self._attributes)
 
-    # What scopes do not tell. -------------------------------------------------------------------------------------
+    # Facts that scopes lack. --------------------------------------------------------------------------------------
 
     def visit_Annotation(self, node: cst.Annotation) -> None:
         """Collect the words in string annotations."""

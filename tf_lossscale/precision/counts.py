@@ -16,7 +16,7 @@ ZEROS, FINITE, INFINITE, NAN = 0, slice(1, BINS + 1), BINS + 1, BINS + 2
 COLUMNS = BINS + 3
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class ExponentCounts:
     """The values of each variable's gradient in one step, counted by exponent.
 
@@ -27,7 +27,7 @@ class ExponentCounts:
     5.0
 
     Args:
-        names: of the variables.
+        names: of the variables, each a different one.
         counts: int64 of shape [variables, COLUMNS]: the zeros, the finite values by exponent from LOWEST to HIGHEST,
             the infinite values, the NaNs.
         scale: the loss scale that multiplied the gradients; 1.0 if none did.
@@ -48,6 +48,8 @@ class ExponentCounts:
                 f"`counts` must have the shape {(len(self.names), COLUMNS)}, a row for each name, but got: "
                 f"{self.counts.shape}."
             )
+        if len(set(self.names)) < len(self.names):
+            raise ValueError(f"`names` must differ from each other, but got: {self.names}.")
         if not 0 < self.scale < math.inf:
             raise ValueError(f"`scale` must be a finite number above 0, but got: {self.scale!r}.")
 

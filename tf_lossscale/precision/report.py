@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from tf_lossscale.monitoring.exponent_records import append
-from tf_lossscale.monitoring.exponents import FINITE, INFINITE, LOWEST, NAN, ZEROS, ExponentCounts, column
-from tf_lossscale.monitoring.precision_text import about_the_scale, about_the_variables, table
+from tf_lossscale import errors
+from tf_lossscale.precision.counts import FINITE, INFINITE, LOWEST, NAN, ZEROS, ExponentCounts, column
+from tf_lossscale.precision.records import append
+from tf_lossscale.precision.report_text import about_the_scale, about_the_variables, table
 
 #: float16's largest number is 65504, which has the exponent 15. Normal numbers have 11 significant bits and begin at
 #: 2**-14. Below them, down to 2**-24, subnormal numbers have fewer. 2**-25 and everything below it rounds to zero.
@@ -72,16 +73,21 @@ class VariablePrecision:
         return self.vanished + self.subnormal
 
     @property
+    def any_nonzero(self) -> bool:
+        """Whether any value is not zero; otherwise the shares of such values are 0 and mean nothing."""
+        return self.values > 0 and self.zeros < 1
+
+    @property
     def only_zeros(self) -> bool:
         """Whether float16 may have left only zeros: all values are zero, and float16 rounded them."""
         return self.rounded and self.zeros == 1
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class PrecisionReport:
     """What float16 loses of the gradients of one step; printed, sentences and a table.
 
-    >>> from tf_lossscale.monitoring.exponents import COLUMNS
+    >>> from tf_lossscale.precision.counts import COLUMNS
     >>> counts = np.zeros([1, COLUMNS], np.int64)
     >>> counts[0, [column(-30), column(-5)]] = 25, 75
     >>> report = precision_report(ExponentCounts(("kernel",), counts, scale=1.0, step=1, full_precision=True))
@@ -145,23 +151,28 @@ class PrecisionReport:
     def affected(self) -> tuple[VariablePrecision, ...]:
         """The rows that float16 hurts at this scale, worst first.
 
-        Some values overflow, more than a tenth lies below float16's normal range, or float16 left only zeros.
+        Some values overflow or are NaN, more than a tenth lies below float16's normal range, or float16 left only
+        zeros.
         """
-        rows = [row for row in self.rows if row.overflow or row.below_normal > AFFECTED or row.only_zeros]
-        return tuple(sorted(rows, key=lambda row: -max(row.overflow, row.below_normal, row.only_zeros)))
+        rows = [row for row in self.rows if row.overflow or row.nan or row.below_normal > AFFECTED or row.only_zeros]
+        return tuple(sorted(rows, key=lambda row: -max(row.overflow + row.nan, row.below_normal, row.only_zeros)))
 
     def at(self, scale: float) -> PrecisionReport:
         """Return the report of the same gradients at another loss scale.
 
-        >>> from tf_lossscale.monitoring.exponents import COLUMNS
+        >>> from tf_lossscale.precision.counts import COLUMNS
         >>> report = precision_report(ExponentCounts(("kernel",), np.ones([1, COLUMNS], np.int64), scale=1.0, step=1))
         >>> report.at(2.0**10).scale
         1024.0
 
         Args:
             scale: a finite number above 0.
+
+        Raises:
+            TypeError: the scale is no number.
+            ValueError: the scale is out of range.
         """
-        return PrecisionReport(self.counts, scale)
+        return PrecisionReport(self.counts, errors.positive_number("scale", scale, "Pass a loss scale such as 2**15."))
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as numbers and strings, for a JSON file."""
@@ -169,21 +180,25 @@ class PrecisionReport:
         facts = {"step": self.step, "scale": self.scale, "best_scale": self.best_scale}
         return {**facts, "sentences": list(self.sentences), "rows": rows, "total": dataclasses.asdict(self.total)}
 
-    def write(self, folder: Any) -> None:
+    def write(self, folder: Any, step: int | None = None) -> None:
         """Add the counts to the file `exponents.jsonl` of a run, for `tf-lossscale plot`.
 
         >>> import tempfile
-        >>> from tf_lossscale.monitoring.exponents import COLUMNS
+        >>> from tf_lossscale.precision.counts import COLUMNS
         >>> report = precision_report(ExponentCounts(("kernel",), np.ones([1, COLUMNS], np.int64), scale=1.0, step=1))
         >>> report.write(tempfile.mkdtemp())
 
         Args:
             folder: the folder of the run; it is made if it is missing.
+            step: the step of the run. None for `report.step`, which begins at 1 again when an optimizer is loaded.
 
         Raises:
             OSError: the file cannot be written.
+            TypeError: the step is no number.
+            ValueError: the step is no whole number of at least 1.
         """
-        append(folder, self.counts)
+        step = errors.whole_number("step", self.step if step is None else step, "Pass the step of the run, from 1.")
+        append(folder, dataclasses.replace(self.counts, step=step))
 
     @property
     def sentences(self) -> tuple[str, str]:
@@ -205,7 +220,7 @@ class PrecisionReport:
 def precision_report(counts: ExponentCounts) -> PrecisionReport:
     """Return what float16 loses of the gradients that were counted.
 
-    >>> from tf_lossscale.monitoring.exponents import COLUMNS
+    >>> from tf_lossscale.precision.counts import COLUMNS
     >>> counts = np.zeros([2, COLUMNS], np.int64)
     >>> counts[0, [column(-30), column(-20), column(-5)]] = 10, 20, 70
     >>> counts[1, [ZEROS, column(-9)]] = 1, 3

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tf_lossscale.monitoring.exponents import COLUMNS, FINITE, INFINITE, LOWEST, NAN, ZEROS, ExponentCounts, column
+from tf_lossscale.precision.counts import COLUMNS, FINITE, INFINITE, LOWEST, NAN, ZEROS, ExponentCounts, column
 
 #: The name of the file in the folder of a run.
 FILE = "exponents.jsonl"

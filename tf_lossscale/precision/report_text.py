@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from tf_lossscale.precision.counts import INFINITE, NAN
+
 if TYPE_CHECKING:
-    from tf_lossscale.monitoring.precision import PrecisionReport, VariablePrecision
+    from tf_lossscale.precision.report import PrecisionReport, VariablePrecision
 
 #: Float16 fits if no more than this share of all values is outside its normal range, and of no variable more.
 LITTLE, LITTLE_OF_ONE = 0.01, 0.1
 
 _NAMED = 3  # variables that a sentence names
 _NOTE = (
-    "* float16 rounded these gradients before they were counted: values that vanished are among the zeros.\n"
+    "* All values are in float16's range. If float16 computed them, values that vanished are among the zeros.\n"
     "Zeros are a share of all values, the others of the values that are not zero. Headroom is in powers of two."
 )
 
@@ -31,10 +33,15 @@ def about_the_scale(report: PrecisionReport) -> str:
         return "No value is finite, except zeros: no loss scale helps."
     if best is None:
         return f"All values are zero{': count again with a higher loss scale' if total.rounded else ''}."
+    if report.overflow_is_open and report.counts.scale <= 1:
+        return (
+            f"Values are infinite or NaN although the loss scale is only {counted}: look for the cause in the loss, "
+            "the layers and the data."
+        )
     if report.overflow_is_open:
         return (
-            f"Values became infinite or NaN at the loss scale {counted}. A scale that fits is at most {power(best)}; "
-            "finite gradients show how much lower it is."
+            f"Values became infinite or NaN at the loss scale {counted}, so it is unknown how large they would be. A "
+            f"scale that fits is at most {power(best)}: count again at a lower one."
         )
     now = "" if best == report.scale else f" ({_at(report.scale)}: {_losses(total)})"
     return (
@@ -51,6 +58,8 @@ def about_the_variables(report: PrecisionReport) -> str:
     """
     affected, best = report.affected, report.best_scale
     where = _at(report.scale)[0].upper() + _at(report.scale)[1:]
+    if not affected and not report.total.any_nonzero:
+        return "No variable has values that float16 could lose."
     if not affected:
         return f"{where} no variable is affected: each has at least 90% of its values in float16's normal range."
     at_best = {} if best in (None, report.scale) else {row.variable: row for row in report.at(best).rows}
@@ -68,8 +77,18 @@ def whether_float16_fits(report: PrecisionReport) -> str:
         report: of gradients that were computed in float32.
     """
     best = report.best_scale
+    if not report.counts.full_precision:
+        return (
+            "These gradients do not tell whether float16 fits: float16 computed them, and what vanished is lost. Run "
+            "the program in float32."
+        )
+    if report.counts.counts[:, [INFINITE, NAN]].any():
+        return (
+            "These gradients do not tell whether float16 fits: some are infinite or NaN in the program as it is. Count "
+            "a step with finite gradients."
+        )
     if best is None:
-        return "These gradients do not tell whether float16 fits."
+        return "These gradients do not tell whether float16 fits: none has a value other than zero."
     without, at_best = report.at(1.0), report.at(best)
     bare, scaled = percent(_outside(without.total)), percent(_outside(at_best.total))
     values = "of the values that are not zero are outside its normal range"
@@ -111,9 +130,11 @@ def table(report: PrecisionReport) -> Any:
     vanished = [[row.vanished for row in (*other.rows, other.total)] for other in map(report.at, scales)]
     for i, row in enumerate(rows):
         headroom = "-" if row.headroom is None else str(row.headroom)
-        zeros = percent(row.zeros) + ("*" if row.rounded and row.zeros else "")
-        cells = [zeros, percent(row.subnormal), percent(row.overflow), headroom]
-        shown.add_row(Text(row.variable), *cells, *(percent(at[i]) for at in vanished))
+        zeros = (percent(row.zeros) if row.values else "-") + ("*" if row.rounded and row.zeros else "")
+        shares = [
+            percent(n) if row.any_nonzero else "-" for n in (row.subnormal, row.overflow, *(at[i] for at in vanished))
+        ]
+        shown.add_row(Text(row.variable), zeros, *shares[:2], headroom, *shares[2:])
     starred = any(row.rounded and row.zeros for row in rows)
     note = _NOTE if starred else _NOTE.partition("\n")[2]
     return Group(Text("\n".join(report.sentences)), "", shown, "", Text(note))
@@ -168,8 +189,9 @@ def _losses(row: VariablePrecision) -> str:
 def _harm(row: VariablePrecision, at_best: VariablePrecision | None, best: float | None) -> str:
     if row.only_zeros:
         return "only zeros"
-    if row.overflow:
-        return f"{percent(row.overflow)} overflow"
+    if row.overflow or row.nan:
+        parts = [f"{percent(row.overflow)} overflow"] * (row.overflow > 0) + [f"{percent(row.nan)} NaN"] * (row.nan > 0)
+        return " and ".join(parts)
     what = "are subnormal" if row.rounded else "vanish or are subnormal"
     better = f", {percent(at_best.below_normal)} at {power(best)}" if at_best is not None and best is not None else ""
     return f"{percent(row.below_normal)} {what}{better}"

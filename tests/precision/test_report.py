@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from tests.monitoring.made import counted
-from tf_lossscale.monitoring.exponents import COLUMNS, HIGHEST, LOWEST, ExponentCounts, column
-from tf_lossscale.monitoring.precision import precision_report
-from tf_lossscale.monitoring.precision_text import whether_float16_fits
+from tests.precision.made import counted
+from tf_lossscale.precision.counts import COLUMNS, HIGHEST, LOWEST, ExponentCounts, column
+from tf_lossscale.precision.report import precision_report
+from tf_lossscale.precision.report_text import whether_float16_fits
 
 # Values inside of their bins: 65520 is in the bin of 2**15, but infinite in float16; 2**-25 itself rounds to zero.
 VALUES = st.builds(
@@ -132,8 +132,8 @@ def test_values_that_a_scale_made_infinite_bound_it():
     assert report.best_scale == 2.0**13
     assert [row.headroom for row in report.rows] == [None, 21]
     assert report.sentences == (
-        "Values became infinite or NaN at the loss scale 2**14. A scale that fits is at most 2**13; finite gradients "
-        "show how much lower it is.",
+        "Values became infinite or NaN at the loss scale 2**14, so it is unknown how large they would be. A scale that "
+        "fits is at most 2**13: count again at a lower one.",
         "At 2**14 float16 affects 1 variable: kernel (50.0% overflow).",
     )
 
@@ -149,6 +149,38 @@ def test_values_that_are_infinite_in_float32_are_no_matter_of_the_scale():
     assert (report.best_scale, report.total.overflow, report.total.nan) == (None, 0.5, 0.5)
     assert report.sentences[0] == "No value is finite, except zeros: no loss scale helps."
     assert precision_report(counted({"kernel": [np.inf, 1.5]})).best_scale == 2.0**15
+
+
+def test_values_that_are_not_finite_at_a_low_scale_point_to_another_cause():
+    report = precision_report(counted({"kernel": [np.nan, 1.0], "bias": [1.0]}, float16=True))
+    assert report.sentences == (
+        "Values are infinite or NaN although the loss scale is only 1: look for the cause in the loss, the layers and "
+        "the data.",
+        "Without a loss scale float16 affects 1 variable: kernel (50.0% NaN).",
+    )
+    both = precision_report(counted({"kernel": [np.nan, np.inf, 1.0, 1.0]}, scale=8.0, float16=True))
+    assert both.sentences[1] == "At 2**3 float16 affects 1 variable: kernel (25.0% overflow and 25.0% NaN)."
+
+
+def test_shares_of_values_that_are_not_zero_are_left_open_where_there_are_none():
+    printed = repr(precision_report(counted({"zeros": [0.0, 0.0], "none": [], "some": [1.0]}))).splitlines()
+    rows = {line.split()[0]: line.split()[1:] for line in printed if line[:4] in ("zero", "none", "some")}
+    assert rows["zeros"] == ["100%", "-", "-", "-", "-", "-"]
+    assert rows["none"] == ["-"] * 6
+    assert rows["some"] == ["0%", "0%", "0%", "15", "0%", "0%"]
+    assert precision_report(counted({"zeros": [0.0]})).sentences == (
+        "All values are zero.",
+        "No variable has values that float16 could lose.",
+    )
+
+
+def test_a_report_at_a_wrong_scale_is_refused():
+    report = precision_report(counted({"kernel": [1.0]}))
+    for scale in (0, -1.0, np.inf, np.nan):
+        with pytest.raises(ValueError, match="`scale` must be a finite float32 number above 0"):
+            report.at(scale)
+    with pytest.raises(TypeError, match="`scale` must be a number, but got: '8'"):
+        report.at("8")
 
 
 @pytest.mark.parametrize("gradients", [{}, {"kernel": []}, {"kernel": [], "bias": []}])
@@ -193,7 +225,7 @@ def test_the_printed_report_fits_80_columns_and_says_what_cannot_be_told(monkeyp
     names = [f"transformer/encoder/block_{i}/attention/query/kernel" for i in range(60)]
     printed = repr(precision_report(counted({name: [1e-6, 0.0] for name in names}, scale=2.0**10, float16=True)))
     assert max(map(len, printed.splitlines())) <= 80
-    assert "values that vanished\nare among the zeros" in printed
+    assert "values that\nvanished are among the zeros" in printed
     assert "50.0%*" in printed
     printed = repr(precision_report(counted({"kernel": [1e-6, 0.0]})))
     assert "*" not in printed.replace("2**", "")
@@ -211,12 +243,17 @@ def test_rich_prints_it_as_it_is_and_json_keeps_the_numbers():
     assert read["sentences"] == list(report.sentences)
 
 
-def test_counts_of_the_wrong_shape_or_scale_are_refused():
+def test_counts_of_a_wrong_shape_scale_or_name_are_refused():
     with pytest.raises(ValueError, match=r"`counts` must have the shape \(2, 99\), a row for each name"):
         ExponentCounts(("a", "b"), np.zeros([1, COLUMNS]), 1.0, 1)
     for scale in (0.0, -1.0, np.inf, np.nan):
         with pytest.raises(ValueError, match="`scale` must be a finite number above 0"):
             ExponentCounts((), np.zeros([0, COLUMNS]), scale, 1)
+    with pytest.raises(ValueError, match=r"`names` must differ from each other, but got: \('a', 'a'\)"):
+        ExponentCounts(("a", "a"), np.zeros([2, COLUMNS]), 1.0, 1)
+
+
+UNKNOWN = "These gradients do not tell whether float16 fits"
 
 
 def spread(low, high):
@@ -256,8 +293,12 @@ def spread(low, high):
             "Float16's range is too narrow: without a loss scale 60.5% of the values that are not zero are outside its "
             "normal range, with 1, the best one, 60.5%. Use bfloat16 or float32 where most are: wide (60.5%).",
         ),
-        ({"kernel": np.zeros(3)}, "These gradients do not tell whether float16 fits."),
-        ({}, "These gradients do not tell whether float16 fits."),
+        ({"kernel": np.zeros(3)}, f"{UNKNOWN}: none has a value other than zero."),
+        ({}, f"{UNKNOWN}: none has a value other than zero."),
+        (
+            {"kernel": np.array([1.0, np.nan])},
+            f"{UNKNOWN}: some are infinite or NaN in the program as it is. Count a step with finite gradients.",
+        ),
     ],
 )
 def test_whether_float16_fits_follows_from_what_is_outside_its_normal_range(gradients, answer):

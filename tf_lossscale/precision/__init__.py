@@ -1,0 +1,1 @@
+"""Gradients counted by exponent, and what float16 loses of them: plain data, without TensorFlow."""
