@@ -2,12 +2,13 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# The number of processes that run tests. `auto` is the machine's cores, at most eight, and as many as fit its memory
-# (`pytest_xdist_auto_num_workers` in conftest.py).
+# The number of processes that run tests. `auto` is the number of cores, but at most eight, and no more than
+# the memory allows (`pytest_xdist_auto_num_workers` in conftest.py).
 PROCESSES ?= auto
 PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider -n $(PROCESSES) --dist worksteal
 export TF_CPP_MIN_LOG_LEVEL ?= 3
-# A process of tests keeps one core busy. `make test-processors` has more threads.
+# Each test process uses one thread per operation, because other processes use the other cores.
+# `make test-processors` sets more threads.
 unit: export TF_NUM_INTRAOP_THREADS ?= 1
 
 .PHONY: demo test quick lint doctest unit test-slow test-exhaustive test-tpu test-gpu test-processors fuzz differential record mutants nox sessions \
@@ -26,7 +27,7 @@ test: $(VENV)/.test
 test-slow: $(VENV)/.test
 	$(PYTEST) -m "slow and not exhaustive" tests tf_function_tests
 
-## Run the tests that repeat what a quicker one shows, for more parameters and new examples. Before a release; not in CI.
+## Repeat quicker tests with more parameters and with new examples. Run it before a release; CI does not.
 test-exhaustive: $(VENV)/.test
 	$(PYTEST) -m "exhaustive" tests tf_function_tests
 	$(PYTEST) -m "hypothesis and not slow" --hypothesis-profile new tests
@@ -61,7 +62,7 @@ test-gpu: $(VENV)/.test
 	$(BIN)/python -m pytest -q -p no:cacheprovider -rs -m gpu tf_function_tests
 
 ## Run the numeric suites with the rounding of other processors: XLA's instruction set, oneDNN's kernels, threads per operation.
-## The three configurations use each value at least once. `make processor-AVX2-1-8` runs one of them.
+## The three configurations cover each value at least once. `make processor-AVX2-1-8` runs one of them.
 NUMERIC := tests/core tests/conformance tests/optimizers tests/amp tests/test_numerics.py tests/wrapper/test_jit_compile.py \
 	tf_function_tests/test_jit_compile.py tf_function_tests/test_promises.py
 test-processors: processor-SSE4_2-0-1 processor-AVX2-1-8 processor-AVX512-0-8
@@ -71,7 +72,7 @@ processor-%: $(VENV)/.test
 		TF_NUM_INTRAOP_THREADS=$(word 3,$(subst -, ,$*)) \
 		$(PYTEST) -m "not slow and not tpu and not gpu" $(NUMERIC)
 
-## Compare random programs with a NumPy model, and try faults, for MINUTES=10. SEED=... repeats a run.
+## Compare random programs with a NumPy model, and inject faults, for MINUTES=10. SEED=... repeats a run.
 fuzz: $(VENV)/.test
 	$(BIN)/python -m fuzz $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(FUZZ)
 
@@ -79,7 +80,8 @@ fuzz: $(VENV)/.test
 differential: $(VENV)/.test
 	$(BIN)/python -m fuzz.differential $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(DIFFERENTIAL)
 
-## Record ORIGINAL=tf24 anew, in an environment of its own, and compare with tests/conformance/data. RECORD=--write stores it.
+## Record ORIGINAL=tf24 again, in its own environment, and compare with tests/conformance/data.
+## RECORD=--write stores the result.
 ## Originals: tf115, tf23, tf24, tf28, tf_keras, keras3, mindspore, torch.
 record: $(VENV)/.test
 	$(BIN)/python -m tests.conformance.record $(ORIGINAL) $(RECORD)
@@ -98,7 +100,7 @@ nox: $(VENV)/.nox
 sessions: $(VENV)/.nox
 	@$(BIN)/nox --list --json
 
-## Run everything that comes before a release, for hours, and print a table of what passed and what was not possible.
+## Run all checks before a release, for hours. Print a table of those that passed, failed or were not possible.
 ## ONLY=fuzz runs the steps whose names match. STEPS.md in release-check/ is the table; beside it is the output of each step.
 release-check: $(VENV)/.nox
 	$(BIN)/python .ci/release_check.py $(if $(ONLY),--only "$(ONLY)")
@@ -124,7 +126,7 @@ docs-tables: $(VENV)/.test
 	$(BIN)/python -m tests.migrate.codemod.docs_table
 	$(BIN)/python -m tf_function_tests.docs_table
 
-## Build the wheel and the sdist into dist/. With TAG=v0.1.0, the tag must be that of the version.
+## Build the wheel and the sdist into dist/. With TAG=v0.1.0, fail unless the tag matches the version.
 dist: $(VENV)/.build
 	rm -rf dist
 	$(BIN)/python -m build
@@ -143,7 +145,7 @@ $(VENV)/.mutants: $(VENV)/.test
 	$(BIN)/python -m pip install -q cosmic-ray
 	touch $@
 
-# Neither needs the package installed.
+# nox and build do not need the package installed.
 $(VENV)/.nox $(VENV)/.build: $(VENV)/.%:
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q $*

@@ -1,7 +1,7 @@
-"""Runs everything that comes before a release, one step after the other, and prints a table: `make release-check`.
+"""Runs all checks before a release, one after the other, and prints a table of the outcomes: `make release-check`.
 
-A step that cannot run on this machine, because a Python, a device or a library is missing, is "not possible", with the
-reason. The output of each step, and the table, are in release-check/.
+A step that cannot run on this machine is "not possible", with the reason: a Python, a device or a library is missing.
+The table and the output of each step are in release-check/.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def nox_steps() -> list[Step]:
 
 
 def run(step: Step) -> tuple[str, str]:
-    """Run a step; return its outcome and a line that says why."""
+    """Run a step; return its outcome and a line that explains it."""
     log = OUT / f"{re.sub(r'[^a-zA-Z0-9.]+', '-', step.name).strip('-')}.log"
     report = OUT / "nox.json"
     report.unlink(missing_ok=True)
@@ -70,12 +70,12 @@ def run(step: Step) -> tuple[str, str]:
 
 
 def outcome(code: int, log: str, needed: bool = False, report: str = "") -> tuple[str, str]:
-    """Return the outcome of a command, and the lines of its output that say how much ran, or else what was wrong.
+    """Return the outcome of a command, and the lines of its output with the numbers of tests, or else its last line.
 
     Args:
         code: the exit code.
         log: the output.
-        needed: whether it is the command that makes the step possible.
+        needed: whether the command is the target that the step needs, not the step itself.
         report: the JSON that nox wrote.
     """
     lines = [line.strip(" =") for line in log.splitlines() if line.strip(" =")] or ["no output"]

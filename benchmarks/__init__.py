@@ -1,1 +1,1 @@
-"""The cost of a loss scale, next to the bare optimizer and the libraries' own wrappers: `python -m benchmarks`."""
+"""Measures the cost of a loss scale against bare optimizers and the libraries' own wrappers: `python -m benchmarks`."""

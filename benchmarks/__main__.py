@@ -2,9 +2,10 @@
 
     python -m benchmarks [--only "tf.function.*legacy"] [--missing [SINCE]] [--seconds 3] [--list]
 
-A new measurement of a cell replaces its row in the file. A run ends by writing the tables and the plot of
-docs/performance.md. --missing continues a run that was stopped. Measure cells with several replicas in a separate
-process: `--only "^[^,]+, mirrored"`, and `--only "^[^,]+, (?!mirrored)"` for the others.
+A cell is a combination of what is measured, mode, family and workload. A new measurement of a cell replaces its row in
+the file. A run ends by writing the tables and the plot of docs/performance.md. --missing continues a run that was
+stopped. Measure cells with several replicas in a separate process: `--only "^[^,]+, mirrored"`, and
+`--only "^[^,]+, (?!mirrored)"` for the others.
 """
 
 import argparse
@@ -20,7 +21,8 @@ import time
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # otherwise PyTorch's threads spin while others are timed
+# Otherwise PyTorch's idle threads spin while other libraries are timed.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import tensorflow as tf
 
@@ -34,17 +36,17 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="a regular expression, searched for in 'what, mode, family, ...'")
     parser.add_argument("--list", action="store_true", help="print the cells and when they were measured, and stop")
-    parser.add_argument("--long", action="store_true", help="with the cells that take minutes to begin")
+    parser.add_argument("--long", action="store_true", help="include the cells whose first step takes minutes")
     parser.add_argument(
         "--missing",
         nargs="?",
         const="",
         metavar="SINCE",
-        help="leave out what is in the file; with a time in UTC (2026-01-31T15:00), what was measured since",
+        help="measure only cells that are not in the file, or not since a time in UTC (2026-01-31T15:00)",
     )
-    parser.add_argument("--seconds", type=float, default=3.0, help="for the rounds of one cell")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="no cell is begun after them")
-    parser.add_argument("--rounds", type=int, default=7, help="the least number of rounds of a cell")
+    parser.add_argument("--seconds", type=float, default=3.0, help="the time for the rounds of one cell")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="start no further cell after this time")
+    parser.add_argument("--rounds", type=int, default=7, help="the minimum number of rounds of a cell")
     parser.add_argument("--json", type=pathlib.Path, default=JSON)
     options = parser.parse_args(arguments)
     results = json.loads(options.json.read_text()) if options.json.exists() else {"rows": []}

@@ -1,4 +1,4 @@
-"""The gain of each trick of `core/fast`: a step without it, next to the same step with all of them."""
+"""What each trick of `core/fast` gains: the same step with all tricks, and with all but one."""
 
 import contextlib
 import functools

@@ -4,7 +4,7 @@
 
 The contenders of a row alternate in one process, in a random order in each round. A ratio is the median of the ratios
 within a round. The state excludes `iterations` and the learning rate, which PyTorch keeps as Python numbers. PyTorch is
-measured where torch is installed. It compiles nothing here: in every mode its time is that of an eager step.
+measured if torch is installed. It compiles nothing in this benchmark: its time is that of an eager step in every mode.
 """
 
 import argparse
@@ -18,7 +18,8 @@ import statistics
 import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # otherwise PyTorch's threads spin while others are timed
+# Otherwise PyTorch's idle threads spin while other libraries are timed.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import tensorflow as tf
 
@@ -70,7 +71,7 @@ def torch_contender(shapes):
 
 
 def measure(steps, repetitions):
-    """Return each step's median time in seconds, and the median ratio of our time to it."""
+    """Return each step's median time in seconds, and the median ratio of this package's time to it."""
     for step in steps.values():
         for _ in range(3):
             step()
@@ -88,7 +89,6 @@ def measure(steps, repetitions):
 
 
 def kilobytes(size):
-    """Format a number of bytes."""
     return f"{size / 1000:,.0f} kB"
 
 

@@ -6,8 +6,8 @@ import time
 
 
 def main(what: str, *arguments: str) -> None:
-    """Measure the imports ("import"), the first call of a step ("first call", family, workload, contender), or its peak
-    memory ("memory", workload, contender).
+    """Measure the imports ("import"), the first call of a step ("first call", family, workload, contender), or the peak
+    memory of a step ("memory", workload, contender).
     """
     if what == "import":
         start = time.process_time()

@@ -1,4 +1,4 @@
-"""All libraries and wrappers, including PyTorch's, on the same shapes in one run; and the time of the first call."""
+"""Times of all libraries and wrappers, with PyTorch's, on the same shapes in one run; and times of first calls."""
 
 import functools
 import os

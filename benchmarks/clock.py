@@ -48,7 +48,7 @@ def ratios(times: dict[str, Times], to: str) -> dict[str, dict[str, float]]:
     """Return each function's time divided by that of the function `to`: the median of the ratios of all rounds.
 
     There are two clocks. `processor` is the processor time of this process on all cores; other processes hardly change
-    it. `wall` is wall-clock time; it is meaningful on an otherwise idle machine.
+    it. `wall` is wall-clock time; it is meaningful only on an otherwise idle machine.
     """
     found: dict[str, dict[str, float]] = {}
     for name, of in times.items():

@@ -16,7 +16,7 @@ OURS_APPLY, OURS_MINIMIZE, THEIRS_MINIMIZE = f"{OURS}, apply", f"{OURS}, minimiz
 BARE_MINIMIZE = "bare, minimize"
 MINIMIZERS = (BARE_MINIMIZE, OURS_MINIMIZE, THEIRS_MINIMIZE)
 OURS_DIAGNOSED = f"{OURS}, diagnose"
-#: `diagnose="exponents"` in a step that is not counted, and in one that is; and the two parts that are compared.
+#: `diagnose="exponents"` in a step that is not counted, and in one that is; then two parts whose times are compared.
 OURS_WAITING, OURS_COUNTING = "no step counted", "every step counted"
 CHECK, COUNT = "check", "count"
 OURS_COMPILED = f"{OURS}, jit_compile=True"

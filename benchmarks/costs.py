@@ -69,7 +69,7 @@ def tracing(cell: dict[str, str], seconds: float, least: int) -> dict[str, Any]:
             function()
 
     gc.collect()
-    gc.disable()  # otherwise later contenders pay for collecting earlier graphs
+    gc.disable()  # otherwise later contenders pay for the collection of earlier graphs
     try:
         each = {name: functools.partial(trace, name) for name in made}
         times = clock.in_turns(each, seconds, least, most=10, first=0)
@@ -99,12 +99,12 @@ def apart(*what: str, env: dict[str, str] | None = None) -> Any:
 
 
 def peak_apart(workload: str, name: str, without: str = "") -> float:
-    """Return the `peak_of_a_step` of a new process."""
+    """Return the `peak_of_a_step`, measured in a new process."""
     return apart("memory", workload, name, without)
 
 
 def peak_of_a_step(workload: str, name: str, without: str = "") -> float:
-    """Return the growth of this process, in megabytes, for the variables, gradients, moments and two steps.
+    """Return how much memory, in megabytes, variables, gradients, moments and two steps add to this process.
 
     The allocator does not return memory to the system, so only peaks of whole processes can be compared.
     """

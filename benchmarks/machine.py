@@ -1,4 +1,4 @@
-"""The processor and library versions of a measurement, without anything that identifies the machine."""
+"""The processor and the library versions of a measurement; nothing that identifies the machine."""
 
 import importlib.metadata
 import os

@@ -1,4 +1,4 @@
-"""Output of the rows: as lines of text, as the tables of docs/performance.md, and as its plot."""
+"""Output of the measured rows: lines of text, the tables of docs/performance.md, and its plot."""
 
 import pathlib
 import re
@@ -239,7 +239,7 @@ def plot(path: pathlib.Path, results: dict[str, Any]) -> None:
         ]
         seen = [
             (n, added) for n, added in points if added > 0
-        ]  # a logarithmic axis has no values of zero or less, which noise can cause
+        ]  # noise can cause values of zero or less, which a logarithmic axis cannot show
         if seen:
             right.plot(*zip(*seen), "o-", label=label)
     right.set(xscale="log", xlabel="n", ylabel="added per variable (µs), or per 1000 values (µs)", yscale="log")

@@ -39,7 +39,7 @@ _COMPILED = (
 
 
 def long(cell: dict[str, str]) -> bool:
-    """Return whether a cell takes minutes to start: XLA compiles, or replicas trace, hundreds of variables."""
+    """Return whether a cell takes minutes to start: XLA compiles, or replicas trace, hundreds of updates."""
     return (
         cell["what"] in ("step", "ablation")
         and cell["mode"] in ("jit_compile", "mirrored")
@@ -87,7 +87,7 @@ def measure(cell: dict[str, str], seconds: float, **rounds: int) -> dict[str, An
         try:
             step = in_mode(cell, name)
             step()
-        except Exception as error:  # any error of a library; the others are still measured
+        except Exception as error:  # whatever error a library raises, the other contenders are still measured
             refused[name] = _reason(error)
         else:
             ready[name] = step
@@ -139,7 +139,7 @@ def _limits(cell: dict[str, str]) -> list[str]:
 
 
 def _has_a_line(cell: dict[str, str]) -> bool:
-    """Return whether to measure `contenders.LEAST`: where its cost is high, with large variables and in eager mode."""
+    """Return whether to measure `contenders.LEAST`, whose cost is high with large variables and in eager mode."""
     large = cell["what"] == "step" and cell["workload"] == LARGE and cell["mode"] in ("tf.function", "jit_compile")
     return large or (cell["what"] == "training step" and cell["mode"] == "eager")
 
@@ -160,12 +160,12 @@ def in_mode(cell: dict[str, str], name: str) -> Callable[[], object]:
 
 @functools.cache
 def _two_replicas() -> tf.distribute.Strategy:
-    """Return the only strategy: the collectives of two strategies would share keys."""
+    """Return the process's only MirroredStrategy, because the collectives of a second one would use the same keys."""
     return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 
 
 def _traced(step: Callable[[], object], **options: Any) -> Callable[[], object]:
-    step()  # creates the optimizer's variables; a function that creates variables is traced twice
+    step()  # creates the optimizer's variables, because a function that creates variables is traced twice
     return tf.function(step, **options)
 
 

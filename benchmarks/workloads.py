@@ -60,8 +60,8 @@ def gradients(workload: str) -> list:
 def layers(workload: str):
     """Return (variables, loss): the loss multiplies a few rows by each variable, a matrix of width 1000.
 
-    The gradients are matrix products, as in most layers. A product of scalars would measure nothing: a compiler merges
-    it with scaling and unscaling.
+    The gradients are matrix products, as in most layers. Products of scalars would hide the cost of the loss scale,
+    because a compiler merges them with scaling and unscaling.
     """
     matrices = variables(workload)
     heights = [matrix.shape.num_elements() // 1000 for matrix in matrices]

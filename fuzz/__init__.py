@@ -1,1 +1,1 @@
-"""Random programs against a NumPy model, and faults: `python -m fuzz`."""
+"""Compares random training programs with a NumPy model, and injects faults such as a kill: `python -m fuzz`."""

@@ -1,9 +1,9 @@
-"""`python -m fuzz`: runs random programs and fault injections for some minutes.
+"""`python -m fuzz`: runs random training programs and injects faults, for some minutes.
 
     python -m fuzz [--minutes 10] [--seed 1] [--only programs|libraries|faults]
 
-A failing program is shrunk and printed as a test. A failing fault injection is printed as a call. The exit code is 1
-after a failure, else 0.
+A failing program is shrunk and printed as a test; a failing fault is printed as the call that repeats it. The exit
+code is 1 after a failure, else 0.
 """
 
 import argparse
@@ -32,9 +32,9 @@ STRATEGIES = {"programs": programs.programs, "libraries": programs.library_progr
 def main(arguments=None):
     """Run random programs and fault injections, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=10.0, help="nothing is begun after them")
-    parser.add_argument("--seed", type=int, help="of an earlier run, which is repeated")
-    parser.add_argument("--only", choices=[*STRATEGIES, "faults"], help="a part of it")
+    parser.add_argument("--minutes", type=float, default=10.0, help="start no further program or fault after this time")
+    parser.add_argument("--seed", type=int, help="the seed of an earlier run, to repeat it")
+    parser.add_argument("--only", choices=[*STRATEGIES, "faults"], help="run only this part")
     options = parser.parse_args(arguments)
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
     print(f"seed {seed}: repeat with `make fuzz SEED={seed}`", flush=True)
@@ -55,7 +55,7 @@ def main(arguments=None):
 
 
 def _turns(only):
-    """Yield the next task, endlessly: a function of the seed, the counts and the deadline."""
+    """Yield tasks endlessly. A task is a function of the seed, the counts and the deadline."""
     local, clusters = iter(faults.FAULTS), iter(cluster_faults.FAULTS)
     in_turn = [*itertools.islice(local, 2), *clusters, *local]  # slow faults come early
     each = itertools.cycle(map(_fault, filter(_possible, in_turn)))

@@ -40,7 +40,7 @@ class Change:
 
 
 def _each(ours, model, compiled=True):
-    """Return a change that treats the values of every gradient alike."""
+    """Return a `Change` that applies a function to the values of every gradient."""
     return Change(
         lambda gradients, number: [_of_values(lambda values: ours(values, number), g) for g in gradients],
         lambda gradients, number: [on_values(lambda values: model(values, number), g) for g in gradients],
@@ -165,7 +165,7 @@ CHANGES = {
     "function": _each(lambda values, n: _doubled(values), _twice),
     "py_function": _each(_in_python, _half, compiled=False),
     "stop_gradient": _each(lambda values, n: tf.stop_gradient(values), lambda values, n: values),
-    # In a tf.while_loop that XLA compiles, tf.clip_by_value turns a NaN into a number, also without this package.
+    # In a tf.while_loop that XLA compiles, tf.clip_by_value turns a NaN into a number, with or without this package.
     "clip_by_value": _each(
         lambda values, n: tf.clip_by_value(values, -1.0, 1.0), lambda values, n: _within_one(values), compiled=False
     ),

@@ -23,7 +23,7 @@ def run(function, *arguments, killed_at=None, killed_after=None, may_crash=False
     """Call a function in a new process.
 
     Args:
-        function: a function of a module. It calls its first argument, `begin`, when it may be killed from then on.
+        function: a module-level function. It calls its first argument, `begin`, as soon as it may be killed.
         *arguments: the arguments after `begin`; the first is the directory where the function writes.
         killed_at: kill after this many file operations (open, rename, remove) in the directory after `begin`.
         killed_after: kill this many seconds after `begin`.

@@ -1,4 +1,4 @@
-"""The job of a process of a cluster; TF_CONFIG says which process it is.
+"""The program of each process of a cluster; TF_CONFIG says which process it is.
 
     TF_CONFIG=... python -m fuzz.cluster_job fit DIRECTORY [BATCH WORKER SECONDS]
     TF_CONFIG=... python -m fuzz.cluster_job parameter_server SEED
@@ -58,7 +58,7 @@ def fit(directory, dies=None):
 
 
 def parameter_server(seed):
-    """Schedule steps on two workers and kill one of them. The coordinator gives its step to the other."""
+    """Schedule steps on two workers and kill one of them. The coordinator repeats the interrupted step on the other."""
     choose = random.Random(seed)
     bad = [choose.random() < 0.3 for _ in range(60)]
     dies_at, worker = choose.randrange(5, 55), choose.randrange(2)

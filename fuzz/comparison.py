@@ -7,12 +7,12 @@ from fuzz import model
 from fuzz.changes import CHANGES
 from fuzz.program import ADAM, LAZY, MOMENTUM, RATE, SCALED, SHAPES
 
-#: Maximum distance to the model, relative to the largest value that the variable has had.
+#: Maximum difference from the model, relative to the largest value that the variable has had.
 TOLERANCES = {"float16": 2.0**-7, "bfloat16": 2.0**-4, "float32": 2.0**-19, "float64": 2.0**-19}
 
 
 def inner_model(family, name):
-    """Return the update rule with this name."""
+    """Return the NumPy update rule of a family's optimizer."""
     if name == "adam":
         return model.Adam(RATE, **ADAM, hat=family.name == "sonnet", lazy=family.name == "sonnet")
     return model.SGD(RATE, MOMENTUM if name == "momentum" else 0.0, lazy=family.name in LAZY)
@@ -36,7 +36,7 @@ class Model:
         self.adam_sees_skipped = family.counts
 
     def call(self, step):
-        """Take a step, as often as the loop repeats it."""
+        """Call the loop of a step once, which may take the step several times."""
         loop = self.program.loops[step.loop]
         times = {"no": 1, "if": int(step.number > 1), "while": step.number}[loop.repeated]
         for _ in range(times):
@@ -69,7 +69,7 @@ class Comparison:
         self._tolerances = [TOLERANCES[dtype] for dtype in program.dtypes]
         if any(
             "clip_by_norm" in loop.unscaled for loop in program.loops
-        ):  # the norm spreads one variable's half-precision error to all
+        ):  # the global norm spreads one variable's half-precision error to all variables
             self._tolerances = [max(self._tolerances)] * len(program.dtypes)
 
     def step(self, step):
@@ -83,7 +83,7 @@ class Comparison:
         """Raise an AssertionError if the machine's state differs from the model's.
 
         Args:
-            where: the beginning of the error's message.
+            where: the beginning of the error's message, such as "after step 3".
         """
         machine, training = self.machine, self.expected.training
         scale, got = training.loss_scale, machine.state()

@@ -1,10 +1,10 @@
-"""`python -m fuzz.differential`: random programs on this package and on the originals themselves.
+"""`python -m fuzz.differential`: compares random programs on this package and on the originals.
 
     python -m fuzz.differential [--minutes 10] [--seed 1] [--only tf24]
 
-Each original runs in a process of its own: tf_keras's and Keras 3's wrappers in this environment, TensorFlow 2.4 and
-2.8 in the environments that `make record` makes. A difference is a failure, or a row of docs/differences.md. A program
-that differs is shrunk and printed. The exit code is 1 after a failure, else 0.
+Each original runs in a separate process: tf_keras's and Keras 3's wrappers in this environment, TensorFlow 2.4 and
+2.8 in the environments that `make record` makes. A difference is a failure, unless a row of docs/differences.md
+describes it. A program that differs is shrunk and printed. The exit code is 1 after a failure, else 0.
 """
 
 import argparse
@@ -44,7 +44,7 @@ class Original:
 
     Args:
         name: its name in `fuzz.originals`.
-        family: whose inner optimizers this package wraps in its place.
+        family: the family whose inner optimizers this package wraps for the comparison.
         modes: the modes of programs that it can run.
         environment: the name of its environment in `tests.conformance.record`, or None for this one.
     """
@@ -78,12 +78,11 @@ class Difference:
 
     @property
     def loop(self):
-        """The loop of the step."""
         return self.program.loops[self.step.loop]
 
     @property
     def largest_scale(self):
-        """The scale that the step may reach: a loop that repeats the step doubles it each time."""
+        """The largest scale that the step may reach: a loop that repeats the step may double the scale each time."""
         return self.before * 2.0 ** (self.step.number if self.loop.repeated == "while" else 0)
 
     @property
@@ -92,7 +91,7 @@ class Difference:
         return "error" not in {**self.theirs, **self.ours} and self.ours["loss_scale"] < self.theirs["loss_scale"]
 
 
-#: A row of docs/differences.md -> whether a difference is the one of the row.
+#: Start of a row in docs/differences.md -> a function that says whether the row describes a difference.
 ROWS: dict[str, Callable[[Difference], bool]] = {
     "an overflow that only the scaling causes, in a `tf.function`": lambda d: (
         d.original.family != "keras3"
@@ -109,7 +108,7 @@ ROWS: dict[str, Callable[[Difference], bool]] = {
 
 
 class Child:
-    """An original in a process of its own.
+    """An original in a separate process.
 
     Raises:
         NotHere: its environment cannot be made on this machine.
@@ -136,7 +135,6 @@ class Child:
         return json.loads(answer)
 
     def close(self):
-        """End the process."""
         self._process.stdin.close()
         self._process.wait()
 
@@ -154,7 +152,7 @@ def ours(original, program, gradients):
 
 
 def compare(original, run_original, program):
-    """Run a program on both.
+    """Run a program on this package and on an original.
 
     Args:
         original: an Original.
@@ -165,14 +163,15 @@ def compare(original, run_original, program):
         The number of steps that agree, and the row of the deliberate difference that ended the program, or None.
 
     Raises:
-        AssertionError: the states differ, and no row says so.
+        AssertionError: the states differ, and no row describes the difference.
     """
     gradients = [program.gradients(step) for step in program.steps]
     theirs = run_original(program, gradients)
     found = ours(original, program, gradients)
     tolerances = [8 * TOLERANCES[dtype] for dtype in program.dtypes]
     if any("clip_by_norm" in loop.unscaled for loop in program.loops):
-        tolerances = [max(tolerances)] * len(tolerances)  # the norm spreads one variable's error to all
+        # The global norm spreads one variable's error to all variables.
+        tolerances = [max(tolerances)] * len(tolerances)
     before = program.rules.initial_scale
     for i, (expected, got) in enumerate(zip(theirs, found)):
         if not _agree(expected, got, tolerances):
@@ -199,9 +198,9 @@ def _agree(expected, got, tolerances):
 def main(arguments=None):
     """Return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m fuzz.differential", description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=10.0, help="nothing is begun after them")
-    parser.add_argument("--seed", type=int, help="of an earlier run, which is repeated")
-    parser.add_argument("--only", choices=[*ORIGINALS], help="one original")
+    parser.add_argument("--minutes", type=float, default=10.0, help="start no further program after this time")
+    parser.add_argument("--seed", type=int, help="the seed of an earlier run, to repeat it")
+    parser.add_argument("--only", choices=[*ORIGINALS], help="compare with this original alone")
     options = parser.parse_args(arguments)
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
     print(f"seed {seed}: repeat with `make differential SEED={seed}`", flush=True)

@@ -44,7 +44,7 @@ def killed_while_saving(random, directory):
 
 
 def assert_whole(name, kind, directory, surely, what):
-    """Assert that the first `surely` saves exist and are intact, and that each later one is intact or unreadable."""
+    """Assert that saves 1 to `surely` exist and are intact, and that each later save is intact or unreadable."""
     numbers = saves.saved_numbers(kind, directory)
     assert set(range(1, surely + 1)) <= set(numbers), f"{what}: of {surely} saves there are {numbers}"
     for i in numbers:
@@ -80,7 +80,7 @@ def _whole_train_run():
 
 
 def _refused(begin, directory, name, kind, refuse):
-    """Train and save, then deny writing: training continues to the result of an undisturbed run."""
+    """Train and save while writing is denied: the training still ends with the result of an undisturbed run."""
     trainee = Trainee(name)
     for i in range(STEPS):
         trainee.step(i)
@@ -98,7 +98,7 @@ def _refused(begin, directory, name, kind, refuse):
 
 
 def small_files_only(random, directory):
-    """A limit on the size of every file (RLIMIT_FSIZE)."""
+    """Train and save with a limit on the size of every file (RLIMIT_FSIZE)."""
     name, kind = _a_format(random)
     most = random.choice([0, 100, 1000, 5000, 20000])
     children.run(_refused, directory, name, kind, functools.partial(_limit_files, most), may_crash=_is_hdf5(kind))
@@ -107,7 +107,7 @@ def small_files_only(random, directory):
 
 
 def _is_hdf5(kind):
-    # HDF5 may crash on a file that cannot grow, with a bare optimizer, too.
+    # With any optimizer, HDF5 may crash on a file that cannot grow.
     return kind in ("h5", "weights")
 
 
@@ -125,7 +125,7 @@ def _limit_files(most, directory):
 
 
 def full_file_system(random, directory):
-    """A file system of 2 MB that fills up during saves."""
+    """Train and save on a file system of 2 MB that fills up."""
     name, kind = _a_format(random)
     disk = pathlib.Path(directory, "disk")
     disk.mkdir()
@@ -150,7 +150,7 @@ def _fill(left, directory):
 
 
 def read_only_folder(random, directory):
-    """A folder without write permission."""
+    """Train and save in a folder without write permission."""
     name, kind = _a_format(random)
     os.chmod(directory, 0o755)
     children.run(_refused, directory, name, kind, _become_nobody)

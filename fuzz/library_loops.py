@@ -1,4 +1,4 @@
-"""Programs in a library's loop: `fit`, TensorFlow Probability's `minimize`, a session of a legacy graph."""
+"""Programs whose loop belongs to a library: `fit`, TensorFlow Probability's `minimize`, or a session."""
 
 import numpy as np
 import tensorflow as tf

@@ -1,4 +1,4 @@
-"""What the loops of a program do, for any wrapper: this package's or an original. It runs on Python 3.8, too."""
+"""The loops of a program in TensorFlow, with this package's wrapper or an original. Runs on Python 3.8, too."""
 
 import functools
 
@@ -102,7 +102,7 @@ class Loops:
         return _changed(loop.scaled, tape.gradient(scaled, self.variables), number)
 
     def _unscaled(self, loop, gradients):
-        """Return the gradients, unscaled in the loop's `place`."""
+        """Unscale the gradients, in the loop's `place`."""
         present = [i for i, gradient in enumerate(gradients) if gradient is not None]
         unscale = functools.partial(self.optimizer.get_unscaled_gradients, [gradients[i] for i in present])
         if loop.place == "function":

@@ -1,6 +1,6 @@
 """An independent model in NumPy: the state machine of the loss scale, and the update rules.
 
-It follows the text of the rules, and shares no code with the package.
+It implements the rules as the documentation states them, and shares no code with the package.
 """
 
 from __future__ import annotations
@@ -161,12 +161,12 @@ class Adam:
 
 @dataclasses.dataclass
 class Averages:
-    """Moving averages of variables, half of which is new in each step that is applied.
+    """Moving averages of variables, with the decay 0.5 for each applied step.
 
     Args:
         frequency: in every `frequency`-th step the variables become the averages; 0 for never.
         starts_late: whether all averages start in the optimizer's first step, from the variables after it; otherwise
-            they start from the variables before it, and follow those that have a gradient.
+            they start from the variables before it, and only averages of variables with a gradient are updated.
     """
 
     frequency: int
@@ -188,7 +188,7 @@ class Training:
         self.inner = inner
         self.values = [np.asarray(value, np.float64) for value in values]
         self.iterations = 0
-        self.averaging, self.averages = averaging, []  # empty before the first step
+        self.averaging, self.averages = averaging, []  # no averages before the first step
 
     def step(self, of_replicas, count_skipped):
         """Take a step; return whether it was applied.

@@ -1,8 +1,9 @@
-"""Programs on the originals: a library's own wrapper, in this process or in one with an environment of its own.
+"""Runs programs on an original, in this process or in a process with the original's environment.
 
     python -m fuzz.originals NAME
 
-reads a program a line from stdin and writes an answer a line to stdout, both as JSON. It runs on Python 3.8, too.
+reads one program per line from stdin, and writes its states as one line to stdout, both as JSON. It runs on Python 3.8,
+too.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Running(Loops):
 
     Args:
         program: a Program.
-        gradients: what `Program.gradients` returns for each step: NumPy's generators differ between versions.
+        gradients: what `Program.gradients` returned for each step; NumPy's generators differ between versions.
         optimizers: the module of the inner optimizers.
         wrapper: the class that wraps them, an original or this package's.
     """
@@ -80,7 +81,7 @@ class Running(Loops):
             yield dict(self.state(), note=note)
 
     def between(self, what, directory):
-        """Do what a step begins with: save and restore, change a hyperparameter, or read the config."""
+        """Do what comes before a step: save and restore, change a hyperparameter, or read the config."""
         optimizer = self.optimizer
         if what == "checkpoint":
             checkpoint = tf.train.Checkpoint(optimizer=optimizer, variables=self.variables)
@@ -112,7 +113,7 @@ class Running(Loops):
 
 
 def arguments(rules):
-    """Return the arguments that the originals have, too."""
+    """Return those of the rules that the originals have, too, as arguments of their constructors."""
     if not rules.dynamic:
         return {"dynamic": False, "initial_scale": rules.initial_scale}
     return {"initial_scale": rules.initial_scale, "dynamic_growth_steps": rules.growth_steps}
@@ -150,9 +151,9 @@ def _tuples(value):
 
 
 def main(name):
-    """Answer each line of stdin with a line on stdout."""
+    """Run the program in each line of stdin, and print its states as a line."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # libraries print to stdout; only the states may go there
     logging.disable(logging.ERROR)
     optimizers, wrapper = ORIGINALS[name]()
     for line in sys.stdin:

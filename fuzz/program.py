@@ -11,11 +11,11 @@ from fuzz.model import Rules
 SHAPES = ((2,), (4, 3), (), (2,))  # the second may have sparse gradients; the first and the last are equal
 ROWS = 3  # number of rows of a sparse gradient
 FAMILIES = ("keras3", "tf_keras", "tf_keras_legacy", "tf1", "sonnet")
-LAZY = ("tf_keras_legacy", "tf1", "sonnet")  # update the momentum of rows with a gradient only
+LAZY = ("tf_keras_legacy", "tf1", "sonnet")  # their momentum changes only in rows with a gradient
 INNER = ("sgd", "momentum", "adam")
 AVERAGING = FAMILIES[:2]  # their optimizers have `use_ema`
-MODES = ("function", "compiled", "eager", "mirrored")  # of a custom loop; those of a library's loop:
-LIBRARY_MODES = {
+MODES = ("function", "compiled", "eager", "mirrored")  # modes of a custom loop
+LIBRARY_MODES = {  # mode of a library's loop -> the families that it works with
     "fit": FAMILIES[:3],
     "fit_compiled": FAMILIES[:3],
     "probability": FAMILIES,
@@ -26,7 +26,7 @@ DTYPES = ("float32", "float16", "bfloat16", "float64")
 #: The calls by which a loop scales, unscales and applies: TensorFlow 2's contract, then Keras 3's.
 UNSCALED = ("unscaled", "minimize", "compute_gradients", "two_functions")
 SCALED = ("apply", "apply_gradients")
-ORIGINAL_CALLS = ("unscaled", "minimize", "two_functions")  # of UNSCALED, those that TensorFlow 2's original has
+ORIGINAL_CALLS = ("unscaled", "minimize", "two_functions")  # the part of UNSCALED that TensorFlow 2's wrapper has
 BAD = ("nan", "inf", "-inf", "huge")
 
 # Up to these scales the wrapper's arithmetic is exact to the last bits: 2**-126 is the smallest normal float32 number.
@@ -93,11 +93,10 @@ class Program:
     steps: tuple[Step, ...] = (Step(),)
     at_once: int = 1  # `steps_per_execution` of fit
     ema: int | None = None  # the `ema_overwrite_frequency` of moving averages, 0 for never; None for no averages
-    jit_compile: bool = False  # whether XLA compiles the optimizer's step alone
+    jit_compile: bool = False  # whether the wrapper has XLA compile its step
 
     @property
     def replicas(self):
-        """The number of replicas."""
         return 2 if self.mode == "mirrored" else 1
 
     def gradients(self, step):

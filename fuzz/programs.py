@@ -64,9 +64,10 @@ def _loops(draw, program, of=None):
         calls = "apply"
     if program["family"] == "tf1" and calls == "apply":
         calls = "unscaled"
-    rows_alone = program["inner"] == "momentum" and program["family"] in LAZY  # XLA lacks the operation
+    rows_alone = program["inner"] == "momentum" and program["family"] in LAZY  # XLA does not support this sparse update
     sparse = variables > 1 and calls != "two_functions" and not (rows_alone and program["mode"] == "compiled")
-    squares_rows = program["inner"] == "adam" and program["family"] == "keras3"  # row by row, before it sums them
+    # Keras 3's Adam squares sparse rows before it sums those with the same index.
+    squares_rows = program["inner"] == "adam" and program["family"] == "keras3"
     gathered = program["mode"] == "mirrored" and "bfloat16" in program["dtypes"]  # collectives do not support the dtype
     sparse = sparse and not squares_rows and not gathered and draw(st.booleans())
     # XLA rounds half precision less often, so it overflows later.
@@ -74,7 +75,7 @@ def _loops(draw, program, of=None):
     scaled = () if calls in ("minimize", "compute_gradients") or not exact else draw(_some(changes, 2))
     return Loop(
         calls=calls,
-        scaled=tuple(name for name in scaled if name != "clip_by_norm"),  # its squares are close to float32's limits
+        scaled=tuple(name for name in scaled if name != "clip_by_norm"),  # squares of scaled gradients may overflow
         unscaled=draw(_some(changes, 3)) if calls in ("unscaled", "compute_gradients", "two_functions") else (),
         missing=draw(st.none() | st.integers(0, variables - 1)) if variables > 1 else None,
         sparse=sparse,
@@ -115,7 +116,7 @@ def _steps(draw, most, rules, loops, between, finite=2):
         loop=st.integers(0, loops - 1),
         before=between,
     )
-    least = draw(st.sampled_from([1, most // 2, most]))  # otherwise Hypothesis generates about five steps
+    least = draw(st.sampled_from([1, most // 2, most]))  # without a minimum Hypothesis generates about five steps
     return tuple(draw(st.lists(step, min_size=least, max_size=most)))
 
 

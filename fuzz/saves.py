@@ -1,4 +1,4 @@
-"""Models that are saved after each step in every format, for faults during a save."""
+"""Models that are saved after each step, in every format, for tests of faults during a save."""
 
 import functools
 import os
@@ -45,7 +45,6 @@ class Trainee:
         self.model.compile(self.optimizer, keras.losses.MeanSquaredError(), run_eagerly=True, jit_compile=False)
 
     def step(self, i):
-        """Take step i."""
         self.model.train_on_batch(batch(i), np.ones((4, 1), np.float32))
 
     def save(self, kind, directory, i):

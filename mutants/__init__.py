@@ -1,1 +1,1 @@
-"""Mutation testing: which lines of a module could be wrong without a failing test (`make mutants FILE=...`)."""
+"""Mutation testing: finds code of a module that could be wrong without a failing test (`make mutants FILE=...`)."""

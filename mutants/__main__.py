@@ -48,7 +48,7 @@ class Mutant(NamedTuple):
 
 
 class _WithoutAnnotations(ast.NodeTransformer):
-    """Drops what no run of the program reads: a mutant that differs nowhere else is the same program."""
+    """Drops annotations and blocks for type checkers. A mutant that differs only there is the same program."""
 
     def visit_arg(self, node: ast.arg) -> ast.arg:
         node.annotation = None
@@ -78,7 +78,7 @@ def meaning(source: str) -> str:
 
 
 def mutants(source: str) -> Iterator[Mutant]:
-    """Yield the mutants of a module, each of another meaning than the module and than the mutants before it."""
+    """Yield the mutants of a module whose `meaning` differs from that of the module and of all earlier mutants."""
     from cosmic_ray.mutating import mutate_code
     from cosmic_ray.plugins import get_operator, operator_names
 
@@ -100,7 +100,7 @@ def mutants(source: str) -> Iterator[Mutant]:
 
 
 def tests_of(path: str) -> list[str]:
-    """Return the tests that belong to a module: those of its name, the table's, and its doctests."""
+    """Return the tests that belong to a module: those with its name, those in MORE_TESTS, and its doctests."""
     inside = path.removeprefix("tf_lossscale/")
     own = sorted(str(each.relative_to(ROOT)) for each in ROOT.glob(f"tests/**/test_{pathlib.Path(path).name}"))
     return [*own, *MORE_TESTS.get(inside, ()), path]
@@ -178,7 +178,7 @@ def changed_lines(old: str, new: str) -> str:
 
 
 def import_libraries() -> None:
-    """Import what the tests import, except the package: every fork then has it."""
+    """Import the libraries that the tests import, so that every fork has them, but not the package to mutate."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
     sys.dont_write_bytecode = True  # two mutants of one size written within a second would share a .pyc file
@@ -202,7 +202,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="the number of processes")
     parser.add_argument("--sample", type=int, help="test this many mutants, drawn with the seed 0")
     parser.add_argument("--only", help="test only the mutants with these numbers: 3,14")
-    parser.add_argument("--tests", nargs="+", help="in place of the tests that belong to the file")
+    parser.add_argument("--tests", nargs="+", help="run these tests instead of those that belong to the file")
     arguments = parser.parse_args()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     path = str(pathlib.Path(arguments.file).resolve().relative_to(ROOT))

@@ -35,7 +35,7 @@ def whole_file(path: pathlib.Path, mode: int | None = None) -> Iterator[pathlib.
     temporary = path.with_name(f".tf-lossscale-{path.stem}.tmp{path.suffix}")
     try:
         if mode is not None:
-            temporary.unlink(missing_ok=True)  # a process that was killed may have left it
+            temporary.unlink(missing_ok=True)  # a killed process may have left its temporary file
             temporary.touch(mode, exist_ok=False)
         yield temporary
         with temporary.open("rb+") as file:

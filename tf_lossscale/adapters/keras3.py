@@ -84,7 +84,7 @@ class Family(family.Family):
                     assign_all(self.inner.variables, loaded)
                 elif loaded is not None:
                     _warn_of_other_variables(self.inner, len(loaded), True)
-                    self.set_iterations(0)  # Loading has set the count, but the slots start at zero.
+                    self.set_iterations(0)  # Loading has set the step count, but the slots start at zero.
 
         if not self.inner.built and variables:
             replicas.once(build)
@@ -142,16 +142,16 @@ class Family(family.Family):
 
     @classmethod
     def from_config(cls, config: Any, custom_objects: dict[str, Any] | None) -> Any:
-        # Keras 3's `optimizers.deserialize` does not find its own Lamb, and its `saving` no old config.
+        # Keras 3's `optimizers.deserialize` does not find its own Lamb, and its `saving` module reads no old config.
         if "module" in config:
             return keras.saving.deserialize_keras_object(config, custom_objects=custom_objects)
         return keras.optimizers.deserialize(config, custom_objects=custom_objects)
 
     def copied(self, memo: dict[int, Any]) -> Any:
-        # Keras's own copy of an optimizer that is built has no state.
+        # The copy that Keras makes of a built optimizer has no state.
         inner = self.inner
         new = type(inner).from_config(inner.get_config())
-        if hasattr(inner, "_exclude_from_weight_decay"):  # not part of a config
+        if hasattr(inner, "_exclude_from_weight_decay"):  # a config does not contain it
             new._exclude_from_weight_decay = set(inner._exclude_from_weight_decay)
             new._exclude_from_weight_decay_pattern = inner._exclude_from_weight_decay_pattern
         if inner.built:
@@ -166,7 +166,7 @@ class Family(family.Family):
         return slots[self.inner._get_variable_index(variable)] if slots else None
 
     def set_iterations(self, value: int) -> None:
-        # With gradient accumulation `_iterations` counts micro-steps, and `iterations` steps.
+        # With gradient accumulation `_iterations` counts micro-steps, and `iterations` counts steps.
         self.inner._iterations.assign(value * (self.inner.gradient_accumulation_steps or 1))
 
 
@@ -188,7 +188,7 @@ class LossScaleOptimizer(
     def _init_base(self) -> None:
         self.__dict__.update(name=self._family.scope, _lock=False)
         for variable in self._loss_scale.variables:
-            variable.path = f"{self.name}/{variable.name.split(':')[0]}"  # Keras writes h5 files by path
+            variable.path = f"{self.name}/{variable.name.split(':')[0]}"  # Keras names the values in an h5 file by path
 
     @property
     def built(self) -> bool:
@@ -240,8 +240,8 @@ class LossScaleOptimizer(
         if self.built or len(weights) <= len(self.variables):
             super().set_weights(weights)
             return
-        # Keras loads the optimizer of an .h5 model before it has the model's variables. The step count, the learning
-        # rate and the loss scale are set at once, the slots when the optimizer is built.
+        # When Keras loads the optimizer of an .h5 model, the optimizer does not know the model's variables yet. The
+        # step count, the learning rate and the loss scale are set at once, and the slots when the optimizer is built.
         values = [keras.ops.convert_to_numpy(weight) for weight in weights]
         of_scale = list(self._loss_scale.variables)
         loaded = self._family.loaded_weights = values[: len(values) - len(of_scale)]
@@ -312,7 +312,7 @@ def _part_of_keras_wrapper(wrapper: LossScaleOptimizer, name: str) -> Any:
                 if dtype is None
                 else tf.Variable(tf.zeros([], dtype), trainable=False)
             )
-        # Kept alive here, because the checkpoint has only a weak reference.
+        # The wrapper keeps the object alive, because the checkpoint has only a weak reference.
         wrapper.__dict__.setdefault("_meaningless", {})[name] = parts[name]
     return parts[name]
 

@@ -53,8 +53,8 @@ def compile_as_given(model: Any, **arguments: Any) -> None:
 def with_layer_names(objects: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
     """Return the objects of a checkpoint with Keras 3's names added to those of Keras 2.
 
-    Keras 2 names the layers of a functional or sequential model `layer-0`, `layer-1`; Keras 3 has them in a list
-    `_operations`, for a sequential model in `_functional`, where the input comes first. A weight `kernel` is
+    Keras 2 names the layers of a functional or sequential model `layer-0`, `layer-1`. Keras 3 has them in a list
+    `_operations`; that of a sequential model is in `_functional`, and starts with the input layer. A weight `kernel` is
     `_kernel` in some of Keras 3's layers.
 
     >>> there = with_layer_names({"model": {"layer-0": "dense"}, "dense": {"kernel": "weight"}})
@@ -67,7 +67,7 @@ def with_layer_names(objects: dict[str, dict[str, str]]) -> dict[str, dict[str, 
         objects: path of an object -> name of a part -> path of that part.
 
     Returns:
-        The same with more names.
+        A dict of the same form with more names.
     """
     found = {}
     for path, parts in objects.items():
@@ -116,7 +116,7 @@ def note_steps(model: Any, steps: int) -> None:
 
 @contextlib.contextmanager
 def noting_divided_losses() -> Iterator[list[bool]]:
-    """Note whether a loss divides itself by the number of replicas, as Keras 3's mean losses do in a replica.
+    """Record whether a loss divides itself by the number of replicas, as Keras 3's mean losses do in a replica context.
 
     >>> with noting_divided_losses() as divided:
     ...     _ = keras.losses.MeanSquaredError()([[1.0]], [[0.0]])
@@ -127,7 +127,7 @@ def noting_divided_losses() -> Iterator[list[bool]]:
         A list that is empty until a loss divides itself.
     """
     divided: list[bool] = []
-    # losses of older versions do not divide
+    # In older versions of Keras 3 a loss does not divide itself by the number of replicas.
     divide = getattr(_losses, "scale_loss_for_distribution", lambda loss: loss)
 
     def noting(loss: Any) -> Any:

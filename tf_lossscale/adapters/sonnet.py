@@ -48,8 +48,8 @@ class _Wrapper(optimizer.LossScaleOptimizer):
     def apply(self, updates: Iterable[Any], parameters: Iterable[Any] | None = None) -> None:
         """Apply updates to the parameters, or skip the step on all replicas if one of them is not finite.
 
-        The updates are gradients of the scaled loss, except after `get_unscaled_gradients`. Then they are not divided
-        again. As with every Sonnet optimizer, the caller has reduced them over the replicas.
+        The updates are gradients of the scaled loss. After `get_unscaled_gradients` they are already unscaled,
+        and are not divided again. As with every Sonnet optimizer, the caller has reduced them over the replicas.
 
         Args:
             updates: gradients; None is allowed.

@@ -40,7 +40,7 @@ class Family(family.Family):
 
     def apply(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> Any:
         if replicas.several_replicas():
-            # These optimizers sum over the replicas themselves, so one replica passes the sum, and the others zeros.
+            # These optimizers sum over the replicas themselves, so one replica passes the sum, and the rest pass zeros.
             first = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0)
             gradients = [_only_if(first, gradient) for gradient in gradients]
         return self.inner.apply_gradients(list(zip(gradients, variables)), **kwargs)
@@ -78,7 +78,7 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
             loss: a tensor, or in eager mode a function that returns one.
             var_list: a variable, a list of them or a function that returns one of these; None for those of the graph.
             *args: as in `tf.compat.v1.train.Optimizer.compute_gradients`.
-            **kwargs: as there, and `tape`, the tape that recorded a tensor in eager mode.
+            **kwargs: keyword arguments of that method, and `tape`, the tape that recorded a loss tensor in eager mode.
 
         Returns:
             A list of (gradient, variable).
@@ -130,7 +130,7 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
             aggregation_method: as in the original.
             colocate_gradients_with_ops: as in the original.
             name: a name for the operation.
-            grad_loss: gradient of something with respect to the loss.
+            grad_loss: the gradient of the final objective with respect to the loss; None for ones.
             tape: the tape that recorded the loss, in eager mode.
 
         Returns:

@@ -98,14 +98,15 @@ class Family(family.Family):
         return "the optimizer is on a DTensor mesh" if self.inner._mesh else super().obstacle()
 
     def count_skipped_step(self) -> Any:
-        # In eager mode Nadam multiplies its product once in a step only if its own count of steps fits `iterations`.
+        # In eager mode Nadam updates its momentum product once per step only if its own step count agrees with
+        # `iterations`.
         if tf.executing_eagerly() and hasattr(self.inner, "_u_product_counter"):
             self.inner._u_product_counter += 1
         return super().count_skipped_step()
 
     def start_averages(self) -> Any:
-        # A traced function of Nadam reads its product in some steps without computing it first. While the product is 1,
-        # as after a first step that was skipped, Nadam divides by zero.
+        # In a traced function, some of Nadam's steps read its momentum product without updating it first. While the
+        # product is 1, as after a skipped first step, Nadam divides by zero.
         if tf.executing_eagerly() or not hasattr(self.inner, "_u_product"):
             return None
         product = self.inner._u_product
@@ -127,7 +128,7 @@ class Family(family.Family):
     @classmethod
     def from_config(cls, config: Any, custom_objects: dict[str, Any] | None) -> Any:
         config = configs.by_registered_name(config, tf_keras.saving)
-        # Keras 2 does not find its own Lion and Adafactor by name, and that of TensorFlow 2.15 not its AdamW.
+        # Keras 2 does not find its own Lion and Adafactor by name; in TensorFlow 2.15 it does not find AdamW either.
         known = {name: getattr(tf_keras.optimizers, name) for name in ("Adafactor", "AdamW", "Lion")}
         known.update(custom_objects or {})
         return tf_keras.optimizers.deserialize(config, custom_objects=known)
@@ -158,7 +159,7 @@ class LossScaleOptimizer(
     _is_wrapped_by_loss_scale_optimizer = True  # tf_keras reads this before its own wrapper wraps another optimizer
 
     def _init_base(self) -> None:
-        # a user's class may override it
+        # a subclass may override the method
         if type(self).aggregate_gradients is not LossScaleOptimizer.aggregate_gradients:
             self._family.own_aggregation = self.aggregate_gradients
         if self._optimizer._mesh:

@@ -48,7 +48,7 @@ def set_compute_dtype(layer: Any, dtype: str) -> None:
 
 
 def compile_as_given(model: Any, **arguments: Any) -> None:
-    """Compile a model without dynamic loss scaling by tf_keras, also under a mixed_float16 policy.
+    """Compile a model so that tf_keras adds no dynamic loss scaling, even under a mixed_float16 policy.
 
     >>> model = tf_keras.Sequential([tf_keras.layers.Dense(2)])
     >>> compile_as_given(model, optimizer=tf_keras.optimizers.SGD())
@@ -57,8 +57,8 @@ def compile_as_given(model: Any, **arguments: Any) -> None:
 
     Args:
         model: a tf_keras model.
-        **arguments: the arguments of `compile`. Under that policy the optimizer is wrapped with a fixed scale of 1,
-            because tf_keras would wrap it with a dynamic one.
+        **arguments: the arguments of `compile`. Under a mixed_float16 policy the optimizer is wrapped with a fixed
+            scale of 1, because tf_keras would otherwise wrap it with a dynamic one.
     """
     optimizer: Any = arguments.get("optimizer")
     would_wrap = optimizer is not None and model.dtype_policy.name == "mixed_float16"
@@ -79,7 +79,7 @@ def rename_metric(metric: Any, name: str) -> None:
         metric: a metric object of tf_keras.
         name: the name in logs and in the result of `evaluate`.
     """
-    metric._name = name  # tf_keras has no public way to change it
+    metric._name = name  # tf_keras has no public way to change the name
 
 
 def note_steps(model: Any, steps: int) -> None:

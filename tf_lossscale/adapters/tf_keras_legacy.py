@@ -18,7 +18,7 @@ from tf_lossscale.wrapper.parts import of_inner
 tf_keras: Any = keras_versions.keras_2()
 
 _Optimizer = tf_keras.optimizers.legacy.Optimizer
-# Keras 2's own wrapper for these optimizers, for which `compile` checks in graph mode. The public name
+# Keras 2's own wrapper for these optimizers; in graph mode `compile` checks for this class. The public name
 # is its base class, which cannot be instantiated in the scope of a ParameterServerStrategy to find this class.
 _Wrapper: Any = next(
     each for each in tf_keras.mixed_precision.LossScaleOptimizer.__subclasses__() if issubclass(each, _Optimizer)
@@ -76,7 +76,7 @@ class Family(family.Family):
 
     def reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
         gradients = without_none(self.inner._transform_unaggregated_gradients, gradients, variables)
-        # The optimizer may sum over workers outside of any strategy. Its aggregator can be set at any time.
+        # The optimizer may sum over workers without a strategy, and its aggregator can be replaced at any time.
         aggregates = (
             type(self.inner)._aggregate_gradients is not _Optimizer._aggregate_gradients
             or self.inner.gradient_aggregator is not _USUAL_AGGREGATOR
@@ -201,7 +201,7 @@ class LossScaleOptimizer(
 
 
 def _require_number(name: str, value: Any) -> None:
-    """Raise for a value that the inner optimizer accepts, but that makes its next step fail."""
+    """Raise an error for a value that the inner optimizer accepts but that makes its next step fail."""
     if not (callable(value) or isinstance(value, numbers.Real) or hasattr(value, "dtype")):
         raise ValueError(
             f"`{name}` must be a number, a scalar tensor, a learning rate schedule or a function, but got: {value!r}."
@@ -209,7 +209,7 @@ def _require_number(name: str, value: Any) -> None:
 
 
 def _require_not_saved_beside(inner: Any) -> None:
-    """Raise while a checkpoint is written that holds both the wrapper and its inner optimizer."""
+    """Raise an error if the checkpoint being written holds both the wrapper and its inner optimizer."""
     saving = sys._getframe(2)  # TensorFlow calls this on each object, and raises if two objects have the same slots
     if saving.f_code.co_name != "serialize_slot_variables":
         return

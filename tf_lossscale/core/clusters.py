@@ -1,4 +1,4 @@
-"""A step as one XLA cluster, called in eager mode, in a tf.function or in a replica."""
+"""Compiles a step as one XLA cluster, for calls in eager mode, in a tf.function or in a replica."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Clusters:
     """
 
     def __init__(self) -> None:
-        # Key -> (step, references whose death removes it). The step is None if it is not compiled.
+        # Key -> (compiled step or None, weak references). The entry is removed when a referenced object dies.
         self._steps: dict[tuple[Any, ...], tuple[Any, list[weakref.ref[Any]]]] = {}
         self._logged: set[str] = set()
 
@@ -46,7 +46,7 @@ class Clusters:
         traced again with the rest of the graph.
 
         Args:
-            held: all Python objects that the function reads, besides its arguments.
+            held: all Python objects that the function reads, except its arguments.
             function: a function of tensors that returns a tensor. XLA's errors show its name.
             *arguments: tensors, lists of them, or None.
             ignored: names of attributes in `held` that the function sets before it reads them.
@@ -82,17 +82,18 @@ class Clusters:
                 after = (key[0], *constants.key(held, ignored))
             except constants.Unknown:
                 after = ()
-            except Exception as error:  # without XLA the step raises the same error, or works if tracing caused it
+            except Exception as error:
+                # The step then runs without XLA. It raises the same error, or works if only tracing fails.
                 self.log_once(f"TensorFlow cannot trace them ({type(error).__name__}: {str(error).splitlines()[0]})")
                 return None
         if after == key:
             return traced
-        if len(after) <= len(key):  # otherwise the first trace filled a cache that the next trace finds filled
+        if len(after) <= len(key):  # a longer key: tracing filled a cache, so the next trace may succeed
             self.log_once("each step sets a Python attribute of the optimizer, which a compiled step cannot do")
         return None
 
     def _keep(self, key: tuple[Any, ...], step: Any) -> None:
-        """Keep a step as long as all objects in its key are alive."""
+        """Cache a compiled step until one of the objects in its key is garbage-collected."""
         drop = functools.partial(_drop, weakref.ref(self), key)
         self._steps[key] = step, [weakref.ref(each, drop) for each in constants.objects(key)]
 
@@ -122,7 +123,7 @@ class Cluster(NamedTuple):
     """
 
     clusters: Clusters
-    #: All Python objects that the step reads, besides its arguments.
+    #: All Python objects that the step reads, except its arguments.
     held: Any
     #: Names of attributes that each step sets before it reads them.
     ignored: tuple[str, ...] = ()

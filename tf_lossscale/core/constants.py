@@ -1,4 +1,4 @@
-"""Keys for the Python constants that a traced function depends on, and restoring attributes that it sets."""
+"""Hashable keys for the Python constants that a trace freezes, and restoring attributes that tracing sets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FEW = 64
 
 
 class Unknown(Exception):
-    """A Python object with an unknown effect on a traced function. The message has its path.
+    """A Python object with an unknown effect on a traced function. The message contains the path to the object.
 
     >>> key({"rate": print})
     Traceback (most recent call last):
@@ -73,7 +73,7 @@ def _forget(number: int, dead: Any) -> None:
 
 
 def key(value: Any, ignored: Collection[str] = ()) -> tuple[Any, ...]:
-    """Return the constants at any depth of an object that a trace of a function with this object would freeze.
+    """Return the constants, at any depth of an object, that the trace of a function with this object would freeze.
 
     Numbers, strings, small arrays and small tensors are in the key by value. Variables and strategies are in it as
     objects, because a traced function keeps using the ones that it was traced with.
@@ -89,7 +89,7 @@ def key(value: Any, ignored: Collection[str] = ()) -> tuple[Any, ...]:
         ignored: names of attributes that are left out.
 
     Returns:
-        A hashable tuple, which changes with each of the constants.
+        A hashable tuple that differs if any of the constants differs.
 
     Raises:
         Unknown: a part of the object may affect a function in a way that its attributes do not show.
@@ -99,7 +99,7 @@ def key(value: Any, ignored: Collection[str] = ()) -> tuple[Any, ...]:
     # from being reused.
     numbers: dict[int, tuple[int, Any]] = {}
     waiting = [("", value)]
-    while waiting:  # iterative for speed, because each eager step runs this
+    while waiting:  # a loop is faster than recursion, and each eager step runs it
         path, value = waiting.pop()
         kind = type(value)
         if kind in _BY_VALUE:
@@ -195,7 +195,7 @@ def _named_parts(
             found += [(f"{path}[{name!r}]", name), (f"{path}[{name!r}]", part)]
         elif name not in ignored and not name.startswith(_BOOKKEEPING):
             names.append(name)
-    names.sort()  # the order of attributes does not count, because one that is set and restored becomes the last
+    names.sort()  # sorted, because an attribute that is set and restored becomes the last one
     for name in names:
         found.append((f"{path}.{name}" if path else name, parts[name]))
     return (kind, tuple(names)), found

@@ -44,8 +44,9 @@ class Exponents(Variables):
         super().__init__(name="exponents")
         self.__dict__.update(
             every=every,
-            _tables=[],  # the names of the variables in the rows of each table
-            _known={},  # replica -> its `steps` and `following`, as long as only eager steps change them
+            _tables=[],  # for each table of counts, the names of the variables that its rows belong to
+            # Replica -> the values of `steps` and `following`. Not used once a graph may change these variables.
+            _known={},
             _in_graphs=False,
         )
 
@@ -176,9 +177,9 @@ class Exponents(Variables):
 
 
 def table(gradients: list[Any]) -> tf.Tensor:
-    """Return the counts of gradients by exponent.
+    """Count the values of each gradient by exponent.
 
-    The exponent is read from the bits, so that it is exact for powers of two and for subnormal numbers.
+    The exponent is read from the bits of a value, so it is exact for powers of two and for subnormal numbers.
 
     >>> table([tf.constant([2.0, -3.0, 0.0]), None]).numpy()[:, [ZEROS, column(1)]].tolist()
     [[1, 2], [0, 0]]

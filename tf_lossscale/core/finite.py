@@ -14,7 +14,7 @@ from tf_lossscale.core.twins import has_faster_twin
 
 @has_faster_twin
 def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
-    """Return whether no gradient has an infinity or a NaN.
+    """Return whether all values of all gradients are finite.
 
     >>> bool(all_finite([tf.constant([1.0, 2.0]), None]))
     True
@@ -74,8 +74,8 @@ def agreed(gradients: list[Any], *, exactly: bool, all_values: bool) -> list[Any
 
     Args:
         gradients: this replica's tensors, IndexedSlices or None.
-        exactly: whether to return the `nonfinite_kind` of each gradient. If False, one number, 0 or NaN, stands for
-            all.
+        exactly: whether to return the `nonfinite_kind` of each gradient. If False, a single 0 or NaN is returned for
+            all gradients.
         all_values: whether to return the gradients themselves, summed over the replicas by the caller, with the
             infinity or NaN of any replica added.
 

@@ -35,7 +35,7 @@ def in_one_of_several() -> bool:
 def uses_merge_call() -> bool:
     """Return whether a step uses `merge_call` to continue in the cross-replica context.
 
-    The replicas of a TPU run one program, so all reduce and branch alike in their replica contexts.
+    The replicas of a TPU run one program. In their replica contexts they reduce together and take the same branch.
 
     >>> uses_merge_call()
     False
@@ -47,7 +47,7 @@ def uses_merge_call() -> bool:
 
 
 def workers_step_alone() -> bool:
-    """Return whether workers share variables but step independently: one may move the scale during another's step.
+    """Return whether workers share variables but step independently. One may change the scale during another's step.
 
     >>> workers_step_alone()
     False
@@ -147,7 +147,7 @@ def give_copies(holder: Any, names: Iterable[str], listed: list[Any]) -> None:
 
     Args:
         holder: an optimizer.
-        names: names of attributes. An attribute that is not a variable does not change.
+        names: the attributes to recreate; those that are not variables do not change.
         listed: the holder's list of its variables, which changes, too.
     """
     for name in names:
@@ -236,7 +236,7 @@ def _in_scope(strategy: tf.distribute.Strategy, function: Callable[[], Any]) -> 
 def local_copies(places: Callable[[], Iterable[tuple[Any, str]]]) -> Iterator[None]:
     """If `write_independently`, temporarily set attributes to this replica's copies of their variables.
 
-    Otherwise all replicas would have to synchronize at each write, which is impossible inside a tf.cond.
+    Otherwise each write would synchronize all replicas, which is impossible inside a tf.cond.
 
     >>> class Count:
     ...     steps = None
@@ -277,7 +277,8 @@ def replica() -> int:
 def overriding(holder: Any, **attributes: Any) -> Iterator[None]:
     """Temporarily overrides attributes of an object.
 
-    The threads of several replicas may be inside at the same time: the last one restores what the first one found.
+    The threads of several replicas may be in the block at the same time; the last one to leave
+    restores the values that the first one found.
 
     >>> class Count:
     ...     steps = 1

@@ -34,8 +34,8 @@ class Configurable(Parts):
         """Return the inner optimizer's config, with the loss scale's state beside it while a model is being saved.
 
         SavedModels, and the .h5 and .keras files of tf_keras legacy, keep only the config of a wrapper, and no file of
-        variables has a place for the counts of past steps. The originals can read such a config: they only use the
-        class and the config of the inner optimizer.
+        variables has a place for the counts of past steps. TensorFlow's and Keras's wrappers can read such a config,
+        because they only use the class and the config of the inner optimizer.
         """
         inner = self._family.config()
         if not isinstance(self._loss_scale, DynamicLossScale) or not _a_model_is_being_saved():
@@ -58,8 +58,8 @@ class Configurable(Parts):
         (8.0, 2000)
 
         Returns:
-            A dict. Arguments that the original did not have are in it only if they are not at their defaults. A
-            function passed as `on_stall` is not in it.
+            A dict. Arguments that TensorFlow's wrapper did not have are in it only if they differ from their defaults.
+            A function passed as `on_stall` is left out.
         """
         scale: Any = self._loss_scale
         if not isinstance(scale, (DynamicLossScale, FixedLossScale)) and hasattr(scale, "get_config"):

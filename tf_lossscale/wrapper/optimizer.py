@@ -189,7 +189,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         self.__dict__.update(
             _optimizer=inner_optimizer,
             _family=family,
-            _trackable=inner_optimizer,  # TensorFlow's DelegatingTrackableMixin, a base of most adapters, reads it
+            _trackable=inner_optimizer,  # the attribute that TensorFlow's DelegatingTrackableMixin delegates to
             _scale=loss_scale,
             _contract=contract.Contract(),
             _traced=False,

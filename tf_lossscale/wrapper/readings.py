@@ -1,4 +1,4 @@
-"""Reading an optimizer's loss scale: its state as plain numbers, and the gradients that overflowed."""
+"""Methods that read an optimizer's loss scale: its state as plain numbers, and the gradients that overflowed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Overflow:
 
     @property
     def kind(self) -> str:
-        """The kinds of values: "inf", "NaN" or both; NaN if a gradient had both in one step."""
+        """The kinds of values: "inf", "NaN" or both. A step in which a gradient had both counts as NaN."""
         found = [name for name, steps in (("inf", self.infinite_steps), ("NaN", self.nan_steps)) if steps]
         return ", ".join(found)
 
@@ -116,8 +116,8 @@ class Observable(Parts):
         Returns:
             A dict with `loss_scale` (float) and the ints `dynamic_counter` (finite steps since the scale last moved),
             `bad_steps` (overflows that count towards the hysteresis), `skipped_steps`, `skipped_in_a_row` and
-            `total_steps`. Checkpoints and weight files keep the first three, saved models and pickles all. With a fixed
-            scale, or a user-defined loss scale, `loss_scale` alone.
+            `total_steps`. Checkpoints and weight files keep the first three, and saved models and pickles all. With a
+            fixed scale, or a user-defined loss scale, the dict has `loss_scale` alone.
 
         Raises:
             RuntimeError: called while a graph is built.
@@ -151,7 +151,7 @@ class Observable(Parts):
         8.0
 
         Args:
-            state: a dict as `state` returns it. Counts other than `dynamic_counter` may be missing, and become 0.
+            state: a dict from `state`. Counts other than `dynamic_counter` may be missing, and become 0.
 
         Raises:
             ValueError: a key is missing or unknown, a value is out of range, or the scale is fixed at
@@ -191,7 +191,7 @@ class Observable(Parts):
                 layers.set_value(variable, counts[name])
 
     def overflow_report(self) -> OverflowReport:
-        """Return the variables whose gradients were not finite, with the number of steps, the last one and the values.
+        """Return the variables whose gradients were not finite, with the number of steps, the last step and the kind.
 
         >>> import tensorflow as tf
         >>> from tf_lossscale import LossScaleOptimizer
@@ -222,14 +222,14 @@ class Observable(Parts):
         return OverflowReport(sorted(rows, key=lambda row: -row.steps))
 
     def count_exponents(self) -> None:
-        """Have the next step counted by exponent, and after that every `diagnose_every`-th one.
+        """Count the gradients of the next step by exponent, and after it those of every `diagnose_every`-th step.
 
         >>> import tensorflow as tf
         >>> from tf_lossscale import LossScaleOptimizer
         >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), diagnose="exponents")
         >>> optimizer.count_exponents()
 
-        In a legacy graph call it where a session is the default one.
+        In a legacy graph, call it inside `with session.as_default():`.
 
         Raises:
             ValueError: the optimizer was made without `diagnose="exponents"`.
@@ -243,9 +243,9 @@ class Observable(Parts):
     def precision_report(self) -> PrecisionReport:
         """Return what float16 does to each variable's gradient: the values that vanish and overflow, and the headroom.
 
-        It is about the last counted step: the first one, each `diagnose_every`-th one after it, and the one after
-        `count_exponents`. Steps that were skipped are counted too. The gradients are those that each replica passes to
-        the optimizer, multiplied by the loss scale, before they are summed over the replicas.
+        The report describes the last counted step. The first step is counted, then every `diagnose_every`-th step, and
+        the step after `count_exponents`; skipped steps are counted, too. The gradients are those that each replica
+        passes to the optimizer, multiplied by the loss scale, before they are summed over the replicas.
 
         >>> import tensorflow as tf
         >>> from tf_lossscale import LossScaleOptimizer
@@ -296,7 +296,7 @@ def names_of(variables: list[Any]) -> tuple[str, ...]:
     ('Variable', 'Variable_1', 'kernel')
 
     Args:
-        variables: of TensorFlow or Keras 3.
+        variables: variables of TensorFlow or Keras 3.
     """
     names: list[str] = []
     for variable in variables:
@@ -315,7 +315,7 @@ def require_values(method: str) -> None:
     >>> require_values("precision_report")
 
     Args:
-        method: its name, for the message.
+        method: the name of the calling method, for the message.
 
     Raises:
         RuntimeError: a `tf.function` is being traced, or a legacy graph has no default session.

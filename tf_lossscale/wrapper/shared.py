@@ -20,8 +20,8 @@ from tf_lossscale.core.step import Update, step
 class SharedLossScale(DynamicLossScale):
     """One scale for several optimizers. An overflow in any of them skips the steps of all, and lowers the scale once.
 
-    It is for GANs, or models with several losses. Pass it to each optimizer as `loss_scale_manager`, and take the steps
-    inside `together`:
+    Use it for GANs and for models with several losses. Pass it to each optimizer as `loss_scale_manager`, and take
+    the steps inside `together`:
 
     >>> import tf_lossscale
     >>> shared = tf_lossscale.SharedLossScale(initial_scale=1024)
@@ -65,7 +65,7 @@ class SharedLossScale(DynamicLossScale):
 
         Raises:
             RuntimeError: the block is nested in another one.
-            ValueError: only some of the gradients are still to be summed over the replicas.
+            ValueError: only some of the optimizers got gradients that are already summed over the replicas.
         """
         if self._step is not None:
             raise RuntimeError("together() cannot be nested. Take all steps in one block.")
@@ -101,8 +101,8 @@ class SharedLossScale(DynamicLossScale):
 
         Raises:
             RuntimeError: the call is not inside `together`.
-            ValueError: the gradients of another update are to be summed over the replicas, and these are not, or vice
-                versa.
+            ValueError: either these gradients or those of another update are already summed over the replicas, but not
+                both.
         """
         if self._step is None:
             raise RuntimeError(
@@ -151,7 +151,7 @@ class _JointUpdate(Update):
         return [gradient for own in each for gradient in own]
 
     def _with_own(self, gradients: list[Any]) -> list[tuple[Update, list[Any]]]:
-        """Return each update with its part of a list that has one element per gradient."""
+        """Return each update with its part of a list that has one element for each gradient of all updates."""
         return [(u, gradients[a:b]) for u, a, b in zip(self._updates, [0, *self._ends], self._ends)]
 
     def reduce(self, gradients: list[Any]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Report a stall: a hundred skipped steps in a row."""
+"""Reports a stall: a hundred skipped steps in a row."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tf_lossscale.core import replicas
 from tf_lossscale.core.graphs import compiled, operations
 from tf_lossscale.core.variables import as_number, unless, value_or_zero
 
-#: The number of steps skipped in a row that make a stall, at any scale.
+#: The number of skipped steps in a row that make a stall, whatever the scale.
 PATIENCE = 100
 
 
 class Stall:
-    """Warns, raises or calls a function, once for each stall. A successful step ends a stall.
+    """Warns, raises an error or calls a function, once for each stall. An applied step ends a stall.
 
     >>> Stall("warn").action
     'warn'
@@ -39,7 +39,7 @@ class Stall:
         self.action = action
 
     def prepare(self, scale: Any) -> None:
-        """Create the variable that records a report, so that no step has to create it.
+        """Create the variable that records whether a stall was reported, so that no step has to create it.
 
         Args:
             scale: the optimizer's loss scale.
@@ -48,7 +48,7 @@ class Stall:
             scale.stall_reported(self.action)
 
     def report(self, optimizer: Any) -> None:
-        """Report a stall, in eager mode only. Reads variables, and so waits for the device.
+        """Report a stall, in eager mode only. It reads variables, and therefore waits for the device.
 
         Args:
             optimizer: the optimizer to report; ignored if its loss scale has no `lowest` scale.

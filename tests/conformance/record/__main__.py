@@ -1,4 +1,4 @@
-"""Records an original in an environment of its own, and compares the recording with the stored one.
+"""Records an original in its own environment, and compares the recording with the stored one.
 
     python -m tests.conformance.record ORIGINAL [--only PATTERN] [--write]
 
@@ -17,7 +17,7 @@ import tarfile
 from . import checkpoints, comparison, originals, program
 
 DATA = originals.ROOT / "tests" / "conformance" / "data"
-SHOWN = 3  # differences of each case
+SHOWN = 3  # differences printed for each case
 DISTRIBUTED = ("loss_scale_optimizer", "dynamic_loss_scale")  # recorders with parts under MirroredStrategy
 
 
@@ -25,8 +25,13 @@ def main(arguments=None):
     """Return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.conformance.record", description=__doc__.splitlines()[0])
     parser.add_argument("original", choices=sorted(originals.ORIGINALS))
-    parser.add_argument("--only", default="*", metavar="PATTERN", help='of "part/case", such as "traces/sgd|*"')
-    parser.add_argument("--write", action="store_true", help="store the new recording, whether it differs or not")
+    parser.add_argument(
+        "--only",
+        default="*",
+        metavar="PATTERN",
+        help='record only cases whose "part/case" matches, such as "traces/sgd|*"',
+    )
+    parser.add_argument("--write", action="store_true", help="store the new recording, even if it differs")
     options = parser.parse_args(arguments)
     if options.write and options.only != "*":
         parser.error("--write stores a whole recording: leave out --only")
@@ -91,7 +96,7 @@ def run(command):
 
 
 def merged(one, other):
-    """Return a recording with the cases of both; `other` wins."""
+    """Return a recording with the cases of both; a case in both is that of `other`."""
     parts = {**one, **other}
     for part in set(one) & set(other) - {"made_with"}:
         if isinstance(one[part], dict):
@@ -100,7 +105,7 @@ def merged(one, other):
 
 
 def kept(stored, new):
-    """Return {part: how many of its cases no program records}."""
+    """Return {part: the number of stored cases that no program records}."""
     inputs = {"file", "split", "made_with"}
     left = {
         part: len(set(comparison.cases(cases)) - set(comparison.cases(new.get(part, {}))))

@@ -1,4 +1,4 @@
-"""The recorded calls: each name with the call that it stands for. The recorders and the tests make the same calls."""
+"""The calls behind the names in the recordings. The recorders and the tests make the same calls."""
 
 import copy
 
@@ -13,10 +13,10 @@ class Bench:
 
     Args:
         optimizers: the module of the inner optimizers.
-        library: their Keras.
+        library: the Keras library of these optimizers.
         LossScaleOptimizer: the wrapper's class, an original or this package's.
         DynamicLossScale: the class of older wrappers' loss scales.
-        arguments: what the wrapper needs after the inner optimizer.
+        arguments: required arguments of the wrapper after the inner optimizer.
     """
 
     arguments = ()
@@ -39,7 +39,7 @@ class Bench:
 
 
 def apply(optimizer, grads_and_vars, **kwargs):
-    """Applies unscaled gradients, the two other calls not forgotten."""
+    """Apply unscaled gradients, after calls of `get_scaled_loss` and `get_unscaled_gradients` as in a training loop."""
     optimizer.get_scaled_loss(tf.constant(0.0))
     optimizer.get_unscaled_gradients([])
     return optimizer.apply_gradients(grads_and_vars, **kwargs)
@@ -55,19 +55,19 @@ def inner_of(wrapper):
 
 
 def scale_of(optimizer):
-    """Return the scale; wrappers of TensorFlow 2.3 and older have a LossScale, which is called."""
+    """Return the scale. In TensorFlow 2.3 and older it is a LossScale, whose call returns the number."""
     scale = optimizer.loss_scale
     return float(scale() if callable(scale) else scale)
 
 
 def counter_of(optimizer):
-    """Return the counter of finite steps; that of a LossScale has no public name."""
+    """Return the counter of finite steps; in a LossScale the counter has no public name."""
     counter = getattr(optimizer, "dynamic_counter", None)
     return float(optimizer.loss_scale._num_good_steps if counter is None else counter)
 
 
 def after(bench, optimizer, *names):
-    """The state that the recordings have after a call."""
+    """Return the parts of the state that a recording notes after a call."""
     everything = {
         "u": lambda: values(bench.u),
         "v": lambda: values(bench.v),
@@ -83,7 +83,7 @@ STATE = ("loss_scale", "dynamic_counter")
 
 
 def described(optimizer):
-    """What the recordings have of a new wrapper."""
+    """Return the attributes that a recording notes of a new wrapper."""
     config = optimizer.get_config()
     return {
         "loss_scale": scale_of(optimizer),
@@ -128,12 +128,12 @@ def named_values(variables):
 
 
 def variables_of(optimizer):
-    """Return the optimizer's variables, a method of older optimizers."""
+    """Return the optimizer's variables; in older optimizers `variables` is a method."""
     return optimizer.variables() if callable(optimizer.variables) else optimizer.variables
 
 
 def wrap_again(first, wrap, *args):
-    """Wraps the inner optimizer of a wrapper that is still there."""
+    """Wrap the inner optimizer of a wrapper that is still alive."""
     return wrap(inner_of(first), *args)
 
 
@@ -154,7 +154,7 @@ def in_cross_replica_context(bench, call):
         call(bench.wrap())
 
 
-# Probes of `errors` that are calls; the constructor's are read from their names.
+# Probes of `errors` that need a function. Calls of the constructor are read from the names of their probes.
 ERRORS = {
     "LSO()": lambda b: b.LossScaleOptimizer(),
     "LSO(None)": lambda b: b.LossScaleOptimizer(None),
@@ -331,7 +331,7 @@ def scaled_later(bench):
     return {"before": before, "after_scale_change": float(scaled()), "scale": scale_of(optimizer)}
 
 
-# Probes of `scaling`, all with a scale of 2.
+# Probes of `scaling`. The scale is always 2.
 SCALING = {
     "get_unscaled_gradients([])": lambda b: b.wrap().get_unscaled_gradients([]),
     "get_unscaled_gradients(tuple)": lambda b: type(b.wrap().get_unscaled_gradients((b.ones,))).__name__,
@@ -349,7 +349,7 @@ def steps_without_result(bench):
 
 
 def steps(bench, count, *called):
-    """Steps of an optimizer of which only some methods were called before."""
+    """Take steps after calls of only some of the methods that belong to a step."""
     optimizer = bench.wrap(dynamic_growth_steps=3)
     for name in called:
         getattr(optimizer, name)(tf.constant(0.0) if name == "get_scaled_loss" else [])
@@ -489,7 +489,7 @@ def with_multiplier_3(bench):
     return states
 
 
-# Calls of the experimental wrapper of TensorFlow 2.3, in any part of its recording.
+# Calls of TensorFlow 2.3's experimental wrapper, for all parts of its recording.
 EXPERIMENTAL = {
     "LSO()": lambda b: b.LossScaleOptimizer(),
     "LSO(None)": lambda b: b.LossScaleOptimizer(None),
@@ -512,7 +512,7 @@ EXPERIMENTAL = {
 #: Part of a recording -> its calls.
 TABLES = {"errors": ERRORS, "api_probes": API, "scaling": SCALING, "warnings": WARNINGS, "configs": CONFIGS}
 
-#: `get_config, config NAME` -> the arguments, in the words of TensorFlow 2.4.
+#: `get_config, config NAME` -> the arguments, under their names in TensorFlow 2.4.
 EXPERIMENTAL_CONFIGS = {
     "g3": {"initial_scale": 1024.0, "dynamic_growth_steps": 3},
     "nonpow": {"initial_scale": 1000.0, "dynamic_growth_steps": 4},

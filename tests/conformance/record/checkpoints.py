@@ -1,4 +1,4 @@
-"""Repeats the training of which a LossScaleOptimizer's checkpoint was written, and reads the stored checkpoint.
+"""Repeats the training that wrote a LossScaleOptimizer's checkpoint, and reads the stored checkpoint.
 
     python -m record.checkpoints RECORDING FOLDER RESULT.json
 
@@ -11,7 +11,7 @@ import sys
 
 from .values import array, outcome, plain
 
-#: Recording of the same original -> how the names of its checkpoints begin.
+#: Recording of an original -> the prefix of the names of that original's checkpoints.
 WRITTEN_BY = {
     "lso_experimental_tf23": "tf2.3.4_lso_",
     "lso_tf24": "tf2.4.4_lso_",
@@ -39,7 +39,8 @@ def repeated(original, meta, folder):
         restored.optimizer.build(restored.variables)
     parts = dict(zip(restored.names, restored.variables), optimizer=restored.optimizer)
     status = tf.train.Checkpoint(**parts).read(os.path.join(folder, "ckpt"))
-    continued = list(training.steps(restored, meta["steps_after"]))  # creates what is restored late
+    # The first step creates variables, and a deferred restoration then sets them.
+    continued = list(training.steps(restored, meta["steps_after"]))
     status.assert_consumed()
     return {
         "trace_before": plain(unbroken[:before]),
@@ -49,7 +50,7 @@ def repeated(original, meta, folder):
 
 
 def expected(meta):
-    """Return what `repeated` has to return, by the checkpoint's meta.json."""
+    """Return the expected result of `repeated`, from the checkpoint's meta.json."""
     return {
         "trace_before": meta["trace_before"],
         "trace_after": meta["trace_after"],

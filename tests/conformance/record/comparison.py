@@ -1,11 +1,11 @@
-"""Where a new recording differs from the stored one."""
+"""The differences between a new recording and the stored one."""
 
 import math
 
 #: Names of numbers that are compared with TOLERANCE; all other values have to be equal.
 WEIGHTS = ("w0", "w1", "w2", "a", "b", "v", "u", "params", "slots_final", "unscaled_grads")
 TOLERANCE = 1e-5
-#: Messages have addresses of objects in them, and Python's own differ by version. The class of the error is compared.
+#: Error messages contain addresses of objects and differ by Python version, so only the error's class is compared.
 NOT_COMPARED = ("message",)
 
 
@@ -15,7 +15,7 @@ def differences(stored, new, chosen):
     Args:
         stored: a recording.
         new: another recording of the same cases.
-        chosen: says which cases were recorded anew.
+        chosen: `chosen(part, case)` returns whether a case was recorded again.
     """
     for part in sorted(set(stored) & set(new) - {"file", "made_with"}):
         for case in cases(stored[part]):
@@ -32,7 +32,7 @@ def recorded(new):
 
 
 def cases(part):
-    """Return the names of a part's cases; a part that is no dict is one case, None."""
+    """Return the names of a part's cases. A part that is not a dict has a single case, named None."""
     return list(part) if isinstance(part, dict) else [None]
 
 

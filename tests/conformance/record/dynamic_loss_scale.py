@@ -1,4 +1,4 @@
-"""Records TensorFlow's `DynamicLossScale` and its neighbours: 1.15's, 2.3's, and the one of compat.v1 in 2.21."""
+"""Records the loss scales of TensorFlow 1.15, of 2.3, and of compat.v1 in 2.21, such as `DynamicLossScale`."""
 
 import contextlib
 
@@ -9,14 +9,14 @@ from .values import array, outcome, plain, typed
 
 V1 = tf.__version__.startswith("1.")
 if V1:
-    # Eager mode is a matter of the process: `enable_eager_execution` cannot be undone, so graphs are made inside it.
+    # `enable_eager_execution` is for the whole process and cannot be undone, so graphs are built with it enabled.
     tf.compat.v1.enable_eager_execution()
     MODULE = tf.train.experimental
 elif hasattr(tf, "mixed_precision"):
     MODULE = tf.mixed_precision.experimental
 else:
     MODULE = tf.compat.v1.mixed_precision
-#: Recorded modes: with TensorFlow 1's control flow or with that of TensorFlow 2.
+#: The recorded modes. `_cfv2` has TensorFlow 2's control flow in a graph, `_v1cond` has TensorFlow 1's.
 MODES = ("graph", "graph_cfv2", "eager", "function") if V1 else ("eager", "function", "graph", "graph_v1cond")
 
 
@@ -51,7 +51,7 @@ def constant(value, dtype):
 
 @contextlib.contextmanager
 def control_flow(v2):
-    """Use the control flow of TensorFlow 2, or of TensorFlow 1, for a while."""
+    """Temporarily use the control flow of TensorFlow 2, or of TensorFlow 1."""
     enable, disable = tf.compat.v1.enable_control_flow_v2, tf.compat.v1.disable_control_flow_v2
     (enable if v2 else disable)()
     try:
@@ -79,7 +79,7 @@ class Eager:
 
 
 class Function(Eager):
-    """The same in a `tf.function`."""
+    """A loss scale in a `tf.function`."""
 
     def __init__(self, kwargs):
         super().__init__(kwargs)
@@ -92,7 +92,7 @@ class Function(Eager):
 
 
 class Graph(Eager):
-    """The same in a legacy graph with a Session."""
+    """A loss scale in a legacy graph with a Session."""
 
     def __init__(self, kwargs, v2):
         self._stack = contextlib.ExitStack()
@@ -131,7 +131,7 @@ def numbers(kwargs):
 
 
 def traces(case, cases):
-    """Record a case in every mode; a mode whose columns equal the first mode's has its name instead."""
+    """Record a case in every mode. A mode whose columns equal those of the first mode refers to it by name."""
     found = {}
     for mode in MODES:
         scale = running(mode, case["kwargs"])
@@ -187,7 +187,7 @@ def distributed(case):
 
 
 def constructed(probe):
-    """Record what an expression such as `D(8)` or `get(None)` makes, in eager mode."""
+    """Record the result of an expression such as `D(8)` or `get(None)`, in eager mode."""
     scope = {
         "D": MODULE.DynamicLossScale,
         "F": MODULE.FixedLossScale,
@@ -212,14 +212,14 @@ def constructed(probe):
 
 
 def _get(value):
-    """Call TensorFlow's private function that reads an argument `loss_scale`."""
-    from tensorflow.python.training.experimental import loss_scale  # 1.15 to 2.21 have it there
+    """Call TensorFlow's private function that converts an argument `loss_scale` to a LossScale."""
+    from tensorflow.python.training.experimental import loss_scale  # its place in 1.15 to 2.21
 
     return loss_scale.get(value)
 
 
 def is_expression(probe):
-    """Whether a probe is an expression that makes a loss scale."""
+    """Return whether a probe is an expression that creates a loss scale."""
     return probe.startswith(("construct D", "construct F", "get("))
 
 

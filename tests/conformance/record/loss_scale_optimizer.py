@@ -26,7 +26,7 @@ class Original:
         Args:
             name: the class of the inner optimizer.
             kwargs: its arguments.
-            config: the wrapper's arguments, in the words of TensorFlow 2.4.
+            config: the wrapper's arguments, under their names in TensorFlow 2.4.
         """
         return self.wrapper(getattr(self.optimizers, name)(**kwargs), **numbers(config))
 
@@ -60,7 +60,7 @@ class Experimental(Original):
         return self.wrapper(getattr(self.optimizers, name)(**kwargs), loss_scale)
 
     def described(self, loss_scale):
-        """Return what the wrapper makes of an argument `loss_scale`, an expression."""
+        """Describe the loss scale that the wrapper creates from an argument `loss_scale`, an expression."""
         module = tf.mixed_precision.experimental
         scope = {"DynamicLossScale": module.DynamicLossScale, "FixedLossScale": module.FixedLossScale, "np": np}
         scope.update(inf=float("inf"), nan=float("nan"))
@@ -113,7 +113,7 @@ class Keras3(Original):
         return optimizer.step_counter
 
 
-#: Recording -> what makes its original.
+#: Recording -> a function that creates its original.
 ORIGINALS = {
     "lso_experimental_tf23": Experimental,
     "lso_tf24": Original,
@@ -180,7 +180,7 @@ def extreme(original, case):
 
     def run():
         optimizer, variable = original.wrap(*case["optimizer"], case["config"]), original.variable(1.0)
-        step = lambda gradient: take(original, optimizer, variable, gradient)  # noqa: E731  a new tf.function each
+        step = lambda gradient: take(original, optimizer, variable, gradient)  # noqa: E731  a new tf.function each time
         step = tf.function(step) if case["function"] else step
         states = []
         for gradient, count in case["gradients_run_length"]:
@@ -220,7 +220,7 @@ def distributed(original, case, compiled):
         with strategy.scope():
             variable = original.variable(1.0)
             optimizer = original.wrap(*case["optimizer"], case["config"])
-            if original.keras3:  # a step that builds it fails in a tf.function
+            if original.keras3:  # a tf.function whose step builds the optimizer fails
                 optimizer.build([variable])
 
         def on_replica(gradients):
@@ -314,7 +314,7 @@ def scaling(original, probe, recorded):
 
 
 def without_number(described):
-    """Return a described value; the number at the end of a name, such as that of `sgd_12`, is replaced by N."""
+    """Return a described value with N for the number at the end of a name such as `sgd_12`."""
     if described["type"] == "str":
         described["value"] = re.sub(r"_\d+$", "_N", described["value"])
     return described

@@ -83,12 +83,12 @@ MAKERS = {
 
 
 def is_expression(probe):
-    """Whether a probe is an expression that makes an object of MAKERS from plain numbers."""
+    """Return whether a probe is an expression that creates an object of MAKERS from plain numbers."""
     return probe.split("(")[0] in MAKERS and probe.endswith(")") and "Tensor" not in probe
 
 
 def constructed(probe):
-    """Record the numbers that an object has after it was made, or the error."""
+    """Record the numbers in a new object, or the error of its constructor."""
     name, arguments = probe.split("(", 1)
 
     def run():

@@ -1,4 +1,4 @@
-"""The originals: their environments, and the recordings that are made in them."""
+"""The originals: the environment of each, and the recordings that are made in it."""
 
 import dataclasses
 import glob
@@ -14,12 +14,12 @@ ENVIRONMENTS = ROOT / ".venv-record"
 
 @dataclasses.dataclass(frozen=True)
 class Original:
-    """An original.
+    """An implementation of another library whose behaviour is recorded.
 
     Args:
-        python: the version of Python for it, such as "3.8".
-        requirements: what pip installs.
-        recordings: names of the recordings that it is recorded in.
+        python: the version of Python that it needs, such as "3.8".
+        requirements: the requirements that pip installs.
+        recordings: names of its recordings.
         environment: the name of its environment, if it shares one.
     """
 

@@ -18,7 +18,7 @@ import sys
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
-#: Recording -> the module of this package that records it, and the libraries whose versions it notes.
+#: Recording -> the module of this package that makes it, and the libraries whose versions the recording notes.
 RECORDERS = {
     "lso_experimental_tf23": ("loss_scale_optimizer", ("tensorflow", "numpy")),
     "lso_tf24": ("loss_scale_optimizer", ("tensorflow", "numpy")),
@@ -51,7 +51,7 @@ def virtual_cpus():
 
 
 def main(name, cases, result, pattern="*", distributed=""):
-    """Record the cases whose "part/case" fits the pattern."""
+    """Record the cases whose "part/case" matches the pattern."""
     module, libraries = RECORDERS[name]
     if distributed:
         virtual_cpus()

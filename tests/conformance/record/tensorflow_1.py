@@ -6,9 +6,9 @@ import tensorflow as tf
 
 from .values import array, outcome, plain
 
-tf.compat.v1.enable_eager_execution()  # graphs are made inside it
+tf.compat.v1.enable_eager_execution()  # graphs are built with it enabled, too
 
-#: Reference variables are TensorFlow 1's usual ones in graphs.
+#: In graphs, TensorFlow 1 creates reference variables by default.
 MODES = ("graph", "graph_resource", "eager")
 
 
@@ -23,7 +23,7 @@ def in_mode(mode):
         with tf.Graph().as_default(), tf.compat.v1.Session() as session:
             yield session
     finally:
-        tf.compat.v1.enable_resource_variables()  # as eager mode has them
+        tf.compat.v1.enable_resource_variables()  # as in eager mode
 
 
 def in_all_modes(run):
@@ -48,7 +48,7 @@ def manager_of(name, kwargs):
 
 
 def manager(case, cases):
-    """Record how a manager's scale moves; a sequence has 1 for each finite step and 0 for each other."""
+    """Record how a manager's scale changes; a sequence has 1 for each finite step and 0 for each other step."""
 
     def run(mode):
         with in_mode(mode) as session:
@@ -91,7 +91,7 @@ def wrapped(case):
 
 
 def optimizer(case, cases):
-    """Record a training: variables a and b, whose gradients are listed for each step."""
+    """Record the training of variables a and b, whose gradients are listed for each step."""
     sequence = cases["gradient_sequences"][case["gradients"]]
 
     def run(mode):

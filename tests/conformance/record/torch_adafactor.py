@@ -14,9 +14,9 @@ def steps(case, cases, shapes, dtype=torch.float32, count=None):
 
     Args:
         case: `kwargs` of the optimizer, the name of the `initial` parameters, and that of the `gradients`.
-        cases: the recording with the values of both.
-        shapes: names of the shapes that take part.
-        dtype: of parameters and gradients.
+        cases: the recording, with the values of these parameters and gradients.
+        shapes: names of the shapes of the parameters to train.
+        dtype: the dtype of parameters and gradients.
         count: the number of steps; None for all.
     """
     kwargs = dict(case["kwargs"])

@@ -1,4 +1,4 @@
-"""How a recorded training case runs, whichever wrapper of the optimizer it has.
+"""The training loop of a recorded case, for any wrapper.
 
 The recorders run it with an original's wrapper, and the tests with this package's.
 """
@@ -16,8 +16,8 @@ NAMES = ("w0", "w1", "w2")
 class Replay:
     """Variables, optimizer and step of one recorded case; a subclass makes and reads the optimizer.
 
-    The loss is the sum over all variables of `reduce_sum(variable * gradient)`. A sparse gradient is the gradient of
-    gathered rows.
+    The loss is the sum over all variables of `reduce_sum(variable * gradient)`. For a sparse gradient,
+    the loss gathers rows of the variable.
 
     Args:
         case: a case of a recording's `traces`.
@@ -34,7 +34,7 @@ class Replay:
         self.optimizer = self.wrap(case)
         self.loss_dtype = case.get("loss_dtype", self.dtype)
         self.how = case["how"]
-        self._functions = {}  # one for each combination of kinds of gradients
+        self._functions = {}  # one tf.function for each combination of kinds of gradients
 
     def wrap(self, case):
         """Return the wrapped optimizer."""
@@ -101,7 +101,7 @@ class Replay:
             optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients(gradients), variables))
 
     def state(self):
-        """Return what the recordings have after each step."""
+        """Return the values that a recording notes after each step."""
         counter = self.counter()
         return dict(
             zip(self.names, [v.numpy() for v in self.variables]),
@@ -115,7 +115,7 @@ class Replay:
 
 
 class GraphReplay(Replay):
-    """The same in a legacy graph with a Session."""
+    """A `Replay` in a legacy graph with a Session."""
 
     def __init__(self, case, initial):
         self._stack = contextlib.ExitStack()
@@ -148,7 +148,7 @@ class GraphReplay(Replay):
         return bool(self.session.run(tf.compat.v1.is_variable_initialized(variable)))
 
     def state(self):
-        if self._read is None:  # more operations in the graph would have it optimized anew
+        if self._read is None:  # created once: new operations would make TensorFlow optimize the graph again
             counter = {} if self.counter() is None else {"dynamic_counter": self.counter()}
             self._read = dict(
                 zip(self.names, self.variables),

@@ -16,7 +16,7 @@ def plain(value):
     if isinstance(value, float):
         return value if math.isfinite(value) else repr(value)
     if isinstance(value, (np.ndarray, np.generic)):
-        if value.dtype.kind not in "biufc":  # bfloat16 is no kind of NumPy's
+        if value.dtype.kind not in "biufc":  # NumPy has no kind for bfloat16
             value = value.astype(np.float64)
         return plain(value.tolist())
     if hasattr(value, "tolist"):  # PyTorch's tensors
@@ -36,7 +36,7 @@ def typed(value):
 
 
 def type_name(value):
-    """Return the qualified name of a value's class; of a built-in class, the name."""
+    """Return the qualified name of a value's class, without the module for a built-in class."""
     kind = type(value)
     return kind.__name__ if kind.__module__ == "builtins" else "{}.{}".format(kind.__module__, kind.__name__)
 

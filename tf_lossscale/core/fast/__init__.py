@@ -1,8 +1,8 @@
-"""Faster twins of plain functions in the core: the same arguments, the same results bit for bit.
+"""Faster twins of plain functions in the core, with the same arguments and the same results, bit for bit.
 
 `packing` stacks small gradients, and unscales large ones as late as possible; `branching` has the cheapest
 conditional for each backend; `checks` proves gradients finite by their sums. Tests and benchmarks can switch each
-trick off; without tricks the plain functions run.
+trick off; without any trick the plain functions run.
 """
 
 from tf_lossscale.core.fast import branching, checks, packing

@@ -18,7 +18,7 @@ from tf_lossscale.core.twins import faster
 def apply_or_skip(
     applied: tf.Tensor, gradients: list[Any], apply: Callable[[list[Any]], Any], skip: Callable[[], Any]
 ) -> list[Any]:
-    """Apply gradients in the cheapest conditional: see `core.step.apply_or_skip`."""
+    """Apply gradients in the cheapest conditional; see `core.step.apply_or_skip`."""
     packed = Packed(gradients)
 
     def unpack_and_apply(one: tf.Tensor | None = None) -> Any:
@@ -39,7 +39,7 @@ def apply_or_skip(
 
 @faster(variables.unless)
 def unless(fine: tf.Tensor, change: Callable[[], Any]) -> list[tf.Operation]:
-    """Change variables in a conditional that is one operation: see `core.variables.unless`."""
+    """Change variables in a conditional that is a single operation; see `core.variables.unless`."""
     done: list[tf.Operation] = variables.unless.plain(fine, change)  # type: ignore[attr-defined]
     if "one call" in tricks.in_use:
         for operation in done:
@@ -82,7 +82,7 @@ def at_most_once(predicate: tf.Tensor, function: Callable[[tf.Tensor], tf.Tensor
 
     Args:
         predicate: bool scalar.
-        function: receives an opaque 1, a float32 scalar; values multiplied by it cannot be hoisted out of the loop.
+        function: takes a float32 scalar 1 whose value XLA does not know; products with it stay inside the loop.
         otherwise: the result if the predicate is false, of the same shape and dtype.
     """
 
@@ -98,7 +98,7 @@ def at_most_once(predicate: tf.Tensor, function: Callable[[tf.Tensor], tf.Tensor
 
 
 def _call(outcome: tf.Tensor) -> None:
-    """Make a tf.cond one operation that calls a function, instead of a switch in front of each input.
+    """Make a tf.cond a single operation that calls a function, instead of a switch for each input.
 
     Such a function runs on a single device, so this is limited to programs with one device.
     """

@@ -22,7 +22,7 @@ def divide(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
     """Compute float32 quotients as float64 products, which round to the same bits, where XLA compiles for the CPU.
 
     Divisions make a fused step a quarter slower. The product of a float32 number and the float64
-    reciprocal has a relative error of at most 2**-52. It would take more to round to another float32 number, because a
+    reciprocal has a relative error of at most 2**-52. That is too little to change the rounding to float32, because a
     quotient of two 24-bit numbers is at least 2**-49 away from the midpoint of two such numbers. (This holds for normal
     numbers. On the CPU, XLA flushes subnormal numbers to zero.)
     """
@@ -36,8 +36,8 @@ def divide(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
 def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
     """Check small gradients together, and large ones by their sums first; see `core.finite.all_finite`.
 
-    A sum is finite only if all summands are. Large gradients are summed, which writes nothing, and checked value by
-    value, in a conditional, only where the sum is not finite.
+    A sum is finite only if all summands are. Large gradients are summed, which writes no tensor. A conditional
+    checks their values only if a sum is not finite.
     """
     present = [g for g in gradients if g is not None]
     if tf.executing_eagerly():
@@ -56,7 +56,7 @@ def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
 
 
 def _all_finite_eagerly(gradients: list[Any]) -> tf.Tensor:
-    """Check sums of wide gradients first: one operation for each gradient in place of two."""
+    """Check sums of wide gradients first, with one operation for each gradient instead of two."""
     sums: list[Any] = []
     others: list[Any] = []
     for gradient in gradients:
@@ -71,7 +71,7 @@ def _all_finite_eagerly(gradients: list[Any]) -> tf.Tensor:
 
 
 def _concatenated(gradients: list[Any]) -> list[Any]:
-    """Return the small ones as one of each dtype and scale: XLA makes kernels of its own for each check it compiles."""
+    """Concatenate small gradients of the same dtype and scale, because XLA compiles separate kernels for each check."""
     alike: dict[Any, tuple[tf.Tensor | None, list[tf.Tensor]]] = {}
     result = []
     for gradient in gradients:
@@ -111,7 +111,8 @@ def _sums_are_finite(gradients: list[Any]) -> tf.Tensor:
 def _sum(gradient: Any, squares: bool) -> tf.Tensor:
     """Return a scalar, at least float32, that is finite only if the gradient is."""
     if isinstance(gradient, Scaled):
-        return tf.reduce_sum(gradient.values)  # a sum of squares would overflow at half the exponent of the scale
+        # Squares would overflow at about the square root of the largest possible scale.
+        return tf.reduce_sum(gradient.values)
     if not isinstance(gradient, tf.IndexedSlices):
         return tf.nn.l2_loss(gradient) if squares and gradient.dtype in _WIDE else tf.reduce_sum(gradient)
     values = gradient.values
@@ -125,7 +126,7 @@ def _sum(gradient: Any, squares: bool) -> tf.Tensor:
 
 
 def _known_or(known: tf.Tensor, function: Callable[[tf.Tensor | None], tf.Tensor]) -> tf.Tensor:
-    """Return True if the answer is known to be True, and otherwise the result of a function."""
+    """Return True if `known` is true, and otherwise the result of the function."""
     if loops():
         return at_most_once(tf.logical_not(known), function, tf.constant(True))
     return tf.cond(known, lambda: tf.constant(True), lambda: function(None))

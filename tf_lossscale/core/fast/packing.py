@@ -1,4 +1,4 @@
-"""Small gradients are stacked, and large ones are unscaled where they are applied."""
+"""Stacks small gradients, and unscales large ones where they are applied."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def positions(tensors: Sequence[Any]) -> list[list[int]]:
         tensors: tensors of any dtype and shape; other objects are ignored.
 
     Returns:
-        Lists of positions, each of small tensors of one dtype, shape and device, up to a megabyte in total. Empty where
-        XLA compiles, because XLA fuses operations itself.
+        Lists of positions, each of small tensors of one dtype, shape and device, up to a megabyte in total. Empty if
+        XLA compiles the function, because XLA fuses operations itself.
     """
     if "stacks" not in tricks.in_use or (not tf.executing_eagerly() and compiled()):
         return []
@@ -157,7 +157,7 @@ def kept_inside(values: tf.Tensor, one: tf.Tensor | None) -> tf.Tensor:
 
     Args:
         values: a floating tensor.
-        one: an opaque 1 created in the loop; None outside of a loop.
+        one: a 1 created in the loop, whose value XLA does not know; None outside a loop.
     """
     return values if one is None else values * tf.cast(one, values.dtype)
 
@@ -185,7 +185,7 @@ class Packed:
     Args:
         gradients: the gradients to apply: tensors, IndexedSlices or None.
         scaled: whether to pass scaled gradients. False if the gradients have yet to be summed.
-        stacks: whether to pass stacks. False for XLA, which compiles them slowly.
+        stacks: whether to pass stacks. False under XLA, which compiles stacks slowly.
     """
 
     def __init__(self, gradients: Sequence[Any], scaled: bool = True, stacks: bool = True):
@@ -298,7 +298,7 @@ def as_arguments(
     gradients: list[Any], to_compile: bool
 ) -> tuple[list[tf.Tensor], Callable[[list[tf.Tensor]], list[Any]]]:
     """Return stacks and scaled gradients; see `core.step.as_arguments`."""
-    if tf.executing_eagerly():  # no gradient has a noted origin
+    if tf.executing_eagerly():  # origins are noted only in graphs
         return step.as_arguments.plain(gradients, to_compile)  # type: ignore[attr-defined]
     packed = Packed(gradients, stacks=not to_compile)
     flat = tf.nest.flatten(packed.tensors)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-#: What each trick does, and what a step costs without it (docs/performance.md, "What each trick gains").
+#: What each trick does, and the time or memory of a step without it (docs/performance.md, "What each trick gains").
+#: A time is a ratio to the step with all tricks.
 TRICKS = {
     "stacks": "one operation for all small gradients of a shape: 1.09 to 1.17 for 200 x 1k",
     "stacked sums": "one all-reduce for all small gradients of a shape: 1.06 for 200 x 1k",
     "late unscaling": "large gradients are unscaled where they are applied: 1.25 with XLA, 1042 MB for 16 x 16M",
-    "one at a time": "one large gradient is unscaled after the other was applied: 860 MB for 16 x 16M",
-    "one call": "the conditional of a small step is one operation, a call: 1.06 to 1.17 for 200 x 1k",
-    "loop": "XLA gets a loop of at most one round for a conditional, on the CPU: 1.93 for 4 x 4M",
+    "one at a time": "a large gradient is unscaled only after the previous one was applied: 860 MB for 16 x 16M",
+    "one call": "the conditional of a small step is a single operation, a call: 1.06 to 1.17 for 200 x 1k",
+    "loop": "on the CPU, XLA compiles a loop of at most one iteration instead of a conditional: 1.93 for 4 x 4M",
     "sum first": "values are checked one by one only if the sum is not finite: 1.10 for 4 x 4M, 1.11 for ResNet-50",
-    "one check": "XLA checks all small gradients as one, and compiles sooner: 1.3 for 60 x 1k",
-    "product": "XLA gets a product in float64 for a quotient in float32, on the CPU: 1.21 for 4 x 4M",
+    "one check": "XLA checks all small gradients as one, which compiles faster: 1.3 for 60 x 1k",
+    "product": "on the CPU, XLA computes a float32 quotient as a float64 product: 1.21 for 4 x 4M",
 }
 #: The tricks in use: all, except inside `without`.
 in_use = set(TRICKS)

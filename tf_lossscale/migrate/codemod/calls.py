@@ -471,7 +471,7 @@ def _literal(value: cst.BaseExpression | None) -> str:
 
 
 def _bare(condition: cst.BaseExpression) -> str | None:
-    """Return the code of a condition that reads a name, without `self.`; None for other conditions."""
+    """Return the name that a condition consists of, without `self.`: "x" for `self.x`; None for other conditions."""
     return (get_full_name_for_node(condition) or "").removeprefix("self.") or None
 
 

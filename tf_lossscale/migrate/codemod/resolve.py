@@ -25,7 +25,7 @@ class Meaning(NamedTuple):
     """The possible meanings of an expression."""
 
     old: tuple[tuple[str, table.Old], ...]  # (dotted name, entry of the table)
-    sure: bool  # False if it may also be something else
+    sure: bool  # False if the expression may also mean something else
 
     @property
     def roles(self) -> set[str]:
@@ -125,7 +125,10 @@ class Resolver(Tree):
         return {UNKNOWN}
 
     def _module_from(self, function: cst.BaseExpression) -> set[str]:
-        """Return the old modules that a function without arguments, in this file or another, returns."""
+        """Return the modules that a call without arguments may return if one is of the old API, else UNKNOWN.
+
+        The function may be defined in another file.
+        """
         values = self.returned(function)
         found = (
             self._of_values(values)
