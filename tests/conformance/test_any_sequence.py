@@ -201,9 +201,11 @@ def calls(peer):
 
 
 def plain(value):
-    """Tensors and variables as arrays; the rest as it is."""
+    """Tensors and variables as arrays, schedules as their classes and configs; the rest unchanged."""
     if isinstance(value, (list, tuple)):
         return [plain(each) for each in value]
+    if hasattr(value, "get_config"):  # a schedule
+        return type(value), value.get_config()
     if tf.is_tensor(value) or hasattr(value, "numpy"):
         value = value.numpy()
     return np.asarray(value, np.float64) if isinstance(value, (np.ndarray, np.generic, float, int)) else value
@@ -225,12 +227,12 @@ def outcome(function, *arguments):
         return "raised", type(error)
 
 
-def original_unscales_by_zero(side, call, parts):
-    """Whether the original's rounded reciprocal of the scale is zero; then ours is the true quotient instead."""
-    if call != "unscaled":
-        return False
-    (dtype,) = parts
-    return side.state()[len(SHAPES)].numpy() > (2.0**24 if dtype == "float16" else 2.0**126)
+def differs_on_purpose(side, call, parts):
+    """Whether the originals fail at this call in this state, as rows of docs/differences.md say."""
+    if call in ("unscaled", "step", "minimize"):  # the rounded reciprocal of the scale is zero
+        return side.state()[len(SHAPES)].numpy() > (2.0**24 if parts == ["float16"] else 2.0**126)
+    # tf_keras does not find its own Lion by its name.
+    return call == "from_config" and isinstance(side.optimizer.inner_optimizer, tf_keras.optimizers.Lion)
 
 
 @pytest.mark.parametrize("peer", PEERS.values(), ids=PEERS)
@@ -248,7 +250,7 @@ def test_any_sequence_of_calls_does_what_it_does_on_the_librarys_own_wrapper(pee
             assert theirs is ours
             return
         for call, *parts in data.draw(st.lists(calls(peer), min_size=1, max_size=8)):
-            if original_unscales_by_zero(theirs, call, parts):
+            if differs_on_purpose(theirs, call, parts):
                 continue
             with np.errstate(all="ignore"):
                 expected = outcome(getattr(theirs, call), *parts)

@@ -115,7 +115,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             gradients, for `gradient_norm`. "exponents" to count the scaled gradients by exponent, for
             `precision_report`; it records neither overflows nor the norm.
         diagnose_every: with `diagnose="exponents"`, the number of steps from one counted step to the next. The first
-            step is counted; `count_exponents` has the next one counted. Other steps cost the same as without.
+            step is counted; `count_exponents` has the next one counted. Other steps cost almost the same as without.
         loss_scale_manager: an object of `tf_lossscale.amp`, or a `SharedLossScale`, that replaces all arguments from
             `dynamic` to `max_scale`.
         jit_compile: whether XLA compiles the step: unscaling, check, update and state become one kernel or a few,
