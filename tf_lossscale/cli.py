@@ -33,7 +33,11 @@ _COMMANDS = {
         "tf_lossscale.monitoring.probe_command",
         "run a program that trains in float32, and report what float16 would lose of its gradients",
     ),
-    "run": ("tf_lossscale.legacy.run", "run a script or module written for TensorFlow 1.13 to 2.15, unchanged"),
+    "run": (
+        "tf_lossscale.legacy.run",
+        "run a script or module written for TensorFlow 1.13 to 2.15, with the old names of loss scaling; graph code "
+        "of TensorFlow 1 must use tf.compat.v1 with disable_v2_behavior()",
+    ),
     "train": (
         "tf_lossscale.training.command",
         "train LeNet-5 on handwritten digits in float16, with and without loss scaling",

@@ -1,4 +1,4 @@
-"""The subcommand `run`: runs a script or module unchanged, with the old names installed."""
+"""The subcommand `run`: runs a script or module with the old names installed."""
 
 from __future__ import annotations
 
