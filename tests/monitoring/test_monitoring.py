@@ -1,6 +1,7 @@
 """The loss scale in fit's logs, in TensorBoard and as a plot."""
 
 import csv
+import sys
 
 import numpy as np
 import pytest
@@ -73,6 +74,21 @@ def test_in_graph_mode_keras_2_shows_the_same_and_its_graph_does_not_grow():
 def test_in_graph_mode_a_log_dir_is_refused(tmp_path):
     with tf.Graph().as_default(), pytest.raises(RuntimeError, match=r"Leave `log_dir` out.*TensorBoard callback"):
         fit(FAMILIES[2], data(1), [LossScaleMonitor(log_dir=tmp_path)])
+
+
+def test_without_tensorboard_the_error_comes_before_training_and_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    logs = tmp_path / "logs"
+    with pytest.raises(ImportError, match=r"log_dir=.*pip install tensorboard\. Or leave out `log_dir`\.$"):
+        LossScaleMonitor(log_dir=logs)
+    assert not logs.exists()
+    optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD())
+    with pytest.raises(ImportError, match=r"write_summary.*pip install tensorboard\. Or remove the call\.$"):
+        write_summary(optimizer, step=1)
+    with pytest.raises(Exception, match=r"ImportError: write_summary.*Or remove the call\."):
+        tf.function(write_summary)(optimizer, step=1)
+    history, _ = fit(FAMILIES[0], data(2), [LossScaleMonitor()])
+    assert history["skipped_steps"] == [0]
 
 
 @families
