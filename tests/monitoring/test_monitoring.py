@@ -10,7 +10,7 @@ from absl import logging
 
 from tests.families import FAMILIES, families
 from tf_lossscale import LossScaleMonitor, LossScaleOptimizer, cli, write_summary
-from tf_lossscale.monitoring.plot import read
+from tf_lossscale.monitoring.plot import draw, read
 from tf_lossscale.precision import records
 
 
@@ -281,3 +281,16 @@ def test_without_a_folder_counts_are_not_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     fit(FAMILIES[0], data(2), [LossScaleMonitor()], diagnose="exponents")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_ticks_of_skipped_steps_are_whole_numbers(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    drawn = []
+    monkeypatch.setattr(
+        Figure, "savefig", lambda figure, path, **kwargs: drawn.append(figure) or open(path, "w").close()
+    )
+    run = {"loss_scale": [(1, 8.0), (2, 4.0)], "loss": [], "skipped_steps": [(1, 0.0), (2, 1.0)]}
+    draw({"run": run}, tmp_path / "scale.png")
+    ticks = drawn[0].axes[2].get_yticks()
+    assert all(tick == round(tick) for tick in ticks), ticks
