@@ -1,6 +1,7 @@
 """The loss scale in fit's logs, in TensorBoard and as a plot."""
 
 import csv
+import sys
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from absl import logging
 
 from tests.families import FAMILIES, families
 from tf_lossscale import LossScaleMonitor, LossScaleOptimizer, cli, write_summary
-from tf_lossscale.monitoring.plot import read
+from tf_lossscale.monitoring.plot import draw, read
 from tf_lossscale.precision import records
 
 
@@ -73,6 +74,21 @@ def test_in_graph_mode_keras_2_shows_the_same_and_its_graph_does_not_grow():
 def test_in_graph_mode_a_log_dir_is_refused(tmp_path):
     with tf.Graph().as_default(), pytest.raises(RuntimeError, match=r"Leave `log_dir` out.*TensorBoard callback"):
         fit(FAMILIES[2], data(1), [LossScaleMonitor(log_dir=tmp_path)])
+
+
+def test_without_tensorboard_the_error_comes_before_training_and_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    logs = tmp_path / "logs"
+    with pytest.raises(ImportError, match=r"log_dir=.*pip install tensorboard\. Or leave out `log_dir`\.$"):
+        LossScaleMonitor(log_dir=logs)
+    assert not logs.exists()
+    optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD())
+    with pytest.raises(ImportError, match=r"write_summary.*pip install tensorboard\. Or remove the call\.$"):
+        write_summary(optimizer, step=1)
+    with pytest.raises(Exception, match=r"ImportError: write_summary.*Or remove the call\."):
+        tf.function(write_summary)(optimizer, step=1)
+    history, _ = fit(FAMILIES[0], data(2), [LossScaleMonitor()])
+    assert history["skipped_steps"] == [0]
 
 
 @families
@@ -265,3 +281,16 @@ def test_without_a_folder_counts_are_not_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     fit(FAMILIES[0], data(2), [LossScaleMonitor()], diagnose="exponents")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_ticks_of_skipped_steps_are_whole_numbers(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    drawn = []
+    monkeypatch.setattr(
+        Figure, "savefig", lambda figure, path, **kwargs: drawn.append(figure) or open(path, "w").close()
+    )
+    run = {"loss_scale": [(1, 8.0), (2, 4.0)], "loss": [], "skipped_steps": [(1, 0.0), (2, 1.0)]}
+    draw({"run": run}, tmp_path / "scale.png")
+    ticks = drawn[0].axes[2].get_yticks()
+    assert all(tick == round(tick) for tick in ticks), ticks

@@ -57,6 +57,8 @@ def test_what_is_no_hyperparameter_stays_on_its_side(family):
     optimizer = LossScaleOptimizer(family.adam())
     with pytest.raises(AttributeError, match=r"no attribute 'epsilon'; .* inner Adam use inner_optimizer\.epsilon"):
         _ = optimizer.epsilon
+    with pytest.raises(AttributeError, match=r"no attribute 'get_scale'$"):
+        _ = optimizer.get_scale
     assert "epsilon" not in dir(optimizer)
     optimizer.epsilon = 1e-4
     assert optimizer.epsilon == 1e-4

@@ -12,7 +12,7 @@ from absl import logging
 from tf_lossscale import errors
 from tf_lossscale.core.variables import value_or_zero
 from tf_lossscale.monitoring.histograms import write_histograms
-from tf_lossscale.monitoring.summaries import require_ours, write_scalars
+from tf_lossscale.monitoring.summaries import require_ours, require_tensorboard, write_scalars
 from tf_lossscale.precision import records
 from tf_lossscale.wrapper import layers
 from tf_lossscale.wrapper.stall import WHAT_TO_TRY
@@ -53,6 +53,7 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
     Raises:
         TypeError: an argument is of a wrong type.
         ValueError: an argument is out of range.
+        ImportError: `log_dir` is given, but TensorBoard is not installed.
     """
 
     def __init__(
@@ -71,6 +72,8 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         self.max_skipped = errors.positive_number("max_skipped", max_skipped, "Pass a share, for example 0.2.")
         if optimizer is not None:
             require_ours(optimizer)
+        if log_dir is not None:
+            require_tensorboard("LossScaleMonitor(log_dir=...)", "leave out `log_dir`")
         self._optimizer = optimizer
         self._log_dir = "" if log_dir is None else str(log_dir)
         self._writer = None if log_dir is None else tf.summary.create_file_writer(str(log_dir))

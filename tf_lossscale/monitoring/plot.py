@@ -175,6 +175,7 @@ def draw(runs: dict[str, dict[str, Series]], out: pathlib.Path) -> None:
     axes[0].set_yscale("log", base=2)
     axes[0].legend(title="x: steps skipped since the last reading", loc="best")
     axes[-1].set_xlabel("step")
+    axes[-1].yaxis.get_major_locator().set_params(integer=True)  # steps are skipped whole
     with whole_file(out) as temporary:
         figure.savefig(temporary, dpi=120)
 

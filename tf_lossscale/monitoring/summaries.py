@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from tf_lossscale.core.graphs import do_not_convert
+from tf_lossscale.libraries import optional
 from tf_lossscale.monitoring.histograms import write_histograms
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
@@ -34,8 +36,10 @@ def write_summary(optimizer: LossScaleOptimizer, step: Scalar | None = None, los
 
     Raises:
         TypeError: `optimizer` is not a `tf_lossscale.LossScaleOptimizer`.
+        ImportError: TensorBoard is not installed.
     """
     require_ours(optimizer)
+    require_tensorboard("write_summary(...)", "remove the call")
     write_scalars(optimizer, step, loss)
     if optimizer._exponents is None or not tf.executing_eagerly():
         return
@@ -82,3 +86,22 @@ def require_ours(optimizer: Any) -> None:
             "model.compile(tf_lossscale.LossScaleOptimizer(optimizer), ...). Or, under the policy mixed_float16, call "
             "tf_lossscale.wrap_in_compile() before compile."
         )
+
+
+@do_not_convert  # AutoGraph warns that it cannot convert the import
+def require_tensorboard(caller: str, otherwise: str) -> None:
+    """Raise if TensorBoard, which `tf.summary.scalar` needs, cannot be imported.
+
+    >>> require_tensorboard("write_summary(...)", "remove the call")
+
+    Args:
+        caller: the call that writes scalars, for the error message.
+        otherwise: what the user can do instead of installing TensorBoard, for the error message.
+
+    Raises:
+        ImportError: TensorBoard is not installed, or its import fails.
+    """
+    try:
+        optional.load("tensorboard", "")
+    except ImportError as error:
+        raise ImportError(f"{caller} writes scalars for TensorBoard. {error}. Or {otherwise}.") from error

@@ -78,10 +78,11 @@ class Delegating(Parts):
         if "_optimizer" in vars(self) and not name.startswith("__"):
             if self._is_delegated(name):
                 return readable(getattr(self._optimizer, name))
-            raise AttributeError(
-                f"'LossScaleOptimizer' object has no attribute '{name}'; "
-                f"for one of the inner {type(self._optimizer).__name__} use inner_optimizer.{name}"
-            )
+            if name in dir(self._optimizer):  # unlike hasattr, this runs no property of the inner optimizer
+                raise AttributeError(
+                    f"'LossScaleOptimizer' object has no attribute '{name}'; "
+                    f"for that of the inner {type(self._optimizer).__name__} use inner_optimizer.{name}"
+                )
         raise AttributeError(f"'LossScaleOptimizer' object has no attribute '{name}'")
 
     def __setattr__(self, name: str, value: Any) -> None:
