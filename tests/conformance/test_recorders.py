@@ -85,3 +85,10 @@ def test_an_original_that_cannot_be_installed_is_said(monkeypatch, capsys):
     monkeypatch.setattr(originals.shutil, "which", lambda command: None)
     assert command.main(["tf24"]) == 2
     assert "tf24 cannot be recorded here: there is no Python 3.8 here" in capsys.readouterr().out
+
+
+def test_messages_name_no_folder_of_the_machine_that_recorded():
+    checkout = pathlib.Path(__file__).parents[2]
+    library = f"{checkout}/.venv-record/tf24/lib/python3.8/site-packages"
+    message = f'File "{library}/numpy/a.py", {checkout}/tests/b.py, {checkout}:'
+    assert program.without_folders(message) == 'File "numpy/a.py", tests/b.py, .:'

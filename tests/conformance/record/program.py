@@ -13,6 +13,7 @@ import importlib
 import json
 import os
 import platform
+import re
 import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -50,6 +51,13 @@ def virtual_cpus():
         tf.config.experimental.set_virtual_device_configuration(cpu, [one, one])
 
 
+def without_folders(text):
+    """Remove from messages the folders of the libraries and of the checkout, which differ between machines."""
+    checkout = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", ".."))
+    text = re.sub(r"/[^\s\"\\]*/site-packages/", "", text)
+    return text.replace(checkout + "/", "").replace(checkout, ".")
+
+
 def main(name, cases, result, pattern="*", distributed=""):
     """Record the cases whose "part/case" matches the pattern."""
     module, libraries = RECORDERS[name]
@@ -71,7 +79,7 @@ def main(name, cases, result, pattern="*", distributed=""):
     }
     made_with.update({library: importlib.import_module(library).__version__ for library in libraries})
     with open(result, "w") as file:
-        json.dump(dict({"file": name, "made_with": made_with}, **recorded), file)
+        file.write(without_folders(json.dumps(dict({"file": name, "made_with": made_with}, **recorded))))
 
 
 if __name__ == "__main__":
