@@ -19,12 +19,9 @@ import warnings
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-import hypothesis
-
 import conftest  # noqa: F401  the virtual CPUs
-from fuzz import cluster_faults, faults, programs, running
+from fuzz import cluster_faults, drawing, faults, programs, running
 
-AT_ONCE = 10  # programs in one run of Hypothesis
 MOST_FAILURES = 3
 STRATEGIES = {"programs": programs.programs, "libraries": programs.library_programs}
 
@@ -91,34 +88,14 @@ def _fault(fault):
 def _programs(which):
     def turn(seed, counts, deadline):
         """Run some programs; return a description of the shrunk failure, or None."""
-        failed = []
 
-        @hypothesis.seed(seed)
-        @hypothesis.settings(
-            max_examples=AT_ONCE,
-            deadline=None,
-            database=None,
-            report_multiple_bugs=False,
-            suppress_health_check=list(hypothesis.HealthCheck),
-            phases=[hypothesis.Phase.generate, hypothesis.Phase.shrink],
-        )
-        @hypothesis.given(STRATEGIES[which]())
-        def run_one(program):
-            if time.monotonic() > deadline and not failed:
-                return
-            try:
-                running.run(program)
-            except Exception:
-                failed[:] = [program]
-                raise
+        def check(program):
+            running.run(program)
             counts["programs"] += 1
             counts["steps"] += len(program.steps)
 
-        try:
-            run_one()
-        except Exception:
-            return f"{traceback.format_exc(limit=-1)[:3000]}\nAdd to FOUND in tests/test_fuzz.py:\n    {failed[0]!r},"
-        return None
+        found = drawing.failure(STRATEGIES[which](), check, seed, deadline)
+        return found and "{}\nAdd to FOUND in tests/test_fuzz.py:\n    {!r},".format(*found)
 
     return turn
 

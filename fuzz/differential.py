@@ -17,24 +17,21 @@ import random
 import subprocess
 import sys
 import time
-import traceback
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-import hypothesis
 import numpy as np
 import tensorflow as tf
 
 import tf_lossscale
-from fuzz import originals, programs
+from fuzz import drawing, originals, programs
 from fuzz.comparison import TOLERANCES
 from fuzz.program import LARGEST_SCALE
 from tests.conformance.record import originals as environments
 
-AT_ONCE = 10  # programs in one run of Hypothesis
 MOST_FAILURES = 3
 
 
@@ -237,37 +234,17 @@ def _children(names):
 
 def _some_programs(seed, original, child, counts, deadline):
     """Compare some programs; return a description of the shrunk failure, or None."""
-    failed = []
 
-    @hypothesis.seed(seed)
-    @hypothesis.settings(
-        max_examples=AT_ONCE,
-        deadline=None,
-        database=None,
-        report_multiple_bugs=False,
-        suppress_health_check=list(hypothesis.HealthCheck),
-        phases=[hypothesis.Phase.generate, hypothesis.Phase.shrink],
-    )
-    @hypothesis.given(programs.original_programs((original.family,), original.modes))
-    def run_one(program):
-        if time.monotonic() > deadline and not failed:
-            return
+    def check(program):
         tf.keras.backend.clear_session()
-        try:
-            steps, row = compare(original, child, program)
-        except Exception:
-            failed[:] = [program]
-            raise
+        steps, row = compare(original, child, program)
         counts["programs"] += 1
         counts["steps"] += steps
         if row:
             counts[row] += 1
 
-    try:
-        run_one()
-    except Exception:
-        return f"{traceback.format_exc(limit=-1)[:3000]}\n    {failed[0]!r}"
-    return None
+    found = drawing.failure(programs.original_programs((original.family,), original.modes), check, seed, deadline)
+    return found and "{}\n    {!r}".format(*found)
 
 
 if __name__ == "__main__":

@@ -5,20 +5,13 @@ import pathlib
 import hypothesis
 import pytest
 
-from fuzz import differential, originals, programs
+from fuzz import differential, drawing, originals, programs
 from fuzz.model import Rules
 from fuzz.program import Loop, Program, Step
 
 ROOT = pathlib.Path(__file__).parents[1]
 BESIDE_US = ("tf_keras", "keras3")
-A_FEW = hypothesis.settings(
-    max_examples=3,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    phases=[hypothesis.Phase.generate],
-    suppress_health_check=list(hypothesis.HealthCheck),
-)
+A_FEW = drawing.settings(3, shrink=False, derandomize=True)
 BETWEEN = (None, "checkpoint", "learning_rate", "config", None, None)
 BAD = (None, "nan", None, None, "inf", None)
 STEPS = tuple(Step(seed=i, number=2, bad=bad, before=before) for i, (bad, before) in enumerate(zip(BAD, BETWEEN)))

@@ -7,18 +7,11 @@ import hypothesis
 import numpy as np
 import pytest
 
-from fuzz import children, comparison, faults, model, programs, running, saves
+from fuzz import children, comparison, drawing, faults, model, programs, running, saves
 from fuzz.model import Rules
 from fuzz.program import Loop, Program, Step
 
-A_FEW = hypothesis.settings(
-    max_examples=4,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    phases=[hypothesis.Phase.generate],
-    suppress_health_check=list(hypothesis.HealthCheck),
-)
+A_FEW = drawing.settings(4, shrink=False, derandomize=True)
 BAD = (None, "huge", None, "nan", "inf", None, None, None, None, "-inf", None, None)
 STEPS = tuple(Step(seed=i, number=i % 4, bad=bad, loop=i % 2) for i, bad in enumerate(BAD))
 BOTH_CONTRACTS = Program(
