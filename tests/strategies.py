@@ -1,8 +1,4 @@
-"""Strategies over virtual CPUs, one of each per process.
-
-Every strategy of TensorFlow numbers its collectives anew, so that those of two strategies in one process get in each
-other's way: only one of these uses collectives.
-"""
+"""Strategies over virtual CPUs, one of each per process."""
 
 import contextlib
 import functools
