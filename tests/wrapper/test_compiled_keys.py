@@ -522,6 +522,14 @@ def test_what_is_not_understood_is_named(value, what):
         constants.key(holder)
 
 
+@pytest.mark.parametrize("made", [np.zeros, tf.zeros], ids=["NumPy", "tensor"])
+def test_an_array_of_sixty_four_values_is_compared_and_a_larger_one_is_not(made):
+    assert constants.key(made([64])) == constants.key(made([64]))
+    assert constants.key(made([64])) != constants.key(made([8, 8]))
+    with pytest.raises(constants.Unknown, match="an array of more than 64 values"):
+        constants.key(made([65]))
+
+
 def test_an_object_that_holds_itself_has_a_key():
     one, other = {"a": 1}, {"a": 1}
     one["self"], other["self"] = one, other
