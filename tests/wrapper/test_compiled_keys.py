@@ -427,6 +427,17 @@ def test_steps_for_variables_that_died_are_dropped(library, monkeypatch):
     assert not optimizer._clusters._logged
 
 
+def test_eight_settings_are_compiled_and_steps_with_further_ones_run_without_xla():
+    inner = sonnet.optimizers.SGD(0.0)
+    optimizer = LossScaleOptimizer(inner, initial_scale=8, jit_compile=True)
+    variable = tf.Variable([0.0, 1.0])
+    for rate in range(10):
+        inner.learning_rate = float(rate)
+        take(optimizer, [[1.0, 1.0]], [variable], True)
+    assert variable.numpy().tolist() == [-45.0, -44.0]
+    assert len(optimizer._clusters) == 8
+
+
 @all_families
 def test_an_optimizer_that_is_thrown_away_leaves_nothing(family):
     def train():
