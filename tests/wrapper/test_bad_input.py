@@ -98,6 +98,20 @@ def test_what_is_no_optimizer_is_refused_and_the_accepted_ones_are_named(inner):
         LossScaleOptimizer(inner)
 
 
+@pytest.mark.parametrize("family", [f for f in ALL_FAMILIES if f.name != "tf_keras"], ids=lambda family: family.name)
+def test_a_keyword_that_no_optimizer_takes_is_refused_and_changes_nothing(family):  # tf_keras's optimizers take any
+    weight = tf.Variable(1.0)
+    optimizer = LossScaleOptimizer(family.sgd(), initial_scale=8.0)
+    for keywords in ({"learning_rates": 0.5}, {"name": None, "clip": 1.0}):
+        with pytest.raises(
+            TypeError, match=r"apply_gradients\(\) got an unexpected keyword argument '(learning_rates|clip)'"
+        ):
+            optimizer.apply_gradients([(tf.constant(1.0), weight)], **keywords)
+    assert weight.numpy() == 1.0
+    optimizer.apply_gradients([(tf.constant(1.0), weight)])
+    assert weight.numpy() != 1.0
+
+
 def test_stateless_apply_says_that_keras_does_not_have_it_on_tensorflow():
     weight = keras.Variable(1.0)
     optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.5))

@@ -183,3 +183,26 @@ def test_variables_whose_shapes_do_not_fit_leave_the_scale_as_it_was():
     with pytest.raises(ValueError, match="shape"):
         optimizer.load_own_variables(store)
     assert (float(optimizer.loss_scale), int(optimizer.dynamic_counter)) == (64.0, 0)
+
+
+def test_a_learning_rate_that_is_set_after_weights_without_slots_were_loaded_stays():
+    first, weight = LossScaleOptimizer(tf.keras.optimizers.SGD(1.0), initial_scale=64.0), tf.Variable(1.0)
+    first.apply_gradients([(tf.constant(1.0), weight)])
+    second = LossScaleOptimizer(tf.keras.optimizers.SGD(1.0))
+    second.set_weights(
+        [np.asarray(tf.convert_to_tensor(v)) for v in first.variables]
+    )  # before the second one has its variables
+    second.learning_rate = 0.25
+    second.apply_gradients([(tf.constant(1.0), weight)])
+    assert weight.numpy() == -0.25
+    assert (float(second.learning_rate), int(second.iterations), float(second.loss_scale)) == (0.25, 2, 64.0)
+
+
+def test_slots_and_scale_that_are_loaded_before_the_variables_are_known_are_those_of_the_first_optimizer():
+    first, weight = LossScaleOptimizer(tf.keras.optimizers.SGD(1.0, 0.5), initial_scale=64.0), tf.Variable(1.0)
+    first.apply_gradients([(tf.constant(1.0), weight)])
+    second = LossScaleOptimizer(tf.keras.optimizers.SGD(1.0, 0.5))
+    second.set_weights([np.asarray(tf.convert_to_tensor(v)) for v in first.variables])
+    assert (float(second.loss_scale), int(second.iterations)) == (64.0, 1)
+    second.apply_gradients([(tf.constant(1.0), weight)])
+    assert weight.numpy() == -1.5
