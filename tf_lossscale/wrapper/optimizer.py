@@ -340,14 +340,11 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         grads = list(grads)
         contract.require_scaled(grads, self._loss_scale)
         self._contract.called("get_unscaled_gradients")
-        unscaled = self._unscaled(grads)
+        unscaled = self._family.unscale(grads, self._factor_of_loss())
         notes.note_unscaled(unscaled, self._loss_scale, scaled=grads)
         if self._exponents is not None and self._exponents.counts_next():
             notes.note_quotients(unscaled, grads)
         return unscaled
-
-    def _unscaled(self, grads: Iterable[Any]) -> list[Any]:
-        return self._family.divide(grads, self._factor_of_loss())
 
     def scale_inside(self, loss_fn: SameFunction) -> SameFunction:
         """Wrap a loss function for code that owns the tape and calls only `apply_gradients`.
@@ -375,7 +372,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
         def unscale(gradients: list[Any]) -> list[Any]:
             self._contract.scaled_by_hand()
-            return self._unscaled(gradients)
+            return self._family.unscale(gradients, self._factor_of_loss())
 
         scaled = scaled_inside(loss_fn, lambda upstream: scaling.scale_loss(upstream, self._remember_factor()), unscale)
         return cast("SameFunction", scaled)

@@ -282,8 +282,7 @@ class Observable(Parts):
 
     def _last_counts(self) -> ExponentCounts | None:
         """Return the counts of the last counted step; None if there is none, or if no step is ever counted."""
-        found = None if self._exponents is None else self._exponents.last()
-        return None if found is None else ExponentCounts(*found)
+        return None if self._exponents is None else self._exponents.last()
 
     def _counting(self, method: str) -> Exponents:
         if self._exponents is None:
