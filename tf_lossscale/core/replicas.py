@@ -23,15 +23,6 @@ def several_replicas() -> bool:
     return tf.distribute.has_strategy() and tf.distribute.get_strategy().num_replicas_in_sync > 1
 
 
-def in_one_of_several() -> bool:
-    """Return whether the caller is in the replica context of one of several replicas.
-
-    >>> in_one_of_several()
-    False
-    """
-    return several_replicas() and not tf.distribute.in_cross_replica_context()
-
-
 def uses_merge_call() -> bool:
     """Return whether a step uses `merge_call` to continue in the cross-replica context.
 
@@ -86,13 +77,9 @@ def can_write_independently() -> bool:
     >>> can_write_independently()
     True
     """
-    distribute = tf.distribute
-    each_has_its_own = (
-        distribute.MirroredStrategy,
-        distribute.MultiWorkerMirroredStrategy,
-        distribute.OneDeviceStrategy,
-    )
-    return not distribute.has_strategy() or isinstance(distribute.get_strategy(), each_has_its_own)
+    mirrored = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
+    strategy = tf.distribute.get_strategy()  # the default strategy if none is in use
+    return not tf.distribute.has_strategy() or isinstance(strategy, (*mirrored, tf.distribute.OneDeviceStrategy))
 
 
 def independent_writes() -> contextlib.AbstractContextManager[None]:

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_lossscale.core.variables import as_number
+from tf_lossscale.libraries import keras_versions
 from tf_lossscale.wrapper import families
 
 
@@ -27,11 +28,10 @@ def layers_of(layer: Any) -> Any:
     Raises:
         TypeError: the object is not a Keras layer.
     """
-    for base in type(layer).__mro__:
-        library = families.library_in(base.__module__)
-        if base.__name__ == "Layer" and library in families.MODULES:
-            return layers_in(library)
-    raise TypeError(f"`layer` must be a layer of Keras 3 or tf_keras, but got: {layer!r}.")
+    library = _library_of(layer)
+    if library is None:
+        raise TypeError(f"`layer` must be a layer of Keras 3 or tf_keras, but got: {layer!r}.")
+    return layers_in(library)
 
 
 def is_layer(value: Any) -> bool:
@@ -43,10 +43,13 @@ def is_layer(value: Any) -> bool:
     Args:
         value: any object.
     """
-    return any(
-        base.__name__ == "Layer" and families.library_in(base.__module__) in families.MODULES
-        for base in type(value).__mro__
-    )
+    return _library_of(value) is not None
+
+
+def _library_of(value: Any) -> str | None:
+    """Return the name of a layer's Keras library, or None for another object."""
+    found = (families.library_in(base.__module__) for base in type(value).__mro__ if base.__name__ == "Layer")
+    return next((library for library in found if library in families.MODULES), None)
 
 
 def layers_in(library: str) -> Any:
@@ -76,7 +79,7 @@ def value_of(variable: Any) -> Any:
     """
     if tf.executing_eagerly():
         return as_number(variable)
-    return layers_in("tf_keras").value_of(tf.convert_to_tensor(variable))
+    return keras_versions.keras_2("backend").get_value(tf.convert_to_tensor(variable)).item()
 
 
 def set_value(variable: Any, value: Any) -> None:
@@ -95,7 +98,7 @@ def set_value(variable: Any, value: Any) -> None:
     if tf.executing_eagerly():
         variable.assign(value)
     else:
-        layers_in("tf_keras").set_value(variable, value)
+        keras_versions.keras_2("backend").set_value(variable, value)
 
 
 def library_of(layer: Any) -> Any:

@@ -520,7 +520,19 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         Raises:
             ValueError: a tensor was given without its tape.
         """
-        pairs = self._scaled_gradients(loss, var_list, grad_loss, tape)
+        if not callable(loss) and tape is None and tf.executing_eagerly():
+            raise ValueError(
+                "`tape` is required when `loss` is a tensor. Pass the GradientTape that recorded it, or pass a "
+                f"function that returns the loss. Received: loss={loss}, tape=None."
+            )
+        tape = tf.GradientTape() if tape is None else tape
+        with tape:
+            if callable(loss) and not callable(var_list):
+                tape.watch(tensors_of(as_list(var_list)))
+            loss = loss() if callable(loss) else loss
+            variables = as_list(var_list() if callable(var_list) else var_list)
+            scaled_loss = self.get_scaled_loss(loss)
+        pairs = self._family.gradients(scaled_loss, variables, grad_loss, tape)
         return list(zip(self.get_unscaled_gradients([g for g, _ in pairs]), [v for _, v in pairs]))
 
     @do_not_convert
@@ -583,23 +595,6 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             A list of gradients.
         """
         return self.get_unscaled_gradients(tf.gradients(self.get_scaled_loss(loss), params))
-
-    def _scaled_gradients(
-        self, loss: Any, var_list: Any, grad_loss: Any, tape: tf.GradientTape | None
-    ) -> list[tuple[Any, Any]]:
-        if not callable(loss) and tape is None and tf.executing_eagerly():
-            raise ValueError(
-                "`tape` is required when `loss` is a tensor. Pass the GradientTape that recorded it, or pass a "
-                f"function that returns the loss. Received: loss={loss}, tape=None."
-            )
-        tape = tf.GradientTape() if tape is None else tape
-        with tape:
-            if callable(loss) and not callable(var_list):
-                tape.watch(tensors_of(as_list(var_list)))
-            loss = loss() if callable(loss) else loss
-            variables = as_list(var_list() if callable(var_list) else var_list)
-            scaled = self.get_scaled_loss(loss)
-        return self._family.gradients(scaled, variables, grad_loss, tape)
 
     def _require_keywords(self, kwargs: dict[str, Any]) -> None:
         """Raise if the inner optimizer does not take these keywords, before anything has changed."""
