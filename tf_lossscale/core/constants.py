@@ -178,37 +178,29 @@ def put_back(value: Any) -> Iterator[None]:
         yield
     finally:
         for container, content in before:
-            _restore(container, content)
+            # TensorFlow tracks each modification of some containers, so an unchanged one is left alone.
+            if list(map(id, _items(container))) != list(map(id, _items(content))):
+                container.clear()
+                (container.extend if isinstance(container, (list, deque)) else container.update)(content)
+
+
+_CONTAINERS = (dict, list, tuple, deque, set, frozenset)
 
 
 def _remember(before: list[tuple[Any, Any]], value: Any, seen: set[int]) -> None:
-    kind = type(value)
-    if id(value) in seen or _is_variable(kind) or isinstance(value, (tf.Tensor, tf.distribute.Strategy)):  # type: ignore[arg-type]
+    """Collect (container, copy of its content) for an object and all objects in it."""
+    if id(value) in seen or _is_variable(type(value)):  # type: ignore[arg-type]
         return
     seen.add(id(value))
-    if isinstance(value, (dict, list, deque, set)):
+    if isinstance(value, (tf.Tensor, tf.distribute.Strategy, type, types.FunctionType)):
+        return
+    if not isinstance(value, _CONTAINERS):
+        value = getattr(value, "__dict__", ())
+    if not isinstance(value, (tuple, frozenset)):
         before.append((value, value.copy()))
-    elif hasattr(value, "__dict__") and not isinstance(value, (type, types.FunctionType)):
-        before.append((vars(value), vars(value).copy()))
-        value = vars(value)
-    for part in value.values() if isinstance(value, dict) else value if isinstance(value, _SEVERAL) else ():
+    for part in _items(value):
         _remember(before, part, seen)
 
 
-_SEVERAL = (list, tuple, deque, set, frozenset)
-
-
-def _restore(container: Any, content: Any) -> None:
-    """Restore the content of a container, without touching an unchanged one: TensorFlow tracks each modification."""
-    if len(container) == len(content):
-        if isinstance(content, dict) and all(
-            name in container and container[name] is content[name] for name in content
-        ):
-            return
-        if not isinstance(content, dict) and all(one is other for one, other in zip(container, content)):
-            return
-    container.clear()
-    if isinstance(container, (list, deque)):
-        container.extend(content)
-    else:
-        container.update(content)
+def _items(container: Any) -> list[Any]:
+    return [*container, *container.values()] if isinstance(container, dict) else list(container)

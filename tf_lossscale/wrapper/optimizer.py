@@ -447,8 +447,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         # Only now does the contract change: a call with bad arguments must not count.
         scaled = self._contract.takes_scaled(gradients)
         aggregate = experimental_aggregate_gradients and not skip_gradients_aggregation
-        update = Update(self, gradients, variables, scaled, aggregate, count_skipped=not scaled, keywords=kwargs)
-        return self._step(update)
+        return self._step(Update(self, gradients, variables, scaled, aggregate, kwargs))
 
     @do_not_convert
     def apply(self, grads: Iterable[Gradient], trainable_variables: Iterable[Variable] | None = None) -> None:
@@ -476,7 +475,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         variables = self._given_or_known(trainable_variables, "apply(grads)")
         require_fitting(grads, variables)
         scaled = self._contract.apply_takes_scaled(grads, self._family.apply_takes_unscaled)
-        self._step(Update(self, grads, variables, scaled, aggregate=True, count_skipped=False, keywords={}))
+        self._step(Update(self, grads, variables, scaled, aggregate=True, keywords={}))
 
     def _step(self, update: Update) -> Any:
         """Take the step, and return the family's result; in a graph, an operation or a tensor to wait for."""
