@@ -9,8 +9,8 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from tf_lossscale.adapters.keras3_layers import with_layer_names
 from tf_lossscale.core import replicas
+from tf_lossscale.layers.keras3 import with_layer_names
 from tf_lossscale.libraries import keras_versions
 from tf_lossscale.wrapper import family, hyperparameters, optimizer
 from tf_lossscale.wrapper import options as options_lib

@@ -1,29 +1,25 @@
-"""The adapter for a Keras layer or model."""
+"""Layers and models of both Keras libraries: the module that knows a layer's library."""
 
 from __future__ import annotations
 
 import importlib
 from typing import Any
 
-import tensorflow as tf
-
-from tf_lossscale.core.variables import as_number
-from tf_lossscale.libraries import keras_versions
 from tf_lossscale.wrapper import families
 
 
 def layers_of(layer: Any) -> Any:
-    """Return the adapter module for a Keras layer.
+    """Return the module of this folder for a Keras layer.
 
     >>> import tensorflow as tf
     >>> layers_of(tf.keras.layers.Dense(1)).__name__
-    'tf_lossscale.adapters.keras3_layers'
+    'tf_lossscale.layers.keras3'
 
     Args:
         layer: a layer of Keras 3 or tf_keras, or of a class derived from one.
 
     Returns:
-        A module of `adapters/`.
+        A module of this folder.
 
     Raises:
         TypeError: the object is not a Keras layer.
@@ -53,7 +49,7 @@ def _library_of(value: Any) -> str | None:
 
 
 def layers_in(library: str) -> Any:
-    """Return the adapter module for the layers and dtype policies of a Keras library.
+    """Return the module of this folder for a Keras library.
 
     >>> layers_in("tf_keras").library.__name__
     'tf_keras'
@@ -62,43 +58,9 @@ def layers_in(library: str) -> Any:
         library: "keras" or "tf_keras".
 
     Returns:
-        A module of `adapters/`.
+        A module of this folder.
     """
-    return importlib.import_module(f"tf_lossscale.adapters.{families.MODULES[library]}_layers")
-
-
-def value_of(variable: Any) -> Any:
-    """Return the value of a variable as a Python number; in graph mode, in the session of Keras 2.
-
-    >>> import tensorflow as tf
-    >>> value_of(tf.Variable(3))
-    3
-
-    Args:
-        variable: a scalar variable, tensor or Python number.
-    """
-    if tf.executing_eagerly():
-        return as_number(variable)
-    return keras_versions.keras_2("backend").get_value(tf.convert_to_tensor(variable)).item()
-
-
-def set_value(variable: Any, value: Any) -> None:
-    """Set a variable; in graph mode, in the session of Keras 2.
-
-    >>> import tensorflow as tf
-    >>> variable = tf.Variable(3)
-    >>> set_value(variable, 4)
-    >>> variable.numpy().item()
-    4
-
-    Args:
-        variable: a scalar variable.
-        value: a Python number.
-    """
-    if tf.executing_eagerly():
-        variable.assign(value)
-    else:
-        keras_versions.keras_2("backend").set_value(variable, value)
+    return importlib.import_module(f"tf_lossscale.layers.{families.MODULES[library]}")
 
 
 def library_of(layer: Any) -> Any:
