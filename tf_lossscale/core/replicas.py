@@ -219,8 +219,7 @@ def _in_scope(strategy: tf.distribute.Strategy, function: Callable[[], Any]) -> 
         thread.submit(call).result()
 
 
-@contextlib.contextmanager
-def local_copies(places: Callable[[], Iterable[tuple[Any, str]]]) -> Iterator[None]:
+def local_copies(places: Callable[[], Iterable[tuple[Any, str]]]) -> contextlib.AbstractContextManager[None]:
     """If `write_independently`, temporarily set attributes to this replica's copies of their variables.
 
     Otherwise each write would synchronize all replicas, which is impossible inside a tf.cond.
@@ -233,8 +232,12 @@ def local_copies(places: Callable[[], Iterable[tuple[Any, str]]]) -> Iterator[No
     Args:
         places: a function that returns (object, attribute) pairs; each attribute is a variable.
     """
-    written = places() if write_independently() else ()
-    held = [(place.__dict__, name, place.__dict__[name]) for place, name in written]
+    return _holding_local_copies(places()) if write_independently() else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _holding_local_copies(places: Iterable[tuple[Any, str]]) -> Iterator[None]:
+    held = [(place.__dict__, name, place.__dict__[name]) for place, name in places]
     try:
         for attributes, name, variable in held:
             attributes[name] = _local_copy(variable)

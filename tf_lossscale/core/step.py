@@ -37,7 +37,7 @@ class Update(abc.ABC):
     #: The cluster with which XLA compiles the step; None to leave it uncompiled.
     cluster: clusters.Cluster | None = None
 
-    def count_exponents(self) -> list[Any]:
+    def count_exponents(self) -> list[tf.Operation]:
         """Count this replica's gradients by exponent, as they arrive; return the operations that do it."""
         return []
 
@@ -85,9 +85,8 @@ def step(loss_scale: LossScale, update: Update) -> Any:
         In eager mode, whether the step was applied; in a legacy graph, the operation to run.
     """
     try:
-        counted = update.count_exponents()
-        # In a legacy graph nothing else makes the step run the count, and run it before the scale moves.
-        with tf.control_dependencies(operations(counted)):
+        # In a legacy graph only the control dependency makes the step run the count, and run it before the scale moves.
+        with tf.control_dependencies(update.count_exponents()):
             gradients = update.unscale()
             agreed = None
             if update.aggregate:

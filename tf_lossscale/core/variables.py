@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -124,10 +125,10 @@ class LazyVariable(property):
     """
 
     def __init__(self, initial_value: Any, dtype: tf.DType, **options: Any):
-        super().__init__(lambda holder: holder._weight(self.name, initial_value, dtype, **options))
+        self._arguments, self._options = (initial_value, dtype), options
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
+        super().__init__(operator.methodcaller("_weight", name, *self._arguments, **self._options))
 
 
 _in_legacy_graphs: list[weakref.ref[Any]] = []

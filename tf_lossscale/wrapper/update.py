@@ -63,7 +63,7 @@ class Update(step.Update):
         if self.observes:
             self.optimizer._diagnosis.prepare(names_of(self._variables))
 
-    def count_exponents(self) -> list[Any]:
+    def count_exponents(self) -> list[tf.Operation]:
         exponents = self.optimizer._exponents
         if exponents is None:
             return []
