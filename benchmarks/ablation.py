@@ -17,7 +17,7 @@ WHAT, ALL, TRACING, MEMORY = "ablation", "all tricks", "tracing", "peak memory"
 TRICKS = {
     "eager": ("stacks", "sum first"),
     "tf.function": ("stacks", "late unscaling", "one at a time", "one call", "sum first"),
-    "jit_compile": ("late unscaling", "loop", "product", "sum first"),
+    "jit_compile": ("late unscaling", "loop", "product", "sum first", "one check"),
     "mirrored": ("stacks", "stacked sums", "sum first"),
     TRACING: ("stacks", "late unscaling", "one at a time", "one call", "sum first"),
     MEMORY: ("late unscaling", "one at a time"),

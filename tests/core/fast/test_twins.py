@@ -29,7 +29,7 @@ EDGES = [0.0, -0.0, 1.0, -3.0, 7.3, 1e-20, 3e38, -3e38, float("inf"), float("nan
 MODES = {
     "eager": ["stacks", "sum first"],
     "function": ["stacks", "late unscaling", "one at a time", "one call", "sum first"],
-    "xla": ["late unscaling", "loop", "product", "sum first"],
+    "xla": ["late unscaling", "loop", "product", "sum first", "one check"],
     "mirrored_2": ["stacks", "stacked sums", "sum first"],
 }
 KINDS = [

@@ -43,6 +43,8 @@ def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
     if tf.executing_eagerly():
         return _all_finite_eagerly(in_stacks(present))
     found = in_stacks(Packed(present).tensors)
+    if compiled() and "one check" in tricks.in_use:
+        found = _concatenated(found)
     summed = _worth_a_sum(found) if "sum first" in tricks.in_use else []
     ids_of_summed = {id(gradient) for gradient in summed}
     flags = [_is_finite(gradient) for gradient in found if id(gradient) not in ids_of_summed]
@@ -66,6 +68,22 @@ def _all_finite_eagerly(gradients: list[Any]) -> tf.Tensor:
     if sums and not tf.math.is_finite(tf.add_n(sums)):
         return finite.all_finite.plain(gradients)  # type: ignore[attr-defined]
     return finite.all_finite.plain(others) if others else tf.constant(True)  # type: ignore[attr-defined]
+
+
+def _concatenated(gradients: list[Any]) -> list[Any]:
+    """Concatenate small gradients of the same dtype and scale, because XLA compiles separate kernels for each check."""
+    alike: dict[Any, tuple[tf.Tensor | None, list[tf.Tensor]]] = {}
+    result = []
+    for gradient in gradients:
+        values, scale = gradient if isinstance(gradient, Scaled) else (gradient, None)
+        if isinstance(values, tf.Tensor) and is_small(values):
+            alike.setdefault((values.dtype, id(scale)), (scale, []))[1].append(tf.reshape(values, [-1]))
+        else:
+            result.append(gradient)
+    for scale, flat in alike.values():
+        together = tf.concat(flat, 0)
+        result.append(together if scale is None else Scaled(together, scale).unscaled())
+    return result
 
 
 def _worth_a_sum(gradients: list[Any]) -> list[Any]:

@@ -15,6 +15,7 @@ TRICKS = {
     "one call": "the conditional of a small step is a single operation, a call: 1.06 to 1.17 for 200 x 1k",
     "loop": "on the CPU, XLA compiles a loop of at most one iteration instead of a conditional: 1.93 for 4 x 4M",
     "sum first": "values are checked one by one only if the sum is not finite: 1.10 for 4 x 4M, 1.11 for ResNet-50",
+    "one check": "XLA checks all small gradients as one, which compiles faster: 1.3 for 60 x 1k",
     "product": "on the CPU, XLA computes a float32 quotient as a float64 product: 1.21 for 4 x 4M",
 }
 #: The tricks in use: all, except inside `without`.
