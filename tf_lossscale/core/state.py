@@ -179,14 +179,14 @@ class LossScale(Variables):
 
     # Not saved, because the originals' checkpoints lack it and must be able to restore everything.
 
-    #: The number of steps, skipped ones too, an int64 scalar variable.
     total_steps = LazyVariable(0, tf.int64, tracked=False)
-    #: The number of skipped steps, an int64 scalar variable.
+    """The number of steps, skipped ones too, an int64 scalar variable."""
     skipped_steps = LazyVariable(0, tf.int64, tracked=False)
-    #: The number of skipped steps in a row, up to the last skipped step, an int64 scalar variable.
+    """The number of skipped steps, an int64 scalar variable."""
     skipped_in_a_row = LazyVariable(0, tf.int64, tracked=False)
-    #: Whether the last step was skipped, a bool scalar variable.
+    """The number of skipped steps in a row, up to the last skipped step, an int64 scalar variable."""
     last_step_skipped = LazyVariable(False, tf.bool, tracked=False)
+    """Whether the last step was skipped, a bool scalar variable."""
 
 
 class FixedLossScale(LossScale):
@@ -253,8 +253,8 @@ class DynamicLossScale(LossScale):
         """The scale, a float32 scalar variable."""
         return self._weight("current_loss_scale", self.initial_scale, tf.float32)
 
-    #: The number of finite steps since the scale last moved, an int64 scalar variable.
     good_steps = LazyVariable(0, tf.int64)
+    """The number of finite steps since the scale last moved, an int64 scalar variable."""
 
     @property
     def bad_steps(self) -> tf.Variable | None:
