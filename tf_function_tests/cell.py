@@ -39,7 +39,7 @@ def why_not(family, name, call):
     if name.endswith("_apart") and call == "eager":
         return "only XLA's `tf.function`s lack `merge_call`, so this case does not exist in eager mode"
     if name.endswith("_apart") and family.name == "tf1":
-        return "TensorFlow 1's optimizers call `merge_call`: use those of Keras 3 or tf_keras, or leave out `jit_compile`"
+        return "TensorFlow 1's optimizers call `merge_call`: use Keras 3's or tf_keras's, or leave out `jit_compile`"
     return None
 
 

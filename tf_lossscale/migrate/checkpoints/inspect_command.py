@@ -127,7 +127,7 @@ def _print_tables(file: File) -> None:
         console.print()
         console.print(_variables(file))
     for line in captured.get().splitlines():
-        print(line.rstrip())  # the tables pad their last columns
+        print(line.rstrip())  # rich pads the last column of a table with spaces
 
 
 def _rows(optimizer: Optimizer) -> list[tuple[str, str]]:
