@@ -105,7 +105,11 @@ def _of_module(module: str, name: str) -> str | None:
             v1 = getattr(v1, part, None)
         if hasattr(v1, name):
             old = f"{rest}.{name}".lstrip(".")
-            return f"tf.{old} is of TensorFlow 1 and is now tf.compat.v1.{old}."
+            return (
+                f"tf.{old} is a name of TensorFlow 1, and is now tf.compat.v1.{old}. For a program of TensorFlow 1, "
+                "replace `import tensorflow as tf` with `import tensorflow.compat.v1 as tf`, and call "
+                "tf.disable_v2_behavior() right after the imports."
+            )
     return None
 
 

@@ -299,7 +299,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         contract.require_unscaled_loss(loss, self._loss_scale)
         self._contract.called("scale_loss")
         return self._scaled(
-            loss, lambda loss: scaling.scale_loss(tf.nest.map_structure(_at_least_float32, loss), self._factor())
+            loss,
+            lambda loss: scaling.scale_loss(tf.nest.map_structure(_at_least_float32, loss), self._remember_factor()),
         )
 
     def _scaled(self, loss: Any, scale: Callable[[Any], Any]) -> Any:
@@ -346,8 +347,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         return unscaled
 
     def _unscaled(self, grads: Iterable[Any]) -> list[Any]:
-        factor = self._contract.remembered_factor() if replicas.workers_step_alone() else None
-        return self._family.divide(grads, self._factor() if factor is None else factor)
+        return self._family.divide(grads, self._factor_of_loss())
 
     def scale_inside(self, loss_fn: SameFunction) -> SameFunction:
         """Wrap a loss function for code that owns the tape and calls only `apply_gradients`.
@@ -386,12 +386,17 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         return self._loss_scale() if factor is None else self._loss_scale() * factor
 
     def _remember_factor(self) -> tf.Tensor:
-        """Return the factor of the loss, and remember it for `_unscaled`."""
+        """Return the factor to multiply the loss by, and remember it for `_factor_of_loss`."""
         factor = self._factor()
         if replicas.workers_step_alone():
             # Another worker may move the scale before this one's gradients are unscaled.
             self._contract.remember_factor(factor)
         return factor
+
+    def _factor_of_loss(self) -> tf.Tensor:
+        """Return the factor that this step's loss was multiplied by."""
+        factor = self._contract.remembered_factor() if replicas.workers_step_alone() else None
+        return self._factor() if factor is None else factor
 
     # The step. --------------------------------------------------------------------------------------------------
 

@@ -17,6 +17,20 @@ DEFAULTS = {
     "loss_scale_factor": None,
     "gradient_accumulation_steps": None,
 }
+# Keywords of other loss scalers -> the arguments of `LossScaleOptimizer`.
+_ELSEWHERE = {
+    "loss_scale": "initial_scale, with dynamic=False for a fixed scale",
+    "init_scale": "initial_scale",
+    "initial_loss_scale": "initial_scale",
+    "init_loss_scale": "initial_scale",
+    "growth_interval": "dynamic_growth_steps",
+    "increment_period": "dynamic_growth_steps",
+    "scale_window": "dynamic_growth_steps",
+    "multiplier": "growth_factor and backoff_factor",
+    "scale_factor": "growth_factor and backoff_factor",
+    "on_floor": "on_stall",
+    "enabled": "dynamic=False, initial_scale=1, to scale nothing",
+}
 _CLIPS = ("clipnorm", "clipvalue", "global_clipnorm")
 
 
@@ -62,8 +76,8 @@ def checked(inner: Any, given: dict[str, Any], supported: tuple[str, ...]) -> di
     """
     for name in given:
         if name not in DEFAULTS:
-            renamed = ": it is called `on_stall`, after what it reacts to" if name == "on_floor" else ""
-            raise TypeError(f"LossScaleOptimizer.__init__() got an unexpected keyword argument '{name}'{renamed}")
+            instead = f". Pass {_ELSEWHERE[name]}." if name in _ELSEWHERE else ""
+            raise TypeError(f"LossScaleOptimizer.__init__() got an unexpected keyword argument '{name}'{instead}")
     wanted = {name: value for name, value in given.items() if value != DEFAULTS[name]}
     for name, value in wanted.items():
         if name not in supported:

@@ -156,10 +156,15 @@ class Observable(Parts):
         Raises:
             ValueError: a key is missing or unknown, a value is out of range, or the scale is fixed at
                 another value. Then nothing is set.
-            TypeError: a value is not a number.
+            TypeError: the state is not a mapping, or a value is not a number.
             RuntimeError: called while a graph is built.
         """
         _require_eager("set_state")
+        if not isinstance(state, Mapping):
+            raise TypeError(
+                f"`state` must be a dict that state() returned, but got: {state!r}. To change only the scale, call "
+                "set_state({**optimizer.state(), 'loss_scale': value})."
+            )
         self._set_state(state)
 
     def _set_state(self, state: Any) -> None:

@@ -95,7 +95,7 @@ class Update(step.Update):
     def unscale(self) -> list[Any]:
         if not self._scaled:
             return self._gradients
-        return self._family.unscale(self._gradients, self._variables, self.optimizer._factor())
+        return self._family.unscale(self._gradients, self._variables, self.optimizer._factor_of_loss())
 
     def reduce(self, gradients: list[Any]) -> list[Any]:
         return self._family.reduce(gradients, self._variables)
