@@ -78,7 +78,7 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         self._optimizer = optimizer
         self._log_dir = "" if log_dir is None else str(log_dir)
         self._writer = None if log_dir is None else tf.summary.create_file_writer(str(log_dir))
-        self._counted = 0  # the last counted step whose counts were written
+        self._counted = 0  # the last step whose exponent counts were written
         self._read: dict[str, Any] = {}
         self._tensors: dict[str, Any] = {}
         self._since = (0, 0)  # (total steps, skipped steps) at the previous check of the share of skipped steps
@@ -146,7 +146,7 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         return self._value("total_steps", scale), self._value("skipped_steps", scale)
 
     def _value(self, name: str, holder: Any = None) -> Any:
-        """Return an attribute of the optimizer, or of `holder`, as a Python number."""
+        """Return an attribute of `holder`, by default of the optimizer, as a Python number."""
         holder = self._watched if holder is None else holder
         if tf.executing_eagerly():
             return layers.value_of(getattr(holder, name))

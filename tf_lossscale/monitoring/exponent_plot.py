@@ -1,4 +1,4 @@
-"""Heat maps of exponents against the range of float16: by variable, and over the steps of a run."""
+"""Heat maps of gradient exponents against float16's range: for each variable, and over the steps of a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tf_lossscale.writing import whole_file
 _RANGES = ((SUBNORMAL - 1, "sub-\nnormal"), (NORMAL, "normal"), (MAXIMUM + 1, "over-\nflow"))
 _COLOURS = "viridis"  # a colour map ordered by lightness, which colour-blind readers can read, too
 
-# Shares below this one get the same colour as this one.
+# Smaller shares are drawn in the same colour as this share.
 _SMALLEST_SHARE = 1e-4
 
 # In inches: the height of a row, and the width and the largest height of the figure.
@@ -113,7 +113,7 @@ def colour_bar(figure: Any, mesh: Any, axes: Any, label: str) -> None:
 
 
 def save(figure: Any, out: pathlib.Path) -> None:
-    """Write a figure to a file. A failure leaves no partial file. An SVG contains no date: equal figures, equal bytes.
+    """Write a figure to a file. A failure leaves no partial file. An SVG file contains no date, to be reproducible.
 
     Args:
         figure: the matplotlib figure.
@@ -133,7 +133,7 @@ def _colours() -> dict[str, Any]:
 
 
 def _range(run: Sequence[ExponentCounts]) -> tuple[int, int]:
-    """Return the lowest and the highest exponent to draw: all values, and float16's range with a margin."""
+    """Return the range of exponents to draw. It includes all counted values, and float16's range with a margin."""
     values = np.concatenate([counts.counts[:, FINITE] for counts in run])
     around = [SUBNORMAL - 7, MAXIMUM + 6, *(np.flatnonzero(values.sum(axis=0)) + LOWEST).tolist()]
     return max(min(around), LOWEST), min(max(around), HIGHEST)
@@ -175,7 +175,7 @@ def _mark_ranges(axis: Any, low: int, high: int, along: str) -> None:
 
 
 def _edges(steps: Sequence[int]) -> list[float]:
-    """Return the edges between steps, halfway; the first step is 1.
+    """Return the edges of the cells of steps, halfway between two steps. Step 1 begins at 0.5.
 
     >>> _edges([1, 11, 21])
     [0.5, 6.0, 16.0, 26.0]
@@ -187,7 +187,7 @@ def _edges(steps: Sequence[int]) -> list[float]:
 
 
 def _without_common_folder(names: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the folder that the paths of all variables begin with, and their paths in it.
+    """Split the paths of variables into the folder that all of them share, and the rest of each path.
 
     >>> _without_common_folder(["model/dense/kernel", "model/dense/bias"])
     ('model/dense/', ['kernel', 'bias'])
@@ -200,7 +200,7 @@ def _without_common_folder(names: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def _short(name: str) -> str:
-    """Return a name of at most 34 characters; the part in the middle tells least.
+    """Shorten a name to at most 34 characters by leaving out its middle.
 
     >>> _short("sequential/transformer/block_11/attention/query/kernel")
     'sequential/trans…ion/query/kernel'

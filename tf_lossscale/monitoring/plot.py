@@ -1,4 +1,4 @@
-"""The subcommand `plot`: draws the loss scale, loss, skipped steps and exponents in a folder of logs."""
+"""The subcommand `tf-lossscale plot`, which draws the scale, loss, skipped steps and exponents in a folder of logs."""
 
 from __future__ import annotations
 
@@ -65,10 +65,9 @@ def run(arguments: argparse.Namespace) -> int:
             raise ValueError(f"--out must end in .png or .svg, but got: {out}.")
         for folder in (arguments.logdir, out.parent):
             if not folder.is_dir():
-                raise NotADirectoryError(
-                    f"{folder} {'is a file' if folder.exists() else 'does not exist'}. Pass a folder."
-                )
-        # Reading the event files takes a while, so a missing matplotlib is reported before.
+                why = "is a file" if folder.exists() else "does not exist"
+                raise NotADirectoryError(f"{folder} {why}. Pass a folder.")
+        # Reading the event files takes a while, so a missing matplotlib is reported first.
         optional.load("matplotlib.figure", "plot")
         pictures = _pictures(arguments.logdir, out, arguments.step)
         for path in pictures:

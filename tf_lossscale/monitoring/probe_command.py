@@ -1,4 +1,4 @@
-"""The subcommand `probe`: runs a program that trains in float32, and reports whether float16 fits its gradients."""
+"""The subcommand `tf-lossscale probe`, which reports whether float16 fits the gradients of a float32 program."""
 
 from __future__ import annotations
 

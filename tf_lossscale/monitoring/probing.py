@@ -63,9 +63,10 @@ def probe(optimizer: Any, every: int = EVERY) -> Iterator[Probe]:
     counting = Probe(families.of(optimizer), every)
     methods = {name: counting.method(getattr(optimizer, name)) for name in _METHODS if hasattr(optimizer, name)}
     if any(name in vars(optimizer) for name in methods):
+        replaced = " or ".join(methods)
         raise RuntimeError(
-            f"probe() cannot count the steps of an optimizer whose method {' or '.join(methods)} was replaced, "
-            "for example by another probe. End the `with` block of the other probe first."
+            f"probe() cannot count the steps of an optimizer whose method {replaced} was replaced, for example by "
+            "another probe. End the `with` block of the other probe first."
         )
     with replicas.overriding(optimizer, **methods):
         try:
@@ -124,7 +125,7 @@ class Probe:
         return ExponentCounts(*found, full_precision=not self._in_float16)
 
     def count_exponents(self) -> None:
-        """Count the next step, and after it every `every`-th step."""
+        """Start counting: the next step is counted, and every `every`-th step after it."""
         self._exponents.count_next()
 
     def method(self, method: Callable[..., Any]) -> Callable[..., Any]:

@@ -56,9 +56,9 @@ def write_scalars(optimizer: LossScaleOptimizer, step: Any, loss: Any) -> None:
     ...     write_scalars(LossScaleOptimizer(tf.keras.optimizers.SGD()), step=1, loss=None)
 
     Args:
-        optimizer: as in `write_summary`.
-        step: as in `write_summary`.
-        loss: as in `write_summary`.
+        optimizer: the optimizer whose loss scale is written.
+        step: the step, as in `write_summary`.
+        loss: the unscaled loss, or None, as in `write_summary`.
     """
     values = {"loss_scale": optimizer.loss_scale, "skipped_steps": optimizer.skipped_steps}
     if optimizer.gradient_norm is not None:
@@ -90,7 +90,7 @@ def require_ours(optimizer: Any) -> None:
 
 @do_not_convert  # otherwise AutoGraph would warn that it cannot convert the import
 def require_tensorboard(caller: str, otherwise: str) -> None:
-    """Raise if TensorBoard, which `tf.summary.scalar` needs, cannot be imported.
+    """Raise an error if TensorBoard, which `tf.summary.scalar` needs, cannot be imported.
 
     >>> require_tensorboard("write_summary(...)", "remove the call")
 

@@ -25,7 +25,7 @@ def about_the_scale(report: PrecisionReport) -> str:
     """Return the sentence about the best scale, at which no value overflows and the fewest values are lost.
 
     Args:
-        report: the report.
+        report: the report whose gradients the sentence is about.
     """
     best, total, counted = report.best_scale, report.total, power(report.counts.scale)
     if not total.values:

@@ -127,17 +127,16 @@ def _path(file: File, saved: Optimizer) -> str:
 
 
 def _optimizer(file: File, saved: Optimizer, family: Any) -> tuple[Any, str]:
-    """Return a current optimizer with the options in the file, and the code that constructs it."""
+    """Return an optimizer of the new library with the options in the file, and the code that constructs it."""
     library = family.optimizers
     # The class name comes from the file, so only known optimizers of the library may be called.
     cls = getattr(library, saved.name, None) if saved.name in slots.ATTRIBUTES else None
     if cls is None:
         part = saved.path or "its optimizer"
         why = f"{part} is of class {saved.name!r}, which is none of {', '.join(slots.ATTRIBUTES)}"
-        raise ValueError(
-            f"{file.path}: {why if saved.name else f'the file does not name the class of {part}'}. Construct the "
-            "optimizer in code, and call tf_lossscale.migrate.restore."
-        )
+        if not saved.name:
+            why = f"the file does not name the class of {part}"
+        raise ValueError(f"{file.path}: {why}. Construct the optimizer in code, and call tf_lossscale.migrate.restore.")
     if saved.learning_rate is None and saved.of_tf1:
         raise ValueError(
             f"{file.path}: the file does not have the learning rate, which the new checkpoint must have. Pass it as "
@@ -145,7 +144,7 @@ def _optimizer(file: File, saved: Optimizer, family: Any) -> tuple[Any, str]:
         )
     options = _known_options(saved)
     taken = inspect.signature(cls).parameters
-    # TensorFlow Addons does not multiply weight_decay by the learning rate, so the old value would mean another decay.
+    # The file's weight_decay is for TensorFlow Addons, which does not multiply it by the learning rate.
     unlike = set() if saved.slots_are_lists else {"weight_decay"}
     options = {name: value for name, value in options.items() if name in taken and name not in unlike}
     for name, value in options.items():
@@ -179,7 +178,7 @@ def _known_options(saved: Optimizer) -> dict[str, Any]:
 
 
 def _in_wrapper(code: str, saved: Optimizer) -> str:
-    """Return code that wraps an optimizer with the wrapper's arguments in the file."""
+    """Return code that wraps an optimizer. The arguments of the wrapper come from the file."""
     if saved.wrapper is None:
         return code
     usual = {"dynamic": True, "initial_scale": 2.0**15, "dynamic_growth_steps": 2000}
@@ -235,7 +234,7 @@ def _trained(file: File, saved: Optimizer) -> list[str]:
 
 
 def _tree(file: File, parts: dict[str, Any], family: Any) -> Any:
-    """Return the root object of the new checkpoint, with the object graph of the file or, without one, flat."""
+    """Return the root object of the new checkpoint, which has the object graph of the file if the file has one."""
     import tensorflow as tf
 
     objects = family.with_layer_names(file.objects) if file.objects else {"": {path: path for path in parts}}

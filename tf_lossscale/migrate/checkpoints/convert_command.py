@@ -1,4 +1,4 @@
-"""The subcommand `convert`."""
+"""The subcommand `tf-lossscale convert`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TARGETS = ("keras3", "tf_keras")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `convert`.
+    """Add the arguments of `tf-lossscale convert`.
 
     Args:
         parser: the parser of the subcommand.
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run `convert`.
+    """Run `tf-lossscale convert`.
 
     Args:
         arguments: the parsed arguments; see `add_arguments`.

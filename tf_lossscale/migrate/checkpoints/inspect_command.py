@@ -1,4 +1,4 @@
-"""The subcommand `inspect`."""
+"""The subcommand `tf-lossscale inspect`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ exit code:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `inspect`.
+    """Add the arguments of `tf-lossscale inspect`.
 
     Args:
         parser: the parser of the subcommand.
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run `inspect`.
+    """Run `tf-lossscale inspect`.
 
     Args:
         arguments: the parsed arguments; see `add_arguments`.

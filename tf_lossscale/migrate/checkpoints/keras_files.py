@@ -103,7 +103,7 @@ def _held(number: Any, digits: str) -> Any:
 
 
 def _h5(path: str, source: Any) -> Any:
-    """Open an HDF5 file that has no links, because a link could read any other file of this machine."""
+    """Open an HDF5 file. Links in it are refused, because a link could point to any other file of this machine."""
     import h5py  # h5py is installed, because Keras depends on it
 
     file = h5py.File(source, "r")

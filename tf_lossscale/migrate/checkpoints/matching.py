@@ -45,7 +45,7 @@ def pairs(file: File, variables: Any) -> list[tuple[Tensor, Any]]:
 
 
 def notes(matched: list[tuple[Tensor, Any]]) -> list[str]:
-    """Return notes on variables that were matched by order alone, where another order has the same shapes."""
+    """Return a note if variables were matched only by order, and some of them have the same shape."""
     unnamed = [tensor for tensor, variable in matched if not _same_name(tensor, name_of(variable))]
     shapes = [tensor.shape for tensor, _ in matched]
     if not any(shapes.count(tensor.shape) > 1 for tensor in unnamed):

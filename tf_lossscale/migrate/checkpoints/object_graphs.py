@@ -243,7 +243,7 @@ class _Graph:
         )
 
     def variables(self) -> list[Tensor]:
-        """Return the variables outside of optimizers, in Keras's order. Call `optimizer` for each optimizer before."""
+        """Return the variables outside of optimizers, in Keras's order. Read all optimizers with `optimizer` before."""
         trained = {
             node
             for owner in self._of_optimizers

@@ -163,24 +163,28 @@ def _class_of(file: File, saved: Optimizer, inner: Any) -> str:
     if kind is None:
         known = ", ".join(slot_names.ATTRIBUTES)
         raise ValueError(f"{file.path}: cannot restore state into {type(inner).__name__}, only into {known}.")
+    what = saved.path or "the optimizer"
     if not slot_names.fits(saved.name, kind):
         raise ValueError(
-            f"{file.path}: {saved.path or 'the optimizer'} is of class {saved.name}, but the given optimizer is "
-            f"{type(inner).__name__}. Create an optimizer of the same class as in the file."
+            f"{file.path}: {what} is of class {saved.name}, but the given optimizer is {type(inner).__name__}. Create "
+            "an optimizer of the same class as in the file."
         )
     there = set(slot_names.canonical(kind, saved.slots))
     lacking = slot_names.required(kind) - there
     if lacking and there:
         raise ValueError(
-            f"{file.path}: {saved.path or 'the optimizer'} has the slots {', '.join(sorted(there))}, but "
-            f"{type(inner).__name__} also needs {', '.join(sorted(lacking))}. Create an optimizer of the same class as "
-            "in the file."
+            f"{file.path}: {what} has the slots {_joined(there)}, but {type(inner).__name__} also needs "
+            f"{_joined(lacking)}. Create an optimizer of the same class as in the file."
         )
     return kind
 
 
+def _joined(names: set[str]) -> str:
+    return ", ".join(sorted(names))
+
+
 def _planned_slots(file: File, saved: Optimizer, kind: str, pairs: list[Any], inner: Any) -> list[tuple[str, Any, Any]]:
-    """Return (slot, the user's variable, value) for each slot of these variables in the file."""
+    """Return (name of the slot, the user's variable, value) for each slot in the file that belongs to a variable."""
     variable_of = {tensor.path: variable for tensor, variable in pairs}
     known = [tensor for tensor, variable in pairs if getattr(variable, "trainable", True)]
     planned = []
@@ -212,7 +216,7 @@ def _planned_slots(file: File, saved: Optimizer, kind: str, pairs: list[Any], in
 
 
 def _build_of(wrapper: Any) -> Any:
-    """Return the method that creates a wrapper's variables, which libraries name differently."""
+    """Return the method that creates a wrapper's variables. Its name depends on the library."""
     return getattr(wrapper, "build", None) or wrapper._create_all_weights
 
 

@@ -30,8 +30,10 @@ class Tensor:
     (2,)
     """
 
-    path: str  # the path in the file, in the form shown to users: "w0", "model/layer_with_weights-0/kernel"
-    name: str  # the variable's own name when it was saved: "dense/kernel"
+    #: The variable's path in the file, for example "w0" or "model/layer_with_weights-0/kernel".
+    path: str
+    #: The name that the variable had when it was saved, for example "dense/kernel".
+    name: str
     shape: tuple[int, ...]
     dtype: str
     read: Callable[[], Any] = dataclasses.field(repr=False, compare=False)
@@ -66,7 +68,7 @@ class Optimizer:
     family: str
     #: The name of the class, for example "Adam"; None if unknown.
     name: str | None
-    #: The class name of the loss scale optimizer around it; None if it was not wrapped.
+    #: The class name of the wrapper around the optimizer; None if it was not wrapped.
     wrapper: str | None
     iterations: int | None = None
     scale: float | None = None
@@ -83,7 +85,7 @@ class Optimizer:
 
     @property
     def of_tf1(self) -> bool:
-        """Whether this is a TensorFlow 1 optimizer: no learning rate in the file, and momenta not multiplied by it."""
+        """Whether this is an optimizer of TensorFlow 1, whose files and momenta do not contain the learning rate."""
         return self.family == "tf1"
 
     @property

@@ -55,10 +55,10 @@ def saver_names(
         elif len(powers) == 1:
             found[powers[0]] = variable
         else:
+            others = f", but several of that kind: {', '.join(powers)}" if powers else ""
             raise ValueError(
-                f"{os.fspath(checkpoint_path)}: the file has no variable {name!r}"
-                + (f", but several of that kind: {', '.join(powers)}. " if powers else ". ")
-                + "Pass only `variables` that are in the file."
+                f"{os.fspath(checkpoint_path)}: the file has no variable {name!r}{others}. Pass only `variables` that "
+                "are in the file."
             )
     return found
 

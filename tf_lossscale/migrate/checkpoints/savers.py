@@ -17,7 +17,7 @@ def read(path: str, names: list[str], tensor: Any) -> File:
 
     Args:
         path: the checkpoint's prefix, for messages.
-        names: the names of all its variables.
+        names: the names of all variables in the checkpoint.
         tensor: creates a `Tensor` from (key, path, name).
 
     Returns:
