@@ -136,7 +136,10 @@ def _optimizer(file: File, saved: Optimizer, family: Any) -> tuple[Any, str]:
         why = f"{part} is of class {saved.name!r}, which is none of {', '.join(slots.ATTRIBUTES)}"
         if not saved.name:
             why = f"the file does not name the class of {part}"
-        raise ValueError(f"{file.path}: {why}. Construct the optimizer in code, and call tf_lossscale.migrate.restore.")
+        raise ValueError(
+            f"{file.path}: the optimizer cannot be converted, because {why}. Construct the optimizer in code, and call "
+            "tf_lossscale.migrate.restore."
+        )
     if saved.learning_rate is None and saved.of_tf1:
         raise ValueError(
             f"{file.path}: the file does not have the learning rate, which the new checkpoint must have. Pass it as "
