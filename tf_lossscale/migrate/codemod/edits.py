@@ -32,8 +32,6 @@ class Edits:
         self.gone: set[cst.CSTNode] = set()
         #: Statement -> comments to put above it.
         self.todos: dict[cst.CSTNode, list[str]] = {}
-        #: Statement -> lines to put above it.
-        self.lines: dict[cst.CSTNode, list[str]] = {}
         #: Import alias or star -> the code of the import in its place; None to remove it.
         self.imports: dict[cst.CSTNode, str | None] = {}
         #: Nodes that do not change, and names whose bindings must stay because such a node uses them.
@@ -45,7 +43,7 @@ class Edits:
 
     def touched(self) -> set[cst.CSTNode]:
         """The nodes that change, and the nodes around them."""
-        nodes = [*self.expressions, *self.todos, *self.lines, *self.imports]
+        nodes = [*self.expressions, *self.todos, *self.imports]
         return {around for node in nodes for around in (node, *self._resolver.ancestors(node))}
 
     def replace(self, node: cst.CSTNode, make: Callable[[cst.CSTNode, Now], cst.CSTNode], new: str) -> None:

@@ -158,7 +158,7 @@ class RefusalPlanner(Visitor):
     def visit_Call(self, node: cst.Call) -> None:
         self._named_by_string(node)
         meaning = self._resolver.meaning(node.func)
-        if not meaning.roles & {*names.WRAPPERS, table.GRAPH_REWRITE}:
+        if not meaning.roles & {*names.WRAPPERS}:
             return
         try:
             written = self._calls.written(node, meaning)
