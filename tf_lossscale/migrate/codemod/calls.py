@@ -18,7 +18,6 @@ from tf_lossscale.migrate.codemod.arguments import (
     Written,
     as_they_are,
     bind,
-    code,
     number,
     scale_arguments,
     text,
@@ -67,34 +66,6 @@ class Calls:
         return outcome
 
     def _decided(self, call: cst.Call, meaning: Meaning) -> Written:
-        written, *others = [self._with(call, given, meaning) for given in self._unpacked(call)]
-        if any(_shown(other) != _shown(written) for other in others):
-            return self._decided_as_written(call, meaning)
-        return written._replace(consumed=tuple(node for each in (written, *others) for node in each.consumed))
-
-    def _unpacked(self, call: cst.Call) -> list[cst.BaseExpression | None]:
-        """Return the possible dicts of `**name` at the end of a call; [None] if there is none or it is unknown."""
-        last = call.args[-1] if call.args else None
-        if last is None or last.star != "**" or not isinstance(last.value, cst.Name):
-            return [None]
-        values = self._resolver.values(last.value)
-        literal = all(value is not None and _items(value) is not None for value in values)
-        return list(values) if literal and self._resolver.is_only_unpacked(last.value) else [None]
-
-    def _with(self, call: cst.Call, given: cst.BaseExpression | None, meaning: Meaning) -> Written:
-        """Return the new form of a call that ends with an unpacked dict."""
-        if given is None:
-            return self._decided_as_written(call, meaning)
-        own = call.args[:-1]
-        items = [cst.Arg(value, cst.Name(key)) for key, value in _items(given) or ()]
-        written = self._decided_as_written(cst.Call(call.func, [*own, *items]), meaning)
-        arguments: list[Argument] = [
-            (key, items[i - len(own)].value if isinstance(i, int) and i >= len(own) else i)
-            for key, i in written.arguments
-        ]
-        return Written(written.target, arguments, (*written.consumed, given))
-
-    def _decided_as_written(self, call: cst.Call, meaning: Meaning) -> Written:
         roles = meaning.roles
         if roles <= {table.STABLE, table.OURS}:
             return self._stable(call, roles)
@@ -390,23 +361,6 @@ def _is_in_module(dotted: str) -> bool:
 def optimizer_of(call: cst.Call) -> cst.BaseExpression | None:
     """Return the optimizer argument of a call of `compile`."""
     return _argument(call, 0, "optimizer") if len(call.args) > 1 or any(a.keyword for a in call.args) else None
-
-
-def _items(expression: cst.BaseExpression) -> list[tuple[str, cst.BaseExpression]] | None:
-    """Return the items of `{"key": value}` or `dict(key=value)`; None for other expressions."""
-    if isinstance(expression, cst.Dict):
-        pairs = [(text(e.key), e.value) for e in expression.elements if isinstance(e, cst.DictElement)]
-        found = [(key, value) for key, value in pairs if key is not None]
-        return found if len(found) == len(expression.elements) else None
-    if isinstance(expression, cst.Call) and isinstance(expression.func, cst.Name) and expression.func.value == "dict":
-        named = [(a.keyword.value, a.value) for a in expression.args if a.keyword]
-        return named if len(named) == len(expression.args) else None
-    return None
-
-
-def _shown(written: Written) -> list[object]:
-    values = [(key, value if isinstance(value, (int, str)) else code(value)) for key, value in written.arguments]
-    return [written.target, *values]
 
 
 def _conditions(test: cst.BaseExpression) -> Sequence[cst.BaseExpression]:

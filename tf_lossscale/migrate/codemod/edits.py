@@ -41,6 +41,10 @@ class Edits:
         self.legacy_policies = False
         self.findings: list[report.Finding] = []
 
+    def changed_statements(self) -> set[cst.CSTNode]:
+        """The statements whose own code changes, without the statements around them."""
+        return {self._resolver.statement(node) for node in (*self.expressions, *self.imports)}
+
     def touched(self) -> set[cst.CSTNode]:
         """The nodes that change, and the nodes around them."""
         nodes = [*self.expressions, *self.todos, *self.imports]

@@ -68,10 +68,18 @@ class ObjectPlanner(Visitor):
             self._attribute(node)
         if node.attr.value == "update":
             self._update(node)
-        if node.attr.value in names.GONE_HOOKS and self._calls.kinds(node.value) & {kinds.WRAPPER, kinds.FACE}:
+        if node.attr.value in names.GONE_HOOKS and self._is_hook_of_wrapper(node):
             self._edits.todo(node, f"{node.attr.value} {names.GONE_HOOK}")
         if node.attr.value in _METHODS and self._may_be_compiled(node.value):
-            self._suspected.setdefault(self._place(node, node.value), (node, f"has no {node.attr.value}"))
+            self._say(node, node.value, f"has no {node.attr.value}")
+
+    def _is_hook_of_wrapper(self, node: cst.Attribute) -> bool:
+        """Return whether a private method is a wrapper's, or an old base class's that a subclass calls."""
+        owner = self._resolver.enclosing(node, cst.ClassDef)
+        is_inherited = code(node.value) == "self" and node.attr.value not in methods(owner)
+        if m.matches(node.value, m.Call(m.Name("super"))) or is_inherited:
+            return self._resolver.is_wrapper_class(owner)
+        return bool(self._calls.kinds(node.value) & {kinds.WRAPPER, kinds.FACE})
 
     def _update(self, node: cst.Attribute) -> None:
         """Handle `loss_scale.update(...)` on an unknown object."""
@@ -83,7 +91,8 @@ class ObjectPlanner(Visitor):
         owners = [each.value for each in named if isinstance(each, cst.Attribute)]
         if any(self._is_own_wrapper(each) or kinds.WRAPPER in self._calls.kinds(each) for each in owners):
             return
-        if named and self._resolver.uses_an_old_name and m.matches(scale, m.Name() | m.Attribute()):
+        are_names = all(m.matches(each, m.Name() | m.Attribute()) for each in (scale, *values))
+        if named and are_names and self._resolver.uses_an_old_name:
             self._edits.notice(node, _UPDATED.format(code(scale)))
 
     def visit_Comparison(self, node: cst.Comparison) -> None:
@@ -107,7 +116,7 @@ class ObjectPlanner(Visitor):
 
     def _lacks(self, node: cst.CSTNode, tested: cst.BaseExpression, what: str) -> None:
         if self._may_be_compiled(tested):
-            self._suspected[self._place(node, tested)] = node, what
+            self._say(node, tested, what)
 
     def _may_be_compiled(self, expression: cst.BaseExpression) -> bool:
         """Return whether an expression may be an optimizer created by `compile`: `model.optimizer`, or a parameter."""
@@ -146,8 +155,10 @@ class ObjectPlanner(Visitor):
         is_unknown = self._resolver.values(expression) == [None] and isinstance(expression, cst.Attribute)
         return is_unknown and self._may_be_compiled(expression)
 
-    def _place(self, node: cst.CSTNode, optimizer: cst.BaseExpression) -> tuple[cst.CSTNode | None, str]:
-        return self._resolver.enclosing(node, cst.FunctionDef), code(optimizer)
+    def _say(self, node: cst.CSTNode, optimizer: cst.BaseExpression, what: str) -> None:
+        """Report what fails if compile() created an optimizer, once for each optimizer in a function."""
+        place = self._resolver.enclosing(node, cst.FunctionDef), code(optimizer)
+        self._suspected.setdefault(place, (node, what))
 
     def _call_of_loss_scale(self, node: cst.Call) -> None:
         """Handle `opt.loss_scale()`, which was callable until TensorFlow 2.3 and is a tensor since."""
@@ -159,7 +170,7 @@ class ObjectPlanner(Visitor):
         found = self._calls.kinds(func.value)
         of_model = self._is_of_model(func.value) and self._resolver.uses_an_old_name
         if of_model:
-            self._suspected.setdefault(self._place(node, func.value), (node, "has no loss_scale"))
+            self._say(node, func.value, "has no loss_scale")
         if of_model or (kinds.WRAPPER in found and found <= _HAVE_A_TENSOR):
             self._handled.add(func)
             self._edits.replace(

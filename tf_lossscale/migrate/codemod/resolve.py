@@ -21,6 +21,13 @@ from tf_lossscale.migrate.codemod.tree import Tree, methods
 LIBRARIES = {"tf": "tensorflow", "tensorflow": "tensorflow", "keras": "keras", "tf_keras": "keras"}
 
 
+_TESTED = m.SaveMatchedNode(m.DoNotCare(), "tested")
+_TYPE_TEST = m.Comparison(
+    m.Attribute(_TESTED, m.Name("__class__")) | m.Call(m.Name("type"), [m.Arg(_TESTED)]),
+    [m.ComparisonTarget(m.Is() | m.IsNot() | m.Equal() | m.NotEqual())],
+)
+
+
 class Meaning(NamedTuple):
     """The possible meanings of an expression."""
 
@@ -164,13 +171,9 @@ class Resolver(Tree):
 
     def type_tested(self, comparison: cst.Comparison) -> cst.BaseExpression | None:
         """Return the x of `type(x) is ...` or `x.__class__ is ...`, also with `is not`, `==` and `!=`."""
-        left, (first, *others) = comparison.left, comparison.comparisons
-        if others or not isinstance(first.operator, (cst.Is, cst.IsNot, cst.Equal, cst.NotEqual)):
-            return None
-        if isinstance(left, cst.Attribute) and left.attr.value == "__class__":
-            return left.value
-        is_type = isinstance(left, cst.Call) and self.is_builtin(left.func, "type") and len(left.args) == 1
-        return left.args[0].value if is_type else None
+        found = m.extract(comparison, _TYPE_TEST)
+        tested = found and found["tested"]
+        return tested if isinstance(tested, cst.BaseExpression) else None
 
     def _of_name(self, name: cst.Name) -> set[str]:
         found: set[str] = set()
@@ -323,11 +326,6 @@ class Resolver(Tree):
         if len(nodes) != 1 or not isinstance(nodes[0], cst.FunctionDef) or nodes[0].decorators:
             return []
         return self._returned.get(nodes[0], [])
-
-    def is_only_unpacked(self, name: cst.Name) -> bool:
-        """Return whether a variable is read only as `**name`."""
-        uses = [access.node for a in self.assignments(name) for access in getattr(a, "references", ())]
-        return all(isinstance(p := self.parents.get(u), cst.Arg) and p.star == "**" for u in uses)
 
     def _definitions(self, name: cst.BaseExpression) -> list[cst.ClassDef]:
         if not isinstance(name, cst.Name):

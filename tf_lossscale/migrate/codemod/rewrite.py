@@ -29,6 +29,7 @@ class Rewriter(cst.CSTTransformer):
         super().__init__()
         self._edits = edits
         self._touched = edits.touched()
+        self._changed = edits.changed_statements()
         self._now: dict[cst.CSTNode, cst.CSTNode] = {}
         self._header: Sequence[cst.EmptyLine] = ()
         self._first: cst.CSTNode | None = None
@@ -64,7 +65,8 @@ class Rewriter(cst.CSTTransformer):
         first, *others = updated.nodes if isinstance(updated, cst.FlattenSentinel) else [updated]
         if not isinstance(first, _LINES):
             return updated
-        lost = _comments(original) - _comments(first, *others)
+        changes = original in self._changed
+        lost = _comments(original) - _comments(first, *others) if changes else collections.Counter()
         present = "\n".join(
             line.comment.value
             for line in (*(self._header if original is self._first else ()), *first.leading_lines)
@@ -129,7 +131,7 @@ class Rewriter(cst.CSTTransformer):
         if updated_node.orelse or updated_node.finalbody or original_node.deep_equals(updated_node):
             return updated_node
         rungs = [block.body[0] for block in blocks if len(block.body) == 1]
-        if len(rungs) != len(blocks) or not blocks[1:] or not all(self._is_plain(rung) for rung in rungs):
+        if len(rungs) != len(blocks) or not blocks[1:] or not all(m.matches(rung, _PLAIN) for rung in rungs):
             return updated_node
         if m.findall(updated_node.with_changes(leading_lines=()), m.Comment()):
             return updated_node
@@ -141,18 +143,9 @@ class Rewriter(cst.CSTTransformer):
             return cst.SimpleStatementLine([_REMOVED], leading_lines=updated_node.leading_lines)
         return first.with_changes(leading_lines=updated_node.leading_lines)
 
-    def _is_plain(self, rung: cst.BaseStatement) -> bool:
-        """Return whether a statement is an import, or assigns a dotted name to a name."""
-        if not isinstance(rung, cst.SimpleStatementLine) or len(rung.body) != 1:
-            return False
-        (small,) = rung.body
-        if isinstance(small, (cst.Import, cst.ImportFrom, cst.Pass)):
-            return True
-        return isinstance(small, cst.Assign) and isinstance(small.value, (cst.Name, cst.Attribute))
-
     def leave_Module(self, original_node: cst.Module, updated_node: cst.Module) -> cst.Module:
         updated_node = _without_removed(updated_node)
-        if not self._names_package or _imports_package(updated_node):
+        if not self._names_package or any(m.matches(line, _IMPORTS_PACKAGE) for line in updated_node.body):
             return updated_node
         at = _import_place(updated_node.body)
         line = _line("import tf_lossscale")
@@ -161,7 +154,16 @@ class Rewriter(cst.CSTTransformer):
 
 _REMOVED = cst.Pass()
 _OF_PACKAGE = m.Attribute(m.Name("tf_lossscale"))
+_IMPORTS = m.Import() | m.ImportFrom()
+_IMPORT_LINE = m.SimpleStatementLine([m.AtLeastN(_IMPORTS, n=1)])
+_DOCSTRING = m.SimpleStatementLine([m.Expr(m.SimpleString())])
 _IPYTHON_LINE = m.SimpleStatementLine([m.Expr(m.Name(m.MatchIfTrue(lambda name: name.startswith(IPYTHON))))])
+# An import, or a dotted name that is assigned.
+_PLAIN = m.SimpleStatementLine([_IMPORTS | m.Pass() | m.Assign(value=m.Name() | m.Attribute())])
+_PACKAGE = m.ImportAlias(m.Name("tf_lossscale") | _OF_PACKAGE, None)
+_IMPORTS_PACKAGE = m.SimpleStatementLine(
+    [m.ZeroOrMore(), m.Import([m.ZeroOrMore(), _PACKAGE, m.ZeroOrMore()]), m.ZeroOrMore()]
+)
 
 
 def _comments(*nodes: cst.CSTNode) -> collections.Counter[str]:
@@ -213,26 +215,12 @@ def _without_removed(block: Any) -> Any:
     return block.with_changes(body=body, footer=footer)
 
 
-def _imports_package(module: cst.Module) -> bool:
-    top = [small for line in module.body if isinstance(line, cst.SimpleStatementLine) for small in line.body]
-    for small in top:
-        if isinstance(small, cst.Import):
-            for alias in small.names:
-                if not alias.asname and alias.evaluated_name.split(".", 1)[0] == "tf_lossscale":
-                    return True
-    return False
-
-
 def _import_place(body: Sequence[cst.BaseStatement]) -> int:
     """Return the position after the docstring and the first imports, among which IPython's lines may be."""
     place = 0
     for index, line in enumerate(body):
-        if not isinstance(line, cst.SimpleStatementLine):
+        if m.matches(line, _IMPORT_LINE) or (index == 0 and m.matches(line, _DOCSTRING)):
+            place = index + 1
+        elif not m.matches(line, _IPYTHON_LINE):
             break
-        is_import = all(isinstance(small, (cst.Import, cst.ImportFrom)) for small in line.body)
-        is_docstring = index == 0 and m.matches(line, m.SimpleStatementLine([m.Expr(m.SimpleString())]))
-        is_ipython = m.matches(line, _IPYTHON_LINE)
-        if not is_import and not is_docstring and not is_ipython:
-            break
-        place = place if is_ipython else index + 1
     return place
