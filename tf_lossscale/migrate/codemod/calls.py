@@ -102,8 +102,8 @@ class Calls:
             second = _argument(call, 1, "dynamic")
             if roles == {table.STABLE} and second is not None and number(second) is not None:
                 raise Unprovable(
-                    "a number as the second argument is a fixed scale in TensorFlow 2.3 and initial_scale in Keras 3: "
-                    "write dynamic=False, initial_scale=N or initial_scale=N"
+                    "a number as the second argument is a fixed scale in TensorFlow 2.3 and the initial scale in "
+                    "Keras 3. Write dynamic=False, initial_scale=N for a fixed scale, or initial_scale=N"
                 )
             return self._experimental(call)
         return _unchanged(call, table.WRAPPER)
@@ -182,7 +182,7 @@ class Calls:
         """
         is_read = isinstance(value, cst.Attribute) and value.attr.value in ("loss_scale", "_loss_scale")
         if is_read and self.kinds(value.value) & {WRAPPER, FACE, LEFT}:
-            raise Unprovable("two wrappers share one loss scale here: give both a tf_lossscale.SharedLossScale")
+            raise Unprovable("two wrappers share one loss scale. Give both of them a tf_lossscale.SharedLossScale")
         return scale_arguments(value, self.loss_scale_class)
 
     # Objects. ---------------------------------------------------------------------------------------------------

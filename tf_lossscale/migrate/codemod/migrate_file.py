@@ -68,7 +68,7 @@ def migrate(
 def _migrated(source: bytes, known: Known | None, requested: Collection[str], around: Around) -> Outcome:
     module = _parsed(source)
     if module.bytes != source:
-        raise ValueError("cannot be written back as it is: its bytes are not those of its text")
+        raise ValueError("cannot be rewritten, because decoding and encoding it changes its bytes")
     resolver = Resolver(module, known, around)
     calls, edits = Calls(resolver), Edits(resolver)
     of_module = resolver, calls, edits

@@ -68,9 +68,9 @@ KEPT = {
     ),
 }
 
-GONE_HOOK = "is a private method of the old class, which is gone."
+GONE_HOOK = "was a private method of the old class. tf_lossscale has no such method."
 STILL_THERE = "is private. Today's TensorFlow still has it."
-NOT_USED = "is in a copy of Keras that TensorFlow keeps for itself, and has no effect on tf.keras."
+NOT_USED = "is in TensorFlow's private copy of Keras and has no effect on tf.keras."
 
 # Private modules that moved, with their names.
 MOVED = {

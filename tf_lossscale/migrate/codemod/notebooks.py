@@ -127,7 +127,7 @@ class Notebook:
         """
         before, *new = _CELLS.split(source)
         if len(new) != len(self._cells):
-            raise ValueError("would lose a cell, which is our fault")
+            raise ValueError("is left as it was, because the rewrite would lose a cell. Please report this")
         if before and new:
             new[0] = before + new[0]
         result, done = [], 0
@@ -137,7 +137,7 @@ class Notebook:
                 changed = changed.removesuffix("\n")
             if changed != cell.source:
                 if not cell.parts:
-                    raise ValueError("would fill an empty cell, which is our fault")
+                    raise ValueError("is left as it was: the rewrite would fill an empty cell. Please report this")
                 result += [self._text[done : cell.parts[0].start], _encoded(changed, cell, self._text)]
                 done = cell.parts[-1].end
         return "".join([*result, self._text[done:]]).encode()

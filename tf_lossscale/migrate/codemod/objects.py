@@ -26,8 +26,8 @@ _METHODS = ("get_scaled_loss", "get_unscaled_gradients")  # attributes that only
 _COMPILED = "compile() under mixed_float16 wraps a bare optimizer in Keras's own class"
 _TAKES = "_loss_scale takes an object with the methods __call__() and update(grads), such as a LossScale"
 _UPDATED = (
-    "if {} is the loss scale of a LossScaleOptimizer, it is a tensor, which has no update: the wrapper moves its loss "
-    "scale by itself."
+    "if {} is the loss scale of a LossScaleOptimizer, it is a tensor and has no update. The wrapper updates its loss "
+    "scale automatically."
 )
 _IF_WRAPPED = "if {0} is a LossScaleOptimizer, write {0}.{1}"
 _GIVE = "Give compile() a tf_lossscale.LossScaleOptimizer."
@@ -204,7 +204,7 @@ class ObjectPlanner(Visitor):
             if kinds.WRAPPER in self._calls.kinds(value.value):
                 shown = f"{code(value.value)}.loss_scale"
                 self._edits.todo(
-                    node, f"{func.value} is a tensor, which cannot be called and does not change. Read {shown} here."
+                    node, f"{func.value} is a tensor, which cannot be called and does not change. Read {shown} instead."
                 )
 
     def _is_own_method(self, func: cst.Attribute) -> bool:
@@ -269,5 +269,6 @@ class ObjectPlanner(Visitor):
             self._edits.todo(outer, _IF_WRAPPED.format(code(node.value), f"{names.STATE[name]}."))
         elif node.attr.value == "_loss_scale" or name in ("update", "multiplier", "get_config"):
             self._edits.todo(
-                outer, f"the loss scale is a tensor, which has no {name}; the wrapper moves its loss scale by itself."
+                outer,
+                f"the loss scale is a tensor and has no {name}. The wrapper updates its loss scale itself.",
             )

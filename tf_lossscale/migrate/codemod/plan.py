@@ -231,7 +231,7 @@ class Planner(Visitor):
         target = self._target(node, roles) or self._told_by_subclass(node, roles)
         if target is None:
             self._edits.todo(
-                node, f"{code(node)} is one of two classes here, which take different arguments. {_CHOOSE}"
+                node, f"{code(node)} may be either of two classes, which take different arguments. {_CHOOSE}"
             )
             target = table.WRAPPER
         if not self._keeps_name(node, target):
@@ -255,7 +255,7 @@ class Planner(Visitor):
             return None
         is_old = self._calls.is_old_base(owner)
         if is_old is None:
-            self._edits.notice(node, f"{code(node)} is one of two classes here, and the newer one is taken. {_OLDER}")
+            self._edits.notice(node, f"{code(node)} may be either of two classes. The newer one is written. {_OLDER}")
         return table.FACES[table.EXPERIMENTAL] if is_old else table.WRAPPER
 
     def _context(self, node: cst.BaseExpression) -> str:

@@ -306,11 +306,13 @@ class Project:
             for candidate in self._by_tail.get(tail.rsplit(os.sep, 1)[-1], [])
             if _stem(candidate).endswith(os.sep + tail) and self._is_top_level(_stem(candidate)[: -len(tail) - 1], path)
         ]
+        if not matches:
+            return None
         distances = {
             candidate: (-len(os.path.commonpath([os.path.dirname(path), candidate])), candidate.count(os.sep))
             for candidate in matches
         }
-        nearest, *others = sorted(matches, key=distances.__getitem__) or [None]
+        nearest, *others = sorted(matches, key=distances.__getitem__)
         return None if others and distances[others[0]] == distances[nearest] else nearest
 
     def _is_top_level(self, folder: str, path: str) -> bool:
