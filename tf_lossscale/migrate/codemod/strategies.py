@@ -30,8 +30,7 @@ class StrategyPlanner(Visitor):
         self._own: list[cst.CSTNode] = []
 
     def visit_Attribute(self, node: cst.Attribute) -> None:
-        is_shim = m.matches(self._resolver.parents[node], _SHIM)
-        if node.attr.value == names.OLD_RUN and not is_shim:
+        if node.attr.value == names.OLD_RUN and not m.matches(self._resolver.parents[node], _SHIM):
             (self._uses if self._resolver.is_read(node) else self._own).append(node)
 
     def visit_FunctionDef(self, node: cst.FunctionDef) -> None:
