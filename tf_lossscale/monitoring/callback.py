@@ -14,7 +14,7 @@ from tf_lossscale.core.variables import value_or_zero
 from tf_lossscale.monitoring.histograms import write_histograms
 from tf_lossscale.monitoring.summaries import require_ours, require_tensorboard, write_scalars
 from tf_lossscale.precision import records
-from tf_lossscale.wrapper import layers
+from tf_lossscale.wrapper.readings import value_of
 from tf_lossscale.wrapper.stall import WHAT_TO_TRY
 
 if TYPE_CHECKING:
@@ -147,11 +147,11 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         """Return an attribute of the optimizer, or of `holder`, as a Python number."""
         holder = self._watched if holder is None else holder
         if tf.executing_eagerly():
-            return layers.value_of(getattr(holder, name))
+            return value_of(getattr(holder, name))
         if name not in self._tensors:  # one tensor for all readings, so that the graph does not grow
             value = getattr(holder, name)
             self._tensors[name] = value_or_zero(value) if isinstance(value, tf.Variable) else value
-        return layers.value_of(self._tensors[name])
+        return value_of(self._tensors[name])
 
     def _warn(self) -> None:
         (steps, skipped), (steps_before, skipped_before) = self._counts(), self._since

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -120,7 +121,7 @@ class Probe:
                 "probe(). A tf.function that was traced before the block does not count: trace it in the block, or "
                 "compile the Keras model anew."
             )
-        return ExponentCounts(*found, full_precision=not self._in_float16)
+        return dataclasses.replace(found, full_precision=not self._in_float16)
 
     def count_exponents(self) -> None:
         """Have the next step counted, and after that every `every`-th one."""
