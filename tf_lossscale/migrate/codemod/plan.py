@@ -33,12 +33,12 @@ _TRANSPARENT = (
 
 _SEVERAL = (cst.Tuple, cst.List)
 
-# Nodes around a module as a value, and the form of the node so many levels above them in which the module is tracked.
+# (type of the node around a module that is a value, levels up from it, form of the node there if the module is tracked)
 _VALUES: Any = (
     (cst.Arg, 1, m.Call(m.Name("getattr") | m.Name("hasattr"), [m.Arg(), m.Arg(m.SimpleString()), m.ZeroOrMore()])),
     (cst.Element, 2, m.Assign([m.AssignTarget(m.Tuple() | m.List()), m.ZeroOrMore()])),
     (cst.Assign, 0, m.Assign([m.AssignTarget(~m.Subscript()), m.ZeroOrMore()])),
-    ((cst.DictElement, cst.Param, cst.WithItem, cst.Return), 0, m.Pass()),  # in none
+    ((cst.DictElement, cst.Param, cst.WithItem, cst.Return), 0, m.Pass()),  # never tracked
 )
 _NOT_FOLLOWED = (
     "this tool cannot follow the module any further. Old names that are looked up in it elsewhere are not changed."

@@ -61,7 +61,7 @@ class Rewriter(cst.CSTTransformer):
     # Statements. ------------------------------------------------------------------------------------------------
 
     def _with_comments(self, original: cst.CSTNode, updated: Any) -> Any:
-        """Put TODO comments above a statement, and the comments that its new code has no place for."""
+        """Put TODO comments above a statement, and the comments of its old code that its new code lacks."""
         first, *others = updated.nodes if isinstance(updated, cst.FlattenSentinel) else [updated]
         if not isinstance(first, _LINES):
             return updated
