@@ -86,8 +86,8 @@ differential: $(VENV)/.test
 record: $(VENV)/.test
 	$(BIN)/python -m tests.conformance.record $(ORIGINAL) $(RECORD)
 
-## Mutate FILE=tf_lossscale/core/rules.py, run the tests that belong to it on each mutant, and print the survivors.
-## MUTANTS="--sample 50" tests some of them; MUTANTS="--only 3,14 --tests tests" runs all tests on two.
+## Mutate FILE=tf_lossscale/core/rules.py, run on each mutant the tests that execute the change, and print the survivors.
+## FILE takes several files. MUTANTS="--sample 50" tests some mutants; MUTANTS="--only 3,14 --tests tests" runs all tests on two.
 mutants: $(VENV)/.mutants
 	$(BIN)/python -m mutants $(FILE) --jobs $(JOBS) $(MUTANTS)
 FILE = $(error FILE is missing. Write `make mutants FILE=tf_lossscale/core/rules.py`)
@@ -142,7 +142,7 @@ $(VENV)/.docs: setup.cfg pyproject.toml
 	touch $@
 
 $(VENV)/.mutants: $(VENV)/.test
-	$(BIN)/python -m pip install -q cosmic-ray
+	$(BIN)/python -m pip install -q cosmic-ray coverage
 	touch $@
 
 # nox and build do not need the package installed.

@@ -34,6 +34,20 @@ def test_the_variables_are_scalars_that_are_not_trained():
     assert FixedLossScale(8.0).variables == ()
 
 
+def test_the_multiplier_is_the_factor_of_growth_and_its_inverse_that_of_an_overflow():
+    scale = DynamicLossScale(64.0, Rules(growth_steps=1))
+    assert scale.multiplier == 2.0
+    scale.multiplier = 4
+    assert (scale.multiplier, scale.rules.growth_factor, scale.rules.backoff_factor) == (4.0, 4.0, 0.25)
+    scale.record(tf.constant(False))
+    assert scale().numpy() == 16.0
+    scale.record(tf.constant(True))
+    assert scale().numpy() == 64.0
+    with pytest.raises(ValueError, match="`multiplier` must be"):
+        scale.multiplier = -2
+    assert scale.multiplier == 4.0
+
+
 def test_a_restored_scale_goes_on_where_it_was(tmp_path):
     first = DynamicLossScale(8.0, Rules(growth_steps=3, hysteresis=2))
     for finite in (True, True, False):

@@ -442,6 +442,17 @@ def test_steps_for_variables_that_died_are_dropped(library, monkeypatch):
     assert not optimizer._clusters._logged
 
 
+def test_eight_settings_are_compiled_and_steps_with_further_ones_run_without_xla():
+    inner = sonnet.optimizers.SGD(0.0)
+    optimizer = LossScaleOptimizer(inner, initial_scale=8, jit_compile=True)
+    variable = tf.Variable([0.0, 1.0])
+    for rate in range(10):
+        inner.learning_rate = float(rate)
+        take(optimizer, [[1.0, 1.0]], [variable], True)
+    assert variable.numpy().tolist() == [-45.0, -44.0]
+    assert len(optimizer._clusters) == 8
+
+
 @all_families
 def test_an_optimizer_that_is_thrown_away_leaves_nothing(family):
     def train():
@@ -535,6 +546,14 @@ def test_what_is_not_understood_is_named(value, what):
     holder.parts = {"rate": value}
     with pytest.raises(constants.Unknown, match=rf"`parts\.rate[^`]*` is .*{what}"):
         constants.key(holder)
+
+
+@pytest.mark.parametrize("made", [np.zeros, tf.zeros], ids=["NumPy", "tensor"])
+def test_an_array_of_sixty_four_values_is_compared_and_a_larger_one_is_not(made):
+    assert constants.key(made([64])) == constants.key(made([64]))
+    assert constants.key(made([64])) != constants.key(made([8, 8]))
+    with pytest.raises(constants.Unknown, match="an array of more than 64 values"):
+        constants.key(made([65]))
 
 
 def test_an_object_that_holds_itself_has_a_key():

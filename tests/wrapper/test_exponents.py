@@ -1,6 +1,7 @@
 """`diagnose="exponents"`: which gradients are counted, and the precision report of an optimizer."""
 
 import copy
+import json
 
 import numpy as np
 import pytest
@@ -213,6 +214,9 @@ def test_configs_describe_it_and_copies_keep_the_counts(family):
     assert (config["diagnose"], config["diagnose_every"]) == ("exponents", 7)
     again = LossScaleOptimizer.from_config(config)
     assert again.get_config() == config
+    with pytest.raises(ValueError, match="Take a step first"):
+        again.precision_report()
+    again = LossScaleOptimizer.from_config({**config, "diagnose": json.loads('"exponents"')})
     with pytest.raises(ValueError, match="Take a step first"):
         again.precision_report()
     assert "diagnose_every" not in LossScaleOptimizer(family.sgd(), diagnose="exponents").get_config()

@@ -124,6 +124,33 @@ def test_building_again_leaves_scale_and_counter(family):
     assert len(optimizer.weights) == slots
 
 
+class Velocity(tf.keras.optimizers.Optimizer):
+    """Makes its slots whenever it is built, without asking whether it has them."""
+
+    def build(self, variables):
+        super().build(variables)
+        self.velocities = [self.add_variable_from_reference(v, "velocity") for v in variables]
+
+    def update_step(self, gradient, variable, learning_rate):
+        velocity = self.velocities[self._get_variable_index(variable)]
+        velocity.assign_add(gradient)
+        variable.assign_sub(tf.cast(learning_rate, variable.dtype) * velocity)
+
+
+@pytest.mark.parametrize("in_function", [False, True], ids=["eager", "function"])
+def test_an_optimizer_is_built_once_even_if_steps_train_other_variables(in_function):
+    both = [tf.Variable(0.0), tf.Variable(0.0)]
+    optimizer = LossScaleOptimizer(Velocity(1.0), dynamic=False, initial_scale=1.0)
+    optimizer.build(both)
+    for variables in (both, both[:1], both):
+
+        def step(variables=variables):
+            optimizer.apply_gradients([(tf.constant(1.0), variable) for variable in variables])
+
+        tf.function(step)() if in_function else step()
+    assert [variable.numpy().item() for variable in both] == [-6.0, -3.0]
+
+
 @families
 def test_iterations_are_set_to_a_number_at_any_time(family):
     weight = tf.Variable(1.0)

@@ -358,3 +358,8 @@ def test_a_keyword_of_another_loss_scaler_is_refused_with_the_name_of_ours(name,
     with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'. Pass {instead}"):
         LossScaleOptimizer(inner, **{name: 8})
     LossScaleOptimizer(inner)
+
+
+def test_an_unknown_keyword_is_refused_without_a_suggestion():
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'on_warning'$"):
+        LossScaleOptimizer(tf.keras.optimizers.SGD(), on_warning="raise")

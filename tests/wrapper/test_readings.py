@@ -168,6 +168,18 @@ def test_the_report_names_the_variables_that_overflowed_how_often_when_and_how(f
     assert repr(report).splitlines()[1] == "kernel        3          5  inf, NaN"
 
 
+@calls
+def test_a_variable_that_two_steps_train_with_other_variables_is_reported_with_the_overflows_of_both(family, call):
+    shared, generator, critic = (tf.Variable(1.0, name=name) for name in ("shared", "generator", "critic"))
+    optimizer = LossScaleOptimizer(family.sgd(), initial_scale=64, diagnose=True)
+    optimizer.build([shared, generator, critic])
+    first, second = (stepper(optimizer, variables, call) for variables in ([shared, generator], [shared, critic]))
+    for step, gradient in ((first, INF), (first, NAN), (second, INF), (first, INF), (second, 1.0)):
+        step(gradient, 1.0)
+    (row,) = optimizer.overflow_report()
+    assert (row.variable, row.steps, row.last_step, row.infinite_steps, row.nan_steps) == ("shared", 4, 4, 3, 1)
+
+
 @families
 @pytest.mark.parametrize("call", ["eager", "function"])
 def test_the_norm_of_the_gradients_is_that_before_clipping(family, call):

@@ -111,6 +111,34 @@ def test_where_xla_compiles_for_the_cpu_a_step_is_a_loop_of_one_round_or_none(ba
     assert len(rounds) == (2 if branching._only_the_cpu() else 0)
 
 
+@pytest.mark.parametrize("scaled", [False, True], ids=["apply_gradients", "apply"])
+def test_a_compiled_loop_applies_gradients_that_are_no_whole_numbers(scaled):
+    optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(1.0), initial_scale=8)
+    weights = [tf.Variable([1.0, 2.0]), tf.Variable([3.0, 4.0, 5.0])]
+    optimizer.build(weights)
+
+    @tf.function(jit_compile=True)
+    def step(*gradients):
+        if scaled:
+            optimizer.apply([8.0 * gradient for gradient in gradients], weights)
+        else:
+            optimizer.apply_gradients(zip(gradients, weights))
+
+    step(tf.constant([0.75, -0.75]), tf.constant([1.5, -0.25, 0.25]))
+    assert [weight.numpy().tolist() for weight in weights] == [[0.25, 2.75], [1.5, 4.25, 4.75]]
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["function", "compiled"])
+def test_a_gradient_that_only_a_scale_below_one_makes_infinite_skips_the_step(compiled):
+    optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(1.0), initial_scale=0.5, min_scale=0.125)
+    weight = tf.Variable([1.0, 2.0])
+    optimizer.build([weight])
+    step = tf.function(lambda gradient: optimizer.apply([gradient], [weight]), jit_compile=compiled)
+    step(tf.constant([3e38, 1.0]))
+    assert weight.numpy().tolist() == [1.0, 2.0]
+    assert optimizer.loss_scale.numpy() == 0.25
+
+
 def test_in_a_loop_nothing_of_a_large_gradient_is_computed_ahead():
     if not branching._only_the_cpu():
         pytest.skip("only compiled for the CPU a step is a loop")

@@ -1,0 +1,40 @@
+"""What the threads of replicas share."""
+
+import contextlib
+
+import tensorflow as tf
+
+from tf_lossscale.core import replicas
+
+
+class Optimizer:
+    rate = 1.0
+
+
+def test_attributes_get_their_first_values_back_when_the_last_of_three_replicas_is_done():
+    optimizer = Optimizer()
+    optimizer.steps = 5
+    before = dict(vars(optimizer))
+    with contextlib.ExitStack() as stack:
+        for steps in (6, 7, 8):
+            stack.enter_context(replicas.overriding(optimizer, steps=steps, rate=2.0))
+            assert (optimizer.steps, optimizer.rate) == (steps, 2.0)
+    assert vars(optimizer) == before
+    assert optimizer.rate == 1.0
+
+
+def test_a_replica_of_the_third_worker_writes_the_copy_of_its_own_worker(monkeypatch):
+    variable = tf.Variable(1.0)
+    copies = {2: (tf.Variable(2.0), tf.Variable(3.0)), 1: (variable,)}
+    strategy = tf.distribute.get_strategy()
+    monkeypatch.setattr(tf.distribute, "get_strategy", lambda: strategy)
+    for number, replicas_of_a_worker, index in ((4, 2, 0), (5, 2, 1), (2, 1, 0)):
+        found = copies[replicas_of_a_worker]
+        monkeypatch.setattr(replicas, "replica", lambda number=number: number)
+        monkeypatch.setattr(strategy, "experimental_local_results", lambda _, found=found: found)
+        monkeypatch.setattr(replicas, "write_independently", lambda: True)
+        held = Optimizer()
+        held.steps = variable
+        with replicas.local_copies(lambda held=held: [(held, "steps")]):
+            assert held.steps is found[index]
+        assert held.steps is variable
