@@ -30,7 +30,7 @@ def _undisturbed():
 
 
 def worker_of_fit_killed(random, directory):
-    """Kill one of two workers during a step of `fit`. After a restart, BackupAndRestore must lead to the same result."""
+    """Kill one of two workers during a step of `fit`. After a restart, BackupAndRestore must reach the same result."""
     batch = random.randint(1, cluster_job.EPOCHS * cluster_job.BATCHES)
     dies = (batch, random.randrange(2), random.uniform(0, 0.1))
     outcomes = _fit(directory, *dies)

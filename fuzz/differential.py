@@ -80,7 +80,7 @@ class Difference:
 
     @property
     def largest_scale(self):
-        """The largest scale that is possible after the step. A loop may repeat the step and double the scale each time."""
+        """The largest possible scale after the step. A loop may repeat the step and double the scale each time."""
         return self.before * 2.0 ** (self.step.number if self.loop.repeated == "while" else 0)
 
     @property

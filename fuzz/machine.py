@@ -20,9 +20,7 @@ def inner_optimizer(family, name, ema=None):
             "momentum": lambda: makers.MomentumOptimizer(RATE, MOMENTUM),
             "adam": lambda: makers.AdamOptimizer(RATE, *ADAM.values()),
         }[name]()
-    if (
-        family.name == "sonnet"
-    ):  # `variables` of a Sonnet optimizer without variables, such as SGD, would raise an error
+    if family.name == "sonnet":  # Sonnet's SGD has no variables, and would raise an error for `variables`
         inner = {
             "sgd": lambda: makers.SGD(RATE),
             "momentum": lambda: makers.Momentum(RATE, MOMENTUM),

@@ -112,13 +112,13 @@ def boolean(name: str, value: Any, remedy: str) -> bool:
 
 
 FLOAT32_MAX = 3.4028234663852886e38
-FLOAT32_ZERO = 2.0**-150  # this number and smaller ones are zero in float32
+FLOAT32_ZERO = 2.0**-150  # this and smaller positive numbers are rounded to zero in float32
 
 
 def _whole(name: str, value: Any, remedy: str, least: int) -> int:
     number = _as_float(name, value, remedy)
     if isinstance(value, numbers.Integral):
-        whole = int(value)  # converting to float would round it
+        whole = int(value)  # `number` is a float, which may be rounded
     elif math.isfinite(number) and number == int(number):
         whole = int(number)
     else:
@@ -140,5 +140,5 @@ def _as_float(name: str, value: Any, remedy: str) -> float:
         raise TypeError(f"`{name}` must be a number, but got: {value!r}. {remedy}")
     try:
         return float(value)
-    except OverflowError:  # an int too large for a float
+    except OverflowError:  # the int is too large for a float
         return math.inf if value > 0 else -math.inf

@@ -1,4 +1,4 @@
-"""Loss scale managers: a scale and the rule that changes it, in Python numbers or as a cell for a graph."""
+"""Loss scale managers: a scale and the rule that changes it, for Python numbers and as an update cell for graphs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class FixedLossScaleManager(LossScaleManager):
         """
 
     def get_update_cell(self) -> FixedLossScaleUpdateCell | None:
-        """Return the update cell for a graph; None if overflows are not dropped, because nothing is checked then."""
+        """Return the update cell for graphs. Return None if overflowing steps are applied: then no update is needed."""
         return FixedLossScaleUpdateCell(self._loss_scale) if self._drop_overflow_update else None
 
     def as_loss_scale(self) -> LossScale:
@@ -284,5 +284,5 @@ def _scale(name: str, value: Any) -> Any:
 def _is_finite(value: Any) -> bool:
     try:
         return math.isfinite(value)
-    except OverflowError:  # an int too large for a float
+    except OverflowError:  # the int is too large for a float
         return False

@@ -150,7 +150,7 @@ class TrainOneStepCell:
         self.optimizer.apply_gradients(zip(gradients, self.weights))
 
     def construct(self, *inputs: Any) -> Any:
-        """Take one step. Override it for a step of your own.
+        """Take one step. Override this method to write your own step.
 
         Args:
             *inputs: the network's inputs.
@@ -163,7 +163,7 @@ class TrainOneStepCell:
         return loss
 
     def _construct(self, training: Any, *inputs: Any) -> Any:
-        del training  # the network reads its own mode; this argument causes one trace for each mode
+        del training  # an argument only for one trace in each mode; the network itself knows its mode
         return self.construct(*inputs)
 
     def __call__(self, *inputs: Any) -> Any:
@@ -206,7 +206,7 @@ class TrainOneStepWithLossScaleCell(TrainOneStepCell):
             fixed scale. Leave it out if `optimizer` is a `LossScaleOptimizer`.
 
     Raises:
-        TypeError: `scale_sense` is missing, or is none of these.
+        TypeError: `scale_sense` is missing or of another type.
         ValueError: `scale_sense` is out of range, or is given together with a `LossScaleOptimizer`.
 
     Source: MindSpore, `mindspore.nn.TrainOneStepWithLossScaleCell`.
@@ -224,7 +224,7 @@ class TrainOneStepWithLossScaleCell(TrainOneStepCell):
 
     @property
     def scale_sense(self) -> tf.Tensor:
-        """The current loss scale, as `sens`."""
+        """The current loss scale; another name of `sens`."""
         return self.sens
 
     def update(self, gradients: list[Gradient]) -> Any:
@@ -244,7 +244,7 @@ class TrainOneStepWithLossScaleCell(TrainOneStepCell):
         return replicas.sum_over_replicas([overflow])[0] > 0
 
     def construct(self, *inputs: Any) -> Any:
-        """Take one step. Override it for a step of your own.
+        """Take one step. Override this method to write your own step.
 
         Args:
             *inputs: the network's inputs.

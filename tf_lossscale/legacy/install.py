@@ -18,7 +18,8 @@ class Installation:
 
     Args:
         undo: undoes the call.
-        is_first: False if an earlier call of the same function is still in effect; then the block undoes nothing.
+        is_first: whether no earlier call of the same function is still in effect. If one is, the `with` block undoes
+            nothing.
     """
 
     def __init__(self, undo: Callable[[], None], is_first: bool):
@@ -33,7 +34,7 @@ class Installation:
             self.undo()
 
     def undo(self) -> None:
-        """Undo every call of the same function. Objects created meanwhile stay usable.
+        """Undo all calls of the function that returned this object. Objects created meanwhile stay usable.
 
         >>> wrap_in_compile().undo()
         """
@@ -53,11 +54,11 @@ class _Change:
         self._holders: set[str] = set()
 
     def hold(self, holder: str) -> bool:
-        """Hold the change. Return whether this is the first call of `holder`."""
+        """Put the patches into effect for the function `holder`. Return whether it did not hold them already."""
         if holder in self._holders:
             return False
         if not self._holders:
-            # Keras is watched as well, so that its patches wait until its import has finished.
+            # Watch the Keras packages, too. The patches of their modules then wait until the package is imported.
             for package in ("keras", "tf_keras"):
                 self._patches.when_imported(package, lambda patches, module: None)
             self._patches.when_imported("tensorflow", self._put_all)

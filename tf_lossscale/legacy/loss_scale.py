@@ -67,7 +67,7 @@ class LossScale(TensorLike, state.LossScale, abc.ABC):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> LossScale:
-        """Return a new loss scale from what `get_config` returned."""
+        """Create a loss scale from a result of `get_config`."""
         return cls(**config)
 
     def _add_weight(self, name: str, initial_value: Any, dtype: Any = None) -> tf.Variable:
@@ -109,7 +109,7 @@ class FixedLossScale(LossScale, state.FixedLossScale):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls.may_skip = cls.update is not FixedLossScale.update  # a user-defined `update` is called
+        cls.may_skip = cls.update is not FixedLossScale.update  # only a user-defined `update` can skip steps
 
     def __init__(self, loss_scale_value: float):
         LossScale.__init__(self)
@@ -125,7 +125,7 @@ class FixedLossScale(LossScale, state.FixedLossScale):
         return tf.convert_to_tensor(self._loss_scale_value, tf.float32)
 
     def update(self, grads: Iterable[Gradient]) -> tuple[tf.Operation | None, tf.Tensor | bool]:
-        """Return an operation that does nothing, and True."""
+        """Return an operation that does nothing, and True: the gradients are applied."""
         del grads
         return tf.no_op(), True
 

@@ -15,7 +15,7 @@ _LINES = 10
 
 @contextlib.contextmanager
 def shown(name: str, first: int, total: int) -> Iterator[Callable[[str], None]]:
-    """Yield a function to call after each step, with a text to show.
+    """Show a progress bar. Yield a function to call after each step with the text to show beside the bar.
 
     >>> import contextlib, sys
     >>> with contextlib.redirect_stderr(sys.stdout), shown("float32", 0, 20) as report:
