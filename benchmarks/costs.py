@@ -107,8 +107,8 @@ def peak_apart(workload: str, name: str, without: str = "") -> float:
 def peak_of_a_step(workload: str, name: str, without: str = "") -> float:
     """Return the megabytes by which two steps raise the peak memory of this process.
 
-    They include the variables, the gradients and Adam's moments. The allocator does not return memory to the system,
-    so each measurement needs a new process.
+    The peak includes the variables, the gradients and Adam's moments. The allocator does not return memory to the
+    system, so each measurement needs a new process.
     """
     before = _peak()
     what = "minimize" if name in contenders.MINIMIZERS else "step"

@@ -202,7 +202,7 @@ def overhead(row: Row) -> float:
 
 
 def growth_rows(rows: Iterable[Row]) -> list[Row]:
-    """Return the rows of kind "growth": first the growing number of variables, then the growing single variable."""
+    """Return the rows of kind "growth": first those with several variables, then those with one, each by size."""
     return sorted(
         (row for row in rows if row["what"] == "growth" and "ratios" in row),
         key=lambda row: (_size(row)[0] == 1, *_size(row)),

@@ -16,7 +16,7 @@ GROWTH = (
     *(f"1 x {size}" for size in ("1k", "10k", "100k", "1M", "4M", "16M", "64M")),
 )
 APPLIED, SKIPPED = "applied", "skipped"
-#: The kind of measurement that `LossScaleOptimizer(jit_compile=True)` takes part in.
+#: The kind of measurement for `LossScaleOptimizer(jit_compile=True)`.
 COMPILED = "compiled step"
 LARGE = "4 x 4M"
 #: The kind of measurement for `LossScaleOptimizer(diagnose="exponents")`.
@@ -87,7 +87,8 @@ def measure(cell: dict[str, str], seconds: float, **rounds: int) -> dict[str, An
         try:
             step = in_mode(cell, name)
             step()
-        except Exception as error:  # libraries raise any type; the other contenders must still be measured
+        except Exception as error:
+            # A library may raise an error of any type, and the other contenders must still be measured.
             refused[name] = _reason(error)
         else:
             ready[name] = step

@@ -96,7 +96,7 @@ def say(line):
 
 
 def power(scale):
-    """Return a loss scale as a power of two."""
+    """Format a loss scale as a power of two."""
     return f"loss scale 2**{len(bin(int(scale))) - 3}"
 
 

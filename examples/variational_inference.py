@@ -22,8 +22,10 @@ import tensorflow_probability as tfp
 import tf_lossscale
 
 tfd = tfp.distributions
-SIZES = (64, 32, 10)  # numbers of pixels, hidden units and digits
-SEEN = 1347  # number of training images; the others of the 1797 images are for testing
+# Numbers of pixels, hidden units and digits.
+SIZES = (64, 32, 10)
+# Number of training images; the others of the 1797 images are for testing.
+SEEN = 1347
 WEIGHT = 1e-5
 
 

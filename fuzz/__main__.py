@@ -2,8 +2,8 @@
 
     python -m fuzz [--minutes 10] [--seed 1] [--only programs|libraries|faults]
 
-A failing program is shrunk and printed as a test; a failing fault is printed as the call that repeats it. The exit
-code is 1 after a failure, else 0.
+A program that fails is shrunk and printed as a test case. If a fault finds a bug, the call that repeats the fault is
+printed. The exit code is 1 after a failure, else 0.
 """
 
 import argparse

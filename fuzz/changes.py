@@ -1,4 +1,4 @@
-"""Changes that a training loop makes to its gradients before it applies them, each in TensorFlow and in NumPy.
+"""Changes that a training loop makes to its gradients before it applies them, implemented in TensorFlow and NumPy.
 
 Add a change as a pair of functions in `CHANGES`. Both take the list of all gradients, which may contain None and sparse
 gradients, and an integer from 0 to 3 that differs from step to step.
@@ -31,7 +31,7 @@ class Change:
     Args:
         ours: the function for gradients in TensorFlow.
         model: the function for gradients in NumPy.
-        compiled: whether XLA can compile it.
+        compiled: whether XLA can compile the function for TensorFlow.
     """
 
     ours: Callable[[list[Any], tf.Tensor], list[Any]]

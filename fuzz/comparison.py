@@ -107,4 +107,4 @@ class Comparison:
             for copy in machine.copies(variable):
                 found = np.asarray(copy, np.float64).reshape(value.shape)
                 np.testing.assert_allclose(found, value, rtol=0, atol=atol, err_msg=f"{where}: variable {i}")
-            training.values[i] = found  # so that rounding errors do not accumulate over steps
+            training.values[i] = found  # continue from TensorFlow's value, so that rounding errors do not accumulate

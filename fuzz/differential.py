@@ -38,13 +38,13 @@ MOST_FAILURES = 3
 
 @dataclasses.dataclass(frozen=True)
 class Original:
-    """An original to compare with.
+    """An original: the loss scale optimizer of another library or release, to compare this package with.
 
     Args:
-        name: its name in `fuzz.originals`.
+        name: the original's name in `fuzz.originals`.
         family: the family whose inner optimizers this package wraps for the comparison.
-        modes: the modes of programs that it can run.
-        environment: the name of its environment in `tests.conformance.record`, or None for this one.
+        modes: the modes of the programs that the original can run.
+        environment: the name of the original's environment in `tests.conformance.record`, or None for the current one.
     """
 
     name: str
@@ -107,10 +107,10 @@ ROWS: dict[str, Callable[[Difference], bool]] = {
 
 
 class Child:
-    """An original in a separate process.
+    """Runs programs on an original in a separate process.
 
     Raises:
-        NotHere: its environment cannot be made on this machine.
+        NotHere: the original's environment cannot be created on this machine.
     """
 
     def __init__(self, original):

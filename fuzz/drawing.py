@@ -31,7 +31,7 @@ def failure(strategy, check, seed, deadline):
 
     Args:
         strategy: the Hypothesis strategy that draws the programs.
-        check: a function of a program, which raises if the program fails.
+        check: a function that runs a program, and raises an error if the program fails.
         seed: the seed of the programs.
         deadline: a value of the clock `time.monotonic`. Shrinking a failed program may take longer.
 

@@ -167,7 +167,7 @@ def _become_nobody(directory):
 
 
 def copied(random, directory):
-    """Pickle or deep-copy an optimizer during training. The copy has its state, and neither changes the other."""
+    """Pickle or deep-copy an optimizer during training. The copy has the same state, and is independent."""
     del directory
     name = random.choice(sorted(FORMATS))
     trainee, cut = Trainee(name), random.randrange(1, STEPS)

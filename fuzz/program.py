@@ -11,7 +11,8 @@ import numpy as np
 
 from fuzz.model import Rules
 
-# The second variable may have sparse gradients. The first and the last have the same shape, for changes that swap.
+# The shapes of the variables. The second variable may have sparse gradients. The first and the last variable have the
+# same shape, so that a change can exchange their gradients.
 SHAPES = ((2,), (4, 3), (), (2,))
 #: The number of rows of a sparse gradient.
 ROWS = 3
@@ -77,7 +78,7 @@ class Step:
 
     Args:
         seed: seed of the gradients.
-        number: an integer for the parts of a step that depend on one, such as the iterations of a `tf.while_loop`.
+        number: an integer that parts of the step use, for example as the number of iterations of a `tf.while_loop`.
         bad: one of BAD, which replaces one value of the gradients, or None.
         loop: the index of the program's loop that takes the step.
         before: an action before the step, or None. "checkpoint" and "state" save and restore, "learning_rate" halves
@@ -93,7 +94,7 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """Variables, an optimizer, and its steps."""
+    """A random training program: variables, an optimizer, loops and steps."""
 
     family: str = "tf_keras"
     inner: str = "sgd"
@@ -114,7 +115,7 @@ class Program:
         return 2 if self.mode == "mirrored" else 1
 
     def gradients(self, step):
-        """Return the gradients of the unscaled loss, each [replica, *shape], and the rows of the sparse gradient."""
+        """Return the gradients of the unscaled loss and the rows of the sparse one; axis 0 is the replica."""
         loop, random = self.loops[step.loop], np.random.default_rng(step.seed)
         shapes = [(ROWS, 3) if i == 1 and loop.sparse else shape for i, shape in enumerate(SHAPES[: len(self.dtypes)])]
         found = [np.float32(random.integers(-32, 33, (self.replicas, *shape)) / 16) for shape in shapes]

@@ -55,7 +55,7 @@ def minimize(
 
     Args:
         loss_fn: a function that returns the loss, a floating tensor of any shape. It may take an argument `seed`. The
-            loss may be float16: only the gradients are scaled, so a scaled loss cannot overflow.
+            loss may be float16: the scaled loss, which could overflow, is never computed, only its gradients.
         num_steps: the number of steps; with a convergence criterion, the maximum number.
         optimizer: a `tf_lossscale.LossScaleOptimizer`, around an optimizer of any family.
         convergence_criterion: one of `tfp.optimizer.convergence_criteria`. It receives unscaled values.

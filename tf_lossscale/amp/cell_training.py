@@ -125,10 +125,11 @@ def _step_of(cell: TrainOneStepCell, layers_of_keras: Any) -> Callable[[tuple[An
         return _loss_of(cell(*inputs))
 
     def on_all(training: Any, *inputs: Any) -> Any:
-        del training  # an argument only for one trace in each mode; the network itself knows its mode
+        # The network knows whether it is in training mode. As an argument, `training` causes one trace for each mode.
+        del training
         with layers_of_keras.noting_divided_losses() as divided:
             losses = strategy.run(in_replica, inputs)
-        # `divided` records what happens while a loss is traced. A loss that is a tf.function is traced only once.
+        # `divided` is filled while a loss is traced. A loss that is a tf.function is traced only once.
         cell.divides_loss |= bool(divided)
         operation = tf.distribute.ReduceOp.SUM if cell.divides_loss else tf.distribute.ReduceOp.MEAN
         return strategy.reduce(operation, losses, axis=None)

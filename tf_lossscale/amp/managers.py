@@ -1,4 +1,4 @@
-"""Loss scale managers: a scale and the rule that changes it, for Python numbers and as an update cell for graphs."""
+"""Loss scale managers. Each holds a scale and its update rule, in Python numbers and as an update cell for graphs."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ class DynamicLossScaleUpdateCell(tf.Module):
 
 
 def whole_above_zero(name: str, value: Any) -> int:
-    """Return `value` if it is an int above 0, or raise.
+    """Return `value` if it is an int above 0; otherwise raise an error.
 
     >>> whole_above_zero("scale_window", 3)
     3

@@ -23,7 +23,7 @@ _DYNAMIC = ("O2", "auto")
 
 
 class _OfTheLevel:
-    """The type of the default of `loss_scale_manager`, with which the level decides. None means no loss scale."""
+    """The type of the default value of `loss_scale_manager`: the level decides. None would mean no loss scale."""
 
     def __repr__(self) -> str:
         return "<that of the level>"

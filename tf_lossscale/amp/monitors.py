@@ -77,7 +77,7 @@ class LossMonitor:
 
 
 def _after_a_bar(line: str) -> str:
-    """Return the text that prints a line after Keras's progress bar. Keras ends no line, and redraws the bar below."""
+    """Return the text to print for a line after Keras's progress bar, which Keras leaves without a line end."""
     if sys.stdout.isatty() or "ipykernel" in sys.modules:
         return f"\r{line:<{_BAR}}"  # the carriage return and the padding overwrite the bar
     return f"\n{line}"

@@ -99,7 +99,7 @@ class _ManagedScale(LossScale):
 def _cell_is_newest(cls: type) -> bool:
     """Return whether the update cell describes the current rule.
 
-    It does, unless a more derived class than the update cell's overrides the rule in Python numbers.
+    It does not if a subclass has overridden only the rule in Python numbers.
     """
 
     def age(name: str) -> int:

@@ -41,7 +41,7 @@ class TrainOneStepCell:
     Args:
         network: a function of the inputs that returns the loss, with `trainable_variables`, see `WithLossCell`.
         optimizer: an optimizer of a family that `LossScaleOptimizer` knows, or a `LossScaleOptimizer`.
-        sens: the scale, a finite number of at least 1; 1 if it is not given.
+        sens: the scale, a finite number of at least 1. The default is 1.
 
     Raises:
         TypeError: `sens` is not a number.
@@ -163,7 +163,8 @@ class TrainOneStepCell:
         return loss
 
     def _construct(self, training: Any, *inputs: Any) -> Any:
-        del training  # an argument only for one trace in each mode; the network itself knows its mode
+        # The network knows whether it is in training mode. As an argument, `training` causes one trace for each mode.
+        del training
         return self.construct(*inputs)
 
     def __call__(self, *inputs: Any) -> Any:
@@ -202,8 +203,8 @@ class TrainOneStepWithLossScaleCell(TrainOneStepCell):
     Args:
         network: as in `TrainOneStepCell`.
         optimizer: as in `TrainOneStepCell`.
-        scale_sense: a manager or an update cell of this package, or a number (also a tensor of one element) for a
-            fixed scale. Leave it out if `optimizer` is a `LossScaleOptimizer`.
+        scale_sense: a manager or an update cell of this package, or a number or a tensor of one element for a fixed
+            scale. Leave it out if `optimizer` is a `LossScaleOptimizer`.
 
     Raises:
         TypeError: `scale_sense` is missing or of another type.

@@ -114,8 +114,8 @@ def _of_module(module: str, name: str) -> str | None:
 
 
 def _is_of_an_optimizer_of_another_keras(error: BaseException) -> bool:
-    # The message quotes what was passed. "<class" is a class that the program did not call, any other "<" an object,
-    # and no "<" a name.
+    # The message quotes the argument: an object as "<...>", a class that the program forgot to call as "<class ...>",
+    # and a misspelled name as it is.
     _, said, identifier = str(error).partition("Could not interpret optimizer identifier: ")
     return bool(said) and identifier.startswith("<") and not identifier.startswith("<class")
 

@@ -17,7 +17,7 @@ class Installation:
     ...     pass
 
     Args:
-        undo: undoes the call.
+        undo: a function that undoes the call.
         is_first: whether no earlier call of the same function is still in effect. If one is, the `with` block undoes
             nothing.
     """
@@ -54,7 +54,7 @@ class _Change:
         self._holders: set[str] = set()
 
     def hold(self, holder: str) -> bool:
-        """Put the patches into effect for the function `holder`. Return whether it did not hold them already."""
+        """Put the patches into effect for the function `holder`. Return False if `holder` already holds them."""
         if holder in self._holders:
             return False
         if not self._holders:

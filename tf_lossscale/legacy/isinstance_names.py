@@ -30,7 +30,7 @@ class WrapperName(type):
 
 
 class OldLossScaleOptimizer(optimizer_lib.LossScaleOptimizer, metaclass=WrapperName):
-    """The methods that old code calls on a LossScaleOptimizer of any name: see `experimental` and `stable`."""
+    """Base of the LossScaleOptimizers in `experimental` and `stable`, with the old arguments and methods."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         inner, _, _ = inner_of(args, kwargs)

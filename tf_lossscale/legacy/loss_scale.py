@@ -76,7 +76,8 @@ class LossScale(TensorLike, state.LossScale, abc.ABC):
     #: The initial scale, which is unknown for a user-defined loss scale.
     initial_scale = float("nan")
 
-    # The core calls `check` and `record`. The old `update` does both at once, so `check` calls it.
+    # A LossScaleOptimizer of this package calls `check` and `record`. The old `update` does both at once, so `check`
+    # calls `update`.
 
     def check(self, gradients: Iterable[Gradient], **norm: tf.Tensor) -> tf.Tensor:
         del norm
@@ -246,7 +247,7 @@ def get(identifier: LossScale | str | float | dict[str, Any] | None) -> LossScal
             {"class_name", "config"}, or None.
 
     Returns:
-        A LossScale; None for None.
+        A LossScale, or None if `identifier` is None.
 
     Raises:
         ValueError: `identifier` is none of these.
@@ -299,7 +300,7 @@ def from_loss_scale(
 
 
 def from_loss_scale(optimizer: Any, loss_scale: LossScale | str | float | dict[str, Any] | None = "dynamic") -> Any:
-    """Wrap an optimizer according to `loss_scale`, if its value is known only when the program runs.
+    """Wrap an optimizer according to `loss_scale`. For code in which its value is known only at run time.
 
     >>> import tensorflow as tf
     >>> wrapped = from_loss_scale(tf.keras.optimizers.SGD(), 128)

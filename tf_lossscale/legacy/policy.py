@@ -16,8 +16,8 @@ from tf_lossscale.wrapper import layers
 class Policies:
     """The experimental module's functions for one Keras library, created by `policies_of`.
 
-    The library gets a policy of its own class, so that models are saved as usual. This object remembers the
-    loss scale of the global policy.
+    The Keras library gets a policy of the library's own class, so that models are saved as usual. This object
+    remembers the loss scale of the global policy.
 
     >>> policies_of("keras").Policy("mixed_float16").loss_scale.multiplier
     2.0

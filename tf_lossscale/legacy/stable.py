@@ -66,7 +66,10 @@ def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         names = ("dynamic", "initial_scale", "dynamic_growth_steps")
     given = dict(zip(names, args))
     if len(args) > len(names) or given.keys() & kwargs.keys():
-        raise TypeError(f"LossScaleOptimizer() cannot take {args!r} with {sorted(kwargs)} after the optimizer.")
+        raise TypeError(
+            f"LossScaleOptimizer() cannot combine the positional arguments {args!r} with the keywords "
+            f"{sorted(kwargs)}. Pass each argument once."
+        )
     given.update(kwargs)
     if "loss_scale" not in given:
         return given

@@ -95,8 +95,8 @@ _MANAGERS = ("LossScaleManager", "FixedLossScaleManager", "ExponentialUpdateLoss
 _rows(_WITH_MANAGERS, _MANAGERS, LEGACY, _KEPT)
 _rows(_WITH_CONTRIB, _OPTIMIZER, CONTRIB, FACES[CONTRIB])
 
-# Removed modules that programs use as values, as in `mp = tf.keras.mixed_precision.experimental`. Each has the module
-# that contains its names today.
+# Removed modules that programs use as values, as in `mp = tf.keras.mixed_precision.experimental`. The value of an entry
+# is the module that contains the names today.
 MODULES = {
     f"{KERAS}.experimental": KERAS,
     f"{KERAS}.experimental.policy": KERAS,

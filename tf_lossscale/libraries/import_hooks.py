@@ -27,7 +27,7 @@ def when_imported(module: str, action: Action, after: Sequence[str] = ()) -> Cal
     >>> cancel()
 
     Args:
-        module: the dotted name, as in `sys.modules`. Importing the same file by another name is another module.
+        module: the dotted name, as in `sys.modules`. A file that is imported under another name is another module.
         action: is called once, with the module. The import statement raises the errors of the action.
         after: further modules that must be imported before the action is called, in any order.
 

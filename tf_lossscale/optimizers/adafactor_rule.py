@@ -51,7 +51,7 @@ def compute_dtype(dtype: tf.DType) -> tf.DType:
 def step_sizes(steps: tf.Tensor, lr: tf.Tensor, beta2_decay: float) -> tuple[tf.Tensor, tf.Tensor]:
     """Return the weights of the newest gradients and the relative step sizes, for parameters at given steps.
 
-    A weight w of at least 1/2 is returned as w - 1, with which a weight of 1 leads to an exact result.
+    A weight w of at least 1/2 is returned as w - 1, so that the interpolation with a weight of 1 is exact.
 
     >>> weight, rate = step_sizes(tf.constant([1.0, 16.0]), tf.constant(0.5), -0.5)
     >>> weight.numpy().tolist(), rate.numpy().round(6).tolist()

@@ -25,7 +25,7 @@ class GroupConfigs:
         raise NotImplementedError
 
     def _built_for(self) -> list[Any]:
-        """Return the optimizer's variables in the order in which `build` gets or got them."""
+        """Return the variables in the order in which the optimizer was built, or will be built, for them."""
         raise NotImplementedError
 
     @classmethod

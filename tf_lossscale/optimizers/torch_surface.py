@@ -23,7 +23,7 @@ class TorchSurface(hooks.Hooked):
     apply_gradients: Callable[..., Any]
 
     def _all_built(self) -> bool:
-        """If the optimizer is not built, build it for the variables of all groups. Return whether there are any."""
+        """If the optimizer is not built, build it for the variables of all groups. Return False if there are none."""
         raise NotImplementedError
 
     def _add_group(self, given: dict[str, Any]) -> None:

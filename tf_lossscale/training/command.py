@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.out.exists() and not arguments.out.is_dir():
             raise NotADirectoryError(f"{arguments.out} is a file. Pass a folder as --out.")
         for module in ("matplotlib.figure", "rich.console", "sklearn.datasets", "tqdm"):
-            optional.load(module, "train")  # a library that is missing only at the report would waste the training
+            optional.load(module, "train")  # a library that turns out to be missing at the end would waste the training
         from tf_lossscale.training import saved
 
         if not arguments.resume:

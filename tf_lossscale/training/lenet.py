@@ -14,7 +14,7 @@ from tf_lossscale.precision.counts import ExponentCounts
 from tf_lossscale.training.settings import Settings, Setup
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
-#: The exponents of the gradients are counted every this many steps.
+#: The number of steps between two counts of the gradients' exponents.
 COUNTED_EVERY = 5
 
 _BATCH = 64
@@ -152,7 +152,7 @@ class Run:
 def _inner_optimizer(settings: Settings) -> Any:
     optimizers = tf.keras.optimizers
     if settings.optimizer == "sgd":
-        # SGD's step is proportional to the gradient, so the rate makes up for the small weight of the loss.
+        # SGD's step is proportional to the gradient, so the learning rate makes up for the small weight of the loss.
         return optimizers.SGD(0.02 / settings.loss_weight, momentum=0.9)
-    # The other optimizers divide by the gradient's magnitude; epsilon must be smaller than it.
+    # The other optimizers divide by the gradient's magnitude, so epsilon must be smaller than that magnitude.
     return {"adam": optimizers.Adam, "rmsprop": optimizers.RMSprop}[settings.optimizer](1e-3, epsilon=1e-16)

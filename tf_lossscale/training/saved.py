@@ -101,9 +101,8 @@ def read(out: pathlib.Path) -> tuple[Settings, dict[str, Any]]:
     try:
         state = json.loads(path.read_text())
         state["history"] = [Record(*record) for record in state["history"]]
-        state["exponents"] = [
-            from_record(record) for record in state.get("exponents", [])
-        ]  # runs saved by older versions have none
+        # Runs that older versions saved have no "exponents".
+        state["exponents"] = [from_record(record) for record in state.get("exponents", [])]
         return Settings(**state["settings"]), state
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(
