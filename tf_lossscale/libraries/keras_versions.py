@@ -53,7 +53,7 @@ def keras_3(module: str = "") -> Any:
         raise ImportError("This needs Keras 3, but Keras 2 is installed. Install TensorFlow 2.16 or newer.")
     if not _is_replaced():
         return optional.load(_dotted("keras", module), "")
-    return functools.reduce(getattr, filter(None, module.split(".")), _replaced())
+    return functools.reduce(_submodule, filter(None, module.split(".")), _replaced())
 
 
 def _is_replaced() -> bool:
@@ -77,6 +77,11 @@ def _replaced() -> Any:
         ) from error
     finally:
         sys.modules["keras"] = replacement
+
+
+def _submodule(package: Any, name: str) -> Any:
+    # A package that is imported a second time lacks the attributes for submodules that were loaded before.
+    return getattr(package, name, None) or sys.modules[f"{package.__name__}.{name}"]
 
 
 def _dotted(package: str, module: str) -> str:
