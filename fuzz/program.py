@@ -50,7 +50,7 @@ class Loop:
     """A training step; a program has one or two of them, over the same variables.
 
     Args:
-        calls: one of UNSCALED or SCALED.
+        calls: an element of UNSCALED or SCALED.
         scaled: names of changes to the gradients of the scaled loss.
         unscaled: names of changes to the unscaled gradients.
         missing: the variable that the loss does not use, or None.
@@ -79,7 +79,7 @@ class Step:
     Args:
         seed: seed of the gradients.
         number: an integer that parts of the step use, for example as the number of iterations of a `tf.while_loop`.
-        bad: one of BAD, which replaces one value of the gradients, or None.
+        bad: an element of BAD, which replaces one value of the gradients, or None.
         loop: the index of the program's loop that takes the step.
         before: an action before the step, or None. "checkpoint" and "state" save and restore, "learning_rate" halves
             the learning rate, and "config" makes a second wrapper from the config of the first.

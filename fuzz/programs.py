@@ -84,7 +84,7 @@ def _loops(draw, program, of=None):
         sparse=sparse,
         place=draw(st.sampled_from(["here", "here", "function", "cond"])),
         recompute=not sparse and draw(st.booleans()),
-        backwards=program["family"] != "sonnet" and draw(st.booleans()),  # Sonnet's slots depend on the order
+        backwards=program["family"] != "sonnet" and draw(st.booleans()),  # Sonnet finds slots by variable order
         repeated=draw(st.sampled_from(["no", "no", "if", "while"])) if function and calls != "two_functions" else "no",
     )
 

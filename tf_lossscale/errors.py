@@ -118,7 +118,7 @@ FLOAT32_ZERO = 2.0**-150  # this and smaller positive numbers are rounded to zer
 def _whole(name: str, value: Any, remedy: str, least: int) -> int:
     number = _as_float(name, value, remedy)
     if isinstance(value, numbers.Integral):
-        whole = int(value)  # not `number`, which is a float and may be rounded
+        whole = int(value)  # the float `number` may be rounded
     elif math.isfinite(number) and number == int(number):
         whole = int(number)
     else:

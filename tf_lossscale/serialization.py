@@ -40,7 +40,7 @@ def register_when_imported() -> None:
 
 
 def _register(library: types.ModuleType) -> None:
-    name = families.library_in(library.__name__)  # not the name in sys.modules: tf_keras may be there as "keras"
+    name = families.library_in(library.__name__)  # in sys.modules, tf_keras may be named "keras"
     for (package, class_name), module in _REGISTERED.get(name, {}).items():
         if module not in sys.modules:
             library.saving.register_keras_serializable(package)(_deferred(library, package, class_name, module))

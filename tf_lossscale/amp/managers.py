@@ -121,7 +121,7 @@ class DynamicLossScaleManager(LossScaleManager):
         return True
 
     def update_loss_scale(self, overflow: object) -> None:
-        """Move the scale after a step, in Python numbers.
+        """Update the scale after a step, in Python numbers.
 
         Args:
             overflow: whether the step overflowed; anything with a truth value.
@@ -184,7 +184,7 @@ class FixedLossScaleUpdateCell:
 
 
 class DynamicLossScaleUpdateCell(tf.Module):
-    """The update of a dynamic scale, for a graph: moves a scale variable, and counts steps in its own variables.
+    """The update of a dynamic scale, for a graph: updates a scale variable, and counts steps in its own variables.
 
     >>> cell = DynamicLossScaleUpdateCell(64.0, 2, 3)
     >>> scale = tf.Variable(64.0)
@@ -221,7 +221,7 @@ class DynamicLossScaleUpdateCell(tf.Module):
         return self.loss_scale_value
 
     def __call__(self, loss_scale: tf.Variable, overflow: tf.Tensor | bool) -> tf.Tensor:
-        """Move `loss_scale` after a step.
+        """Update `loss_scale` after a step.
 
         Args:
             loss_scale: float32 scalar variable.

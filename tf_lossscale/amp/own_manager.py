@@ -38,7 +38,7 @@ class LossScaleManager(abc.ABC):
 
     @abc.abstractmethod
     def update_loss_scale(self, overflow: Any) -> None:
-        """Move the scale after a step.
+        """Update the scale after a step.
 
         Args:
             overflow: whether the step overflowed.
@@ -49,7 +49,7 @@ class LossScaleManager(abc.ABC):
         return True
 
     def get_update_cell(self) -> Any:
-        """Return a function of (scale variable, overflow) that moves the scale in a graph, or None.
+        """Return a function of (scale variable, overflow) that updates the scale in a graph, or None.
 
         If None, the graph calls the Python method `update_loss_scale`, which XLA cannot compile.
         """

@@ -136,7 +136,7 @@ class DynamicLossScaler(StaticLossScaler):
         self._rules = Rules(growth_steps=scale_window, growth_factor=scale_factor, backoff_factor=1 / scale_factor)
 
     def adjust(self, grads_finite: tf.Tensor | bool) -> bool:
-        """Move the scale after a step.
+        """Update the scale after a step.
 
         Args:
             grads_finite: bool scalar, whether all gradients of the step are finite.

@@ -39,13 +39,13 @@ class LossScaleManager(abc.ABC):
 
     @abc.abstractmethod
     def update_loss_scale(self, finite_grads: tf.Tensor | bool) -> tf.Operation | None:
-        """Move the scale after a step.
+        """Update the scale after a step.
 
         Args:
             finite_grads: bool scalar, whether all gradients are finite.
 
         Returns:
-            The operation that moves the scale.
+            The operation that updates the scale.
         """
 
     def as_loss_scale(self) -> state.LossScale:
@@ -140,13 +140,13 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
 
     @do_not_convert
     def update_loss_scale(self, finite_grads: tf.Tensor | bool) -> tf.Operation | None:
-        """Move the scale after a step.
+        """Update the scale after a step.
 
         Args:
             finite_grads: bool scalar, whether all gradients are finite.
 
         Returns:
-            In a graph, a tensor whose evaluation moves the scale.
+            In a graph, a tensor whose evaluation updates the scale.
         """
         done = self._state.record(tf.cast(finite_grads, tf.bool))
         return None if tf.executing_eagerly() else finished(done)

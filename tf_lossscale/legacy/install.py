@@ -18,7 +18,7 @@ class Installation:
 
     Args:
         undo: a function that undoes the call.
-        is_first: whether no earlier call of the same function is still in effect. If one is, the `with` block undoes
+        is_first: False if an earlier call of the same function is still in effect. The `with` block then undoes
             nothing.
     """
 

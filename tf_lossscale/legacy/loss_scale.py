@@ -52,13 +52,13 @@ class LossScale(TensorLike, state.LossScale, abc.ABC):
 
     @abc.abstractmethod
     def update(self, grads: Iterable[Gradient]) -> tuple[tf.Operation | None, tf.Tensor | bool]:
-        """Move the scale after a step.
+        """Update the scale after a step.
 
         Args:
             grads: a nested structure of all unscaled gradients of all replicas.
 
         Returns:
-            The operation that moves the scale (None in eager mode), and whether to apply the gradients.
+            The operation that updates the scale (None in eager mode), and whether to apply the gradients.
         """
 
     @abc.abstractmethod
@@ -194,7 +194,7 @@ class DynamicLossScale(LossScale, state.DynamicLossScale):
 
     @property
     def good_steps(self) -> tf.Variable:
-        """The number of finite steps since the scale last moved, an int64 scalar variable."""
+        """The number of finite steps since the scale last changed, an int64 scalar variable."""
         return replaced(self, "_num_good_steps", lambda: self._weight("good_steps", 0, tf.int64))
 
     def __call__(self) -> tf.Tensor:
@@ -202,13 +202,13 @@ class DynamicLossScale(LossScale, state.DynamicLossScale):
 
     @do_not_convert
     def update(self, grads: Iterable[Gradient]) -> tuple[tf.Operation | None, tf.Tensor | bool]:
-        """Move the scale after a step.
+        """Update the scale after a step.
 
         Args:
             grads: a nested structure of unscaled gradients; per-replica values in a cross-replica context.
 
         Returns:
-            A tensor whose evaluation moves the scale, or None in eager mode; and whether to apply the gradients, a bool
+            A tensor whose evaluation updates the scale, or None in eager mode; and whether to apply the gradients, a bool
             scalar tensor.
         """
         if replicas.several_replicas() and not tf.distribute.in_cross_replica_context():
@@ -300,7 +300,7 @@ def from_loss_scale(
 
 
 def from_loss_scale(optimizer: Any, loss_scale: LossScale | str | float | dict[str, Any] | None = "dynamic") -> Any:
-    """Wrap an optimizer according to `loss_scale`. For code in which its value is known only at run time.
+    """Wrap an optimizer as `loss_scale` says. Use this function if `loss_scale` is known only at run time.
 
     >>> import tensorflow as tf
     >>> wrapped = from_loss_scale(tf.keras.optimizers.SGD(), 128)

@@ -22,7 +22,7 @@ _TEST_IMAGES = 360
 
 
 class Record(NamedTuple):
-    """The record of one step.
+    """The record of one step: loss, loss scale, whether it was skipped, and the share of zeros in the gradients.
 
     >>> Record(loss=2.5, scale=1024.0, skipped=True, zeros=0.25).skipped
     True

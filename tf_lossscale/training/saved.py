@@ -135,7 +135,7 @@ def restore(run: Run, state: dict[str, Any], out: pathlib.Path) -> None:
 
 def _checkpoint(run: Run) -> tf.train.Checkpoint:
     checkpoint = tf.train.Checkpoint(model=run.model, optimizer=run.optimizer)
-    _ = checkpoint.save_counter  # reading the property creates the variable, which assert_consumed() expects
+    _ = checkpoint.save_counter  # reading `save_counter` creates it, and assert_consumed() expects it
     return checkpoint
 
 
