@@ -131,9 +131,8 @@ def main():
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--workers", type=int, default=0, help="number of processes; 0 for two devices of this one")
     parser.add_argument("--out", type=pathlib.Path, help="where checkpoints are kept, and found; default: nowhere")
-    parser.add_argument(
-        "--dies-at", type=int, help=argparse.SUPPRESS
-    )  # internal: only for workers that this program starts
+    # --dies-at is internal: this program passes it to the workers that it starts.
+    parser.add_argument("--dies-at", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         directory = (options.out or pathlib.Path(temporary)) / "checkpoint"

@@ -208,8 +208,8 @@ class DynamicLossScale(LossScale, state.DynamicLossScale):
             grads: a nested structure of unscaled gradients; per-replica values in a cross-replica context.
 
         Returns:
-            A tensor whose evaluation updates the scale, or None in eager mode; and whether to apply the gradients, a bool
-            scalar tensor.
+            A tensor whose evaluation updates the scale, or None in eager mode; and a bool scalar tensor, whether to
+            apply the gradients.
         """
         if replicas.several_replicas() and not tf.distribute.in_cross_replica_context():
             context = tf.distribute.get_replica_context()
