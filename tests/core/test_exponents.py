@@ -74,7 +74,7 @@ def record(exponents, value=1.0):
 
 
 def counted_step(exponents):
-    return exponents.last()[3]
+    return exponents.last().step
 
 
 @modes
@@ -90,10 +90,10 @@ def test_the_first_step_is_counted_then_every_third_and_on_demand_the_next(mode)
         if number == 6:
             exponents.count_next()
         step(tf.constant(2.0**number))
-        names, counts, scale, at = exponents.last()
-        assert (names, scale) == (("kernel",), 8.0)
-        assert counts[0, column(at)] == counts.sum() == 3, "the counts of that step alone"
-        found.append(at)
+        last = exponents.last()
+        assert (last.names, last.scale) == (("kernel",), 8.0)
+        assert last.counts[0, column(last.step)] == last.counts.sum() == 3, "the counts of that step alone"
+        found.append(last.step)
     assert found == [1, 1, 1, 4, 4, 6, 6, 6, 9, 9]
     exponents.stop()
     for _ in range(4):
@@ -130,9 +130,9 @@ def test_the_variables_of_the_last_counted_step_are_shown_if_they_change():
     for name, value in (("a", 1.0), ("b", 2.0), ("a", 4.0)):
         gradient = tf.constant([value])
         exponents.record(lambda name=name: (name,), lambda g=gradient: [g], lambda: tf.constant(1.0))
-        names, counts, _, _ = exponents.last()
-        assert names == (name,)
-        assert counts[0, column(int(np.log2(value)))] == 1
+        last = exponents.last()
+        assert last.names == (name,)
+        assert last.counts[0, column(int(np.log2(value)))] == 1
     assert counted_step(exponents) == 3
 
 

@@ -301,7 +301,7 @@ def assert_same_steps(
 def test_equal_steps_are_compiled_once_though_the_first_step_sets_attributes_of_the_optimizer(make_inner, monkeypatch):
     compilations, plain = [], clusters.Clusters._keep
     monkeypatch.setattr(
-        clusters.Clusters, "_keep", lambda self, key, step: [plain(self, key, step), compilations.append(step)]
+        clusters.Clusters, "_keep", lambda self, key, step, of: [plain(self, key, step, of), compilations.append(step)]
     )
     assert_same_steps(make_inner, lambda *_: None, compiled=1)
     assert len([step for step in compilations if step is not None]) == 1

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_lossscale import layers
 from tf_lossscale.amp.train_step import TrainOneStepCell, TrainOneStepWithLossScaleCell
 from tf_lossscale.core import replicas
-from tf_lossscale.wrapper import layers
 
 
 def backbone_of(cell: TrainOneStepCell) -> Any:

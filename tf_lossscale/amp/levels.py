@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from tf_lossscale import layers
 from tf_lossscale.amp.casting import set_casts
-from tf_lossscale.wrapper import layers
 
 if TYPE_CHECKING:
     from tf_lossscale.types import DType, Same

@@ -7,12 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_lossscale import layers
 from tf_lossscale.amp import casting, cell_training, levels
 from tf_lossscale.amp.managers import DynamicLossScaleManager
 from tf_lossscale.amp.monitors import LossMonitor
 from tf_lossscale.amp.step_loss import StepLoss
 from tf_lossscale.amp.train_step import TrainOneStepCell
-from tf_lossscale.wrapper import layers
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
 # Metric names that stand for a binary, categorical or sparse metric, depending on the shapes of the data.

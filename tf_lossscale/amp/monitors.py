@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from tf_lossscale.wrapper import layers
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
+from tf_lossscale.wrapper.readings import value_of
 
 if TYPE_CHECKING:
     from tf_lossscale.types import Optimizer
@@ -100,7 +100,7 @@ class OverflowMonitor(LossMonitor):
         """Return the line to print; see `LossMonitor.line`."""
         if not isinstance(optimizer, LossScaleOptimizer):
             return f"{super().line(epoch, step, loss, optimizer)}, no loss scale"
-        skipped = bool(layers.value_of(optimizer.last_step_skipped))
-        scale = float(layers.value_of(optimizer.loss_scale))
+        skipped = bool(value_of(optimizer.last_step_skipped))
+        scale = float(value_of(optimizer.loss_scale))
         shown = f"{scale:.0f}" if scale.is_integer() and scale < 1e9 else f"{scale:g}"
         return f"{super().line(epoch, step, loss, optimizer)}, loss scale is {shown}, overflow: {skipped}"

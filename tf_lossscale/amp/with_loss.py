@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from tf_lossscale import layers
 from tf_lossscale.amp import casting
-from tf_lossscale.wrapper import layers
 
 if TYPE_CHECKING:
     from tf_lossscale.types import Variable

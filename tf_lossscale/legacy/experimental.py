@@ -15,11 +15,12 @@ import copy
 import types
 from typing import Any
 
+from tf_lossscale import layers
 from tf_lossscale.legacy import loss_scale as loss_scale_lib
 from tf_lossscale.legacy.isinstance_names import OldLossScaleOptimizer, inner_of
 from tf_lossscale.legacy.policy import config_of, policies_of
 from tf_lossscale.libraries import import_hooks
-from tf_lossscale.wrapper import configs, families, layers
+from tf_lossscale.wrapper import configs, families
 
 __all__ = ["LossScaleOptimizer", "Policy", "get_layer_policy", "global_policy", "set_policy"]  # noqa: F822
 

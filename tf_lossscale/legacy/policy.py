@@ -9,8 +9,8 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
+from tf_lossscale import layers
 from tf_lossscale.legacy import loss_scale as loss_scale_lib
-from tf_lossscale.wrapper import layers
 
 
 class Policies:

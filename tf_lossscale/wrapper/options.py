@@ -31,7 +31,8 @@ _ELSEWHERE = {
     "on_floor": "on_stall",
     "enabled": "dynamic=False, initial_scale=1, to scale nothing",
 }
-_CLIPS = ("clipnorm", "clipvalue", "global_clipnorm")
+#: The options that clip gradients, of which an optimizer can have one.
+CLIPS = ("clipnorm", "clipvalue", "global_clipnorm")
 
 
 def take_name(given: dict[str, Any]) -> str | None:
@@ -91,7 +92,7 @@ def checked(inner: Any, given: dict[str, Any], supported: tuple[str, ...]) -> di
                 f"`{name}={value!r}` contradicts the inner {type(inner).__name__}, which has {name}={has!r}. "
                 "Set it in one place."
             )
-    clips = {name: wanted.get(name, getattr(inner, name, None)) for name in _CLIPS}
+    clips = {name: wanted.get(name, getattr(inner, name, None)) for name in CLIPS}
     set_clips = {name: value for name, value in clips.items() if value is not None}
     if wanted.keys() & set_clips.keys() and len(set_clips) > 1:
         raise ValueError(f"Only one of `clipnorm`, `clipvalue` and `global_clipnorm` can be set, but got: {set_clips}.")
