@@ -44,7 +44,6 @@ STEPS = (
     Step("dist", ("make", "dist")),
     Step("fuzz", ("make", "fuzz", MINUTES)),
     Step("differential", ("make", "differential", MINUTES)),
-    Step("differential", ("make", "differential", MINUTES)),
 )
 
 

@@ -2,10 +2,12 @@
 
     python -m benchmarks [--only "tf.function.*legacy"] [--missing [SINCE]] [--seconds 3] [--list]
 
-A cell is a combination of what is measured, mode, family and workload. A new measurement of a cell replaces its row in
-the file. A run ends by writing the tables and the plot of docs/performance.md. --missing continues a run that was
-stopped. Measure cells with several replicas in a separate process: `--only "^[^,]+, mirrored"`, and
-`--only "^[^,]+, (?!mirrored)"` for the others.
+A cell is one measurement: a kind such as "step" or "tracing", a mode such as "eager", an optimizer family and a
+workload. A new measurement of a cell replaces its row in the file. A run ends by writing the tables and the plot of
+docs/performance.md. --missing continues a run that was stopped.
+
+Measure cells with several replicas in a separate process: `--only "^[^,]+, mirrored"` selects them, and
+`--only "^[^,]+, (?!mirrored)"` selects the others.
 """
 
 import argparse
@@ -21,7 +23,7 @@ import time
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-# Otherwise PyTorch's idle threads spin while other libraries are timed.
+# OMP_WAIT_POLICY=passive keeps PyTorch's idle threads from spinning while other libraries are timed.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import tensorflow as tf
@@ -32,7 +34,7 @@ JSON = pathlib.Path(__file__).parents[1] / "docs" / "performance.json"
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measure cells, print each row and save all rows."""
+    """Measure the selected cells; print and save a row for each."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="a regular expression, searched for in 'what, mode, family, ...'")
     parser.add_argument("--list", action="store_true", help="print the cells and when they were measured, and stop")
@@ -84,7 +86,7 @@ def _measure(wanted: list[dict[str, str]], options: argparse.Namespace, results:
     for i, cell in enumerate(wanted):
         start = time.perf_counter()
         if start - begun > 60 * options.minutes:
-            print(f"{len(wanted) - i} cells are left after {options.minutes:g} minutes: go on with --missing")
+            print(f"{len(wanted) - i} cells are left after {options.minutes:g} minutes: continue with --missing")
             break
         where = _MODULES.get(cell["what"], steps)
         row = where.measure(cell, options.seconds, least=options.rounds)
@@ -94,7 +96,7 @@ def _measure(wanted: list[dict[str, str]], options: argparse.Namespace, results:
         results["rows"] = [*(old for old in results["rows"] if not _same(old, cell)), row]
         _save(options.json, results)
         tf.keras.backend.clear_session()
-        gc.collect()  # reference cycles hold gigabytes of variables
+        gc.collect()  # reference cycles would otherwise keep gigabytes of variables alive
 
 
 def _have_two_cpus() -> None:

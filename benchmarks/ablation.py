@@ -1,4 +1,4 @@
-"""What each trick of `core/fast` gains: the same step with all tricks, and with all but one."""
+"""Ablation of the speed-up tricks in `core/fast`: a step with all of them, and the same step without one of them."""
 
 import contextlib
 import functools
@@ -13,7 +13,7 @@ from benchmarks import clock, contenders, costs, steps, workloads
 from tf_lossscale.core import fast
 
 WHAT, ALL, TRACING, MEMORY = "ablation", "all tricks", "tracing", "peak memory"
-#: The tricks that have an effect in each mode.
+#: For each mode, the tricks that have an effect in it.
 TRICKS = {
     "eager": ("stacks", "sum first"),
     "tf.function": ("stacks", "late unscaling", "one at a time", "one call", "sum first"),
@@ -35,7 +35,10 @@ def cells() -> Iterator[dict[str, str]]:
 
 
 def measure(cell: dict[str, str], seconds: float, least: int = 7) -> dict[str, Any]:
-    """Return the cell with each trick's ratio of the times without it and with all tricks, or with the megabytes."""
+    """Measure the cell without each trick in turn.
+
+    A ratio is the time without the trick divided by the time with all tricks. Peak memory is in megabytes.
+    """
     names = (ALL, *TRICKS[cell["mode"]])
     if cell["mode"] == MEMORY:
         peaks = {name: costs.peak_apart(cell["workload"], contenders.OURS, name) for name in names}
@@ -52,7 +55,7 @@ def measure(cell: dict[str, str], seconds: float, least: int = 7) -> dict[str, A
 
 
 def switched_off(name: str) -> contextlib.AbstractContextManager[None]:
-    """Switch one trick or no trick off."""
+    """Return a context in which the trick `name` is switched off; `ALL` leaves every trick on."""
     return contextlib.nullcontext() if name == ALL else fast.without(name)
 
 

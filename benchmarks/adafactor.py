@@ -18,7 +18,7 @@ import statistics
 import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-# Otherwise PyTorch's idle threads spin while other libraries are timed.
+# OMP_WAIT_POLICY=passive keeps PyTorch's idle threads from spinning while other libraries are timed.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import tensorflow as tf
@@ -71,7 +71,7 @@ def torch_contender(shapes):
 
 
 def measure(steps, repetitions):
-    """Return each step's median time in seconds, and the median ratio of this package's time to it."""
+    """Return each contender's median time of a step in seconds, and the median ratio of this package's time to it."""
     for step in steps.values():
         for _ in range(3):
             step()
@@ -93,7 +93,7 @@ def kilobytes(size):
 
 
 def main(arguments=None):
-    """Print the two tables, and write the measurements to the file of --json."""
+    """Print a table of times and a table of state sizes. With --json, write the measurements to that file, too."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=30)
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=WORKLOADS)

@@ -1,4 +1,4 @@
-"""Measurements that need a separate process; prints the result as JSON."""
+"""Takes a measurement that needs a separate process, and prints the result as JSON."""
 
 import json
 import sys
@@ -6,8 +6,11 @@ import time
 
 
 def main(what: str, *arguments: str) -> None:
-    """Measure the imports ("import"), the first call of a step ("first call", family, workload, contender), or the peak
-    memory of a step ("memory", workload, contender).
+    """Print one measurement.
+
+    Args:
+        what: "import" for the import times, "first call" for a step's first call, or "memory" for its peak memory.
+        *arguments: for "first call" the family, workload and contender; for "memory" the workload and contender.
     """
     if what == "import":
         start = time.process_time()

@@ -1,4 +1,4 @@
-"""Times of all libraries and wrappers, with PyTorch's, on the same shapes in one run; and times of first calls."""
+"""Compares steps of all libraries and wrappers, PyTorch included, on the same shapes in one run; times first calls."""
 
 import functools
 import os
@@ -23,7 +23,7 @@ def cells() -> Iterator[dict[str, str]]:
 
 
 def measure(cell: dict[str, str], seconds: float, **rounds: int) -> dict[str, Any]:
-    """Return the cell with the milliseconds of each step, in wall-clock and processor time."""
+    """Return `cell` with the milliseconds of each step added, in wall-clock and processor time."""
     if cell["what"] == FIRST_CALL:
         return {**cell, "milliseconds": first_calls(cell["family"], cell["workload"])}
     times = clock.in_turns(_steps(cell["workload"]), 5 * seconds, **rounds)
@@ -50,7 +50,7 @@ def _steps(workload: str) -> dict[str, Callable[[], object]]:
 
 
 def first_calls(family: str, workload: str) -> dict[str, float]:
-    """Return the milliseconds of the first call of a step, tracing and compiling included, in new processes."""
+    """Return the milliseconds of each contender's first call in a new process, with tracing and compiling."""
     first = functools.partial(costs.apart, "first call", family, workload)
     found = {name: first(name) for name in (contenders.BARE, contenders.OURS, contenders.OURS_COMPILED)}
     with tempfile.TemporaryDirectory() as folder:
@@ -61,7 +61,7 @@ def first_calls(family: str, workload: str) -> dict[str, float]:
 
 
 def first_call(family: str, workload: str, name: str) -> float:
-    """Return the milliseconds of the first call of a step, after another step has loaded the libraries."""
+    """Return the milliseconds of a step's first call. A smaller step runs before it, to load the libraries."""
     cell = {"what": "step", "mode": "tf.function", "family": family, "workload": workload}
     steps.in_mode({**cell, "workload": "3 x 1k"}, name)()
     step = steps.in_mode(cell, name)

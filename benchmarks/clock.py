@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 @dataclasses.dataclass
 class Times:
-    """The times of one function's calls, in seconds."""
+    """Durations of the calls of one function, in seconds."""
 
     wall: list[float] = dataclasses.field(default_factory=list)
     processor: list[float] = dataclasses.field(default_factory=list)
@@ -18,11 +18,11 @@ class Times:
 def in_turns(
     functions: dict[str, Callable[[], object]], seconds: float, least: int = 7, most: int = 200, first: int = 2
 ) -> dict[str, Times]:
-    """Return the times of each function.
+    """Call the functions in turn, and return the times of each.
 
     Args:
-        functions: functions by name; each round starts one function later than the last.
-        seconds: time for all rounds together; a started round is finished.
+        functions: functions by name. The function that begins changes from round to round.
+        seconds: time for all rounds together. A round that has started is always finished.
         least: minimum number of rounds, however long they take.
         most: maximum number of rounds.
         first: number of untimed calls of each function before the first round.
@@ -45,7 +45,7 @@ def in_turns(
 
 
 def ratios(times: dict[str, Times], to: str) -> dict[str, dict[str, float]]:
-    """Return each function's time divided by that of the function `to`: the median of the ratios of all rounds.
+    """Return the ratio of each function's time to the time of the function `to`: the median over all rounds.
 
     There are two clocks. `processor` is the processor time of this process on all cores; other processes hardly change
     it. `wall` is wall-clock time; it is meaningful only on an otherwise idle machine.

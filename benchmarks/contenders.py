@@ -16,7 +16,8 @@ OURS_APPLY, OURS_MINIMIZE, THEIRS_MINIMIZE = f"{OURS}, apply", f"{OURS}, minimiz
 BARE_MINIMIZE = "bare, minimize"
 MINIMIZERS = (BARE_MINIMIZE, OURS_MINIMIZE, THEIRS_MINIMIZE)
 OURS_DIAGNOSED = f"{OURS}, diagnose"
-#: `diagnose="exponents"` in a step that is not counted, and in one that is; then two parts whose times are compared.
+#: Contenders for `diagnose="exponents"`, which counts the gradients' exponents in some steps: a step without the count
+#: and a step with it. `CHECK` and `COUNT` are the overflow check alone and the count alone.
 OURS_WAITING, OURS_COUNTING = "no step counted", "every step counted"
 CHECK, COUNT = "check", "count"
 OURS_COMPILED = f"{OURS}, jit_compile=True"
@@ -39,7 +40,7 @@ FAMILIES: dict[str, tuple[Callable[..., Any], Callable[[Any], Any]]] = {
 
 
 class _Least:
-    """The bare optimizer with the minimum that a loss scale needs: one read of each gradient, and unscaling."""
+    """The bare optimizer plus the least work that a loss scale needs: one read of each gradient, and unscaling."""
 
     def __init__(self, inner: Any):
         self._inner, self._scale, self._finite = inner, tf.Variable(1.0), tf.Variable(True)
@@ -71,7 +72,7 @@ class _Conditional:
 
 
 def names(family: str) -> list[str]:
-    """Return the contenders that take gradients as input; the bare one first."""
+    """Return the contenders that take gradients as input. The bare optimizer comes first."""
     if family == TORCH:
         return [BARE, THEIRS]
     return [BARE, OURS, OURS_APPLY, THEIRS] if family != "TensorFlow 1" else [BARE, OURS, THEIRS]
@@ -83,12 +84,12 @@ def installed(family: str) -> bool:
 
 
 def optimizer(family: str, name: str, compiled: bool = False) -> Any:
-    """Return a new Adam of the family, wrapped as the contender wraps it.
+    """Return a new Adam of the family, in the contender's wrapper.
 
     Args:
         family: a key of `FAMILIES`.
         name: the contender's name.
-        compiled: whether XLA will compile the step; tf_keras's optimizers then must not compile it themselves.
+        compiled: whether XLA will compile the step. tf_keras's optimizers then must not compile their update, too.
     """
     make, theirs = FAMILIES[family]
     if compiled and family == "tf_keras":
@@ -106,7 +107,7 @@ def optimizer(family: str, name: str, compiled: bool = False) -> Any:
 
 
 def scale(opt: Any, name: str, loss: tf.Tensor) -> tf.Tensor:
-    """Return the loss as the contender scales it."""
+    """Scale the loss by the contender's own method."""
     if name in (BARE, LEAST, CONDITIONAL, NO_STEP):
         return loss
     if name == OURS_APPLY or (hasattr(opt, "scale_loss") and name == THEIRS):
@@ -115,7 +116,7 @@ def scale(opt: Any, name: str, loss: tf.Tensor) -> tf.Tensor:
 
 
 def apply(opt: Any, name: str, gradients: list, variables: list) -> None:
-    """Take the contender's step, with gradients of the scaled loss."""
+    """Apply gradients of the scaled loss by the contender's own method."""
     if name == OURS_APPLY:
         opt.apply(gradients, variables)
         return
@@ -127,7 +128,7 @@ def apply(opt: Any, name: str, gradients: list, variables: list) -> None:
 
 
 def minimize(opt: Any, loss: Callable[[], tf.Tensor], variables: list) -> None:
-    """Minimize a loss. Keras 3's optimizers have no `minimize`: they get a tape, as in Keras 3's trainer."""
+    """Minimize a loss. For Keras 3's optimizers, which have no `minimize`, use a tape, as Keras 3's trainer does."""
     if hasattr(opt, "minimize"):
         opt.minimize(loss, var_list=variables)
         return

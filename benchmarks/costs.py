@@ -1,4 +1,4 @@
-"""One-time costs and memory: tracing, compiling and graph nodes over many variables, peak memory, import time."""
+"""One-time costs and memory: tracing, compiling and graph size with many variables, peak memory, and import time."""
 
 import contextlib
 import functools
@@ -32,7 +32,7 @@ def cells() -> Iterator[dict[str, str]]:
 
 
 def measure(cell: dict[str, str], seconds: float, least: int = 3) -> dict[str, Any]:
-    """Return the cell with its measurements."""
+    """Return `cell` with its measurements added."""
     if cell["what"] in ("tracing", "compiling"):
         return {**cell, **tracing(cell, seconds, min(least, 3))}
     if cell["what"] == "import":
@@ -48,9 +48,10 @@ def nodes(function: Any) -> int:
 
 
 def tracing(cell: dict[str, str], seconds: float, least: int) -> dict[str, Any]:
-    """Measure the time for tracing a step, after the optimizer has created its variables, and count graph nodes.
+    """Measure how long tracing a step takes, and count the graph's nodes.
 
-    In the mode jit_compile the time includes XLA's compilation.
+    The optimizer creates its variables before the measurement. In the mode "jit_compile" the time includes XLA's
+    compilation.
     """
     traced: dict[str, Any] = {}
     options = {"jit_compile": True} if cell["mode"] == "jit_compile" else {}
@@ -60,7 +61,7 @@ def tracing(cell: dict[str, str], seconds: float, least: int) -> dict[str, Any]:
         step()
         small = steps.made({**cell, "workload": "3 x 1k"}, name)
         small()
-        tf.function(small, **options)()  # triggers late imports before the timing
+        tf.function(small, **options)()  # tracing a small step first triggers late imports, which must not be timed
 
     def trace(name: str) -> None:
         function = tf.function(made[name], **options)
@@ -69,7 +70,7 @@ def tracing(cell: dict[str, str], seconds: float, least: int) -> dict[str, Any]:
             function()
 
     gc.collect()
-    gc.disable()  # otherwise later contenders pay for the collection of earlier graphs
+    gc.disable()  # while a later contender is timed, the collector must not free an earlier contender's graphs
     try:
         each = {name: functools.partial(trace, name) for name in made}
         times = clock.in_turns(each, seconds, least, most=10, first=0)
@@ -85,28 +86,29 @@ def tracing(cell: dict[str, str], seconds: float, least: int) -> dict[str, Any]:
 
 
 def importing(times: int) -> dict[str, Any]:
-    """Return the times of `import tf_lossscale` and of `import tensorflow` after it: medians over new processes."""
+    """Time `import tf_lossscale`, and then `import tensorflow`. Return medians over several new processes."""
     pairs = [apart("import") for _ in range(times)]
     ours, theirs = (statistics.median(pair[i] for pair in pairs) for i in (0, 1))
     return {"milliseconds": {"tf_lossscale": round(1000 * ours, 1), "tensorflow": round(1000 * theirs, 1)}}
 
 
 def apart(*what: str, env: dict[str, str] | None = None) -> Any:
-    """Return the result of `benchmarks.apart` in a new process."""
+    """Run `benchmarks.apart` with these arguments in a new process, and return its result."""
     command = [sys.executable, "-m", "benchmarks.apart", *what]
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=env)
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def peak_apart(workload: str, name: str, without: str = "") -> float:
-    """Return the `peak_of_a_step`, measured in a new process."""
+    """Return the result of `peak_of_a_step` in a new process."""
     return apart("memory", workload, name, without)
 
 
 def peak_of_a_step(workload: str, name: str, without: str = "") -> float:
-    """Return how much memory, in megabytes, variables, gradients, moments and two steps add to this process.
+    """Return the megabytes by which two steps raise the peak memory of this process.
 
-    The allocator does not return memory to the system, so only peaks of whole processes can be compared.
+    The peak includes the variables, the gradients and Adam's moments. The allocator does not return memory to the
+    system, so each measurement needs a new process.
     """
     before = _peak()
     what = "minimize" if name in contenders.MINIMIZERS else "step"
@@ -118,5 +120,6 @@ def peak_of_a_step(workload: str, name: str, without: str = "") -> float:
 
 
 def _peak() -> int:
-    lines = pathlib.Path("/proc/self/status").read_text().splitlines()  # getrusage includes the parent's peak
+    # Unlike the peak that getrusage returns, VmHWM excludes the parent process.
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))

@@ -1,15 +1,15 @@
-"""PyTorch's Adam, bare and with PyTorch's GradScaler, on given gradients."""
+"""Steps of PyTorch's Adam on fixed gradients, without and with PyTorch's GradScaler."""
 
 from collections.abc import Callable
 
 from benchmarks import contenders, workloads
 
-#: The implementations of Adam's update, and the arguments that choose them.
+#: PyTorch's implementations of Adam's update, and the constructor arguments that select them.
 UPDATES = {"default": {}, "foreach": {"foreach": True}, "fused": {"fused": True}}
 
 
 def step(workload: str, name: str, update: str = "default") -> Callable[[], object]:
-    """Return one contender's step, with one of the `UPDATES`."""
+    """Return a function that takes one step of a contender; `update` is a key of `UPDATES`."""
     import torch
 
     parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in workloads.shapes(workload)]
@@ -18,7 +18,8 @@ def step(workload: str, name: str, update: str = "default") -> Callable[[], obje
     optimizer = torch.optim.Adam(parameters, lr=1e-3, **UPDATES[update])
     if name == contenders.BARE:
         return optimizer.step
-    # GradScaler unscales in place. A scale of 1 costs the same, and keeps the gradients for the next step.
+    # GradScaler unscales gradients in place. A scale of 1 leaves them unchanged for the next step, and costs as much
+    # as any other scale.
     scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
     loss = torch.tensor(1.0)
 

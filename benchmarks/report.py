@@ -1,4 +1,4 @@
-"""Output of the measured rows: lines of text, the tables of docs/performance.md, and its plot."""
+"""Reports of the measured rows: lines of text, and the tables and the plot of docs/performance.md."""
 
 import pathlib
 import re
@@ -38,7 +38,7 @@ def line(row: Row) -> str:
 
 
 def tables(results: dict[str, Any]) -> dict[str, str]:
-    """Return the tables of the page by name; a table without measurements becomes a line that says so."""
+    """Return the tables of docs/performance.md by name. A table without measurements becomes a line that says so."""
     rows = [row for row in results["rows"] if "refused" not in row or "ratios" in row]
     found = {
         "summary": _summary(rows),
@@ -103,7 +103,7 @@ def tables(results: dict[str, Any]) -> dict[str, str]:
     return {"machine": _machine(results), **pages}
 
 
-# The rows of the summary: label, measurement, contender, explanation.
+# The rows of the summary. Each has a label, the measured rows to select, a contender and an explanation.
 _SUMMARY = (
     (
         "a training step in a `tf.function`",
@@ -164,7 +164,7 @@ def _first_calls(rows: list[Row]) -> str:
 
 
 def _measured_on(rows: Iterable[Row], machine: Row) -> str:
-    """Return a line below a table whose rows were measured on another machine than most."""
+    """Return a line for the end of a table. It names the machines of rows that were not measured on `machine`."""
     others = [row["machine"] for row in rows if row.get("machine", machine) != machine]
     shown = sorted({f"{other['processor']}, {other['cores']} cores" for other in others})
     return f"\n\nMeasured on: {'; '.join(shown)}." if shown else ""
@@ -188,7 +188,7 @@ def _megabytes(peaks: dict[str, float], trick: str) -> str:
 
 
 def renew(page: pathlib.Path, results: dict[str, Any]) -> None:
-    """Write each table between its marks in the page, for example `<!-- step -->` and `<!-- end -->`."""
+    """Replace each table of the page. The table "step" is between the comments `<!-- step -->` and `<!-- end -->`."""
     text = page.read_text()
     for name, table in tables(results).items():
         marks = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -202,7 +202,7 @@ def overhead(row: Row) -> float:
 
 
 def growth_rows(rows: Iterable[Row]) -> list[Row]:
-    """Return the rows of growth: first those with more variables, then those with larger ones."""
+    """Return the rows of kind "growth": first those with several variables, then those with one, each by size."""
     return sorted(
         (row for row in rows if row["what"] == "growth" and "ratios" in row),
         key=lambda row: (_size(row)[0] == 1, *_size(row)),
@@ -210,7 +210,11 @@ def growth_rows(rows: Iterable[Row]) -> list[Row]:
 
 
 def plot(path: pathlib.Path, results: dict[str, Any]) -> None:
-    """Plot the ratios of the optimizer's step and of the training step in a tf.function, and the growth."""
+    """Plot the results for a tf.function.
+
+    The left panel shows the ratios of the optimizer's step and of the training step. The right panel shows how the
+    added time grows with the number and the size of the variables.
+    """
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -237,15 +241,14 @@ def plot(path: pathlib.Path, results: dict[str, Any]) -> None:
             for count, values in [_size(row)]
             if (count > 1) == many
         ]
-        seen = [
-            (n, added) for n, added in points if added > 0
-        ]  # noise can cause values of zero or less, which a logarithmic axis cannot show
+        # A logarithmic axis cannot show values of zero or less, which noise can cause.
+        seen = [(n, added) for n, added in points if added > 0]
         if seen:
             right.plot(*zip(*seen), "o-", label=label)
     right.set(xscale="log", xlabel="n", ylabel="added per variable (µs), or per 1000 values (µs)", yscale="log")
     if right.lines:
         right.legend(fontsize=7)
-    with matplotlib.rc_context({"svg.hashsalt": "performance"}):  # makes the file reproducible
+    with matplotlib.rc_context({"svg.hashsalt": "performance"}):  # a fixed salt makes the SVG file reproducible
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
@@ -270,11 +273,11 @@ def _machine(results: dict[str, Any]) -> str:
 
 
 def _ratios(rows: list[Row], columns: dict[str, str]) -> str:
-    """Return a table of contenders.
+    """Return a table of each contender's time relative to the first one's.
 
     Args:
-        rows: its rows.
-        columns: the contenders, with the column headings as values.
+        rows: the measured rows.
+        columns: maps each contender to its column heading.
     """
     body = [
         [row["mode"], row["family"], row["workload"], f"{row['bare_ms']:.1f} ms"]
@@ -310,7 +313,7 @@ def _bare_of(found: dict[str, float], name: str) -> float:
 
 
 def _left_out(rows: list[Row], what: str) -> str:
-    """Return the lines below a table about contenders that could not run, with their rows and errors."""
+    """Return the lines below a table that list which contenders could not run, in which rows, with their errors."""
     where: dict[tuple[str, ...], list[str]] = {}
     for row in _sorted(rows, what):
         for name, why in row.get("refused", {}).items():

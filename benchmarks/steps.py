@@ -16,13 +16,13 @@ GROWTH = (
     *(f"1 x {size}" for size in ("1k", "10k", "100k", "1M", "4M", "16M", "64M")),
 )
 APPLIED, SKIPPED = "applied", "skipped"
-#: The cells for `LossScaleOptimizer(jit_compile=True)`.
+#: The kind of measurement for `LossScaleOptimizer(jit_compile=True)`.
 COMPILED = "compiled step"
 LARGE = "4 x 4M"
-#: What is measured of `LossScaleOptimizer(diagnose="exponents")`.
+#: The kind of measurement for `LossScaleOptimizer(diagnose="exponents")`.
 EXPONENTS = "exponents"
 _MANY, _FEW = ("400 x 1k", "200 x 1k", workloads.RESNET), (LARGE, workloads.SPARSE)
-#: The workloads in each mode.
+#: The workloads that are measured in each mode.
 MODES = {
     "tf.function": (*_MANY, *_FEW),
     "eager": (*_MANY, *_FEW),
@@ -39,7 +39,7 @@ _COMPILED = (
 
 
 def long(cell: dict[str, str]) -> bool:
-    """Return whether a cell takes minutes to start: XLA compiles, or replicas trace, hundreds of updates."""
+    """Return whether a cell takes minutes to start, because XLA compiles or replicas trace hundreds of updates."""
     return (
         cell["what"] in ("step", "ablation")
         and cell["mode"] in ("jit_compile", "mirrored")
@@ -80,14 +80,15 @@ def cells() -> Iterator[dict[str, str]]:
 
 
 def measure(cell: dict[str, str], seconds: float, **rounds: int) -> dict[str, Any]:
-    """Return the cell with its ratios to the bare optimizer, and the errors of contenders that cannot run in it."""
+    """Return `cell` with each contender's ratio to the bare optimizer, and the errors of contenders that cannot run."""
     ready: dict[str, Callable[[], object]] = {}
     refused: dict[str, str] = {}
     for name in _names(cell):
         try:
             step = in_mode(cell, name)
             step()
-        except Exception as error:  # whatever error a library raises, the other contenders are still measured
+        except Exception as error:
+            # A library may raise an error of any type, and the other contenders must still be measured.
             refused[name] = _reason(error)
         else:
             ready[name] = step
@@ -115,7 +116,7 @@ def made(cell: dict[str, str], name: str) -> Callable[[], object]:
 
 
 def _names(cell: dict[str, str]) -> list[str]:
-    """Return the contenders; the first is the denominator of the ratios."""
+    """Return the contenders to measure. The times of all are divided by those of the first."""
     special = {
         "skipped step": [APPLIED, SKIPPED],
         "growth": [contenders.BARE, contenders.OURS],
@@ -132,20 +133,20 @@ def _names(cell: dict[str, str]) -> list[str]:
 
 
 def _limits(cell: dict[str, str]) -> list[str]:
-    """Return the lower limits of a compiled step: the compiled bare step, or the model alone."""
+    """Return the contenders that no compiled step can outrun: the compiled bare step, or the model without a step."""
     if cell["workload"] in workloads.MODELS:
         return [contenders.NO_STEP]
     return [contenders.BARE_COMPILED] if cell["mode"] != "mirrored" else []
 
 
 def _has_a_line(cell: dict[str, str]) -> bool:
-    """Return whether to measure `contenders.LEAST`, whose cost is high with large variables and in eager mode."""
+    """Return whether to measure `contenders.LEAST`. Its cost shows only with large variables and in eager mode."""
     large = cell["what"] == "step" and cell["workload"] == LARGE and cell["mode"] in ("tf.function", "jit_compile")
     return large or (cell["what"] == "training step" and cell["mode"] == "eager")
 
 
 def in_mode(cell: dict[str, str], name: str) -> Callable[[], object]:
-    """Return one contender's step, as the mode calls it."""
+    """Return one contender's step as a function that runs in the cell's mode, for example compiled."""
     if name == contenders.BARE_COMPILED:
         return in_mode({**cell, "mode": "jit_compile"}, contenders.BARE)
     mode = cell["mode"]
@@ -160,12 +161,12 @@ def in_mode(cell: dict[str, str], name: str) -> Callable[[], object]:
 
 @functools.cache
 def _two_replicas() -> tf.distribute.Strategy:
-    """Return the process's only MirroredStrategy, because the collectives of a second one would use the same keys."""
+    """Return the process's only MirroredStrategy. A second one would reuse the first one's collective keys."""
     return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 
 
 def _traced(step: Callable[[], object], **options: Any) -> Callable[[], object]:
-    step()  # creates the optimizer's variables, because a function that creates variables is traced twice
+    step()  # the eager call creates the optimizer's variables; a tf.function that creates variables is traced twice
     return tf.function(step, **options)
 
 
@@ -186,7 +187,7 @@ def _step(cell: dict[str, str], name: str) -> Callable[[], object]:
     gradients = workloads.gradients(cell["workload"])
     if name == SKIPPED:
         gradients[-1] *= float("nan")
-    # Variables, so that tracing cannot turn the gradients into constants.
+    # Variables hold the gradients, because tracing would turn tensors into constants.
     held = [tf.Variable(g.values if isinstance(g, tf.IndexedSlices) else g, trainable=False) for g in gradients]
 
     def given() -> list:

@@ -8,7 +8,7 @@ from tf_lossscale.training.lenet import lenet5
 
 
 def _resnet50() -> list[tuple[int, ...]]:
-    """Return the shapes of the last 160 variables of a ResNet-50: kernels, and two vectors for each norm."""
+    """Return the shapes of the last 160 variables of a ResNet-50: kernels, and two vectors per batch normalization."""
     shapes: list[tuple[int, ...]] = [(7, 7, 3, 64), (64,), (64,)]
     channels = 64
     for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
@@ -28,7 +28,7 @@ LENET = "LeNet-5, mixed_float16"
 
 
 def shapes(workload: str) -> list[tuple[int, ...]]:
-    """Return the shapes of the variables: "4 x 3k" means four variables of 3000 values."""
+    """Return the shapes of a workload's variables. "4 x 3k" means four variables of 3000 values."""
     if workload == RESNET:
         return _resnet50()
     if workload == SPARSE:
@@ -38,12 +38,12 @@ def shapes(workload: str) -> list[tuple[int, ...]]:
 
 
 def variables(workload: str) -> list[tf.Variable]:
-    """Return new variables, all zero."""
+    """Return new variables of a workload, all zero."""
     return [tf.Variable(tf.zeros(shape)) for shape in shapes(workload)]
 
 
 def gradients(workload: str) -> list:
-    """Return one gradient for each variable."""
+    """Return one random gradient for each variable of a workload."""
     if workload != SPARSE:
         return [tf.random.stateless_normal(shape, [i, 1]) for i, shape in enumerate(shapes(workload))]
     rows = 4096
@@ -58,10 +58,10 @@ def gradients(workload: str) -> list:
 
 
 def layers(workload: str):
-    """Return (variables, loss): the loss multiplies a few rows by each variable, a matrix of width 1000.
+    """Return (variables, loss). The loss multiplies a few rows by each variable, reshaped to 1000 columns.
 
-    The gradients are matrix products, as in most layers. Products of scalars would hide the cost of the loss scale,
-    because a compiler merges them with scaling and unscaling.
+    The gradients are matrix products, as in most layers. A compiler could merge elementwise products with scaling and
+    unscaling, which would hide the cost of the loss scale.
     """
     matrices = variables(workload)
     heights = [matrix.shape.num_elements() // 1000 for matrix in matrices]
@@ -75,7 +75,7 @@ def layers(workload: str):
 
 
 def model(name: str):
-    """Return (variables, loss): `loss()` is the loss of one fixed batch."""
+    """Return (variables, loss) of a small model. `loss()` computes the loss of one fixed batch."""
     return {"convnet": _convnet, "transformer": _transformer, LENET: _lenet}[name]()
 
 

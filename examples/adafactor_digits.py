@@ -2,8 +2,8 @@
 
     python examples/adafactor_digits.py [--epochs 10]
 
-A convolutional network on scikit-learn's digits in the policy mixed_float16, trained by `compile` and `fit` with
-`LossScaleOptimizer(Adafactor)`. Its kernels are in one parameter group and decay, its biases in another and do not.
+Trains a convolutional network on scikit-learn's digits under the policy mixed_float16, by `compile` and `fit` with
+`LossScaleOptimizer(Adafactor)`. Kernels and biases are separate parameter groups; only the kernels decay.
 Prints the accuracy on test images, the loss scale's history, and the size of Adafactor's and Adam's state.
 """
 
@@ -14,11 +14,11 @@ import tensorflow as tf
 
 import tf_lossscale
 
-SEEN = 1347  # number of training images, of 1797
+SEEN = 1347  # number of training images; the others of the 1797 images are for testing
 
 
 def digits():
-    """Return images of 8 by 8 pixels, from 0 to 1, and their labels, for training and for testing."""
+    """Return (images, labels) for training, and the same for testing; pixels are from 0 to 1."""
     images, labels = sklearn.datasets.load_digits(return_X_y=True)
     images = (images / 16.0).reshape(-1, 8, 8, 1).astype("float32")
     return (images[:SEEN], labels[:SEEN]), (images[SEEN:], labels[SEEN:])

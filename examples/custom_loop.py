@@ -17,7 +17,7 @@ SIZE, CLASSES, BATCH = 32, 10, 128
 
 
 def data(seed):
-    """Yield endless batches of vectors, and for each vector the nearest of ten directions."""
+    """Yield batches endlessly: random vectors, and for each vector the index of the nearest of ten directions."""
     random = tf.random.Generator.from_seed(seed)
     directions = tf.random.Generator.from_seed(0).normal([SIZE, CLASSES])
     while True:

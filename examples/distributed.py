@@ -23,7 +23,7 @@ import tensorflow as tf
 import tf_lossscale
 from tf_lossscale.training.lenet import Digits, lenet5
 
-BATCH = 64  # on all replicas together
+BATCH = 64  # global batch size, over all replicas
 SAVES_EVERY = 10
 
 
@@ -42,7 +42,7 @@ def train(strategy, steps, directory, dies_at=None):
         optimizer.build(model.trainable_variables)
 
     checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, done=done)
-    # Every worker must save, but only one keeps its files.
+    # Every worker must save, but only the files of worker 0 are restored.
     own = directory if me == 0 else directory.with_name(f"{directory.name}-of-worker-{me}")
     manager = tf.train.CheckpointManager(checkpoint, str(own), max_to_keep=2)
     newest = tf.train.latest_checkpoint(str(directory))
@@ -96,12 +96,12 @@ def say(line):
 
 
 def power(scale):
-    """Return a loss scale as a power of two."""
+    """Format a loss scale as a power of two."""
     return f"loss scale 2**{len(bin(int(scale))) - 3}"
 
 
 def start_workers(count, arguments):
-    """Run this program in processes connected by TF_CONFIG, and return whether all succeeded."""
+    """Run this program in several processes, connected by TF_CONFIG. Return whether all succeeded."""
     sockets = [socket.socket() for _ in range(count)]
     for each in sockets:
         each.bind(("localhost", 0))
@@ -116,7 +116,7 @@ def start_workers(count, arguments):
     try:
         while any(worker.poll() is None for worker in workers):
             if any(worker.poll() for worker in workers):
-                return False  # the surviving workers would wait for it forever
+                return False  # a worker failed, and the others would wait for it forever
             time.sleep(0.1)
         return not any(worker.returncode for worker in workers)
     finally:
@@ -126,12 +126,13 @@ def start_workers(count, arguments):
 
 
 def main():
-    """Train in this process or in workers."""
+    """Train in this process, or start workers that train."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--workers", type=int, default=0, help="number of processes; 0 for two devices of this one")
     parser.add_argument("--out", type=pathlib.Path, help="where checkpoints are kept, and found; default: nowhere")
-    parser.add_argument("--dies-at", type=int, help=argparse.SUPPRESS)  # for the workers
+    # --dies-at is internal: this program passes it to the workers that it starts.
+    parser.add_argument("--dies-at", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         directory = (options.out or pathlib.Path(temporary)) / "checkpoint"

@@ -31,7 +31,7 @@ def circle():
 
 
 def make_step(generator, discriminator, optimizers, block):
-    """Return a function that trains both networks; `block` is the context of their steps."""
+    """Return a function that trains both networks. Both optimizers take their steps inside the context `block()`."""
     loss_of = tf.keras.losses.BinaryCrossentropy(from_logits=True)
 
     @tf.function

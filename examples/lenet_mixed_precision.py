@@ -2,8 +2,9 @@
 
     python examples/lenet_mixed_precision.py [--epochs 3]
 
-Automatic levels O2 and O3, one float16 layer by hand, a fixed and a dynamic loss scale manager, and a training cell
-of your own. Prints for each way the first and last loss, the number of float16 layers, and the final scale.
+The six ways are the automatic levels O2 and O3, one float16 layer by hand, a fixed and a dynamic loss scale manager,
+and a custom training cell. Prints for each way the first and last loss, the number of float16 layers, and the final
+scale.
 """
 
 import argparse
@@ -72,7 +73,7 @@ class ClippedCell(amp.TrainOneStepWithLossScaleCell):
 
 
 def by_cell(epochs):
-    """Train with a cell that clips, and a dynamic scale; return the network, its optimizer, and the losses."""
+    """Train with `ClippedCell` and a dynamic scale. Return the network, its optimizer, and the loss of each epoch."""
     network = amp.auto_mixed_precision(lenet5(), "O2")
     manager = amp.DynamicLossScaleManager(init_loss_scale=2**16, scale_window=20)
     cell = ClippedCell(amp.WithLossCell(network, LOSS), keras.optimizers.SGD(0.02, momentum=0.9), manager)

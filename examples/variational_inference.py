@@ -3,12 +3,13 @@
     python examples/variational_inference.py [--steps 300]
 
 Each weight has a normal distribution instead of a value. `tf_lossscale.probability.minimize` trains the means and
-widths of these distributions. Sampled networks classify the images in float16. The evidence lower bound has
-a small weight, 1e-5, as one of several losses in a sum may have. In float16 without a loss scale the gradients of the
-images' likelihood vanish, and the posterior becomes the prior.
+widths of these distributions. Sampled networks classify the images in float16. The evidence lower bound is multiplied
+by 1e-5, as if it were a minor term of a larger loss. In float16 without a loss scale the gradients of the images'
+likelihood vanish, and the posterior becomes the prior.
 
-Prints, for float32, float16 without and float16 with loss scaling: the loss per image, the distance of the means
-from the prior's, in standard deviations, and the accuracy on test images, averaged over samples.
+Trains in float32, in float16 without loss scaling, and in float16 with loss scaling. For each training, prints the
+loss per image; the distance of the posterior's means from the prior's, in standard deviations; and the accuracy on
+test images, averaged over samples.
 """
 
 import argparse
@@ -21,8 +22,10 @@ import tensorflow_probability as tfp
 import tf_lossscale
 
 tfd = tfp.distributions
-SIZES = (64, 32, 10)  # pixels, hidden units, digits
-SEEN = 1347  # images to train with, of 1797
+# Numbers of pixels, hidden units and digits.
+SIZES = (64, 32, 10)
+# Number of training images; the others of the 1797 images are for testing.
+SEEN = 1347
 WEIGHT = 1e-5
 
 
@@ -72,7 +75,7 @@ def logits(images, layers, dtype):
 
 
 def fit(steps, dtype, scaled):
-    """Train a posterior. Return the loss per image, the distance of the means from the prior's, and the accuracy."""
+    """Train a posterior. Return the loss per image, its means' distance from the prior's means, and the accuracy."""
     images, labels = digits()
     p, q = prior(), posterior()
 
@@ -99,7 +102,7 @@ def fit(steps, dtype, scaled):
 
 
 def main(arguments=None):
-    """Train in float32, in float16 without scaling and with it; return {name of the training: accuracy}."""
+    """Train in float32, in float16, and in float16 with loss scaling. Return {name of the training: accuracy}."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=300)
     steps = parser.parse_args(arguments).steps

@@ -1,1 +1,1 @@
-"""Compares random training programs with a NumPy model, and injects faults such as a kill: `python -m fuzz`."""
+"""Fuzzer: compares random training programs with a NumPy model, and injects faults such as kills: `python -m fuzz`."""

@@ -2,8 +2,8 @@
 
     python -m fuzz [--minutes 10] [--seed 1] [--only programs|libraries|faults]
 
-A failing program is shrunk and printed as a test; a failing fault is printed as the call that repeats it. The exit
-code is 1 after a failure, else 0.
+A program that fails is shrunk and printed as a test case. If a fault finds a bug, the call that repeats the fault is
+printed. The exit code is 1 after a failure, else 0.
 """
 
 import argparse
@@ -52,9 +52,9 @@ def main(arguments=None):
 
 
 def _turns(only):
-    """Yield tasks endlessly. A task is a function of the seed, the counts and the deadline."""
+    """Yield tasks endlessly: functions (seed, counts, deadline) that run programs or inject a fault."""
     local, clusters = iter(faults.FAULTS), iter(cluster_faults.FAULTS)
-    in_turn = [*itertools.islice(local, 2), *clusters, *local]  # slow faults come early
+    in_turn = [*itertools.islice(local, 2), *clusters, *local]  # the faults of clusters are slow, so they start early
     each = itertools.cycle(map(_fault, filter(_possible, in_turn)))
     while True:
         for which in [only] if only else ["programs", "faults", "libraries", "faults"]:
@@ -62,7 +62,7 @@ def _turns(only):
 
 
 def _possible(fault):
-    """Return whether this machine can run a fault; print the reason if not."""
+    """Return whether this machine can inject a fault. If it cannot, print the reason."""
     reason = getattr(fault, "why_not", None)
     if reason:
         print(f"skipped: {fault.__name__}, which {reason}", flush=True)
@@ -71,7 +71,7 @@ def _possible(fault):
 
 def _fault(fault):
     def turn(seed, counts, deadline):
-        """Run one fault; return a description of the failure, or None."""
+        """Inject the fault; return a description of the failure, or None."""
         del deadline
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
             try:
@@ -87,7 +87,7 @@ def _fault(fault):
 
 def _programs(which):
     def turn(seed, counts, deadline):
-        """Run some programs; return a description of the shrunk failure, or None."""
+        """Run some programs. If one fails, return a description of it after shrinking; otherwise return None."""
 
         def check(program):
             running.run(program)

@@ -1,4 +1,4 @@
-"""Changes that a training loop makes to its gradients before it applies them, each in TensorFlow and in NumPy.
+"""Changes that a training loop makes to its gradients before it applies them, implemented in TensorFlow and NumPy.
 
 Add a change as a pair of functions in `CHANGES`. Both take the list of all gradients, which may contain None and sparse
 gradients, and an integer from 0 to 3 that differs from step to step.
@@ -26,12 +26,12 @@ def _of_values(function, gradient):
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """A change in two implementations.
+    """A change to gradients, implemented twice.
 
     Args:
-        ours: takes and returns TensorFlow's gradients.
-        model: takes and returns NumPy's gradients.
-        compiled: whether XLA can compile it.
+        ours: the function for gradients in TensorFlow.
+        model: the function for gradients in NumPy.
+        compiled: whether XLA can compile the function for TensorFlow.
     """
 
     ours: Callable[[list[Any], tf.Tensor], list[Any]]
@@ -60,7 +60,7 @@ def _drop_first(gradients, number):
 
 
 def _fit(a, b):
-    """Return whether both gradients are dense and have the same shape and dtype."""
+    """Return whether two gradients are both dense and have the same shape and dtype."""
     sparse_or_none = (type(None), tf.IndexedSlices, Rows)
     return not isinstance(a, sparse_or_none) and not isinstance(b, sparse_or_none) and _kind(a) == _kind(b)
 
@@ -70,7 +70,7 @@ def _kind(gradient):
 
 
 def _reuse(gradients, number):
-    """Give the last variable the first gradient with the same shape and dtype."""
+    """Replace the last variable's gradient by the first gradient that has its shape and dtype."""
     del number
     fitting = [g for g in gradients[:-1] if _fit(g, gradients[-1])]
     return [*gradients[:-1], fitting[0]] if fitting else gradients
@@ -91,7 +91,7 @@ def _add(gradients, number):
 
 
 def _in_cond(gradients, number):
-    """Return all gradients or their doubles, in one `tf.cond`."""
+    """Choose between the gradients and twice the gradients in one `tf.cond`."""
     present = _present(gradients)
     chosen = tf.cond(
         number > 1,
@@ -124,7 +124,7 @@ def _in_python(values, number):
 
 
 def _by_norm(gradients, number):
-    """Clip by the global norm, computed in float32, as loops with several dtypes do."""
+    """Clip by the global norm. Compute the norm in float32, because the gradients may have several dtypes."""
     del number
     values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients if g is not None]
     factor = 1.0 / tf.maximum(1.0, tf.linalg.global_norm([tf.cast(v, tf.float32) for v in values]))

@@ -15,7 +15,8 @@ _EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir")
 @functools.cache
 def _context():
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fuzz.saves"])  # imports TensorFlow once, without starting its threads
+    # The fork server imports TensorFlow once, without starting TensorFlow's threads, which would not survive a fork.
+    context.set_forkserver_preload(["fuzz.saves"])
     return context
 
 
@@ -23,10 +24,11 @@ def run(function, *arguments, killed_at=None, killed_after=None, may_crash=False
     """Call a function in a new process.
 
     Args:
-        function: a module-level function. It calls its first argument, `begin`, as soon as it may be killed.
+        function: a module-level function, whose first argument is a callback `begin`. The process is not killed before
+            the function calls `begin()`.
         *arguments: the arguments after `begin`; the first is the directory where the function writes.
-        killed_at: kill after this many file operations (open, rename, remove) in the directory after `begin`.
-        killed_after: kill this many seconds after `begin`.
+        killed_at: number of file operations (open, rename, remove) in the directory after `begin`, before the kill.
+        killed_after: seconds between `begin` and the kill.
         may_crash: whether a segmentation fault of the process counts as a kill.
 
     Returns:
@@ -76,7 +78,7 @@ def _child(connection, function, arguments, killed_at):
     except BaseException:
         connection.send(("raised", traceback.format_exc()))
     connection.close()
-    os._exit(0)  # does not wait for threads
+    os._exit(0)  # unlike sys.exit, os._exit does not wait for threads
 
 
 def _die_at(count, directory):

@@ -30,7 +30,7 @@ def _undisturbed():
 
 
 def worker_of_fit_killed(random, directory):
-    """Kill -9 during a step of `fit` on two workers: with BackupAndRestore the result is that of an undisturbed run."""
+    """Kill one of two workers during a step of `fit`. After a restart, BackupAndRestore must reach the same result."""
     batch = random.randint(1, cluster_job.EPOCHS * cluster_job.BATCHES)
     dies = (batch, random.randrange(2), random.uniform(0, 0.1))
     outcomes = _fit(directory, *dies)
@@ -42,7 +42,7 @@ def worker_of_fit_killed(random, directory):
 
 
 def worker_of_parameter_server_killed(random, directory):
-    """Kill -9 of a worker during scheduled steps: each step is taken once; only the interrupted one may run twice."""
+    """Kill a worker during scheduled steps. Each step must be taken once; only the interrupted one may run twice."""
     command = ["-m", "fuzz.cluster_job", "parameter_server", str(random.randrange(10**6))]
     found = _result(*cluster.run_coordinator(command, pathlib.Path(directory, "output")))
     again = found["iterations"] - found["steps"]

@@ -27,7 +27,7 @@ TF_KERAS = FAMILIES[1]
 
 
 def fit(directory, dies=None):
-    """Train a model; every epoch has a batch that overflows."""
+    """Train a model on data with one overflowing batch in every epoch; return the final state."""
     strategy, keras = strategies.get("workers_2"), TF_KERAS.keras
     x = np.random.default_rng(0).normal(size=(8 * BATCHES, 2)).astype("float32")
     y = x @ np.float32([[2.0], [-1.0]])
@@ -49,7 +49,7 @@ def fit(directory, dies=None):
     ]
     model.fit(x, y, batch_size=8, epochs=EPOCHS, shuffle=False, verbose=0, callbacks=callbacks)
     if dies:
-        threading.Event().wait()  # waits for the kill if it has not come yet
+        threading.Event().wait()  # if the kill has not come yet, wait for it
     return {
         "scale": [float(optimizer.loss_scale), int(optimizer.dynamic_counter.numpy())],
         "optimizer": [np.asarray(value).tolist() for value in optimizer.get_weights()],

@@ -1,4 +1,4 @@
-"""The program in NumPy, and its comparison with TensorFlow."""
+"""Comparison of a program's run in TensorFlow with its run in NumPy."""
 
 import numpy as np
 import tensorflow as tf
@@ -7,7 +7,8 @@ from fuzz import model
 from fuzz.changes import CHANGES
 from fuzz.program import ADAM, LAZY, MOMENTUM, RATE, SCALED, SHAPES
 
-#: Maximum difference from the model, relative to the largest value that the variable has had.
+#: For each dtype, the largest tolerated difference between a variable and the NumPy model. It is relative to the
+#: largest value that the variable has had.
 TOLERANCES = {"float16": 2.0**-7, "bfloat16": 2.0**-4, "float32": 2.0**-19, "float64": 2.0**-19}
 
 
@@ -19,14 +20,14 @@ def inner_model(family, name):
 
 
 def changed(names, gradients, number):
-    """Return the gradients after the changes with these names, in order."""
+    """Apply the named changes to NumPy's gradients, in order."""
     for name in names:
         gradients = CHANGES[name].model(gradients, number)
     return gradients
 
 
 class Model:
-    """Runs a fuzzed program in NumPy, as the reference for a machine."""
+    """Runs a fuzzed program in NumPy, as the reference for the run in TensorFlow."""
 
     def __init__(self, program, family):
         self.program = program
@@ -36,7 +37,7 @@ class Model:
         self.adam_sees_skipped = family.counts
 
     def call(self, step):
-        """Call the loop of a step once, which may take the step several times."""
+        """Call the loop of a step once. A repeating loop takes the step several times."""
         loop = self.program.loops[step.loop]
         times = {"no": 1, "if": int(step.number > 1), "while": step.number}[loop.repeated]
         for _ in range(times):
@@ -55,11 +56,12 @@ class Model:
 
 
 class Comparison:
-    """Compares a machine with the model, step by step.
+    """Compares a program's run in TensorFlow with the NumPy model, step by step.
 
     Args:
-        machine: has `family`, `variables`, `state()`, `iterations()`, `copies(variable)` and `all_variables()`.
-        program: the program that it runs.
+        machine: the run in TensorFlow: an object with the attributes `family` and `variables` and the methods
+            `state()`, `iterations()`, `copies(variable)` and `all_variables()`.
+        program: the program.
     """
 
     def __init__(self, machine, program):
@@ -67,9 +69,8 @@ class Comparison:
         self.expected = Model(program, machine.family)
         self._sizes = [1.0] * len(program.dtypes)
         self._tolerances = [TOLERANCES[dtype] for dtype in program.dtypes]
-        if any(
-            "clip_by_norm" in loop.unscaled for loop in program.loops
-        ):  # the global norm spreads one variable's half-precision error to all variables
+        if any("clip_by_norm" in loop.unscaled for loop in program.loops):
+            # Clipping by the global norm spreads one variable's half-precision error to all variables.
             self._tolerances = [max(self._tolerances)] * len(program.dtypes)
 
     def step(self, step):
@@ -106,4 +107,4 @@ class Comparison:
             for copy in machine.copies(variable):
                 found = np.asarray(copy, np.float64).reshape(value.shape)
                 np.testing.assert_allclose(found, value, rtol=0, atol=atol, err_msg=f"{where}: variable {i}")
-            training.values[i] = found  # errors do not accumulate over steps
+            training.values[i] = found  # continue from TensorFlow's value, so that rounding errors do not accumulate

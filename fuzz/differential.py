@@ -1,10 +1,11 @@
-"""`python -m fuzz.differential`: compares random programs on this package and on the originals.
+"""`python -m fuzz.differential`: compares this package with the originals on random training programs.
 
     python -m fuzz.differential [--minutes 10] [--seed 1] [--only tf24]
 
-Each original runs in a separate process: tf_keras's and Keras 3's wrappers in this environment, TensorFlow 2.4 and
-2.8 in the environments that `make record` makes. A difference is a failure, unless a row of docs/differences.md
-describes it. A program that differs is shrunk and printed. The exit code is 1 after a failure, else 0.
+The originals are the loss scale optimizers of tf_keras, Keras 3, TensorFlow 2.4 and TensorFlow 2.8. Each runs in a
+separate process; the two of TensorFlow run in the environments that `make record` creates. A difference is a failure,
+unless a row of docs/differences.md describes it. A program whose results differ is shrunk and printed. The exit code
+is 1 after a failure, else 0.
 """
 
 import argparse
@@ -37,13 +38,13 @@ MOST_FAILURES = 3
 
 @dataclasses.dataclass(frozen=True)
 class Original:
-    """An original to compare with.
+    """An original: the loss scale optimizer of another library or release, to compare this package with.
 
     Args:
-        name: its name in `fuzz.originals`.
+        name: the original's name in `fuzz.originals`.
         family: the family whose inner optimizers this package wraps for the comparison.
-        modes: the modes of programs that it can run.
-        environment: the name of its environment in `tests.conformance.record`, or None for this one.
+        modes: the modes of the programs that the original can run.
+        environment: the name of the original's environment in `tests.conformance.record`, or None for the current one.
     """
 
     name: str
@@ -64,7 +65,7 @@ ORIGINALS = {
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """A step after which the two states differ."""
+    """A step after which the state of this package differs from the original's."""
 
     original: Original
     program: Any
@@ -79,16 +80,17 @@ class Difference:
 
     @property
     def largest_scale(self):
-        """The largest scale that the step may reach: a loop that repeats the step may double the scale each time."""
+        """The largest possible scale after the step. A loop may repeat the step and double the scale each time."""
         return self.before * 2.0 ** (self.step.number if self.loop.repeated == "while" else 0)
 
     @property
     def only_here_skipped(self):
-        """Whether this package skipped the step and the original applied it."""
+        """Whether this package skipped the step, although the original applied it."""
         return "error" not in {**self.theirs, **self.ours} and self.ours["loss_scale"] < self.theirs["loss_scale"]
 
 
-#: Start of a row in docs/differences.md -> a function that says whether the row describes a difference.
+#: The deliberate differences. A key is the start of a row in docs/differences.md; its function returns whether the row
+#: describes a `Difference`.
 ROWS: dict[str, Callable[[Difference], bool]] = {
     "an overflow that only the scaling causes, in a `tf.function`": lambda d: (
         d.original.family != "keras3"
@@ -105,10 +107,10 @@ ROWS: dict[str, Callable[[Difference], bool]] = {
 
 
 class Child:
-    """An original in a separate process.
+    """Runs programs on an original in a separate process.
 
     Raises:
-        NotHere: its environment cannot be made on this machine.
+        NotHere: the original's environment cannot be created on this machine.
     """
 
     def __init__(self, original):
@@ -124,7 +126,7 @@ class Child:
         )
 
     def __call__(self, program, gradients):
-        """Return the states of a program."""
+        """Run a program; return its state after each step."""
         self._process.stdin.write(originals.encoded(program, gradients) + "\n")
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
@@ -137,13 +139,13 @@ class Child:
 
 
 def in_this_process(original):
-    """Return a function with a Child's arguments and result."""
+    """Return a function that runs programs on an original as `Child` does, but in this process."""
     optimizers, wrapper = originals.ORIGINALS[original.name]()
     return lambda program, gradients: originals.run(program, gradients, optimizers, wrapper)
 
 
 def ours(original, program, gradients):
-    """Return the states of a program with this package's wrapper."""
+    """Run a program with this package's wrapper; return its state after each step."""
     optimizers, _ = originals.ORIGINALS[original.family]()
     return originals.run(program, gradients, optimizers, tf_lossscale.LossScaleOptimizer)
 
@@ -167,7 +169,7 @@ def compare(original, run_original, program):
     found = ours(original, program, gradients)
     tolerances = [8 * TOLERANCES[dtype] for dtype in program.dtypes]
     if any("clip_by_norm" in loop.unscaled for loop in program.loops):
-        # The global norm spreads one variable's error to all variables.
+        # Clipping by the global norm spreads one variable's rounding error to all variables.
         tolerances = [max(tolerances)] * len(tolerances)
     before = program.rules.initial_scale
     for i, (expected, got) in enumerate(zip(theirs, found)):
@@ -193,7 +195,7 @@ def _agree(expected, got, tolerances):
 
 
 def main(arguments=None):
-    """Return the exit code."""
+    """Compare random programs until the time is over, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m fuzz.differential", description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=10.0, help="start no further program after this time")
     parser.add_argument("--seed", type=int, help="the seed of an earlier run, to repeat it")
@@ -233,7 +235,7 @@ def _children(names):
 
 
 def _some_programs(seed, original, child, counts, deadline):
-    """Compare some programs; return a description of the shrunk failure, or None."""
+    """Compare some programs. If one differs, return a description of it after shrinking; otherwise return None."""
 
     def check(program):
         tf.keras.backend.clear_session()

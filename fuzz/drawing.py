@@ -5,7 +5,7 @@ import traceback
 
 import hypothesis
 
-AT_ONCE = 10  # programs in one run of Hypothesis
+AT_ONCE = 10  # number of programs in one run of Hypothesis
 
 
 def settings(most, shrink=True, **more):
@@ -30,10 +30,10 @@ def failure(strategy, check, seed, deadline):
     """Check some programs until a deadline.
 
     Args:
-        strategy: the strategy that draws the programs.
-        check: a function of a program, which raises if the program fails.
+        strategy: the Hypothesis strategy that draws the programs.
+        check: a function that runs a program, and raises an error if the program fails.
         seed: the seed of the programs.
-        deadline: a time of `time.monotonic`. A program that has failed is shrunk all the same.
+        deadline: a value of the clock `time.monotonic`. Shrinking a failed program may take longer.
 
     Returns:
         The end of the traceback of the shrunk failure, and the shrunk program; None if no program fails.

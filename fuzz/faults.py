@@ -1,7 +1,7 @@
 """Faults on one machine: saved files stay intact, a failed save changes no state, and every variable stays finite.
 
-Each function of `FAULTS` takes a `random.Random` and an empty directory; an AssertionError is a finding. If this
-machine cannot run a fault, its attribute `why_not` gives the reason.
+Each function in `FAULTS` takes a `random.Random` and an empty directory, and raises an AssertionError if it finds a
+bug. If this machine cannot inject a fault, the function's attribute `why_not` holds the reason.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ def _a_format(random):
 
 
 def killed_while_saving(random, directory):
-    """Kill -9 during one of several saves: earlier saves are intact; the last one is intact or raises an error."""
+    """Kill the process during one of several saves. Earlier saves are intact; the last one is intact or unreadable."""
     name, kind = _a_format(random)
     begins = random.randint(2, STEPS)
     when = random.choice([{"killed_at": random.randrange(8)}, {"killed_after": random.uniform(0, 0.05)}])
@@ -59,7 +59,7 @@ def assert_whole(name, kind, directory, surely, what):
 
 
 def killed_train_command(random, directory):
-    """Kill -9 while `tf-lossscale train` saves: `--resume` continues to the result of an undisturbed run."""
+    """Kill `tf-lossscale train` while it saves. `--resume` must then lead to the result of an undisturbed run."""
     options = ["--steps", "6", "--no-compare", "--out", f"{directory}/run"]
     assert children.run(saves.train_command, f"{directory}/run", options, 2) == 130
     resume = ["--resume", *options[2:]]
@@ -80,7 +80,7 @@ def _whole_train_run():
 
 
 def _refused(begin, directory, name, kind, refuse):
-    """Train and save while writing is denied: the training still ends with the result of an undisturbed run."""
+    """Train, and save while `refuse` makes writing fail. The training must still end as an undisturbed run does."""
     trainee = Trainee(name)
     for i in range(STEPS):
         trainee.step(i)
@@ -90,7 +90,8 @@ def _refused(begin, directory, name, kind, refuse):
             refuse(directory)
         if i > 2:
             before = trainee.state()
-            with contextlib.suppress(OSError, ValueError, RuntimeError, tf.errors.OpError):  # h5py raises various types
+            # When a write fails, h5py raises one of several types of errors.
+            with contextlib.suppress(OSError, ValueError, RuntimeError, tf.errors.OpError):
                 trainee.save(kind, directory, i + 1)
             assert_same(trainee.state(), before, f"{name}, {kind}: the state after a save that was refused")
     assert_same(trainee.state(), expected(name)[STEPS], f"{name}, {kind}: the state at the end")
@@ -107,12 +108,12 @@ def small_files_only(random, directory):
 
 
 def _is_hdf5(kind):
-    # With any optimizer, HDF5 may crash on a file that cannot grow.
+    # HDF5 may crash on a file that cannot grow; the optimizer does not matter.
     return kind in ("h5", "weights")
 
 
 def assert_saved(name, kind, directory):
-    """Assert that the save before the fault is intact."""
+    """Assert that save 3, which was written before the fault, is intact."""
     trainee = Trainee(name)
     trainee.load(kind, directory, 3)
     assert_same(trainee.state(), expected(name)[3], f"{name}, {kind}: what was saved before")
@@ -143,7 +144,7 @@ def full_file_system(random, directory):
 
 
 def _fill(left, directory):
-    """Fill the file system up to `left` free bytes."""
+    """Fill the file system until `left` bytes are free."""
     free = os.statvfs(directory)
     with open(pathlib.Path(directory).parent / "filler", "wb") as file:
         file.write(bytes(max(0, free.f_bavail * free.f_frsize - left)))
@@ -166,14 +167,15 @@ def _become_nobody(directory):
 
 
 def copied(random, directory):
-    """A pickle or a deep copy during training: it holds the state, and copy and original are independent."""
+    """Pickle or deep-copy an optimizer during training. The copy has the same state, and is independent."""
     del directory
     name = random.choice(sorted(FORMATS))
     trainee, cut = Trainee(name), random.randrange(1, STEPS)
     for i in range(cut):
         trainee.step(i)
     before = trainee.optimizer.state(), trainee.optimizer.get_weights()
-    if name == "keras3" and random.random() < 0.5:  # Keras 3 pickles without slots; tf_keras cannot pickle
+    # tf_keras's optimizers cannot be pickled. A pickle of Keras 3's contains no slots, so its weights are not compared.
+    if name == "keras3" and random.random() < 0.5:
         again = pickle.loads(pickle.dumps(trainee.optimizer))
     else:
         again = copy.deepcopy(trainee.optimizer)
@@ -188,7 +190,7 @@ def copied(random, directory):
 
 
 def saved_while_another_thread_steps(random, directory):
-    """Checkpoints during steps of another thread: their values are finite and in range, and no step is lost."""
+    """Save checkpoints while another thread takes steps. All values are finite and in range, and no step is lost."""
     family = random.choice(FAMILIES)
     optimizer = LossScaleOptimizer(family.adam(), initial_scale=64.0, dynamic_growth_steps=3)
     weight = tf.Variable(tf.ones(1000))
@@ -221,7 +223,7 @@ def saved_while_another_thread_steps(random, directory):
 
 
 def forked(random, directory):
-    """A fork during training: the child only reads and sets state, and the parent does not change."""
+    """Fork during training. The child reads and sets the optimizer's state, and the parent's state does not change."""
     name = random.choice(sorted(FORMATS))
     children.run(_fork, directory, name, random.randrange(1, STEPS))
 
@@ -233,7 +235,7 @@ def _fork(begin, directory, name, cut):
         if i == cut:
             child = os.fork()
             if not child:
-                signal.alarm(20)  # the child lacks TensorFlow's threads and may hang
+                signal.alarm(20)  # a forked child has no TensorFlow threads, so it may hang
                 try:
                     assert_same(trainee.state(), expected(name)[cut], "the child")
                     trainee.optimizer.set_state({"loss_scale": 3.0, "dynamic_counter": 0})

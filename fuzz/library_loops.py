@@ -1,4 +1,4 @@
-"""Programs whose loop belongs to a library: `fit`, TensorFlow Probability's `minimize`, or a session."""
+"""Runs programs in loops of a library: `fit`, TensorFlow Probability's `minimize`, or a session."""
 
 import numpy as np
 import tensorflow as tf
@@ -10,7 +10,7 @@ from tf_lossscale import LossScaleOptimizer, probability
 
 
 class Whole:
-    """A machine whose loop takes all steps in one call, with one variable of shape (2,)."""
+    """Base of classes that take all steps of a program in one call, with one variable of shape (2,)."""
 
     def __init__(self, program):
         self.program = program
@@ -36,7 +36,7 @@ class Whole:
 
 
 class Fit(Whole):
-    """`fit` on a layer whose kernel gradient equals the example: each example is one step."""
+    """Runs a program in `fit`. Each example is one step, and the kernel's gradient equals the example."""
 
     def __init__(self, program):
         super().__init__(program)
@@ -52,7 +52,7 @@ class Fit(Whole):
         self.variables = list(self.model.trainable_variables)
 
     def run(self, comparison, directory):
-        """Train the model and compare after each execution."""
+        """Train the model and compare its state whenever `fit` calls its callbacks."""
         steps, done = self.program.steps, []
 
         def on_train_batch_end(batch, logs):
@@ -68,14 +68,14 @@ class Fit(Whole):
 
 
 class Probability(Whole):
-    """`tf_lossscale.probability.minimize`; the scale is compared after every step, the variable at the end."""
+    """Runs a program in `tf_lossscale.probability.minimize`. Only the scale is compared after every step."""
 
     def __init__(self, program):
         super().__init__(program)
         self.variables = [tf.Variable(tf.ones(2))]
 
     def run(self, comparison, directory):
-        """Minimize the loss and compare."""
+        """Minimize the loss; compare the scale after each step, and the variable at the end."""
         [variable], gradients, calls = self.variables, tf.constant(self.gradients), tf.Variable(-1, trainable=False)
         scales = probability.minimize(
             lambda: tf.reduce_sum(variable * tf.gather(gradients, calls.assign_add(1))),
@@ -93,7 +93,7 @@ class Probability(Whole):
 
 
 class Session(Machine):
-    """The loops of a program as operations of a legacy graph."""
+    """Runs a program in a `tf.compat.v1.Session`, with its loops as operations of a graph."""
 
     def __init__(self, program):
         self._graph, self._inputs = tf.Graph(), None

@@ -1,4 +1,7 @@
-"""The loops of a program in TensorFlow, with this package's wrapper or an original. Runs on Python 3.8, too."""
+"""A program's training loops in TensorFlow, for this package's wrapper and for the originals.
+
+It runs on Python 3.8, too, because old releases of TensorFlow need it.
+"""
 
 import functools
 
@@ -13,11 +16,11 @@ class Loops:
     Args:
         program: a Program.
         variables: the user's variables.
-        optimizer: a wrapped optimizer of them.
+        optimizer: the wrapped optimizer of these variables.
         strategy: a strategy with two replicas, or None.
     """
 
-    applies_by_position = False  # whether `apply` is the optimizer's only way to apply gradients
+    applies_by_position = False  # whether `apply(gradients, variables)` replaces `apply_gradients`
 
     def __init__(self, program, variables, optimizer, strategy=None):
         self.program, self.variables, self.optimizer, self.strategy = program, variables, optimizer, strategy
@@ -25,7 +28,7 @@ class Loops:
         self._calls = [self._traced(loop) for loop in program.loops]
 
     def gradients(self, step):
-        """Return the gradients of a step and the rows of the sparse one; see `Program.gradients`."""
+        """Return the gradients of a step and the rows of the sparse gradient; see `Program.gradients`."""
         return self.program.gradients(step)
 
     def call(self, step):
@@ -69,7 +72,7 @@ class Loops:
         part(*(tf.gather(value, replica) for value in inputs[:-1]), inputs[-1])
 
     def _loss(self, loop, gradients, rows):
-        """Return a loss that has the given gradients."""
+        """Return a loss whose gradients are `gradients`."""
         total = tf.constant(0.0)
         for i, (variable, gradient) in enumerate(zip(self.variables, gradients)):
             if i == 1 and loop.sparse:
@@ -102,7 +105,7 @@ class Loops:
         return _changed(loop.scaled, tape.gradient(scaled, self.variables), number)
 
     def _unscaled(self, loop, gradients):
-        """Unscale the gradients, in the loop's `place`."""
+        """Unscale the gradients, if `loop.place` says so inside a tf.function or a `tf.cond`."""
         present = [i for i, gradient in enumerate(gradients) if gradient is not None]
         unscale = functools.partial(self.optimizer.get_unscaled_gradients, [gradients[i] for i in present])
         if loop.place == "function":

@@ -1,4 +1,4 @@
-"""A program in TensorFlow with this package's wrapper."""
+"""Runs a program in TensorFlow, with this package's wrapper."""
 
 import sonnet
 import tensorflow as tf
@@ -11,7 +11,7 @@ from tf_lossscale import LossScaleOptimizer
 
 
 def inner_optimizer(family, name, ema=None):
-    """Return a family's optimizer with the named update rule, and with averages if `ema` is a `Program.ema`."""
+    """Return a family's optimizer with the named update rule; for `ema` see `Program.ema`."""
     makers = family.optimizers
     averages = {} if ema is None else {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": ema or None}
     if family.name == "tf1":
@@ -20,7 +20,7 @@ def inner_optimizer(family, name, ema=None):
             "momentum": lambda: makers.MomentumOptimizer(RATE, MOMENTUM),
             "adam": lambda: makers.AdamOptimizer(RATE, *ADAM.values()),
         }[name]()
-    if family.name == "sonnet":  # Sonnet raises an error for an optimizer without variables
+    if family.name == "sonnet":  # Sonnet's SGD has no variables, and would raise an error for `variables`
         inner = {
             "sgd": lambda: makers.SGD(RATE),
             "momentum": lambda: makers.Momentum(RATE, MOMENTUM),
@@ -33,7 +33,7 @@ def inner_optimizer(family, name, ema=None):
 
 
 class Machine(Loops):
-    """The variables, the optimizer and the traced loops of a program."""
+    """Runs a program: holds its variables, its optimizer and its traced loops."""
 
     def __init__(self, program):
         self.family = next(family for family in ALL_FAMILIES if family.name == program.family)
@@ -75,12 +75,15 @@ class Machine(Loops):
             comparison.check("after finalize_variable_values")
 
     def _is_ambiguous(self, error):
-        """Return whether an error says that the contract cannot be determined from the calls."""
+        """Return whether an error says that it is unknown if the gradients are scaled.
+
+        Only programs that mix the calls of UNSCALED and of SCALED may raise it.
+        """
         contracts = {loop.calls in SCALED for loop in self.program.loops}
         return len(contracts) == 2 and "one of two ways" in str(error)
 
     def between(self, what, directory):
-        """Save the state, overwrite it and restore it."""
+        """Save the state, overwrite it and restore it, as `Step.before` says."""
         if what == "state":
             state = self.optimizer.state()
             if self.program.rules.dynamic:
@@ -108,7 +111,7 @@ class Machine(Loops):
     def copies(self, variable):
         """Return the values of a variable on all replicas."""
         if not isinstance(variable, (tf.Variable, tf.distribute.DistributedValues)):
-            variable = variable.value  # a Keras 3 variable
+            variable = variable.value  # a Keras 3 variable wraps a tf.Variable
         return [
             each.numpy()
             for each in (self.strategy.experimental_local_results(variable) if self.strategy else [variable])

@@ -1,6 +1,6 @@
-"""An independent model in NumPy: the state machine of the loss scale, and the update rules.
+"""A NumPy model of the loss scale's state machine and of the update rules.
 
-It implements the rules as the documentation states them, and shares no code with the package.
+The model implements the rules as the documentation states them, and shares no code with the package.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Rules:
 
 
 class LossScale:
-    """The scale and its counters."""
+    """The state machine of the loss scale: the scale and its counters."""
 
     def __init__(self, rules):
         self.rules = rules
@@ -91,7 +91,7 @@ def scaled(gradient, scale, dtype):
 
 
 def unscaled(gradient, scale):
-    """Return the gradient divided by the scale, in its own dtype."""
+    """Return the gradient divided by the scale, in the gradient's dtype."""
     return on_values(lambda values: (values.astype(np.float64) / np.float64(scale)).astype(values.dtype), gradient)
 
 
@@ -161,12 +161,13 @@ class Adam:
 
 @dataclasses.dataclass
 class Averages:
-    """Moving averages of variables, with the decay 0.5 for each applied step.
+    """Moving averages of variables, updated in each applied step with the decay 0.5.
 
     Args:
-        frequency: in every `frequency`-th step the variables become the averages; 0 for never.
-        starts_late: whether all averages start in the optimizer's first step, from the variables after it; otherwise
-            they start from the variables before it, and only averages of variables with a gradient are updated.
+        frequency: the variables are replaced by the averages in every `frequency`-th step; 0 for never.
+        starts_late: True for Keras 3's rule: the averages start as the variables after the first applied step. False
+            for tf_keras's rule: they start as the variables before that step, and a step updates only the averages of
+            variables with a gradient.
     """
 
     frequency: int
@@ -174,7 +175,7 @@ class Averages:
 
 
 class Training:
-    """Variables, an update rule and a loss scale that step together.
+    """The training in the model: variables, an update rule and a loss scale.
 
     Args:
         rules: the rules of the loss scale.
@@ -188,7 +189,7 @@ class Training:
         self.inner = inner
         self.values = [np.asarray(value, np.float64) for value in values]
         self.iterations = 0
-        self.averaging, self.averages = averaging, []  # no averages before the first step
+        self.averaging, self.averages = averaging, []  # the first step creates the averages
 
     def step(self, of_replicas, count_skipped):
         """Take a step; return whether it was applied.
@@ -225,7 +226,7 @@ class Training:
         self.values = list(self.averages)
 
     def _reduced(self, i, gradients):
-        """Return the sum over the replicas, in the gradients' dtype, and its rows."""
+        """Return the sum of the replicas' gradients of variable `i`, in their dtype, and the rows with a gradient."""
         if gradients[0] is None:
             return None
         rows = np.unique(np.concatenate([g.indices for g in gradients])) if isinstance(gradients[0], Rows) else ...

@@ -1,9 +1,9 @@
-"""Runs programs on an original, in this process or in a process with the original's environment.
+"""Runs programs on an original, the loss scale optimizer of another library or release.
 
     python -m fuzz.originals NAME
 
-reads one program per line from stdin, and writes its states as one line to stdout, both as JSON. It runs on Python 3.8,
-too.
+reads one program per line from stdin, and writes the states after its steps as one line to stdout, both as JSON. The
+module runs on Python 3.8, too, because old releases of TensorFlow need it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _keras3():
     return keras
 
 
-#: Name -> the optimizers' module, and the wrapper's class.
+#: For each name of an original, the module of the inner optimizers and the wrapper's class.
 ORIGINALS = {
     "tensorflow": lambda: (tf.keras.optimizers, tf.keras.mixed_precision.LossScaleOptimizer),
     "tf_keras_legacy": lambda: (_tf_keras().optimizers.legacy, _tf_keras().mixed_precision.LossScaleOptimizer),
@@ -45,13 +45,14 @@ ORIGINALS = {
 
 
 class Running(Loops):
-    """A program with a wrapper of the originals' API.
+    """Runs a program with an original, or with this package's wrapper through the same calls.
 
     Args:
         program: a Program.
-        gradients: what `Program.gradients` returned for each step; NumPy's generators differ between versions.
+        gradients: the result of `Program.gradients` for each step. NumPy's random generators differ between versions,
+            so the original's process must not draw gradients of its own.
         optimizers: the module of the inner optimizers.
-        wrapper: the class that wraps them, an original or this package's.
+        wrapper: the class that wraps an inner optimizer.
     """
 
     def __init__(self, program, gradients, optimizers, wrapper):
@@ -60,7 +61,7 @@ class Running(Loops):
         inner = optimizers.Adam(RATE, **ADAM) if program.inner == "adam" else optimizers.SGD(RATE, momentum=momentum)
         optimizer = wrapper(inner, **arguments(program.rules))
         variables = [tf.Variable(tf.ones(shape, dtype)) for shape, dtype in zip(SHAPES, program.dtypes)]
-        # A first step that is skipped leaves the originals without slots.
+        # Build the slots now. The originals create none in a first step that they skip.
         build = getattr(optimizer, "build", None) or optimizer._create_all_weights
         build(variables)
         super().__init__(program, variables, optimizer)
@@ -81,7 +82,7 @@ class Running(Loops):
             yield dict(self.state(), note=note)
 
     def between(self, what, directory):
-        """Do what comes before a step: save and restore, change a hyperparameter, or read the config."""
+        """Do what `Step.before` says: save and restore, change the learning rate, or read the config."""
         optimizer = self.optimizer
         if what == "checkpoint":
             checkpoint = tf.train.Checkpoint(optimizer=optimizer, variables=self.variables)
@@ -113,14 +114,14 @@ class Running(Loops):
 
 
 def arguments(rules):
-    """Return those of the rules that the originals have, too, as arguments of their constructors."""
+    """Return the rules as arguments of an original's constructor, without the rules that originals lack."""
     if not rules.dynamic:
         return {"dynamic": False, "initial_scale": rules.initial_scale}
     return {"initial_scale": rules.initial_scale, "dynamic_growth_steps": rules.growth_steps}
 
 
 def run(program, gradients, optimizers, wrapper):
-    """Return the states of a program, or the class of the error that its construction raised."""
+    """Run a program; return its state after each step, or the class of the error that the constructor raised."""
     with np.errstate(all="ignore"), tempfile.TemporaryDirectory() as directory:
         try:
             running = Running(program, gradients, optimizers, wrapper)
@@ -136,7 +137,7 @@ def encoded(program, gradients):
 
 
 def decoded(line):
-    """Return the program and the gradients of a line."""
+    """Return the program and the gradients from a line of JSON; the inverse of `encoded`."""
     message = json.loads(line)
     given = message["program"]
     loops = tuple(Loop(**{key: _tuples(value) for key, value in loop.items()}) for loop in given["loops"])
@@ -151,9 +152,9 @@ def _tuples(value):
 
 
 def main(name):
-    """Run the program in each line of stdin, and print its states as a line."""
+    """Run the program in each line of stdin, and print its states as one line."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # libraries print to stdout; only the states may go there
+    os.dup2(2, 1)  # send the libraries' prints to stderr, because stdout is for the states alone
     logging.disable(logging.ERROR)
     optimizers, wrapper = ORIGINALS[name]()
     for line in sys.stdin:

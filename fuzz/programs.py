@@ -31,7 +31,7 @@ def _some(elements, most):
 def _ema(family, mode):
     if family not in AVERAGING:
         return st.none()
-    # Keras 3 fails in this combination
+    # Under MirroredStrategy, Keras 3 fails if averages overwrite the variables.
     return st.sampled_from([None, None, 0] if mode == "mirrored" else [None, None, 0, 3])
 
 
@@ -64,24 +64,27 @@ def _loops(draw, program, of=None):
         calls = "apply"
     if program["family"] == "tf1" and calls == "apply":
         calls = "unscaled"
-    rows_alone = program["inner"] == "momentum" and program["family"] in LAZY  # XLA does not support this sparse update
+    # XLA does not support a momentum update of single rows.
+    rows_alone = program["inner"] == "momentum" and program["family"] in LAZY
     sparse = variables > 1 and calls != "two_functions" and not (rows_alone and program["mode"] == "compiled")
     # Keras 3's Adam squares sparse rows before it sums those with the same index.
     squares_rows = program["inner"] == "adam" and program["family"] == "keras3"
-    gathered = program["mode"] == "mirrored" and "bfloat16" in program["dtypes"]  # collectives do not support the dtype
+    # Collectives cannot gather sparse bfloat16 gradients.
+    gathered = program["mode"] == "mirrored" and "bfloat16" in program["dtypes"]
     sparse = sparse and not squares_rows and not gathered and draw(st.booleans())
-    # XLA rounds half precision less often, so it overflows later.
+    # XLA rounds half-precision results less often than eager mode, so they overflow later.
     exact = program["mode"] != "compiled" or set(program["dtypes"]) <= {"float32", "float64"}
     scaled = () if calls in ("minimize", "compute_gradients") or not exact else draw(_some(changes, 2))
     return Loop(
         calls=calls,
-        scaled=tuple(name for name in scaled if name != "clip_by_norm"),  # squares of scaled gradients may overflow
+        # The norm of scaled gradients may overflow, because it squares them.
+        scaled=tuple(name for name in scaled if name != "clip_by_norm"),
         unscaled=draw(_some(changes, 3)) if calls in ("unscaled", "compute_gradients", "two_functions") else (),
         missing=draw(st.none() | st.integers(0, variables - 1)) if variables > 1 else None,
         sparse=sparse,
         place=draw(st.sampled_from(["here", "here", "function", "cond"])),
         recompute=not sparse and draw(st.booleans()),
-        backwards=program["family"] != "sonnet" and draw(st.booleans()),  # Sonnet finds slots by position
+        backwards=program["family"] != "sonnet" and draw(st.booleans()),  # Sonnet finds slots by variable order
         repeated=draw(st.sampled_from(["no", "no", "if", "while"])) if function and calls != "two_functions" else "no",
     )
 
@@ -95,7 +98,7 @@ def programs(draw, most_steps=60, families=FAMILIES, modes=MODES):
     half = [] if program["inner"] == "adam" else ["float16", "bfloat16"]
     dtype = st.sampled_from(["float32", "float32", "float64", *half])
     dtypes = draw(st.lists(dtype, min_size=1, max_size=4).map(tuple))
-    if program["mode"] == "mirrored":  # TensorFlow reduces all gradients in one tensor
+    if program["mode"] == "mirrored":  # TensorFlow reduces all gradients as one tensor, which has one dtype
         dtypes = dtypes[:1] * len(dtypes)
     program["dtypes"] = dtypes
     rules = program["rules"] = draw(_rules(min(LARGEST_SCALE[dtype] for dtype in dtypes)))
@@ -116,18 +119,20 @@ def _steps(draw, most, rules, loops, between, finite=2):
         loop=st.integers(0, loops - 1),
         before=between,
     )
-    least = draw(st.sampled_from([1, most // 2, most]))  # without a minimum Hypothesis generates about five steps
+    # Without a minimum, Hypothesis draws only about five steps.
+    least = draw(st.sampled_from([1, most // 2, most]))
     return tuple(draw(st.lists(step, min_size=least, max_size=most)))
 
 
 @st.composite
 def library_programs(draw, most_steps=60):
-    """Generate programs in a library's loop."""
+    """Generate programs that run in a library's loop."""
     mode = draw(st.sampled_from(sorted(LIBRARY_MODES)))
     family = draw(st.sampled_from(LIBRARY_MODES[mode]))
     program = {"family": family, "mode": mode, "inner": draw(st.sampled_from(INNER)), "ema": draw(_ema(family, mode))}
     rules = draw(_rules(LARGEST_SCALE["float32"]))
-    calls = "apply" if family == "keras3" and mode.startswith("fit") else "minimize"  # the loop's contract
+    # Keras 3's `fit` leaves unscaling to the optimizer, as `apply` does.
+    calls = "apply" if family == "keras3" and mode.startswith("fit") else "minimize"
     loops = (Loop(calls),)
     program["jit_compile"] = mode in ("fit", "probability") and draw(_ONE_IN_FOUR)
     if mode == "session":
@@ -149,7 +154,8 @@ def original_programs(draw, families, modes, most_steps=40):
     largest = min(LARGEST_SCALE[dtype] for dtype in program["dtypes"])
     found = draw(_rules(largest))
     keras3 = program["family"] == "keras3"
-    scale = max(found.initial_scale, 1024.0) if keras3 else found.initial_scale  # Keras 3's scale has no lower bound
+    # Keras 3's scale has no lower bound, so it must start high.
+    scale = max(found.initial_scale, 1024.0) if keras3 else found.initial_scale
     rules = Rules(initial_scale=scale, growth_steps=found.growth_steps, dynamic=found.dynamic or keras3)
     program["rules"] = rules
     loop = _loops(program, of=SCALED if keras3 else ORIGINAL_CALLS)

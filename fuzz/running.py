@@ -1,4 +1,4 @@
-"""Execution of a program in TensorFlow and in NumPy."""
+"""Runs a program in TensorFlow and in NumPy, and compares the results."""
 
 import tempfile
 
@@ -12,13 +12,13 @@ MACHINES = {"fit": Fit, "fit_compiled": Fit, "probability": Probability, "sessio
 
 
 def run(program):
-    """Run a program in TensorFlow and in the model.
+    """Run a program in TensorFlow and in the NumPy model.
 
     Args:
         program: a Program.
 
     Raises:
-        AssertionError: the two differ; the message says where.
+        AssertionError: the results differ; the message says after which step.
     """
     with np.errstate(all="ignore"), tempfile.TemporaryDirectory() as directory:
         machine = MACHINES.get(program.mode, Machine)(program)

@@ -1,4 +1,4 @@
-"""Models that are saved after each step, in every format, for tests of faults during a save."""
+"""Models that save themselves after each step, in any format. Fault injection interrupts the saves."""
 
 import functools
 import os
@@ -23,15 +23,15 @@ SUFFIX = {"keras": ".keras", "h5": ".h5", "weights": ".weights.h5", "saved_model
 
 
 def batch(i):
-    """Return the examples of step i; every third step overflows."""
+    """Return the batch of step i. The batch of every third step overflows."""
     return BATCH * np.float32(np.inf if i % 3 == 1 else i + 1)
 
 
 class Trainee:
-    """A model that takes the same steps in every process; every third one overflows.
+    """A model that takes the same steps in every process. Every third step overflows.
 
     Args:
-        name: the name of its optimizer's family.
+        name: the name of the optimizer's family.
     """
 
     def __init__(self, name):
@@ -88,7 +88,7 @@ class Trainee:
 
 @functools.cache
 def expected(name):
-    """Return the states of an undisturbed Trainee, before each step and after the last."""
+    """Return the states of an undisturbed Trainee: the initial state and the state after each step."""
     trainee = Trainee(name)
     states = [trainee.state()]
     for i in range(STEPS):
@@ -108,7 +108,7 @@ def train(begin, directory, name, kind, begins):
 
 
 def saved_numbers(kind, directory):
-    """Return the numbers of all saves, finished or not."""
+    """Return the numbers of all saves, including interrupted ones."""
     if kind == "checkpoint":
         return sorted(int(path.stem.rpartition("-")[2]) for path in pathlib.Path(directory).glob("ckpt-*.index"))
     return sorted(int(path.name.partition(".")[0]) for path in pathlib.Path(directory).iterdir())

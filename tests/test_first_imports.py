@@ -126,8 +126,8 @@ def test_a_public_name_may_be_imported_first_before_tensorflow(program, models):
     run(f"{program}\n{LOADS_MODELS}\nloads_models()", models)
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("legacy", ["0", "1"])
+@pytest.mark.slow
+@pytest.mark.parametrize("legacy", ["0", pytest.param("1", marks=pytest.mark.exhaustive)])
 def test_tf_keras_may_stand_in_the_place_of_keras(models, legacy):
     program = """
 import sys

@@ -25,29 +25,32 @@ def why_not(family, name, call):
     if name == "gpu" and not tf.config.list_physical_devices("GPU"):
         return "TensorFlow finds no GPU here"
     if call == "fit" and family.keras is None:
-        return "the library has no `fit`"
+        return "TensorFlow 1 and Sonnet have no `fit`"
     if not family.distributes and (several or name in ("central_storage", "parameter_server", "tpu")):
         if family.name == "sonnet":
-            return "Sonnet's optimizers refuse the strategy: use `sonnet.distribute.Replicator` or `TpuReplicator`"
+            return "Sonnet's optimizers refuse this strategy: use `sonnet.distribute.Replicator` or `TpuReplicator`"
         return "the library's optimizers have no variables for several replicas"
     if call == "fit":
         return _why_not_fit(family, name)
     if call == "compiled" and (several or name == "central_storage"):
-        return "XLA takes no function over several virtual CPUs, so this is not tested here: leave out `jit_compile`"
+        return "XLA compiles no function for several virtual CPUs, so `jit_compile` is not tested there: leave it out"
     if name == "parameter_server" and call in ("eager", "compiled"):
-        return "the coordinator schedules `tf.function`s without `jit_compile`: use one"
+        return "the coordinator of parameter servers schedules only a `tf.function` without `jit_compile`: pass one"
     if name.endswith("_apart") and call == "eager":
-        return "XLA compiles `tf.function`s: use one"
+        return "in eager mode there is always a `merge_call`; only a function that XLA compiles can lack it"
     if name.endswith("_apart") and family.name == "tf1":
-        return "these optimizers have replicas meet: use those of Keras 3 or tf_keras, or leave out `jit_compile`"
+        return "TensorFlow 1's optimizers call `merge_call`: use Keras 3's or tf_keras's, or leave out `jit_compile`"
     return None
 
 
 def _why_not_fit(family, name):
     if name == "tpu":
-        return "a `TPUStrategy` feeds datasets to TPUs alone: not tested without one"
+        return "a `TPUStrategy` feeds datasets only to TPUs, so `fit` is not tested without a TPU"
     if family.name == "keras3" and name.startswith(("workers", "parameter_server")):
-        return "Keras 3's `fit` fails there with any optimizer: write the loop, or use a model of tf_keras"
+        return (
+            "Keras 3's `fit` fails on several workers and on parameter servers, with any optimizer: write a loop, or "
+            "use a model of tf_keras"
+        )
     return None
 
 

@@ -12,7 +12,7 @@ _STRATEGIES = {
     "none": "none",
     "one_device": "`OneDeviceStrategy`",
     "mirrored_2": "`MirroredStrategy`",
-    "mirrored_2_apart": "`MirroredStrategy`, replicas apart",
+    "mirrored_2_apart": "`MirroredStrategy`, no `merge_call`",
     "workers_2": "`MultiWorkerMirroredStrategy`",
     "parameter_server": "`ParameterServerStrategy`",
     "central_storage": "`CentralStorageStrategy`",

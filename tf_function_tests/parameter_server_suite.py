@@ -26,9 +26,10 @@ class Shared:
     Args:
         family: of the optimizer.
         amid: called between the loss and the gradient of each step, with the optimizer.
+        unscales: whether the loop unscales the gradients. Otherwise `apply_gradients` does.
     """
 
-    def __init__(self, family, amid=lambda optimizer: None):
+    def __init__(self, family, amid=lambda optimizer: None, unscales=True):
         self.coordinator = strategies.coordinator()
         with strategies.get("parameter_server").scope():
             self.weight = tf.Variable([0.0, 0.0])
@@ -36,10 +37,13 @@ class Shared:
 
         def replica(gradient):
             with tf.GradientTape() as tape:
-                scaled = self.optimizer.get_scaled_loss(tf.reduce_sum(self.weight * gradient))
+                scale_loss = self.optimizer.get_scaled_loss if unscales else self.optimizer.scale_loss
+                scaled = scale_loss(tf.reduce_sum(self.weight * gradient))
             amid(self.optimizer)
-            unscaled = self.optimizer.get_unscaled_gradients(tape.gradient(scaled, [self.weight]))
-            self.optimizer.apply_gradients(zip(unscaled, [self.weight]))
+            gradients = tape.gradient(scaled, [self.weight])
+            if unscales:
+                gradients = self.optimizer.get_unscaled_gradients(gradients)
+            self.optimizer.apply_gradients(zip(gradients, [self.weight]))
 
         self._step = tf.function(lambda gradient: strategies.get("parameter_server").run(replica, args=(gradient,)))
 
@@ -50,9 +54,10 @@ class Shared:
         self.coordinator.join()
 
 
+@pytest.mark.parametrize("unscales", [True, False], ids=["get_unscaled_gradients", "apply_gradients"])
 @pytest.mark.parametrize("family", ABLE, ids=[family.name for family in ABLE])
-def test_a_gradient_is_unscaled_by_what_its_loss_was_scaled_by_though_another_worker_moves_the_scale(family):
-    shared = Shared(family, amid=lambda optimizer: optimizer._loss_scale.current_loss_scale.assign(64.0))
+def test_a_gradient_is_unscaled_by_what_its_loss_was_scaled_by_though_another_worker_moves_the_scale(family, unscales):
+    shared = Shared(family, lambda optimizer: optimizer._loss_scale.current_loss_scale.assign(64.0), unscales)
     shared.schedule(1.0)
     shared.join()
     np.testing.assert_array_equal(shared.weight.numpy(), [-0.5, -0.5])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-# Public name -> its module, which is loaded on first use, so that importing this package is cheap.
+# The module of each public name. It is imported when the name is first used, so that importing this package is cheap.
 _HOMES = {
     "DynamicLossScale": "tf_lossscale.core.state",
     "Family": "tf_lossscale.wrapper.family",

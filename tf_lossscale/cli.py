@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from tf_lossscale import __version__
 
-# Subcommand -> (module with `add_arguments(parser)` and `run(arguments)`, help). Modules are imported when needed.
+# For each subcommand, a module with `add_arguments(parser)` and `run(arguments)`, and the help text. The module is
+# imported only if its subcommand is called.
 _COMMANDS = {
     "convert": (
         "tf_lossscale.migrate.checkpoints.convert_command",
@@ -59,7 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0 if all went well, 2 for bad arguments or files, 130 after Ctrl-C.
     """
     if argv is None and sys.argv[1:2] not in (["run"], ["probe"]):
-        # TensorFlow's C++ logs are about its build and this machine. A script that `run` starts sets its own level.
+        # TensorFlow's C++ logs, about its build and the machine, would only clutter the output. A program that `run` or
+        # `probe` starts chooses its own log level.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -98,7 +100,7 @@ def _flush() -> None:
     try:
         sys.stdout.flush()
     except OSError:
-        with contextlib.suppress(OSError):  # stdout may have no file descriptor
+        with contextlib.suppress(OSError):  # a replaced sys.stdout may have no file descriptor
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, sys.stdout.fileno())
             os.close(nowhere)

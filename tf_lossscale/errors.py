@@ -12,7 +12,7 @@ from typing import Any
 
 
 class NotWrappable(TypeError, ValueError):
-    """The error for an object that cannot be wrapped: not an optimizer, or a LossScaleOptimizer.
+    """The error for an object that cannot be wrapped, because it is no optimizer or already a LossScaleOptimizer.
 
     TensorFlow raised a ValueError up to 2.3 and a TypeError from 2.4 on. Code that catches either keeps working.
 
@@ -22,7 +22,7 @@ class NotWrappable(TypeError, ValueError):
 
 
 def positive_number(name: str, value: Any, remedy: str) -> float:
-    """Return `value` as a float, or raise if it is not a finite number above 0.
+    """Return `value` as a float. Raise an error if it is not a finite number above 0.
 
     >>> positive_number("initial_scale", 1024, "Pass 2**15.")
     1024.0
@@ -46,7 +46,7 @@ def positive_number(name: str, value: Any, remedy: str) -> float:
 
 
 def whole_number(name: str, value: Any, remedy: str) -> int:
-    """Return `value` as an int, or raise if it is not a whole number of at least 1.
+    """Return `value` as an int. Raise an error if it is not a whole number of at least 1.
 
     >>> whole_number("dynamic_growth_steps", 2000.0, "Pass 2000.")
     2000
@@ -67,7 +67,7 @@ def whole_number(name: str, value: Any, remedy: str) -> int:
 
 
 def count(name: str, value: Any, remedy: str) -> int:
-    """Return `value` as an int, or raise if it is not a whole number of at least 0.
+    """Return `value` as an int. Raise an error if it is not a whole number of at least 0.
 
     >>> count("skipped_steps", 0, "Pass 0.")
     0
@@ -88,7 +88,7 @@ def count(name: str, value: Any, remedy: str) -> int:
 
 
 def boolean(name: str, value: Any, remedy: str) -> bool:
-    """Return `value` if it is a Python bool, or raise.
+    """Return `value` if it is a Python bool; otherwise raise an error.
 
     >>> boolean("dynamic", True, "Pass True or False.")
     True
@@ -112,13 +112,13 @@ def boolean(name: str, value: Any, remedy: str) -> bool:
 
 
 FLOAT32_MAX = 3.4028234663852886e38
-FLOAT32_ZERO = 2.0**-150  # this number and smaller ones are zero in float32
+FLOAT32_ZERO = 2.0**-150  # this and smaller positive numbers are rounded to zero in float32
 
 
 def _whole(name: str, value: Any, remedy: str, least: int) -> int:
     number = _as_float(name, value, remedy)
     if isinstance(value, numbers.Integral):
-        whole = int(value)  # converting to float would round it
+        whole = int(value)  # the float `number` may be rounded
     elif math.isfinite(number) and number == int(number):
         whole = int(number)
     else:
@@ -140,5 +140,5 @@ def _as_float(name: str, value: Any, remedy: str) -> float:
         raise TypeError(f"`{name}` must be a number, but got: {value!r}. {remedy}")
     try:
         return float(value)
-    except OverflowError:  # an int too large for a float
+    except OverflowError:  # the int is too large for a float
         return math.inf if value > 0 else -math.inf

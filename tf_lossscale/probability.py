@@ -54,12 +54,13 @@ def minimize(
     ([16.0, 4.0, 1.0], 3.5)
 
     Args:
-        loss_fn: returns the loss, a floating tensor of any shape; may take a `seed`. A float16 loss is fine: the scaled
-            loss itself is never computed, only its gradients.
+        loss_fn: a function that returns the loss, a floating tensor of any shape. It may take an argument `seed`. The
+            loss may be float16: the scaled loss, which could overflow, is never computed, only its gradients.
         num_steps: the number of steps; with a convergence criterion, the maximum number.
         optimizer: a `tf_lossscale.LossScaleOptimizer`, around an optimizer of any family.
         convergence_criterion: one of `tfp.optimizer.convergence_criteria`. It receives unscaled values.
-        batch_convergence_reduce_fn: decides whether to stop; takes one bool for each value of the loss and returns one.
+        batch_convergence_reduce_fn: decides whether to stop. It gets a tensor with one bool for each value of the loss,
+            and returns a bool scalar.
         trainable_variables: the variables to train; None for every variable that the loss uses.
         trace_fn: a function of `tfp.math.MinimizeTraceableQuantities`, with unscaled values. Its result is traced.
         return_full_length_trace: whether the trace has `num_steps` entries even if the criterion stops earlier.
@@ -68,7 +69,7 @@ def minimize(
         name: a name for the operations.
 
     Returns:
-        What `trace_fn` returned on each step, stacked; by default the losses, in the dtype of the loss.
+        The results of `trace_fn` in all steps, stacked; by default the losses, in the dtype of the loss.
 
     Raises:
         TypeError: `optimizer` is not a LossScaleOptimizer, or the loss is not of a floating dtype.
@@ -140,7 +141,7 @@ def fit_surrogate_posterior(
         name: a name for the operations.
 
     Returns:
-        What `trace_fn` returned on each step, stacked; by default the losses.
+        The results of `trace_fn` in all steps, stacked; by default the losses.
 
     Raises:
         TypeError: `optimizer` is not a LossScaleOptimizer, or the loss is not of a floating dtype.

@@ -10,7 +10,8 @@ from typing import Any
 from tf_lossscale.libraries import import_hooks
 from tf_lossscale.wrapper import families
 
-# Library -> package and class name in files -> the module that registers the class when it is imported.
+# For each Keras library, the (package, class name) pairs that occur in files, each with the module that registers the
+# class when it is imported.
 _REGISTERED = {
     "keras": {
         ("tf_lossscale", "LossScaleOptimizer"): "tf_lossscale.adapters.keras3",
@@ -30,7 +31,7 @@ _REGISTERED = {
 
 
 def register_when_imported() -> None:
-    """Register the names with Keras 3 and tf_keras after their import, without importing them.
+    """Register this package's classes with Keras 3 and tf_keras as soon as these are imported.
 
     >>> register_when_imported()
     """
@@ -39,22 +40,22 @@ def register_when_imported() -> None:
 
 
 def _register(library: types.ModuleType) -> None:
-    name = families.library_in(library.__name__)  # the real name, because tf_keras may be at sys.modules["keras"]
+    name = families.library_in(library.__name__)  # in sys.modules, tf_keras may be named "keras"
     for (package, class_name), module in _REGISTERED.get(name, {}).items():
         if module not in sys.modules:
             library.saving.register_keras_serializable(package)(_deferred(library, package, class_name, module))
 
 
 def _deferred(library: Any, package: str, class_name: str, module: str) -> type:
-    """Return a placeholder for a class of this package; loading a file with that class imports the real one."""
+    """Return a placeholder for a class of this package. Its `from_config` imports the class."""
 
     def from_config(config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
         importlib.import_module(module)
-        # Not `get_registered_object`, which reads a copy that Keras made at the start of loading.
+        # `get_registered_object` would read a copy that Keras made at the start of loading, before this import.
         cls = library.saving.get_custom_objects()[f"{package}>{class_name}"]
         return cls.from_config(config, custom_objects)
 
-    def get_config(self: Any) -> dict[str, Any]:  # the Keras libraries register no class without this method
+    def get_config(self: Any) -> dict[str, Any]:  # both Keras libraries refuse to register a class without get_config
         return {}
 
     return type(class_name, (), {"from_config": staticmethod(from_config), "get_config": get_config})

@@ -67,10 +67,10 @@ Optimizer: TypeAlias = "AppliesGradients | Applies"
 #: A loss, or a function that computes it.
 Loss: TypeAlias = "tf.Tensor | Callable[[], tf.Tensor]"
 
-#: A variable, several, or a function that returns one of these.
+#: A variable, a sequence of variables, or a function that returns either.
 Variables: TypeAlias = "Variable | Iterable[Variable] | Callable[[], Variable | Iterable[Variable]]"
 
-# Functions that return what they were passed, or a value of the same structure.
+# Types of arguments that a function returns unchanged, or as a value of the same structure.
 Same = TypeVar("Same")
 SameFunction = TypeVar("SameFunction", bound=Callable[..., Any])
 SameGradient = TypeVar("SameGradient", bound="Gradient")
@@ -81,7 +81,7 @@ class _Scale(TypedDict):
 
 
 class State(_Scale, total=False):
-    """The state of a loss scale as plain numbers; `loss_scale` alone if the scale is fixed.
+    """The state of a loss scale as plain numbers. A fixed scale has only `loss_scale`.
 
     >>> State(loss_scale=8.0)
     {'loss_scale': 8.0}

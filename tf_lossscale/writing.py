@@ -1,4 +1,4 @@
-"""Output that is written completely or not at all, with one kind of error if it cannot be written."""
+"""Writing of files, completely or not at all. Every failure raises an OSError."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import pathlib
 import re
 from collections.abc import Iterator
 
-_NODES = re.compile(r"\{\{.*?\}\} | \[Op:\w+\]")  # which operation failed: nothing that helps
+# The parts of TensorFlow's messages that name the failed operation, which does not help a user.
+_NODES = re.compile(r"\{\{.*?\}\} | \[Op:\w+\]")
 
 
 @contextlib.contextmanager
 def whole_file(path: pathlib.Path, mode: int | None = None) -> Iterator[pathlib.Path]:
-    """Yield a temporary path beside a file, which replaces the file at the end, or disappears after an error.
+    """Yield the path of a temporary file. At the end it replaces the file at `path`; after an error it is deleted.
 
     >>> import tempfile
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "state.json"
@@ -24,13 +25,13 @@ def whole_file(path: pathlib.Path, mode: int | None = None) -> Iterator[pathlib.
 
     Args:
         path: the file to write.
-        mode: the permissions that the temporary file begins with; None to leave it to the caller to make it.
+        mode: the permissions with which the temporary file is created; None if the caller creates it.
 
     Yields:
         The path to write to; it has the file's suffix.
 
     Raises:
-        OSError: the file cannot be written. Then it is unchanged.
+        OSError: the file cannot be written. The old file is then unchanged.
     """
     temporary = path.with_name(f".tf-lossscale-{path.stem}.tmp{path.suffix}")
     try:
@@ -44,7 +45,7 @@ def whole_file(path: pathlib.Path, mode: int | None = None) -> Iterator[pathlib.
     except OSError as error:
         if error.filename is None or os.fspath(error.filename) != str(temporary):
             raise
-        # Users know the file by the name that they gave.
+        # Name the file that the user passed in the message, not the temporary file.
         raise type(error)(error.errno, error.strerror, str(path)) from error
     finally:
         with contextlib.suppress(OSError):
@@ -53,7 +54,7 @@ def whole_file(path: pathlib.Path, mode: int | None = None) -> Iterator[pathlib.
 
 @contextlib.contextmanager
 def checkpoint_errors_are_os_errors() -> Iterator[None]:
-    """Turn TensorFlow's errors of files into OSError, which commands report.
+    """Convert TensorFlow's errors about files to OSError, which the commands report.
 
     >>> import tensorflow as tf
     >>> try:
@@ -64,7 +65,7 @@ def checkpoint_errors_are_os_errors() -> Iterator[None]:
     ckpt: No space left on device
 
     Raises:
-        OSError: TensorFlow's message.
+        OSError: TensorFlow could not read or write a file. The message is TensorFlow's.
     """
     import tensorflow as tf
 
@@ -88,7 +89,7 @@ def name_latest_checkpoint(folder: pathlib.Path, name: str) -> None:
         name: the checkpoint's prefix in that folder.
 
     Raises:
-        OSError: the file cannot be written, and is unchanged.
+        OSError: the file cannot be written. The old file is then unchanged.
     """
     with whole_file(folder / "checkpoint") as temporary:
         temporary.write_text(f'model_checkpoint_path: "{name}"\nall_model_checkpoint_paths: "{name}"\n')

@@ -22,7 +22,6 @@ DIFFERENCES = {
         "the graph optimizer multiplied a small gradient by the reciprocal of a large scale first, and got zero"
     ),
 }
-
 # float16 variables round to 11 bits.
 RTOL = {"float16": 2e-3}
 
@@ -77,17 +76,21 @@ def check(recording, name):
     try:
         events = recorded["sequences"][case["sequence"]]
         weights = {key: recordings.array(expected[key]) for key in ("w0", "w1", "w2")}
-        stands_still, scale = False, float(case["config"].get("initial_scale", 2.0**15))
+        # tf_keras's Nadam multiplies its momentum product once for each variable after a skipped step; here it does so
+        # once in each step (docs/differences.md). From then on its weights differ.
+        is_nadam = recording == "lso_tfkeras221_new" and case["optimizer_class"] == "Nadam"
+        differ, scale = False, float(case["config"].get("initial_scale", 2.0**15))
         for step, event in enumerate(events[: without_the_traps_of_keras3(recording, case, events)]):
-            stands_still |= replay.stands_still(recording, scale)
+            differ |= replay.stands_still(recording, scale)
             running.step(event["grads"])
             state = running.state()
-            scale = float(state["loss_scale"])
+            before, scale = scale, float(state["loss_scale"])
+            differ |= is_nadam and scale < before
             for key in ("loss_scale", "dynamic_counter", "iterations"):
                 value = expected[key][step] if isinstance(expected[key], list) else expected[key]
                 value = None if value is None else float(value)
                 assert state[key] == value, f"step {step} ({event['event']}): {key}"
-            for key in () if stands_still else weights:
+            for key in () if differ else weights:
                 rtol = RTOL.get(case.get("var_dtype"), 1e-5)
                 wanted = weights[key][step]
                 where = f"step {step} ({event['event']}): {key}"

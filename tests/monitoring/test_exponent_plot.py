@@ -68,7 +68,7 @@ def test_runs_with_the_same_picture_are_named(tmp_path, capsys):
     write(tmp_path / "a" / "b", [1])
     write(tmp_path / "a_b", [1])
     assert plot(tmp_path) == 2
-    assert "a/b and a_b, have the same picture loss_scale_exponents_a_b.png" in capsys.readouterr().err
+    assert "a/b and a_b, would be drawn to the same file loss_scale_exponents_a_b.png" in capsys.readouterr().err
     assert not list(tmp_path.glob("*.png"))
 
 

@@ -158,7 +158,7 @@ def test_the_command_prints_what_the_program_prints_and_then_the_answer(probe, c
     assert probe("--out", "counts", "train.py", "3", "--every") == 0
     printed = capsys.readouterr().out
     assert printed.startswith("trained ['3', '--every']\n")
-    assert "Gradients of mine in step 1\n" in printed
+    assert "\nmine\nGradients in step 1\n" in printed
     answer = (
         "Float16 fits with a loss scale: without one 100% of the values that are not zero are outside its normal "
         "range, with a loss scale of 2**35 0%."
@@ -171,7 +171,7 @@ def test_the_command_prints_what_the_program_prints_and_then_the_answer(probe, c
 
 def test_a_module_is_probed_too_and_the_last_counted_step_is_shown(probe, capsys):
     assert probe("--every", "2", "-m", "train", "4") == 0
-    assert "Gradients of mine in step 3\n" in capsys.readouterr().out
+    assert "\nmine\nGradients in step 3\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("end", "code"), [("sys.exit(3)", 3), ("sys.exit()", 0), ("raise KeyError(1)", 1), ("1", 0)])

@@ -111,7 +111,7 @@ def test_gradients_that_float16_computed_do_not_tell_whether_it_fits():
     report = counting.precision_report()
     assert report.rows[0].rounded
     assert whether_float16_fits(report).endswith(
-        "float16 computed them, and what vanished is lost. Run the program in float32."
+        "they were computed in float16, and values that vanished are lost. Run the program in float32."
     )
 
 
@@ -148,7 +148,7 @@ def test_without_a_counted_step_the_error_names_the_usual_reason():
     fit(model)
     with probe(model.optimizer) as counting:
         fit(model)
-    with pytest.raises(ValueError, match=r"inside the block of probe\(\).*compile the Keras model anew"):
+    with pytest.raises(ValueError, match=r"inside the block of probe\(\).*compile the Keras model again"):
         counting.precision_report()
 
 
@@ -163,6 +163,6 @@ def test_what_cannot_be_probed_is_refused_with_what_to_do():
     bare = KERAS_3.sgd()
     with pytest.raises(ValueError, match="`every` must be a whole number"), probe(bare, every=0):
         pass
-    with probe(bare), pytest.raises(RuntimeError, match="Leave the other block first"), probe(bare):
+    with probe(bare), pytest.raises(RuntimeError, match="End the `with` block of the other probe first"), probe(bare):
         pass
     assert not {"apply", "apply_gradients"} & set(vars(bare))

@@ -147,7 +147,7 @@ def test_all_overflow_bounds_the_scale_too():
 def test_values_that_are_infinite_in_float32_are_no_matter_of_the_scale():
     report = precision_report(counted({"kernel": [np.inf, np.nan]}))
     assert (report.best_scale, report.total.overflow, report.total.nan) == (None, 0.5, 0.5)
-    assert report.sentences[0] == "No value is finite, except zeros: no loss scale helps."
+    assert report.sentences[0] == "All values except zeros are infinite or NaN: no loss scale helps."
     assert precision_report(counted({"kernel": [np.inf, 1.5]})).best_scale == 2.0**15
 
 
@@ -286,18 +286,21 @@ def spread(low, high):
         (
             {"kernel": np.tile(spread(0, 10), 99), "rare": np.array([2.0**-40])},
             "Float16's range is too narrow: without a loss scale <0.1% of the values that are not zero are outside its "
-            "normal range, with 2**5, the best one, <0.1%. Use bfloat16 or float32 where most are: rare (100%).",
+            "normal range, with the best loss scale, 2**5, <0.1%. Use bfloat16 or float32 for the variables with the "
+            "largest share: rare (100%).",
         ),
         (
             {"wide": spread(-60, 15)},
             "Float16's range is too narrow: without a loss scale 60.5% of the values that are not zero are outside its "
-            "normal range, with 1, the best one, 60.5%. Use bfloat16 or float32 where most are: wide (60.5%).",
+            "normal range, with the best loss scale, 1, 60.5%. Use bfloat16 or float32 for the variables with the "
+            "largest share: wide (60.5%).",
         ),
-        ({"kernel": np.zeros(3)}, f"{UNKNOWN}: none has a value other than zero."),
-        ({}, f"{UNKNOWN}: none has a value other than zero."),
+        ({"kernel": np.zeros(3)}, f"{UNKNOWN}: all of their values are zero."),
+        ({}, f"{UNKNOWN}: all of their values are zero."),
         (
             {"kernel": np.array([1.0, np.nan])},
-            f"{UNKNOWN}: some are infinite or NaN in the program as it is. Count a step with finite gradients.",
+            f"{UNKNOWN}: some are infinite or NaN even in this program, without float16. Count a step with finite "
+            "gradients.",
         ),
     ],
 )

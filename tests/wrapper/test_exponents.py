@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import loops
+from tests import loops, strategies
 from tests.families import ALL_FAMILIES, FAMILIES, all_families, families
 from tf_lossscale import LossScaleOptimizer, SharedLossScale, write_summary
 from tf_lossscale.precision.counts import INFINITE, ZEROS, column
@@ -304,3 +304,30 @@ def test_a_step_that_counts_is_exported_and_trains_in_a_saved_model(family, diag
     tf.saved_model.save(trained, str(tmp_path))
     loaded = tf.saved_model.load(str(tmp_path))
     assert [float(trained.weight), float(loaded.step()), float(loaded.step())] == [0.5, 0.0, -0.5]
+
+
+@pytest.mark.parametrize("family", ALL_FAMILIES[2:4], ids=["tf_keras_legacy", "tf1"])
+@pytest.mark.parametrize("scale", [{}, {"dynamic": False}], ids=["dynamic", "fixed"])
+def test_in_a_session_the_operations_of_two_replicas_run_both_counts_before_the_scale_moves(family, scale):
+    strategy = strategies.get("mirrored_2")
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session, session.as_default():
+        with strategy.scope():
+            optimizer = LossScaleOptimizer(
+                family.sgd(), initial_scale=8, diagnose="exponents", diagnose_every=1, **scale
+            )
+            weight = tf.compat.v1.get_variable("weight", initializer=[1.0], use_resource=True)
+
+        def step():
+            optimizer.get_scaled_loss(0.0)
+            [gradient] = optimizer.get_unscaled_gradients([tf.constant([float("inf")]) if not scale else tf.ones([1])])
+            return optimizer.apply_gradients([(gradient, weight)])
+
+        operations = strategy.experimental_local_results(strategy.run(step))
+        session.run(tf.compat.v1.global_variables_initializer())
+        for taken in (1, 2):
+            session.run(operations)
+            counts = optimizer.precision_report().counts
+            assert (counts.step, counts.counts.sum()) == (taken, 2), "one value on each replica"
+            assert counts.scale == (8.0 if scale else 8.0 / 2 ** (taken - 1)), (
+                "the scale that the loss was multiplied by"
+            )

@@ -203,7 +203,7 @@ def test_a_hyperparameter_with_the_name_of_a_read_only_property_is_not_set_throu
     assert {"loss_scale", "inner_optimizer", "dynamic_counter"} <= set(READ_ONLY)
     optimizer = LossScaleOptimizer(Mine())
     for name in READ_ONLY:
-        with pytest.raises(AttributeError, match="no setter"):
+        with pytest.raises(AttributeError, match=r"no setter|cannot be set as an attribute"):
             setattr(optimizer, name, 2.0)
         assert name not in vars(optimizer.inner_optimizer)
 
@@ -216,7 +216,7 @@ def test_an_old_hyperparameter_named_loss_scale_is_the_inner_optimizers_alone():
 
     for wrap in (tf_keras.mixed_precision.LossScaleOptimizer, LossScaleOptimizer):
         optimizer = wrap(Mine())
-        with pytest.raises(AttributeError, match="no setter"):
+        with pytest.raises(AttributeError, match=r"no setter|cannot be set as an attribute"):
             optimizer.loss_scale = 2.0
         assert float(optimizer.loss_scale) == 2.0**15
         assert float(optimizer.inner_optimizer.loss_scale) == 123

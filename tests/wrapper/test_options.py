@@ -342,3 +342,24 @@ def test_combinations_of_options_and_a_plain_tensorflow_variable(compiled):
         for gradient in (1.0, -0.125):
             function(tf.constant([gradient]))
         np.testing.assert_array_equal(*weights)
+
+
+@pytest.mark.parametrize(
+    "name, instead",
+    [
+        ("init_scale", "initial_scale"),
+        ("growth_interval", "dynamic_growth_steps"),
+        ("loss_scale", "initial_scale, with dynamic=False"),
+        ("on_floor", "on_stall"),
+    ],
+)
+def test_a_keyword_of_another_loss_scaler_is_refused_with_the_name_of_ours(name, instead):
+    inner = tf.keras.optimizers.SGD()
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'. Pass {instead}"):
+        LossScaleOptimizer(inner, **{name: 8})
+    LossScaleOptimizer(inner)
+
+
+def test_an_unknown_keyword_is_refused_without_a_suggestion():
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'on_warning'$"):
+        LossScaleOptimizer(tf.keras.optimizers.SGD(), on_warning="raise")

@@ -1,6 +1,7 @@
 """The state as plain numbers, and the report of which gradients overflowed."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -88,6 +89,7 @@ def test_counts_that_an_older_state_lacks_are_zero():
 @pytest.mark.parametrize(
     ("state", "error", "text"),
     [
+        (1024.0, TypeError, "`state` must be a dict that state"),
         ({"loss_scale": 4.0}, ValueError, "must have the keys"),
         ({"loss_scale": 4.0, "dynamic_counter": 1, "scale": 2}, ValueError, "must have the keys"),
         ({"loss_scale": 0.0, "dynamic_counter": 1}, ValueError, "`loss_scale` must be a finite float32 number"),
@@ -110,6 +112,17 @@ def test_a_bad_state_is_refused_and_sets_nothing(state, error, text):
     with pytest.raises(error, match=text):
         optimizer.set_state(state)
     assert optimizer.state() == before
+
+
+@pytest.mark.parametrize("name", ["loss_scale", "dynamic_counter", "skipped_steps"])
+def test_a_reading_that_is_assigned_is_refused_with_the_call_that_sets_it(name):
+    optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8)
+    state = optimizer.state()
+    with pytest.raises(AttributeError, match=f"`{name}` cannot be set as an attribute") as caught:
+        setattr(optimizer, name, 2.0)
+    assert optimizer.state() == state
+    exec(re.search(r"optimizer\.set_state\(.*\)", str(caught.value)).group().replace("2.0", "2"))
+    assert optimizer.state() == {**state, name: 2}
 
 
 def test_the_largest_counts_are_set_as_they_are():

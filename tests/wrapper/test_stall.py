@@ -336,12 +336,3 @@ def test_other_values_are_refused_and_leave_the_inner_optimizer_free(value):
     with pytest.raises(ValueError, match="`on_stall` must be 'warn', 'raise' or a function"):
         LossScaleOptimizer(inner, on_stall=value)
     LossScaleOptimizer(inner)
-
-
-def test_the_old_name_of_the_argument_is_refused_with_the_new_one():
-    inner = tf.keras.optimizers.SGD()
-    with pytest.raises(TypeError, match="'on_floor': it is called `on_stall`"):
-        LossScaleOptimizer(inner, on_floor="raise")
-    with pytest.raises(TypeError, match=r"unexpected keyword argument 'on_warning'$"):
-        LossScaleOptimizer(inner, on_warning="raise")
-    LossScaleOptimizer(inner)

@@ -9,8 +9,8 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from tf_lossscale.adapters.keras3_layers import with_layer_names
 from tf_lossscale.core import replicas
+from tf_lossscale.layers.keras3 import with_layer_names
 from tf_lossscale.libraries import keras_versions
 from tf_lossscale.wrapper import family, hyperparameters, optimizer
 from tf_lossscale.wrapper import options as options_lib
@@ -26,19 +26,7 @@ class Family(family.Family):
     optimizers = keras.optimizers
     optimizers_name = "tf.keras.optimizers"
     options = tuple(options_lib.DEFAULTS)
-    delegated = (
-        "clipnorm",
-        "clipvalue",
-        "global_clipnorm",
-        "use_ema",
-        "ema_momentum",
-        "ema_overwrite_frequency",
-        "weight_decay",
-        "gradient_accumulation_steps",
-        "loss_scale_factor",
-        "_iterations",
-        "_learning_rate",
-    )
+    delegated = (*(name for name in options if name != "name"), "_iterations", "_learning_rate")
     with_layer_names = staticmethod(with_layer_names)
 
     def __init__(self, inner: Any):
@@ -101,8 +89,11 @@ class Family(family.Family):
             return gradients
         return _unless_assigned(super().reduce, gradients, variables)
 
-    def unscale(self, gradients: list[Any], variables: list[Any], factor: tf.Tensor) -> list[Any]:
-        return _unless_assigned(super().unscale, gradients, variables, factor)
+    def unscale(self, gradients: list[Any], factor: tf.Tensor, variables: list[Any] | None = None) -> list[Any]:
+        if variables is None:
+            return super().unscale(gradients, factor)
+        unscale = super().unscale
+        return _unless_assigned(lambda given, _: unscale(given, factor), gradients, variables)
 
     def apply(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> None:
         with contextlib.ExitStack() as stack:

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tf_lossscale.core import replicas, scaling
 from tf_lossscale.libraries import keras_versions
 from tf_lossscale.wrapper import configs, family, hyperparameters, optimizer
+from tf_lossscale.wrapper.options import CLIPS
 from tf_lossscale.wrapper.parts import of_inner
 
 tf_keras: Any = keras_versions.keras_2()
@@ -21,27 +22,11 @@ class Family(family.Family):
 
     optimizers = tf_keras.optimizers
     optimizers_name = f"{tf_keras.__name__}.optimizers"
-    options = (
-        "weight_decay",
-        "clipnorm",
-        "clipvalue",
-        "global_clipnorm",
-        "use_ema",
-        "ema_momentum",
-        "ema_overwrite_frequency",
-    )
+    options = (*CLIPS, "weight_decay", "use_ema", "ema_momentum", "ema_overwrite_frequency")
+    # tf_keras reads `name` in a warning about files that do not fit the optimizer.
     delegated = (
-        "clipnorm",
-        "clipvalue",
-        "global_clipnorm",
-        "use_ema",
-        "ema_momentum",
-        "jit_compile",
-        "name",  # tf_keras uses it in a warning about files that do not fit the optimizer
-        "_iterations",
-        "_learning_rate",
-        "_mesh",
-        "_run_with_dtensor",
+        *(*CLIPS, "use_ema", "ema_momentum", "jit_compile", "name"),
+        *("_iterations", "_learning_rate", "_mesh", "_run_with_dtensor"),
     )
     name_attribute = "name"
 
@@ -56,10 +41,12 @@ class Family(family.Family):
         # tf_keras caches the list of an optimizer's parts when it is first saved or restored.
         vars(self.inner).pop("_coalesced_children", None)
 
-    def divide(self, gradients: Iterable[Any], factor: tf.Tensor) -> list[Any]:
-        if self.inner._mesh:  # DTensor has no rule for the optimization barrier in `unscale`, and needs no barrier
-            return scaling.quotients(gradients, factor)
-        return super().divide(gradients, factor)
+    def unscale(self, gradients: list[Any], factor: tf.Tensor, variables: list[Any] | None = None) -> list[Any]:
+        if not self.inner._mesh:
+            return super().unscale(gradients, factor, variables)
+        # DTensor has no rule for the optimization barrier in `scaling.unscale`, and needs no barrier.
+        divided = lambda values: scaling.divide(values, factor)  # noqa: E731
+        return [scaling.over_values(divided, gradient) for gradient in scaling.floating(gradients)]
 
     def build(self, variables: list[Any]) -> None:
         inner = self.inner

@@ -13,6 +13,7 @@ from tf_lossscale.core import replicas, variables
 from tf_lossscale.libraries import keras_versions
 from tf_lossscale.wrapper import configs, family, optimizer
 from tf_lossscale.wrapper.grads_and_vars import without_none
+from tf_lossscale.wrapper.options import CLIPS
 from tf_lossscale.wrapper.parts import of_inner
 
 tf_keras: Any = keras_versions.keras_2()
@@ -45,18 +46,8 @@ class Family(family.Family):
     set_in_each_step = ("_m_cache_read",)  # Nadam's attribute
     slots_need_gradients = True
     delegated = (
-        "clipnorm",
-        "clipvalue",
-        "global_clipnorm",
-        "gradient_aggregator",
-        "gradient_transformers",
-        "_hyper",
-        "_weights",
-        "_slots",
-        "_hypers_created",
-        "_initial_decay",
-        "_distribution_strategy",
-        "_use_locking",
+        *(*CLIPS, "gradient_aggregator", "gradient_transformers", "_hyper", "_weights", "_slots"),
+        *("_hypers_created", "_initial_decay", "_distribution_strategy", "_use_locking"),
     )
     name_attribute = "_name"
 

@@ -28,7 +28,7 @@ def set_casts(layer: Any, inputs: str | None = None, outputs: str | None = None,
         only_mixed: whether to cast the arguments only if their floating dtypes differ.
     """
     attributes = vars(layer)
-    own = attributes.get("call")  # an operation of a functional model has a `call` of its own
+    own = attributes.get("call")  # an operation layer of a functional model has `call` as an instance attribute
     if hasattr(own, _OWN):
         own = getattr(own, _OWN)
     attributes.pop("call", None)
@@ -44,7 +44,7 @@ def set_casts(layer: Any, inputs: str | None = None, outputs: str | None = None,
         return floats_to(outputs, result)
 
     setattr(call, _OWN, own)
-    # A method, which a deep copy of the layer binds to the copy.
+    # `call` is stored as a bound method, because a deep copy of the layer binds it to the copy.
     attributes["call"] = types.MethodType(call, layer)
 
 
@@ -109,7 +109,8 @@ def naming_the_layer(level: str) -> Iterator[None]:
         level: the model's level. Errors at level O0 are not replaced.
 
     Raises:
-        TypeError: in place of TensorFlow's or Keras's error. It names the layer, the level and `to_float`.
+        TypeError: a layer mixes dtypes. The message replaces TensorFlow's or Keras's; it names the layer, the level
+            and `to_float`.
     """
     try:
         yield

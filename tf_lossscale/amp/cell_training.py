@@ -1,4 +1,4 @@
-"""The training loop of a training cell, in place of Keras's `fit`."""
+"""The training loop for training cells, which replaces Keras's `fit`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_lossscale import layers
 from tf_lossscale.amp.train_step import TrainOneStepCell, TrainOneStepWithLossScaleCell
 from tf_lossscale.core import replicas
-from tf_lossscale.wrapper import layers
 
 
 def backbone_of(cell: TrainOneStepCell) -> Any:
@@ -73,7 +73,7 @@ def fit(cell: TrainOneStepCell, epochs: int, dataset: Any, callbacks: list[Any],
             epochs=epochs,
             steps=steps,
         )
-        model.stop_training = False  # callbacks set this
+        model.stop_training = False  # callbacks set this attribute to end the training
         every.on_train_begin()
         logs: dict[str, Any] = {}
         for epoch in range(epochs):
@@ -125,10 +125,12 @@ def _step_of(cell: TrainOneStepCell, layers_of_keras: Any) -> Callable[[tuple[An
         return _loss_of(cell(*inputs))
 
     def on_all(training: Any, *inputs: Any) -> Any:
-        del training  # the network reads its own mode; this argument causes one trace for each mode
+        # The network knows whether it is in training mode. As an argument, `training` causes one trace for each mode.
+        del training
         with layers_of_keras.noting_divided_losses() as divided:
             losses = strategy.run(in_replica, inputs)
-        cell.divides_loss |= bool(divided)  # a loss that is a tf.function divides while it is traced, only once
+        # `divided` is filled while a loss is traced. A loss that is a tf.function is traced only once.
+        cell.divides_loss |= bool(divided)
         operation = tf.distribute.ReduceOp.SUM if cell.divides_loss else tf.distribute.ReduceOp.MEAN
         return strategy.reduce(operation, losses, axis=None)
 
@@ -141,7 +143,7 @@ def _loss_of(outputs: Any) -> Any:
 
 
 def _batches(dataset: Any, strategy: Any) -> tuple[Callable[[], Iterable[Any]], int | None]:
-    """Return a function that reads the batches from the start, and the number of batches, None if unknown."""
+    """Return a function that reads the batches from the start, and the number of batches, or None if it is unknown."""
     if isinstance(dataset, tf.data.Dataset):
         steps = int(dataset.cardinality())
         if steps == tf.data.INFINITE_CARDINALITY:
@@ -173,7 +175,7 @@ def _items(sequence: Any) -> Iterator[Any]:
 
 
 def _inputs_of(cell: TrainOneStepCell, batch: Any) -> tuple[Any, ...]:
-    """Return the arguments for a cell. Raise if the network takes another number of inputs."""
+    """Return a batch as the cell's arguments. Raise an error if the network takes another number of inputs."""
     inputs = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
     is_own = type(cell).construct in (TrainOneStepCell.construct, TrainOneStepWithLossScaleCell.construct)
     takes: Any = cell.network if is_own else cell.construct
@@ -187,6 +189,6 @@ def _inputs_of(cell: TrainOneStepCell, batch: Any) -> tuple[Any, ...]:
             "Map the dataset, for example with train_dataset.map(lambda batch: (batch['data'], batch['label'])), or "
             "train a network that takes such batches."
         ) from error
-    except ValueError:  # some functions have no signature
+    except ValueError:  # some functions written in C have no signature
         pass
     return inputs

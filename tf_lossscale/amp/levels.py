@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from tf_lossscale import layers
 from tf_lossscale.amp.casting import set_casts
-from tf_lossscale.wrapper import layers
 
 if TYPE_CHECKING:
     from tf_lossscale.types import DType, Same
@@ -41,9 +41,9 @@ _MATRIX_LAYERS = frozenset(
     }
 )
 _RECTIFIERS = frozenset({"ReLU", "PReLU"})
-# Means and variances are too inaccurate in half precision.
+# Normalization layers, whose means and variances are too inaccurate in half precision.
 _NORMALIZATION = frozenset({"BatchNormalization", "LayerNormalization", "Normalization", "SyncBatchNormalization"})
-# Keras does not cast the tensors that their parts exchange, so all parts need the same dtype.
+# Composite layers. Keras does not cast the tensors that their parts exchange, so all parts need the same dtype.
 _OF_ONE_DTYPE = frozenset({"RNN", "MultiHeadAttention", "GroupedQueryAttention"})
 
 LEVELS = ("O0", "O1", "O2", "O3", "auto")
@@ -67,8 +67,8 @@ def auto_mixed_precision(model: Same, amp_level: str = "O0", dtype: DType = "flo
     has set. A new level does not undo an earlier one; `to_float(model, "float32")` does.
 
     Casts keep the layers compatible. At O1 and auto half-precision layers return float32; at O2 normalization layers
-    return half precision; at O2 and O3 a model of your own class gets half-precision inputs. A network at O2 and O3
-    returns half precision. `Model` and `WithLossCell` compute the loss in float32.
+    return half precision; at O2 and O3 a model of a user-defined class gets half-precision inputs. A network at O2
+    and O3 returns half precision. `Model` and `WithLossCell` compute the loss in float32.
 
     >>> import tensorflow as tf
     >>> model = tf.keras.Sequential([tf.keras.layers.Dense(2), tf.keras.layers.BatchNormalization()])
@@ -102,7 +102,8 @@ def auto_mixed_precision(model: Same, amp_level: str = "O0", dtype: DType = "flo
                 set_casts(layer, outputs=None if in_half else dtype)
         elif in_half and not getattr(layer, _SET_BY_HAND, False) and layer.compute_dtype != dtype:
             _set(layer, dtype)
-            if layer is decides and not _is_cell(layer):  # the state that a recurrent cell returns is its next input
+            # A recurrent cell gets no casts, because the state that it returns is its next input.
+            if layer is decides and not _is_cell(layer):
                 set_casts(layer, inputs=dtype, outputs="float32")
     if amp_level in ("O2", "O3"):
         for each in _models(model):
@@ -111,7 +112,7 @@ def auto_mixed_precision(model: Same, amp_level: str = "O0", dtype: DType = "flo
 
 
 def require_level(model: Any, amp_level: Any) -> None:
-    """Raise if a model cannot be set to a level.
+    """Raise an error if `auto_mixed_precision` would refuse the model or the level.
 
     Args:
         model: any object.
@@ -147,7 +148,7 @@ def to_float(layer: Same, dtype: DType) -> Same:
     Source: MindSpore, `mindspore.nn.Cell.to_float`.
     """
     dtype = _dtype(dtype, ("float32", *_HALF))
-    layers.layers_of(layer)  # raises a TypeError if it is not a layer
+    layers.layers_of(layer)  # raises a TypeError if `layer` is not a layer
     known: Any = layer
     inner = _layers(layer) if getattr(layer, "layers", None) else list(_with_parts(layer, known.name, layer))
     for _, each, _ in inner:
@@ -240,7 +241,7 @@ def _is_operation(layer: Any) -> bool:
 
 
 def _models(model: Any) -> Iterator[Any]:
-    """Yield models of user-defined classes, whose `call` may use its inputs in operations."""
+    """Yield the model and nested models that are of user-defined classes. Their `call` may contain operations."""
     if not _is_graph(model):
         yield model
     for layer in model.layers:
@@ -260,7 +261,7 @@ _GRAPHS = ("Functional", "Sequential")
 # Attributes in which each library keeps a layer's own variables, without those of its sublayers.
 _OWN_VARIABLES = ("_trainable_variables", "_trainable_weights")
 
-# (name, layer, outer layer whose type decides the dtype)
+# A layer's name, the layer, and the layer whose type decides the dtype: the layer itself or an outer one.
 _Entry = tuple[str, Any, Any]
 
 
@@ -291,7 +292,8 @@ def _with_parts(layer: Any, name: str, decides: Any) -> Iterator[_Entry]:
 
 def _dtype(dtype: Any, allowed: tuple[str, ...]) -> str:
     try:
-        name = "" if isinstance(dtype, int) else tf.as_dtype(dtype).name  # as_dtype accepts TensorFlow's enum, too
+        # as_dtype would accept an int as a value of TensorFlow's enum of dtypes.
+        name = "" if isinstance(dtype, int) else tf.as_dtype(dtype).name
     except TypeError:
         name = ""
     if name not in allowed:

@@ -1,4 +1,4 @@
-"""Loss scale managers: a scale and the rule that changes it, in Python numbers or as a cell for a graph."""
+"""Loss scale managers. Each holds a scale and its update rule, in Python numbers and as an update cell for graphs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class FixedLossScaleManager(LossScaleManager):
         """
 
     def get_update_cell(self) -> FixedLossScaleUpdateCell | None:
-        """Return the update cell for a graph; None if overflows are not dropped, because nothing is checked then."""
+        """Return the update cell for graphs. Return None if overflowing steps are applied: then no update is needed."""
         return FixedLossScaleUpdateCell(self._loss_scale) if self._drop_overflow_update else None
 
     def as_loss_scale(self) -> LossScale:
@@ -121,7 +121,7 @@ class DynamicLossScaleManager(LossScaleManager):
         return True
 
     def update_loss_scale(self, overflow: object) -> None:
-        """Move the scale after a step, in Python numbers.
+        """Update the scale after a step, in Python numbers.
 
         Args:
             overflow: whether the step overflowed; anything with a truth value.
@@ -184,7 +184,7 @@ class FixedLossScaleUpdateCell:
 
 
 class DynamicLossScaleUpdateCell(tf.Module):
-    """The update of a dynamic scale, for a graph: moves a scale variable, and counts steps in its own variables.
+    """The update of a dynamic scale, for a graph: updates a scale variable, and counts steps in its own variables.
 
     >>> cell = DynamicLossScaleUpdateCell(64.0, 2, 3)
     >>> scale = tf.Variable(64.0)
@@ -221,7 +221,7 @@ class DynamicLossScaleUpdateCell(tf.Module):
         return self.loss_scale_value
 
     def __call__(self, loss_scale: tf.Variable, overflow: tf.Tensor | bool) -> tf.Tensor:
-        """Move `loss_scale` after a step.
+        """Update `loss_scale` after a step.
 
         Args:
             loss_scale: float32 scalar variable.
@@ -246,7 +246,7 @@ class DynamicLossScaleUpdateCell(tf.Module):
 
 
 def whole_above_zero(name: str, value: Any) -> int:
-    """Return `value` if it is an int above 0, or raise.
+    """Return `value` if it is an int above 0; otherwise raise an error.
 
     >>> whole_above_zero("scale_window", 3)
     3
@@ -284,5 +284,5 @@ def _scale(name: str, value: Any) -> Any:
 def _is_finite(value: Any) -> bool:
     try:
         return math.isfinite(value)
-    except OverflowError:  # an int too large for a float
+    except OverflowError:  # the int is too large for a float
         return False

@@ -7,15 +7,15 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_lossscale import layers
 from tf_lossscale.amp import casting, cell_training, levels
 from tf_lossscale.amp.managers import DynamicLossScaleManager
 from tf_lossscale.amp.monitors import LossMonitor
 from tf_lossscale.amp.step_loss import StepLoss
 from tf_lossscale.amp.train_step import TrainOneStepCell
-from tf_lossscale.wrapper import layers
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
-# Metric names that stand for a binary, categorical or sparse metric.
+# Metric names that stand for a binary, categorical or sparse metric, depending on the shapes of the data.
 _OF_THE_SHAPES = ("accuracy", "acc", "crossentropy", "ce")
 
 # Levels that use a dynamic loss scale unless a manager is passed.
@@ -23,7 +23,7 @@ _DYNAMIC = ("O2", "auto")
 
 
 class _OfTheLevel:
-    """The default of `loss_scale_manager`, because None means no loss scale."""
+    """The type of the default value of `loss_scale_manager`: the level decides. None would mean no loss scale."""
 
     def __repr__(self) -> str:
         return "<that of the level>"
@@ -57,13 +57,13 @@ class Model:
         loss_fn: a loss as in `compile(loss=...)`; None for a network that is only used for prediction.
         optimizer: an optimizer as in `compile(optimizer=...)`, an object or a name such as "adam"; it is wrapped if
             there is a loss scale.
-        metrics: metrics as in `compile(metrics=...)`, or a set, or a dict {name: metric}: the metrics then get these
-            names, in `eval` and in the logs. "loss" in a set is the loss, which `eval` returns in any case.
+        metrics: metrics as in `compile(metrics=...)`; a set of metrics; or a dict {name: metric}, whose keys name the
+            metrics in `eval` and in the logs. "loss" in a set has no effect, because `eval` always returns the loss.
         amp_level: "O0", "O1", "O2", "O3" or "auto", see `auto_mixed_precision`. O0 leaves the layers as they are.
-        loss_scale_manager: a manager of this package, or None for no loss scale. If it is not given, levels O2 and
-            auto get a `DynamicLossScaleManager`, the others none.
-        keep_batchnorm_fp32: at O2 and O3, whether normalization layers compute in float32; by default True at O2,
-            False at O3.
+        loss_scale_manager: a manager of this package, or None for no loss scale. By default, levels O2 and auto use a
+            `DynamicLossScaleManager`, and the other levels use no loss scale.
+        keep_batchnorm_fp32: whether normalization layers compute in float32 at levels O2 and O3. The default is True
+            at O2 and False at O3.
         diagnose: what the wrapped optimizer records, as in `LossScaleOptimizer`: True for overflows, "exponents" for
             `model.optimizer.precision_report()`.
 
@@ -97,7 +97,7 @@ class Model:
             if manager_given or diagnose or amp_level != "O0" or any(each is not None for each in arguments):
                 raise ValueError(
                     f"`network` is a {type(network).__name__}, which has a loss and an optimizer: pass it alone. Set "
-                    "levels with auto_mixed_precision(model), and the loss scale where the cell is made."
+                    "levels with auto_mixed_precision(model), and the loss scale when you create the cell."
                 )
             self.optimizer = network.optimizer
             return
@@ -119,7 +119,7 @@ class Model:
             raise ValueError(
                 "`metrics` must not have the name 'loss', under which eval() returns the loss. Choose another name."
             )
-        # All arguments are valid. Only from this line on does the network change.
+        # All arguments have been checked. No code above this line may change the network.
         levels.auto_mixed_precision(network, of_layers)
         self.optimizer = optimizer
         if optimizer is not None or loss_fn is not None:
@@ -130,12 +130,13 @@ class Model:
             self._step_loss = StepLoss(network)
 
     def _as_keras_takes(self, metrics: Any) -> Any:
-        """Return metrics for `compile`, and note the names that `eval` gives them."""
+        """Return the metrics for `compile`, and record the names that `eval` must give them."""
         if isinstance(metrics, (set, frozenset)):
             return list(metrics - {"loss"})
         if not isinstance(metrics, Mapping) or set(metrics) & set(getattr(self.network, "output_names", None) or ()):
             return metrics
-        # Keras resolves these names by the shapes of the data, and names the metrics itself.
+        # Keras resolves names such as "accuracy" by the shapes of the data and names these metrics itself, so `eval`
+        # renames them.
         self._metric_names = {metric: name for name, metric in metrics.items() if metric in _OF_THE_SHAPES}
         keras = layers.layers_of(self.network)
         return [
@@ -161,14 +162,14 @@ class Model:
             callbacks: monitors of this package or Keras callbacks; one, or a list. With a training cell, their
                 `model.optimizer` is the cell's optimizer.
             verbose: as in `fit`.
-            dataset_sink_mode: only False, which MindSpore's programs pass.
+            dataset_sink_mode: must be False. The argument exists because MindSpore programs pass it.
 
         Returns:
             Keras's `History`.
 
         Raises:
-            ValueError: there is no optimizer or no loss, an argument is out of range, or the data can be read once and
-                `epoch` is above 1.
+            ValueError: there is no optimizer or no loss; an argument is out of range; or `epoch` is above 1, but the
+                data can be read only once.
         """
         if not isinstance(epoch, int) or isinstance(epoch, bool) or epoch < 1:
             raise ValueError(f"`epoch` must be an int above 0, but got: {epoch!r}.")
@@ -177,7 +178,7 @@ class Model:
             raise ValueError("train() needs an optimizer: pass `optimizer` to Model(...).")
         if epoch > 1 and isinstance(train_dataset, Iterator):
             raise ValueError(
-                f"`train_dataset` is a {type(train_dataset).__name__}, whose batches can be read once, but `epoch` is "
+                f"`train_dataset` is a {type(train_dataset).__name__}, which can be read only once, but `epoch` is "
                 f"{epoch}. Pass a tf.data.Dataset, such as tf.data.Dataset.from_generator(function, ...), or a list of "
                 "batches."
             )
@@ -185,7 +186,7 @@ class Model:
         listed = self._callbacks(callbacks, keras)
         if isinstance(self.network, TrainOneStepCell):
             return cell_training.fit(self.network, epoch, train_dataset, listed, keras, verbose)
-        # Otherwise Keras 3 warns that it cannot shuffle a Dataset.
+        # Without shuffle=False, Keras 3 warns that it cannot shuffle a Dataset.
         kwargs = {"shuffle": False} if isinstance(train_dataset, tf.data.Dataset) else {}
         with casting.naming_the_layer(self.amp_level):
             return self.network.fit(train_dataset, epochs=epoch, verbose=verbose, callbacks=listed, **kwargs)
@@ -199,7 +200,7 @@ class Model:
             valid_dataset: data as in `evaluate(x=...)`, including the labels.
             callbacks: Keras callbacks; one, or a list.
             verbose: as in `evaluate`.
-            dataset_sink_mode: only False, which MindSpore's programs pass.
+            dataset_sink_mode: must be False. The argument exists because MindSpore programs pass it.
 
         Returns:
             The loss and the metrics by name.
@@ -250,19 +251,22 @@ class Model:
 
 
 def _wrapped(optimizer: Any, manager: Any, diagnose: bool | str) -> Any:
-    """Return the optimizer, wrapped if there is a manager for it."""
+    """Wrap the optimizer if there is a manager and the optimizer is not wrapped already; else return it unchanged."""
     if optimizer is not None and manager is not None and not isinstance(optimizer, LossScaleOptimizer):
         return LossScaleOptimizer(optimizer, loss_scale_manager=manager, diagnose=diagnose)
     if diagnose:
         raise ValueError(
-            f"`diagnose` needs an optimizer that Model wraps, but got: {diagnose!r}. Pass a `loss_scale_manager` "
-            "and an optimizer that is not wrapped, or LossScaleOptimizer(optimizer, diagnose=...)."
+            f"diagnose={diagnose!r} needs an optimizer that Model wraps. Pass a `loss_scale_manager` and an optimizer "
+            "that is not wrapped, or pass LossScaleOptimizer(optimizer, diagnose=...) as the optimizer."
         )
     return optimizer
 
 
 def _level_of_layers(amp_level: str, keep_batchnorm_fp32: bool | None) -> str:
-    """Return the level for the layers: O2 and O3 differ only in the normalization layers, which the argument sets."""
+    """Return the level to set the layers to.
+
+    O2 and O3 differ only in the dtype of the normalization layers, so `keep_batchnorm_fp32` chooses between them.
+    """
     if keep_batchnorm_fp32 is None:
         return amp_level
     if amp_level in ("O2", "O3"):
@@ -284,7 +288,7 @@ def _require_no_sink(dataset_sink_mode: Any) -> None:
 
 
 def _named_metric(keras: Any, metric: Any, name: str) -> Any:
-    """Return a metric with a name of the caller's choice; a metric object is renamed.
+    """Return a metric that has the given name. A metric object is renamed.
 
     Args:
         keras: the adapter module for the network's layers.

@@ -1,17 +1,17 @@
-"""Monitors, which print during training: the loss, the loss scale, overflows."""
+"""Monitors that print the loss, the loss scale and overflows during training."""
 
 from __future__ import annotations
 
 import sys
 from typing import TYPE_CHECKING, Any
 
-from tf_lossscale.wrapper import layers
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
+from tf_lossscale.wrapper.readings import value_of
 
 if TYPE_CHECKING:
     from tf_lossscale.types import Optimizer
 
-#: The columns of a terminal, except the last, over which a line replaces a progress bar.
+#: The width of a terminal without its last column. A line of this width overwrites a progress bar.
 _BAR = 79
 
 
@@ -61,7 +61,7 @@ class LossMonitor:
         monitor = self
 
         class Printing(keras.callbacks.Callback):
-            """Call the monitor."""
+            """Print the monitor's line every few steps."""
 
             def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
                 self.epoch = epoch + 1
@@ -77,9 +77,9 @@ class LossMonitor:
 
 
 def _after_a_bar(line: str) -> str:
-    """Return a line to print after Keras's progress bar, which does not end its own line and is redrawn below."""
+    """Return the text to print for a line after Keras's progress bar, which Keras leaves without a line end."""
     if sys.stdout.isatty() or "ipykernel" in sys.modules:
-        return f"\r{line:<{_BAR}}"  # overwrites the bar
+        return f"\r{line:<{_BAR}}"  # the carriage return and the padding overwrite the bar
     return f"\n{line}"
 
 
@@ -100,7 +100,7 @@ class OverflowMonitor(LossMonitor):
         """Return the line to print; see `LossMonitor.line`."""
         if not isinstance(optimizer, LossScaleOptimizer):
             return f"{super().line(epoch, step, loss, optimizer)}, no loss scale"
-        skipped = bool(layers.value_of(optimizer.last_step_skipped))
-        scale = float(layers.value_of(optimizer.loss_scale))
+        skipped = bool(value_of(optimizer.last_step_skipped))
+        scale = float(value_of(optimizer.loss_scale))
         shown = f"{scale:.0f}" if scale.is_integer() and scale < 1e9 else f"{scale:g}"
         return f"{super().line(epoch, step, loss, optimizer)}, loss scale is {shown}, overflow: {skipped}"

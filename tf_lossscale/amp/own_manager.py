@@ -1,4 +1,4 @@
-"""The base class of loss scale managers, for rules in Python numbers or as a cell for a graph."""
+"""The base class of loss scale managers. It adapts a user-defined rule to `LossScaleOptimizer`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _METHODS = ("get_loss_scale", "update_loss_scale", "get_update_cell", "get_drop_
 
 
 class LossScaleManager(abc.ABC):
-    """The base class of loss scale managers. Derive from it, or from either manager, to write your own rule.
+    """The base class of loss scale managers. To write your own rule, derive from it or from one of the managers.
 
     >>> class Quartering(LossScaleManager):
     ...     scale = 64.0
@@ -38,18 +38,18 @@ class LossScaleManager(abc.ABC):
 
     @abc.abstractmethod
     def update_loss_scale(self, overflow: Any) -> None:
-        """Move the scale after a step.
+        """Update the scale after a step.
 
         Args:
             overflow: whether the step overflowed.
         """
 
     def get_drop_overflow_update(self) -> bool:
-        """Return whether an overflowing step is skipped. If False, nothing is checked, and the scale is fixed."""
+        """Return whether an overflowing step is skipped. If False, gradients are not checked and the scale is fixed."""
         return True
 
     def get_update_cell(self) -> Any:
-        """Return a function of (scale variable, overflow) that moves the scale in a graph, or None.
+        """Return a function of (scale variable, overflow) that updates the scale in a graph, or None.
 
         If None, the graph calls the Python method `update_loss_scale`, which XLA cannot compile.
         """
@@ -97,7 +97,10 @@ class _ManagedScale(LossScale):
 
 
 def _cell_is_newest(cls: type) -> bool:
-    """Return whether the update cell is defined in a class at least as derived as the rule in Python numbers."""
+    """Return whether the update cell describes the current rule.
+
+    It does not if a subclass has overridden only the rule in Python numbers.
+    """
 
     def age(name: str) -> int:
         return next(i for i, base in enumerate(cls.__mro__) if name in vars(base))

@@ -101,7 +101,7 @@ class StaticLossScaler(tf.Module):
             grads_finite: whether all gradients of the step are finite.
 
         Returns:
-            Whether the scale may have moved.
+            False: the scale has not changed.
         """
         del grads_finite
         return False
@@ -136,13 +136,13 @@ class DynamicLossScaler(StaticLossScaler):
         self._rules = Rules(growth_steps=scale_window, growth_factor=scale_factor, backoff_factor=1 / scale_factor)
 
     def adjust(self, grads_finite: tf.Tensor | bool) -> bool:
-        """Move the scale after a step.
+        """Update the scale after a step.
 
         Args:
             grads_finite: bool scalar, whether all gradients of the step are finite.
 
         Returns:
-            True.
+            True: the scale may have changed.
 
         Raises:
             TypeError: `grads_finite` is not a bool or a number.
@@ -157,12 +157,14 @@ def _each(inputs: Same, function: Callable[[tf.Tensor], tf.Tensor]) -> Same:
     def result(value: Any) -> Any:
         tensor = _as_tensor("inputs", value)
         if not tensor.dtype.is_floating:
-            raise TypeError(f"`inputs` must be floating tensors, but got one of {tensor.dtype.name}. Cast it first.")
+            raise TypeError(
+                f"`inputs` must be floating tensors, but got a tensor of dtype {tensor.dtype.name}. Cast it first."
+            )
         if isinstance(tensor, tf.IndexedSlices):
             return tf.IndexedSlices(function(tensor.values), tensor.indices, tensor.dense_shape)
         return function(tensor)
 
-    # IndexedSlices are leaves, so that their indices do not change.
+    # `result` handles IndexedSlices as a whole, so that only their values are scaled, not their indices.
     return tf.nest.map_structure(result, inputs)
 
 

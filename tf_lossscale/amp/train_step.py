@@ -41,7 +41,7 @@ class TrainOneStepCell:
     Args:
         network: a function of the inputs that returns the loss, with `trainable_variables`, see `WithLossCell`.
         optimizer: an optimizer of a family that `LossScaleOptimizer` knows, or a `LossScaleOptimizer`.
-        sens: the scale, a finite number of at least 1; 1 if it is not given.
+        sens: the scale, a finite number of at least 1. The default is 1.
 
     Raises:
         TypeError: `sens` is not a number.
@@ -150,7 +150,7 @@ class TrainOneStepCell:
         self.optimizer.apply_gradients(zip(gradients, self.weights))
 
     def construct(self, *inputs: Any) -> Any:
-        """Take one step. Override it for a step of your own.
+        """Take one step. Override this method to write your own step.
 
         Args:
             *inputs: the network's inputs.
@@ -163,7 +163,8 @@ class TrainOneStepCell:
         return loss
 
     def _construct(self, training: Any, *inputs: Any) -> Any:
-        del training  # the network reads its own mode; this argument causes one trace for each mode
+        # The network knows whether it is in training mode. As an argument, `training` causes one trace for each mode.
+        del training
         return self.construct(*inputs)
 
     def __call__(self, *inputs: Any) -> Any:
@@ -202,11 +203,11 @@ class TrainOneStepWithLossScaleCell(TrainOneStepCell):
     Args:
         network: as in `TrainOneStepCell`.
         optimizer: as in `TrainOneStepCell`.
-        scale_sense: a manager or an update cell of this package, or a number (also a tensor of one element) for a
-            fixed scale. Leave it out if `optimizer` is a `LossScaleOptimizer`.
+        scale_sense: a manager or an update cell of this package, or a number or a tensor of one element for a fixed
+            scale. Leave it out if `optimizer` is a `LossScaleOptimizer`.
 
     Raises:
-        TypeError: `scale_sense` is missing, or is none of these.
+        TypeError: `scale_sense` is missing or of another type.
         ValueError: `scale_sense` is out of range, or is given together with a `LossScaleOptimizer`.
 
     Source: MindSpore, `mindspore.nn.TrainOneStepWithLossScaleCell`.
@@ -224,7 +225,7 @@ class TrainOneStepWithLossScaleCell(TrainOneStepCell):
 
     @property
     def scale_sense(self) -> tf.Tensor:
-        """The current loss scale, as `sens`."""
+        """The current loss scale; another name of `sens`."""
         return self.sens
 
     def update(self, gradients: list[Gradient]) -> Any:
@@ -244,7 +245,7 @@ class TrainOneStepWithLossScaleCell(TrainOneStepCell):
         return replicas.sum_over_replicas([overflow])[0] > 0
 
     def construct(self, *inputs: Any) -> Any:
-        """Take one step. Override it for a step of your own.
+        """Take one step. Override this method to write your own step.
 
         Args:
             *inputs: the network's inputs.

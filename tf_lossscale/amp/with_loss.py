@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from tf_lossscale import layers
 from tf_lossscale.amp import casting
-from tf_lossscale.wrapper import layers
 
 if TYPE_CHECKING:
     from tf_lossscale.types import Variable
@@ -27,8 +27,8 @@ class WithLossCell:
 
     Args:
         backbone: a Keras model or any function.
-        loss_fn: returns the loss. A function whose first two parameters are called `y_true` and `y_pred`, as those of
-            all Keras losses are, takes (label, output); others take (output, label).
+        loss_fn: returns the loss. A function whose first two parameters are called `y_true` and `y_pred`, as in all
+            Keras losses, is called with (label, output); others are called with (output, label).
         label_first: True if `loss_fn` takes (label, output), False if it takes (output, label). Required if the
             parameters of `loss_fn` do not show it.
 
@@ -51,10 +51,10 @@ class WithLossCell:
 
         Args:
             data: the backbone's input.
-            label: the label. Half precision is cast to float32, as the backbone's output is.
+            label: the label. A half-precision label is cast to float32, like the backbone's output.
 
         Returns:
-            What `loss_fn` returns.
+            The result of `loss_fn`.
         """
         keywords = {"training": self.training} if self._is_layer else {}
         output = casting.in_float32(self.backbone(data, **keywords))
@@ -109,6 +109,6 @@ def _takes_label_first(loss_fn: Any) -> bool:
 def _positional_parameters(function: Any) -> list[str]:
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # functions written in C have no signature
+    except (TypeError, ValueError):  # some functions written in C have no signature
         return []
     return [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]

@@ -57,8 +57,9 @@ class Clusters:
         """
         if not tf.executing_eagerly():
             return _compiled(function)
+        identified: list[Any] = []
         try:
-            key = (replicas.replica(), *constants.key(held, ignored))
+            key = (replicas.replica(), *constants.key(held, ignored, identified))
         except constants.Unknown as unknown:
             self.log_once(f"{unknown}, and a compiled step would not notice what it changes")
             return None
@@ -69,7 +70,7 @@ class Clusters:
                     "is a Python number needs one. Keep what changes from step to step in a tf.Variable or a schedule"
                 )
                 return None
-            self._keep(key, self._traced(key, held, function, arguments, ignored))
+            self._keep(key, self._traced(key, held, function, arguments, ignored), identified)
         return self._steps[key][0]
 
     def _traced(
@@ -92,10 +93,10 @@ class Clusters:
             self.log_once("each step sets a Python attribute of the optimizer, which a compiled step cannot do")
         return None
 
-    def _keep(self, key: tuple[Any, ...], step: Any) -> None:
-        """Cache a compiled step until one of the objects in its key is garbage-collected."""
+    def _keep(self, key: tuple[Any, ...], step: Any, identified: list[Any]) -> None:
+        """Cache a compiled step until one of the objects that are in its key by id is garbage-collected."""
         drop = functools.partial(_drop, weakref.ref(self), key)
-        self._steps[key] = step, [weakref.ref(each, drop) for each in constants.objects(key)]
+        self._steps[key] = step, [weakref.ref(each, drop) for each in identified]
 
     def log_once(self, reason: str) -> None:
         """Log that steps are not compiled, once for each reason.

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import itertools
 import types
-import weakref
 from collections import deque
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -38,45 +37,12 @@ class Unknown(Exception):
         super().__init__(f"`{path}` is {what}")
 
 
-class Reference:
-    """A weak reference to a living object; see `reference_to`."""
-
-    __slots__ = ("held",)
-
-    def __init__(self, held: weakref.ref[Any]):
-        self.held = held
-
-
-_references: dict[int, Reference] = {}  # id of a living object -> its reference
-
-
-def reference_to(value: Any) -> Reference:
-    """Return the only weak reference of an object. A new object at a dead object's address gets another reference.
-
-    >>> variable = tf.Variable(1.0)
-    >>> reference_to(variable) is reference_to(variable), reference_to(variable) is reference_to(tf.Variable(1.0))
-    (True, False)
-
-    Args:
-        value: an object that supports weak references.
-    """
-    number = id(value)
-    known = _references.get(number)
-    if known is None or known.held() is not value:
-        known = _references[number] = Reference(weakref.ref(value, lambda dead: _forget(number, dead)))
-    return known
-
-
-def _forget(number: int, dead: Any) -> None:
-    if number in _references and _references[number].held is dead:
-        del _references[number]
-
-
-def key(value: Any, ignored: Collection[str] = ()) -> tuple[Any, ...]:
+def key(value: Any, ignored: Collection[str] = (), identified: list[Any] | None = None) -> tuple[Any, ...]:
     """Return the constants, at any depth of an object, that the trace of a function with this object would freeze.
 
-    Numbers, strings, small arrays and small tensors are in the key by value. Variables and strategies are in it as
-    objects, because a traced function keeps using the ones that it was traced with.
+    Numbers, strings, small arrays and small tensors are in the key by value. Variables and strategies are in it by
+    their ids, because a traced function keeps using the ones that it was traced with. Do not use a key after one of
+    these objects has died: a new object may get the same id.
 
     >>> class SGD:
     ...     def __init__(self, momentum):
@@ -87,6 +53,7 @@ def key(value: Any, ignored: Collection[str] = ()) -> tuple[Any, ...]:
     Args:
         value: an optimizer, or any other object.
         ignored: names of attributes that are left out.
+        identified: a list to which the variables and strategies that are in the key by id are added.
 
     Returns:
         A hashable tuple that differs if any of the constants differs.
@@ -95,6 +62,7 @@ def key(value: Any, ignored: Collection[str] = ()) -> tuple[Any, ...]:
         Unknown: a part of the object may affect a function in a way that its attributes do not show.
     """
     found: list[Any] = []
+    identified = [] if identified is None else identified
     # id -> (number, object) of each object whose attributes or items are compared. Holding the object keeps its id
     # from being reused.
     numbers: dict[int, tuple[int, Any]] = {}
@@ -107,8 +75,8 @@ def key(value: Any, ignored: Collection[str] = ()) -> tuple[Any, ...]:
         elif kind is float:
             found += (kind, repr(value))  # NaN equals itself, and 0.0 is not -0.0
         elif _is_variable(kind):  # type: ignore[arg-type]
-            known = _references.get(id(value))
-            found.append(known if known is not None and known.held() is value else reference_to(value))
+            identified.append(value)
+            found += (kind, id(value))
             if "_value" in vars(value):  # a Keras 3 variable may get another TensorFlow variable
                 waiting.append((path, value._value))
         elif isinstance(value, type):
@@ -116,31 +84,19 @@ def key(value: Any, ignored: Collection[str] = ()) -> tuple[Any, ...]:
         elif isinstance(value, (np.generic, np.ndarray, tf.Tensor)):
             found += (kind, *_values(value, path))
         elif isinstance(value, (tf.distribute.Strategy, tf.compat.v1.distribute.Strategy)):
-            found.append(reference_to(value))
+            identified.append(value)
+            found += (kind, id(value))
         elif id(value) in numbers:
             found.append(numbers[id(value)][0])
         else:
             numbers[id(value)] = len(numbers), value
-            shape, parts = _parts(value, path, ignored)
+            shape, parts = _parts(value, path, ignored, identified)
             found.append(shape)
             waiting += parts
     return tuple(found)
 
 
 _BY_VALUE = frozenset({type(None), bool, int, str, bytes, complex, tf.DType, tf.TensorShape})
-
-
-def objects(key: tuple[Any, ...]) -> list[Any]:
-    """Return the objects that a key refers to.
-
-    >>> variable = tf.Variable(1.0)
-    >>> objects(key([1, variable]))[0] is variable
-    True
-
-    Args:
-        key: the result of `key`.
-    """
-    return [each.held() for each in dict.fromkeys(part for part in key if isinstance(part, Reference))]
 
 
 @functools.cache
@@ -162,15 +118,15 @@ def _values(array: Any, path: str) -> tuple[Any, ...]:
     return array.dtype.name, array.shape, array.tobytes()
 
 
-def _parts(value: Any, path: str, ignored: Collection[str]) -> tuple[Any, list[tuple[str, Any]]]:
-    """Return an object's identity in a key, and its parts with their paths."""
+def _parts(value: Any, path: str, ignored: Collection[str], identified: list[Any]) -> tuple[Any, list[tuple[str, Any]]]:
+    """Return what stands for an object in a key, and the object's parts with their paths."""
     kind = type(value)
     if isinstance(value, dict):
         return _named_parts(kind, value, path, ignored)
     if isinstance(value, (list, tuple, deque)):
         return (kind, len(value)), list(zip(itertools.repeat(path), value))
     if isinstance(value, (set, frozenset)):
-        return (kind, frozenset(key(each, ignored) for each in value)), []
+        return (kind, frozenset(key(each, ignored, identified) for each in value)), []
     if isinstance(value, types.FunctionType) and _is_of_a_library(value):
         cells = [(path, cell.cell_contents) for cell in value.__closure__ or ()]
         return (value.__code__, len(cells)), [(path, value.__defaults__), (path, value.__kwdefaults__), *cells]
@@ -222,37 +178,29 @@ def put_back(value: Any) -> Iterator[None]:
         yield
     finally:
         for container, content in before:
-            _restore(container, content)
+            # TensorFlow tracks each modification of some containers, so an unchanged one is left alone.
+            if list(map(id, _items(container))) != list(map(id, _items(content))):
+                container.clear()
+                (container.extend if isinstance(container, (list, deque)) else container.update)(content)
+
+
+_CONTAINERS = (dict, list, tuple, deque, set, frozenset)
 
 
 def _remember(before: list[tuple[Any, Any]], value: Any, seen: set[int]) -> None:
-    kind = type(value)
-    if id(value) in seen or _is_variable(kind) or isinstance(value, (tf.Tensor, tf.distribute.Strategy)):  # type: ignore[arg-type]
+    """Collect (container, copy of its content) for an object and all objects in it."""
+    if id(value) in seen or _is_variable(type(value)):  # type: ignore[arg-type]
         return
     seen.add(id(value))
-    if isinstance(value, (dict, list, deque, set)):
+    if isinstance(value, (tf.Tensor, tf.distribute.Strategy, type, types.FunctionType)):
+        return
+    if not isinstance(value, _CONTAINERS):
+        value = getattr(value, "__dict__", ())
+    if not isinstance(value, (tuple, frozenset)):
         before.append((value, value.copy()))
-    elif hasattr(value, "__dict__") and not isinstance(value, (type, types.FunctionType)):
-        before.append((vars(value), vars(value).copy()))
-        value = vars(value)
-    for part in value.values() if isinstance(value, dict) else value if isinstance(value, _SEVERAL) else ():
+    for part in _items(value):
         _remember(before, part, seen)
 
 
-_SEVERAL = (list, tuple, deque, set, frozenset)
-
-
-def _restore(container: Any, content: Any) -> None:
-    """Restore the content of a container, without touching an unchanged one: TensorFlow tracks each modification."""
-    if len(container) == len(content):
-        if isinstance(content, dict) and all(
-            name in container and container[name] is content[name] for name in content
-        ):
-            return
-        if not isinstance(content, dict) and all(one is other for one, other in zip(container, content)):
-            return
-    container.clear()
-    if isinstance(container, (list, deque)):
-        container.extend(content)
-    else:
-        container.update(content)
+def _items(container: Any) -> list[Any]:
+    return [*container, *container.values()] if isinstance(container, dict) else list(container)

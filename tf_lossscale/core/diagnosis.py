@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tf_lossscale.core import replicas
 from tf_lossscale.core.finite import nonfinite_kind
-from tf_lossscale.core.variables import Variables, unless, value_or_zero
+from tf_lossscale.core.variables import LazyVariable, Variables, unless, value_or_zero
 
 
 class Diagnosis(Variables):
@@ -28,15 +28,10 @@ class Diagnosis(Variables):
         super().__init__(name="diagnosis")
         self.__dict__["_tables"] = []  # the names of the variables in the rows of each table
 
-    @property
-    def steps(self) -> tf.Variable:
-        """The number of steps, including skipped ones, an int64 scalar variable."""
-        return self._weight("steps", 0, tf.int64, tracked=False)
-
-    @property
-    def gradient_norm(self) -> tf.Variable:
-        """The norm of the last step's gradients over all variables, a float32 scalar variable."""
-        return self._weight("gradient_norm", 0.0, tf.float32, tracked=False)
+    #: The number of steps, including skipped ones, an int64 scalar variable.
+    steps = LazyVariable(0, tf.int64, tracked=False)
+    #: The norm of the last step's gradients over all variables, a float32 scalar variable.
+    gradient_norm = LazyVariable(0.0, tf.float32, tracked=False)
 
     def prepare(self, names: tuple[str, ...]) -> None:
         """Create the variables for a step, outside of its graph.

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from tf_lossscale.core import replicas
 from tf_lossscale.core.graphs import operations
-from tf_lossscale.core.variables import Variables, unless, value_or_zero
-from tf_lossscale.precision.counts import COLUMNS, INFINITE, LOWEST, NAN, ZEROS, column
+from tf_lossscale.core.variables import LazyVariable, Variables, unless, value_or_zero
+from tf_lossscale.precision.counts import COLUMNS, INFINITE, LOWEST, NAN, ZEROS, ExponentCounts, column
 
 #: The number of steps from one counted step to the next, unless the user chooses another.
 EVERY = 100
@@ -28,8 +28,8 @@ class Exponents(Variables):
     >>> exponents = Exponents(every=100)
     >>> gradients = [tf.constant([0.75, 0.0])]
     >>> _ = exponents.record(lambda: ("kernel",), lambda: gradients, lambda: tf.constant(1.0))
-    >>> names, counts, scale, step = exponents.last()
-    >>> names, counts[0, [ZEROS, column(-1)]].tolist(), scale, step
+    >>> last = exponents.last()
+    >>> last.names, last.counts[0, [ZEROS, column(-1)]].tolist(), last.scale, last.step
     (('kernel',), [1, 1], 1.0, 1)
 
     Args:
@@ -50,15 +50,10 @@ class Exponents(Variables):
             _in_graphs=False,
         )
 
-    @property
-    def steps(self) -> tf.Variable:
-        """The number of steps, an int64 scalar variable."""
-        return self._weight("steps", 0, tf.int64, tracked=False, aggregation=_FIRST)
-
-    @property
-    def following(self) -> tf.Variable:
-        """The number of the step from which on the next one is counted, an int64 scalar variable."""
-        return self._weight("following", 0, tf.int64, tracked=False, aggregation=_FIRST)
+    #: The number of steps, an int64 scalar variable.
+    steps = LazyVariable(0, tf.int64, tracked=False, aggregation=_FIRST)
+    #: The number of the step from which on the next one is counted, an int64 scalar variable.
+    following = LazyVariable(0, tf.int64, tracked=False, aggregation=_FIRST)
 
     def record(
         self, names: Callable[[], tuple[str, ...]], gradients: Callable[[], list[Any]], scale: Callable[[], tf.Tensor]
@@ -124,19 +119,15 @@ class Exponents(Variables):
             self.following.assign(tf.int64.max)
             self._known.clear()
 
-    def last(self) -> tuple[tuple[str, ...], np.ndarray, float, int] | None:
-        """Return the last counted step, in eager mode or in the default session; None if there is none.
-
-        Returns:
-            The names of the variables, the counts (int64, of shape [variables, COLUMNS]), the scale and the step.
-        """
+    def last(self) -> ExponentCounts | None:
+        """Return the counts of the last counted step, read in eager mode or in the default session, or None."""
         made = self._all()
         found = [(self._table(names), names) for i, names in enumerate(self._tables) if f"counts_{i}" in made]
         steps = [int(_value(counted_step)) for (_, counted_step, _), _ in found]
         if not any(steps):
             return None
         (counts, _, scale), names = found[int(np.argmax(steps))]
-        return names, _value(counts), float(_value(scale)), max(steps)
+        return ExponentCounts(names, _value(counts), float(_value(scale)), max(steps))
 
     def steps_taken(self) -> int:
         """Return the number of steps, in eager mode or in the default session."""

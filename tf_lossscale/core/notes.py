@@ -74,13 +74,8 @@ def any_and_all_unscaled(gradients: Iterable[Any]) -> tuple[bool, bool]:
     Returns:
         Two bools; both are False if there is no gradient.
     """
-    unscaled = scaled = 0
-    for gradient in gradients:
-        if hasattr(gradient, _UNSCALED_BY):
-            unscaled += 1
-        elif gradient is not None:
-            scaled += 1
-    return unscaled > 0, unscaled > 0 and not scaled
+    noted = [hasattr(gradient, _UNSCALED_BY) for gradient in gradients if gradient is not None]
+    return any(noted), bool(noted) and all(noted)
 
 
 def any_is_unscaled_by(gradients: Iterable[Any], loss_scale: Any) -> bool:

@@ -23,15 +23,6 @@ def several_replicas() -> bool:
     return tf.distribute.has_strategy() and tf.distribute.get_strategy().num_replicas_in_sync > 1
 
 
-def in_one_of_several() -> bool:
-    """Return whether the caller is in the replica context of one of several replicas.
-
-    >>> in_one_of_several()
-    False
-    """
-    return several_replicas() and not tf.distribute.in_cross_replica_context()
-
-
 def uses_merge_call() -> bool:
     """Return whether a step uses `merge_call` to continue in the cross-replica context.
 
@@ -86,13 +77,9 @@ def can_write_independently() -> bool:
     >>> can_write_independently()
     True
     """
-    distribute = tf.distribute
-    each_has_its_own = (
-        distribute.MirroredStrategy,
-        distribute.MultiWorkerMirroredStrategy,
-        distribute.OneDeviceStrategy,
-    )
-    return not distribute.has_strategy() or isinstance(distribute.get_strategy(), each_has_its_own)
+    mirrored = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
+    strategy = tf.distribute.get_strategy()  # the default strategy if none is in use
+    return not tf.distribute.has_strategy() or isinstance(strategy, (*mirrored, tf.distribute.OneDeviceStrategy))
 
 
 def independent_writes() -> contextlib.AbstractContextManager[None]:
@@ -232,8 +219,7 @@ def _in_scope(strategy: tf.distribute.Strategy, function: Callable[[], Any]) -> 
         thread.submit(call).result()
 
 
-@contextlib.contextmanager
-def local_copies(places: Callable[[], Iterable[tuple[Any, str]]]) -> Iterator[None]:
+def local_copies(places: Callable[[], Iterable[tuple[Any, str]]]) -> contextlib.AbstractContextManager[None]:
     """If `write_independently`, temporarily set attributes to this replica's copies of their variables.
 
     Otherwise each write would synchronize all replicas, which is impossible inside a tf.cond.
@@ -246,8 +232,12 @@ def local_copies(places: Callable[[], Iterable[tuple[Any, str]]]) -> Iterator[No
     Args:
         places: a function that returns (object, attribute) pairs; each attribute is a variable.
     """
-    written = places() if write_independently() else ()
-    held = [(place.__dict__, name, place.__dict__[name]) for place, name in written]
+    return _holding_local_copies(places()) if write_independently() else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _holding_local_copies(places: Iterable[tuple[Any, str]]) -> Iterator[None]:
+    held = [(place.__dict__, name, place.__dict__[name]) for place, name in places]
     try:
         for attributes, name, variable in held:
             attributes[name] = _local_copy(variable)

@@ -57,24 +57,12 @@ def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
     Raises:
         TypeError: a gradient is not of a floating dtype.
     """
-    gradients = [over_values(optimization_barrier, gradient) for gradient in floating(gradients)]
-    return quotients(gradients, optimization_barrier(tf.convert_to_tensor(scale)))
+    scale = optimization_barrier(tf.convert_to_tensor(scale))
 
+    def unscaled(values: tf.Tensor) -> tf.Tensor:
+        return divide(optimization_barrier(values), scale)
 
-def quotients(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
-    """Return each gradient divided by the scale.
-
-    >>> [g.numpy().tolist() for g in quotients([tf.constant([8.0, 16.0])], tf.constant(8.0))]
-    [[1.0, 2.0]]
-
-    Args:
-        gradients: as in `unscale`.
-        scale: float32 scalar.
-
-    Returns:
-        A list as long as `gradients`, of the same dtypes.
-    """
-    return [over_values(lambda values: divide(values, scale), gradient) for gradient in floating(gradients)]
+    return [over_values(unscaled, gradient) for gradient in floating(gradients)]
 
 
 @has_faster_twin

@@ -15,7 +15,7 @@ from tf_lossscale import errors
 from tf_lossscale.core.finite import all_finite
 from tf_lossscale.core.graphs import operations
 from tf_lossscale.core.rules import Counts, Rules
-from tf_lossscale.core.variables import Variables, add_one, as_number, value_or_zero
+from tf_lossscale.core.variables import LazyVariable, Variables, add_one, as_number, value_or_zero
 
 if TYPE_CHECKING:
     from tf_lossscale.types import Gradient, Scalar
@@ -179,25 +179,14 @@ class LossScale(Variables):
 
     # Not saved, because the originals' checkpoints lack it and must be able to restore everything.
 
-    @property
-    def total_steps(self) -> tf.Variable:
-        """The number of steps, skipped ones too, an int64 scalar variable."""
-        return self._weight("total_steps", 0, tf.int64, tracked=False)
-
-    @property
-    def skipped_steps(self) -> tf.Variable:
-        """The number of skipped steps, an int64 scalar variable."""
-        return self._weight("skipped_steps", 0, tf.int64, tracked=False)
-
-    @property
-    def skipped_in_a_row(self) -> tf.Variable:
-        """The number of skipped steps in a row, up to the last skipped step; an int64 variable."""
-        return self._weight("skipped_in_a_row", 0, tf.int64, tracked=False)
-
-    @property
-    def last_step_skipped(self) -> tf.Variable:
-        """Whether the last step was skipped, a bool scalar variable."""
-        return self._weight("last_step_skipped", False, tf.bool, tracked=False)
+    total_steps = LazyVariable(0, tf.int64, tracked=False)
+    """The number of steps, skipped ones too, an int64 scalar variable."""
+    skipped_steps = LazyVariable(0, tf.int64, tracked=False)
+    """The number of skipped steps, an int64 scalar variable."""
+    skipped_in_a_row = LazyVariable(0, tf.int64, tracked=False)
+    """The number of skipped steps in a row, up to the last skipped step, an int64 scalar variable."""
+    last_step_skipped = LazyVariable(False, tf.bool, tracked=False)
+    """Whether the last step was skipped, a bool scalar variable."""
 
 
 class FixedLossScale(LossScale):
@@ -264,10 +253,8 @@ class DynamicLossScale(LossScale):
         """The scale, a float32 scalar variable."""
         return self._weight("current_loss_scale", self.initial_scale, tf.float32)
 
-    @property
-    def good_steps(self) -> tf.Variable:
-        """The number of finite steps since the scale last moved, an int64 scalar variable."""
-        return self._weight("good_steps", 0, tf.int64)
+    good_steps = LazyVariable(0, tf.int64)
+    """The number of finite steps since the scale last moved, an int64 scalar variable."""
 
     @property
     def bad_steps(self) -> tf.Variable | None:

@@ -37,7 +37,7 @@ class Update(abc.ABC):
     #: The cluster with which XLA compiles the step; None to leave it uncompiled.
     cluster: clusters.Cluster | None = None
 
-    def count_exponents(self) -> list[Any]:
+    def count_exponents(self) -> list[tf.Operation]:
         """Count this replica's gradients by exponent, as they arrive; return the operations that do it."""
         return []
 
@@ -85,9 +85,8 @@ def step(loss_scale: LossScale, update: Update) -> Any:
         In eager mode, whether the step was applied; in a legacy graph, the operation to run.
     """
     try:
-        counted = update.count_exponents()
-        # In a legacy graph nothing else orders the count before the step, which moves the scale that the count reads.
-        with tf.control_dependencies(operations(counted)):
+        # In a legacy graph only the control dependency makes the step run the count, and run it before the scale moves.
+        with tf.control_dependencies(update.count_exponents()):
             gradients = update.unscale()
             agreed = None
             if update.aggregate:
@@ -97,8 +96,7 @@ def step(loss_scale: LossScale, update: Update) -> Any:
                 all_values = loss_scale.reads_gradients or loss_scale.uses_norm
                 agreed = finite.agreed(gradients, exactly=update.observes, all_values=all_values)
             take = _take if update.cluster is None else _take_compiled
-            taken = take(loss_scale, update, gradients, agreed)
-            return tf.group(*operations([taken, counted])) if counted else taken
+            return take(loss_scale, update, gradients, agreed)
     except RuntimeError as error:
         replicas.explain_refused_merge_call(error)
         raise
@@ -110,61 +108,52 @@ def _take(loss_scale: LossScale, update: Update, gradients: Gradients, agreed: G
         done = update.apply(gradients)
         return True if tf.executing_eagerly() else done
 
-    def decide(
-        first: Gradients, agreed: Gradients | None, to_apply: list[Any], apply: Callable[[list[Any]], Any]
-    ) -> Any:
-        """Check the first replica's gradients, which represent all; `apply(to_apply)` applies those of all replicas."""
-        evidence = first if agreed is None else agreed
-        norm = {"norm": diagnosis.global_norm(evidence)} if loss_scale.uses_norm else {}
-        applied = loss_scale.check(evidence, **norm)
-
-        def skip() -> list[Any]:
-            done = update.skip()  # may raise; then nothing is counted
-            with tf.control_dependencies(operations(done)):
-                return [done, loss_scale.skip()]
-
-        def record() -> list[Any]:
-            recorded = loss_scale.record(applied, **norm)
-            return [recorded, update.observe(applied, first, evidence)] if update.observes else recorded
-
-        if tf.executing_eagerly():
-            outcome = bool(applied)  # the only wait for the device
-            _ = apply(to_apply) if outcome else skip()
-            record()
-            return outcome
-        with tf.control_dependencies(apply_or_skip(applied, to_apply, apply, skip)):
-            return tf.group(*operations(record()))
-
-    if replicas.uses_merge_call():
-        return _decide_together(decide, gradients, agreed, update.apply)
-    return decide(gradients, agreed, gradients, update.apply)
-
-
-def _decide_together(
-    decide: Callable[..., Any], gradients: Gradients, agreed: Gradients | None, apply: Callable[[Gradients], Any]
-) -> Any:
-    """Decide once for all replicas in the cross-replica context, and apply each replica's gradients from there.
-
-    Args:
-        decide: a function of the first replica's gradients, the evidence, the gradients of all replicas, and a
-            function that makes each replica apply its own.
-        gradients: this replica's reduced gradients, equal on all replicas.
-        agreed: evidence of whether they are finite, if not the gradients themselves.
-        apply: a function that applies gradients, in a replica context.
-
-    Returns:
-        The result of `decide`.
-    """
+    if not replicas.uses_merge_call():
+        return _decide(loss_scale, update, gradients, agreed, update.apply, gradients)
     tensors, gradients_of = as_arguments(gradients, False)
 
     def in_cross_replica_context(strategy: tf.distribute.Strategy, per_replica: list[Any], agreed: Any) -> Any:
-        def apply_on_each(per_replica: list[Any]) -> Any:
-            return strategy.extended.call_for_each_replica(lambda own: apply(gradients_of(own)), args=(per_replica,))
+        def apply_on_each_replica(per_replica: list[Any]) -> Any:
+            apply = lambda tensors: update.apply(gradients_of(tensors))  # noqa: E731
+            return strategy.extended.call_for_each_replica(apply, args=(per_replica,))
 
+        # After the sum all replicas have the same gradients, so one decision holds for all.
         first = gradients_of(_first(strategy, per_replica))
-        return decide(first, agreed and _first(strategy, agreed), per_replica, apply_on_each)
+        evidence = None if agreed is None else _first(strategy, agreed)
+        return _decide(loss_scale, update, first, evidence, apply_on_each_replica, per_replica)
 
     return tf.distribute.get_replica_context().merge_call(in_cross_replica_context, args=(tensors, agreed))
+
+
+def _decide(
+    loss_scale: LossScale,
+    update: Update,
+    gradients: Gradients,
+    agreed: Gradients | None,
+    apply: Callable[[list[Any]], Any],
+    to_apply: list[Any],
+) -> Any:
+    """Check gradients, call `apply(to_apply)` or skip the step, and record the outcome; once for all replicas."""
+    evidence = gradients if agreed is None else agreed
+    norm = {"norm": diagnosis.global_norm(evidence)} if loss_scale.uses_norm else {}
+    applied = loss_scale.check(evidence, **norm)
+
+    def skip() -> list[Any]:
+        done = update.skip()  # may raise; then nothing is counted
+        with tf.control_dependencies(operations(done)):
+            return [done, loss_scale.skip()]
+
+    def record() -> list[Any]:
+        recorded = loss_scale.record(applied, **norm)
+        return [recorded, update.observe(applied, gradients, evidence)] if update.observes else recorded
+
+    if tf.executing_eagerly():
+        outcome = bool(applied)  # the only wait for the device
+        _ = apply(to_apply) if outcome else skip()
+        record()
+        return outcome
+    with tf.control_dependencies(apply_or_skip(applied, to_apply, apply, skip)):
+        return tf.group(*operations(record()))
 
 
 def _first(strategy: tf.distribute.Strategy, per_replica: list[Any]) -> list[Any]:

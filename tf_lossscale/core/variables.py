@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +31,8 @@ class Variables(tf.Module):
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         del args, kwargs
         this = super().__new__(cls)  # set here, so that a subclass need not call our __init__
-        # (graph, name) -> variable: a legacy graph has variables of its own. Not an attribute that is tracked.
+        # (graph, name) -> variable. A legacy graph has its own variables. The graph is None in eager mode and in
+        # tf.functions, which share variables. Set in `__dict__`, so that TensorFlow does not track the dict.
         this.__dict__.update(_weights={}, _tracked_names=[])
         return this
 
@@ -55,7 +57,7 @@ class Variables(tf.Module):
         Returns:
             A variable that is not trained.
         """
-        key = _graph_in_use(), name
+        key = (None if tf.compat.v1.executing_eagerly_outside_functions() else _legacy_graph()), name
         made = self._weights.get(key)
         if made is None or (tf.distribute.has_strategy() and replicas.is_missing_copies(made)):
             with tf.init_scope():
@@ -99,13 +101,34 @@ class Variables(tf.Module):
         return {name: made[name] for name in self._tracked_names if name in made}
 
     def _all(self) -> dict[str, tf.Variable]:
-        graph = _graph_in_use()
+        graph = None if tf.compat.v1.executing_eagerly_outside_functions() else _legacy_graph()
         return {name: variable for (where, name), variable in self._weights.items() if where is graph}
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
         # An exported function that takes a step needs all variables that it writes.
         own = self._tracked() if save_type == "checkpoint" else self._all()
         return {**super()._trackable_children(save_type, **kwargs), **own}
+
+
+class LazyVariable(property):
+    """A variable that belongs to a `Variables` object: declared in the class, created when it is first read.
+
+    >>> class Counts(Variables):
+    ...     steps = LazyVariable(0, tf.int64)
+    >>> Counts().steps.assign_add(1).numpy().item()
+    1
+
+    Args:
+        initial_value: a Python number, or a list of them.
+        dtype: the variable's dtype.
+        **options: `tracked` and `aggregation`, as in `Variables._weight`.
+    """
+
+    def __init__(self, initial_value: Any, dtype: tf.DType, **options: Any):
+        self._arguments, self._options = (initial_value, dtype), options
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        super().__init__(operator.methodcaller("_weight", name, *self._arguments, **self._options))
 
 
 _in_legacy_graphs: list[weakref.ref[Any]] = []
@@ -250,10 +273,8 @@ def as_number(variable: Any) -> Any:
     return tf.convert_to_tensor(variable).numpy().item()
 
 
-def _graph_in_use() -> Any:
-    """Return the legacy graph being built; None in eager mode and in tf.functions, which share variables."""
-    if tf.compat.v1.executing_eagerly_outside_functions():
-        return None
+def _legacy_graph() -> Any:
+    """Return the legacy graph being built, without the graphs of branches and loops inside it."""
     graph: Any = tf.compat.v1.get_default_graph()
     while getattr(graph, "outer_graph", None) is not None:
         graph = graph.outer_graph

@@ -39,13 +39,13 @@ class LossScaleManager(abc.ABC):
 
     @abc.abstractmethod
     def update_loss_scale(self, finite_grads: tf.Tensor | bool) -> tf.Operation | None:
-        """Move the scale after a step.
+        """Update the scale after a step.
 
         Args:
             finite_grads: bool scalar, whether all gradients are finite.
 
         Returns:
-            The operation that does it.
+            The operation that updates the scale.
         """
 
     def as_loss_scale(self) -> state.LossScale:
@@ -86,9 +86,9 @@ class FixedLossScaleManager(LossScaleManager):
 class ExponentialUpdateLossScaleManager(LossScaleManager):
     """A scale that grows by one ratio after a number of finite steps, and shrinks by another after some overflows.
 
-    The overflows need not be consecutive. A subclass may read and assign the private attributes of the
-    original (`_loss_scale`, `_num_good_steps`, `_num_bad_steps`, `_incr_every_n_steps`, ...), also instead of
-    calling `super().__init__`.
+    The overflows need not be consecutive. A subclass may read and assign the original's private attributes:
+    `_loss_scale`, `_num_good_steps`, `_num_bad_steps`, `_incr_every_n_steps` and others. It may assign them instead
+    of calling `super().__init__`.
 
     >>> manager = ExponentialUpdateLossScaleManager(
     ...     64.0, 2, decr_every_n_nan_or_inf=1, decr_ratio=0.5
@@ -140,19 +140,19 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
 
     @do_not_convert
     def update_loss_scale(self, finite_grads: tf.Tensor | bool) -> tf.Operation | None:
-        """Move the scale after a step.
+        """Update the scale after a step.
 
         Args:
             finite_grads: bool scalar, whether all gradients are finite.
 
         Returns:
-            In a graph, a tensor whose evaluation moves the scale.
+            In a graph, a tensor whose evaluation updates the scale.
         """
         done = self._state.record(tf.cast(finite_grads, tf.bool))
         return None if tf.executing_eagerly() else finished(done)
 
     def as_loss_scale(self) -> state.LossScale:
-        """Return the loss scale for a `LossScaleOptimizer`. For a subclass it calls the manager's methods."""
+        """Return the loss scale for a `LossScaleOptimizer`. A subclass's loss scale calls the subclass's methods."""
         return self._state if type(self) is ExponentialUpdateLossScaleManager else super().as_loss_scale()
 
 
@@ -186,29 +186,29 @@ class LossScaleOptimizer(tf1.LossScaleOptimizer):
         given = loss_scale_manager
         if not hasattr(loss_scale_manager, "as_loss_scale"):
             loss_scale_manager = _Managed(loss_scale_manager)
-        families.release(opt)  # as in TensorFlow 1, where each graph of a program may wrap the same optimizer
+        families.release(opt)  # each graph of a TensorFlow 1 program may wrap the same optimizer again
         super().__init__(opt, loss_scale_manager=loss_scale_manager)
-        self.__dict__["_loss_scale_manager"] = given  # bypasses TensorFlow's attribute tracking
+        self.__dict__["_loss_scale_manager"] = given  # writing to __dict__ bypasses TensorFlow's attribute tracking
 
     @property
     def _opt(self) -> Any:
-        """The inner optimizer, under the name that subclasses know."""
+        """The inner optimizer, under the private name that subclasses of the original read."""
         return self._optimizer
 
 
 class _ExponentialScale(state.DynamicLossScale):
-    """A manager's loss scale, in variables with contrib's names and dtypes."""
+    """The loss scale of an `ExponentialUpdateLossScaleManager`, in variables with contrib's names and dtypes."""
 
     def __init__(self, manager: Any):
         state.LossScale.__init__(self)
-        self.__dict__["_manager"] = manager  # bypasses TensorFlow's attribute tracking
+        self.__dict__["_manager"] = manager  # writing to __dict__ bypasses TensorFlow's attribute tracking
 
     def make_weights(self) -> None:
-        """Make the variables at once, so that a graph's initializer and Saver find them."""
+        """Create the variables immediately, so that a graph's initializer and Saver find them."""
         self._make_weights()
 
-    # These values are read from the manager on every use and are not checked, as in contrib. A subclass with its
-    # own variable for the scale may have no `_init_loss_scale`.
+    # As in contrib, the initial scale and the rules are read from the manager on every use and are not checked. A
+    # subclass of the manager that has its own variable for the scale may have no `_init_loss_scale`.
     initial_scale: Any = Replaceable(lambda self: float(getattr(self._manager, "_init_loss_scale", "nan")))
     rules: Any = Replaceable(lambda self: _rules_of(self._manager))
 
@@ -238,7 +238,7 @@ def _rules_of(manager: Any) -> Rules:
 
 
 class _Managed(state.LossScale):
-    """A loss scale that calls a manager. Non-finite steps are always skipped."""
+    """A loss scale that calls a manager's methods. Steps with non-finite gradients are always skipped."""
 
     may_skip = True
     initial_scale = float("nan")

@@ -15,32 +15,34 @@ import copy
 import types
 from typing import Any
 
+from tf_lossscale import layers
 from tf_lossscale.legacy import loss_scale as loss_scale_lib
 from tf_lossscale.legacy.isinstance_names import OldLossScaleOptimizer, inner_of
 from tf_lossscale.legacy.policy import config_of, policies_of
 from tf_lossscale.libraries import import_hooks
-from tf_lossscale.wrapper import configs, families, layers
+from tf_lossscale.wrapper import configs, families
 
 __all__ = ["LossScaleOptimizer", "Policy", "get_layer_policy", "global_policy", "set_policy"]  # noqa: F822
 
 
 class LossScaleOptimizer(OldLossScaleOptimizer):
-    """Wraps an optimizer. One argument, `loss_scale`, describes the loss scale.
+    """Wraps an optimizer. The argument `loss_scale` describes the loss scale.
 
     >>> import tensorflow as tf
     >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.1), "dynamic")
     >>> optimizer.loss_scale().numpy().item()
     32768.0
 
-    Up to TensorFlow 2.3 the attribute `loss_scale` was called, and from 2.4 on it was a tensor. Both work:
+    Up to TensorFlow 2.3, programs called the attribute: `optimizer.loss_scale()`. From 2.4 on, the attribute was a
+    tensor. Both uses work:
 
     >>> f"{optimizer.loss_scale:.0f}", (optimizer.loss_scale / 2).numpy().item()
     ('32768', 16384.0)
 
     Args:
         optimizer: the optimizer that does the update; `opt` and `inner_optimizer` are other names for it.
-        loss_scale: "dynamic"; a number of at least 1 for a fixed scale; a
-            `tf_lossscale.legacy.LossScale`, also of a class of your own; or its config.
+        loss_scale: "dynamic"; a number of at least 1 for a fixed scale; a `tf_lossscale.legacy.LossScale`, which may
+            be of a user-defined subclass; or the config of a LossScale.
 
     Raises:
         TypeError: an argument is missing or unknown; `optimizer` is of no known family.
@@ -62,7 +64,7 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
         return self._loss_scale
 
     def get_config(self) -> dict[str, Any]:
-        """Return what `from_config` needs."""
+        """Return the configuration, from which `from_config` creates an equal optimizer."""
         return {"optimizer": self._inner_config(), "loss_scale": config_of(self._loss_scale)}
 
     @classmethod
@@ -85,7 +87,7 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
         else:
             loss_scale = _scale_from_newer(**config)
             config = {}
-        # Old configs do not name the family, so the class may belong to another one.
+        # An old config does not name the inner optimizer's family, which may be another one than this class wraps.
         fits = cls._family_class is None or issubclass(cls, families.adapter_of(optimizer))
         new: Any = (cls if fits else LossScaleOptimizer)(optimizer=optimizer, loss_scale=loss_scale, **config)
         new._take_state(inner)
@@ -95,16 +97,16 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
 def _register(module: types.ModuleType) -> None:
     """Register the wrapper classes of a library's optimizers with its serialization."""
     library = families.library_in(module.__name__)
-    if not families.load_all(library):  # another copy of Keras 2
+    if not families.load_all(library):  # no adapters: `module` is a second copy of Keras 2
         return
-    policies_of(library)  # importing it registers its class
+    policies_of(library)  # registers the class Policy
     saving = layers.layers_in(library).library.saving
     for adapter in families.load_all(library):
         package = saving.get_registered_name(adapter).partition(">")[0]
         saving.register_keras_serializable(f"{package}.experimental")(families.joined(LossScaleOptimizer, adapter))
 
 
-def _scale_of(loss_scale: Any) -> Any:  # the original's name of the argument, for callers that pass it by keyword
+def _scale_of(loss_scale: Any) -> Any:  # callers may pass the argument by its original name, `loss_scale`
     return loss_scale_lib.get_for_wrapper(loss_scale)
 
 
@@ -173,7 +175,7 @@ def _scale_from_newer(
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Policy":  # the class belongs to the library that `tf.keras` is
+    if name == "Policy":  # the class depends on which library `tf.keras` is
         return _policies().Policy
     raise AttributeError(f"module 'tf_lossscale.legacy.experimental' has no attribute '{name}'")
 

@@ -42,7 +42,7 @@ class MixedPrecisionLossScaleOptimizer(tf1.LossScaleOptimizer):
                 "Wrap a Keras optimizer with tf_lossscale.LossScaleOptimizer."
             )
         scale = loss_scale_lib.get_for_wrapper(loss_scale)
-        families.release(opt)  # as in TensorFlow 1, where each graph of a program may wrap the same optimizer
+        families.release(opt)  # each graph of a TensorFlow 1 program may wrap the same optimizer again
         super().__init__(opt, loss_scale_manager=scale)
 
 
@@ -101,7 +101,8 @@ def disable_mixed_precision_graph_rewrite() -> None:
 
 def _rewrite_graphs(enabled: bool) -> None:
     tf.config.optimizer.set_experimental_options({"auto_mixed_precision": enabled})
-    # A Session with its own ConfigProto reads this flag. No public function sets it without wrapping an optimizer.
+    # A Session with its own ConfigProto reads a private flag of TensorFlow. The only public function that sets the flag
+    # also wraps an optimizer.
     from tensorflow.python.training.experimental import mixed_precision_global_state as sessions
 
     if enabled and sessions.non_mixed_precision_session_created():

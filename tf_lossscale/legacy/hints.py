@@ -1,4 +1,4 @@
-"""Hints for errors of old programs whose cause is known."""
+"""Hints for known errors of old programs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DEVICES_FIRST = (
     "TensorFlow listed or configured its devices before tf.compat.v1.disable_eager_execution() or "
     "disable_v2_behavior() was called. Call it first, right after the imports."
 )
-# Messages of Keras 3 about arguments of Keras 2, and about tensors that Keras 2 took for arrays.
+# Parts of Keras 3's messages about arguments that only Keras 2 has, and about tensors that Keras 2 converted to arrays.
 _OF_KERAS_3 = ("not recognized", "unexpected keyword argument", "Unrecognized keyword arguments", "KerasTensor")
 
 
@@ -105,12 +105,17 @@ def _of_module(module: str, name: str) -> str | None:
             v1 = getattr(v1, part, None)
         if hasattr(v1, name):
             old = f"{rest}.{name}".lstrip(".")
-            return f"tf.{old} is of TensorFlow 1 and is now tf.compat.v1.{old}."
+            return (
+                f"tf.{old} is a name of TensorFlow 1, and is now tf.compat.v1.{old}. For a program of TensorFlow 1, "
+                "replace `import tensorflow as tf` with `import tensorflow.compat.v1 as tf`, and call "
+                "tf.disable_v2_behavior() right after the imports."
+            )
     return None
 
 
 def _is_of_an_optimizer_of_another_keras(error: BaseException) -> bool:
-    # An object of another Keras library. A string is a wrong name, and a class was not called.
+    # The message quotes the argument: an object as "<...>", a class that the program forgot to call as "<class ...>",
+    # and a misspelled name as it is.
     _, said, identifier = str(error).partition("Could not interpret optimizer identifier: ")
     return bool(said) and identifier.startswith("<") and not identifier.startswith("<class")
 

@@ -17,8 +17,9 @@ class Installation:
     ...     pass
 
     Args:
-        undo: undoes the call.
-        is_first: False if an earlier call of the same function is still in effect; then the block undoes nothing.
+        undo: a function that undoes the call.
+        is_first: False if an earlier call of the same function is still in effect. The `with` block then undoes
+            nothing.
     """
 
     def __init__(self, undo: Callable[[], None], is_first: bool):
@@ -33,7 +34,7 @@ class Installation:
             self.undo()
 
     def undo(self) -> None:
-        """Undo every call of the same function. Objects created meanwhile stay usable.
+        """Undo all calls of the function that returned this object. Objects created meanwhile stay usable.
 
         >>> wrap_in_compile().undo()
         """
@@ -53,11 +54,11 @@ class _Change:
         self._holders: set[str] = set()
 
     def hold(self, holder: str) -> bool:
-        """Hold the change. Return whether this is the first call of `holder`."""
+        """Put the patches into effect for the function `holder`. Return False if `holder` already holds them."""
         if holder in self._holders:
             return False
         if not self._holders:
-            # Keras is watched as well, so that its patches wait until its import has finished.
+            # Watch the Keras packages, too. The patches of their modules then wait until the package is imported.
             for package in ("keras", "tf_keras"):
                 self._patches.when_imported(package, lambda patches, module: None)
             self._patches.when_imported("tensorflow", self._put_all)

@@ -11,13 +11,14 @@ from tf_lossscale.wrapper import optimizer as optimizer_lib
 class WrapperName(type):
     """Metaclass that makes every legacy wrapper name pass the others' `isinstance` checks.
 
-    Old code calls `isinstance(optimizer, LossScaleOptimizer)` with its version's class. Another class, `compile` or
-    Keras itself may have created the object. All such objects are instances of all such classes.
-    Classes derived from them behave normally.
+    Old code calls `isinstance(optimizer, LossScaleOptimizer)` with the class of its TensorFlow version, but another
+    version's class, `compile` or Keras may have created the optimizer. Therefore every loss scale optimizer is an
+    instance of each of these classes. Classes derived from them behave normally.
     """
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        return type.__call__(cls, *args, **kwargs)  # tf_keras's own class always has a positional first argument
+        # tf_keras's metaclass requires a positional first argument. Old code may pass the optimizer by keyword.
+        return type.__call__(cls, *args, **kwargs)
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return super().__instancecheck__(instance) or (
@@ -29,7 +30,7 @@ class WrapperName(type):
 
 
 class OldLossScaleOptimizer(optimizer_lib.LossScaleOptimizer, metaclass=WrapperName):
-    """The methods that old code calls on a LossScaleOptimizer of any name: see `experimental` and `stable`."""
+    """Base of the LossScaleOptimizers in `experimental` and `stable`, with the old arguments and methods."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         inner, _, _ = inner_of(args, kwargs)

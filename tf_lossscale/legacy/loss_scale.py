@@ -52,13 +52,13 @@ class LossScale(TensorLike, state.LossScale, abc.ABC):
 
     @abc.abstractmethod
     def update(self, grads: Iterable[Gradient]) -> tuple[tf.Operation | None, tf.Tensor | bool]:
-        """Move the scale after a step.
+        """Update the scale after a step.
 
         Args:
             grads: a nested structure of all unscaled gradients of all replicas.
 
         Returns:
-            The operation that moves the scale (None in eager mode), and whether to apply the gradients.
+            The operation that updates the scale (None in eager mode), and whether to apply the gradients.
         """
 
     @abc.abstractmethod
@@ -67,7 +67,7 @@ class LossScale(TensorLike, state.LossScale, abc.ABC):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> LossScale:
-        """Return a new loss scale from what `get_config` returned."""
+        """Create a loss scale from a result of `get_config`."""
         return cls(**config)
 
     def _add_weight(self, name: str, initial_value: Any, dtype: Any = None) -> tf.Variable:
@@ -76,7 +76,8 @@ class LossScale(TensorLike, state.LossScale, abc.ABC):
     #: The initial scale, which is unknown for a user-defined loss scale.
     initial_scale = float("nan")
 
-    # The core calls `check` and `record`. The old `update` does both at once, so `check` calls it.
+    # A LossScaleOptimizer of this package calls `check` and `record`. The old `update` does both at once, so `check`
+    # calls `update`.
 
     def check(self, gradients: Iterable[Gradient], **norm: tf.Tensor) -> tf.Tensor:
         del norm
@@ -109,7 +110,7 @@ class FixedLossScale(LossScale, state.FixedLossScale):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls.may_skip = cls.update is not FixedLossScale.update  # a user-defined `update` is called
+        cls.may_skip = cls.update is not FixedLossScale.update  # only a user-defined `update` can skip steps
 
     def __init__(self, loss_scale_value: float):
         LossScale.__init__(self)
@@ -125,7 +126,7 @@ class FixedLossScale(LossScale, state.FixedLossScale):
         return tf.convert_to_tensor(self._loss_scale_value, tf.float32)
 
     def update(self, grads: Iterable[Gradient]) -> tuple[tf.Operation | None, tf.Tensor | bool]:
-        """Return an operation that does nothing, and True."""
+        """Return an operation that does nothing, and True: the gradients are applied."""
         del grads
         return tf.no_op(), True
 
@@ -193,7 +194,7 @@ class DynamicLossScale(LossScale, state.DynamicLossScale):
 
     @property
     def good_steps(self) -> tf.Variable:
-        """The number of finite steps since the scale last moved, an int64 scalar variable."""
+        """The number of finite steps since the scale last changed, an int64 scalar variable."""
         return replaced(self, "_num_good_steps", lambda: self._weight("good_steps", 0, tf.int64))
 
     def __call__(self) -> tf.Tensor:
@@ -201,14 +202,14 @@ class DynamicLossScale(LossScale, state.DynamicLossScale):
 
     @do_not_convert
     def update(self, grads: Iterable[Gradient]) -> tuple[tf.Operation | None, tf.Tensor | bool]:
-        """Move the scale after a step.
+        """Update the scale after a step.
 
         Args:
             grads: a nested structure of unscaled gradients; per-replica values in a cross-replica context.
 
         Returns:
-            A tensor whose evaluation moves the scale, or None in eager mode; and whether to apply the gradients, a bool
-            scalar tensor.
+            A tensor whose evaluation updates the scale, or None in eager mode; and a bool scalar tensor, whether to
+            apply the gradients.
         """
         if replicas.several_replicas() and not tf.distribute.in_cross_replica_context():
             context = tf.distribute.get_replica_context()
@@ -246,7 +247,7 @@ def get(identifier: LossScale | str | float | dict[str, Any] | None) -> LossScal
             {"class_name", "config"}, or None.
 
     Returns:
-        A LossScale; None for None.
+        A LossScale, or None if `identifier` is None.
 
     Raises:
         ValueError: `identifier` is none of these.
@@ -299,7 +300,7 @@ def from_loss_scale(
 
 
 def from_loss_scale(optimizer: Any, loss_scale: LossScale | str | float | dict[str, Any] | None = "dynamic") -> Any:
-    """Wrap an optimizer according to `loss_scale`, if its value is known only when the program runs.
+    """Wrap an optimizer as `loss_scale` says. Use this function if `loss_scale` is known only at run time.
 
     >>> import tensorflow as tf
     >>> wrapped = from_loss_scale(tf.keras.optimizers.SGD(), 128)

@@ -30,7 +30,7 @@ from tf_lossscale.wrapper import families
 
 
 def _names_in(module: str) -> dict[str, Any]:
-    """Return the values of a module's old names."""
+    """Return {name: replacement} for the old names of a module."""
     return {name: _value(old) for name, old in rows_in(module).items()}
 
 
@@ -70,7 +70,7 @@ def _first_part(module: str) -> str:
 
 
 def _namespace(module: str) -> Namespace:
-    """Return a module that contains all names of the table for it and its submodules."""
+    """Return a module that contains the table's names for this module, and its submodules with their names."""
     below = {name[len(module) + 1 :].split(".")[0] for name in _MODULES if name.startswith(f"{module}.")}
     inner = {name: _namespace(f"{module}.{name}") for name in sorted(below)}
     return Namespace(module.rpartition(".")[2], {**_names_in(module), **inner})
@@ -86,7 +86,8 @@ _PUBLIC = [name for name in _MODULES if name.startswith("tensorflow.") and name 
 
 def _keras_mixed_precision(patches: Patches, module: types.ModuleType) -> None:
     library = families.library_in(module.LossScaleOptimizer.__module__)
-    # Load the adapters first: they derive from the classes whose names are replaced. Another Keras 2 has no adapter.
+    # Load the adapters before the names are replaced, because they derive from the replaced classes. A second copy of
+    # Keras 2 has no adapters.
     if not families.load_all(library):
         return
     names = {"LossScaleOptimizer": stable.LossScaleOptimizer, "experimental": _experimental(library)}
@@ -104,7 +105,9 @@ def _experimental(library: str) -> Namespace:
 
 
 def _was_there(name: str) -> bool:
-    return name != "set_global_policy"  # for the codemod only: an alias may lead to this module
+    # The experimental module never had `set_global_policy`. The table has the row for the codemod, which may follow an
+    # alias to this module.
+    return name != "set_global_policy"
 
 
 # Private paths. -----------------------------------------------------------------------------------------------------
@@ -124,9 +127,9 @@ def _private_keras(patches: Patches, module: types.ModuleType) -> None:
 
 _API = "tensorflow._api.v2"
 _ROOTS = ("tensorflow", "tensorflow.compat.v1", "tensorflow.compat.v2", f"{_API}.compat.v1", f"{_API}.compat.v2")
-_KERAS_2 = ("keras", "tf_keras")  # "keras" up to TensorFlow 2.15
+_KERAS_2 = ("keras", "tf_keras")  # the package is "keras" up to TensorFlow 2.15
 
-#: Module -> the function to call after its import. Names of missing modules have no effect.
+#: For each module, the function to call after its import. A module that does not exist has no effect.
 PLACES: dict[str, Put] = {
     **dict.fromkeys(_ROOTS, _put_missing),
     **{f"{root}{name[len('tensorflow') :]}": _put_names(name) for root in (*_ROOTS, _API) for name in _PUBLIC},

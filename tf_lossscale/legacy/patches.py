@@ -1,4 +1,4 @@
-"""Setting names in modules of other libraries, and undoing it."""
+"""Patches: changes to names in modules of other libraries, which can be undone."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Patches:
         self._undo.append(import_hooks.when_imported(name, lambda module: put(self, module)))
 
     def put(self, module: types.ModuleType, names: Mapping[str, Any]) -> None:
-        """Set names in a module. Values that are a Namespace can then be imported.
+        """Set names in a module. A value that is a `Namespace` can then be imported as a submodule.
 
         Args:
             module: a module of another library.
@@ -51,7 +51,7 @@ class Patches:
                 self._make_importable(f"{module.__name__}.{name}", value)
 
     def replace(self, module: types.ModuleType, names: Mapping[str, Any]) -> None:
-        """Replace a module in `sys.modules` by a copy with other names. The module's own functions use the old names.
+        """Replace a module in `sys.modules` by a copy with changed names. The module's functions keep the old values.
 
         Args:
             module: a private module of another library.
@@ -100,7 +100,7 @@ class Namespace(types.ModuleType):
 
 def _restore(module: types.ModuleType, name: str, ours: Any, before: Any) -> None:
     if vars(module).get(name) is not ours:
-        return  # other code has set the name since
+        return  # other code has changed the name meanwhile
     if before is _MISSING:
         delattr(module, name)
     else:

@@ -9,15 +9,15 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
+from tf_lossscale import layers
 from tf_lossscale.legacy import loss_scale as loss_scale_lib
-from tf_lossscale.wrapper import layers
 
 
 class Policies:
     """The experimental module's functions for one Keras library, created by `policies_of`.
 
-    The library gets a policy of its own class, so that models are saved as usual. This object remembers the
-    loss scale of the global policy.
+    The Keras library gets a policy of the library's own class, so that models are saved as usual. This object
+    remembers the loss scale of the global policy.
 
     >>> policies_of("keras").Policy("mixed_float16").loss_scale.multiplier
     2.0
@@ -55,7 +55,7 @@ class Policies:
             self.set_global_policy(policy)
 
     def set_global_policy(self, policy: Any) -> None:
-        """Set the global policy as the library does, unless it is mixed and the graph rewrite is enabled.
+        """Set the global policy as the library does. Refuse a mixed policy if the graph rewrite is enabled.
 
         Args:
             policy: a policy of the library, or its name.
@@ -88,7 +88,7 @@ class Policies:
     def loss_scale_of_models(self) -> Any:
         """Return the loss scale with which `compile` wraps optimizers: "dynamic", a LossScale, or None for no wrapper.
 
-        Under a policy that was set with the library's own names it is "dynamic".
+        It is "dynamic" if the policy was set by the library's own functions.
         """
         policy = self._library.global_policy()
         if policy is self._last_set[0]:
@@ -118,7 +118,7 @@ class Policies:
 
 @functools.cache
 def policies_of(library: str) -> Policies:
-    """Return the policies of a Keras library.
+    """Return the `Policies` of a Keras library.
 
     >>> policies_of("keras").Policy("mixed_float16", loss_scale=8).loss_scale
     FixedLossScale(8.0)
@@ -133,7 +133,7 @@ def policies_of(library: str) -> Policies:
 
 
 def require_no_mixed_policy() -> None:
-    """Raise if the global policy of a Keras library is mixed. Libraries are not imported for this.
+    """Raise an error if a Keras library has a mixed global policy. Only imported libraries are checked.
 
     >>> require_no_mixed_policy()
 
@@ -159,7 +159,7 @@ _USE_ONE = (
 def _policy_class(library: Any) -> Any:
     @library.library.saving.register_keras_serializable("tf_lossscale.legacy")
     class Policy(library.Policy):
-        """A dtype policy with a loss scale, which `compile` wraps the optimizer with.
+        """A dtype policy with a loss scale. `compile` wraps the optimizer with this loss scale.
 
         Args:
             name: "mixed_float16", "mixed_bfloat16" or the name of a dtype.
@@ -221,7 +221,7 @@ def _stable_policy_class(library: Any, with_loss_scale: Any) -> Any:
             return isinstance(instance, plain) if cls is Policy else super().__instancecheck__(instance)
 
     class Policy(plain, metaclass=Policies):
-        """Creates the library's dtype policy, or with an argument `loss_scale` the experimental one."""
+        """Creates the library's own dtype policy, or the experimental one if `loss_scale` is passed."""
 
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
             if cls is not Policy:
@@ -233,7 +233,7 @@ def _stable_policy_class(library: Any, with_loss_scale: Any) -> Any:
 
 
 def config_of(loss_scale: Any) -> dict[str, Any]:
-    """Return a loss scale as a config that `get` reads.
+    """Return a loss scale's config, which `legacy.loss_scale.get` accepts.
 
     >>> config_of(loss_scale_lib.FixedLossScale(8))
     {'class_name': 'FixedLossScale', 'config': {'loss_scale_value': 8.0}}

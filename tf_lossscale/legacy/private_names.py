@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Replaceable:
-    """An attribute that is computed until it is assigned.
+    """An attribute that is computed, unless a value was assigned to it.
 
     >>> class Scale:
     ...     _value = Replaceable(lambda self: 8)
@@ -26,7 +26,7 @@ class Replaceable:
         self._compute = compute
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        # Without `__set__`, Python looks into the instance's own attributes first.
+        # This class has no `__set__`, so Python calls `__get__` only if the instance has no such attribute of its own.
         return self if instance is None else self._compute(instance)
 
 

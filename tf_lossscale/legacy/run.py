@@ -69,12 +69,13 @@ def run_program(arguments: argparse.Namespace, command: str) -> int:
     """Run a script or module as `python` would: its own `sys.argv`, `__main__`, exit code and traceback.
 
     Args:
-        arguments: with `script`, a path and the script's arguments, or `module`, a name and the module's arguments.
-        command: the subcommand that runs it, for messages.
+        arguments: a namespace in which `script` is a list of a path and the script's arguments, or `module` a list of
+            a name and the module's arguments.
+        command: the name of the calling subcommand, for messages.
 
     Returns:
-        The exit code: 1 after an uncaught exception, which is printed, with a hint if its cause is known; 130 after
-        Ctrl-C.
+        The exit code: 0 if the program succeeds, 1 after an uncaught exception, 130 after Ctrl-C, and 1 or 2 if there
+        is no such program. An exception is printed, with a hint if its cause is known.
 
     Raises:
         SystemExit: the script raised it.
@@ -141,7 +142,7 @@ def _run_module(name: str, arguments: list[str]) -> int:
 
 
 def _install_in_spawned_processes() -> None:
-    """Make processes that multiprocessing spawns call `install` before they import the program."""
+    """Make each process that multiprocessing spawns call `install` before it imports the program."""
     multiprocessing.spawn.get_command_line = _spawning_with_old_names
 
 
@@ -150,7 +151,7 @@ _usual_command_line = multiprocessing.spawn.get_command_line
 
 def _spawning_with_old_names(**kwargs: Any) -> list[str]:
     command = _usual_command_line(**kwargs)
-    if "-c" in command:  # not in a frozen executable
+    if "-c" in command:  # the command line of a frozen executable has no -c
         code = command.index("-c") + 1
         command[code] = f"import tf_lossscale; tf_lossscale.install(); {command[code]}"
     return command
@@ -162,7 +163,7 @@ def _look_first_in(folder: str) -> None:
 
 
 def _as_python(execute: Callable[[], Any], skip: Callable[[types.FrameType], bool]) -> int:
-    """Call the program. Tracebacks are printed without this package's frames."""
+    """Call the program. Print the traceback of an exception without this package's frames."""
     try:
         execute()
     except SystemExit:

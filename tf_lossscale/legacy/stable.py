@@ -56,7 +56,7 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
 
 
 def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the main class's keyword arguments for a call in any version's form."""
+    """Translate the arguments of any version to keyword arguments of `tf_lossscale.LossScaleOptimizer`."""
     if args and not isinstance(args[0], bool):
         if len(args) == 2 and _is_number(args[0]) and _is_number(args[1]):
             names: tuple[str, ...] = ("initial_scale", "dynamic_growth_steps")
@@ -66,14 +66,17 @@ def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         names = ("dynamic", "initial_scale", "dynamic_growth_steps")
     given = dict(zip(names, args))
     if len(args) > len(names) or given.keys() & kwargs.keys():
-        raise TypeError(f"LossScaleOptimizer() cannot take {args!r} with {sorted(kwargs)} after the optimizer.")
+        raise TypeError(
+            f"LossScaleOptimizer() cannot combine the positional arguments {args!r} with the keywords "
+            f"{sorted(kwargs)}. Pass each argument once."
+        )
     given.update(kwargs)
     if "loss_scale" not in given:
         return given
     loss_scale = given.pop("loss_scale")
     if given.keys() & {"dynamic", "initial_scale", "dynamic_growth_steps"}:
         raise TypeError(
-            f"`loss_scale={loss_scale!r}` says how the loss is scaled: leave out `dynamic`, `initial_scale` and "
+            f"`loss_scale={loss_scale!r}` already describes the loss scale: leave out `dynamic`, `initial_scale` and "
             "`dynamic_growth_steps`."
         )
     if isinstance(loss_scale, str) and loss_scale == "dynamic":
@@ -88,10 +91,10 @@ def _is_number(value: Any) -> bool:
 
 
 def _original_for(inner: Any) -> Any:
-    """Return TensorFlow's private class for optimizers that only it can wrap, or None."""
+    """Return TensorFlow's private LossScaleOptimizer if no other class can wrap `inner`, or None."""
     if families.adapter_for(inner) is not None or not type(inner).__module__.startswith("tensorflow.python.keras."):
         return None
     from tensorflow.python.keras.mixed_precision import loss_scale_optimizer
 
-    # The public name may be patched, but the private subclass is always TensorFlow's.
+    # The name LossScaleOptimizer may be patched, but the base class of LossScaleOptimizerV1 is always TensorFlow's.
     return loss_scale_optimizer.LossScaleOptimizerV1.__bases__[0]

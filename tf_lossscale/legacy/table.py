@@ -19,24 +19,29 @@ class Old(NamedTuple):
     'keras.mixed_precision.set_global_policy'
     """
 
-    role: str  # one of the constants below
+    #: The kind of name: `STABLE`, `EXPERIMENTAL` or another of the constants in this module.
+    role: str
     new: str
-    renamed: Mapping[str, str] = MappingProxyType({})  # old keyword argument -> new one
+    #: Old names of keyword arguments, with the new names as values.
+    renamed: Mapping[str, str] = MappingProxyType({})
 
 
-# The kinds of old names. The first three are wrapper classes with different arguments.
-STABLE = "stable"  # (inner_optimizer, dynamic, initial_scale, dynamic_growth_steps)
-EXPERIMENTAL = "experimental"  # (optimizer, loss_scale)
-CONTRIB = "contrib"  # (opt, loss_scale_manager)
-POLICY = "policy"  # (name, loss_scale)
-GRAPH_REWRITE = "graph rewrite"  # (opt, loss_scale)
-KERAS_FUNCTION = "function of keras.mixed_precision"  # renamed
-LEGACY = "legacy"  # unchanged in tf_lossscale.legacy
-OURS = "ours"  # tf_lossscale.LossScaleOptimizer
+# The kinds of old names. STABLE, EXPERIMENTAL and CONTRIB are wrapper classes with the arguments (inner_optimizer,
+# dynamic, initial_scale, dynamic_growth_steps), (optimizer, loss_scale) and (opt, loss_scale_manager). POLICY has
+# (name, loss_scale), GRAPH_REWRITE (opt, loss_scale). A KERAS_FUNCTION has a new name in keras.mixed_precision. A
+# LEGACY name is unchanged in tf_lossscale.legacy. OURS is tf_lossscale.LossScaleOptimizer.
+STABLE = "stable"
+EXPERIMENTAL = "experimental"
+CONTRIB = "contrib"
+POLICY = "policy"
+GRAPH_REWRITE = "graph rewrite"
+KERAS_FUNCTION = "function of keras.mixed_precision"
+LEGACY = "legacy"
+OURS = "ours"
 
 WRAPPER = "tf_lossscale.LossScaleOptimizer"
 LEGACY_MODULE = "tf_lossscale.legacy"
-#: The classes that take the old arguments.
+#: The classes of this package that accept the old arguments.
 FACES = {
     EXPERIMENTAL: f"{LEGACY_MODULE}.experimental.LossScaleOptimizer",
     CONTRIB: f"{LEGACY_MODULE}.contrib.LossScaleOptimizer",
@@ -71,7 +76,7 @@ _rows(_WITH_POLICIES, ("set_policy", "set_global_policy"), KERAS_FUNCTION, f"{KE
 _rows(_WITH_POLICIES, ("global_policy",), KERAS_FUNCTION, f"{KERAS}.global_policy")
 _rows(_WITH_POLICIES, ("get_layer_policy",), LEGACY, f"{LEGACY_MODULE}.experimental.{{}}")
 
-_KEPT = f"{LEGACY_MODULE}.{{}}"  # the same name
+_KEPT = f"{LEGACY_MODULE}.{{}}"  # the name stays, and only the module changes
 _rows((*_PUBLIC, "tensorflow.mixed_precision.experimental", f"{TRAINING}.loss_scale"), _SCALES, LEGACY, _KEPT)
 _rows((*_PUBLIC, f"{TRAINING}.loss_scale_optimizer"), ("MixedPrecisionLossScaleOptimizer",), LEGACY, _KEPT)
 _ENABLE, _DISABLE = "enable_mixed_precision_graph_rewrite", "disable_mixed_precision_graph_rewrite"
@@ -90,7 +95,8 @@ _MANAGERS = ("LossScaleManager", "FixedLossScaleManager", "ExponentialUpdateLoss
 _rows(_WITH_MANAGERS, _MANAGERS, LEGACY, _KEPT)
 _rows(_WITH_CONTRIB, _OPTIMIZER, CONTRIB, FACES[CONTRIB])
 
-# A removed module used as a value (`mp = tf.keras.mixed_precision.experimental`) -> the module with its names.
+# Removed modules that programs use as values, as in `mp = tf.keras.mixed_precision.experimental`. The value of an entry
+# is the module that contains the names today.
 MODULES = {
     f"{KERAS}.experimental": KERAS,
     f"{KERAS}.experimental.policy": KERAS,
@@ -102,7 +108,7 @@ MODULES = {
 
 
 def rows_in(module: str) -> dict[str, Old]:
-    """Return the rows for the names of one module, by the last part of the name.
+    """Return the rows for the names in one module. The keys are the names without the module.
 
     >>> list(rows_in("tensorflow.mixed_precision.experimental"))
     ['LossScale', 'FixedLossScale', 'DynamicLossScale']

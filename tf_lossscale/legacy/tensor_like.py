@@ -13,10 +13,10 @@ import tensorflow as tf
 
 
 class TensorLike:
-    """Makes a callable object usable as the tensor it returns.
+    """Base class of callable objects that can also be used as the tensor that a call returns.
 
-    Up to TensorFlow 2.3 code calls `optimizer.loss_scale()`; from 2.4 on the attribute is a tensor. Code of either
-    version works with this object.
+    Code for TensorFlow 2.3 and older calls `optimizer.loss_scale()`; newer code uses the attribute as a tensor. Both
+    work if the attribute is such an object.
 
     >>> class Seven(TensorLike):
     ...     def __call__(self):
@@ -31,7 +31,7 @@ class TensorLike:
         raise NotImplementedError
 
     def __getattr__(self, name: str) -> Any:
-        # Attributes of the tensor, such as `numpy`, `dtype`, `shape` and `eval`.
+        # The object has the tensor's attributes, such as `numpy`, `dtype`, `shape` and `eval`.
         if not name.startswith("_") and (name == "numpy" or hasattr(tf.Tensor, name)):
             return getattr(tf.convert_to_tensor(self()), name)
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
@@ -41,12 +41,12 @@ class TensorLike:
         return tf.convert_to_tensor(self())
 
     def __tf_tracing_type__(self, context: Any) -> TheObject:
-        """The trace type: the object itself, not the array that it converts to."""
+        """The trace type. A tf.function distinguishes such objects by identity, not by the values of their tensors."""
         del context
         return TheObject(self)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        del copy  # the value is computed on each call
+        del copy  # each conversion computes a new value, so there is nothing to copy
         return np.asarray(self().numpy(), dtype)
 
     def __float__(self) -> float:
@@ -67,7 +67,7 @@ class TensorLike:
 
 
 class TheObject(tf.types.experimental.TraceType):
-    """The trace type of a single Python object: a tf.function is traced again for another object.
+    """The trace type of one Python object. A tf.function is traced again if it gets another object.
 
     >>> class Seven(TensorLike):
     ...     def __call__(self):

@@ -1,6 +1,6 @@
-"""Differences between versions of the originals, and the behaviour of the old names in this package.
+"""Differences between TensorFlow's versions of loss scaling, and the behaviour of the old names in this package.
 
-| question | TensorFlow 1.15 | 2.0 to 2.3 | compat.v1 of 2.21 | here |
+| behaviour | TensorFlow 1.15 | 2.0 to 2.3 | compat.v1 of 2.21 | this package |
 |---|---|---|---|---|
 | rows of IndexedSlices with the same index | summed | summed | checked as they are | summed |
 | IndexedSlices without a dense shape | ValueError | ValueError | checked | checked |
@@ -24,7 +24,7 @@ from tf_lossscale.core.rules import Rules
 
 
 class DividingRules(Rules):
-    """The original's rules for the scale: growth multiplies it by `multiplier`, and an overflow divides it.
+    """TensorFlow's rules for the scale: growth multiplies it by `multiplier`, and an overflow divides it.
 
     Only eager mode divides. A graph multiplies by the reciprocal, as TensorFlow's graph optimizer does.
 
@@ -38,7 +38,7 @@ class DividingRules(Rules):
         """Return rules for the old arguments without checking them, because old code may pass unusual values.
 
         Args:
-            increment_period: finite steps in a row after which the scale grows; 0 or less: on every step.
+            increment_period: finite steps in a row after which the scale grows. With 0 or less it grows on every step.
             multiplier: the factor that the scale is multiplied or divided by.
 
         Returns:
@@ -49,19 +49,23 @@ class DividingRules(Rules):
 
     def _lowered(self, scale: tf.Tensor) -> tf.Tensor:
         multiplier = tf.constant(self.growth_factor, tf.float32)
-        # TensorFlow's graph optimizer replaced the division, so the last bit of the original's scale differs there.
+        # In graphs, TensorFlow's graph optimizer replaced the original's division by a multiplication with the
+        # reciprocal. The last bit of the scale may therefore differ from eager mode.
         lower = scale / multiplier if tf.executing_eagerly() else scale * (1.0 / multiplier)
         return tf.maximum(lower, self.min_scale)
 
 
 def values_to_check(gradients: Any) -> Iterator[Any]:
-    """Yield the tensors to check in a nested structure of gradients. Sparse rows with equal indices are summed.
+    """Yield the tensors to check for overflow in a nested structure of gradients.
+
+    Rows of IndexedSlices with the same index are summed before the check.
 
     >>> [t.numpy().tolist() for t in values_to_check([None, tf.constant(1.0)])]
     [1.0]
 
     Args:
-        gradients: tensors, numbers, arrays, IndexedSlices or None, nested; across replicas, per-replica values.
+        gradients: a nested structure of tensors, numbers, arrays, IndexedSlices or None. In a cross-replica context,
+            its leaves are per-replica values.
 
     Yields:
         Tensors.

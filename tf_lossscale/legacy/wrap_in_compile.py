@@ -14,13 +14,13 @@ from tf_lossscale.legacy.policy import policies_of
 from tf_lossscale.wrapper import families
 from tf_lossscale.wrapper import optimizer as optimizer_lib
 
-# Inner optimizer -> its wrapper, for a model that is compiled again with the same optimizer.
+# The wrapper of each inner optimizer. A model that is compiled again with the same inner optimizer keeps its wrapper.
 _made: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
 
 
 @functools.cache
 def stand_in_for(library: str) -> Any:
-    """Return a replacement for the wrapper class that a Keras library's `compile` creates and checks for.
+    """Return a replacement for the class in which a Keras library's `compile` wraps optimizers.
 
     >>> import tensorflow as tf
     >>> stand_in = stand_in_for("keras")
@@ -63,10 +63,10 @@ def _wrapped(inner_optimizer: Any, library: str) -> Any:
 
 
 def optimizers_for(library: str, optimizers: types.ModuleType) -> types.SimpleNamespace:
-    """Return a copy of a Keras library's module `optimizers` with another `get`, which `compile` calls.
+    """Return a copy of a Keras library's module `optimizers` in which `get`, which `compile` calls, is replaced.
 
-    `compile` wraps only if the model's policy is "mixed_float16". Up to TensorFlow 2.8 a policy of any
-    dtype could have a loss scale; `get` returns a wrapped optimizer if the global policy has one.
+    Keras's `compile` wraps an optimizer only if the model's policy is "mixed_float16". Up to TensorFlow 2.8 a policy
+    of any dtype could have a loss scale. If the global policy has one, the new `get` wraps the optimizer.
 
     Args:
         library: "keras" or "tf_keras".
@@ -90,7 +90,7 @@ def _trainer_of_keras_3(patches: Patches, trainer: Any) -> None:
 
 
 def _trainer_of_tf_keras(name: str) -> Put:
-    """Return the patch for a trainer, in which the module with the class is called `name`."""
+    """Return the patch for a trainer module that imports the wrapper class's module under the name `name`."""
 
     def put(patches: Patches, trainer: Any) -> None:
         if families.library_in(trainer.__name__) != "tf_keras":
@@ -104,19 +104,19 @@ def _trainer_of_tf_keras(name: str) -> Put:
     return put
 
 
-# Keras 2's trainers -> the name of the module with the class in each.
+# Keras 2's trainer modules. Each has the name under which it imports the wrapper class's module.
 _KERAS_2 = {
     "training": "lso",
     "training_v1": "loss_scale_optimizer",
     "training_eager_v1": "loss_scale_optimizer",
 }
 
-#: Module with a `compile` -> the patch to apply after its import.
+#: For each module that defines a `compile`, the patch to apply after its import.
 PLACES: dict[str, Put] = {
     "keras.src.trainers.trainer": _trainer_of_keras_3,
     **{
         f"{package}.src.engine.{trainer}": _trainer_of_tf_keras(name)
-        for package in ("keras", "tf_keras")  # "keras" up to TensorFlow 2.15
+        for package in ("keras", "tf_keras")  # the package is "keras" up to TensorFlow 2.15
         for trainer, name in _KERAS_2.items()
     },
 }

@@ -1,4 +1,4 @@
-"""Actions on modules, run at once for an imported module, and otherwise after its import."""
+"""Actions that run when a module is imported, or immediately if it is imported already."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def when_imported(module: str, action: Action, after: Sequence[str] = ()) -> Cal
     >>> cancel()
 
     Args:
-        module: the dotted name, as in `sys.modules`. Importing the same file by another name is another module.
+        module: the dotted name, as in `sys.modules`. A file that is imported under another name is another module.
         action: is called once, with the module. The import statement raises the errors of the action.
         after: further modules that must be imported before the action is called, in any order.
 
@@ -46,7 +46,7 @@ class _Pending(NamedTuple):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Wraps the loaders of watched modules to learn when they have finished; other finders locate the modules."""
+    """Wraps the loaders of watched modules to learn when an import ends. Other finders locate the modules."""
 
     def __init__(self) -> None:
         self._pending: list[_Pending] = []
@@ -99,18 +99,18 @@ class _Finder(importlib.abc.MetaPathFinder):
                 failed = ""
             finally:
                 self._depth.value = depth
-                if depth == 0:  # a failed import may have imported other packages
+                if depth == 0:  # even a failed import may have imported other watched packages
                     self._run([pending for pending in self._pending if not _is_part(pending, failed)])
 
         vars(loader)["exec_module"] = exec_module
 
     def _depth_here(self) -> int:
-        """Return how many nested imports of watched modules are under way in this thread."""
+        """Return the current depth of nested imports of watched modules in this thread."""
         return getattr(self._depth, "value", 0)
 
     def _run(self, several: Sequence[_Pending]) -> None:
         for pending in several:
-            # An entry None in sys.modules means that the module must not be imported.
+            # A value None in sys.modules means that the module must not be imported, not that it is.
             if pending in self._pending and all(sys.modules.get(name) is not None for name in pending.needed):
                 self.forget(pending)
                 pending.action(sys.modules[pending.module])

@@ -11,24 +11,24 @@ from tf_lossscale.libraries import optional
 
 
 def package_of_keras_2() -> str:
-    """Return the package name of Keras 2: "keras" with TensorFlow 2.15, and "tf_keras" with newer versions.
+    """Return the package name of Keras 2: "keras" with TensorFlow 2.15, and "tf_keras" with newer releases.
 
     >>> package_of_keras_2()
     'tf_keras'
     """
-    loaded = sys.modules.get("keras")  # TensorFlow loads the package keras if that is Keras 2
+    loaded = sys.modules.get("keras")  # if the package keras is Keras 2, importing TensorFlow imports it
     is_keras_2 = getattr(loaded, "__version__", "").startswith("2.")
     return "keras" if is_keras_2 and not _is_replaced() else "tf_keras"
 
 
 def keras_2(module: str = "") -> Any:
-    """Return Keras 2, or a module of it.
+    """Import and return Keras 2, or one of its modules.
 
     >>> keras_2("optimizers").__name__
     'tf_keras.optimizers'
 
     Args:
-        module: its dotted name within the package; "" for the package.
+        module: the module's dotted name within the package; "" for the package itself.
 
     Raises:
         ImportError: Keras 2 is not installed.
@@ -37,43 +37,51 @@ def keras_2(module: str = "") -> Any:
 
 
 def keras_3(module: str = "") -> Any:
-    """Return Keras 3, or a module of it.
+    """Import and return Keras 3, or one of its modules.
 
     >>> keras_3("optimizers").__name__
     'keras.optimizers'
 
     Args:
-        module: its dotted name within the package; "" for the package.
+        module: the module's dotted name within the package; "" for the package itself.
 
     Raises:
-        ImportError: the Keras that is installed is Keras 2, or `sys.modules["keras"]` is another package and Keras 3
+        ImportError: the installed package keras is Keras 2, or `sys.modules["keras"]` is another package and Keras 3
             cannot be imported beside it.
     """
     if package_of_keras_2() == "keras":
-        raise ImportError("Keras 3 is needed for this, but Keras 2 is installed. Install TensorFlow 2.16 or newer.")
+        raise ImportError("This needs Keras 3, but Keras 2 is installed. Install TensorFlow 2.16 or newer.")
     if not _is_replaced():
         return optional.load(_dotted("keras", module), "")
-    return functools.reduce(getattr, filter(None, module.split(".")), _replaced())
+    return functools.reduce(_submodule, filter(None, module.split(".")), _replaced())
 
 
 def _is_replaced() -> bool:
-    """Return whether another package has replaced Keras: `sys.modules["keras"] = tf_keras`."""
+    """Return whether a program has replaced Keras by another package: `sys.modules["keras"] = tf_keras`."""
     return getattr(sys.modules.get("keras"), "__name__", "keras") != "keras"
 
 
 @functools.cache
 def _replaced() -> Any:
-    """Return Keras 3 although `sys.modules["keras"]` is another package, reusing modules that TensorFlow loaded."""
+    """Import and return Keras 3 although `sys.modules["keras"]` is another package.
+
+    The import reuses the modules of Keras 3 that TensorFlow has loaded.
+    """
     replacement = sys.modules.pop("keras")
     try:
         return importlib.import_module("keras")
     except ImportError as error:
         raise ImportError(
-            f"Keras 3 is needed for this, but `sys.modules['keras']` is {replacement.__name__}, and Keras 3 cannot be "
+            f"This needs Keras 3, but `sys.modules['keras']` is {replacement.__name__}, and Keras 3 cannot be "
             "imported beside it. Import tf_lossscale before the replacement, or use the optimizers of tf_keras."
         ) from error
     finally:
         sys.modules["keras"] = replacement
+
+
+def _submodule(package: Any, name: str) -> Any:
+    # A package that is imported a second time lacks the attributes for submodules that were loaded before.
+    return getattr(package, name, None) or sys.modules[f"{package.__name__}.{name}"]
 
 
 def _dotted(package: str, module: str) -> str:

@@ -7,14 +7,14 @@ from typing import Any
 
 
 def load(module: str, extra: str) -> Any:
-    """Return an optional library's module, or say how to install it.
+    """Import and return a module of an optional library. The error for a missing library says how to install it.
 
     >>> load("math", "train").pi > 3
     True
 
     Args:
         module: the dotted name to import.
-        extra: the extra of this package that installs it; "" if only the library's own package does.
+        extra: the extra of this package that installs the library; "" if there is none.
 
     Returns:
         The module.
@@ -27,7 +27,7 @@ def load(module: str, extra: str) -> Any:
     except ModuleNotFoundError as error:
         library = module.partition(".")[0]
         if error.name != library:
-            raise  # the library is installed but lacks a module of its own, which the error names
+            raise  # the library is installed, but another module is missing, which the error names
         remedy = f"Install it: pip install {library}"
         if extra:
             remedy = f"In a clone of tf-lossscale install the extra {extra!r}: pip install '.[{extra}]'"

@@ -1,1 +1,1 @@
-"""Monitoring of the loss scale: in `fit`, in TensorBoard, as a plot."""
+"""Monitor the loss scale in `fit` and in TensorBoard, and plot it."""

@@ -1,4 +1,4 @@
-"""A callback that shows the loss scale in `fit`, of Keras 3 and of tf_keras."""
+"""A callback for `fit` of Keras 3 and tf_keras that shows the loss scale."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tf_lossscale.core.variables import value_or_zero
 from tf_lossscale.monitoring.histograms import write_histograms
 from tf_lossscale.monitoring.summaries import require_ours, require_tensorboard, write_scalars
 from tf_lossscale.precision import records
-from tf_lossscale.wrapper import layers
+from tf_lossscale.wrapper.readings import value_of
 from tf_lossscale.wrapper.stall import WHAT_TO_TRY
 
 if TYPE_CHECKING:
@@ -27,10 +27,11 @@ WINDOW = 50
 class LossScaleMonitor(tf.keras.callbacks.Callback):
     """A callback that adds `loss_scale` and `skipped_steps` to the logs of `fit`.
 
-    If the optimizer has `diagnose=True`, it adds `grad_norm` too. With `diagnose="exponents"` and a `log_dir`, it
-    writes the counts of exponents there, for `tf-lossscale plot`. The progress bar, `History`, and callbacks that come
-    later in the list, like `CSVLogger` and `TensorBoard`, show the logs. The callback warns when too many steps are
-    skipped. Reading the values also triggers the optimizer's `on_stall`.
+    If the optimizer has `diagnose=True`, the callback also adds `grad_norm`, the norm of the gradients. If it has
+    `diagnose="exponents"`, the callback writes the counts of exponents to `log_dir`, for `tf-lossscale plot`. The
+    progress bar, `History`, and callbacks that come later in the list, like `CSVLogger` and `TensorBoard`, show the
+    logs. The callback warns when too many steps are skipped. If training has stalled, reading the values also triggers
+    the optimizer's `on_stall`.
 
     >>> import tf_lossscale
     >>> model = tf.keras.Sequential([tf.keras.Input((1,)), tf.keras.layers.Dense(1)])
@@ -42,11 +43,11 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
     ([8.0], [0])
 
     Args:
-        update_freq: "epoch", or a number of batches after which the values are read, too. Reading waits for the
-            steps under way.
-        log_dir: a folder to write TensorBoard scalars to, as `write_summary` does, at each reading; None for none. With
-            `diagnose="exponents"` also the counts of the last counted step, if it is a new one, as histograms for
-            TensorBoard and as a line of `exponents.jsonl`.
+        update_freq: "epoch" to read the values at the end of each epoch, or a number n to read them after every n
+            batches as well. Reading waits for the running steps.
+        log_dir: a folder in which to write TensorBoard scalars at each reading, as `write_summary` does; None to write
+            nothing. With `diagnose="exponents"` the counts of each newly counted step are written, too, as histograms
+            for TensorBoard and as a line of `exponents.jsonl`.
         max_skipped: the callback warns when more than this share of the last 50 or more steps was skipped.
         optimizer: the optimizer whose loss scale is shown; None for the model's optimizer.
 
@@ -67,7 +68,7 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         if update_freq != "epoch":
             remedy = 'Pass "epoch", or after how many batches to read.'
             self.update_freq = errors.whole_number("update_freq", update_freq, remedy)
-            # Defined only if needed: without this method Keras does not wait for each batch.
+            # Defined only if needed: if a callback has this method, Keras waits for each batch.
             self.on_train_batch_end = self._after_batch
         self.max_skipped = errors.positive_number("max_skipped", max_skipped, "Pass a share, for example 0.2.")
         if optimizer is not None:
@@ -77,10 +78,10 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         self._optimizer = optimizer
         self._log_dir = "" if log_dir is None else str(log_dir)
         self._writer = None if log_dir is None else tf.summary.create_file_writer(str(log_dir))
-        self._counted = 0  # the last counted step whose counts were written
+        self._counted = 0  # the last step whose exponent counts were written
         self._read: dict[str, Any] = {}
         self._tensors: dict[str, Any] = {}
-        self._since = (0, 0)  # total and skipped steps at the previous check
+        self._since = (0, 0)  # (total steps, skipped steps) at the previous check of the share of skipped steps
         self._warned = False
 
     @property
@@ -93,7 +94,7 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         if self._writer is not None and not tf.executing_eagerly():
             raise RuntimeError(
                 "LossScaleMonitor(log_dir=...) cannot write in graph mode. Leave `log_dir` out, and put Keras's "
-                "TensorBoard callback behind the monitor: it writes all logs, the loss scale too."
+                "TensorBoard callback after the monitor: it writes all logs, including the loss scale."
             )
         self._read, self._tensors = {}, {}
         self._since = self._counts()
@@ -111,7 +112,7 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         logs = logs if logs is not None else {}
         if (batch + 1) % self.update_freq == 0:
             self._look(logs)
-        logs.update(self._read)  # between two readings the progress bar shows the last one
+        logs.update(self._read)  # between two readings the progress bar shows the values of the last reading
 
     def _look(self, logs: dict[str, Any]) -> None:
         optimizer = self._watched
@@ -131,7 +132,8 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         if counts is None or counts.step == self._counted:
             return
         self._counted = counts.step
-        # An optimizer that was loaded from a file counts exponents from step 1 again, but knows its total steps.
+        # In an optimizer that was loaded from a file, the steps of the exponent counts start from 1 again, whereas its
+        # `total_steps` continues. The difference is the number of steps before loading.
         earlier = max(self._counts()[0] - optimizer._exponents.steps_taken(), 0)
         counts = dataclasses.replace(counts, step=counts.step + earlier)
         write_histograms(counts)
@@ -144,14 +146,14 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         return self._value("total_steps", scale), self._value("skipped_steps", scale)
 
     def _value(self, name: str, holder: Any = None) -> Any:
-        """Return an attribute of the optimizer, or of `holder`, as a Python number."""
+        """Return an attribute of `holder`, by default of the optimizer, as a Python number."""
         holder = self._watched if holder is None else holder
         if tf.executing_eagerly():
-            return layers.value_of(getattr(holder, name))
-        if name not in self._tensors:  # one tensor for all readings, so that the graph does not grow
+            return value_of(getattr(holder, name))
+        if name not in self._tensors:  # all readings evaluate the same tensor, so that the graph does not grow
             value = getattr(holder, name)
             self._tensors[name] = value_or_zero(value) if isinstance(value, tf.Variable) else value
-        return layers.value_of(self._tensors[name])
+        return value_of(self._tensors[name])
 
     def _warn(self) -> None:
         (steps, skipped), (steps_before, skipped_before) = self._counts(), self._since
@@ -166,7 +168,7 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
             )
         self._warned = share > self.max_skipped
 
-    # tf_keras requires these methods of a callback that is not derived from its own class.
+    # tf_keras calls the following methods of every callback, also of one that is not derived from its own class.
 
     def _implements_train_batch_hooks(self) -> bool:
         return "on_train_batch_end" in vars(self)

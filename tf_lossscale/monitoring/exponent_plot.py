@@ -1,4 +1,4 @@
-"""Heat maps of exponents against the range of float16: by variable, and over the steps of a run."""
+"""Heat maps of gradient exponents against float16's range: for each variable, and over the steps of a run."""
 
 from __future__ import annotations
 
@@ -17,21 +17,25 @@ from tf_lossscale.precision.report import MAXIMUM, NORMAL, SUBNORMAL
 from tf_lossscale.precision.report_text import power
 from tf_lossscale.writing import whole_file
 
-# Where float16's ranges begin, and what becomes of the values above; those below the first vanish.
+# (lowest exponent, label) of each range of float16. Values below the first range vanish.
 _RANGES = ((SUBNORMAL - 1, "sub-\nnormal"), (NORMAL, "normal"), (MAXIMUM + 1, "over-\nflow"))
-_COLOURS = "viridis"  # ordered by lightness, also for readers who see fewer colours
-_SMALLEST_SHARE = 1e-4  # that has a colour of its own
-_ROW, _WIDTH, _TALLEST = 0.17, 8.0, 80.0  # inches
+_COLOURS = "viridis"  # a colour map ordered by lightness, which colour-blind readers can read, too
+
+# Smaller shares are drawn in the same colour as this share.
+_SMALLEST_SHARE = 1e-4
+
+# In inches: the height of a row, and the width and the largest height of the figure.
+_ROW, _WIDTH, _TALLEST = 0.17, 8.0, 80.0
 _LONGEST_NAME = 34
 _DPI = 100
 
 
 def draw_variables(counts: ExponentCounts, out: pathlib.Path) -> None:
-    """Draw the exponents of each variable before and after scaling. The file is written whole or not at all.
+    """Draw the exponents of each variable's gradient before and after scaling. A failure leaves no partial file.
 
     Args:
-        counts: of one step.
-        out: the PNG or SVG to write.
+        counts: the exponent counts of one step.
+        out: the path of the PNG or SVG file.
     """
     rows = len(counts.names)
     height = min(1.6 + _ROW * max(rows, 4), _TALLEST)
@@ -57,11 +61,11 @@ def draw_variables(counts: ExponentCounts, out: pathlib.Path) -> None:
 
 
 def draw_steps(run: Sequence[ExponentCounts], out: pathlib.Path) -> None:
-    """Draw the exponents of all variables together over the steps. The file is written whole or not at all.
+    """Draw the exponents of all gradients together over the steps of a run. A failure leaves no partial file.
 
     Args:
-        run: the counts of its steps, at least one.
-        out: the PNG or SVG to write.
+        run: the exponent counts of at least one step.
+        out: the path of the PNG or SVG file.
     """
     panels = [("before scaling", [counts.at(1.0) for counts in run]), ("after scaling", run)]
     if all(counts.scale == 1 for counts in run):
@@ -78,14 +82,14 @@ def draw_steps(run: Sequence[ExponentCounts], out: pathlib.Path) -> None:
 
 
 def steps_on(axis: Any, run: Sequence[ExponentCounts]) -> Any:
-    """Draw the exponents over the steps on an axis of a figure, with the range of float16.
+    """Draw the exponents of all gradients over the steps of a run, and the range of float16, on an axis.
 
     Args:
-        axis: of matplotlib.
-        run: the counts of its steps, at least one.
+        axis: the matplotlib axis.
+        run: the exponent counts of at least one step.
 
     Returns:
-        The mesh, for a colour bar.
+        The matplotlib mesh, which `colour_bar` takes.
     """
     low, high = _range(run)
     totals = np.concatenate([_shares(counts.counts.sum(axis=0, keepdims=True)) for counts in run])
@@ -96,24 +100,24 @@ def steps_on(axis: Any, run: Sequence[ExponentCounts]) -> Any:
 
 
 def colour_bar(figure: Any, mesh: Any, axes: Any, label: str) -> None:
-    """Draw the colours and the shares that they stand for below the axes.
+    """Draw a colour bar below the axes, which shows the share that each colour stands for.
 
     Args:
-        figure: of matplotlib.
-        mesh: what `steps_on` returned.
+        figure: the matplotlib figure.
+        mesh: the return value of `steps_on`.
         axes: all axes of the figure.
-        label: what the shares are of.
+        label: the label of the colour bar.
     """
     bar = figure.colorbar(mesh, ax=list(axes), location="bottom", aspect=50, pad=0.01, label=label, extend="min")
     bar.ax.set_xticks([1e-4, 1e-3, 1e-2, 1e-1, 1.0], ["0.01%", "0.1%", "1%", "10%", "100%"])
 
 
 def save(figure: Any, out: pathlib.Path) -> None:
-    """Write a figure. The file is written whole or not at all, and an SVG has no date, so that it can be compared.
+    """Write a figure to a file. A failure leaves no partial file. An SVG file contains no date, to be reproducible.
 
     Args:
-        figure: of matplotlib.
-        out: the PNG or SVG.
+        figure: the matplotlib figure.
+        out: the path of the PNG or SVG file.
     """
     with whole_file(out) as temporary:
         figure.savefig(temporary, dpi=_DPI, **({"metadata": {"Date": None}} if out.suffix == ".svg" else {}))
@@ -125,11 +129,11 @@ def _figure(width: float, height: float) -> Any:
 
 def _colours() -> dict[str, Any]:
     norm = optional.load("matplotlib.colors", "plot").LogNorm(_SMALLEST_SHARE, 1.0)
-    return {"cmap": _COLOURS, "norm": norm, "rasterized": True}  # an SVG with a shape for each cell takes megabytes
+    return {"cmap": _COLOURS, "norm": norm, "rasterized": True}  # without rasterizing, the SVG takes megabytes
 
 
 def _range(run: Sequence[ExponentCounts]) -> tuple[int, int]:
-    """Return the lowest and the highest exponent to draw: all with values, and float16's range with a margin."""
+    """Return the range of exponents to draw. It includes all counted values, and float16's range with a margin."""
     values = np.concatenate([counts.counts[:, FINITE] for counts in run])
     around = [SUBNORMAL - 7, MAXIMUM + 6, *(np.flatnonzero(values.sum(axis=0)) + LOWEST).tolist()]
     return max(min(around), LOWEST), min(max(around), HIGHEST)
@@ -140,7 +144,7 @@ def _shares(counts: np.ndarray) -> np.ndarray:
 
 
 def _with_margins(shares: np.ndarray, low: int, high: int) -> tuple[list[int], np.ndarray]:
-    """Return the edges and values of what is drawn: zeros, a gap, the exponents, a gap, infinite values and NaNs."""
+    """Return the edges and shares of the cells: zeros, a gap, the exponents, a gap, infinite values and NaNs."""
     edges = [low - 4, low - 1, *range(low, high + 2), high + 2, high + 5]
     bins = shares[:, FINITE][:, low - LOWEST : high + 1 - LOWEST]
     gap = np.zeros([len(shares), 1])
@@ -171,7 +175,7 @@ def _mark_ranges(axis: Any, low: int, high: int, along: str) -> None:
 
 
 def _edges(steps: Sequence[int]) -> list[float]:
-    """Return the edges between steps, halfway; the first step is 1.
+    """Return the edges of the cells of steps, halfway between two steps. Step 1 begins at 0.5.
 
     >>> _edges([1, 11, 21])
     [0.5, 6.0, 16.0, 26.0]
@@ -183,7 +187,7 @@ def _edges(steps: Sequence[int]) -> list[float]:
 
 
 def _without_common_folder(names: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the folder that the paths of all variables begin with, and their paths in it.
+    """Split the paths of variables into the folder that all of them share, and the rest of each path.
 
     >>> _without_common_folder(["model/dense/kernel", "model/dense/bias"])
     ('model/dense/', ['kernel', 'bias'])
@@ -196,7 +200,7 @@ def _without_common_folder(names: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def _short(name: str) -> str:
-    """Return a name of at most 34 characters; the part in the middle tells least.
+    """Shorten a name to at most 34 characters by leaving out its middle.
 
     >>> _short("sequential/transformer/block_11/attention/query/kernel")
     'sequential/trans…ion/query/kernel'

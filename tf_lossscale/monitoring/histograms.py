@@ -1,4 +1,4 @@
-"""Counts of exponents as histograms in TensorBoard."""
+"""Write the counts of exponents to TensorBoard as histograms."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _KIND = tf.compat.v1.SummaryMetadata(plugin_data=tf.compat.v1.SummaryMetadata.Pl
 def write_histograms(counts: ExponentCounts, step: Any = None) -> None:
     """Write a histogram of exponents for each variable to the default `tf.summary` writer.
 
-    A bucket from e to e + 1 holds the values from 2**e to 2**(e + 1), scaled, as they were counted.
-    `tf.summary.histogram` would need the values themselves.
+    The bucket from e to e + 1 counts the values of the scaled gradient from 2**e to 2**(e + 1). The function
+    `tf.summary.histogram` cannot write it, because it needs the values themselves.
 
     >>> import tempfile
     >>> from tf_lossscale.precision.counts import COLUMNS
@@ -25,8 +25,8 @@ def write_histograms(counts: ExponentCounts, step: Any = None) -> None:
     ...     write_histograms(counts)
 
     Args:
-        counts: of one step.
-        step: an int; None for the step that was counted.
+        counts: the exponent counts of one step.
+        step: the step in TensorBoard, an int; None for the step of the counts.
     """
     for name, row in zip(counts.names, counts.counts[:, FINITE]):
         seen = np.flatnonzero(row)

@@ -1,4 +1,4 @@
-"""The subcommand `plot`: draws loss scale, loss, skipped steps and exponents of a run's folder as pictures."""
+"""The subcommand `tf-lossscale plot`, which draws the scale, loss, skipped steps and exponents in a folder of logs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tf_lossscale.precision import records
 from tf_lossscale.precision.counts import ExponentCounts
 from tf_lossscale.writing import whole_file
 
-# Each curve -> its tags from `write_summary` and from Keras's TensorBoard callback.
+# Curve -> tags of its scalars: the tag that `write_summary` writes, and those of Keras's TensorBoard callback.
 _TAGS = {
     "loss_scale": ("loss_scale", "epoch_loss_scale"),
     "loss": ("loss", "epoch_loss"),
@@ -65,14 +65,13 @@ def run(arguments: argparse.Namespace) -> int:
             raise ValueError(f"--out must end in .png or .svg, but got: {out}.")
         for folder in (arguments.logdir, out.parent):
             if not folder.is_dir():
-                raise NotADirectoryError(
-                    f"{folder} {'is a file' if folder.exists() else 'does not exist'}. Pass a folder."
-                )
-        optional.load("matplotlib.figure", "plot")  # checked before the event files are read, which takes a while
+                raise NotADirectoryError(f"{folder} is not a folder, or does not exist. Pass an existing folder.")
+        # Reading the event files takes a while, so a missing matplotlib is reported first.
+        optional.load("matplotlib.figure", "plot")
         pictures = _pictures(arguments.logdir, out, arguments.step)
         for path in pictures:
             if path.exists() and not arguments.force:
-                raise ValueError(f"{path} exists. Choose another --out, or add --force to write over it.")
+                raise ValueError(f"{path} exists. Choose another --out, or add --force to overwrite it.")
         for path, (draw_it, runs) in pictures.items():
             draw_it(path)
             print(f"drew {path} from {len(runs)} run{'s' * (len(runs) > 1)}: {', '.join(runs)}")
@@ -85,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _pictures(
     logdir: pathlib.Path, out: pathlib.Path, step: int | None
 ) -> dict[pathlib.Path, tuple[Callable[[pathlib.Path], None], list[str]]]:
-    """Return the function that draws each picture, and the names of the runs in it."""
+    """Return a dict from the path of each picture to the function that draws it and the names of its runs."""
     runs, counted = read(logdir), _counted(logdir)
     if not runs and not counted:
         raise ValueError(
@@ -105,15 +104,15 @@ def _pictures(
             path = out.with_name(f"{of}{what}{out.suffix}")
             if path in pictures:
                 raise ValueError(
-                    f"Two runs in {logdir}, {pictures[path][1][0]} and {name}, have the same picture {path.name}. Plot "
-                    "each folder alone, or rename one."
+                    f"Two runs in {logdir}, {pictures[path][1][0]} and {name}, would be drawn to the same file "
+                    f"{path.name}. Plot each run's folder separately, or rename one of them."
                 )
             pictures[path] = draw_it, [name]
     return pictures
 
 
 def _counted(logdir: pathlib.Path) -> dict[str, list[ExponentCounts]]:
-    """Return the counts of exponents by run, without runs that have none."""
+    """Return a dict from the name of each run with exponent counts to these counts."""
     paths = sorted(path.parent for path in logdir.rglob(records.FILE))
     found = {_name_of(path, logdir): records.read(path) for path in paths}
     return {name: run for name, run in found.items() if run}
@@ -138,11 +137,11 @@ def read(logdir: pathlib.Path) -> dict[str, dict[str, Series]]:
     """Read the loss scale from the event files of a folder.
 
     Args:
-        logdir: the folder; folders in it are read too.
+        logdir: the folder. Event files in its subfolders are read, too.
 
     Returns:
-        A dict from folder to a dict from curve (`loss_scale`, `loss`, `skipped_steps`) to pairs of step and value.
-        Folders without a loss scale are left out.
+        For each folder with a loss scale, a dict from curve (`loss_scale`, `loss`, `skipped_steps`) to a list of
+        (step, value).
     """
     runs: dict[str, dict[str, Series]] = {}
     for path in sorted(logdir.rglob("*.tfevents.*")):
@@ -153,11 +152,11 @@ def read(logdir: pathlib.Path) -> dict[str, dict[str, Series]]:
 
 
 def draw(runs: dict[str, dict[str, Series]], out: pathlib.Path) -> None:
-    """Draw all runs into one figure. The file is written whole or not at all.
+    """Draw the curves of all runs into one figure. A failure leaves no partial file.
 
     Args:
-        runs: as `read` returned them.
-        out: the PNG or SVG to write.
+        runs: the return value of `read`.
+        out: the path of the PNG or SVG file.
     """
     figure = optional.load("matplotlib.figure", "plot").Figure(figsize=(9, 7), layout="constrained")
     axes = figure.subplots(3, sharex=True)
@@ -175,7 +174,7 @@ def draw(runs: dict[str, dict[str, Series]], out: pathlib.Path) -> None:
     axes[0].set_yscale("log", base=2)
     axes[0].legend(title="x: steps skipped since the last reading", loc="best")
     axes[-1].set_xlabel("step")
-    axes[-1].yaxis.get_major_locator().set_params(integer=True)  # steps are skipped whole
+    axes[-1].yaxis.get_major_locator().set_params(integer=True)  # counts of steps are whole numbers
     with whole_file(out) as temporary:
         figure.savefig(temporary, dpi=120)
 

@@ -1,4 +1,4 @@
-"""The subcommand `probe`: a program trains as it does in float32, and a report says whether float16 fits it."""
+"""The subcommand `tf-lossscale probe`, which reports whether float16 fits the gradients of a float32 program."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tf_lossscale.precision.report_text import whether_float16_fits
 
 _EVERY = 10
 
-# Module with an optimizer class of a Keras -> the class. Keras 3 and Keras 2 have the first one.
+# Module of Keras or tf_keras -> name of the base class of optimizers in it. Keras 3 has no `legacy.optimizer_v2`.
 _PLACES = {
     f"{package}.src.optimizers.{module}": name
     for package in ("keras", "tf_keras")
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     (5, ['train.py', '--epochs', '3'])
 
     Args:
-        parser: of the subcommand.
+        parser: the parser of the subcommand.
     """
     options = "%(prog)s [-h] [--every N] [--out FOLDER]"
     parser.usage = f"{options} SCRIPT [ARG ...]\n       {options} -m MODULE [ARG ...]"
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments: as `add_arguments` described them.
 
     Returns:
-        The exit code of the program, or 2 if it was successful, but no gradient was counted.
+        The exit code of the program. If the program succeeded but no gradient was counted, 2.
     """
     with every_optimizer_probed(arguments.every) as probes:
         try:
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def every_optimizer_probed(every: int) -> Iterator[dict[str, Any]]:
-    """Count the gradients of each Keras optimizer that takes a step in a block.
+    """Count the gradients of each Keras optimizer that takes a step inside the `with` block.
 
     >>> with every_optimizer_probed(1) as probes:
     ...     import tensorflow as tf
@@ -82,7 +82,8 @@ def every_optimizer_probed(every: int) -> Iterator[dict[str, Any]]:
         every: the number of steps from one counted step to the next.
 
     Yields:
-        The `Probe` of each optimizer that took a step, by the optimizer's name; None if it scales its loss already.
+        A dict from the name of each optimizer that took a step to its `Probe`, or to None if the optimizer already
+        scales its loss.
     """
     patches, probes = Patches(), _Probes(every)
     for module, name in _PLACES.items():
@@ -99,16 +100,17 @@ class _Probes:
         self.by_name: dict[str, Any] = {}
         self.entered = contextlib.ExitStack()
         self._every = every
-        self._known: dict[int, Any] = {}  # the optimizers, kept alive so that no other one gets their id
+        # id -> optimizer. The reference keeps the optimizer alive, so that no other object gets its id.
+        self._known: dict[int, Any] = {}
 
     def watch(self, name: str, patches: Patches, module: types.ModuleType) -> None:
-        """Have the optimizers of a class probed from their first step on."""
+        """Patch an optimizer class so that each of its optimizers is probed from its first step on."""
         cls: Any = getattr(module, name)
         methods = {method: getattr(cls, method) for method in ("apply", "apply_gradients") if hasattr(cls, method)}
         patches.put(cls, {method: self._watched(original) for method, original in methods.items()})
 
     def _watched(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        from tf_lossscale.core.graphs import do_not_convert  # TensorFlow is loaded: a module of Keras was imported
+        from tf_lossscale.core.graphs import do_not_convert  # imported late: it imports TensorFlow
 
         @do_not_convert
         @functools.wraps(method)
@@ -118,7 +120,8 @@ class _Probes:
                 self._known[id(optimizer)] = optimizer
                 probe = self._enter(optimizer)
                 if probe is not None:
-                    # The next steps are counted by the optimizer's own methods; this one is inside of them already.
+                    # The probe replaces the optimizer's methods for later steps. This step has already called the
+                    # original method, so it is counted separately.
                     bound = probe.method(bound)
             return bound(*args, **kwargs)
 
@@ -143,7 +146,7 @@ class _Probes:
 
 
 def _report(probes: dict[str, Any], out: pathlib.Path | None) -> bool:
-    """Print a report for each optimizer; return whether there is one."""
+    """Print a report for each optimizer. Return whether any report was printed."""
     found = False
     if not probes:
         _say("no optimizer of Keras 3 or tf_keras took a step. For others, use tf_lossscale.probe(optimizer).")
@@ -172,7 +175,7 @@ def _print(name: str, report: PrecisionReport) -> None:
     from rich.console import Console
 
     console = Console(highlight=False)
-    console.print(f"\nGradients of {name} in step {report.step}", markup=False)
+    console.print(f"\n{name}", markup=False)
     console.print(report)
     console.print(f"\n{whether_float16_fits(report)}", markup=False)
 
@@ -182,7 +185,7 @@ def _say(message: str) -> None:
 
 
 def _code(stop: SystemExit) -> int:
-    """Return the exit code that Python would end with."""
+    """Return the exit code with which Python would end on this SystemExit, and print its message if it has one."""
     if stop.code is None or isinstance(stop.code, int):
         return stop.code or 0
     print(stop.code, file=sys.stderr)

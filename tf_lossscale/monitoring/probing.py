@@ -1,8 +1,9 @@
-"""A bare optimizer whose gradients are counted by exponent for a while: is float16 worth a try?"""
+"""Count the gradients of a bare float32 optimizer by exponent, to see whether float16 would fit them."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,10 +24,11 @@ from tf_lossscale.wrapper.readings import names_of, require_values
 
 @contextlib.contextmanager
 def probe(optimizer: Any, every: int = EVERY) -> Iterator[Probe]:
-    """Count the gradients of a bare optimizer by exponent inside a block, for a program that trains in float32.
+    """Count the gradients of a bare optimizer by exponent inside a `with` block, for a program that trains in float32.
 
-    The report says what float16 would lose of the gradients, without a loss scale and with the best one. Training is
-    the same bit for bit. After the block the optimizer is as it was, and the report can still be read.
+    The report says how much of the gradients float16 would lose, without a loss scale and with the best loss scale.
+    Training takes bit for bit the same steps as without the probe. After the block the optimizer is unchanged, and the
+    report can still be read.
 
     >>> import tf_lossscale
     >>> optimizer, weight = tf.keras.optimizers.SGD(0.5), tf.Variable([1.0, 1.0], name="weight")
@@ -36,20 +38,20 @@ def probe(optimizer: Any, every: int = EVERY) -> Iterator[Probe]:
     >>> row.vanished_unscaled
     0.5
 
-    A `tf.function` that takes the step has to be traced inside the block, and not be used elsewhere: compile a Keras
-    model anew if `fit` was called before.
+    If a `tf.function` takes the step, trace it inside the block, and do not call it outside the block. If `fit` of a
+    Keras model was called before the block, call `compile` again inside the block.
 
     Args:
         optimizer: any optimizer that `LossScaleOptimizer` can wrap, but that is not wrapped.
-        every: the number of steps from one counted step to the next; the first one is counted.
+        every: the number of steps from one counted step to the next. The first step is counted.
 
     Yields:
-        The `Probe`, whose `precision_report()` is the answer.
+        A `Probe`. Its `precision_report()` returns the report.
 
     Raises:
-        TypeError: the optimizer is of no known family, is a LossScaleOptimizer, or is wrapped in one; `every` is no
-            number.
-        ValueError: `every` is out of range, or the replicas of the strategy in use share their variables.
+        TypeError: the optimizer is of no known family, is a LossScaleOptimizer, or is wrapped in one; or `every` is not
+            a number.
+        ValueError: `every` is less than 1, or the replicas of the current strategy share their variables.
         RuntimeError: another probe counts the optimizer's steps.
     """
     every = errors.whole_number("every", every, "Pass the number of steps from one count to the next.")
@@ -58,13 +60,14 @@ def probe(optimizer: Any, every: int = EVERY) -> Iterator[Probe]:
             f"probe() takes an optimizer without a loss scale, but got: {optimizer!r}. Count with "
             'LossScaleOptimizer(..., diagnose="exponents") and precision_report().'
         )
-    families.adapter_of(optimizer)  # raises if it is of no known family
+    families.adapter_of(optimizer)  # raises an error if the optimizer is of no known family
     counting = Probe(families.of(optimizer), every)
     methods = {name: counting.method(getattr(optimizer, name)) for name in _METHODS if hasattr(optimizer, name)}
     if any(name in vars(optimizer) for name in methods):
+        replaced = " or ".join(methods)
         raise RuntimeError(
-            f"probe() cannot count the steps of an optimizer whose method {' or '.join(methods)} was replaced, "
-            "for example by another probe. Leave the other block first."
+            f"probe() cannot count the steps of an optimizer whose method {replaced} was replaced, for example by "
+            "another probe. End the `with` block of the other probe first."
         )
     with replicas.overriding(optimizer, **methods):
         try:
@@ -74,7 +77,7 @@ def probe(optimizer: Any, every: int = EVERY) -> Iterator[Probe]:
 
 
 class Probe:
-    """The counts of an optimizer that `probe` looks at.
+    """The counts and the report of an optimizer whose gradients `probe` counts.
 
     >>> optimizer, weight = tf.keras.optimizers.SGD(0.5), tf.Variable([1.0], name="weight")
     >>> with probe(optimizer) as counting:
@@ -83,7 +86,7 @@ class Probe:
     1
 
     Args:
-        family: of the optimizer.
+        family: the optimizer's `Family`.
         every: the number of steps from one counted step to the next.
     """
 
@@ -91,13 +94,13 @@ class Probe:
         self._family = family
         self._exponents = Exponents(every)
         self._thread = _Thread()
-        self._in_float16 = False  # whether float16 computed a gradient
+        self._in_float16 = False  # whether some gradient was a float16 tensor
 
     def precision_report(self) -> PrecisionReport:
-        """Return what float16 would do to each variable's gradient, in the last counted step.
+        """Return how much float16 would lose of each variable's gradient in the last counted step.
 
         Returns:
-            The report: plain data that prints as a table.
+            The report, which holds plain data and prints as a table.
 
         Raises:
             ValueError: no step was counted yet.
@@ -117,32 +120,33 @@ class Probe:
         if found is None:
             raise ValueError(
                 "precision_report() needs a counted step, but the optimizer has taken none inside the block of "
-                "probe(). A tf.function that was traced before the block does not count: trace it in the block, or "
-                "compile the Keras model anew."
+                "probe(). Steps of a tf.function that was traced before the block are not counted: trace it in the "
+                "block, or compile the Keras model again in the block."
             )
-        return ExponentCounts(*found, full_precision=not self._in_float16)
+        return dataclasses.replace(found, full_precision=not self._in_float16)
 
     def count_exponents(self) -> None:
-        """Have the next step counted, and after that every `every`-th one."""
+        """Start counting: the next step is counted, and every `every`-th step after it."""
         self._exponents.count_next()
 
     def method(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a method of the optimizer that counts the gradients before it does its work.
+        """Return a function that counts the gradients in its arguments and then calls a method of the optimizer.
 
         Args:
-            method: a bound method of gradients and variables, or of pairs of them.
+            method: a bound method that takes gradients and variables, or (gradient, variable) pairs.
         """
 
         @do_not_convert
         def counted(*args: Any, **kwargs: Any) -> Any:
-            if self._thread.inside or tf.distribute.in_cross_replica_context():  # one method may call the other
+            # If one counted method calls another, its gradients are already counted.
+            if self._thread.inside or tf.distribute.in_cross_replica_context():
                 return method(*args, **kwargs)
             variables = [*args[1:2], *(kwargs[name] for name in _SECOND if name in kwargs)]
             named = [name for name in _FIRST if name in kwargs]
             if not args and not named:
-                return method(*args, **kwargs)  # raises
+                return method(*args, **kwargs)  # raises an error, because the gradients are missing
             given = list(args[0] if args else kwargs.pop(named[0]))
-            args = (given, *args[1:])  # a list, because it may have been an iterator
+            args = (given, *args[1:])  # the list, because counting has exhausted an iterator
             done = self._record(given, variables) if given else []
             self._thread.inside = True
             try:
@@ -154,7 +158,7 @@ class Probe:
         return counted
 
     def _record(self, given: list[Any], variables: list[Any]) -> list[Any]:
-        """Count gradients, which are paired with their variables or followed by them."""
+        """Count gradients, which are given as (gradient, variable) pairs or as separate lists."""
         if isinstance(given[0], (tuple, list)):
             gradients, known = unzip(given)
         else:
@@ -165,13 +169,15 @@ class Probe:
         return self._exponents.record(lambda: names_of(known), lambda: gradients, lambda: tf.constant(factor))
 
 
-#: The methods that take the gradients of a step, and the names of their arguments.
+#: Methods of optimizers that take the gradients of a step.
 _METHODS = ("apply_gradients", "apply")
+#: Names of the first argument of these methods, which contains the gradients.
 _FIRST = ("grads_and_vars", "grads", "updates")
+#: Names of the second argument of `apply`, which contains the variables.
 _SECOND = ("trainable_variables", "parameters")
 
 
 class _Thread(threading.local):
-    """Whether a method is called by another one; each replica has its own thread."""
+    """Whether a counted method is running in this thread. Each replica of a strategy has its own thread."""
 
     inside = False

@@ -1,4 +1,4 @@
-"""The loss scale as TensorBoard scalars."""
+"""Write the loss scale to TensorBoard as scalars."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 def write_summary(optimizer: LossScaleOptimizer, step: Scalar | None = None, loss: Scalar | None = None) -> None:
     """Write the scalars `loss_scale` and `skipped_steps`, and the loss if it is passed.
 
-    If the optimizer has `diagnose=True`, `grad_norm` is written, too. If it has `diagnose="exponents"`, a histogram of
-    exponents is written for each variable, in eager mode and if the last step was counted.
+    If the optimizer has `diagnose=True`, the scalar `grad_norm` is written, too. If it has `diagnose="exponents"` and
+    the last step was counted, a histogram of exponents is written for each variable, but only in eager mode.
 
-    Use it in custom loops, in eager mode or in a `tf.function`. It writes to the default `tf.summary` writer, and
-    respects `tf.summary.record_if`.
+    Call the function in custom loops, in eager mode or in a `tf.function`. It writes to the default `tf.summary`
+    writer, and respects `tf.summary.record_if`.
 
     >>> import tempfile
     >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD())
@@ -32,7 +32,7 @@ def write_summary(optimizer: LossScaleOptimizer, step: Scalar | None = None, los
     Args:
         optimizer: the optimizer whose loss scale is written.
         step: an int or an int64 scalar tensor; None for the step set with `tf.summary.experimental.set_step`.
-        loss: the unscaled loss, a floating scalar.
+        loss: the unscaled loss, a floating-point scalar; None to write no loss.
 
     Raises:
         TypeError: `optimizer` is not a `tf_lossscale.LossScaleOptimizer`.
@@ -49,16 +49,16 @@ def write_summary(optimizer: LossScaleOptimizer, step: Scalar | None = None, los
 
 
 def write_scalars(optimizer: LossScaleOptimizer, step: Any, loss: Any) -> None:
-    """Write what `write_summary` writes, without the histograms.
+    """Write the scalars of `write_summary`, but no histograms.
 
     >>> import tempfile
     >>> with tf.summary.create_file_writer(tempfile.mkdtemp()).as_default():
     ...     write_scalars(LossScaleOptimizer(tf.keras.optimizers.SGD()), step=1, loss=None)
 
     Args:
-        optimizer: as in `write_summary`.
-        step: as in `write_summary`.
-        loss: as in `write_summary`.
+        optimizer: the optimizer whose loss scale is written.
+        step: the step, as in `write_summary`.
+        loss: the unscaled loss, or None, as in `write_summary`.
     """
     values = {"loss_scale": optimizer.loss_scale, "skipped_steps": optimizer.skipped_steps}
     if optimizer.gradient_norm is not None:
@@ -70,7 +70,7 @@ def write_scalars(optimizer: LossScaleOptimizer, step: Any, loss: Any) -> None:
 
 
 def require_ours(optimizer: Any) -> None:
-    """Raise if an optimizer's loss scale cannot be read.
+    """Raise an error unless an object is a `LossScaleOptimizer` of this package, whose loss scale can be read.
 
     >>> require_ours(LossScaleOptimizer(tf.keras.optimizers.SGD()))
 
@@ -88,9 +88,9 @@ def require_ours(optimizer: Any) -> None:
         )
 
 
-@do_not_convert  # AutoGraph warns that it cannot convert the import
+@do_not_convert  # otherwise AutoGraph would warn that it cannot convert the import
 def require_tensorboard(caller: str, otherwise: str) -> None:
-    """Raise if TensorBoard, which `tf.summary.scalar` needs, cannot be imported.
+    """Raise an error if TensorBoard, which `tf.summary.scalar` needs, cannot be imported.
 
     >>> require_tensorboard("write_summary(...)", "remove the call")
 

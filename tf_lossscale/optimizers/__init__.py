@@ -1,7 +1,7 @@
 """Optimizers of this package, for use with LossScaleOptimizer or alone.
 
-`Adafactor` is the class for the library that `tf.keras` is: Keras 3, or tf_keras with `TF_USE_LEGACY_KERAS=1`. Both
-classes have their own names, too: `optimizers.keras3.Adafactor` and `optimizers.tf_keras.Adafactor`.
+`Adafactor` is the class for the library that `tf.keras` is: Keras 3, or tf_keras with `TF_USE_LEGACY_KERAS=1`. To
+choose a library, use `optimizers.keras3.Adafactor` or `optimizers.tf_keras.Adafactor`.
 
 >>> import tf_lossscale
 >>> tf_lossscale.optimizers.Adafactor.__module__

@@ -17,7 +17,7 @@ from tf_lossscale.optimizers.torch_surface import TorchSurface
 
 def _option(name: str) -> property:
     def read(self: Any) -> Any:
-        # The base class's constructor reads and writes options before the groups exist.
+        # The Keras constructor reads and writes options before the parameter groups exist.
         return self._groups[0][name] if self._groups else self._defaults[name]
 
     def write(self: Any, value: Any) -> None:
@@ -56,7 +56,7 @@ class AdafactorBase(GroupConfigs, TorchSurface):
         raise NotImplementedError
 
     def _new_rate_variable(self, value: float) -> Any:
-        """Create a variable for a learning rate. It is float64, so that float64 parameters get the exact number."""
+        """Create a float64 variable for a learning rate. float32 would be inexact for float64 parameters."""
         raise NotImplementedError
 
     def _new_moment(self, variable: Any, name: str, shape: Sequence[int], dtype: tf.DType) -> Any:
@@ -70,19 +70,21 @@ class AdafactorBase(GroupConfigs, TorchSurface):
     def _is_schedule(self, source: Any) -> bool:
         raise NotImplementedError
 
-    # The attributes of every instance, besides those of TorchSurface.
-    _places: dict[Any, tuple[ParameterGroup, int]]  # the group of a variable, and its number in it
+    #: For each variable's key, its parameter group and its position in the group.
+    _places: dict[Any, tuple[ParameterGroup, int]]
     _moments: dict[Any, dict[str, Any]]
-    _takes_more: bool  # whether `build` adds variables that are in no group to the first one
-    _said: bool  # whether the memory that `foreach` needs was logged
+    #: Whether `build` adds variables that are in no group to the first group.
+    _takes_more: bool
+    #: Whether the optimizer has logged how much memory `foreach` needs.
+    _said: bool
 
     # Construction. ----------------------------------------------------------------------------------------------
 
     def _prepare(self, params: Any, options: dict[str, Any]) -> list[dict[str, Any]]:
-        """Check the arguments before anything is created. Return the initial groups."""
+        """Check the arguments before anything is created. Return the initial parameter groups."""
         arguments.check(options)
         given = [{"params": []}] if params is None else parameter_groups.groups_of(params)
-        # Set without assignment, because the Keras libraries would replace lists and dicts by tracked copies.
+        # Write to __dict__, because both Keras libraries replace assigned lists and dicts by tracked copies.
         self.__dict__.update(
             _groups=[],
             _defaults=options,
@@ -99,8 +101,8 @@ class AdafactorBase(GroupConfigs, TorchSurface):
         for variable in given["params"]:
             if self._key(variable) in self._places:
                 raise ValueError(
-                    f"{variable.name} is in more than one parameter group: some parameters appear twice. Leave it in "
-                    "one of them."
+                    f"{variable.name} is in more than one parameter group: some parameters appear twice. Pass it in "
+                    "one group only."
                 )
         with_names = [group for group in self._groups if group["params"]]
         if with_names and given["params"] and ("param_names" in given) != ("param_names" in with_names[0]):
@@ -123,14 +125,15 @@ class AdafactorBase(GroupConfigs, TorchSurface):
         self._places.update({self._key(variable): (group, i) for i, variable in enumerate(group["params"])})
 
     def _take(self, variables: Iterable[Any]) -> list[Any]:
-        """Assign the variables to groups. Return them, followed by the groups' other variables."""
+        """Assign variables to groups. Return these variables, followed by all others that are in a group."""
         variables = list(variables)
         self._place_by_config(variables)
         others = [variable for variable in variables if self._key(variable) not in self._places]
         if others and not self._takes_more:
             raise ValueError(
                 f"{others[0].name} is in no parameter group of this optimizer. Add it with "
-                "add_param_group({'params': [variable]}), or pass params=None to update whatever it is built for."
+                "add_param_group({'params': [variable]}), or create the optimizer with params=None, which accepts all "
+                "variables."
             )
         self._groups[0]["params"] = [*self._groups[0]["params"], *others]
         self._file(self._groups[0])
@@ -168,7 +171,7 @@ class AdafactorBase(GroupConfigs, TorchSurface):
 
     @property
     def learning_rate(self) -> Any:
-        """The first group's learning rate. Setting it sets all groups without a learning rate of their own."""
+        """The first group's learning rate. Setting it also sets the groups that have no learning rate of their own."""
         return super().learning_rate  # type: ignore[misc]
 
     @learning_rate.setter
@@ -184,7 +187,7 @@ class AdafactorBase(GroupConfigs, TorchSurface):
     # The update. ------------------------------------------------------------------------------------------------
 
     def _update_all(self, grads_and_vars: Iterable[tuple[Any, Any]], call: Callable[..., Any]) -> None:
-        """Update variables. `call(variable, function, arguments)` calls the function on the variable's device."""
+        """Update the variables. `call(variable, function, arguments)` calls a function on the variable's device."""
         groups: dict[int, tuple[ParameterGroup, list[tuple[int, Any, Any]]]] = {}
         for gradient, variable in grads_and_vars:
             if self._key(variable) not in self._places:
@@ -219,7 +222,7 @@ class AdafactorBase(GroupConfigs, TorchSurface):
             call(variables[0], update, (variables[1:], [members[i][1] for i in batch], weights, rates, shrink))
 
     def _advance(self, group: ParameterGroup, indices: list[int]) -> tf.Tensor:
-        """Count a step for the group's variables at these indices. Return their counts."""
+        """Increment the step counts of the group's variables at these indices. Return the new counts."""
         steps = self._tensor_variable(group.steps)
         if indices == list(range(len(group["params"]))):
             steps.assign_add(tf.ones(steps.shape), read_value=False)
@@ -229,7 +232,7 @@ class AdafactorBase(GroupConfigs, TorchSurface):
         return tf.gather(steps.read_value(), indices)
 
     def _batches(self, group: ParameterGroup, members: list[tuple[int, Any, Any]]) -> list[list[int]]:
-        """Split the members into batches that are updated as one: with `foreach`, all of the same shape."""
+        """Split a group's members into batches. With `foreach`, members of the same shape and dtype share a batch."""
         if not group["foreach"]:
             return [[i] for i in range(len(members))]
         batches: dict[Any, list[int]] = {}
@@ -244,9 +247,9 @@ class AdafactorBase(GroupConfigs, TorchSurface):
     def _update(
         self, group: ParameterGroup, variables: Any, gradients: Any, weights: Any, rates: Any, shrink: Any
     ) -> None:
-        """Update variables of one group. Several variables have the same shape."""
+        """Update one variable, or several variables of the same shape. All are in the same group."""
         variables = [self._tensor_variable(variable) for variable in variables]
-        # sums the repeated rows of IndexedSlices
+        # The conversion of IndexedSlices to a tensor sums rows with the same index.
         gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
         moments = [[self._tensor_variable(m) for m in self._moments_of(variable).values()] for variable in variables]
         options = {name: group[name] for name in ("eps", "d", "maximize")}

@@ -8,11 +8,11 @@ from typing import Any
 
 import tensorflow as tf
 
-# Names of the second moments, as in PyTorch's state_dict.
+# Names of the second moments, as in the state_dict of PyTorch's Adafactor.
 FACTORED = ("row_var", "col_var")
 WHOLE = ("variance",)
 
-# The distance from 1 to the next representable number.
+# For each dtype, the distance from 1 to the next larger number.
 _SPACING = {tf.float16: 2.0**-10, tf.bfloat16: 2.0**-7, tf.float32: 2.0**-23, tf.float64: 2.0**-52}
 
 
@@ -28,7 +28,7 @@ def moment_shapes(shape: Sequence[int]) -> dict[str, tuple[int, ...]]:
         shape: the parameter's shape.
 
     Returns:
-        For two or more dimensions `row_var` and `col_var`, over the last two; `variance` otherwise.
+        A dict: `row_var` and `col_var`, over the last two dimensions, or `variance` if there are fewer than two.
     """
     shape = tuple(shape)
     if len(shape) < 2:
@@ -49,9 +49,9 @@ def compute_dtype(dtype: tf.DType) -> tf.DType:
 
 
 def step_sizes(steps: tf.Tensor, lr: tf.Tensor, beta2_decay: float) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the weight of the newest gradient, and the relative step size, for parameters at given steps.
+    """Return the weights of the newest gradients and the relative step sizes, for parameters at given steps.
 
-    A weight w of at least 1/2 is returned as w - 1.
+    A weight w of at least 1/2 is returned as w - 1, so that the interpolation with a weight of 1 is exact.
 
     >>> weight, rate = step_sizes(tf.constant([1.0, 16.0]), tf.constant(0.5), -0.5)
     >>> weight.numpy().tolist(), rate.numpy().round(6).tolist()
@@ -63,7 +63,7 @@ def step_sizes(steps: tf.Tensor, lr: tf.Tensor, beta2_decay: float) -> tuple[tf.
         beta2_decay: the exponent, at most 0.
 
     Returns:
-        Two tensors like `steps`.
+        Two tensors with the shape and dtype of `steps`.
     """
     weight = steps**beta2_decay
     return tf.where(weight < 0.5, weight, weight - 1), tf.minimum(lr, tf.math.rsqrt(steps))
@@ -95,15 +95,15 @@ def update(
     Args:
         parameter: a floating tensor X.
         gradient: a tensor G of the same shape and dtype.
-        moments: as in `moment_shapes`, of the parameter's dtype.
-        weight: from `step_sizes`, a scalar of the `compute_dtype`.
-        rate: from `step_sizes`, too.
+        moments: the second moments, in the order of `moment_shapes`, of the parameter's dtype.
+        weight: the first result of `step_sizes`, a scalar of the `compute_dtype`.
+        rate: the second result of `step_sizes`, a scalar of the `compute_dtype`.
         shrink: the fraction of X that the weight decay subtracts, a scalar like `rate`; None for no weight decay.
-        eps: eps1, or None for the dtype's spacing at 1; and eps2.
+        eps: (eps1, eps2). An eps1 of None stands for the spacing of the dtype's numbers at 1.
         d: clipping threshold, at least 1.
         maximize: whether to ascend the gradient.
-        stacked: whether the first axis of every tensor, also of `weight` and `rate`, counts parameters that are
-            updated as one.
+        stacked: whether every tensor, also `weight` and `rate`, has an additional first axis with one entry for each
+            of several parameters.
 
     Returns:
         The change and the new moments, with unchanged shapes and dtypes.
@@ -123,7 +123,7 @@ def update(
     if rank - stacked >= 2:
         means = [tf.reduce_mean(squared, -1, keepdims=True), tf.reduce_mean(squared, -2, keepdims=True)]
         row, column = new = [_toward(tf.cast(old, wide), mean, weight) for old, mean in zip(moments, means)]
-        # PyTorch's order of operations: if the product overflows, the parameter does not change.
+        # Multiply before dividing, as PyTorch does: if the product overflows, the parameter does not change.
         estimate = row * column / tf.maximum(tf.reduce_mean(row, -2, keepdims=True), eps1)
     else:
         new = [_toward(tf.cast(moments[0], wide), squared, weight)]
@@ -144,17 +144,19 @@ def _half_sum_of_squares(values: tf.Tensor, axes: list[int] | None) -> tf.Tensor
 
 
 def _larger(value: tf.Tensor, least: float) -> tf.Tensor:
-    # A NaN becomes `least`, as in PyTorch. The elements of the gradient that are NaN stay NaN.
+    # A NaN becomes `least`, as in PyTorch. The update is NaN only for elements whose gradient is NaN.
     return tf.where(value > least, value, least)
 
 
 def _toward(old: tf.Tensor, new: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-    # Interpolate from the nearer end, so that a weight of 1 gives exactly `new`, however large `old` is.
+    # A negative `weight` is w - 1; the interpolation then starts at `new`. A w of 1 gives exactly `new`, however large
+    # `old` is.
     return tf.where(weight > 0, old, new) + weight * (new - old)
 
 
 def _narrowed(moment: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    # The square of a float16 above 255 overflows, and an infinite moment would make the parameter NaN one step later.
+    # The square of a float16 number above 255 overflows. An infinite moment would make the parameter NaN in the next
+    # step.
     return moment if moment.dtype == dtype else tf.cast(tf.minimum(moment, float(dtype.max)), dtype)
 
 

@@ -7,7 +7,7 @@ import numbers
 from collections.abc import Mapping
 from typing import Any
 
-# Option -> default, in PyTorch's order.
+# The options and their defaults, in PyTorch's order.
 DEFAULTS: dict[str, Any] = {
     "lr": 1e-2,
     "beta2_decay": -0.8,
@@ -20,7 +20,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 def check(options: Mapping[str, Any]) -> None:
-    """Raise if the value of an option is not allowed.
+    """Raise an error if the value of an option is not allowed.
 
     >>> check({"d": 0.5})
     Traceback (most recent call last):
@@ -31,7 +31,7 @@ def check(options: Mapping[str, Any]) -> None:
         options: some of Adafactor's options by name; other names are ignored.
 
     Raises:
-        TypeError: a value is not a number, or `eps` not a pair.
+        TypeError: a value is of a wrong type.
         ValueError: a value is out of range.
         IndexError: `eps` has fewer than two elements.
     """
@@ -86,7 +86,7 @@ def _number(name: str, value: Any, default: Any) -> Any:
 
 
 def _require(holds: Any, name: str, value: Any, allowed: str, default: Any) -> None:
-    # A comparison with NaN is false, so NaN is refused.
+    # `holds` is a comparison, which is false for NaN, so NaN is refused.
     if not holds:
         argument = name.partition("`")[0]
         name = name if "`" in name else f"{name}`"

@@ -1,4 +1,4 @@
-"""Adafactor's config: its options, and its parameter groups by the positions of their variables."""
+"""Adafactor's config: its options and parameter groups. A group names its variables by their positions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tf_lossscale.optimizers.parameter_groups import ParameterGroup
 
 
 class GroupConfigs:
-    """`from_config`, and Adafactor's part of `get_config`."""
+    """The part of Adafactor that writes and reads its config."""
 
     # What the optimizer's class provides. -----------------------------------------------------------------------
 
@@ -25,7 +25,7 @@ class GroupConfigs:
         raise NotImplementedError
 
     def _built_for(self) -> list[Any]:
-        """Return the variables in the order in which the optimizer is or would be built for them."""
+        """Return the variables in the order in which the optimizer was built, or will be built, for them."""
         raise NotImplementedError
 
     @classmethod
@@ -36,7 +36,7 @@ class GroupConfigs:
     def _deserialized_schedule(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None) -> Any:
         raise NotImplementedError
 
-    # The positions of each group's variables, for an optimizer from a config.
+    # The positions of each group's variables, in an optimizer that was created from a config and is not built.
     _positions: list[list[int]] | None
 
     # ------------------------------------------------------------------------------------------------------------
@@ -50,7 +50,7 @@ class GroupConfigs:
         return config
 
     def _placed(self) -> list[tuple[ParameterGroup, list[int]]]:
-        """Return each group with the positions of its variables among all variables of the optimizer."""
+        """Return each group with the positions of its variables in the list of the optimizer's variables."""
         positions = self._positions
         if positions is None:
             order = {self._key(variable): i for i, variable in enumerate(self._built_for())}
@@ -74,7 +74,7 @@ class GroupConfigs:
 
         Args:
             config: a dict.
-            custom_objects: name -> class or function, for user-defined schedules.
+            custom_objects: user-defined learning rate schedules, a dict from names to classes or functions.
         """
 
         def ready(options: dict[str, Any], rate: str) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class GroupConfigs:
         return optimizer
 
     def _place_by_config(self, variables: list[Any]) -> None:
-        """Assign variables to the groups of a config."""
+        """Put the variables into the groups that were created from a config, by their positions."""
         if self._positions is not None:
             for group, positions in zip(self._groups, self._positions):
                 group["params"] = [variables[i] for i in positions]

@@ -1,4 +1,4 @@
-"""Hooks: functions called before and after a step, `state_dict` and `load_state_dict`, in PyTorch's order."""
+"""Hooks: functions to call before and after `step`, `state_dict` and `load_state_dict`, as in PyTorch's optimizers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Handle:
 
     Args:
         hooks: the dict that holds the hook.
-        key: the hook's key in it.
+        key: the hook's key in this dict.
     """
 
     def __init__(self, hooks: dict[int, Hook], key: int):
@@ -66,7 +66,7 @@ class Hooks:
 
     def __init__(self) -> None:
         self._hooks: dict[int, Hook] = {}
-        #: Whether a function was traced without hooks. It does not call hooks that are registered later.
+        #: Whether a tf.function was traced while there were no hooks. It does not call hooks that are registered later.
         self.traced_without = False
 
     def register(self, hook: Hook, prepend: bool = False) -> Handle:
@@ -99,7 +99,7 @@ class Hooks:
 class Hooked:
     """Base class of optimizers with hooks. Each method that registers a hook returns a `Handle`.
 
-    `_hooks` is a dict from kinds of events to `Hooks`, created by `all_moments`.
+    The attribute `_hooks` is a dict from kinds of events to `Hooks`, as `all_moments` returns it.
     """
 
     _hooks: dict[str, Hooks]
@@ -108,12 +108,12 @@ class Hooked:
     def register_step_pre_hook(self, hook: Hook) -> Handle:
         """Call `hook(optimizer, args, kwargs)` before every step; `args` begins with the optimizer.
 
-        A step is a call of `step`, of `apply_gradients`, or one that `LossScaleOptimizer`, `minimize` or `fit` takes.
-        A step that `LossScaleOptimizer` skips calls no hook. In a `tf.function` the hook is called by each step, if it
-        was registered before the function was traced. A step that XLA compiles cannot call hooks, and raises.
+        A step is a call of `step` or `apply_gradients`, or a step of `LossScaleOptimizer`, `minimize` or `fit`. A step
+        that `LossScaleOptimizer` skips calls no hook. In a `tf.function` each step calls the hook if it was registered
+        before the function was traced. A step that XLA compiles cannot call hooks, and raises an error.
 
         Args:
-            hook: returns None, or, for a call of `step`, new (args, kwargs).
+            hook: returns None. In a call of `step` it may also return a tuple (args, kwargs) of new arguments.
 
         Returns:
             A handle, whose `remove()` removes the hook.
@@ -189,7 +189,7 @@ class Hooked:
         return self._hooks["load_state_dict_post"].register(hook, prepend)
 
     def _step_hooks(self) -> tuple[list[Hooks], list[Hooks]]:
-        """Return the hooks before and the hooks after a step, in order."""
+        """Return the hooks to call before a step, and the hooks to call after it, in calling order."""
         return [before_every_step, self._hooks["step_pre"]], [self._hooks["step_post"], after_every_step]
 
     @property
@@ -198,7 +198,10 @@ class Hooked:
         return any(list(hooks) for moments in self._step_hooks() for hooks in moments)
 
     def _between_hooks(self, variables: Iterable[tf.Variable], update: Callable[[], Any]) -> Any:
-        """Update variables, calling the step hooks before and after. `step` calls them itself, with its arguments."""
+        """Call `update`, with the step hooks before and after it.
+
+        In a call of `step` this method calls no hooks, because `around_step` calls them with the arguments of `step`.
+        """
         before, after = self._step_hooks()
         if self._in_step:
             return update()
@@ -218,7 +221,7 @@ class Hooked:
             )
         with tf.control_dependencies(operations(tf.numpy_function(lambda: self._call(before), [], []))):
             result = update()
-        # Reading a variable waits for the last write to it.
+        # The hooks after the step run after the reads, and a read waits for the last write to its variable.
         with tf.control_dependencies([variable.read_value() for variable in variables]):
             tf.numpy_function(lambda: self._call(after), [], [])
         return result
@@ -228,19 +231,19 @@ class Hooked:
             result = hook(self, (self,), {})
             if result is not None and moments[0] is before_every_step:
                 raise RuntimeError(
-                    "A step pre-hook can replace the arguments of step() alone. In a step that apply_gradients or "
-                    f"LossScaleOptimizer takes it must return None, but returned: {result!r}."
+                    "A step pre-hook can replace only the arguments of step(). In a step of apply_gradients or "
+                    f"LossScaleOptimizer it must return None, but returned: {result!r}."
                 )
 
 
 def around_step(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Call the step hooks before and after a method `step`.
+    """Decorate a method `step`, so that it calls the step hooks before and after.
 
     Args:
-        step: the method, which `help` and `inspect.signature` show.
+        step: the method. `help` and `inspect.signature` show its documentation and signature.
 
     Returns:
-        The method.
+        The decorated method.
     """
 
     @functools.wraps(step)

@@ -125,7 +125,7 @@ class Adafactor(AdafactorBase, keras.optimizers.Optimizer):
             "maximize": maximize,
         }
         given = self._prepare(params, options)
-        # Keras would store a number as float32
+        # Keras would store a number as float32. A callable is a placeholder, which the first group's rate replaces.
         super().__init__(learning_rate=float, weight_decay=weight_decay, **kwargs)
         for group in given:
             self._add_group(group)
@@ -189,7 +189,7 @@ class Adafactor(AdafactorBase, keras.optimizers.Optimizer):
             self._trainable_variables.append(variable)
 
     def _apply_weight_decay(self, variables: list[Any]) -> None:
-        pass  # the update includes the weight decay
+        pass  # Adafactor's own update includes the weight decay
 
     def _distributed_tf_update_step(
         self, distribution: Any, grads_and_vars: Iterable[tuple[Any, Any]], learning_rate: Any

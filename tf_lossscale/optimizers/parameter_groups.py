@@ -13,7 +13,7 @@ from tf_lossscale.optimizers.rates import Rate
 
 
 class ParameterGroup(MutableMapping[str, Any]):
-    """Variables and their options, by name, as in PyTorch's `param_groups`.
+    """A parameter group: a mapping with the variables, "params", and their options, as in PyTorch's `param_groups`.
 
     "lr" reads and assigns the learning rate's variable, so that a traced tf.function uses the new value.
 
@@ -26,11 +26,11 @@ class ParameterGroup(MutableMapping[str, Any]):
     Args:
         entries: "params" and the options, in order. The value of "lr" is ignored.
         rate: the learning rate.
-        own: names of the options that were passed for this group. Changes of the optimizer's options do not affect
-            them.
+        own: names of the options that were passed for this group. A change of the optimizer's option does not change
+            the group's own.
 
-    `steps` is a float32 variable with the number of steps that each of the variables has taken; None before the
-    optimizer is built.
+    The attribute `steps` is a float32 variable with one step count for each variable of the group. It is None before
+    the optimizer is built.
     """
 
     def __init__(self, entries: dict[str, Any], rate: Rate, own: Iterable[str]):
@@ -64,7 +64,7 @@ class ParameterGroup(MutableMapping[str, Any]):
         return repr(dict(self))
 
     def reorder(self, names: Iterable[str]) -> None:
-        """Reorder the entries: these names first, the others last."""
+        """Reorder the entries: the given names come first."""
         self._entries = {name: self._entries[name] for name in dict.fromkeys([*names, *self._entries])}
 
 
@@ -97,7 +97,8 @@ def groups_of(params: Any) -> list[dict[str, Any]]:
     listed = list(params)
     if not listed:
         raise ValueError(
-            "`params` is an empty list. Pass the variables to optimize, or None for those that apply_gradients gets."
+            "`params` is an empty list. Pass the variables to optimize, or None to optimize the variables that "
+            "apply_gradients gets."
         )
     if not isinstance(listed[0], Mapping):
         listed = [{"params": listed}]
@@ -117,8 +118,9 @@ def one_group(group: Any) -> dict[str, Any]:
         A new dict.
 
     Raises:
-        TypeError: the group is not a dict, its variables are in a set, or one of them is not a variable.
-        ValueError: a tensor is not a variable, or only some of the variables have names.
+        TypeError: the group is not a dict, "params" is a set, or an entry of "params" is neither a variable nor a
+            tensor.
+        ValueError: an entry of "params" is a tensor that is not a variable, or only some of the variables have names.
         KeyError: the group has no "params".
     """
     if not isinstance(group, Mapping):
@@ -139,8 +141,8 @@ def one_group(group: Any) -> dict[str, Any]:
     once = list({id(variable): variable for variable in variables}.values())
     if len(once) < len(variables):
         if names is not None:
-            raise ValueError(f"A parameter group holds a parameter under two names: {names}. Name it once.")
-        warnings.warn("A parameter group holds a parameter twice; it is updated once.", stacklevel=4)
+            raise ValueError(f"A parameter group contains one parameter under two names: {names}. Name it once.")
+        warnings.warn("A parameter group contains a parameter twice; it is updated once.", stacklevel=4)
     entries = {**group, "params": once}
     return entries if names is None else {**entries, "param_names": names}
 

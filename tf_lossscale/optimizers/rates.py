@@ -1,4 +1,4 @@
-"""Learning rates of parameter groups: a number that can be changed, or a source to read it from."""
+"""Learning rates of parameter groups: numbers that can be changed, or variables, schedules and functions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class Rate:
         value: a number, a variable, a `LearningRateSchedule` or a function without arguments.
     """
 
-    source: Any  #: The object that the number is read from.
+    #: The variable, schedule or function from which the learning rate is read.
+    source: Any
 
     def __init__(self, optimizer: Any, value: Any):
         self._optimizer = optimizer
@@ -29,14 +30,14 @@ class Rate:
         self.source = self._variable if isinstance(value, float) else value
 
     def read(self) -> Any:
-        """Return the number, or the variable, schedule or function that provides it."""
+        """Return the learning rate as it was set: a number, or a variable, schedule or function."""
         if self.source is not self._variable:
             return self.source
         variable = self._optimizer._tensor_variable(self._variable)
         return float(variable.numpy()) if tf.executing_eagerly() else tf.convert_to_tensor(variable)
 
     def write(self, value: Any) -> None:
-        """Set a new learning rate, of any kind."""
+        """Set a new learning rate: a number, variable, schedule or function."""
         value = _number_or_source(value)
         if isinstance(value, float) or _is_symbolic(value):
             self._optimizer._tensor_variable(self._variable).assign(value)
@@ -65,12 +66,12 @@ class FirstRate(Rate):
 
     @property
     def source(self) -> Any:
-        """The object that the number is read from."""
+        """The variable, schedule or function from which the learning rate is read."""
         return getattr(self._optimizer, "_learning_rate", None)
 
     @source.setter
     def source(self, value: Any) -> None:
-        if value is not self.source:  # both Keras libraries override the setter
+        if value is not self.source:  # in both Keras libraries, assigning `_learning_rate` calls their setter
             self._optimizer._learning_rate = value
 
 

@@ -12,7 +12,7 @@ from tf_lossscale.optimizers.adafactor_rule import moment_shapes
 
 
 def checked(state_dict: Mapping[str, Any], parameters: Sequence[Any], sizes: Sequence[int]) -> list[dict[str, Any]]:
-    """Return the state of every parameter in a state dict, as arrays of the right shapes.
+    """Return every parameter's state in a state dict, as arrays whose shapes have been checked.
 
     >>> import tensorflow as tf
     >>> saved = {"state": {0: {"step": 3, "variance": [0.5]}}, "param_groups": [{"params": [0, 1]}]}
@@ -25,7 +25,7 @@ def checked(state_dict: Mapping[str, Any], parameters: Sequence[Any], sizes: Seq
         sizes: the number of parameters in each group.
 
     Returns:
-        A dict for every parameter, with "step" and its second moments; empty if nothing was saved.
+        For every parameter, a dict with "step" and the second moments, or an empty dict if none were saved.
 
     Raises:
         ValueError: the groups, their options, or the shapes do not fit.
@@ -42,8 +42,8 @@ def checked(state_dict: Mapping[str, Any], parameters: Sequence[Any], sizes: Seq
         if len(group["params"]) != size:
             raise ValueError(
                 f"The loaded state dict has {len(group['params'])} parameters in group {i}, which doesn't match the "
-                f"size of the optimizer's group: {size}. Pass the same variables, or build the optimizer for them, "
-                "first."
+                f"size of the optimizer's group: {size}. First create the optimizer with the same variables, or build "
+                "it for them."
             )
         arguments.check(group)
     states = {_as_number(number): state for number, state in state_dict["state"].items()}
@@ -57,7 +57,7 @@ def _as_number(key: Any) -> Any:
 
 
 def _checked_state(variable: Any, number: Any, entry: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Return one parameter's saved state as arrays of the right shapes, or raise; empty if there is none."""
+    """Return one parameter's saved state as arrays, or {} if none was saved. Raise an error if a shape is wrong."""
     if not entry:
         return {}
     shapes = moment_shapes(variable.shape)
@@ -82,6 +82,6 @@ def _checked_state(variable: Any, number: Any, entry: Mapping[str, Any]) -> dict
 
 
 def _as_array(value: Any) -> np.ndarray:
-    if hasattr(value, "detach"):  # a PyTorch tensor, which cannot be a NumPy array in bfloat16
+    if hasattr(value, "detach"):  # a PyTorch tensor; NumPy cannot convert it from bfloat16
         value = value.detach().cpu().float() if "bfloat16" in str(value.dtype) else value.detach().cpu()
     return np.asarray(value)

@@ -88,7 +88,7 @@ class Adafactor(AdafactorBase, tf_keras.optimizers.Optimizer):
         given = self._prepare(params, options)
         kwargs = {"name": "Adafactor", "jit_compile": False, **kwargs}
         super().__init__(weight_decay=weight_decay, **kwargs)
-        self._rates: list[Any] = []  # the rates of all groups, which tf.train.Checkpoint finds here
+        self._rates: list[Any] = []  # all groups' learning rates; tf.train.Checkpoint saves this attribute
         for group in given:
             self._add_group(group)
 
@@ -159,7 +159,7 @@ class Adafactor(AdafactorBase, tf_keras.optimizers.Optimizer):
             self._index_dict[self._key(variable)] = len(self._index_dict)
 
     def _apply_weight_decay(self, variables: Any) -> None:
-        pass  # the update includes the weight decay
+        pass  # Adafactor's own update includes the weight decay
 
     def _distributed_apply_gradients_fn(
         self, distribution: Any, grads_and_vars: Sequence[tuple[Any, Any]], **kwargs: Any

@@ -23,18 +23,18 @@ class TorchSurface(hooks.Hooked):
     apply_gradients: Callable[..., Any]
 
     def _all_built(self) -> bool:
-        """Build the optimizer for the variables of all groups if necessary. Return False if there are none."""
+        """If the optimizer is not built, build it for the variables of all groups. Return False if there are none."""
         raise NotImplementedError
 
     def _add_group(self, given: dict[str, Any]) -> None:
         raise NotImplementedError
 
     def _moments_of(self, variable: Any) -> dict[str, Any]:
-        """Return the second moments by name; see `adafactor_rule.moment_shapes`."""
+        """Return a variable's second moments by name; see `adafactor_rule.moment_shapes`."""
         raise NotImplementedError
 
     def _tensor_variable(self, variable: Any) -> Any:
-        """Return the tf.Variable of a variable of the optimizer's library."""
+        """Return the tf.Variable behind a variable of Keras 3 or tf_keras."""
         raise NotImplementedError
 
     def _set_iterations(self, steps: int) -> None:
@@ -52,14 +52,14 @@ class TorchSurface(hooks.Hooked):
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The default options of groups."""
+        """The options of groups that do not set their own."""
         return dict(self._defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add variables with their own options, at any time: for example unfrozen layers.
 
-        The new variables start with empty state; the others keep theirs. A `tf.function` that was
-        traced before does not update them. Create a new one.
+        The new variables start with empty state; the others keep theirs. A `tf.function` that was traced before does
+        not update the new variables. Create a new `tf.function`.
 
         >>> from tf_lossscale.optimizers import Adafactor
         >>> optimizer = Adafactor([tf.Variable(1.0)])
@@ -68,8 +68,8 @@ class TorchSurface(hooks.Hooked):
         [0.01, 0.5]
 
         Args:
-            param_group: a dict with "params" and any of the options; `defaults` fills in the others. "params" are
-                variables, or (name, variable) pairs, whose names the group then has as "param_names".
+            param_group: a dict with "params" and any of the options; `defaults` fills in the others. "params" contains
+                variables or (name, variable) pairs. The group stores the names in "param_names".
 
         Raises:
             TypeError: `param_group` is not a dict, or contains something other than variables.
@@ -87,9 +87,10 @@ class TorchSurface(hooks.Hooked):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters by their gradients, and call the step hooks.
 
-        The gradients are the variables' attributes `grad`. If none has one after the closure, they are the gradients of
-        the loss that the closure returns. A variable whose gradient is None does not change, nor does its state. A
-        gradient of zeros counts as a step: the second moments decay, and with a `weight_decay` the variable does, too.
+        The gradients are the variables' attributes `grad`. If no variable has a `grad` after the call of the closure,
+        they are the gradients of the loss that the closure returns. A variable whose gradient is None does not change,
+        nor does its state. A gradient of zeros counts as a step: the second moments decay, and with a `weight_decay`
+        the variable decays, too.
 
         >>> from tf_lossscale.optimizers import Adafactor
         >>> weight = tf.Variable([4.0])
@@ -148,8 +149,9 @@ class TorchSurface(hooks.Hooked):
         {'step': (), 'row_var': (2, 1), 'col_var': (1, 3)}
 
         Returns:
-            A dict: "state", for every parameter that was updated, by its number over all groups; and "param_groups",
-            with these numbers for "params". Hooks can replace the dict.
+            A dict. "state" maps the number of every parameter that was updated to its state; parameters are numbered
+            across all groups. "param_groups" contains the groups, with these numbers as "params". Hooks can replace
+            the dict.
         """
         for hook in self._hooks["state_dict_pre"]:
             hook(self)
@@ -176,9 +178,10 @@ class TorchSurface(hooks.Hooked):
         return np.array(self._tensor_variable(variable).numpy())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state dict of this class, or one of PyTorch, whose tensors may be NumPy arrays.
+        """Load a state dict of this class or of PyTorch's Adafactor. PyTorch's tensors may be NumPy arrays.
 
-        A run that began in PyTorch can continue. `iterations`, which schedules read, becomes the largest "step".
+        Training that began in PyTorch can thus continue. `iterations`, which schedules read, becomes the largest
+        "step" in the state dict.
 
         Args:
             state_dict: a dict as returned by `state_dict`. Neither this method nor a hook changes it.
@@ -199,7 +202,7 @@ class TorchSurface(hooks.Hooked):
         saved_groups = loaded["param_groups"]
         sizes = [len(group["params"]) for group in self._groups]
         entries = state_dicts.checked(loaded, self._parameters(), sizes)
-        # From here on nothing raises, so a state that does not fit changes nothing.
+        # All checks are above this line, so a state dict that does not fit changes nothing.
         steps = [entry["step"] if entry else 0.0 for entry in entries]
         if any(entries):
             self._all_built()

@@ -1,1 +1,1 @@
-"""Gradients counted by exponent, and what float16 loses of them: plain data, without TensorFlow."""
+"""Counts of gradients by exponent, and reports of what float16 loses of them. This package does not use TensorFlow."""

@@ -1,4 +1,4 @@
-"""Gradients counted by exponent: how many values of each variable lie in which power of two."""
+"""Counts of gradients by exponent: how many values of each variable's gradient lie between two powers of two."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import math
 
 import numpy as np
 
-#: Exponents floor(log2|g|) that have a bin of their own. The first and the last bin hold everything beyond, too.
+#: The lowest and the highest exponent floor(log2|g|) with a bin. The first bin also counts all smaller values, and the
+#: last bin all larger finite values.
 LOWEST, HIGHEST = -64, 31
 BINS = HIGHEST - LOWEST + 1
 
@@ -27,13 +28,13 @@ class ExponentCounts:
     5.0
 
     Args:
-        names: of the variables, each a different one.
+        names: the names of the variables, all different.
         counts: int64 of shape [variables, COLUMNS]: the zeros, the finite values by exponent from LOWEST to HIGHEST,
             the infinite values, the NaNs.
         scale: the loss scale that multiplied the gradients; 1.0 if none did.
         step: the step that was counted, from 1.
-        full_precision: True if the gradients were computed in float32, as by a probe. Gradients of float16 layers have
-            lost the values that are too small for float16 before they are counted: they are among the zeros.
+        full_precision: True if the gradients were computed in float32, as when `probe` counts them. If a layer computes
+            its gradient in float16, values that are too small for float16 are counted as zeros.
     """
 
     names: tuple[str, ...]
@@ -54,11 +55,11 @@ class ExponentCounts:
             raise ValueError(f"`scale` must be a finite number above 0, but got: {self.scale!r}.")
 
     def at(self, scale: float) -> ExponentCounts:
-        """Return the counts that the same gradients would have at another loss scale, with nothing rounded.
+        """Return the counts that the same gradients would have at another loss scale, without rounding to float16.
 
-        A factor of 2**k moves every count by k bins. For other factors the values of a bin are assumed to be spread
-        evenly over its logarithm: of a factor of 2**(k + f) the share 1 - f moves by k bins, and the share f by one
-        more.
+        Multiplying gradients by 2**k moves every count by k bins. For factors between two powers of two, the logarithms
+        of the values in a bin are assumed to be spread evenly: for a factor of 2**(k + f) with 0 < f < 1, the share
+        1 - f of the values moves by k bins, and the share f by k + 1 bins.
 
         Args:
             scale: a finite number above 0.
@@ -77,7 +78,7 @@ class ExponentCounts:
 
 
 def column(exponent: int) -> int:
-    """Return the column of an exponent in `ExponentCounts.counts`.
+    """Return the column of `ExponentCounts.counts` that counts the values with an exponent.
 
     >>> column(LOWEST), column(HIGHEST), column(HIGHEST + 5)
     (1, 96, 96)

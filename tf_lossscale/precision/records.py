@@ -1,4 +1,4 @@
-"""The file in which a run keeps its counts of exponents: a line of JSON for each counted step."""
+"""The file `exponents.jsonl`, in which a run stores its counts of exponents: a line of JSON for each counted step."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 
 from tf_lossscale.precision.counts import COLUMNS, FINITE, INFINITE, LOWEST, NAN, ZEROS, ExponentCounts, column
 
-#: The name of the file in the folder of a run.
+#: The name of the file with the exponent counts in the folder of a run.
 FILE = "exponents.jsonl"
 
 
 def append(folder: pathlib.Path | str, counts: ExponentCounts) -> None:
-    """Add the counts of a step to the file of a run.
+    """Append the exponent counts of a step to the file of a run.
 
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
@@ -24,8 +24,8 @@ def append(folder: pathlib.Path | str, counts: ExponentCounts) -> None:
     [100]
 
     Args:
-        folder: the folder of the run; it is made if it is missing.
-        counts: of one step.
+        folder: the folder of the run. It is created if it does not exist.
+        counts: the exponent counts of one step.
 
     Raises:
         OSError: the file cannot be written.
@@ -37,22 +37,23 @@ def append(folder: pathlib.Path | str, counts: ExponentCounts) -> None:
 
 
 def read(folder: pathlib.Path | str) -> list[ExponentCounts]:
-    """Read the counts of a run.
+    """Read the exponent counts of a run.
 
     Args:
         folder: the folder of the run.
 
     Returns:
-        The counts by step. Of two counts of one step, the later one in the file: a resumed run repeats steps. The
-        incomplete last line of a killed run is left out.
+        The counts, ordered by step. A resumed run may repeat steps: if the file holds several counts of one step, only
+        the last of them is returned. If the run was killed while it wrote the last line, this line is ignored.
 
     Raises:
-        FileNotFoundError: the run has no such file.
-        ValueError: another line is damaged.
+        FileNotFoundError: the folder has no file of exponent counts.
+        ValueError: a line other than the last one is damaged.
     """
     path = pathlib.Path(folder) / FILE
     found: dict[int, ExponentCounts] = {}
-    *lines, _ = path.read_text(encoding="utf-8").split("\n")  # after the last line end nothing, or a part of a line
+    # The last part is empty, or an incomplete line if the run was killed.
+    *lines, _ = path.read_text(encoding="utf-8").split("\n")
     for number, line in enumerate(lines, 1):
         try:
             counts = from_record(json.loads(line))
@@ -63,7 +64,9 @@ def read(folder: pathlib.Path | str) -> list[ExponentCounts]:
 
 
 def as_record(counts: ExponentCounts) -> dict[str, Any]:
-    """Return counts as JSON. The bins of a variable begin at its lowest exponent.
+    """Return exponent counts as a dict that can be written as JSON.
+
+    Only the bins from a variable's lowest exponent to its highest exponent are stored.
 
     >>> row = np.zeros([1, COLUMNS], np.int64)
     >>> row[0, column(-3)] = 5
@@ -71,7 +74,7 @@ def as_record(counts: ExponentCounts) -> dict[str, Any]:
     {'zeros': 0, 'infinite': 0, 'nan': 0, 'lowest_exponent': -3, 'bins': [5]}
 
     Args:
-        counts: of one step.
+        counts: the exponent counts of one step.
     """
     record: dict[str, Any] = {"step": counts.step, "scale": counts.scale, "full_precision": counts.full_precision}
     record["variables"] = {}
@@ -85,16 +88,16 @@ def as_record(counts: ExponentCounts) -> dict[str, Any]:
 
 
 def from_record(record: dict[str, Any]) -> ExponentCounts:
-    """Return the counts that `as_record` made a record of.
+    """Return the exponent counts in a record of `as_record`.
 
     >>> from_record({"step": 1, "scale": 1.0, "full_precision": False, "variables": {}}).names
     ()
 
     Args:
-        record: a dict, also after a round trip through JSON.
+        record: a dict that `as_record` returned, possibly written as JSON and read again.
 
     Raises:
-        KeyError, TypeError, ValueError: it is no such record.
+        KeyError, TypeError, ValueError: the dict is not a record of exponent counts.
     """
     names = tuple(record["variables"])
     counts: np.ndarray = np.zeros([len(names), COLUMNS], np.int64)

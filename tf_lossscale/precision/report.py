@@ -1,4 +1,4 @@
-"""What float16 loses of gradients that were counted by exponent, and the loss scale at which it loses least."""
+"""Reports of how much float16 loses of gradients, and of the loss scale at which it loses least."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from tf_lossscale.precision.counts import FINITE, INFINITE, LOWEST, NAN, ZEROS, 
 from tf_lossscale.precision.records import append
 from tf_lossscale.precision.report_text import about_the_scale, about_the_variables, table
 
-#: float16's largest number is 65504, which has the exponent 15. Normal numbers have 11 significant bits and begin at
-#: 2**-14. Below them, down to 2**-24, subnormal numbers have fewer. 2**-25 and everything below it rounds to zero.
+#: Exponents of float16's largest number (65504), smallest normal number and smallest subnormal number. Normal numbers
+#: have 11 significant bits, subnormal numbers have fewer. Values of at most 2**-25 round to zero.
 MAXIMUM, NORMAL, SUBNORMAL = 15, -14, -24
 
 #: A variable is affected if more than this share of its values lies below float16's normal range.
 AFFECTED = 0.1
 
-_LARGEST_SCALE = 127  # the exponent of float32's largest power of two
+_LARGEST_SCALE = 127  # the exponent of the largest power of two in float32
 
 
 @dataclasses.dataclass(frozen=True)
 class VariablePrecision:
-    """A row of a precision report: what float16 loses of one variable's gradient.
+    """A row of a precision report: how much float16 loses of one variable's gradient.
 
-    `zeros` is a share of all values. The other shares are of the values that are not zero: many gradients are mostly
-    zero in any format, those behind an inactive ReLU for example.
+    `zeros` is a share of all values. All other shares are shares of the values that are not zero, because many
+    gradients consist mostly of zeros even in float32, for example behind a ReLU.
 
     >>> row = VariablePrecision("kernel", values=9, zeros=0.1, subnormal=0.2, overflow=0.0, nan=0.0, headroom=3,
     ...                         vanished=0.05, vanished_unscaled=1.0, vanished_at_half=0.1, vanished_at_twice=0.0)
@@ -43,15 +43,16 @@ class VariablePrecision:
         values: the number of values.
         zeros: the share of zeros.
         subnormal: the share in float16's subnormal range, at the loss scale of the counts.
-        overflow: the share above float16's range, infinite values included.
+        overflow: the share above float16's range, including infinite values.
         nan: the share of NaNs.
-        headroom: by how many powers of two the loss scale can grow before the largest value overflows; negative if it
-            overflows. None if the largest value is unknown: none is finite, or one is infinite.
+        headroom: the number of times that the loss scale can double before the largest value overflows. It is negative
+            if the value overflows already. None if the largest value is unknown, because some value is infinite or no
+            value is finite.
         vanished: the share that rounds to zero in float16.
         vanished_unscaled: the share that would round to zero at a loss scale of 1.
-        vanished_at_half: the share that would do so at half the loss scale.
-        vanished_at_twice: the share that would do so at twice the loss scale.
-        rounded: whether float16 has rounded these values already, so that values that vanished are among the zeros.
+        vanished_at_half: the share that would round to zero at half the loss scale.
+        vanished_at_twice: the share that would round to zero at twice the loss scale.
+        rounded: whether the values may be rounded to float16 already. If so, some zeros may be values that vanished.
     """
 
     variable: str
@@ -69,23 +70,23 @@ class VariablePrecision:
 
     @property
     def below_normal(self) -> float:
-        """The share of the values below float16's normal range: those that vanish, and those that lose bits."""
+        """The share of values below float16's normal range, which vanish or lose bits."""
         return self.vanished + self.subnormal
 
     @property
     def any_nonzero(self) -> bool:
-        """Whether any value is not zero; otherwise the shares of such values are 0 and mean nothing."""
+        """Whether some value is not zero. Otherwise all shares except `zeros` are 0 and meaningless."""
         return self.values > 0 and self.zeros < 1
 
     @property
     def only_zeros(self) -> bool:
-        """Whether float16 may have left only zeros: all values are zero, and float16 rounded them."""
+        """Whether all values are zero and may have been rounded to zero by float16."""
         return self.rounded and self.zeros == 1
 
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class PrecisionReport:
-    """What float16 loses of the gradients of one step; printed, sentences and a table.
+    """A report of how much float16 loses of the gradients of one step. It prints as two sentences and a table.
 
     >>> from tf_lossscale.precision.counts import COLUMNS
     >>> counts = np.zeros([1, COLUMNS], np.int64)
@@ -97,8 +98,8 @@ class PrecisionReport:
     (0.25, 0.0)
 
     Args:
-        counts: the gradients of the step.
-        scale: the loss scale of the report; None for the one that multiplied the gradients.
+        counts: the exponent counts of the step's gradients.
+        scale: the loss scale that the report assumes. 0 stands for the scale that multiplied the gradients.
     """
 
     counts: ExponentCounts
@@ -115,7 +116,7 @@ class PrecisionReport:
 
     @property
     def rows(self) -> tuple[VariablePrecision, ...]:
-        """A row for each variable, in their order."""
+        """A row for each variable, in the order of the counts."""
         return self._all_rows[:-1]
 
     @property
@@ -129,11 +130,11 @@ class PrecisionReport:
 
     @functools.cached_property
     def best_scale(self) -> float | None:
-        """The highest power of two at which no value overflows, and so the scale at which float16 loses least.
+        """The highest power of two at which no value overflows. At this loss scale float16 loses least.
 
-        None if no gradient says how high that is: all are zero, infinite or NaN. If a loss scale made gradients
-        infinite, it is an upper bound, below that scale: how large they would have been is unknown. It is one too
-        if finite values reach 2**32, beyond the last bin.
+        None if the gradients do not determine it, because every value is zero, infinite or NaN. If some gradients
+        overflowed in float16, their true size is unknown. The value is then only an upper bound, below the scale that
+        multiplied the gradients. If finite values reach 2**32, beyond the last bin, it is also only an upper bound.
         """
         top = _highest(self.counts.counts.sum(axis=0))
         before = math.log2(self.counts.scale)
@@ -144,21 +145,21 @@ class PrecisionReport:
 
     @property
     def overflow_is_open(self) -> bool:
-        """Whether values became infinite or NaN in float16, so that the size of the largest one is unknown."""
+        """Whether float16 made values infinite or NaN, so that the size of the largest value is unknown."""
         return bool(not self.counts.full_precision and self.counts.counts[:, [INFINITE, NAN]].any())
 
     @property
     def affected(self) -> tuple[VariablePrecision, ...]:
-        """The rows that float16 hurts at this scale, worst first.
+        """The rows of the variables whose gradients float16 affects at this scale, the most affected variable first.
 
-        Some values overflow or are NaN, more than a tenth lies below float16's normal range, or float16 left only
-        zeros.
+        A gradient is affected if some of its values overflow or are NaN, if more than a tenth of them lie below
+        float16's normal range, or if float16 may have left only zeros.
         """
         rows = [row for row in self.rows if row.overflow or row.nan or row.below_normal > AFFECTED or row.only_zeros]
         return tuple(sorted(rows, key=lambda row: -max(row.overflow + row.nan, row.below_normal, row.only_zeros)))
 
     def at(self, scale: float) -> PrecisionReport:
-        """Return the report of the same gradients at another loss scale.
+        """Return a report of the same gradients at another loss scale.
 
         >>> from tf_lossscale.precision.counts import COLUMNS
         >>> report = precision_report(ExponentCounts(("kernel",), np.ones([1, COLUMNS], np.int64), scale=1.0, step=1))
@@ -169,19 +170,19 @@ class PrecisionReport:
             scale: a finite number above 0.
 
         Raises:
-            TypeError: the scale is no number.
-            ValueError: the scale is out of range.
+            TypeError: the scale is not a number.
+            ValueError: the scale is not finite and above 0.
         """
         return PrecisionReport(self.counts, errors.positive_number("scale", scale, "Pass a loss scale such as 2**15."))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the report as numbers and strings, for a JSON file."""
+        """Return the report as a dict of numbers and strings, which can be written as JSON."""
         rows = [dataclasses.asdict(row) for row in self.rows]
         facts = {"step": self.step, "scale": self.scale, "best_scale": self.best_scale}
         return {**facts, "sentences": list(self.sentences), "rows": rows, "total": dataclasses.asdict(self.total)}
 
     def write(self, folder: Any, step: int | None = None) -> None:
-        """Add the counts to the file `exponents.jsonl` of a run, for `tf-lossscale plot`.
+        """Append the exponent counts to the file `exponents.jsonl` of a run, which `tf-lossscale plot` draws.
 
         >>> import tempfile
         >>> from tf_lossscale.precision.counts import COLUMNS
@@ -189,24 +190,24 @@ class PrecisionReport:
         >>> report.write(tempfile.mkdtemp())
 
         Args:
-            folder: the folder of the run; it is made if it is missing.
-            step: the step of the run. None for `report.step`, which begins at 1 again when an optimizer is loaded.
+            folder: the folder of the run. It is created if it does not exist.
+            step: the step of the run. None for `report.step`, which starts from 1 again after an optimizer is loaded.
 
         Raises:
             OSError: the file cannot be written.
-            TypeError: the step is no number.
-            ValueError: the step is no whole number of at least 1.
+            TypeError: the step is not a number.
+            ValueError: the step is not a whole number of at least 1.
         """
         step = errors.whole_number("step", self.step if step is None else step, "Pass the step of the run, from 1.")
         append(folder, dataclasses.replace(self.counts, step=step))
 
     @property
     def sentences(self) -> tuple[str, str]:
-        """The report in words: the scale at which float16 loses least, and the variables that it hurts."""
+        """Two sentences: one about the scale at which float16 loses least, and one about the variables it affects."""
         return about_the_scale(self), about_the_variables(self)
 
     def __rich__(self) -> Any:
-        """Return the sentences and the table, which `rich.print` prints."""
+        """Return the sentences and the table in the form that `rich.print` prints."""
         return table(self)
 
     def __repr__(self) -> str:
@@ -218,13 +219,14 @@ class PrecisionReport:
 
 
 def precision_report(counts: ExponentCounts) -> PrecisionReport:
-    """Return what float16 loses of the gradients that were counted.
+    """Return a report of how much float16 loses of gradients that were counted by exponent.
 
     >>> from tf_lossscale.precision.counts import COLUMNS
     >>> counts = np.zeros([2, COLUMNS], np.int64)
     >>> counts[0, [column(-30), column(-20), column(-5)]] = 10, 20, 70
     >>> counts[1, [ZEROS, column(-9)]] = 1, 3
     >>> precision_report(ExponentCounts(("kernel", "bias"), counts, scale=1.0, step=1, full_precision=True))
+    Gradients in step 1
     The highest loss scale at which no value overflows is 2**20; of the values that
     are not zero, 0% vanish and 0% are subnormal at this scale (without a loss
     scale: 9.7% vanish and 19.4% are subnormal).
@@ -241,17 +243,17 @@ def precision_report(counts: ExponentCounts) -> PrecisionReport:
     Headroom is in powers of two.
 
     Args:
-        counts: of one step.
+        counts: the exponent counts of one step.
 
     Returns:
-        The report. Figure 3 of Micikevicius and others, *Mixed Precision Training*, 2018
-        (https://arxiv.org/abs/1710.03740), is such a histogram, of activation gradients.
+        The report. Its counts are a histogram like figure 3 of Micikevicius and others, *Mixed Precision Training*,
+        2018 (https://arxiv.org/abs/1710.03740), which shows gradients of activations.
     """
     return PrecisionReport(counts)
 
 
 def _rows(counts: ExponentCounts, scale: float) -> Iterator[VariablePrecision]:
-    """Yield a row for each variable, and one for all together."""
+    """Yield a row for each variable, and a last row for all variables together."""
     rounded = _rounded(counts)
     zeros, nonzero = counts.counts[:, ZEROS], counts.counts[:, ZEROS + 1 :].sum(axis=1)
     vanished, subnormal, overflow = _lost(counts, rounded, scale)
@@ -278,20 +280,24 @@ def _rows(counts: ExponentCounts, scale: float) -> Iterator[VariablePrecision]:
 
 
 def _rounded(counts: ExponentCounts) -> np.ndarray:
-    """Return for each variable whether its values may be float16's: all finite ones are in the range of float16."""
+    """Return for each variable whether its gradient may have been rounded to float16.
+
+    This is possible if every finite value of the gradient lies in float16's range.
+    """
     outside = np.array(counts.counts[:, FINITE])
     outside[:, SUBNORMAL - LOWEST : MAXIMUM + 1 - LOWEST] = 0
     return np.logical_and(not counts.full_precision, ~outside.any(axis=1))
 
 
 def _lost(counts: ExponentCounts, rounded: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return for each variable how many values vanish, become subnormal and overflow at a loss scale."""
+    """Return how many values of each variable vanish, become subnormal and overflow at a loss scale."""
     at = counts.at(scale).counts
     vanished = at[:, column(LOWEST) : column(SUBNORMAL - 1)].sum(axis=1)
     halvings = math.log2(counts.scale) - math.log2(scale)
     if halvings >= 1:
-        # 2**-25 itself rounds to zero. Of float32's values in its bin that is one of millions, of float16's, which are
-        # 2**-24 apart before the halvings, a large part: at the first halving all, at the second every second one.
+        # The bin of exponent -25 holds values from 2**-25 to 2**-24, of which only 2**-25 itself rounds to zero. Among
+        # float32 values this is one of millions. float16 values were multiples of 2**-24 before the scale was halved:
+        # after one halving all values in the bin are 2**-25, after two halvings half of them, and so on.
         vanished = vanished + np.where(rounded, at[:, column(SUBNORMAL - 1)] * 2.0 ** (1 - halvings), 0)
     below_normal = at[:, column(LOWEST) : column(NORMAL)].sum(axis=1)
     overflow = at[:, column(MAXIMUM + 1) : INFINITE + 1].sum(axis=1)
@@ -306,6 +312,6 @@ def _headroom(counts: ExponentCounts, row: np.ndarray, scale: float) -> int | No
 
 
 def _highest(row: np.ndarray) -> int | None:
-    """Return the highest exponent with a value; None if no value is finite and not zero."""
+    """Return the highest exponent that some finite nonzero value has; None if there is no such value."""
     exponents = np.flatnonzero(row[FINITE])
     return int(exponents[-1]) + LOWEST if exponents.size else None

@@ -1,4 +1,4 @@
-"""A precision report in words and as a table."""
+"""The text of a precision report: its sentences and its table."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from tf_lossscale.precision.counts import INFINITE, NAN
 if TYPE_CHECKING:
     from tf_lossscale.precision.report import PrecisionReport, VariablePrecision
 
-#: Float16 fits if no more than this share of all values is outside its normal range, and of no variable more.
+#: Float16 fits if at most the first share of all values, and at most the second share of each variable's values, are
+#: outside its normal range.
 LITTLE, LITTLE_OF_ONE = 0.01, 0.1
 
-_NAMED = 3  # variables that a sentence names
+_NAMED = 3  # the largest number of variables that a sentence names
 _NOTE = (
     "* All values are in float16's range. If float16 computed them, values that vanished are among the zeros.\n"
     "Zeros are a share of all values, the others of the values that are not zero. Headroom is in powers of two."
@@ -21,16 +22,16 @@ _NOTE = (
 
 
 def about_the_scale(report: PrecisionReport) -> str:
-    """Return the sentence about the scale at which nothing overflows and least is lost.
+    """Return the sentence about the best scale, at which no value overflows and the fewest values are lost.
 
     Args:
-        report: the report.
+        report: the report whose gradients the sentence is about.
     """
     best, total, counted = report.best_scale, report.total, power(report.counts.scale)
     if not total.values:
         return "No variable had a gradient."
     if best is None and total.zeros < 1:
-        return "No value is finite, except zeros: no loss scale helps."
+        return "All values except zeros are infinite or NaN: no loss scale helps."
     if best is None:
         return f"All values are zero{': count again with a higher loss scale' if total.rounded else ''}."
     if report.overflow_is_open and report.counts.scale <= 1:
@@ -71,24 +72,24 @@ def about_the_variables(report: PrecisionReport) -> str:
 
 
 def whether_float16_fits(report: PrecisionReport) -> str:
-    """Return the answer to whether float16 keeps these gradients, without and with a loss scale.
+    """Return a sentence on whether float16 fits these gradients, without a loss scale or with the best one.
 
     Args:
-        report: of gradients that were computed in float32.
+        report: a report on gradients that were computed in float32.
     """
     best = report.best_scale
     if not report.counts.full_precision:
         return (
-            "These gradients do not tell whether float16 fits: float16 computed them, and what vanished is lost. Run "
-            "the program in float32."
+            "These gradients do not tell whether float16 fits: they were computed in float16, and values that vanished "
+            "are lost. Run the program in float32."
         )
     if report.counts.counts[:, [INFINITE, NAN]].any():
         return (
-            "These gradients do not tell whether float16 fits: some are infinite or NaN in the program as it is. Count "
-            "a step with finite gradients."
+            "These gradients do not tell whether float16 fits: some are infinite or NaN even in this program, without "
+            "float16. Count a step with finite gradients."
         )
     if best is None:
-        return "These gradients do not tell whether float16 fits: none has a value other than zero."
+        return "These gradients do not tell whether float16 fits: all of their values are zero."
     without, at_best = report.at(1.0), report.at(best)
     bare, scaled = percent(_outside(without.total)), percent(_outside(at_best.total))
     values = "of the values that are not zero are outside its normal range"
@@ -102,16 +103,16 @@ def whether_float16_fits(report: PrecisionReport) -> str:
     named = ", ".join(f"{row.variable} ({percent(_outside(row))})" for row in worst[:_NAMED])
     more = f" and {len(worst) - _NAMED} more" if len(worst) > _NAMED else ""
     return (
-        f"Float16's range is too narrow: without a loss scale {bare} {values}, with {power(best)}, the best one, "
-        f"{scaled}. Use bfloat16 or float32 where most are: {named}{more}."
+        f"Float16's range is too narrow: without a loss scale {bare} {values}, with the best loss scale, "
+        f"{power(best)}, {scaled}. Use bfloat16 or float32 for the variables with the largest share: {named}{more}."
     )
 
 
 def table(report: PrecisionReport) -> Any:
-    """Return the sentences, the table and a note on it, for `rich.print`.
+    """Return the step, the sentences, the table and a note on the table, in the form that `rich.print` prints.
 
-    The table shows what vanishes without a scale, and at half the scale, the scale and twice the scale; for unscaled
-    gradients, at the best scale.
+    The table shows which share of the values vanishes without a loss scale and at some loss scales: half the report's
+    scale, the scale and twice the scale, or only the best scale if the gradients are unscaled.
 
     Args:
         report: the report.
@@ -137,11 +138,12 @@ def table(report: PrecisionReport) -> Any:
         shown.add_row(Text(row.variable), zeros, *shares[:2], headroom, *shares[2:])
     starred = any(row.rounded and row.zeros for row in rows)
     note = _NOTE if starred else _NOTE.partition("\n")[2]
-    return Group(Text("\n".join(report.sentences)), "", shown, "", Text(note))
+    heading = f"Gradients in step {report.step}"
+    return Group(Text("\n".join((heading, *report.sentences))), "", shown, "", Text(note))
 
 
 def power(scale: float) -> str:
-    """Return a loss scale as text: a power of two, or the number.
+    """Return a loss scale as text: in the form 2**15 if it is a power of two, otherwise as a number.
 
     >>> power(32768.0), power(1.0), power(0.25), power(1000.0)
     ('2**15', '1', '2**-2', '1000')
@@ -154,13 +156,13 @@ def power(scale: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Return a share as text, which tells nothing from a little and all from almost all.
+    """Return a share in percent as text. Only a share of exactly 0 or 1 becomes 0% or 100%.
 
     >>> percent(0.0), percent(1e-5), percent(0.25), percent(1 - 1e-9), percent(1.0)
     ('0%', '<0.1%', '25.0%', '>99.9%', '100%')
 
     Args:
-        share: from 0 to 1.
+        share: a number from 0 to 1.
     """
     if share in (0, 1):
         return f"{share:.0%}"

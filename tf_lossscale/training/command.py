@@ -63,14 +63,14 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.out.exists() and not arguments.out.is_dir():
             raise NotADirectoryError(f"{arguments.out} is a file. Pass a folder as --out.")
         for module in ("matplotlib.figure", "rich.console", "sklearn.datasets", "tqdm"):
-            optional.load(module, "train")  # checked first, because a failing report would lose the whole training
+            optional.load(module, "train")  # a library that turns out to be missing at the end would waste the training
         from tf_lossscale.training import saved
 
         if not arguments.resume:
             return _train(Settings(**given), None, arguments.out, compare=not arguments.no_compare)
         if given:
             options = ", ".join("--" + name.replace("_", "-") for name in given)
-            raise ValueError(f"--resume goes on with the settings that the run was started with. Leave out: {options}.")
+            raise ValueError(f"--resume continues with the settings with which the run began. Leave out: {options}.")
         settings, state = saved.read(arguments.out)
         return _train(settings, state, arguments.out, compare=not arguments.no_compare)
     except (ValueError, ImportError, OSError) as error:
@@ -130,13 +130,13 @@ def _take_steps(run: Any, digits: Any, settings: Settings, asked_to_stop: Callab
 
 
 def _short(scale: float) -> str:
-    """Return a loss scale as text, as a power of two if it is one."""
+    """Format a loss scale, as a power of two if possible."""
     mantissa, exponent = math.frexp(scale)
     return f"2^{exponent - 1}" if mantissa == 0.5 else f"{scale:.4g}"
 
 
 def _save(run: Any, settings: Settings, out: pathlib.Path) -> OSError | None:
-    """Save the run. Return the error if that fails, so that the caller can try again at the end."""
+    """Save the run. Return the error if saving fails, so that the caller can try again at the end of the training."""
     from tf_lossscale.training import saved
 
     try:
@@ -163,7 +163,7 @@ def _say_what_is_replaced(out: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def _ctrl_c() -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns whether Ctrl-C was pressed. A second Ctrl-C stops at once."""
+    """Yield a function that returns whether Ctrl-C was pressed. A second Ctrl-C stops the program immediately."""
     asked: list[int] = []
 
     def ask(number: int, frame: Any) -> None:

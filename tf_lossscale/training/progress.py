@@ -15,7 +15,7 @@ _LINES = 10
 
 @contextlib.contextmanager
 def shown(name: str, first: int, total: int) -> Iterator[Callable[[str], None]]:
-    """Yield a function to call after each step, with a text to show.
+    """Show the progress of a run. Yield a function to call after each step with the text to show.
 
     >>> import contextlib, sys
     >>> with contextlib.redirect_stderr(sys.stdout), shown("float32", 0, 20) as report:
@@ -25,7 +25,7 @@ def shown(name: str, first: int, total: int) -> Iterator[Callable[[str], None]]:
 
     Args:
         name: the name of the run.
-        first: the number of steps taken before.
+        first: the number of steps that the run has already taken.
         total: the number of steps of the whole run.
     """
     if sys.stderr.isatty():

@@ -18,7 +18,7 @@ from tf_lossscale.training.settings import Settings
 def print_table(runs: Sequence[Run], test: Any, settings: Settings) -> None:
     """Print a row for each run: test accuracy, skipped steps, and the share of zeros in the gradients.
 
-    The share is the mean over the steps that were not skipped.
+    The share of zeros is the mean over the steps that were not skipped.
 
     Args:
         runs: the finished runs.
@@ -39,7 +39,7 @@ def print_table(runs: Sequence[Run], test: Any, settings: Settings) -> None:
 
 
 def plot(history: Sequence[Record], exponents: Sequence[ExponentCounts], path: pathlib.Path) -> None:
-    """Draw loss and loss scale over the steps, with the skipped steps marked, and the exponents of the gradients.
+    """Plot the loss and the loss scale over the steps, with marks at skipped steps, and the gradients' exponents.
 
     >>> import os, tempfile
     >>> history = [Record(2.5, 1024.0, True, 0.0), Record(2.0, 512.0, False, 0.0)]
@@ -50,8 +50,8 @@ def plot(history: Sequence[Record], exponents: Sequence[ExponentCounts], path: p
 
     Args:
         history: a record for each step.
-        exponents: the counts of the scaled gradients in some of the steps; runs of older versions have none.
-        path: the PNG to write.
+        exponents: the counts of the scaled gradients' exponents in some steps. Runs saved by older versions have none.
+        path: the PNG file to write.
     """
     counted = bool(exponents)
     figure = optional.load("matplotlib.figure", "train").Figure(figsize=(8, 5 + 3.5 * counted), layout="constrained")
@@ -68,7 +68,7 @@ def plot(history: Sequence[Record], exponents: Sequence[ExponentCounts], path: p
     for axes, values in ((above, loss), (below, scale)):
         axes.plot(steps[skipped], values[skipped], "x", color="tab:red", label=f"{len(skipped)} skipped steps")
         axes.grid(alpha=0.3)
-    above.legend(loc="upper right")  # the loss falls, so this corner of its plot is free
+    above.legend(loc="upper right")  # the loss falls, so the upper right corner of its plot is empty
     for axes in heat:
         exponent_plot.colour_bar(
             figure, exponent_plot.steps_on(axes, exponents), [above, below, axes], "share of all values"

@@ -27,7 +27,7 @@ _NUMBERED = re.compile(r"ckpt-\d+[._].*")  # files of a checkpoint, including th
 
 
 def make_ready(out: pathlib.Path) -> None:
-    """Create the folder, and raise before the training if it cannot be written.
+    """Create the folder. Raise an error now, before the training, if its files could not be written later.
 
     Args:
         out: the folder.
@@ -37,14 +37,14 @@ def make_ready(out: pathlib.Path) -> None:
     """
     for folder in (out, out / _FOLDER):
         if folder.exists() and not folder.is_dir():
-            raise NotADirectoryError(f"{folder} is a file, but a folder will be made there. Pass another --out.")
+            raise NotADirectoryError(f"{folder} must be a folder, but is a file. Pass another --out.")
         folder.mkdir(parents=True, exist_ok=True)
         with whole_file(folder / "trial") as trial:
             trial.write_text("")
         (folder / "trial").unlink()
     for name in (STATE, "training.png"):
         if (out / name).is_dir():
-            raise IsADirectoryError(f"{out / name} is a folder, but a file will be written there. Pass another --out.")
+            raise IsADirectoryError(f"{out / name} must be a file, but is a folder. Pass another --out.")
 
 
 def save(run: Run, settings: Settings, out: pathlib.Path) -> None:
@@ -52,7 +52,7 @@ def save(run: Run, settings: Settings, out: pathlib.Path) -> None:
 
     Args:
         run: the run to save.
-        settings: its settings.
+        settings: the run's settings.
         out: the folder that `make_ready` has prepared.
 
     Raises:
@@ -77,7 +77,7 @@ def save(run: Run, settings: Settings, out: pathlib.Path) -> None:
     except OSError as error:
         _delete(file for file in _files(folder) if _number(file) == number)
         raise OSError(f"the checkpoint {folder / name} cannot be written ({error}). {_last_whole(out)}") from error
-    # If this fails, the next save deletes the remaining files.
+    # If a file cannot be deleted now, the next save deletes it.
     with contextlib.suppress(OSError):
         name_latest_checkpoint(folder, name)
         _delete(file for file in _files(folder) if _number(file) < number)
@@ -93,7 +93,7 @@ def read(out: pathlib.Path) -> tuple[Settings, dict[str, Any]]:
         The settings and the state.
 
     Raises:
-        ValueError: there is no run in it, or the file is damaged.
+        ValueError: the folder contains no saved run, or its file is damaged.
     """
     path = out / STATE
     if not path.exists():
@@ -101,7 +101,8 @@ def read(out: pathlib.Path) -> tuple[Settings, dict[str, Any]]:
     try:
         state = json.loads(path.read_text())
         state["history"] = [Record(*record) for record in state["history"]]
-        state["exponents"] = [from_record(record) for record in state.get("exponents", [])]  # older runs have none
+        # Runs that older versions saved have no "exponents".
+        state["exponents"] = [from_record(record) for record in state.get("exponents", [])]
         return Settings(**state["settings"]), state
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(
@@ -134,7 +135,7 @@ def restore(run: Run, state: dict[str, Any], out: pathlib.Path) -> None:
 
 def _checkpoint(run: Run) -> tf.train.Checkpoint:
     checkpoint = tf.train.Checkpoint(model=run.model, optimizer=run.optimizer)
-    _ = checkpoint.save_counter  # reading `iterations` creates the variable, which `restore` expects in the file
+    _ = checkpoint.save_counter  # reading `save_counter` creates it, and assert_consumed() expects it
     return checkpoint
 
 
@@ -145,7 +146,7 @@ def _last_whole(out: pathlib.Path) -> str:
         return f"There is no complete checkpoint in {out}."
     return (
         f"The last complete checkpoint is {out / _FOLDER / state['checkpoint']}, after {len(state['history'])} of "
-        f"{settings.steps} steps: --resume goes on from it."
+        f"{settings.steps} steps: --resume continues from it."
     )
 
 

@@ -1,4 +1,4 @@
-"""The settings of a training run. This module loads no TensorFlow, so that `--help` is quick."""
+"""The settings of a training run. This module does not import TensorFlow, so that `--help` is quick."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Settings:
 
 
 class Setup(NamedTuple):
-    """One of the three ways that are compared.
+    """One of the three ways to train that `tf-lossscale train` compares.
 
     >>> SETUPS[0]
     Setup(name='float32', policy='float32', scaled=False)

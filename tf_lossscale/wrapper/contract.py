@@ -282,11 +282,9 @@ class Contract:
 
     def _warn_of_forgotten_calls(self) -> None:
         """Warn once if the loss was never scaled, or the gradients were never unscaled."""
-        if "scale_loss" in self._called:
-            return
         needed = ("get_scaled_loss", "get_unscaled_gradients")
-        forgotten = " and ".join(f"LossScaleOptimizer.{name}()" for name in needed if name not in self._called)
-        if forgotten:
+        if "scale_loss" not in self._called and not self._called.issuperset(needed):
+            forgotten = " and ".join(f"LossScaleOptimizer.{name}()" for name in needed if name not in self._called)
             self._warn(
                 f"You forgot to call {forgotten} before calling LossScaleOptimizer.apply_gradients(). Small float16 "
                 "gradients may become zero, or every step may be scaled wrongly. The loop should be:\n"
@@ -365,7 +363,10 @@ def _require_an_update(call: _Call, function: Any) -> None:
 
 def _places() -> list[Any]:
     """Return the functions being traced, innermost first, and a legacy graph around them; else eager mode."""
-    found, graph = [], _graph()
+    if tf.executing_eagerly():
+        return [_EAGER]
+    found: list[Any] = []
+    graph: Any = tf.compat.v1.get_default_graph()
     while graph is not None:
         if isinstance(graph, tf.__internal__.FuncGraph):
             if type(graph) is tf.__internal__.FuncGraph:  # subclasses are branches and loops of a function

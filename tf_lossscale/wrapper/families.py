@@ -57,7 +57,14 @@ def adapter_for(optimizer: Any) -> type | None:
     Returns:
         A subclass of `tf_lossscale.LossScaleOptimizer`.
     """
-    return _adapter_for_class(type(optimizer))
+    for base in type(optimizer).__mro__:
+        if base in REGISTERED:
+            return REGISTERED[base]
+        marks = (library_in(base.__module__), base.__name__)
+        for row in _FAMILIES:
+            if marks == (row.library, row.base) and base.__module__.startswith(row.module):
+                return load(row.adapter)
+    return None
 
 
 def of(optimizer: Any) -> Any:
@@ -81,17 +88,6 @@ def of(optimizer: Any) -> Any:
 
 #: Base class of optimizers -> the wrapper class, for the families that `register_family` added.
 REGISTERED: dict[type, type] = {}
-
-
-def _adapter_for_class(optimizer_class: type) -> type | None:
-    for base in optimizer_class.__mro__:
-        if base in REGISTERED:
-            return REGISTERED[base]
-        marks = (library_in(base.__module__), base.__name__)
-        for row in _FAMILIES:
-            if marks == (row.library, row.base) and base.__module__.startswith(row.module):
-                return load(row.adapter)
-    return None
 
 
 def load(adapter: str) -> type:
@@ -151,12 +147,9 @@ def of_config(config: dict[str, Any]) -> type:
     Returns:
         A subclass of `tf_lossscale.LossScaleOptimizer`.
     """
-    import tensorflow as tf
-
     module, keys = str(config.get("module")), config.get("config", {})
-    writer = next((row for row in _FAMILIES if row.wrote(module, keys)), None)
-    family: Any = load(writer.adapter) if writer else _adapter_for_class(tf.keras.optimizers.Optimizer)
-    return family
+    writers = [row.adapter for row in _FAMILIES if row.wrote(module, keys)]
+    return load((writers or [MODULES[keras_of_tensorflow()]])[0])
 
 
 def keras_of_tensorflow() -> str:

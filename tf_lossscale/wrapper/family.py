@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tf_lossscale.core import replicas, scaling
 from tf_lossscale.core.graphs import runs_in_order
-from tf_lossscale.wrapper import options
+from tf_lossscale.wrapper import options as options_lib
 from tf_lossscale.wrapper.grads_and_vars import tensors_of, without_none
 
 if TYPE_CHECKING:
@@ -113,14 +113,10 @@ class Family(abc.ABC):
         """Return the (gradient, variable) pairs of a scaled loss."""
         return list(zip(tape.gradient(loss, tensors_of(variables), grad_loss), variables))
 
-    def divide(self, gradients: Iterable[Gradient], factor: tf.Tensor) -> list[Gradient]:
-        """Divide gradients by the factor of the loss."""
-        return scaling.unscale(gradients, factor)
-
-    def unscale(self, gradients: list[Gradient], variables: list[Variable], factor: tf.Tensor) -> list[Gradient]:
-        """Divide the gradients passed to the wrapper's `apply` by the factor of the loss."""
+    def unscale(self, gradients: list[Any], factor: tf.Tensor, variables: list[Any] | None = None) -> list[Any]:
+        """Divide gradients by the factor of the loss. Their variables are given in `apply`, and are None elsewhere."""
         del variables
-        return self.divide(gradients, factor)
+        return scaling.unscale(gradients, factor)
 
     def reduce(self, gradients: list[Gradient], variables: list[Variable]) -> list[Gradient]:
         """Sum the gradients over the replicas, in a replica context."""
@@ -177,9 +173,9 @@ class Family(abc.ABC):
     # Hyperparameters and options. -------------------------------------------------------------------------------
 
     #: Attributes of the optimizer, besides its hyperparameters, that can be read and set on the wrapper.
-    delegated: tuple[str, ...] = ("clipnorm", "clipvalue", "global_clipnorm")
+    delegated: tuple[str, ...] = options_lib.CLIPS
     #: Keyword arguments of the wrapper that are set on the family's optimizers.
-    options: tuple[str, ...] = ("clipnorm", "clipvalue", "global_clipnorm")
+    options: tuple[str, ...] = options_lib.CLIPS
     #: The optimizer's attribute that the wrapper's keyword `name` sets; None if the wrapper has no such keyword.
     name_attribute: str | None = None
 
@@ -189,8 +185,8 @@ class Family(abc.ABC):
 
     def checked_options(self, given: dict[str, Any]) -> dict[str, Any]:
         """Return the options that must be set on the optimizer, or raise and change nothing."""
-        name = None if self.name_attribute is None else options.take_name(given)
-        wanted = options.checked(self.inner, given, self.options)
+        name = None if self.name_attribute is None else options_lib.take_name(given)
+        wanted = options_lib.checked(self.inner, given, self.options)
         if wanted and self.is_built:
             raise ValueError(
                 f"`{next(iter(wanted))}` must be set before the inner {type(self.inner).__name__} is built, but it is "

@@ -59,18 +59,20 @@ def require_fitting(gradients: list[Any], variables: list[Any]) -> None:
             raise TypeError(
                 f"`grads_and_vars` must contain (gradient, variable) pairs, but {variable!r} is not a variable."
             )
-    if not [gradient for gradient in gradients if gradient is not None]:
+    has_gradient = False
+    for gradient, variable in zip(gradients, variables):
+        if gradient is None:
+            continue
+        has_gradient = True
+        if isinstance(gradient, tf.Tensor) and gradient.shape == variable.shape and gradient.dtype in _USUAL:
+            continue
+        _require_fitting_one(gradient, variable)
+    if not has_gradient:
         names = ([v.name for v in variables],)
         raise ValueError(
             f"No gradients provided for any variable: {names}. "
             f"Provided `grads_and_vars` is {tuple(zip(gradients, variables))}."
         )
-    for gradient, variable in zip(gradients, variables):
-        if gradient is None:
-            continue
-        if isinstance(gradient, tf.Tensor) and gradient.shape == variable.shape and gradient.dtype in _USUAL:
-            continue
-        _require_fitting_one(gradient, variable)
 
 
 def _require_fitting_one(gradient: Any, variable: Any) -> None:

@@ -8,6 +8,7 @@ import tensorflow as tf
 from absl import logging
 
 from tf_lossscale.core.variables import readable
+from tf_lossscale.types import State
 from tf_lossscale.wrapper.parts import Parts
 
 # The names that each original (TensorFlow 2.4 to 2.8) passed to `_set_hyper`, so that `wrapper.beta_1` keeps its
@@ -91,6 +92,11 @@ class Delegating(Parts):
             self._warn_if_traced(name)
             setattr(self._optimizer, name, value)
             return
+        if name in State.__annotations__ and self._defines(name):
+            raise AttributeError(
+                f"`{name}` cannot be set as an attribute. Call "
+                f"optimizer.set_state({{**optimizer.state(), {name!r}: {value!r}}})."
+            )
         if "_optimizer" in vars(self) and not name.startswith("_") and not self._defines(name):
             self._warn_if_of_inner(name)
         object.__setattr__(self, name, value)

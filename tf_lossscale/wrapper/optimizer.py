@@ -299,7 +299,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         contract.require_unscaled_loss(loss, self._loss_scale)
         self._contract.called("scale_loss")
         return self._scaled(
-            loss, lambda loss: scaling.scale_loss(tf.nest.map_structure(_at_least_float32, loss), self._factor())
+            loss,
+            lambda loss: scaling.scale_loss(tf.nest.map_structure(_at_least_float32, loss), self._remember_factor()),
         )
 
     def _scaled(self, loss: Any, scale: Callable[[Any], Any]) -> Any:
@@ -339,15 +340,11 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         grads = list(grads)
         contract.require_scaled(grads, self._loss_scale)
         self._contract.called("get_unscaled_gradients")
-        unscaled = self._unscaled(grads)
+        unscaled = self._family.unscale(grads, self._factor_of_loss())
         notes.note_unscaled(unscaled, self._loss_scale, scaled=grads)
         if self._exponents is not None and self._exponents.counts_next():
             notes.note_quotients(unscaled, grads)
         return unscaled
-
-    def _unscaled(self, grads: Iterable[Any]) -> list[Any]:
-        factor = self._contract.remembered_factor() if replicas.workers_step_alone() else None
-        return self._family.divide(grads, self._factor() if factor is None else factor)
 
     def scale_inside(self, loss_fn: SameFunction) -> SameFunction:
         """Wrap a loss function for code that owns the tape and calls only `apply_gradients`.
@@ -375,7 +372,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
         def unscale(gradients: list[Any]) -> list[Any]:
             self._contract.scaled_by_hand()
-            return self._unscaled(gradients)
+            return self._family.unscale(gradients, self._factor_of_loss())
 
         scaled = scaled_inside(loss_fn, lambda upstream: scaling.scale_loss(upstream, self._remember_factor()), unscale)
         return cast("SameFunction", scaled)
@@ -386,12 +383,17 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         return self._loss_scale() if factor is None else self._loss_scale() * factor
 
     def _remember_factor(self) -> tf.Tensor:
-        """Return the factor of the loss, and remember it for `_unscaled`."""
+        """Return the factor to multiply the loss by, and remember it for `_factor_of_loss`."""
         factor = self._factor()
         if replicas.workers_step_alone():
             # Another worker may move the scale before this one's gradients are unscaled.
             self._contract.remember_factor(factor)
         return factor
+
+    def _factor_of_loss(self) -> tf.Tensor:
+        """Return the factor that this step's loss was multiplied by."""
+        factor = self._contract.remembered_factor() if replicas.workers_step_alone() else None
+        return self._factor() if factor is None else factor
 
     # The step. --------------------------------------------------------------------------------------------------
 
@@ -445,8 +447,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         # Only now does the contract change: a call with bad arguments must not count.
         scaled = self._contract.takes_scaled(gradients)
         aggregate = experimental_aggregate_gradients and not skip_gradients_aggregation
-        update = Update(self, gradients, variables, scaled, aggregate, count_skipped=not scaled, keywords=kwargs)
-        return self._step(update)
+        return self._step(Update(self, gradients, variables, scaled, aggregate, kwargs))
 
     @do_not_convert
     def apply(self, grads: Iterable[Gradient], trainable_variables: Iterable[Variable] | None = None) -> None:
@@ -474,7 +475,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         variables = self._given_or_known(trainable_variables, "apply(grads)")
         require_fitting(grads, variables)
         scaled = self._contract.apply_takes_scaled(grads, self._family.apply_takes_unscaled)
-        self._step(Update(self, grads, variables, scaled, aggregate=True, count_skipped=False, keywords={}))
+        self._step(Update(self, grads, variables, scaled, aggregate=True, keywords={}))
 
     def _step(self, update: Update) -> Any:
         """Take the step, and return the family's result; in a graph, an operation or a tensor to wait for."""
@@ -518,7 +519,19 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         Raises:
             ValueError: a tensor was given without its tape.
         """
-        pairs = self._scaled_gradients(loss, var_list, grad_loss, tape)
+        if not callable(loss) and tape is None and tf.executing_eagerly():
+            raise ValueError(
+                "`tape` is required when `loss` is a tensor. Pass the GradientTape that recorded it, or pass a "
+                f"function that returns the loss. Received: loss={loss}, tape=None."
+            )
+        tape = tf.GradientTape() if tape is None else tape
+        with tape:
+            if callable(loss) and not callable(var_list):
+                tape.watch(tensors_of(as_list(var_list)))
+            loss = loss() if callable(loss) else loss
+            variables = as_list(var_list() if callable(var_list) else var_list)
+            scaled_loss = self.get_scaled_loss(loss)
+        pairs = self._family.gradients(scaled_loss, variables, grad_loss, tape)
         return list(zip(self.get_unscaled_gradients([g for g, _ in pairs]), [v for _, v in pairs]))
 
     @do_not_convert
@@ -581,23 +594,6 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             A list of gradients.
         """
         return self.get_unscaled_gradients(tf.gradients(self.get_scaled_loss(loss), params))
-
-    def _scaled_gradients(
-        self, loss: Any, var_list: Any, grad_loss: Any, tape: tf.GradientTape | None
-    ) -> list[tuple[Any, Any]]:
-        if not callable(loss) and tape is None and tf.executing_eagerly():
-            raise ValueError(
-                "`tape` is required when `loss` is a tensor. Pass the GradientTape that recorded it, or pass a "
-                f"function that returns the loss. Received: loss={loss}, tape=None."
-            )
-        tape = tf.GradientTape() if tape is None else tape
-        with tape:
-            if callable(loss) and not callable(var_list):
-                tape.watch(tensors_of(as_list(var_list)))
-            loss = loss() if callable(loss) else loss
-            variables = as_list(var_list() if callable(var_list) else var_list)
-            scaled = self.get_scaled_loss(loss)
-        return self._family.gradients(scaled, variables, grad_loss, tape)
 
     def _require_keywords(self, kwargs: dict[str, Any]) -> None:
         """Raise if the inner optimizer does not take these keywords, before anything has changed."""

@@ -17,7 +17,22 @@ DEFAULTS = {
     "loss_scale_factor": None,
     "gradient_accumulation_steps": None,
 }
-_CLIPS = ("clipnorm", "clipvalue", "global_clipnorm")
+# Keywords of other loss scalers -> the arguments of `LossScaleOptimizer`.
+_ELSEWHERE = {
+    "loss_scale": "initial_scale, with dynamic=False for a fixed scale",
+    "init_scale": "initial_scale",
+    "initial_loss_scale": "initial_scale",
+    "init_loss_scale": "initial_scale",
+    "growth_interval": "dynamic_growth_steps",
+    "increment_period": "dynamic_growth_steps",
+    "scale_window": "dynamic_growth_steps",
+    "multiplier": "growth_factor and backoff_factor",
+    "scale_factor": "growth_factor and backoff_factor",
+    "on_floor": "on_stall",
+    "enabled": "dynamic=False, initial_scale=1, to scale nothing",
+}
+#: The options that clip gradients, of which an optimizer can have one.
+CLIPS = ("clipnorm", "clipvalue", "global_clipnorm")
 
 
 def take_name(given: dict[str, Any]) -> str | None:
@@ -62,8 +77,8 @@ def checked(inner: Any, given: dict[str, Any], supported: tuple[str, ...]) -> di
     """
     for name in given:
         if name not in DEFAULTS:
-            renamed = ": it is called `on_stall`, after what it reacts to" if name == "on_floor" else ""
-            raise TypeError(f"LossScaleOptimizer.__init__() got an unexpected keyword argument '{name}'{renamed}")
+            instead = f". Pass {_ELSEWHERE[name]}." if name in _ELSEWHERE else ""
+            raise TypeError(f"LossScaleOptimizer.__init__() got an unexpected keyword argument '{name}'{instead}")
     wanted = {name: value for name, value in given.items() if value != DEFAULTS[name]}
     for name, value in wanted.items():
         if name not in supported:
@@ -77,7 +92,7 @@ def checked(inner: Any, given: dict[str, Any], supported: tuple[str, ...]) -> di
                 f"`{name}={value!r}` contradicts the inner {type(inner).__name__}, which has {name}={has!r}. "
                 "Set it in one place."
             )
-    clips = {name: wanted.get(name, getattr(inner, name, None)) for name in _CLIPS}
+    clips = {name: wanted.get(name, getattr(inner, name, None)) for name in CLIPS}
     set_clips = {name: value for name, value in clips.items() if value is not None}
     if wanted.keys() & set_clips.keys() and len(set_clips) > 1:
         raise ValueError(f"Only one of `clipnorm`, `clipvalue` and `global_clipnorm` can be set, but got: {set_clips}.")

@@ -11,10 +11,10 @@ import tensorflow as tf
 from tf_lossscale import errors
 from tf_lossscale.core.exponents import Exponents
 from tf_lossscale.core.state import DynamicLossScale
-from tf_lossscale.core.variables import value_or_zero
+from tf_lossscale.core.variables import as_number, value_or_zero
+from tf_lossscale.libraries import keras_versions
 from tf_lossscale.precision.counts import ExponentCounts
 from tf_lossscale.precision.report import PrecisionReport, precision_report
-from tf_lossscale.wrapper import layers
 from tf_lossscale.wrapper.parts import Parts
 
 if TYPE_CHECKING:
@@ -128,13 +128,13 @@ class Observable(Parts):
     def _state(self) -> Any:
         """Return the result of `state`, also in graph mode."""
         scale = self._loss_scale
-        values = {"loss_scale": layers.value_of(scale())}
+        values = {"loss_scale": value_of(scale())}
         if isinstance(scale, DynamicLossScale):
             variables = {name: getattr(scale, attribute) for name, attribute in _COUNTS.items()}
             values.update(
-                {name: 0 if each is None else layers.value_of(value_or_zero(each)) for name, each in variables.items()}
+                {name: 0 if each is None else value_of(value_or_zero(each)) for name, each in variables.items()}
             )
-            values["skipped_in_a_row"] *= layers.value_of(value_or_zero(scale.last_step_skipped))
+            values["skipped_in_a_row"] *= value_of(value_or_zero(scale.last_step_skipped))
         self._stall.report(self)
         return values
 
@@ -156,10 +156,15 @@ class Observable(Parts):
         Raises:
             ValueError: a key is missing or unknown, a value is out of range, or the scale is fixed at
                 another value. Then nothing is set.
-            TypeError: a value is not a number.
+            TypeError: the state is not a mapping, or a value is not a number.
             RuntimeError: called while a graph is built.
         """
         _require_eager("set_state")
+        if not isinstance(state, Mapping):
+            raise TypeError(
+                f"`state` must be a dict that state() returned, but got: {state!r}. To change only the scale, call "
+                "set_state({**optimizer.state(), 'loss_scale': value})."
+            )
         self._set_state(state)
 
     def _set_state(self, state: Any) -> None:
@@ -175,7 +180,7 @@ class Observable(Parts):
             )
         value = errors.positive_number("loss_scale", state["loss_scale"], "Pass what state() returned.")
         if not moves:
-            fixed = layers.value_of(scale())
+            fixed = value_of(scale())
             if value != fixed:
                 raise ValueError(f"The loss scale is fixed at {fixed:g}, but `state` has the loss scale {value!r}.")
             return
@@ -184,11 +189,11 @@ class Observable(Parts):
         for name, variable in variables.items():
             if variable is not None and counts[name] > variable.dtype.max:  # contrib's variables are int32
                 raise ValueError(f"`{name}` must be at most {variable.dtype.max}, but got: {counts[name]!r}.")
-        layers.set_value(scale.current_loss_scale, value)
-        layers.set_value(scale.last_step_skipped, counts["skipped_in_a_row"] > 0)
+        set_value(scale.current_loss_scale, value)
+        set_value(scale.last_step_skipped, counts["skipped_in_a_row"] > 0)
         for name, variable in variables.items():
             if variable is not None:
-                layers.set_value(variable, counts[name])
+                set_value(variable, counts[name])
 
     def overflow_report(self) -> OverflowReport:
         """Return the variables whose gradients were not finite, with the number of steps, the last step and the kind.
@@ -277,8 +282,7 @@ class Observable(Parts):
 
     def _last_counts(self) -> ExponentCounts | None:
         """Return the counts of the last counted step; None if there is none, or if no step is ever counted."""
-        found = None if self._exponents is None else self._exponents.last()
-        return None if found is None else ExponentCounts(*found)
+        return None if self._exponents is None else self._exponents.last()
 
     def _counting(self, method: str) -> Exponents:
         if self._exponents is None:
@@ -287,6 +291,40 @@ class Observable(Parts):
                 'LossScaleOptimizer(..., diagnose="exponents").'
             )
         return self._exponents
+
+
+def value_of(variable: Any) -> Any:
+    """Return the value of a variable as a Python number; in graph mode, in the session of Keras 2.
+
+    >>> import tensorflow as tf
+    >>> value_of(tf.Variable(3))
+    3
+
+    Args:
+        variable: a scalar variable, tensor or Python number.
+    """
+    if tf.executing_eagerly():
+        return as_number(variable)
+    return keras_versions.keras_2("backend").get_value(tf.convert_to_tensor(variable)).item()
+
+
+def set_value(variable: Any, value: Any) -> None:
+    """Set a variable; in graph mode, in the session of Keras 2.
+
+    >>> import tensorflow as tf
+    >>> variable = tf.Variable(3)
+    >>> set_value(variable, 4)
+    >>> variable.numpy().item()
+    4
+
+    Args:
+        variable: a scalar variable.
+        value: a Python number.
+    """
+    if tf.executing_eagerly():
+        variable.assign(value)
+    else:
+        keras_versions.keras_2("backend").set_value(variable, value)
 
 
 def names_of(variables: list[Any]) -> tuple[str, ...]:

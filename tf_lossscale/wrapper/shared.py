@@ -142,7 +142,7 @@ class _JointUpdate(Update):
         self.observes = any(update.observes for update in updates)
         self.cluster = clusters.joined([update.cluster for update in updates])
 
-    def count_exponents(self) -> list[Any]:
+    def count_exponents(self) -> list[tf.Operation]:
         return [counted for update in self._updates for counted in update.count_exponents()]
 
     def unscale(self) -> list[Any]:

@@ -57,7 +57,8 @@ class Stall:
             FloatingPointError: training has stalled, and the action is "raise".
         """
         scale = optimizer._loss_scale
-        if scale.lowest is None or not tf.executing_eagerly() or replicas.in_one_of_several():
+        in_a_replica = replicas.several_replicas() and not tf.distribute.in_cross_replica_context()
+        if scale.lowest is None or not tf.executing_eagerly() or in_a_replica:
             return
         in_a_row = as_number(scale.last_step_skipped) and as_number(scale.skipped_in_a_row)
         reported = scale.stall_reported(self.action)

@@ -26,7 +26,6 @@ class Update(step.Update):
         variables: one for each gradient.
         scaled: whether the gradients are gradients of the scaled loss.
         aggregate: whether they still have to be summed over the replicas.
-        count_skipped: whether a skipped step counts in `iterations`.
         keywords: keyword arguments for the inner optimizer.
     """
 
@@ -37,14 +36,13 @@ class Update(step.Update):
         variables: list[Any],
         scaled: bool,
         aggregate: bool,
-        count_skipped: bool,
         keywords: dict[str, Any],
     ):
         self.optimizer, self._family = optimizer, optimizer._family
         if not tf.executing_eagerly():
             self._family.require_graph_mode()
         self._gradients, self._variables, self._keywords = gradients, variables, keywords
-        self._scaled, self._count_skipped = scaled, count_skipped
+        self._scaled = scaled
         self.aggregate = aggregate and self._family.sums_over_replicas
         self.observes = optimizer._diagnosis is not None
         if optimizer._clusters is None or not self._compiles():
@@ -65,7 +63,7 @@ class Update(step.Update):
         if self.observes:
             self.optimizer._diagnosis.prepare(names_of(self._variables))
 
-    def count_exponents(self) -> list[Any]:
+    def count_exponents(self) -> list[tf.Operation]:
         exponents = self.optimizer._exponents
         if exponents is None:
             return []
@@ -95,7 +93,7 @@ class Update(step.Update):
     def unscale(self) -> list[Any]:
         if not self._scaled:
             return self._gradients
-        return self._family.unscale(self._gradients, self._variables, self.optimizer._factor())
+        return self._family.unscale(self._gradients, self.optimizer._factor_of_loss(), self._variables)
 
     def reduce(self, gradients: list[Any]) -> list[Any]:
         return self._family.reduce(gradients, self._variables)
@@ -109,7 +107,9 @@ class Update(step.Update):
         with tf.control_dependencies(reported), replicas.local_copies(self._family.replica_variables):
             started = self._family.start_averages()
             with tf.control_dependencies(operations(started)):
-                return [*reported, started, self._family.count_skipped_step() if self._count_skipped else tf.no_op()]
+                # A skipped step counts in `iterations` in TensorFlow 2's contract, which passes unscaled gradients.
+                counted = tf.no_op() if self._scaled else self._family.count_skipped_step()
+                return [*reported, started, counted]
 
     def observe(self, applied: tf.Tensor, gradients: list[Any], evidence: list[Any]) -> Any:
         return self.optimizer._diagnosis.record(names_of(self._variables), applied, gradients, evidence)
@@ -133,6 +133,6 @@ class Update(step.Update):
         ]
         traits = [getattr(variable, name, None) for variable in self._variables for name in _TRAITS]
         scale = self.optimizer._loss_scale
-        arguments = (self._scaled, self.aggregate, self._count_skipped, self._keywords)
+        arguments = (self._scaled, self.aggregate, self._keywords)
         held = [tf.distribute.get_strategy(), types, self._variables, traits, arguments, scale, self._family.inner]
         return Cluster(self.optimizer._clusters, held, (*self._family.set_in_each_step, *scale.not_in_a_step))

@@ -382,7 +382,7 @@ def test_a_folder_with_something_in_it_is_left_as_it_is(good, tmp_path, capsys):
     (out / "thesis.tex").write_text("all of it")
     code, printed = convert(good, "keras3", out, capsys)
     assert (code, printed.out) == (2, "")
-    assert "new: the folder exists and is not empty. Pass one that does not exist." in printed.err
+    assert "new: the folder exists and is not empty. Pass a folder that does not exist." in printed.err
     assert [(each.name, each.read_text()) for each in out.iterdir()] == [("thesis.tex", "all of it")]
     (out / "thesis.tex").unlink()
     assert convert(good, "keras3", out, capsys)[0] == 0
@@ -422,7 +422,7 @@ WRONG = {
     without_an_optimizer: "weights: the file has no optimizer, only 1 variables",
     cut_short: r"old.data-00000-of-00001: the variables need \d+ bytes, but the data have \d+, so",
     with_other_bytes: r"old: the variable \S+ cannot be read, because the file is cut short or damaged",
-    of_an_unknown_class: "mine: the file does not name the class of optimizer. Construct the optimizer in code",
+    of_an_unknown_class: "because the file does not name the class of optimizer. Construct the optimizer in code",
 }
 
 

@@ -129,7 +129,7 @@ def test_a_number_that_no_float_holds_is_an_error_with_a_sentence(saved, tmp_pat
     path = changed(saved, tmp_path, change)
     more = ["--to", "keras3", "--out", str(tmp_path / "out")] if command == "convert" else []
     assert cli.main([command, str(path), *more]) == 2
-    assert "(too large for a float: " in capsys.readouterr().err
+    assert "(this number is too large for a float: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("rate", ["1e400", "nan", "-1"])
@@ -153,7 +153,7 @@ def test_a_count_that_no_int64_holds_changes_nothing(saved, tmp_path):
             new.writestr(member, data)
     variables = [tf.Variable(tf.zeros([3, 4])), tf.Variable(tf.zeros([4]))]
     optimizer = LossScaleOptimizer(FAMILIES[0].keras.optimizers.SGD(momentum=0.9), initial_scale=8.0)
-    with pytest.raises(ValueError, match="iterations must be a count that fits in an int64"):
+    with pytest.raises(ValueError, match="iterations must be a number of steps from 0 to"):
         migrate.restore(path, optimizer, variables)
     assert not np.any(variables[0]), "nothing of it was restored"
     assert float(optimizer.loss_scale) == 8.0

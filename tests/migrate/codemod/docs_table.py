@@ -66,7 +66,7 @@ def _rows(case: case_files.Case) -> list[str]:
         said = "".join(f"<br>reported: {text} …" for kind, text in case.reported if kind == "notice")
         if old == new:
             shown = [line for line in case.before[name].splitlines() if line.strip()]
-            rows.append(f"| {case.title}{where} | {_code(shown)} | stays{said} |")
+            rows.append(f"| {case.title}{where} | {_code(shown)} | unchanged{said} |")
         else:
             rows.append(f"| {case.title}{where} | {_code(old)} | {_code(new)}{said} |")
     return rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -49,7 +49,7 @@ def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
     ids_of_summed = {id(gradient) for gradient in summed}
     flags = [_is_finite(gradient) for gradient in found if id(gradient) not in ids_of_summed]
     if summed:
-        flags.append(_known_or(_sums_are_finite(summed), lambda one: _each_is_finite(summed, one)))
+        flags.append(_finite_by_sums(summed))
     if not flags:
         return tf.constant(True)
     return flags[0] if len(flags) == 1 else tf.reduce_all(tf.stack(flags))
@@ -125,15 +125,16 @@ def _sum(gradient: Any, squares: bool) -> tf.Tensor:
     return tf.nn.l2_loss(values)
 
 
-def _known_or(known: tf.Tensor, function: Callable[[tf.Tensor | None], tf.Tensor]) -> tf.Tensor:
-    """Return True if `known` is true, and otherwise the result of the function."""
+def _finite_by_sums(gradients: list[Any]) -> tf.Tensor:
+    """Return whether gradients are finite; each value is checked only if a sum is not finite."""
+    known = _sums_are_finite(gradients)
+
+    def check_values(one: tf.Tensor | None = None) -> tf.Tensor:
+        return tf.reduce_all(tf.stack([_is_finite(gradient, one) for gradient in gradients]))
+
     if loops():
-        return at_most_once(tf.logical_not(known), function, tf.constant(True))
-    return tf.cond(known, lambda: tf.constant(True), lambda: function(None))
-
-
-def _each_is_finite(gradients: list[Any], one: tf.Tensor | None) -> tf.Tensor:
-    return tf.reduce_all(tf.stack([_is_finite(gradient, one) for gradient in gradients]))
+        return at_most_once(tf.logical_not(known), check_values, tf.constant(True))
+    return tf.cond(known, lambda: tf.constant(True), check_values)
 
 
 def _is_finite(gradient: Any, one: tf.Tensor | None = None) -> tf.Tensor:

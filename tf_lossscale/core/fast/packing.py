@@ -48,8 +48,8 @@ def positions(tensors: Sequence[Any]) -> list[list[int]]:
         values = shape.num_elements()
         if len(found) > 1 and values and values <= _SMALL:
             most = _TOGETHER // values
-            groups += [found[first : first + most] for first in range(0, len(found), most)]
-    return [group for group in groups if len(group) > 1]
+            groups += [found[first : first + most] for first in range(0, len(found) - 1, most)]
+    return groups
 
 
 def stacked(tensors: Sequence[Any], group: list[int]) -> tf.Tensor:

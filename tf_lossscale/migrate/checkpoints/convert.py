@@ -21,7 +21,7 @@ from tf_lossscale.wrapper import families
 from tf_lossscale.writing import checkpoint_errors_are_os_errors, name_latest_checkpoint
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
-# Marks an argument whose value the file does not hold.
+# Stands for the value of an optimizer's argument that the file does not hold.
 _UNKNOWN = object()
 _SAVED_AS = {"learning_rate": "schedule", "initial_scale": "loss scale"}
 
@@ -30,16 +30,19 @@ _SAVED_AS = {"learning_rate": "schedule", "initial_scale": "loss scale"}
 class Converted:
     """One converted optimizer and its loss scale."""
 
-    path: str  # its path in the new checkpoint
-    construct: str  # code that constructs it
-    variables: tuple[str, ...]  # the paths of the trained variables, in the order of the slots
+    #: The optimizer's path in the new checkpoint.
+    path: str
+    #: The Python code that constructs the optimizer.
+    construct: str
+    #: The paths of the trained variables, in the order of the slots.
+    variables: tuple[str, ...]
     restored: Restored
 
 
 def convert(
     path: str | os.PathLike[str], to: str, out: str | os.PathLike[str], learning_rate: float | None = None
 ) -> list[Converted]:
-    """Write a `tf.train.Checkpoint` with the variables of a file, and the state of its optimizers in the current form.
+    """Convert a file to a `tf.train.Checkpoint` with the same variables and with optimizers of Keras 3 or tf_keras.
 
     >>> import tempfile, tensorflow as tf, tf_keras
     >>> weight = tf.Variable([1.0], name="weight")
@@ -56,25 +59,26 @@ def convert(
     (1, 64.0)
 
     Args:
-        path: as in `read`.
-        to: `"keras3"` or `"tf_keras"`.
-        out: the folder to write, which must be missing or empty.
-        learning_rate: the learning rate, which files of TensorFlow 1's optimizers lack; None takes it from the file.
+        path: a checkpoint or saved model of any kind that `read` accepts.
+        to: the library of the new optimizers, `"keras3"` or `"tf_keras"`.
+        out: the folder to write. It must not exist, or be empty.
+        learning_rate: the learning rate of the new optimizers. None takes it from the file; files of TensorFlow 1's
+            optimizers do not contain it.
 
     Returns:
         An entry for each optimizer that was converted.
 
     Raises:
-        FileExistsError: the folder is not empty.
-        FileNotFoundError: there is no such file.
-        OSError: the folder cannot be written; nothing was changed.
-        ValueError: the file is damaged, its optimizer has no current class, or it lacks the learning rate.
+        FileExistsError: the folder `out` is not empty.
+        FileNotFoundError: there is no file at `path`.
+        OSError: the folder `out` cannot be written; nothing was changed.
+        ValueError: the file is damaged, its optimizer has no class in the new library, or it lacks the learning rate.
     """
     if learning_rate is not None:
         errors.positive_number("learning_rate", learning_rate, "Pass the learning rate with which training continues.")
     folder = pathlib.Path(out)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FileExistsError(f"{folder}: the folder exists and is not empty. Pass one that does not exist.")
+        raise FileExistsError(f"{folder}: the folder exists and is not empty. Pass a folder that does not exist.")
     file = read(path)
     if not file.optimizers:
         raise ValueError(f"{file.path}: the file has no optimizer, only {len(file.variables)} variables.")
@@ -89,7 +93,7 @@ def convert(
 
 
 def _parts(file: File, family: Any, learning_rate: float | None) -> tuple[dict[str, Any], list[Converted]]:
-    """Return the variables and current optimizers by path, and the result for each optimizer."""
+    """Return a dict from paths to variables and new optimizers, and a `Converted` for each optimizer."""
     import tensorflow as tf
 
     parts: dict[str, Any] = {}
@@ -100,7 +104,7 @@ def _parts(file: File, family: Any, learning_rate: float | None) -> tuple[dict[s
         if learning_rate is not None:
             saved.learning_rate = learning_rate
         inner, construct = _optimizer(file, saved, family)
-        # The new checkpoint has no loss scale if that is fixed, or if the file lacks it.
+        # The new checkpoint holds no loss scale if the scale is fixed, or if the file does not contain it.
         optimizer = LossScaleOptimizer(inner) if saved.counter is not None and not saved.scale_is_fixed else inner
         names = _trained(file, saved)
         if not _known_options(saved).get("momentum"):
@@ -123,16 +127,18 @@ def _path(file: File, saved: Optimizer) -> str:
 
 
 def _optimizer(file: File, saved: Optimizer, family: Any) -> tuple[Any, str]:
-    """Return a current optimizer with the options in the file, and the code that constructs it."""
+    """Return an optimizer of the new library with the options in the file, and the code that constructs it."""
     library = family.optimizers
     # The class name comes from the file, so only known optimizers of the library may be called.
     cls = getattr(library, saved.name, None) if saved.name in slots.ATTRIBUTES else None
     if cls is None:
         part = saved.path or "its optimizer"
         why = f"{part} is of class {saved.name!r}, which is none of {', '.join(slots.ATTRIBUTES)}"
+        if not saved.name:
+            why = f"the file does not name the class of {part}"
         raise ValueError(
-            f"{file.path}: {why if saved.name else f'the file does not name the class of {part}'}. Construct the "
-            "optimizer in code, and call tf_lossscale.migrate.restore."
+            f"{file.path}: the optimizer cannot be converted, because {why}. Construct the optimizer in code, and call "
+            "tf_lossscale.migrate.restore."
         )
     if saved.learning_rate is None and saved.of_tf1:
         raise ValueError(
@@ -141,7 +147,8 @@ def _optimizer(file: File, saved: Optimizer, family: Any) -> tuple[Any, str]:
         )
     options = _known_options(saved)
     taken = inspect.signature(cls).parameters
-    unlike = set() if saved.slots_are_lists else {"weight_decay"}  # see `slots.DIFFERENCES`
+    # The file's weight_decay is for TensorFlow Addons, which does not multiply it by the learning rate.
+    unlike = set() if saved.slots_are_lists else {"weight_decay"}
     options = {name: value for name, value in options.items() if name in taken and name not in unlike}
     for name, value in options.items():
         if isinstance(value, (int, float)) and abs(value) > _FLOAT32_MAX:
@@ -150,20 +157,22 @@ def _optimizer(file: File, saved: Optimizer, family: Any) -> tuple[Any, str]:
             )
     code = f"{family.optimizers_name}.{saved.name}({_shown(options)})"
     if options["learning_rate"] is _UNKNOWN:
-        # The saved optimizer had a schedule. With any schedule an optimizer has no variable for the learning rate.
+        # The saved optimizer had a schedule that the file does not describe. Any schedule will do for the checkpoint,
+        # because an optimizer with a schedule has no variable for the learning rate.
         options["learning_rate"] = library.schedules.ExponentialDecay(1.0, 1, 1.0)
     if options.get("momentum") is _UNKNOWN:
-        options["momentum"] = 0.9  # the optimizer creates slots for any nonzero momentum
+        options["momentum"] = 0.9  # any nonzero momentum makes the optimizer create its momentum slots
     return cls(**options), _in_wrapper(code, saved)
 
 
 def _known_options(saved: Optimizer) -> dict[str, Any]:
-    """Return the inner optimizer's arguments, as far as the file holds them or its slots imply them."""
+    """Return the arguments of the inner optimizer that the file holds or that its slots imply."""
     there = slots.canonical(saved.name, saved.slots)
     rate = _UNKNOWN if saved.learning_rate is None else saved.learning_rate
     options: dict[str, Any] = {"learning_rate": rate, **saved.hyperparameters}
     if not options.get("use_ema"):
-        options = {name: value for name, value in options.items() if "ema" not in name}  # ignored by the optimizer
+        # Without `use_ema` an optimizer ignores `ema_momentum` and the other options of the moving averages.
+        options = {name: value for name, value in options.items() if "ema" not in name}
     options |= {option: True for slot, option in (("vhat", "amsgrad"), ("mg", "centered")) if slot in there}
     moved = "momentum" in there and any(np.any(tensor.value()) for tensor in there["momentum"].tensors)
     if moved and "momentum" not in options:
@@ -172,7 +181,7 @@ def _known_options(saved: Optimizer) -> dict[str, Any]:
 
 
 def _in_wrapper(code: str, saved: Optimizer) -> str:
-    """Return the code that wraps an optimizer as the saved one was wrapped."""
+    """Return code that wraps an optimizer. The arguments of the wrapper come from the file."""
     if saved.wrapper is None:
         return code
     usual = {"dynamic": True, "initial_scale": 2.0**15, "dynamic_growth_steps": 2000}
@@ -183,7 +192,7 @@ def _in_wrapper(code: str, saved: Optimizer) -> str:
 
 
 def _shown(arguments: dict[str, Any]) -> str:
-    """Return arguments as code. Numbers are written as users write them, before rounding to float32."""
+    """Return arguments as code, with float32 numbers in short form: 0.1, not 0.10000000149."""
     shown = {
         name: f"<its {_SAVED_AS.get(name, name)}>"
         if value is _UNKNOWN
@@ -228,7 +237,7 @@ def _trained(file: File, saved: Optimizer) -> list[str]:
 
 
 def _tree(file: File, parts: dict[str, Any], family: Any) -> Any:
-    """Return the root object: the object graph of the file, or the parts by name if the file has no object graph."""
+    """Return the root object of the new checkpoint, which has the object graph of the file if the file has one."""
     import tensorflow as tf
 
     objects = family.with_layer_names(file.objects) if file.objects else {"": {path: path for path in parts}}
@@ -242,7 +251,7 @@ def _tree(file: File, parts: dict[str, Any], family: Any) -> Any:
 
 
 def _write(folder: pathlib.Path, root: Any) -> None:
-    """Write under a temporary name and rename the folder, so that it is complete or does not exist."""
+    """Write the checkpoint under a temporary name and rename it, so that the folder is complete or does not exist."""
     import tensorflow as tf
 
     folder.absolute().parent.mkdir(parents=True, exist_ok=True)
@@ -253,7 +262,7 @@ def _write(folder: pathlib.Path, root: Any) -> None:
             tf.train.Checkpoint(root).write(str(unfinished / "ckpt"))
         name_latest_checkpoint(unfinished, "ckpt")
         if folder.exists():
-            folder.rmdir()  # raises an error unless the folder is empty
+            folder.rmdir()  # raises an error if another process has written to the folder
         unfinished.rename(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The subcommand `convert`."""
+"""The subcommand `tf-lossscale convert`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TARGETS = ("keras3", "tf_keras")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `convert`.
+    """Add the arguments of `tf-lossscale convert`.
 
     Args:
         parser: the parser of the subcommand.
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run `convert`.
+    """Run `tf-lossscale convert`.
 
     Args:
         arguments: the parsed arguments; see `add_arguments`.
@@ -73,7 +73,7 @@ def _say(line: str) -> None:
     """Print a line, wrapped at words in a terminal and unwrapped in a pipe."""
     if sys.stdout.isatty():
         width = shutil.get_terminal_size().columns
-        spaced = line.replace("(", "( ")  # code may be wrapped after a bracket as well
+        spaced = line.replace("(", "( ")  # lines of code may also be wrapped after an opening bracket
         folded = textwrap.fill(spaced, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
         line = folded.replace("( ", "(")
     print(line)

@@ -1,4 +1,4 @@
-"""The subcommand `inspect`."""
+"""The subcommand `tf-lossscale inspect`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ exit code:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `inspect`.
+    """Add the arguments of `tf-lossscale inspect`.
 
     Args:
         parser: the parser of the subcommand.
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run `inspect`.
+    """Run `tf-lossscale inspect`.
 
     Args:
         arguments: the parsed arguments; see `add_arguments`.
@@ -127,7 +127,7 @@ def _print_tables(file: File) -> None:
         console.print()
         console.print(_variables(file))
     for line in captured.get().splitlines():
-        print(line.rstrip())  # the tables pad their last columns
+        print(line.rstrip())  # rich pads the last column of a table with spaces
 
 
 def _rows(optimizer: Optimizer) -> list[tuple[str, str]]:

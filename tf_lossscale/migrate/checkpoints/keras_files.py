@@ -97,13 +97,14 @@ def _json(text: str | bytes) -> Any:
 
 def _held(number: Any, digits: str) -> Any:
     if abs(number) > sys.float_info.max:
-        raise OverflowError(f"too large for a float: {digits if len(digits) < 20 else digits[:20] + '...'}")
+        shown = digits if len(digits) < 20 else f"{digits[:20]}..."
+        raise OverflowError(f"this number is too large for a float: {shown}")
     return number
 
 
 def _h5(path: str, source: Any) -> Any:
-    """Open an HDF5 file that has no links, because a link could read any other file of this machine."""
-    import h5py  # Keras depends on h5py
+    """Open an HDF5 file. Links in it are refused, because a link could point to any other file of this machine."""
+    import h5py  # h5py is installed, because Keras depends on it
 
     file = h5py.File(source, "r")
     waiting, seen = [file], set()
@@ -194,7 +195,7 @@ def _arguments_of_wrapper(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments for the current wrapper from a wrapper's config of any version."""
     arguments = dict(settings)
     if "loss_scale" in settings:
-        with contextlib.suppress(ValueError):  # a user-defined class
+        with contextlib.suppress(ValueError):  # raised for a user-defined loss scale class
             arguments = from_tf23(settings["loss_scale"], {})
     names = ("dynamic", "initial_scale", "dynamic_growth_steps", *KEYWORDS)
     return {name: arguments[name] for name in names if isinstance(arguments.get(name), (int, float))}
@@ -208,7 +209,6 @@ def _inner_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _numbers(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that are numbers."""
     return {name: value for name, value in settings.items() if isinstance(value, (int, float))}
 
 
@@ -231,7 +231,8 @@ def _without_scale_by_place(optimizer: Optimizer, stored: list[Tensor], config: 
     if optimizer.wrapper and optimizer.family == "keras3" and len(stored) >= 4:
         return _without_keras_3s_wrapper(optimizer, stored)
     if optimizer.family == "tf_keras" and _STATE in _inner_config(config):
-        # tf_lossscale around a tf_keras optimizer: scale and counter come last, then the count for hysteresis, if any.
+        # tf_lossscale wrote the file. The scale and the counter are the last variables; with hysteresis, the count of
+        # overflows follows.
         count = 3 if _rules_of(config["config"]).counts_overflows else 2
         *stored, scale, counter = stored[: len(stored) - count + 2]
         optimizer.scale, optimizer.counter = float(scale.value()), int(counter.value())
@@ -243,7 +244,7 @@ def _rules_of(settings: dict[str, Any]) -> Rules:
 
 
 def _without_keras_3s_wrapper(optimizer: Optimizer, stored: list[Tensor]) -> list[Tensor]:
-    # Keras's wrapper begins with its own step count and learning rate, which it does not use; counter and scale follow.
+    # Keras's own wrapper saves a step count and a learning rate that it never uses, then its counter and its scale.
     optimizer.counter, optimizer.scale = int(stored[2].value()), float(stored[3].value())
     return stored[4:]
 
@@ -254,7 +255,7 @@ def _fill_from_list(optimizer: Optimizer, stored: list[Tensor], variables: list[
         optimizer.iterations = int(stored[0].value())
         stored = stored[1:]
     if stored and not stored[0].shape and optimizer.family == "keras3":
-        stored = stored[1:]  # the learning rate, which the config has as well
+        stored = stored[1:]  # without the learning rate, which is also in the config
     stored = [tensor for tensor in stored if tensor.shape or any(not v.shape for v in variables)]
     groups = slot_names.order_in_lists(optimizer.name, optimizer.family, optimizer.hyperparameters)
     count = len(stored) // (sum(map(len, groups)) or 1)
@@ -272,6 +273,6 @@ def _fill_from_list(optimizer: Optimizer, stored: list[Tensor], variables: list[
 
 
 def _owners(tensors: list[Tensor], variables: list[Tensor]) -> list[Tensor | None]:
-    """Return the variable of each slot. Both lists have the same order, but some variables are not trained."""
+    """Return the variable of each slot. Slots and variables have the same order, but some variables have no slot."""
     left = iter(variables)
     return [next((variable for variable in left if variable.shape == tensor.shape), None) for tensor in tensors]

@@ -9,9 +9,10 @@ from tf_lossscale.migrate.checkpoints.saved import File, Slots, Tensor
 
 
 def pairs(file: File, variables: Any) -> list[tuple[Tensor, Any]]:
-    """Pair each of the user's variables with its variable in the file.
+    """Pair each of the user's variables with a variable in the file.
 
-    Variables are matched by name if each name occurs once in the file, and otherwise by order if the shapes agree.
+    Variables are matched by name if each name occurs exactly once in the file. Otherwise they are matched by order if
+    the shapes agree.
 
     >>> class Variable:
     ...     name, shape = "dense/kernel:0", (2,)
@@ -24,10 +25,10 @@ def pairs(file: File, variables: Any) -> list[tuple[Tensor, Any]]:
         variables: a list of variables, or a dict from the file's names to variables.
 
     Returns:
-        Pairs in the order of `variables`.
+        Pairs of the file's variable and the user's variable, in the order of `variables`.
 
     Raises:
-        ValueError: a variable is not in the file, or has another shape there.
+        ValueError: a variable is not in the file, or has another shape in the file.
     """
     if isinstance(variables, Mapping):
         return [(_named(file, name, variable), variable) for name, variable in variables.items()]
@@ -44,7 +45,7 @@ def pairs(file: File, variables: Any) -> list[tuple[Tensor, Any]]:
 
 
 def notes(matched: list[tuple[Tensor, Any]]) -> list[str]:
-    """Return notes on variables that were matched by order alone, where another order has the same shapes."""
+    """Return a note if variables were matched only by order, and some of them have the same shape."""
     unnamed = [tensor for tensor, variable in matched if not _same_name(tensor, name_of(variable))]
     shapes = [tensor.shape for tensor, _ in matched]
     if not any(shapes.count(tensor.shape) > 1 for tensor in unnamed):
@@ -63,12 +64,12 @@ def owner_of(slots: Slots, i: int, known: Sequence[Tensor]) -> Tensor | None:
     ]
     if fitting:
         return max(fitting, key=lambda v: len(v.name))
-    # The file does not name the variables; only their order is known.
+    # If the names in the file identify no variable, slots and variables are paired by their order.
     return known[i] if len(known) == len(slots.tensors) and known[i].shape == slots.tensors[i].shape else None
 
 
 def name_of(variable: Any) -> str:
-    """Return a variable's name with its scopes, as in checkpoints."""
+    """Return a variable's full name, with its name scopes, as checkpoints hold it."""
     return getattr(variable, "path", None) or variable.name.partition(":")[0]
 
 
@@ -97,7 +98,7 @@ def _by_names(tensors: list[Tensor], variables: list[Any]) -> list[Tensor] | Non
 
 
 def _same_name(tensor: Tensor, name: str) -> bool:
-    # Keras 3 puts the model's name in front.
+    # Names of Keras 3's variables begin with the model's name, which the other name may lack.
     return name == tensor.path or f"/{name}".endswith(f"/{tensor.name}") or tensor.name.endswith(f"/{name}")
 
 

@@ -97,7 +97,7 @@ class _Graph:
         return None if tensor is None or tensor.shape else tensor.value().item()
 
     def optimizers(self) -> list[int]:
-        """Return the nodes of optimizers: the wrapper, not its inner optimizer."""
+        """Return the nodes of the optimizers in the graph. For a wrapped optimizer this is the node of the wrapper."""
         found = [node for node in sorted(self._paths) if self._is_optimizer(node)]
         inner = {self._inner(node) for node in found if self._inner(node) != node}
         return [node for node in found if node not in inner]
@@ -115,7 +115,7 @@ class _Graph:
     def _inner(self, node: int) -> int:
         children = self._children[node]
         for name in ("inner_optimizer", "base_optimizer"):
-            # TensorFlow 2.3 to 2.15 save an empty base_optimizer, and all state with the wrapper.
+            # TensorFlow 2.3 to 2.15 save an empty `base_optimizer`, and store all state in the wrapper.
             if name in children and (self._children[children[name]] or self._nodes[children[name]].slot_variables):
                 return children[name]
         if "iter" not in children and "_iterations" not in children:
@@ -164,7 +164,7 @@ class _Graph:
         return seen
 
     def _with_slot_variables(self, node: int, family: str) -> Optimizer:
-        """Optimizers of TensorFlow 1 and 2 up to 2.10, and tf_keras legacy."""
+        """Read an optimizer of TensorFlow 1, TensorFlow 2.0 to 2.10 or tf_keras legacy, which has slot variables."""
         slots: dict[str, Slots] = {}
         for slot in self._nodes[node].slot_variables:
             tensor = self.tensor(slot.slot_variable_node_id)
@@ -202,7 +202,7 @@ class _Graph:
         return self._number(0, "global_step")
 
     def _with_lists(self, node: int, family: str) -> Optimizer:
-        """Optimizers of Keras 3, and of tf_keras: a list of variables per slot."""
+        """Read an optimizer of Keras 3 or tf_keras, which stores a list of variables for each slot."""
         children = self._children[node]
         order = self._children[children["_trainable_variables"]] if family == "keras3" else {}
         lists: dict[str, Slots] = {}
@@ -223,7 +223,7 @@ class _Graph:
                 lists[attribute] = made
         names = [self._attribute(children["_iterations"]).full_name.rpartition("/")[0]]
         names += [each.names[0].partition("/")[0] for each in lists.values()]
-        # tf_keras may name the slot without the optimizer.
+        # The name of a slot variable usually contains the optimizer's name, but tf_keras may omit it.
         slot = lists["_velocities"].names[0] if "_velocities" in lists else ""
         more = [each for part, each in _TOLD_BY_SLOTS.items() if part in slot.split("/")]
         known = {"momentum_cache"} if "_u_product" in children else {"momentums"} & children.keys()
@@ -243,7 +243,7 @@ class _Graph:
         )
 
     def variables(self) -> list[Tensor]:
-        """Return the variables outside of optimizers, in Keras's order. Call it after `optimizer`."""
+        """Return the variables outside of optimizers, in Keras's order. Read all optimizers with `optimizer` before."""
         trained = {
             node
             for owner in self._of_optimizers
@@ -260,7 +260,7 @@ class _Graph:
         return found
 
     def _in_keras_order(self) -> list[int]:
-        """Yield all nodes, a layer's own variables before its sublayers'."""
+        """Return all nodes. A layer's own variables precede the variables of its sublayers, as in Keras."""
         order: dict[int, None] = {}
         waiting = [0]
         while waiting:
@@ -273,7 +273,7 @@ class _Graph:
         return [*order, *(node for node in range(len(self._nodes)) if node not in order)]
 
     def objects(self, wanted: set[str]) -> dict[str, dict[str, str]]:
-        """Return the objects on the paths to the wanted ones, without the contents of optimizers."""
+        """Return all objects on the paths from the root to the wanted objects, without the contents of optimizers."""
         found: dict[str, dict[str, str]] = {}
         others: set[int] = set()
 

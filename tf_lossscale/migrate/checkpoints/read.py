@@ -1,4 +1,4 @@
-"""Reading any checkpoint or model: detects the kind of file and calls its reader."""
+"""Read a checkpoint or model of any kind: detect the kind of the file and call the reader for it."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def read(path: str | os.PathLike[str]) -> File:
             the latest is read, a SavedModel's folder, or a `.keras`, `.h5` or `.weights.h5` file.
 
     Returns:
-        Its optimizers and variables.
+        The optimizers and variables in the file.
 
     Raises:
         FileNotFoundError: there is no such file, or no checkpoint in the folder.
-        ValueError: the file is damaged or of an unknown kind. The message names the file and the part.
+        ValueError: the file is damaged or of an unknown kind. The message names the file and the damaged part.
     """
     given = os.fspath(path)
     with damage_is_said(given, "what it holds"):
@@ -44,7 +44,7 @@ def _read(given: str) -> File:
             return _saved_model(found)
         return _checkpoint(_only_checkpoint_in(found))
     if found.is_file() and found.suffix not in (".index",) and ".data-" not in found.name:
-        from tf_lossscale.migrate.checkpoints import keras_files  # imports TensorFlow, which takes seconds
+        from tf_lossscale.migrate.checkpoints import keras_files  # imported late: it imports TensorFlow, which is slow
 
         with damage_is_said(given, "its beginning"), found.open("rb") as file:
             begin = file.read(8)
@@ -62,7 +62,7 @@ def _read(given: str) -> File:
 
 def _only_checkpoint_in(folder: pathlib.Path) -> str:
     latest = None
-    # `tf-lossscale train` and other programs keep their checkpoints in a folder of this name.
+    # `checkpoint` may also be a folder: `tf-lossscale train` and other programs keep their checkpoints in one.
     if (folder / "checkpoint").is_file():
         import tensorflow as tf
 
@@ -87,7 +87,7 @@ def _only_checkpoint_below(folder: pathlib.Path) -> str:
         raise FileNotFoundError(f"{folder}: the folder has no checkpoint, and is not a SavedModel.")
     if len(below) > 1:
         raise UnreadableError(
-            f"{folder}: {len(below)} folders in it have checkpoints. Pass one of them, for example {below[-1]}."
+            f"{folder}: {len(below)} of its subfolders have checkpoints. Pass one of them, for example {below[-1]}."
         )
     return _only_checkpoint_in(below[0])
 
@@ -120,7 +120,7 @@ def _checkpoint(prefix: str) -> File:
 
 
 def _require_complete(prefix: str, shapes: dict[str, list[int]], dtypes: dict[str, Any]) -> None:
-    """Raise if the data files are smaller than the variables, without reading them."""
+    """Raise an error if data files are missing or too small for the variables. Only their sizes are read."""
     shards = sorted(pathlib.Path(prefix).parent.glob(f"{pathlib.Path(prefix).name}.data-*"))
     if not shards:
         raise FileNotFoundError(f"{prefix}.data-00000-of-00001: this file of the checkpoint is missing.")

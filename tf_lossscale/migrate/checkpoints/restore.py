@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """The result of `restore`. A value is None if the file or the optimizer lacks it.
+    """The values that `restore` restored. A value is None if the file or the optimizer does not have it.
 
     >>> restored = Restored(iterations=3, loss_scale=128.0, dynamic_counter=3, notes=())
     >>> restored.loss_scale
@@ -30,8 +30,8 @@ class Restored:
 
     Args:
         iterations: the number of steps taken.
-        loss_scale: the scale.
-        dynamic_counter: the number of finite steps since the scale last moved.
+        loss_scale: the loss scale.
+        dynamic_counter: the number of finite steps since the scale last changed.
         notes: the reasons why the next steps will differ numerically from those of the saved optimizer.
     """
 
@@ -50,9 +50,9 @@ def restore(
 ) -> Restored:
     """Restore variables, and the state of their optimizer, from a checkpoint of another library or version.
 
-    The slots of a TensorFlow 1, TensorFlow 2, tf_keras or Keras 3 optimizer are copied to the Keras 3 or tf_keras
-    optimizer of the same name, and the loss scale and its counter to the wrapper, if both sides have one. Nothing
-    changes unless everything fits.
+    The slots of an optimizer of TensorFlow 1, TensorFlow 2, tf_keras or Keras 3 are copied to the corresponding
+    optimizer of Keras 3 or tf_keras. If both optimizers are wrapped, the loss scale and its counter are copied to the
+    wrapper. If anything does not fit, an error is raised and nothing changes.
 
     >>> import tempfile, tensorflow as tf, tf_keras
     >>> import tf_lossscale
@@ -67,41 +67,42 @@ def restore(
     (1, 64.0, 1)
 
     Args:
-        checkpoint_path: any file that `tf-lossscale inspect` reads: the prefix of a `tf.train.Checkpoint` or a
-            `tf.compat.v1.train.Saver`, a folder of them, a SavedModel, a `.keras` or `.h5` file.
+        checkpoint_path: any file that `tf-lossscale inspect` reads: the prefix of a checkpoint of `tf.train.Checkpoint`
+            or `tf.compat.v1.train.Saver`, a folder of checkpoints, a SavedModel, or a `.keras` or `.h5` file.
         optimizer: an optimizer of Keras 3, tf_keras or tf_keras.legacy, bare or in a LossScaleOptimizer. If it has no
             slots yet, they are created for the trainable `variables`.
-        variables: the variables to restore, for example `model.variables`: a list, matched by name or else by order and
-            shape; or a dict from the names that `tf-lossscale inspect` shows.
+        variables: the variables to restore: a list, for example `model.variables`, which is matched with the file by
+            name, or by order and shape if the names differ; or a dict from names that `tf-lossscale inspect` shows to
+            variables.
         name: the name of the optimizer in the file; required if the file has several.
 
     Returns:
         The restored values, and notes if the next steps will differ numerically from those of the saved optimizer.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is damaged or does not fit. The message names the part.
-        TypeError: the optimizer belongs to another library.
+        FileNotFoundError: there is no file at `checkpoint_path`.
+        ValueError: the file is damaged or does not fit the optimizer and variables. The message names the part.
+        TypeError: the optimizer is not of Keras 3 or tf_keras.
     """
     file = read(checkpoint_path)
     return restore_from(file, _chosen(file, name), optimizer, variables)
 
 
 def restore_from(file: File, saved: Optimizer, optimizer: Any, variables: Any) -> Restored:
-    """Restore from a file that was read; see `restore`.
+    """Restore variables and an optimizer's state, as `restore` does, from a file that is already read.
 
     Args:
         file: the result of `read`.
         saved: one of the file's optimizers.
-        optimizer: as in `restore`.
-        variables: as in `restore`.
+        optimizer: the optimizer to restore into, as in `restore`.
+        variables: the variables to restore, as in `restore`.
 
     Returns:
-        As `restore`.
+        The restored values, as `restore` returns them.
 
     Raises:
-        ValueError: as `restore`.
-        TypeError: as `restore`.
+        ValueError: the file does not fit the optimizer and variables.
+        TypeError: the optimizer is not of Keras 3 or tf_keras.
     """
     inner = optimizer
     while hasattr(inner, "inner_optimizer"):
@@ -126,7 +127,7 @@ def restore_from(file: File, saved: Optimizer, optimizer: Any, variables: Any) -
         build([variable for variable, _ in values if getattr(variable, "trainable", True)])
     values += _places(file, family, inner, kind, planned, values, notes)
 
-    # From here on nothing raises.
+    # Everything that can raise an error is above, so that an error leaves all variables unchanged.
     for variable, value in values:
         variable.assign(value)
     if iterations is not None:
@@ -136,7 +137,7 @@ def restore_from(file: File, saved: Optimizer, optimizer: Any, variables: Any) -
         getattr(inner, attribute).assign(slot_names.nadam_product(_number(inner, "beta_1"), iterations, decay))
     if saved.learning_rate is not None:
         rate = family.given_learning_rate()
-        if not callable(rate) or hasattr(rate, "assign"):  # a schedule is kept
+        if not callable(rate) or hasattr(rate, "assign"):  # the given optimizer's schedule is not replaced
             inner.learning_rate = saved.learning_rate
     scale = _set_loss_scale(optimizer, saved)
     return Restored(iterations, scale, None if scale is None else saved.counter, tuple(notes))
@@ -144,7 +145,7 @@ def restore_from(file: File, saved: Optimizer, optimizer: Any, variables: Any) -
 
 def _check_count(file: File, what: str, count: float | None) -> None:
     if count is not None and not 0 <= count < 2**63:
-        raise ValueError(f"{file.path}: {what} must be a count that fits in an int64, but is {count:g}.")
+        raise ValueError(f"{file.path}: {what} must be a number of steps from 0 to 2**63 - 1, but is {count:g}.")
 
 
 def _chosen(file: File, name: str | None) -> Optimizer:
@@ -162,23 +163,28 @@ def _class_of(file: File, saved: Optimizer, inner: Any) -> str:
     if kind is None:
         known = ", ".join(slot_names.ATTRIBUTES)
         raise ValueError(f"{file.path}: cannot restore state into {type(inner).__name__}, only into {known}.")
+    what = saved.path or "the optimizer"
     if not slot_names.fits(saved.name, kind):
         raise ValueError(
-            f"{file.path}: {saved.path or 'the optimizer'} is of class {saved.name}, but the given optimizer is "
-            f"{type(inner).__name__}. Create one of the same class."
+            f"{file.path}: {what} is of class {saved.name}, but the given optimizer is {type(inner).__name__}. Create "
+            "an optimizer of the same class as in the file."
         )
     there = set(slot_names.canonical(kind, saved.slots))
     lacking = slot_names.required(kind) - there
     if lacking and there:
         raise ValueError(
-            f"{file.path}: {saved.path or 'the optimizer'} has the slots {', '.join(sorted(there))}, but "
-            f"{type(inner).__name__} also needs {', '.join(sorted(lacking))}. Create one of the same class."
+            f"{file.path}: {what} has the slots {_joined(there)}, but {type(inner).__name__} also needs "
+            f"{_joined(lacking)}. Create an optimizer of the same class as in the file."
         )
     return kind
 
 
+def _joined(names: set[str]) -> str:
+    return ", ".join(sorted(names))
+
+
 def _planned_slots(file: File, saved: Optimizer, kind: str, pairs: list[Any], inner: Any) -> list[tuple[str, Any, Any]]:
-    """Return (slot, the user's variable, value) for each slot of these variables in the file."""
+    """Return (name of the slot, the user's variable, value) for each slot in the file that belongs to a variable."""
     variable_of = {tensor.path: variable for tensor, variable in pairs}
     known = [tensor for tensor, variable in pairs if getattr(variable, "trainable", True)]
     planned = []
@@ -190,7 +196,7 @@ def _planned_slots(file: File, saved: Optimizer, kind: str, pairs: list[Any], in
             if owner is None:
                 raise ValueError(
                     f"{file.path}: cannot tell which variable the slot {tensor.path} {tensor.shape} belongs to. Pass "
-                    "all variables that the optimizer trained, in its order."
+                    "all variables that the optimizer trained, in the order in which it was built for them."
                 )
             if owner.path not in variable_of:
                 continue
@@ -202,21 +208,22 @@ def _planned_slots(file: File, saved: Optimizer, kind: str, pairs: list[Any], in
                 )
             value = tensor.value()
             if saved.of_tf1 and kind == "SGD":
-                # TensorFlow 1 multiplies the sum of gradients by the learning rate, Keras sums the products.
+                # TensorFlow 1's momentum is a sum of gradients, and each step multiplies it by the learning rate.
+                # Keras's momentum is a sum of gradients that are already multiplied by the negative learning rate.
                 value = np.float32(-_learning_rate_now(inner)) * value
             planned.append((slot, variable, value))
     return planned
 
 
 def _build_of(wrapper: Any) -> Any:
-    """Return the method that builds a wrapper of any library."""
+    """Return the method that creates a wrapper's variables. Its name depends on the library."""
     return getattr(wrapper, "build", None) or wrapper._create_all_weights
 
 
 def _places(
     file: File, family: Any, inner: Any, kind: str, planned: list[Any], values: list[Any], notes: list[str]
 ) -> list[tuple[Any, Any]]:
-    """Return (the optimizer's variable, value) for the slots, and for the moving averages if there are any."""
+    """Return (the optimizer's variable, its new value) for each slot and each moving average."""
     places, missing = [], set()
     try:
         for slot, variable, value in planned:
@@ -230,7 +237,7 @@ def _places(
     except KeyError as error:
         raise ValueError(
             f"{file.path}: the given {type(inner).__name__} was built for other variables than `variables`. Restore "
-            "into a new one, or pass the variables that it was built for."
+            "into a new optimizer, or pass the variables that this one was built for."
         ) from error
     if missing:
         notes.append(
@@ -247,8 +254,8 @@ def _iterations(file: File, saved: Optimizer, inner: Any) -> int | None:
         return saved.iterations if found is None else found
     if saved.of_tf1 and saved.name == "Adam" and saved.iterations is None:
         raise ValueError(
-            f"{file.path}: the file has beta1_power for several Adam optimizers, and does not tell which belongs to "
-            "which. Save each optimizer's variables in its own file."
+            f"{file.path}: the file has a beta1_power for each of several Adam optimizers, but does not tell which one "
+            "belongs to which optimizer. Save each optimizer's variables in a separate file."
         )
     return saved.iterations
 
@@ -294,7 +301,7 @@ def _set_loss_scale(optimizer: Any, saved: Optimizer) -> float | None:
     if saved.scale is None:
         return None
     state: Any = getattr(optimizer, "_loss_scale", None)
-    for counter in ("good_steps", "counter"):  # our own, or that of tf_keras's wrapper
+    for counter in ("good_steps", "counter"):  # this package's name of the counter, and tf_keras's
         if hasattr(state, "current_loss_scale") and hasattr(state, counter):
             state.current_loss_scale.assign(saved.scale)
             getattr(state, counter).assign(saved.counter or 0)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-# `Optimizer.family` -> the name shown to users.
+# Value of `Optimizer.family` -> name of the library for messages.
 LIBRARIES = {
     "keras3": "Keras 3",
     "tf_keras": "tf_keras",
@@ -19,7 +19,7 @@ LIBRARIES = {
 
 
 class UnreadableError(ValueError):
-    """The error for a damaged or unknown file. The message names the file and the part."""
+    """A file is damaged or of an unknown kind. The message names the file and the damaged part."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +30,10 @@ class Tensor:
     (2,)
     """
 
-    path: str  # the path in the file, in the form shown to users: "w0", "model/layer_with_weights-0/kernel"
-    name: str  # the variable's own name when it was saved: "dense/kernel"
+    #: The variable's path in the file, for example "w0" or "model/layer_with_weights-0/kernel".
+    path: str
+    #: The name that the variable had when it was saved, for example "dense/kernel".
+    name: str
     shape: tuple[int, ...]
     dtype: str
     read: Callable[[], Any] = dataclasses.field(repr=False, compare=False)
@@ -50,9 +52,9 @@ class Slots:
     """One slot of all variables, for example the momenta."""
 
     tensors: list[Tensor]
-    #: For each tensor the variable that it belongs to; None if unknown.
+    #: For each tensor of the slot, the trained variable that it belongs to; None if unknown.
     of: list[Tensor | None]
-    #: For each tensor the variable's name, as far as the slot's name contains it.
+    #: For each tensor of the slot, a name that may end with the name of the trained variable; "" if there is none.
     names: list[str]
 
 
@@ -60,52 +62,56 @@ class Slots:
 class Optimizer:
     """An optimizer in a file, with its loss scale if it was wrapped."""
 
-    path: str  # "optimizer"
-    family: str  # the library: "tf_keras_legacy" (TensorFlow 2's too), "tf_keras", "keras3" or "tf1"
-    name: str | None  # the class, "Adam"; None if unknown
-    wrapper: str | None  # the wrapper's name; None without a wrapper
+    #: The optimizer's path in the file, for example "optimizer".
+    path: str
+    #: The library: "tf_keras_legacy" (which includes TensorFlow 2.0 to 2.10), "tf_keras", "keras3" or "tf1".
+    family: str
+    #: The name of the class, for example "Adam"; None if unknown.
+    name: str | None
+    #: The class name of the wrapper around the optimizer; None if it was not wrapped.
+    wrapper: str | None
     iterations: int | None = None
     scale: float | None = None
     counter: int | None = None
     learning_rate: float | None = None
     hyperparameters: dict[str, float] = dataclasses.field(default_factory=dict)
     slots: dict[str, Slots] = dataclasses.field(default_factory=dict)
-    #: Values that belong to no variable, such as Nadam's product of momenta.
+    #: State of the optimizer that belongs to no trained variable, such as Nadam's product of momenta.
     extra: dict[str, float] = dataclasses.field(default_factory=dict)
-    #: Whether the file holds the configs, which have all arguments of the optimizer and its wrapper.
+    #: Whether the file holds the configs of the optimizer and of its wrapper, with all of their arguments.
     has_config: bool = False
     #: The wrapper's arguments in the file's config.
     wrapper_arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def of_tf1(self) -> bool:
-        """Whether it is of TensorFlow 1, whose files lack the learning rate, and whose momenta exclude that factor."""
+        """Whether this is an optimizer of TensorFlow 1, whose files and momenta do not contain the learning rate."""
         return self.family == "tf1"
 
     @property
     def scale_is_fixed(self) -> bool:
-        """Whether its wrapper has a fixed loss scale."""
+        """Whether the optimizer was wrapped with a fixed loss scale."""
         dynamic = self.wrapper_arguments.get("dynamic", True) if self.has_config else self.counter is not None
         return self.wrapper is not None and not dynamic
 
     @property
     def slots_are_lists(self) -> bool:
-        """Whether it is of Keras 3 or tf_keras, whose slots are lists, and which use the current formulas."""
+        """Whether this is an optimizer of Keras 3 or tf_keras. These store slots as lists, and use newer formulas."""
         return self.family in ("keras3", "tf_keras")
 
 
 @dataclasses.dataclass
 class File:
-    """A checkpoint or model that was read."""
+    """The content of a checkpoint or saved model."""
 
     path: str
     kind: str
     writer: str
     variables: list[Tensor]
     optimizers: list[Optimizer]
-    #: Variables outside of models and optimizers, such as a manager's `save_counter`.
+    #: Variables outside of models and optimizers, such as the `save_counter` of a `tf.train.Checkpoint`.
     others: list[Tensor] = dataclasses.field(default_factory=list)
-    #: Path of an object -> name of a part -> path of that part, down to variables; empty if the file has no objects.
+    #: The object graph: path of an object -> name of a child -> path of the child. Empty if the file has none.
     objects: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
 
 
@@ -122,16 +128,16 @@ def damage_is_said(path: str, part: str) -> Iterator[None]:
 
     Args:
         path: the file.
-        part: the part of the file that the block reads.
+        part: the part of the file that the `with` block reads.
 
     Raises:
-        UnreadableError: names the file and the part.
+        UnreadableError: reading failed. The message names the file and the part.
     """
     try:
         yield
     except (FileNotFoundError, PermissionError, UnreadableError):
         raise
-    except Exception as error:  # the error depends on the library and on which byte is damaged
+    except Exception as error:  # the type of error depends on the library and on the damaged byte
         why = " ".join(str(error).split())[:200] or type(error).__name__
         raise UnreadableError(
             f"{path}: {part} cannot be read, because the file is cut short or damaged ({why}). Use another copy of it."

@@ -1,4 +1,4 @@
-"""The names in TensorFlow 1's files, for a current `tf.compat.v1.train.Saver`."""
+"""Variable names that let a current `tf.compat.v1.train.Saver` restore files of TensorFlow 1."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def saver_names(
 ) -> dict[str, Variable]:
     """Map the names in a TensorFlow 1 file to the variables of the graph, for `tf.compat.v1.train.Saver`.
 
-    TensorFlow 1.15 created Adam's `beta1_power` inside a conditional, as `cond/beta1_power` or `cond_1/beta1_power`.
-    The number of conditionals in a graph has changed since.
+    TensorFlow 1.15 created Adam's `beta1_power` inside a conditional, under a name such as `cond/beta1_power` or
+    `cond_1/beta1_power`. A current graph contains another number of conditionals, so its names differ.
 
     >>> import tempfile, tensorflow as tf
     >>> with tf.Graph().as_default(), tf.compat.v1.Session() as session:
@@ -55,10 +55,10 @@ def saver_names(
         elif len(powers) == 1:
             found[powers[0]] = variable
         else:
+            others = f", but several of that kind: {', '.join(powers)}" if powers else ""
             raise ValueError(
-                f"{os.fspath(checkpoint_path)}: the file has no variable {name!r}"
-                + (f", but several of that kind: {', '.join(powers)}. " if powers else ". ")
-                + "Pass only `variables` that are in the file."
+                f"{os.fspath(checkpoint_path)}: the file has no variable {name!r}{others}. Pass only `variables` that "
+                "are in the file."
             )
     return found
 
@@ -66,5 +66,5 @@ def saver_names(
 def _names(path: str | os.PathLike[str]) -> list[str]:
     import tensorflow as tf
 
-    read(path)  # raises clear errors for a damaged file
+    read(path)  # a damaged file raises a clear error in `read`, and an obscure one in `list_variables`
     return [name for name, _ in tf.train.list_variables(os.fspath(path))]

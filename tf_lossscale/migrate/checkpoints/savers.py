@@ -17,7 +17,7 @@ def read(path: str, names: list[str], tensor: Any) -> File:
 
     Args:
         path: the checkpoint's prefix, for messages.
-        names: the names of all its variables.
+        names: the names of all variables in the checkpoint.
         tensor: creates a `Tensor` from (key, path, name).
 
     Returns:
@@ -25,7 +25,7 @@ def read(path: str, names: list[str], tensor: Any) -> File:
     """
     tensors = {name: tensor(name, name, name) for name in sorted(names)}
     state = {name: each for name, each in tensors.items() if last_part(name) in _STATE and not each.shape}
-    owners: dict[str, dict[str, list[tuple[str, str]]]] = {}  # optimizer -> variable -> (number, name of the slot)
+    owners: dict[str, dict[str, list[tuple[str, str]]]] = {}  # optimizer -> variable -> (number of the slot, its name)
     for name in tensors:
         of = _slot_of(name, tensors)
         if of is not None and name not in state:
@@ -78,7 +78,7 @@ def _optimizer(name: str, of: dict[str, list[tuple[str, str]]], tensors: dict[st
 
 
 def _without_slots(state: dict[str, Tensor]) -> list[Optimizer]:
-    """Return an optimizer without slots if the file has a loss scale, the only sign of such an optimizer."""
+    """Return an optimizer without slots if the file has a loss scale, the only trace that such an optimizer leaves."""
     scaled = any(last_part(name) in _SCALES for name in state)
     return [Optimizer(path="", family="tf1", name="SGD", wrapper=None)] if scaled else []
 
@@ -87,7 +87,7 @@ def _state(optimizer: Optimizer, state: dict[str, Tensor], tensors: dict[str, Te
     values: dict[str, set[float]] = {}
     for name, tensor in state.items():
         values.setdefault(last_part(name), set()).add(tensor.value().item())
-    # The file does not tell which powers belong to which of several optimizers: see `restore`.
+    # If the file has powers of several Adam optimizers, it does not tell which power belongs to which optimizer.
     one = {name: next(iter(each)) for name, each in values.items() if len(each) == 1}
     powers: dict[str, float] = {name: value for name, value in one.items() if name.endswith("_power")}
     optimizer.extra.update(powers)

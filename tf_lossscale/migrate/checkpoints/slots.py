@@ -1,4 +1,4 @@
-"""The names of slots in each library, and the differences between the libraries' formulas."""
+"""Names of the optimizers' slots in each library, and differences between the libraries' update formulas."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-# Class -> slot name of TensorFlow 2's optimizers (tf_keras legacy) -> attribute in Keras 3 and tf_keras.
+# Class -> slot name in TensorFlow 2.0 to 2.10 and tf_keras legacy -> attribute in Keras 3 and tf_keras.
 ATTRIBUTES: dict[str, dict[str, str]] = {
     "SGD": {"momentum": "momentums"},
     "Adam": {"m": "_momentums", "v": "_velocities", "vhat": "_velocity_hats"},
@@ -19,7 +19,7 @@ ATTRIBUTES: dict[str, dict[str, str]] = {
     "Adadelta": {"accum_grad": "_accumulated_grads", "accum_var": "_accumulated_delta_vars"},
     "Ftrl": {"accumulator": "_accumulators", "linear": "_linears"},
 }
-# Slots that an optimizer of the class has only with some arguments.
+# Class -> slots that its optimizers create only if certain arguments are set, such as `amsgrad`.
 OPTIONAL = {"SGD": {"momentum"}, "Adam": {"vhat"}, "AdamW": {"vhat"}, "RMSprop": {"momentum", "mg"}}
 
 # Class -> suffixes of the slots in files of `tf.compat.v1.train.Saver`, in order of creation.
@@ -31,12 +31,12 @@ SAVER_SUFFIXES: dict[str, tuple[tuple[str, ...], ...]] = {
     "Adadelta": (("accum_grad", "accum_var"),),
     "Ftrl": (("accumulator", "linear"),),
 }
-# Lower-case names of other optimizers with the slot names of a class above.
+# Lower-case names of classes that are missing in `ATTRIBUTES`, but whose slots have the names of a class in it.
 _OF_NO_KNOWN_CLASS = {"lion", "sgdw"}
-# Class of `tf.compat.v1.train`, without "Optimizer" -> today's.
+# Class of `tf.compat.v1.train`, without "Optimizer" -> name of the current class.
 _TODAY = {"GradientDescent": "SGD", "Momentum": "SGD", "RMSProp": "RMSprop"}
 
-# Numerical differences between the libraries, which `restore` and docs/migration.md report.
+# Class -> how a restored optimizer of another library differs numerically, for the notes of `restore`.
 DIFFERENCES = {
     "RMSprop": (
         "RMSprop without momentum: the saved optimizer divides by sqrt(v) + epsilon, the current one by "
@@ -79,16 +79,16 @@ def today(name: str) -> str:
 
 
 def class_of(slots: set[str], others: set[str], names: Iterable[str], of_tf1: bool = False) -> str | None:
-    """Return the class of an optimizer with these slots. If several classes have them, the names decide.
+    """Return the class of an optimizer from its slots. If several classes have these slots, names decide.
 
     >>> class_of({"m", "v"}, {"beta_1"}, ["Adamax/beta_1"])
     'Adamax'
 
     Args:
-        slots: names of slots, as TensorFlow 2 has them.
-        others: names of its other variables.
-        names: names of its variables, which include the optimizer's own name.
-        of_tf1: whether it is a `tf.compat.v1.train` optimizer, of which there are fewer classes.
+        slots: the names of the optimizer's slots, in TensorFlow 2's form.
+        others: the names of the optimizer's other variables.
+        names: names that contain the optimizer's own name, such as names of its variables.
+        of_tf1: whether the optimizer is of `tf.compat.v1.train`, which has no AdamW and no Adamax.
 
     Returns:
         A key of `ATTRIBUTES`; None if the class is unknown.
@@ -96,7 +96,7 @@ def class_of(slots: set[str], others: set[str], names: Iterable[str], of_tf1: bo
     if "momentum_cache" in others:
         return "Nadam"
     if not slots:
-        # In TensorFlow 2 only SGD can have a hyperparameter `momentum` and no slots.
+        # In TensorFlow 2 an optimizer that has a hyperparameter `momentum` but no slots can only be SGD.
         return "SGD" if of_tf1 or ("momentum" in others and not others & {"rho"}) else None
     fitting = [name for name in ATTRIBUTES if required(name) <= slots <= set(ATTRIBUTES[name]) and name != "Nadam"]
     if of_tf1:
@@ -105,15 +105,15 @@ def class_of(slots: set[str], others: set[str], names: Iterable[str], of_tf1: bo
 
 
 def class_of_lists(attributes: set[str], others: set[str], names: Iterable[str]) -> str | None:
-    """Return the class of a Keras 3 or tf_keras optimizer with these lists of slots.
+    """Return the class of a Keras 3 or tf_keras optimizer from its lists of slots.
 
     >>> class_of_lists({"_momentums", "_velocities"}, set(), ["rmsprop"])
     'RMSprop'
 
     Args:
-        attributes: names of its lists of variables, without the empty ones.
-        others: names of its other variables.
-        names: the optimizer's own name, or parts of it.
+        attributes: the names of the optimizer's nonempty lists of variables.
+        others: the names of the optimizer's other variables.
+        names: the optimizer's own name, or parts of this name.
 
     Returns:
         A key of `ATTRIBUTES`; None if the class is unknown.
@@ -126,7 +126,7 @@ def class_of_lists(attributes: set[str], others: set[str], names: Iterable[str])
         if {slots[slot] for slot in required(name)} <= attributes <= set(slots.values()) and name != "Nadam"
     ]
     if not attributes:
-        # Before its first step any optimizer lacks slots; afterwards only SGD without momentum does.
+        # Any optimizer lacks slots before its first step. After the first step only SGD without momentum lacks them.
         fitting = ["SGD"] if "momentums" in others else [*ATTRIBUTES]
     return _told_by_names(fitting, names)
 
@@ -150,14 +150,14 @@ def required(name: str) -> set[str]:
 
 
 def canonical(name: str | None, slots: Mapping[str, Any]) -> dict[str, Any]:
-    """Rename the slots of an optimizer of this class to TensorFlow 2's names.
+    """Rename slots from the attributes of Keras 3 and tf_keras to TensorFlow 2's names.
 
     >>> canonical("Adamax", {"_m": 1, "_u": 2})
     {'m': 1, 'v': 2}
 
     Args:
-        name: a key of `ATTRIBUTES`; None to keep the names.
-        slots: the slots by TensorFlow 2's names, or by the attributes of Keras 3 and tf_keras.
+        name: the optimizer's class, a key of `ATTRIBUTES`. None keeps the names.
+        slots: a dict from names of slots to slots. TensorFlow 2's names are kept.
     """
     back = {attribute: slot for slot, attribute in ATTRIBUTES.get(name or "", {}).items()}
     return {back.get(attribute, attribute): each for attribute, each in slots.items()}
@@ -179,12 +179,13 @@ def order_in_lists(name: str | None, family: str, config: Mapping[str, float]) -
     ([('m', 'v')], [('m',), ('v',)])
 
     Args:
-        name: the class.
-        family: the library.
+        name: the optimizer's class.
+        family: the optimizer's library, as in `Optimizer.family`.
         config: the optimizer's config.
 
     Returns:
-        Groups of slots. A file lists the slots of one group together, variable by variable. Empty for an unknown class.
+        Groups of slots, in the order of the file. Within a group the file lists all slots of the first variable, then
+        all slots of the second variable, and so on. The list is empty for an unknown class.
     """
     there = set(required(name)) if name in ATTRIBUTES else set()
     if config.get("momentum") or (name == "SGD" and family == "tf_keras"):
@@ -205,11 +206,11 @@ def steps_of_powers(powers: Mapping[str, float], betas: tuple[float, float] = (0
     7
 
     Args:
-        powers: `beta1_power` and `beta2_power`.
-        betas: the bases of the powers.
+        powers: the values of the variables `beta1_power` and `beta2_power`.
+        betas: the optimizer's `beta1` and `beta2`.
 
     Returns:
-        The number; None if neither power determines it.
+        The number of steps; None if it cannot be computed from either power.
     """
     for power, beta in zip((powers.get("beta2_power"), powers.get("beta1_power")), reversed(betas)):
         if power is not None and 1e-35 < power < 1.0 and 0.0 < beta < 1.0:
@@ -226,7 +227,7 @@ def nadam_product(beta_1: float, iterations: int, decay: float = 1.0) -> float:
     Args:
         beta_1: the optimizer's `beta_1`.
         iterations: the number of steps taken.
-        decay: 1 for Keras 3 and tf_keras; 0.004 for TensorFlow 2's, tf_keras legacy.
+        decay: the decay in the optimizer's momentum schedule: 1 in Keras 3 and tf_keras, 0.004 in tf_keras legacy.
 
     Returns:
         The product, at least 0.

@@ -38,19 +38,10 @@ Binding = dict[str, int]
 
 SIGNATURES = {
     table.EXPERIMENTAL: ("optimizer", "loss_scale"),
-    table.GRAPH_REWRITE: ("opt", "loss_scale"),
-    table.CONTRIB: ("opt", "loss_scale_manager"),
     table.STABLE: ("inner_optimizer", "dynamic", "initial_scale", "dynamic_growth_steps"),
     table.POLICY: ("name", "loss_scale"),
     "FixedLossScale": ("loss_scale_value",),
     "DynamicLossScale": ("initial_loss_scale", "increment_period", "multiplier"),
-    "ExponentialUpdateLossScaleManager": (
-        "init_loss_scale",
-        "incr_every_n_steps",
-        "decr_every_n_nan_or_inf",
-        "incr_ratio",
-        "decr_ratio",
-    ),
 }
 
 
@@ -85,7 +76,7 @@ def bind(arguments: Sequence[cst.Arg], signature: Sequence[str]) -> Binding | No
 def number(expression: cst.BaseExpression) -> float | None:
     """Return the value of a literal number such as `2 ** 15`; None for other expressions."""
     try:
-        return None if has_comment(expression) else float(_evaluated(ast.parse(code(expression), mode="eval").body))
+        return float(_evaluated(ast.parse(code(expression), mode="eval").body))
     except (ValueError, OverflowError, ZeroDivisionError, SyntaxError):
         return None
 
@@ -153,7 +144,7 @@ def scale_arguments(
     if kind not in ("FixedLossScale", "DynamicLossScale") or not isinstance(expression, cst.Call):
         return None
     bound = bind(expression.args, SIGNATURES[kind])
-    if bound is None or has_comment(expression):
+    if bound is None:
         return None
     given = {name: expression.args[index].value for name, index in bound.items()}
     if any((value := number(each)) is not None and value <= 0 for each in given.values()):
@@ -186,51 +177,6 @@ def _dynamic(given: dict[str, cst.BaseExpression]) -> list[Argument] | None:
             shown = code(multiplier) if isinstance(multiplier, (cst.Integer, cst.Float)) else f"({code(multiplier)})"
             written += [("growth_factor", multiplier), ("backoff_factor", f"1 / {shown}")]
     return written
-
-
-def manager_arguments(expression: cst.Call) -> list[Argument] | None:
-    """Return the arguments of a LossScaleOptimizer equal to an ExponentialUpdateLossScaleManager.
-
-    They are equal only if every overflow lowers the scale. With `decr_every_n_nan_or_inf` above 1 the manager keeps its
-    count of overflows after a finite step, but `hysteresis` resets it.
-
-    >>> call = cst.parse_expression("ExponentialUpdateLossScaleManager(64, 3, 1, 2, 0.5)")
-    >>> [(keyword, code(value)) for keyword, value in manager_arguments(call)]
-    [('initial_scale', '64'), ('dynamic_growth_steps', '3')]
-
-    Args:
-        expression: the call.
-
-    Returns:
-        The arguments, or None.
-    """
-    bound = bind(expression.args, SIGNATURES["ExponentialUpdateLossScaleManager"])
-    if bound is None or has_comment(expression):
-        return None
-    given = {name: expression.args[index].value for name, index in bound.items()}
-    if not {"init_loss_scale", "incr_every_n_steps", "decr_every_n_nan_or_inf", "decr_ratio"} <= given.keys():
-        return None  # the defaults are 2 and 0.8
-    values = {name: number(value) for name, value in given.items()}
-    up = values.get("incr_ratio", 2.0)
-    start, period, down = values["init_loss_scale"], values["incr_every_n_steps"], values["decr_ratio"]
-    if start is None or period is None or up is None or down is None or values["decr_every_n_nan_or_inf"] != 1:
-        return None
-    if start <= 0 or period < 1 or period != int(period) or up <= 1 or not 0 < down < 1:
-        return None
-    written: list[Argument] = [
-        ("initial_scale", given["init_loss_scale"]),
-        ("dynamic_growth_steps", given["incr_every_n_steps"]),
-    ]
-    if up != 2:
-        written.append(("growth_factor", given["incr_ratio"]))
-    if down != 0.5:
-        written.append(("backoff_factor", given["decr_ratio"]))
-    return written
-
-
-def has_comment(node: cst.CSTNode) -> bool:
-    """Return whether a node contains a comment."""
-    return bool(m.findall(node, m.Comment()))
 
 
 def rewritten(
@@ -282,36 +228,11 @@ def _spaced(old: Sequence[cst.Arg], new: list[cst.Arg]) -> list[cst.Arg]:
             argument = argument.with_changes(comma=gap.comma, whitespace_after_arg=gap.whitespace_after_arg)
         elif index < len(new) - 1:
             argument = argument.with_changes(comma=COMMA, whitespace_after_arg=cst.SimpleWhitespace(""))
-        else:
-            argument = argument.with_changes(comma=old[-1].comma, whitespace_after_arg=old[-1].whitespace_after_arg)
+        else:  # a comment beside a dropped argument must not end up beside another one
+            end = cst.Arg(old[-1].value) if len(new) < len(old) and m.findall(old[-1], m.Comment()) else old[-1]
+            argument = argument.with_changes(comma=end.comma, whitespace_after_arg=end.whitespace_after_arg)
         spaced.append(argument)
-    lost = [
-        comment
-        for argument in old[len(new) - 1 : -1]
-        for comment in m.findall(argument.comma, m.Comment())
-        if isinstance(comment, cst.Comment)
-    ]
-    if lost:
-        spaced[-1] = _with_comments(spaced[-1], lost)
     return spaced
 
 
 COMMA = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
-
-
-def _with_comments(argument: cst.Arg, lost: list[cst.Comment]) -> cst.Arg:
-    """Put comments after an argument, before the existing ones."""
-    ends_with_comma = isinstance(argument.comma, cst.Comma)
-    gap = argument.comma.whitespace_after if ends_with_comma else argument.whitespace_after_arg
-    if not isinstance(gap, cst.ParenthesizedWhitespace):
-        gap = cst.ParenthesizedWhitespace(last_line=cst.SimpleWhitespace(""))
-    own = [gap.first_line.comment] if gap.first_line.comment else []
-    first, *others = [*lost, *own]
-    gap = gap.with_changes(
-        first_line=cst.TrailingWhitespace(cst.SimpleWhitespace("  "), first),
-        empty_lines=[
-            *(cst.EmptyLine(True, cst.SimpleWhitespace("    "), comment) for comment in others),
-            *gap.empty_lines,
-        ],
-    )
-    return argument.with_changes(comma=cst.Comma(whitespace_after=gap), whitespace_after_arg=cst.SimpleWhitespace(""))

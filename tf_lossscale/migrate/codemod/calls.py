@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import libcst as cst
 import libcst.matchers as m
@@ -18,31 +18,21 @@ from tf_lossscale.migrate.codemod.arguments import (
     Written,
     as_they_are,
     bind,
-    code,
-    has_comment,
-    manager_arguments,
     number,
     scale_arguments,
     text,
 )
 from tf_lossscale.migrate.codemod.project import UNKNOWN
-from tf_lossscale.migrate.codemod.resolve import Meaning, Resolver
+from tf_lossscale.migrate.codemod.resolve import Meaning, Resolver, is_none
 
 # The kinds of values of a variable.
 WRAPPER = "wrapper"  # a tf_lossscale.LossScaleOptimizer, once its call is rewritten
 FACE = "face"  # an old class, from tf_lossscale.legacy
 LEFT = "left as it is"
 POLICY = "policy"
-KERAS_OPTIMIZER = "Keras optimizer"
-V1_OPTIMIZER = "optimizer of tf.compat.v1.train"
+OPTIMIZER = "optimizer of Keras or tf.compat.v1.train"  # surely not a wrapper
 OTHER = "something else"
 
-_FACES = {
-    table.EXPERIMENTAL: table.FACES[table.EXPERIMENTAL],
-    table.CONTRIB: table.FACES[table.CONTRIB],
-}
-# Constructors whose result surely is not a wrapper.
-_LIBRARY_OPTIMIZERS = (("keras.optimizers.", KERAS_OPTIMIZER), ("tensorflow.train.", V1_OPTIMIZER))
 _FROM_CONFIG = m.Attribute(attr=m.Name("from_config"))
 
 
@@ -62,7 +52,7 @@ class Calls:
         """Return the new form of a call of a wrapper's constructor, or raise Unprovable.
 
         Args:
-            call: a call of one of `names.WRAPPERS`, or of the graph rewrite.
+            call: a call of one of `names.WRAPPERS`.
             meaning: the meaning of the called function.
         """
         if call not in self._written:
@@ -76,43 +66,13 @@ class Calls:
         return outcome
 
     def _decided(self, call: cst.Call, meaning: Meaning) -> Written:
-        written, *others = [self._with(call, given, meaning) for given in self._unpacked(call)]
-        if any(_shown(other) != _shown(written) for other in others):
-            return self._decided_as_written(call, meaning)
-        return written._replace(consumed=tuple(node for each in (written, *others) for node in each.consumed))
-
-    def _unpacked(self, call: cst.Call) -> list[cst.BaseExpression | None]:
-        """Return the possible dicts of `**name` at the end of a call; [None] if there is none or it is unknown."""
-        last = call.args[-1] if call.args else None
-        if last is None or last.star != "**" or not isinstance(last.value, cst.Name):
-            return [None]
-        values = self._resolver.values(last.value)
-        literal = all(value is not None and _items(value) is not None for value in values)
-        return list(values) if literal and self._resolver.is_only_unpacked(last.value) else [None]
-
-    def _with(self, call: cst.Call, given: cst.BaseExpression | None, meaning: Meaning) -> Written:
-        """Return the new form of a call that ends with an unpacked dict."""
-        if given is None:
-            return self._decided_as_written(call, meaning)
-        own = call.args[:-1]
-        items = [cst.Arg(value, cst.Name(key)) for key, value in _items(given) or ()]
-        written = self._decided_as_written(cst.Call(call.func, [*own, *items]), meaning)
-        arguments: list[Argument] = [
-            (key, items[i - len(own)].value if isinstance(i, int) and i >= len(own) else i)
-            for key, i in written.arguments
-        ]
-        return Written(written.target, arguments, (*written.consumed, given))
-
-    def _decided_as_written(self, call: cst.Call, meaning: Meaning) -> Written:
         roles = meaning.roles
         if roles <= {table.STABLE, table.OURS}:
             return self._stable(call, roles)
         if roles == {table.EXPERIMENTAL}:
             return self._experimental(call)
         if roles == {table.CONTRIB}:
-            return self._contrib(call)
-        if roles == {table.GRAPH_REWRITE}:
-            return self._graph_rewrite(call)
+            return _unchanged(call, table.FACES[table.CONTRIB])
         if roles <= {table.STABLE, table.OURS, table.EXPERIMENTAL}:
             # One name for two classes, distinguished by their arguments.
             if self._has_old_arguments(call):
@@ -142,8 +102,8 @@ class Calls:
             second = _argument(call, 1, "dynamic")
             if roles == {table.STABLE} and second is not None and number(second) is not None:
                 raise Unprovable(
-                    "a number as the second argument is a fixed scale in TensorFlow 2.3 and initial_scale in Keras 3: "
-                    "write dynamic=False, initial_scale=N or initial_scale=N"
+                    "a number as the second argument is a fixed scale in TensorFlow 2.3 and the initial scale in "
+                    "Keras 3. Write dynamic=False, initial_scale=N for a fixed scale, or initial_scale=N"
                 )
             return self._experimental(call)
         return _unchanged(call, table.WRAPPER)
@@ -161,17 +121,19 @@ class Calls:
         values = self._literals(second)
         return "'dynamic'" in values or number(second) is not None or self.loss_scale_class(second) is not None
 
-    def _literals(self, expression: cst.BaseExpression) -> set[str]:
-        """Return which of True, False and 'dynamic' an expression may be; "?" for anything else."""
-        if isinstance(expression, cst.IfExp):
-            return self._literals(expression.body) | self._literals(expression.orelse)
-        values = self._resolver.values(expression) if isinstance(expression, cst.Name) else [expression]
-        if isinstance(expression, cst.Name) and expression.value in ("True", "False"):
-            return {expression.value}
-        return {literal for value in values for literal in self._literals_of(value)}
+    def _literals(self, expression: cst.BaseExpression | None, through: int = 1) -> set[str]:
+        """Return which of True, False and 'dynamic' an expression may be; "?" for anything else.
 
-    def _literals_of(self, value: cst.BaseExpression | None) -> set[str]:
-        return self._literals(value) if isinstance(value, cst.IfExp) else {_literal(value)}
+        Args:
+            expression: an expression; None for an unknown one.
+            through: how many variables to look through.
+        """
+        if isinstance(expression, cst.IfExp):
+            return self._literals(expression.body, through) | self._literals(expression.orelse, through)
+        if isinstance(expression, cst.Name) and expression.value not in ("True", "False") and through:
+            values = self._resolver.values(expression)
+            return {literal for value in values for literal in self._literals(value, through - 1)}
+        return {_literal(expression)}
 
     def _is_certainly_stable(self, call: cst.Call) -> bool:
         stars = {argument.star for argument in call.args} - {""}
@@ -189,7 +151,7 @@ class Calls:
 
     def _experimental(self, call: cst.Call) -> Written:
         if any(argument.star for argument in call.args):
-            return _unchanged(call, _FACES[table.EXPERIMENTAL])
+            return _unchanged(call, table.FACES[table.EXPERIMENTAL])
         bound = bind(call.args, SIGNATURES[table.EXPERIMENTAL])
         if bound is None:
             bound = bind(call.args, ("inner_optimizer", "loss_scale"))
@@ -205,7 +167,7 @@ class Calls:
         value = call.args[scale].value
         if self._literals(value) <= {"True", "'dynamic'"}:
             value = cst.SimpleString("'dynamic'")
-        converted = None if has_comment(value) else self.scale(value)
+        converted = self.scale(value)
         if converted is None:
             return Written(names.HELPER, [(None, optimizer), (None, scale)])
         arguments, consumed = converted
@@ -220,57 +182,23 @@ class Calls:
         """
         is_read = isinstance(value, cst.Attribute) and value.attr.value in ("loss_scale", "_loss_scale")
         if is_read and self.kinds(value.value) & {WRAPPER, FACE, LEFT}:
-            raise Unprovable("two wrappers share one loss scale here: give both a tf_lossscale.SharedLossScale")
+            raise Unprovable("two wrappers share one loss scale. Give both of them a tf_lossscale.SharedLossScale")
         return scale_arguments(value, self.loss_scale_class)
-
-    def _contrib(self, call: cst.Call) -> Written:
-        bound = bind(call.args, SIGNATURES[table.CONTRIB])
-        if bound is not None and {"opt", "loss_scale_manager"} <= bound.keys():
-            manager = call.args[bound["loss_scale_manager"]].value
-            if isinstance(manager, cst.Call) and self._is(manager, "ExponentialUpdateLossScaleManager"):
-                converted = manager_arguments(manager)
-                if converted is not None:
-                    inner = _inner(call, bound["opt"])
-                    in_order = bound["opt"] < bound["loss_scale_manager"]
-                    arguments = [inner, *converted] if in_order else [*converted, inner]
-                    return Written(table.WRAPPER, arguments, (manager.func,))
-        return _unchanged(call, _FACES[table.CONTRIB])
-
-    def _graph_rewrite(self, call: cst.Call) -> Written:
-        """Return a wrapper's call if the optimizer surely is a Keras optimizer.
-
-        The planner adds the option for the rewrite.
-        """
-        bound = bind(call.args, SIGNATURES[table.GRAPH_REWRITE])
-        face = _unchanged(call, f"{table.LEGACY_MODULE}.enable_mixed_precision_graph_rewrite")
-        if bound is None or "opt" not in bound or self.kinds(call.args[bound["opt"]].value) != {KERAS_OPTIMIZER}:
-            return face
-        if "loss_scale" not in bound:
-            return Written(table.WRAPPER, [_inner(call, bound["opt"])])
-        wrapped = self._wrapped(call, bound["opt"], bound["loss_scale"])
-        return wrapped if wrapped.target == table.WRAPPER else face
 
     # Objects. ---------------------------------------------------------------------------------------------------
 
     def loss_scale_class(self, expression: cst.BaseExpression) -> str | None:
         """Return the short name of the loss scale class that an expression calls, or None."""
-        for name in ("FixedLossScale", "DynamicLossScale"):
-            if isinstance(expression, cst.Call) and self._is(expression, name):
-                return name
-        return None
-
-    def _is(self, call: cst.Call, short: str) -> bool:
-        meaning = self._resolver.meaning(call.func)
-        return bool(meaning.old) and meaning.sure and all(o.new.endswith(f".{short}") for _, o in meaning.old)
+        meaning = self._resolver.meaning(expression.func) if isinstance(expression, cst.Call) else None
+        if meaning is None or not meaning.sure:
+            return None
+        new = {old.new.rpartition(".")[2] for _, old in meaning.old}
+        return new.pop() if len(new) == 1 and new <= {"FixedLossScale", "DynamicLossScale"} else None
 
     def is_global_policy(self, expression: cst.BaseExpression) -> bool:
         """Return whether an expression is `global_policy()`, old or new."""
-        if not isinstance(expression, cst.Call):
-            return False
-        dotted = self._resolver.dotted(expression.func)
-        return any(d.endswith(("mixed_precision.global_policy", "experimental.global_policy")) for d in dotted) or (
-            {old.new for _, old in self._resolver.meaning(expression.func).old} == {f"{table.KERAS}.global_policy"}
-        )
+        dotted = self._resolver.dotted(expression.func) if isinstance(expression, cst.Call) else ()
+        return any(d.endswith(".global_policy") for d in dotted)
 
     def is_compile(self, call: cst.Call) -> bool:
         """Return whether a call is `compile` of a model with an optimizer, unlike `re.compile`."""
@@ -302,16 +230,19 @@ class Calls:
             return self._kinds_of_call(expression)
         if not isinstance(expression, (cst.Name, cst.Attribute)):
             return {UNKNOWN}
+        found = self._kinds_of(self._resolver.values(expression))
+        return found - {UNKNOWN} | {WRAPPER} if UNKNOWN in found and self.is_annotated(expression) else found
+
+    def _kinds_of(self, values: Iterable[cst.BaseExpression | None]) -> set[str]:
+        """Return the kinds of the values of a variable, or of a function's results, without None."""
         found: set[str] = set()
-        for value in self._resolver.values(expression):
+        for value in values:
             if value is None:
                 found.add(UNKNOWN)
-            elif value not in self._open and not (isinstance(value, cst.Name) and value.value == "None"):
+            elif value not in self._open and not is_none(value):
                 self._open.add(value)
                 found |= self.kinds(value)
                 self._open.discard(value)
-        if UNKNOWN in found and self.is_annotated(expression):
-            found = found - {UNKNOWN} | {WRAPPER}
         return found or {UNKNOWN}
 
     def is_annotated(self, expression: cst.BaseExpression) -> bool:
@@ -337,16 +268,17 @@ class Calls:
         if (dotted and dotted <= set(table.FACES.values())) or self._is_partial_of_old_class(call.func):
             return {FACE}
         if UNKNOWN in dotted:
-            return {OTHER} if self._is_own_class(call.func) else self._kinds_of_returned(call.func)
-        canonical = {names.canonical(d) for d in dotted}
-        of_library = [kind for prefix, kind in _LIBRARY_OPTIMIZERS if all(d.startswith(prefix) for d in canonical)]
-        return {of_library[0]} if of_library else {UNKNOWN}
+            return {OTHER} if self._is_own_class(call.func) else self._kinds_of(self._resolver.returned(call.func))
+        is_optimizer = all(names.canonical(d).startswith(("keras.optimizers.", "tensorflow.train.")) for d in dotted)
+        return {OPTIMIZER} if is_optimizer else {UNKNOWN}
 
     def _kind_of_old(self, call: cst.Call, meaning: Meaning) -> str:
         """Return the kind of object that a call of an old name creates."""
         if meaning.roles <= {table.POLICY}:
             return POLICY
-        if not meaning.roles <= {*names.WRAPPERS, table.GRAPH_REWRITE}:
+        if meaning.roles <= {table.GRAPH_REWRITE}:
+            return WRAPPER
+        if not meaning.roles <= {*names.WRAPPERS}:
             return OTHER
         try:
             target = self.written(call, meaning).target
@@ -363,16 +295,6 @@ class Calls:
             made |= self._resolver.dotted(first[0].value) if first else {UNKNOWN}
         old = {name for name, row in table.OLD.items() if row.role == table.EXPERIMENTAL} | {*table.FACES.values()}
         return bool(made) and old.issuperset(map(names.canonical, made))
-
-    def _kinds_of_returned(self, func: cst.BaseExpression) -> set[str]:
-        """Return the kind of object that a function of this file returns."""
-        found: set[str] = set()
-        for value in self._resolver.returned(func):
-            if value not in self._open:
-                self._open.add(value)
-                found |= self.kinds(value)
-                self._open.discard(value)
-        return found or {UNKNOWN}
 
     def _is_own_class(self, func: cst.BaseExpression) -> bool:
         if not isinstance(func, cst.Name):
@@ -439,23 +361,6 @@ def _is_in_module(dotted: str) -> bool:
 def optimizer_of(call: cst.Call) -> cst.BaseExpression | None:
     """Return the optimizer argument of a call of `compile`."""
     return _argument(call, 0, "optimizer") if len(call.args) > 1 or any(a.keyword for a in call.args) else None
-
-
-def _items(expression: cst.BaseExpression) -> list[tuple[str, cst.BaseExpression]] | None:
-    """Return the items of `{"key": value}` or `dict(key=value)`; None for other expressions."""
-    if isinstance(expression, cst.Dict):
-        pairs = [(text(e.key), e.value) for e in expression.elements if isinstance(e, cst.DictElement)]
-        found = [(key, value) for key, value in pairs if key is not None]
-        return found if len(found) == len(expression.elements) else None
-    if isinstance(expression, cst.Call) and isinstance(expression.func, cst.Name) and expression.func.value == "dict":
-        named = [(a.keyword.value, a.value) for a in expression.args if a.keyword]
-        return named if len(named) == len(expression.args) else None
-    return None
-
-
-def _shown(written: Written) -> list[object]:
-    values = [(key, value if isinstance(value, (int, str)) else code(value)) for key, value in written.arguments]
-    return [written.target, *values]
 
 
 def _conditions(test: cst.BaseExpression) -> Sequence[cst.BaseExpression]:

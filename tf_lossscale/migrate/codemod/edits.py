@@ -32,8 +32,6 @@ class Edits:
         self.gone: set[cst.CSTNode] = set()
         #: Statement -> comments to put above it.
         self.todos: dict[cst.CSTNode, list[str]] = {}
-        #: Statement -> lines to put above it.
-        self.lines: dict[cst.CSTNode, list[str]] = {}
         #: Import alias or star -> the code of the import in its place; None to remove it.
         self.imports: dict[cst.CSTNode, str | None] = {}
         #: Nodes that do not change, and names whose bindings must stay because such a node uses them.
@@ -43,9 +41,13 @@ class Edits:
         self.legacy_policies = False
         self.findings: list[report.Finding] = []
 
+    def changed_statements(self) -> set[cst.CSTNode]:
+        """The statements whose own code changes, without the statements around them."""
+        return {self._resolver.statement(node) for node in (*self.expressions, *self.imports)}
+
     def touched(self) -> set[cst.CSTNode]:
         """The nodes that change, and the nodes around them."""
-        nodes = [*self.expressions, *self.todos, *self.lines, *self.imports]
+        nodes = [*self.expressions, *self.todos, *self.imports]
         return {around for node in nodes for around in (node, *self._resolver.ancestors(node))}
 
     def replace(self, node: cst.CSTNode, make: Callable[[cst.CSTNode, Now], cst.CSTNode], new: str) -> None:

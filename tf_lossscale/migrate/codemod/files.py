@@ -126,28 +126,25 @@ def map_in_processes(function: Callable[[_In], _Out], items: Sequence[_In], jobs
         return
     done = 0
     while done < len(items):
-        with concurrent.futures.ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as executor:
-            try:
-                for future in [executor.submit(function, item) for item in items[done:]]:
-                    result = future.result()
-                    done += 1
-                    yield result
-            except concurrent.futures.BrokenExecutor:
-                pass
-            except BaseException:
-                executor.shutdown(cancel_futures=True)
-                raise
-        if done < len(items):  # one of the next items killed a process, so each now gets a process of its own
-            yield _alone(function, items[done])
+        for result in _until_one_dies(function, items[done:], jobs):
+            done += 1
+            yield result
+        if done < len(items):  # one of the next items killed a process, so the next one gets a process of its own
+            yield next(_until_one_dies(function, items[done : done + 1], 1), None)
             done += 1
 
 
-def _alone(function: Callable[[_In], _Out], item: _In) -> _Out | None:
-    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as executor:
+def _until_one_dies(function: Callable[[_In], _Out], items: Sequence[_In], jobs: int) -> Iterator[_Out]:
+    """Map a function over items in processes, and stop when one of the processes dies."""
+    with concurrent.futures.ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as executor:
         try:
-            return executor.submit(function, item).result()
+            for future in [executor.submit(function, item) for item in items]:
+                yield future.result()
         except concurrent.futures.BrokenExecutor:
-            return None
+            pass
+        except BaseException:
+            executor.shutdown(cancel_futures=True)
+            raise
 
 
 def _source(path: str) -> bytes:

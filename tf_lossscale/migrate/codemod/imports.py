@@ -94,7 +94,7 @@ class ImportPlanner(Visitor):
         elif is_private:
             self._edits.todo(node, f"{short} is private and has no counterpart.")
         else:
-            self._edits.todo(node, f"{dotted} is gone and has no counterpart.")
+            self._edits.todo(node, f"{dotted} no longer exists and has no counterpart.")
 
     def _with_counterpart(
         self, node: cst.CSTNode, alias: cst.ImportAlias, dotted: str, bound: str, new: str | None
@@ -112,7 +112,7 @@ class ImportPlanner(Visitor):
         elif new is not None:
             self._edits.replace_import(node, alias, new)
         elif not remain and is_gone:
-            self._edits.todo(node, f"{dotted} is gone and has no counterpart. Other files import {bound} from here.")
+            self._edits.todo(node, f"{dotted} no longer exists. Other files import {bound} from this file.")
 
     def _is_unused(self, node: cst.CSTNode, bound: str) -> bool:
         return not self._uses(node, bound)[0] and not self._is_exported(node, bound)

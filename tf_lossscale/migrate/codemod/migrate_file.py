@@ -18,7 +18,7 @@ from tf_lossscale.migrate.codemod.objects import ObjectPlanner
 from tf_lossscale.migrate.codemod.plan import Planner
 from tf_lossscale.migrate.codemod.policies import PolicyPlanner, RefusalPlanner
 from tf_lossscale.migrate.codemod.project import Around, Known
-from tf_lossscale.migrate.codemod.report import REWRITTEN, TODO, Finding
+from tf_lossscale.migrate.codemod.report import TODO, Finding
 from tf_lossscale.migrate.codemod.resolve import Resolver
 from tf_lossscale.migrate.codemod.rewrite import Rewriter, comments, loses_comments
 from tf_lossscale.migrate.codemod.strategies import StrategyPlanner
@@ -34,7 +34,6 @@ class Outcome(NamedTuple):
 
     source: bytes
     findings: tuple[Finding, ...]
-    is_settled: bool = True  # False if another pass may resolve more names
 
 
 def migrate(
@@ -61,28 +60,15 @@ def migrate(
         ValueError: the file does not parse, is nested too deeply, or does not survive decoding and encoding.
     """
     try:
-        return _until_settled(source, known, requested, around)
+        return _migrated(source, known, requested, around)
     except RecursionError as error:
         raise ValueError(_TOO_DEEP) from error
 
 
-def _until_settled(source: bytes, known: Known | None, requested: Collection[str], around: Around) -> Outcome:
-    """Repeat the pass until it no longer merges statements that bound one name in several ways."""
-    outcome = one_pass(source, known, requested, around)
-    while not outcome.is_settled:
-        again = one_pass(outcome.source, known, requested, around)
-        new = (finding for finding in again.findings if finding.kind == REWRITTEN)
-        outcome = again._replace(findings=(*outcome.findings, *new))
-    return outcome
-
-
-def one_pass(
-    source: bytes, known: Known | None = None, requested: Collection[str] = (), around: Around = _ALONE
-) -> Outcome:
-    """Run one pass of `migrate`."""
+def _migrated(source: bytes, known: Known | None, requested: Collection[str], around: Around) -> Outcome:
     module = _parsed(source)
     if module.bytes != source:
-        raise ValueError("cannot be written back as it is: its bytes are not those of its text")
+        raise ValueError("cannot be rewritten, because decoding and encoding it changes its bytes")
     resolver = Resolver(module, known, around)
     calls, edits = Calls(resolver), Edits(resolver)
     of_module = resolver, calls, edits
@@ -95,19 +81,17 @@ def one_pass(
         resolver.visit(*visitors)
         for visitor in visitors:
             visitor.finish()
-    rewriter = Rewriter(edits)
-    new = module.visit(rewriter)
-    result = new.bytes
+    result = module.visit(Rewriter(edits)).bytes
     if result != source:
         if loses_comments(source, result):
             raise ValueError("is left as it was, because the rewrite would lose a comment. Please report this")
-        wrong = _as_python_says_it(result)
+        wrong = python_error(result)
         if wrong is not None:
             raise ValueError(
                 f"is left as it was, because the rewrite would not parse: {_first_line(wrong)}. Please report this"
             )
     findings = (*sorted(edits.findings), *_left_by_an_earlier_run(source, edits))
-    return Outcome(result, findings, is_settled=not rewriter.joined)
+    return Outcome(result, findings)
 
 
 def _left_by_an_earlier_run(source: bytes, edits: Edits) -> list[Finding]:
@@ -124,7 +108,7 @@ def _left_by_an_earlier_run(source: bytes, edits: Edits) -> list[Finding]:
 
 def _parsed(source: bytes) -> cst.Module:
     """Parse a file. LibCST's native parser recurses deeply, so it runs in a thread with a large stack."""
-    wrong = _as_python_says_it(source)  # Python's parser names the line, and limits its recursion
+    wrong = python_error(source)  # Python's parser names the line, and limits its recursion
     if isinstance(wrong, (RecursionError, MemoryError)):
         raise ValueError(_TOO_DEEP)
     if wrong is not None:
@@ -139,7 +123,7 @@ def _parsed(source: bytes) -> cst.Module:
         threading.stack_size(usual)
 
 
-def _as_python_says_it(source: bytes) -> Exception | None:
+def python_error(source: str | bytes) -> Exception | None:
     """Return Python's own error message, which names the line and often the cause, or None."""
     try:
         with warnings.catch_warnings():

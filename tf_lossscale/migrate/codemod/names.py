@@ -8,22 +8,12 @@ from __future__ import annotations
 import functools
 import re
 
-from tf_lossscale.legacy.table import (
-    CONTRIB,
-    CONTRIB_MODULE,
-    EXPERIMENTAL,
-    KERAS,
-    LEGACY_MODULE,
-    MODULES,
-    OLD,
-    OURS,
-    STABLE,
-    TRAINING,
-)
+from tf_lossscale.legacy import table
+from tf_lossscale.legacy.table import CONTRIB_MODULE, KERAS, TRAINING
 
-WRAPPERS = (STABLE, EXPERIMENTAL, CONTRIB, OURS)
+WRAPPERS = (table.STABLE, table.EXPERIMENTAL, table.CONTRIB, table.OURS)
 HELPER = "tf_lossscale.legacy.from_loss_scale"
-POLICIES = f"{LEGACY_MODULE}.experimental"  # policies with a loss scale
+POLICIES = f"{table.LEGACY_MODULE}.experimental"  # policies with a loss scale
 
 # The libraries that had the old names. A project's modules cannot hide them.
 LIBRARIES = ("tensorflow", "tensorflow_core", "keras", "tf_keras", "tf_lossscale")
@@ -54,14 +44,14 @@ EMPTIED = (
     f"{CONTRIB_MODULE}.python.loss_scale_manager",
     f"{CONTRIB_MODULE}.python.loss_scale_optimizer",
     KERAS,
-    *MODULES,
+    *table.MODULES,
 )
 
 # Names that the current module still has; they are old only in the private copy, see `in_unused_copy`.
 CURRENT = (KERAS, f"{KERAS}.set_global_policy", f"{KERAS}.global_policy")
 
 # Private modules, whose other names have no counterpart.
-PRIVATE = {name for name in EMPTIED if name != KERAS and name not in MODULES}
+PRIVATE = {name for name in EMPTIED if name != KERAS and name not in table.MODULES}
 
 # The private modules that current TensorFlow still has.
 KEPT = {
@@ -78,9 +68,9 @@ KEPT = {
     ),
 }
 
-GONE_HOOK = "is a private method of the old class, which is gone."
+GONE_HOOK = "was a private method of the old class. tf_lossscale has no such method."
 STILL_THERE = "is private. Today's TensorFlow still has it."
-NOT_USED = "is in a copy of Keras that TensorFlow keeps for itself, and has no effect on tf.keras."
+NOT_USED = "is in TensorFlow's private copy of Keras and has no effect on tf.keras."
 
 # Private modules that moved, with their names.
 MOVED = {
@@ -147,7 +137,7 @@ def is_worth_parsing(source: bytes) -> bool:
     Args:
         source: the file's bytes.
     """
-    words = (name.rpartition(".")[2].encode() for name in OLD if not any(part in name for part in _PARTS))
+    words = (name.rpartition(".")[2].encode() for name in table.OLD if not any(part in name for part in _PARTS))
     return any(word in source for word in (*_WORDS, *words)) or (
         b"loss_scale" in source and bool(_UNPACKED.search(source))
     )
@@ -162,7 +152,7 @@ def is_beginning(name: str) -> bool:
     Args:
         name: a dotted name.
     """
-    return any(f"{old}.".startswith(f"{name}.") for old in (*OLD, *MODULES))
+    return any(f"{old}.".startswith(f"{name}.") for old in (*table.OLD, *table.MODULES))
 
 
 def is_kept(dotted: str) -> bool:

@@ -5,18 +5,17 @@ The cells are separated by comments, and each line of IPython's own syntax is re
 
 from __future__ import annotations
 
-import ast
 import bisect
 import dataclasses
 import json.decoder
 import json.scanner
 import re
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names
+from tf_lossscale.migrate.codemod.migrate_file import python_error
 from tf_lossscale.migrate.codemod.report import NOTICE, Finding
 
 _BETWEEN = "# tf_lossscale: cell {}\n"
@@ -88,12 +87,12 @@ class Notebook:
     def _as_module(self, number: int, source: str) -> str:
         """Return a cell's source as Python code, with a final line break."""
         lines = source.splitlines(keepends=True)
-        if not _parses(source):
+        if python_error(source):
             if source.lstrip().startswith("%%") and not _OF_PYTHON.match(source.lstrip()):
                 lines = [self._keep(source.removesuffix("\n"))]
             else:
                 lines = list(self._without_ipython(lines))
-                if not _parses("".join(lines)):
+                if python_error("".join(lines)):
                     if names.is_worth_parsing(source.encode()):
                         raise ValueError(f"does not parse: code cell {number + 1} is neither Python nor IPython")
                     lines = [self._keep(source.removesuffix("\n"))]
@@ -128,7 +127,7 @@ class Notebook:
         """
         before, *new = _CELLS.split(source)
         if len(new) != len(self._cells):
-            raise ValueError("would lose a cell, which is our fault")
+            raise ValueError("is left as it was, because the rewrite would lose a cell. Please report this")
         if before and new:
             new[0] = before + new[0]
         result, done = [], 0
@@ -138,7 +137,7 @@ class Notebook:
                 changed = changed.removesuffix("\n")
             if changed != cell.source:
                 if not cell.parts:
-                    raise ValueError("would fill an empty cell, which is our fault")
+                    raise ValueError("is left as it was: the rewrite would fill an empty cell. Please report this")
                 result += [self._text[done : cell.parts[0].start], _encoded(changed, cell, self._text)]
                 done = cell.parts[-1].end
         return "".join([*result, self._text[done:]]).encode()
@@ -179,16 +178,6 @@ class Notebook:
             except ValueError:
                 return number
         return None
-
-
-def _parses(source: str) -> bool:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    return True
 
 
 # JSON with positions. ---------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import libcst as cst
+import libcst.matchers as m
 
 from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import calls as kinds
@@ -15,17 +16,18 @@ from tf_lossscale.migrate.codemod.resolve import Resolver
 from tf_lossscale.migrate.codemod.tree import methods
 
 # Objects whose `x.loss_scale` is a tensor, or never was callable.
-_HAVE_A_TENSOR = {kinds.WRAPPER, kinds.FACE, kinds.KERAS_OPTIMIZER, kinds.V1_OPTIMIZER}
+_HAVE_A_TENSOR = {kinds.WRAPPER, kinds.FACE, kinds.OPTIMIZER}
 # Names of objects that have `_optimizer` or `_loss_scale` only if they are wrappers.
-_PLAIN_OR_WRAPPER = {kinds.WRAPPER, kinds.KERAS_OPTIMIZER, kinds.V1_OPTIMIZER}
-_OF_WRAPPERS = ("_optimizer", "_opt", "_loss_scale", "loss_scale", "_loss_scale_manager")
+_PLAIN_OR_WRAPPER = {kinds.WRAPPER, kinds.OPTIMIZER}
+_OF_WRAPPERS = ("_optimizer", "_loss_scale", "loss_scale")
 _SCALES = ("loss_scale", "_loss_scale")
+_NAMED_LOSS_SCALE = m.Name("loss_scale") | m.Attribute(attr=m.Name("loss_scale") | m.Name("_loss_scale"))
 _METHODS = ("get_scaled_loss", "get_unscaled_gradients")  # attributes that only the old class had
 _COMPILED = "compile() under mixed_float16 wraps a bare optimizer in Keras's own class"
 _TAKES = "_loss_scale takes an object with the methods __call__() and update(grads), such as a LossScale"
 _UPDATED = (
-    "if {} is the loss scale of a LossScaleOptimizer, it is a tensor, which has no update: the wrapper moves its loss "
-    "scale by itself."
+    "if {} is the loss scale of a LossScaleOptimizer, it is a tensor and has no update. The wrapper updates its loss "
+    "scale automatically."
 )
 _IF_WRAPPED = "if {0} is a LossScaleOptimizer, write {0}.{1}"
 _GIVE = "Give compile() a tf_lossscale.LossScaleOptimizer."
@@ -38,15 +40,15 @@ class ObjectPlanner(Visitor):
         super().__init__(resolver, calls, edits)
         self._handled: set[cst.CSTNode] = set()
         self._open: set[cst.CSTNode] = set()
-        self._said: set[tuple[cst.CSTNode | None, str]] = set()  # reported pairs (function, optimizer)
-        self._suspected: list[tuple[cst.CSTNode, str]] = []
+        # Function and optimizer -> the place to report, and what fails there if compile() created the optimizer.
+        self._suspected: dict[tuple[cst.CSTNode | None, str], tuple[cst.CSTNode, str]] = {}
 
     def visit_Call(self, node: cst.Call) -> None:
         self._call_of_loss_scale(node)
         self._tested(node)
 
     def finish(self) -> None:
-        for node, what in self._suspected:
+        for node, what in self._suspected.values():
             why = self._why_suspected(node)
             if why:
                 self._edits.notice(node, f"{_COMPILED}, which {what}. {_GIVE} {why}")
@@ -66,31 +68,32 @@ class ObjectPlanner(Visitor):
             self._attribute(node)
         if node.attr.value == "update":
             self._update(node)
-        if node.attr.value in names.GONE_HOOKS and self._calls.kinds(node.value) & {kinds.WRAPPER, kinds.FACE}:
+        if node.attr.value in names.GONE_HOOKS and self._is_hook_of_wrapper(node):
             self._edits.todo(node, f"{node.attr.value} {names.GONE_HOOK}")
         if node.attr.value in _METHODS and self._may_be_compiled(node.value):
             self._say(node, node.value, f"has no {node.attr.value}")
 
+    def _is_hook_of_wrapper(self, node: cst.Attribute) -> bool:
+        """Return whether a private method is a wrapper's, or an old base class's that a subclass calls."""
+        owner = self._resolver.enclosing(node, cst.ClassDef)
+        is_inherited = code(node.value) == "self" and node.attr.value not in methods(owner)
+        if m.matches(node.value, m.Call(m.Name("super"))) or is_inherited:
+            return self._resolver.is_wrapper_class(owner)
+        return bool(self._calls.kinds(node.value) & {kinds.WRAPPER, kinds.FACE})
+
     def _update(self, node: cst.Attribute) -> None:
         """Handle `loss_scale.update(...)` on an unknown object."""
         scale = node.value
-        if not self._is_loss_scale(scale) or self._calls.kinds(scale) != {UNKNOWN} or self._calls.told_otherwise(scale):
-            return
-        owner = scale.value if isinstance(scale, cst.Attribute) else None
-        if owner and (self._is_own_wrapper(owner) or kinds.WRAPPER in self._calls.kinds(owner)):
+        if self._calls.kinds(scale) != {UNKNOWN} or self._calls.told_otherwise(scale):
             return
         values = [value for value in self._resolver.values(scale) if value is not None]
-        if self._resolver.uses_an_old_name and all(isinstance(v, (cst.Name, cst.Attribute)) for v in values):
+        named = [each for each in (scale, *values) if m.matches(each, _NAMED_LOSS_SCALE)]
+        owners = [each.value for each in named if isinstance(each, cst.Attribute)]
+        if any(self._is_own_wrapper(each) or kinds.WRAPPER in self._calls.kinds(each) for each in owners):
+            return
+        are_names = all(m.matches(each, m.Name() | m.Attribute()) for each in (scale, *values))
+        if named and are_names and self._resolver.uses_an_old_name:
             self._edits.notice(node, _UPDATED.format(code(scale)))
-
-    def _is_loss_scale(self, expression: cst.BaseExpression | None) -> bool:
-        """Return whether an expression is named `loss_scale`, or is a variable assigned from one with that name."""
-        if isinstance(expression, cst.Attribute):
-            return expression.attr.value in _SCALES
-        if not isinstance(expression, cst.Name):
-            return False
-        held = [value for value in self._resolver.values(expression) if isinstance(value, cst.Attribute)]
-        return expression.value == "loss_scale" or any(self._is_loss_scale(value) for value in held)
 
     def visit_Comparison(self, node: cst.Comparison) -> None:
         tested = self._resolver.type_tested(node)
@@ -113,7 +116,6 @@ class ObjectPlanner(Visitor):
 
     def _lacks(self, node: cst.CSTNode, tested: cst.BaseExpression, what: str) -> None:
         if self._may_be_compiled(tested):
-            self._said.discard(self._place(node, tested))
             self._say(node, tested, what)
 
     def _may_be_compiled(self, expression: cst.BaseExpression) -> bool:
@@ -125,8 +127,10 @@ class ObjectPlanner(Visitor):
             reaching = [getattr(a, "node", None) for a in self._resolver.reaching(expression)]
             parameters = [node for node in reaching if isinstance(node, cst.Param)]
             if parameters:
-                is_own = any(map(self._is_given_a_wrapper, parameters))
-                return expression.value != "self" and self._resolver.uses_old_api and not is_own
+                # A method of a Keras model reads self.optimizer. Other methods get the program's own optimizer.
+                is_possible = self._calls.compiled or self._resolver.enclosing(expression, cst.ClassDef) is None
+                is_own = expression.value == "self" or any(map(self._is_given_a_wrapper, parameters))
+                return bool(is_possible) and self._resolver.uses_old_api and not is_own
         elif not isinstance(expression, cst.Attribute) or expression.attr.value != "optimizer":
             return False
         values = [value for value in self._resolver.values(expression) if value is not None]
@@ -138,20 +142,13 @@ class ObjectPlanner(Visitor):
         return found
 
     def _is_given_a_wrapper(self, parameter: cst.Param) -> bool:
-        """Return whether a call in this file passes a wrapper for a parameter, by keyword or position."""
+        """Return whether a call in this file passes a wrapper to the function of a parameter."""
         function = self._resolver.enclosing(parameter, cst.FunctionDef)
         if function is None:
             return False
-        name = parameter.name.value
-        places = [index for index, other in enumerate(function.params.params) if other is parameter]
-        arguments = [
-            argument.value
-            for used in self._resolver.names.get(function.name.value, ())
-            if isinstance(call := self._resolver.parents.get(used), cst.Call) and call.func is used
-            for index, argument in enumerate(call.args)
-            if (argument.keyword.value == name if argument.keyword else index in places)
-        ]
-        return any(kinds.WRAPPER in self._calls.kinds(argument) for argument in arguments)
+        uses = self._resolver.names.get(function.name.value, ())
+        calls = [call for use in uses if isinstance(call := self._resolver.parents.get(use), cst.Call)]
+        return any(kinds.WRAPPER in self._calls.kinds(argument.value) for call in calls for argument in call.args)
 
     def _is_of_model(self, expression: cst.BaseExpression) -> bool:
         """Return whether an expression is a model's optimizer, never assigned in this file."""
@@ -159,13 +156,9 @@ class ObjectPlanner(Visitor):
         return is_unknown and self._may_be_compiled(expression)
 
     def _say(self, node: cst.CSTNode, optimizer: cst.BaseExpression, what: str) -> None:
-        """Report, once for each object in a function, that it may be of Keras's own class."""
-        if self._place(node, optimizer) not in self._said:
-            self._said.add(self._place(node, optimizer))
-            self._suspected.append((node, what))
-
-    def _place(self, node: cst.CSTNode, optimizer: cst.BaseExpression) -> tuple[cst.CSTNode | None, str]:
-        return self._resolver.enclosing(node, cst.FunctionDef), code(optimizer)
+        """Report what fails if compile() created an optimizer, once for each optimizer in a function."""
+        place = self._resolver.enclosing(node, cst.FunctionDef), code(optimizer)
+        self._suspected.setdefault(place, (node, what))
 
     def _call_of_loss_scale(self, node: cst.Call) -> None:
         """Handle `opt.loss_scale()`, which was callable until TensorFlow 2.3 and is a tensor since."""
@@ -211,7 +204,7 @@ class ObjectPlanner(Visitor):
             if kinds.WRAPPER in self._calls.kinds(value.value):
                 shown = f"{code(value.value)}.loss_scale"
                 self._edits.todo(
-                    node, f"{func.value} is a tensor, which cannot be called and does not change. Read {shown} here."
+                    node, f"{func.value} is a tensor, which cannot be called and does not change. Read {shown} instead."
                 )
 
     def _is_own_method(self, func: cst.Attribute) -> bool:
@@ -229,13 +222,9 @@ class ObjectPlanner(Visitor):
         if kinds.WRAPPER not in found or not self._resolver.is_read(node):
             return
         parent = self._resolver.parents[node]
-        if attribute == "_loss_scale_manager":
-            self._edits.todo(node, "tf_lossscale.LossScaleOptimizer has no manager: read its loss_scale.")
-        elif attribute in ("_optimizer", "_opt"):
+        if attribute == "_optimizer":
             if found <= _PLAIN_OR_WRAPPER:
                 self._edits.rename_attribute(node, "inner_optimizer")
-            elif attribute == "_opt":
-                self._edits.todo(node, _IF_WRAPPED.format(code(node.value), "inner_optimizer."))
         elif isinstance(parent, cst.Attribute) and parent.value is node:
             self._state(parent, node, found)
         elif (
@@ -280,5 +269,6 @@ class ObjectPlanner(Visitor):
             self._edits.todo(outer, _IF_WRAPPED.format(code(node.value), f"{names.STATE[name]}."))
         elif node.attr.value == "_loss_scale" or name in ("update", "multiplier", "get_config"):
             self._edits.todo(
-                outer, f"the loss scale is a tensor, which has no {name}; the wrapper moves its loss scale by itself."
+                outer,
+                f"the loss scale is a tensor and has no {name}. The wrapper updates its loss scale itself.",
             )

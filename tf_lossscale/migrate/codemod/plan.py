@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import libcst as cst
 import libcst.matchers as m
@@ -33,15 +33,19 @@ _TRANSPARENT = (
 
 _SEVERAL = (cst.Tuple, cst.List)
 
-# Nodes that pass a module to another name, which is not tracked.
-_LOSING = (cst.DictElement, cst.Param, cst.WithItem)
+# (type of the node around a module that is a value, levels up from it, form of the node there if the module is tracked)
+_VALUES: Any = (
+    (cst.Arg, 1, m.Call(m.Name("getattr") | m.Name("hasattr"), [m.Arg(), m.Arg(m.SimpleString()), m.ZeroOrMore()])),
+    (cst.Element, 2, m.Assign([m.AssignTarget(m.Tuple() | m.List()), m.ZeroOrMore()])),
+    (cst.Assign, 0, m.Assign([m.AssignTarget(~m.Subscript()), m.ZeroOrMore()])),
+    ((cst.DictElement, cst.Param, cst.WithItem, cst.Return), 0, m.Pass()),  # never tracked
+)
 _NOT_FOLLOWED = (
     "this tool cannot follow the module any further. Old names that are looked up in it elsewhere are not changed."
 )
 _NOT = m.UnaryOperation(m.Not())
 _ASSERTS = m.Attribute(attr=m.Name("assertIsInstance") | m.Name("assertNotIsInstance"))
 _TYPING = {"typing.cast", "typing.TypeVar"}
-_ASKING = ("getattr", "hasattr")
 
 _OLDER = f"If the subclass is called with loss_scale, derive it from {table.FACES[table.EXPERIMENTAL]}."
 _CHOOSE = f"Write {table.WRAPPER} or {table.FACES[table.EXPERIMENTAL]}."
@@ -75,17 +79,10 @@ class Planner(Visitor):
                 self._edits.replace_name(keyword, renamed[keyword.value])
 
     def _call_of_old_name(self, node: cst.Call, meaning: Meaning) -> None:
-        roles = meaning.roles
-        if node.func in self._edits.frozen or not roles & {*names.WRAPPERS, table.GRAPH_REWRITE}:
+        if node.func in self._edits.frozen or not meaning.roles & {*names.WRAPPERS}:
             return  # only the name changes: `visit_Name` or `visit_Attribute` renames it
         self._handled.add(node.func)
-        if roles == {table.GRAPH_REWRITE}:
-            self._graph_rewrite(node, meaning)
-            return
         written = self._calls.written(node, meaning)
-        self._write(node, written)
-
-    def _write(self, node: cst.Call, written: Written) -> None:
         func = None if self._keeps_name(node.func, written.target) else written.target
         if func is None and self._is_unchanged(node, written):
             return
@@ -106,28 +103,6 @@ class Planner(Visitor):
             written.target == table.WRAPPER or not self._resolver.meaning(node.func).roles & {table.EXPERIMENTAL}
         )
 
-    def _graph_rewrite(self, node: cst.Call, meaning: Meaning) -> None:
-        written = self._calls.written(node, meaning)
-        statement = self._resolver.statement(node)
-        option = self._option_line(node)
-        alone = isinstance(statement, cst.SimpleStatementLine) and len(statement.body) == 1
-        is_value = alone and isinstance(statement.body[0], cst.Assign) and statement.body[0].value is node
-        if written.target == table.WRAPPER and option and is_value:
-            self._edits.lines.setdefault(statement, []).append(option)
-        elif written.target == table.WRAPPER:
-            written = Written(next(o.new for _, o in meaning.old), as_they_are(node))
-        self._write(node, written)
-
-    def _option_line(self, node: cst.Call) -> str | None:
-        root: cst.CSTNode = node.func
-        while isinstance(root, cst.Attribute):
-            root = root.value
-        if isinstance(root, cst.Name) and isinstance(node.func, cst.Attribute):
-            modules = {names.canonical(d + ".x") for d in self._resolver.dotted(root)}
-            if modules == {"tensorflow.x"}:
-                return f'{root.value}.config.optimizer.set_experimental_options({{"auto_mixed_precision": True}})'
-        return None
-
     def _probe(self, node: cst.Call, is_getattr: bool) -> None:
         """Rewrite `hasattr(module, "old name")`, and `getattr` with a default, to their results in old versions."""
         if (attribute := text(node.args[1].value)) is None or self._resolver.is_shim(node, attribute):
@@ -139,30 +114,22 @@ class Planner(Visitor):
         old = table.OLD.get(name)
         if old and (old.role == table.OURS or (old.role == table.STABLE and not is_getattr)):
             return  # the name still exists
-        if old and old.new.startswith("keras."):
-            short = old.new.rsplit(".", 1)[1]
-            if short == attribute:
-                return
-            self._edits.replace(
-                node.args[1].value,
-                lambda updated, now: cst.SimpleString(repr(short) if "'" in code(updated) else f'"{short}"'),
-                short,
-            )
+        new = table.FACES.get(old.role, old.new) if old else table.MODULES.get(name)
+        if new is None or new == f"{table.KERAS}.{attribute}":
             return
-        if old is None and name not in table.MODULES:
+        module, short = (names.POLICIES if new == table.KERAS else new).rsplit(".", 1)
+        quote = node.args[1].value.quote if isinstance(node.args[1].value, cst.SimpleString) else '"'
+        string = cst.SimpleString(quote + short + quote)
+        if module == table.KERAS:
+            self._edits.replace(node.args[1].value, lambda updated, now: string, short)
             return
-        new = table.FACES.get(old.role, old.new) if old else table.MODULES[name]
-        new = f"{table.LEGACY_MODULE}.experimental" if new == "keras.mixed_precision" else new
-        module, short = new.rsplit(".", 1)
         self._edits.gone.add(node.args[0].value)
         self._handled.add(node.args[0].value)
-        quote = node.args[1].value.quote if isinstance(node.args[1].value, cst.SimpleString) else '"'
 
         def make(updated: cst.CSTNode, now: object) -> cst.CSTNode:
             first, second, *others = updated.args
             first = first.with_changes(value=cst.parse_expression(module))
-            second = second.with_changes(value=cst.SimpleString(quote + short + quote))
-            return updated.with_changes(args=[first, second, *others])
+            return updated.with_changes(args=[first, second.with_changes(value=string), *others])
 
         self._edits.replace(node, make, code(make(node, None)))
 
@@ -251,16 +218,8 @@ class Planner(Visitor):
             return
         if self._resolver.dotted(node) - {UNKNOWN}:
             self._out_of_sight(node)
-        if self._is_expression(node) and self._resolver.meaning(node).old:
+        if self._resolver.meaning(node).old:
             self._reference(node)
-
-    def _is_expression(self, node: cst.Name) -> bool:
-        parent = self._resolver.parents.get(node)
-        if isinstance(parent, (cst.Attribute, cst.Arg)):
-            return parent.value is node
-        if isinstance(parent, cst.Param):
-            return parent.default is node
-        return not isinstance(parent, (cst.ImportAlias, cst.AsName, cst.NameItem, cst.ImportFrom))
 
     def _reference(self, node: cst.BaseExpression) -> None:
         """Plan for an old name that is not called as a wrapper's constructor."""
@@ -272,7 +231,7 @@ class Planner(Visitor):
         target = self._target(node, roles) or self._told_by_subclass(node, roles)
         if target is None:
             self._edits.todo(
-                node, f"{code(node)} is one of two classes here, which take different arguments. {_CHOOSE}"
+                node, f"{code(node)} may be either of two classes, which take different arguments. {_CHOOSE}"
             )
             target = table.WRAPPER
         if not self._keeps_name(node, target):
@@ -296,7 +255,7 @@ class Planner(Visitor):
             return None
         is_old = self._calls.is_old_base(owner)
         if is_old is None:
-            self._edits.notice(node, f"{code(node)} is one of two classes here, and the newer one is taken. {_OLDER}")
+            self._edits.notice(node, f"{code(node)} may be either of two classes. The newer one is written. {_OLDER}")
         return table.FACES[table.EXPERIMENTAL] if is_old else table.WRAPPER
 
     def _context(self, node: cst.BaseExpression) -> str:
@@ -404,42 +363,12 @@ class Planner(Visitor):
         outer = self._resolver.parents[node]
         while isinstance(outer, (cst.IfExp, cst.BooleanOperation)):
             outer = self._resolver.parents[outer]
-        is_followed = _FOLLOWED.get(type(outer))
-        if isinstance(outer, _LOSING) or (is_followed and not is_followed(self._resolver, outer)):
+        function = self._resolver.enclosing(outer, cst.FunctionDef)
+        if isinstance(outer, cst.Return) and function and not function.decorators and not _must_be_given(function):
+            return  # the callers' call is resolved
+        above = [outer, *self._resolver.ancestors(outer)]
+        if any(isinstance(outer, kind) and not m.matches(above[up], follows) for kind, up, follows in _VALUES):
             self._edits.notice(node, _NOT_FOLLOWED)
-
-
-def _asks(resolver: Resolver, argument: cst.CSTNode) -> bool:
-    """Return whether a call is `hasattr(module, "name")` or `getattr`."""
-    call = resolver.parents[argument]
-    is_asking = isinstance(call, cst.Call) and any(resolver.is_builtin(call.func, name) for name in _ASKING)
-    return is_asking and len(call.args) > 1 and text(call.args[1].value) is not None
-
-
-def _is_returned_to_callers(resolver: Resolver, statement: cst.CSTNode) -> bool:
-    """Return whether a node is `return module` in a function without required arguments."""
-    function = resolver.enclosing(statement, cst.FunctionDef)
-    return function is not None and not function.decorators and not _must_be_given(function)
-
-
-def _is_unpacked(resolver: Resolver, element: cst.CSTNode) -> bool:
-    """Return whether a module is a value in `a, b = module, other`."""
-    statement = resolver.parents[resolver.parents[element]]
-    return isinstance(statement, cst.Assign) and isinstance(statement.targets[0].target, _SEVERAL)
-
-
-def _has_a_name(resolver: Resolver, statement: cst.CSTNode) -> bool:
-    """Return whether a statement is `name = module`, unlike `table["key"] = module`."""
-    return isinstance(statement, cst.Assign) and not isinstance(statement.targets[0].target, cst.Subscript)
-
-
-#: Node around a module -> function that returns whether the module is tracked from there.
-_FOLLOWED: dict[type[cst.CSTNode], Callable[[Resolver, cst.CSTNode], bool]] = {
-    cst.Arg: _asks,
-    cst.Return: _is_returned_to_callers,
-    cst.Element: _is_unpacked,
-    cst.Assign: _has_a_name,
-}
 
 
 def _must_be_given(function: cst.FunctionDef) -> bool:

@@ -158,7 +158,7 @@ class RefusalPlanner(Visitor):
     def visit_Call(self, node: cst.Call) -> None:
         self._named_by_string(node)
         meaning = self._resolver.meaning(node.func)
-        if not meaning.roles & {*names.WRAPPERS, table.GRAPH_REWRITE}:
+        if not meaning.roles & {*names.WRAPPERS}:
             return
         try:
             written = self._calls.written(node, meaning)
@@ -166,7 +166,7 @@ class RefusalPlanner(Visitor):
             self._edits.refuse(node, f"{refusal}.")
             return
         if not meaning.sure and (list(written.arguments) != as_they_are(node) or isinstance(node.func, cst.Attribute)):
-            self._edits.refuse(node, f"{code(node.func)} is not always TensorFlow's class here.")
+            self._edits.refuse(node, f"{code(node.func)} may also be something other than TensorFlow's class.")
 
     def _named_by_string(self, node: cst.Call) -> None:
         """Handle `setattr(module, "old name", ...)` and `mock.patch.object(module, "old name")`."""
@@ -178,4 +178,4 @@ class RefusalPlanner(Visitor):
         full = {names.canonical(f"{dotted}.{name}") for dotted in self._resolver.dotted(module)}
         new = {table.FACES.get(old.role, old.new) for d in full if (old := table.OLD.get(d)) and old.new != d}
         if new:
-            self._edits.refuse(node, f"{name} is named by a string. It is {' or '.join(sorted(new))} now.", module)
+            self._edits.refuse(node, f"the string names {name}. Its replacement is {' or '.join(sorted(new))}.", module)

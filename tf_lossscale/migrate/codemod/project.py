@@ -288,16 +288,14 @@ class Project:
 
     def _find(self, path: str, module: str) -> str | None:
         """Return the file of a module that the file at `path` imports."""
-        if module.startswith("."):
-            level = len(module) - len(module.lstrip("."))
-            folder = os.path.dirname(path)
-            for _ in range(level - 1):
-                folder = os.path.dirname(folder)
-            rest = module[level:].replace(".", os.sep)
-            stem = os.path.join(folder, rest) if rest else folder
-            candidates = [f"{stem}.py", os.path.join(stem, "__init__.py")]
-            return next((c for c in candidates if c in self._modules), None)
-        return self._find_absolute(path, module)
+        if not module.startswith("."):
+            return self._find_absolute(path, module)
+        rest = module.lstrip(".")
+        stem = path
+        for _ in range(len(module) - len(rest)):
+            stem = os.path.dirname(stem)
+        stem = os.path.join(stem, rest.replace(".", os.sep)) if rest else stem
+        return next((c for c in (f"{stem}.py", os.path.join(stem, "__init__.py")) if c in self._modules), None)
 
     def _find_absolute(self, path: str, module: str) -> str | None:
         tail = module.replace(".", os.sep)
@@ -310,19 +308,16 @@ class Project:
         ]
         if not matches:
             return None
-        # The nearest file: the one with the longest common path. None if two are equally near.
-        matches.sort(key=lambda candidate: -len(os.path.commonpath([os.path.dirname(path), candidate])))
-        if len(matches) > 1 and _distance(path, matches[0]) == _distance(path, matches[1]):
-            return None
-        return matches[0]
+        distances = {
+            candidate: (-len(os.path.commonpath([os.path.dirname(path), candidate])), candidate.count(os.sep))
+            for candidate in matches
+        }
+        nearest, *others = sorted(matches, key=distances.__getitem__)
+        return None if others and distances[others[0]] == distances[nearest] else nearest
 
     def _is_top_level(self, folder: str, path: str) -> bool:
         """Return whether a folder's modules have plain names, because it is not a package, or is the importer's."""
         return os.path.join(folder, "__init__.py") not in self._modules or folder == os.path.dirname(path)
-
-
-def _distance(path: str, candidate: str) -> tuple[int, int]:
-    return len(os.path.commonpath([os.path.dirname(path), candidate])), candidate.count(os.sep)
 
 
 def _stem(path: str) -> str:

@@ -21,6 +21,13 @@ from tf_lossscale.migrate.codemod.tree import Tree, methods
 LIBRARIES = {"tf": "tensorflow", "tensorflow": "tensorflow", "keras": "keras", "tf_keras": "keras"}
 
 
+_TESTED = m.SaveMatchedNode(m.DoNotCare(), "tested")
+_TYPE_TEST = m.Comparison(
+    m.Attribute(_TESTED, m.Name("__class__")) | m.Call(m.Name("type"), [m.Arg(_TESTED)]),
+    [m.ComparisonTarget(m.Is() | m.IsNot() | m.Equal() | m.NotEqual())],
+)
+
+
 class Meaning(NamedTuple):
     """The possible meanings of an expression."""
 
@@ -73,22 +80,20 @@ class Resolver(Tree):
     @functools.cached_property
     def uses_old_api(self) -> bool:
         """Whether the module contains the name of an old wrapper class."""
-        return any(
-            self.meaning(node).roles & {table.STABLE, table.EXPERIMENTAL, table.CONTRIB, table.GRAPH_REWRITE}
-            for node in self.scopes
-            # Scopes also contain the names in string annotations, which are not in the tree.
-            if isinstance(node, (cst.Name, cst.Attribute)) and node in self.parents
-        )
+        return not self._roles.isdisjoint({table.STABLE, table.EXPERIMENTAL, table.CONTRIB, table.GRAPH_REWRITE})
 
     @functools.cached_property
     def uses_an_old_name(self) -> bool:
         """Whether the module contains a name of the table other than our own."""
-        return any(
-            self.meaning(node).roles - {table.OURS}
-            or {names.canonical(d) for d in self.dotted(node)} & table.MODULES.keys()
-            for node in self.scopes
-            if isinstance(node, (cst.Name, cst.Attribute)) and node in self.parents
-        )
+        return bool(self._roles - {table.OURS})
+
+    @functools.cached_property
+    def _roles(self) -> set[str]:
+        """The roles of all old names in the module, with "module" for a module of old names."""
+        # Scopes also contain the names in string annotations, which are not in the tree.
+        nodes = [n for n in self.scopes if isinstance(n, (cst.Name, cst.Attribute)) and n in self.parents]
+        modules = {names.canonical(d) for node in nodes for d in self.dotted(node)} & table.MODULES.keys()
+        return {role for node in nodes for role in self.meaning(node).roles} | ({"module"} if modules else set())
 
     def dotted(self, expression: cst.BaseExpression) -> set[str]:
         """Return the possible qualified names of an expression, including UNKNOWN if it may be anything."""
@@ -166,13 +171,9 @@ class Resolver(Tree):
 
     def type_tested(self, comparison: cst.Comparison) -> cst.BaseExpression | None:
         """Return the x of `type(x) is ...` or `x.__class__ is ...`, also with `is not`, `==` and `!=`."""
-        left, (first, *others) = comparison.left, comparison.comparisons
-        if others or not isinstance(first.operator, (cst.Is, cst.IsNot, cst.Equal, cst.NotEqual)):
-            return None
-        if isinstance(left, cst.Attribute) and left.attr.value == "__class__":
-            return left.value
-        is_type = isinstance(left, cst.Call) and self.is_builtin(left.func, "type") and len(left.args) == 1
-        return left.args[0].value if is_type else None
+        found = m.extract(comparison, _TYPE_TEST)
+        tested = found and found["tested"]
+        return tested if isinstance(tested, cst.BaseExpression) else None
 
     def _of_name(self, name: cst.Name) -> set[str]:
         found: set[str] = set()
@@ -194,7 +195,7 @@ class Resolver(Tree):
                 value = self.assigned_value(assignment)
                 if value is None:
                     found.add(UNKNOWN)
-                elif not _is_none(value):
+                elif not is_none(value):
                     found |= self._of_values([value])
         return found
 
@@ -265,7 +266,7 @@ class Resolver(Tree):
         if generic and generic.rsplit(".", 1)[-1] in ("Optional", "Union"):
             parts = [element.slice.value for element in annotation.slice if isinstance(element.slice, cst.Index)]
             return [cls for part in parts for cls in self._classes(part)]
-        return [] if _is_none(annotation) else [annotation]
+        return [] if is_none(annotation) else [annotation]
 
     def _quoted(self, string: cst.SimpleString) -> cst.BaseExpression:
         """Return the expression in a string annotation, whose names are resolved in the string's scope."""
@@ -325,11 +326,6 @@ class Resolver(Tree):
         if len(nodes) != 1 or not isinstance(nodes[0], cst.FunctionDef) or nodes[0].decorators:
             return []
         return self._returned.get(nodes[0], [])
-
-    def is_only_unpacked(self, name: cst.Name) -> bool:
-        """Return whether a variable is read only as `**name`."""
-        uses = [access.node for a in self.assignments(name) for access in getattr(a, "references", ())]
-        return all(isinstance(p := self.parents.get(u), cst.Arg) and p.star == "**" for u in uses)
 
     def _definitions(self, name: cst.BaseExpression) -> list[cst.ClassDef]:
         if not isinstance(name, cst.Name):
@@ -423,5 +419,6 @@ def _is_self(value: object) -> bool:
     return isinstance(value, cst.Name) and value.value == "self"
 
 
-def _is_none(value: cst.BaseExpression) -> bool:
+def is_none(value: cst.BaseExpression) -> bool:
+    """Return whether an expression is `None`."""
     return isinstance(value, cst.Name) and value.value == "None"

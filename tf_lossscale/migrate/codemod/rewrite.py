@@ -29,12 +29,11 @@ class Rewriter(cst.CSTTransformer):
         super().__init__()
         self._edits = edits
         self._touched = edits.touched()
+        self._changed = edits.changed_statements()
         self._now: dict[cst.CSTNode, cst.CSTNode] = {}
         self._header: Sequence[cst.EmptyLine] = ()
         self._first: cst.CSTNode | None = None
         self._names_package = False  # whether a new expression has `tf_lossscale.something`
-        #: Whether statements that bound one name in several ways were merged.
-        self.joined = False
 
     def visit_Module(self, node: cst.Module) -> None:
         # Comments above the first statement of a file belong to the module.
@@ -53,7 +52,7 @@ class Rewriter(cst.CSTTransformer):
         if isinstance(original_node, cst.BaseExpression) and isinstance(updated, cst.CSTNode):
             self._now[original_node] = updated
         if isinstance(original_node, _LINES):
-            updated = self._with_lines(original_node, updated)
+            updated = self._with_comments(original_node, updated)
         return updated
 
     def _current(self, original: cst.BaseExpression) -> cst.BaseExpression:
@@ -61,81 +60,60 @@ class Rewriter(cst.CSTTransformer):
 
     # Statements. ------------------------------------------------------------------------------------------------
 
-    def _with_lines(self, original: cst.CSTNode, updated: cst.CSTNode) -> cst.CSTNode:
-        """Put comments and lines above a statement."""
-        comments = [_wrapped(reason) for reason in self._edits.todos.get(original, ())]
-        lines = self._edits.lines.get(original, ())
-        if not comments and not lines:
+    def _with_comments(self, original: cst.CSTNode, updated: Any) -> Any:
+        """Put TODO comments above a statement, and the comments of its old code that its new code lacks."""
+        first, *others = updated.nodes if isinstance(updated, cst.FlattenSentinel) else [updated]
+        if not isinstance(first, _LINES):
             return updated
-        if isinstance(updated, cst.FlattenSentinel):
-            first, *others = updated.nodes
-            return cst.FlattenSentinel([self._with_lines(original, first), *others])
-        if not isinstance(updated, _LINES):
-            return updated
-        leading = list(updated.leading_lines)
-        above = [*self._header, *leading] if original is self._first else leading
-        present = "\n".join(line.comment.value for line in above if line.comment)
-        leading += [
-            cst.EmptyLine(comment=cst.Comment(text))
-            for texts in comments
-            if "\n".join(texts) not in present
-            for text in texts
-        ]
-        if not lines:
-            return updated.with_changes(leading_lines=leading)
-        first, *others = [_line(line) for line in lines]
-        return cst.FlattenSentinel(
-            [first.with_changes(leading_lines=leading), *others, updated.with_changes(leading_lines=())]
+        changes = original in self._changed
+        lost = _comments(original) - _comments(first, *others) if changes else collections.Counter()
+        present = "\n".join(
+            line.comment.value
+            for line in (*(self._header if original is self._first else ()), *first.leading_lines)
+            if line.comment
         )
+        todos = [_wrapped(reason) for reason in self._edits.todos.get(original, ())]
+        new = [*lost.elements(), *(line for lines in todos if "\n".join(lines) not in present for line in lines)]
+        above = [*first.leading_lines, *(cst.EmptyLine(comment=cst.Comment(line)) for line in new)]
+        first = first.with_changes(leading_lines=above)
+        return cst.FlattenSentinel([first, *others]) if others else first
 
     def leave_SimpleStatementLine(
         self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
     ) -> cst.BaseStatement | cst.FlattenSentinel | cst.RemovalSentinel:
-        body, changed = self._body(original_node.body, updated_node.body)
-        if not changed:
-            return updated_node
-        lost = _comments(*original_node.body) - _comments(*body)
-        above = [*updated_node.leading_lines, *(cst.EmptyLine(comment=cst.Comment(text)) for text in lost.elements())]
-        updated_node = updated_node.with_changes(leading_lines=above)
-        if not body:
+        """Give each of the imports that replace an import a line of its own."""
+        if not updated_node.body:
             return updated_node.with_changes(body=[_REMOVED])  # the block around it keeps the comments
-        if len(original_node.body) > 1:
-            return updated_node.with_changes(body=_joined(body))
-        lines = [cst.SimpleStatementLine([_alone(small)]) for small in body]
+        if len(original_node.body) > 1 or len(updated_node.body) == 1:
+            return updated_node
+        lines = [cst.SimpleStatementLine([small]) for small in updated_node.body]
         lines[0] = lines[0].with_changes(leading_lines=updated_node.leading_lines)
         lines[-1] = lines[-1].with_changes(trailing_whitespace=updated_node.trailing_whitespace)
-        return lines[0] if len(lines) == 1 else cst.FlattenSentinel(lines)
+        return cst.FlattenSentinel(lines)
 
-    def leave_SimpleStatementSuite(
-        self, original_node: cst.SimpleStatementSuite, updated_node: cst.SimpleStatementSuite
-    ) -> cst.SimpleStatementSuite:
-        body, changed = self._body(original_node.body, updated_node.body)
-        return updated_node.with_changes(body=_joined(body or [cst.Pass()])) if changed else updated_node
+    def leave_ImportFrom(self, original_node: cst.ImportFrom, updated_node: cst.ImportFrom) -> Any:
+        return self._imports(original_node)
 
-    def _body(
-        self, original: Sequence[cst.BaseSmallStatement], updated: Sequence[cst.BaseSmallStatement]
-    ) -> tuple[list[cst.BaseSmallStatement], bool]:
-        body: list[cst.BaseSmallStatement] = []
-        changed = False
-        for old, new in zip(original, updated):
-            statements = self._imports(old) if isinstance(old, (cst.Import, cst.ImportFrom)) else None
-            changed = changed or statements is not None
-            body.extend([new] if statements is None else statements)
-        return body, changed
+    def leave_Import(self, original_node: cst.Import, updated_node: cst.Import) -> Any:
+        return self._imports(original_node)
 
-    def _imports(self, statement: cst.Import | cst.ImportFrom) -> list[cst.BaseSmallStatement] | None:
-        """Return the statements that replace an import; None to keep it."""
+    def _imports(self, statement: cst.Import | cst.ImportFrom) -> Any:
+        """Return the statements that replace an import."""
         planned = self._edits.imports
         aliases = [statement.names] if isinstance(statement.names, cst.ImportStar) else list(statement.names)
         kept: list[Any] = [alias for alias in aliases if alias not in planned]
         if len(kept) == len(aliases):
-            return None
+            return statement
         statements: list[cst.BaseSmallStatement] = []
         if kept:
             kept[-1] = kept[-1].with_changes(comma=aliases[-1].comma)
             statements.append(statement.with_changes(names=kept))
         new = dict.fromkeys(planned.get(alias) for alias in aliases)
-        return statements + [_line(code).body[0] for code in new if code]
+        statements += [_line(code).body[0] for code in new if code]
+        if not statements:
+            return cst.RemoveFromParent()
+        statements[-1] = statements[-1].with_changes(semicolon=statement.semicolon)
+        return cst.FlattenSentinel(statements)
 
     def leave_IndentedBlock(
         self, original_node: cst.IndentedBlock, updated_node: cst.IndentedBlock
@@ -153,9 +131,9 @@ class Rewriter(cst.CSTTransformer):
         if updated_node.orelse or updated_node.finalbody or original_node.deep_equals(updated_node):
             return updated_node
         rungs = [block.body[0] for block in blocks if len(block.body) == 1]
-        if len(rungs) != len(blocks) or not blocks[1:] or not all(self._is_plain(rung) for rung in rungs):
+        if len(rungs) != len(blocks) or not blocks[1:] or not all(m.matches(rung, _PLAIN) for rung in rungs):
             return updated_node
-        if _comments(updated_node.with_changes(leading_lines=())):
+        if m.findall(updated_node.with_changes(leading_lines=()), m.Comment()):
             return updated_node
         first = rungs[0]
         bare = [rung.with_changes(leading_lines=()) for rung in rungs]
@@ -163,21 +141,11 @@ class Rewriter(cst.CSTTransformer):
             return updated_node
         if m.matches(first, m.SimpleStatementLine([m.Pass()])):
             return cst.SimpleStatementLine([_REMOVED], leading_lines=updated_node.leading_lines)
-        self.joined = True
         return first.with_changes(leading_lines=updated_node.leading_lines)
-
-    def _is_plain(self, rung: cst.BaseStatement) -> bool:
-        """Return whether a statement is an import, or assigns a dotted name to a name."""
-        if not isinstance(rung, cst.SimpleStatementLine) or len(rung.body) != 1:
-            return False
-        (small,) = rung.body
-        if isinstance(small, (cst.Import, cst.ImportFrom, cst.Pass)):
-            return True
-        return isinstance(small, cst.Assign) and isinstance(small.value, (cst.Name, cst.Attribute))
 
     def leave_Module(self, original_node: cst.Module, updated_node: cst.Module) -> cst.Module:
         updated_node = _without_removed(updated_node)
-        if not self._names_package or _imports_package(updated_node):
+        if not self._names_package or any(m.matches(line, _IMPORTS_PACKAGE) for line in updated_node.body):
             return updated_node
         at = _import_place(updated_node.body)
         line = _line("import tf_lossscale")
@@ -186,12 +154,24 @@ class Rewriter(cst.CSTTransformer):
 
 _REMOVED = cst.Pass()
 _OF_PACKAGE = m.Attribute(m.Name("tf_lossscale"))
+_IMPORTS = m.Import() | m.ImportFrom()
+_IMPORT_LINE = m.SimpleStatementLine([m.AtLeastN(_IMPORTS, n=1)])
+_DOCSTRING = m.SimpleStatementLine([m.Expr(m.SimpleString())])
 _IPYTHON_LINE = m.SimpleStatementLine([m.Expr(m.Name(m.MatchIfTrue(lambda name: name.startswith(IPYTHON))))])
+# An import, or a dotted name that is assigned.
+_PLAIN = m.SimpleStatementLine([_IMPORTS | m.Pass() | m.Assign(value=m.Name() | m.Attribute())])
+_PACKAGE = m.ImportAlias(m.Name("tf_lossscale") | _OF_PACKAGE, None)
+_IMPORTS_PACKAGE = m.SimpleStatementLine(
+    [m.ZeroOrMore(), m.Import([m.ZeroOrMore(), _PACKAGE, m.ZeroOrMore()]), m.ZeroOrMore()]
+)
 
 
 def _comments(*nodes: cst.CSTNode) -> collections.Counter[str]:
-    found = [comment for node in nodes for comment in m.findall(node, m.Comment())]
-    return collections.Counter(cst.ensure_type(comment, cst.Comment).value for comment in found)
+    """Count the comments of statements, without those of the blocks in them."""
+    found = collections.Counter(node.value for node in nodes if isinstance(node, cst.Comment))
+    for node in nodes:
+        found += _comments(*(child for child in node.children if not isinstance(child, (cst.BaseSuite, cst.If))))
+    return found
 
 
 def comments(source: bytes) -> list[tokenize.TokenInfo]:
@@ -212,15 +192,6 @@ def _wrapped(reason: str) -> list[str]:
 
 def _line(code: str) -> cst.SimpleStatementLine:
     return cst.SimpleStatementLine([cst.parse_statement(code).body[0]])
-
-
-def _alone(small: cst.BaseSmallStatement) -> cst.BaseSmallStatement:
-    return small.with_changes(semicolon=cst.MaybeSentinel.DEFAULT)
-
-
-def _joined(body: list[cst.BaseSmallStatement]) -> list[cst.BaseSmallStatement]:
-    semicolon = cst.Semicolon(whitespace_after=cst.SimpleWhitespace(" "))
-    return [*(small.with_changes(semicolon=semicolon) for small in body[:-1]), _alone(body[-1])]
 
 
 def _without_removed(block: Any) -> Any:
@@ -244,26 +215,12 @@ def _without_removed(block: Any) -> Any:
     return block.with_changes(body=body, footer=footer)
 
 
-def _imports_package(module: cst.Module) -> bool:
-    top = [small for line in module.body if isinstance(line, cst.SimpleStatementLine) for small in line.body]
-    for small in top:
-        if isinstance(small, cst.Import):
-            for alias in small.names:
-                if not alias.asname and alias.evaluated_name.split(".", 1)[0] == "tf_lossscale":
-                    return True
-    return False
-
-
 def _import_place(body: Sequence[cst.BaseStatement]) -> int:
     """Return the position after the docstring and the first imports, among which IPython's lines may be."""
     place = 0
     for index, line in enumerate(body):
-        if not isinstance(line, cst.SimpleStatementLine):
+        if m.matches(line, _IMPORT_LINE) or (index == 0 and m.matches(line, _DOCSTRING)):
+            place = index + 1
+        elif not m.matches(line, _IPYTHON_LINE):
             break
-        is_import = all(isinstance(small, (cst.Import, cst.ImportFrom)) for small in line.body)
-        is_docstring = index == 0 and m.matches(line, m.SimpleStatementLine([m.Expr(m.SimpleString())]))
-        is_ipython = m.matches(line, _IPYTHON_LINE)
-        if not is_import and not is_docstring and not is_ipython:
-            break
-        place = place if is_ipython else index + 1
     return place

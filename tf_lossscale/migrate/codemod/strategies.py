@@ -7,6 +7,7 @@ the name their own meaning are left unchanged.
 from __future__ import annotations
 
 import libcst as cst
+import libcst.matchers as m
 
 from tf_lossscale.migrate.codemod import names
 from tf_lossscale.migrate.codemod.arguments import text
@@ -14,8 +15,10 @@ from tf_lossscale.migrate.codemod.calls import Calls
 from tf_lossscale.migrate.codemod.edits import Edits, Visitor
 from tf_lossscale.migrate.codemod.resolve import Resolver
 
+# `strategy.run = strategy.experimental_run_v2`, which serves versions without `run`.
+_SHIM = m.Assign([m.AssignTarget(m.Attribute(attr=m.Name("run")))])
 _GONE = f"tf.distribute has no {names.OLD_RUN} any more: write run."
-_OWN = f"this file defines {names.OLD_RUN}, and is left. The calls in other files become run: rename it here as well."
+_OWN = f"this file defines {names.OLD_RUN} and keeps it. Calls in other files become run. Rename it in this file, too."
 
 
 class StrategyPlanner(Visitor):
@@ -27,7 +30,7 @@ class StrategyPlanner(Visitor):
         self._own: list[cst.CSTNode] = []
 
     def visit_Attribute(self, node: cst.Attribute) -> None:
-        if node.attr.value == names.OLD_RUN:
+        if node.attr.value == names.OLD_RUN and not m.matches(self._resolver.parents[node], _SHIM):
             (self._uses if self._resolver.is_read(node) else self._own).append(node)
 
     def visit_FunctionDef(self, node: cst.FunctionDef) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 import libcst as cst
-import libcst.matchers as m
 from libcst.helpers import get_full_name_for_node
 
 from tf_lossscale.legacy import table
@@ -14,7 +13,6 @@ from tf_lossscale.migrate.codemod.arguments import text
 from tf_lossscale.migrate.codemod.edits import Visitor
 from tf_lossscale.migrate.codemod.project import leads_to_old
 from tf_lossscale.migrate.codemod.resolve import LIBRARIES
-from tf_lossscale.migrate.codemod.tree import methods
 
 # The last parts of the old names.
 _SHORT = {name.rsplit(".", 1)[1] for name in table.OLD}
@@ -25,7 +23,9 @@ _IN_A_STRING = re.compile(
     re.DOTALL,
 )
 _IMPORTED = re.compile(r"(tensorflow|tf_keras|keras)(\.[\w.]+)?\.mixed_precision")
-_UNPACKED = "loss_scale is an argument of the old class only, and this tool does not see where the dict is unpacked."
+_UNPACKED = (
+    "loss_scale is an argument of the old class only. The codemod does not follow a dict to the call that unpacks it."
+)
 
 
 class UnseenPlanner(Visitor):
@@ -33,21 +33,9 @@ class UnseenPlanner(Visitor):
 
     def visit_Attribute(self, node: cst.Attribute) -> None:
         self._out_of_sight(node)
-        self._gone_method(node)
-
-    def _gone_method(self, node: cst.Attribute) -> None:
-        """Report a private method of the old class, called in a subclass that does not define it."""
-        owner = self._resolver.enclosing(node, cst.ClassDef)
-        if node.attr.value not in names.GONE_HOOKS:
-            return
-        is_of_base = m.matches(node.value, m.Call(m.Name("super"))) or (
-            m.matches(node.value, m.Name("self")) and node.attr.value not in methods(owner)
-        )
-        if is_of_base and self._resolver.is_wrapper_class(owner):
-            self._edits.todo(node, f"{node.attr.value} {names.GONE_HOOK}")
 
     def visit_Call(self, node: cst.Call) -> None:
-        if not self._resolver.is_builtin(node.func, "dict") or node in self._edits.gone:
+        if not self._resolver.is_builtin(node.func, "dict"):
             return
         for argument in node.args:
             if argument.keyword and argument.keyword.value == "loss_scale" and text(argument.value) == "dynamic":
@@ -78,11 +66,11 @@ class UnseenPlanner(Visitor):
         if name in dotted and root == "keras" and not self._resolver.imports_tensorflow:
             self._edits.notice(node, "this file does not import TensorFlow, so keras may run on another backend.")
         elif all(not leads_to_old(d) for d in dotted):
-            change = "is Keras 3's own class today" if old.role == table.STABLE else "is gone"
+            change = "is now another class" if old.role == table.STABLE else "no longer exists"
             self._edits.todo(
                 node,
-                f"it cannot be seen what {root} is here. If it is TensorFlow's, this name {change}: use "
-                f"{table.FACES.get(old.role, old.new)}.",
+                f"this file does not show where {root} comes from. If it comes from TensorFlow or Keras, {name} "
+                f"{change}. Write {table.FACES.get(old.role, old.new)}.",
             )
 
     def visit_SimpleString(self, node: cst.SimpleString) -> None:
@@ -102,11 +90,7 @@ class UnseenPlanner(Visitor):
         return (name or "").rsplit(".", 1)[-1] in ("import_module", "__import__")
 
     def visit_DictElement(self, node: cst.DictElement) -> None:
-        if (
-            self._resolver.parents.get(node) not in self._edits.gone
-            and text(node.key) == "loss_scale"
-            and text(node.value) == "dynamic"
-        ):
+        if text(node.key) == "loss_scale" and text(node.value) == "dynamic":
             self._in_a_dict(node.value)
 
     def visit_FunctionDef(self, node: cst.FunctionDef) -> None:

@@ -102,30 +102,3 @@ def noting_divided_losses() -> Any:
     False
     """
     return contextlib.nullcontext([])
-
-
-def value_of(tensor: tf.Tensor) -> Any:
-    """Return the value of a tensor as a Python number, also in graph mode.
-
-    >>> value_of(tf.constant(3))
-    3
-
-    Args:
-        tensor: a scalar.
-    """
-    return tf_keras.backend.get_value(tensor).item()
-
-
-def set_value(variable: tf.Variable, value: Any) -> None:
-    """Set a variable, also in graph mode.
-
-    >>> variable = tf.Variable(3)
-    >>> set_value(variable, 4)
-    >>> value_of(variable)
-    4
-
-    Args:
-        variable: a scalar variable.
-        value: a Python number.
-    """
-    tf_keras.backend.set_value(variable, value)

@@ -4,8 +4,8 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
+from tf_lossscale import layers
 from tf_lossscale.amp import WithLossCell
-from tf_lossscale.wrapper import layers
 
 
 @pytest.mark.parametrize("library", [tf.keras, tf_keras], ids=["keras3", "tf_keras"])
