@@ -148,6 +148,23 @@ def test_from_keras_3s_own_wrapper_whose_scale_grew_to_infinity(warnings, tmp_pa
         require(optimizer, "inf", 64.0, warnings)
 
 
+@pytest.mark.skipif(
+    not hasattr(tf.Module, "_checkpoint_adapter"), reason="TensorFlow does not say which class wrote it"
+)
+def test_a_fixed_scale_keeps_its_value_and_takes_the_slots_from_a_checkpoint_of_keras_3s_own_wrapper(tmp_path):
+    keras = FAMILIES[0].keras
+    old, weight = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0, 0.5)), keras.Variable(1.0)
+    old.build([weight])
+    old.apply([old.scale_loss(tf.constant(1.0))], [weight])
+    path = tf.train.Checkpoint(optimizer=old).write(str(tmp_path / "ckpt"))
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(1.0, 0.5), dynamic=False, initial_scale=8)
+    optimizer.build([weight])
+    tf.train.Checkpoint(optimizer=optimizer).read(path).assert_existing_objects_matched()
+    assert (float(optimizer.loss_scale), int(optimizer.iterations)) == (8.0, 1)
+    optimizer.apply_gradients([(tf.constant(1.0), weight)])
+    assert float(weight) == 1.0 - 1.0 - 1.5
+
+
 @all_families
 def test_a_scale_that_started_below_min_scale_is_no_bad_one(family, warnings, tmp_path):
     optimizer = LossScaleOptimizer(family.sgd(), initial_scale=0.1)
@@ -185,16 +202,17 @@ def test_variables_whose_shapes_do_not_fit_leave_the_scale_as_it_was():
     assert (float(optimizer.loss_scale), int(optimizer.dynamic_counter)) == (64.0, 0)
 
 
-def test_a_learning_rate_that_is_set_after_weights_without_slots_were_loaded_stays():
-    first, weight = LossScaleOptimizer(tf.keras.optimizers.SGD(1.0), initial_scale=64.0), tf.Variable(1.0)
+@pytest.mark.parametrize("momentum", [0.0, 0.5], ids=["no_slots", "slots"])
+def test_a_learning_rate_that_is_set_after_weights_were_loaded_stays(momentum):
+    inner = lambda: tf.keras.optimizers.SGD(1.0, momentum)  # noqa: E731
+    first, weight = LossScaleOptimizer(inner(), initial_scale=64.0), tf.Variable(1.0)
     first.apply_gradients([(tf.constant(1.0), weight)])
-    second = LossScaleOptimizer(tf.keras.optimizers.SGD(1.0))
-    second.set_weights(
-        [np.asarray(tf.convert_to_tensor(v)) for v in first.variables]
-    )  # before the second one has its variables
+    second = LossScaleOptimizer(inner())
+    # The second optimizer is not built yet.
+    second.set_weights([np.asarray(tf.convert_to_tensor(v)) for v in first.variables])
     second.learning_rate = 0.25
     second.apply_gradients([(tf.constant(1.0), weight)])
-    assert weight.numpy() == -0.25
+    assert weight.numpy() == 0.0 - momentum - 0.25
     assert (float(second.learning_rate), int(second.iterations), float(second.loss_scale)) == (0.25, 2, 64.0)
 
 

@@ -66,10 +66,11 @@ class Family(family.Family):
         def build() -> None:
             with tf.init_scope(), keras.name_scope(self.scope):
                 _move_under_strategy(self.inner)
+                before = len(self.inner.variables)  # Loading has set these: the step count and the learning rate.
                 self.inner.build(variables)
                 loaded, self.loaded_weights = self.loaded_weights, None
                 if loaded is not None and _fit(loaded, self.inner.variables):
-                    assign_all(self.inner.variables, loaded)
+                    assign_all(self.inner.variables[before:], loaded[before:])
                 elif loaded is not None:
                     _warn_of_other_variables(self.inner, len(loaded), True)
                     self.set_iterations(0)  # Loading has set the step count, but the slots start at zero.
@@ -277,7 +278,7 @@ class LossScaleOptimizer(
         self.__dict__["_keras_wrote"] = any("/dynamic_scale/.ATTRIBUTES" in name for name in names)
 
     def _lookup_dependency(self, name: str, *args: Any) -> Any:
-        if vars(self).get("_keras_wrote") and self.dynamic:
+        if vars(self).get("_keras_wrote"):
             return _part_of_keras_wrapper(self, name)
         if name == "inner_optimizer" and "_keras_wrote" not in vars(self):
             raise ValueError(
@@ -288,15 +289,24 @@ class LossScaleOptimizer(
         return self._optimizer._lookup_dependency(name, *args)
 
 
+# Values in a checkpoint of Keras's LossScaleOptimizer that the wrapper does not need, and their dtypes. A fixed scale
+# needs neither Keras's scale nor its counter.
+_UNUSED = {
+    "_iterations": tf.int64,
+    "_learning_rate": tf.float32,
+    "dynamic_scale": tf.float32,
+    "step_counter": tf.int64,
+}
+
+
 def _part_of_keras_wrapper(wrapper: LossScaleOptimizer, name: str) -> Any:
     """Return the counterpart of an object in a checkpoint of Keras's LossScaleOptimizer."""
-    parts = {
-        "inner_optimizer": wrapper._optimizer,
-        "dynamic_scale": wrapper._loss_scale._lookup_dependency("current_loss_scale"),
-        "step_counter": wrapper._loss_scale.good_steps,
-    }
+    parts = {"inner_optimizer": wrapper._optimizer}
+    if wrapper.dynamic:
+        parts["dynamic_scale"] = wrapper._loss_scale._lookup_dependency("current_loss_scale")
+        parts["step_counter"] = wrapper._loss_scale.good_steps
     if name not in parts:
-        dtype = {"_iterations": tf.int64, "_learning_rate": tf.float32}.get(name)
+        dtype = _UNUSED.get(name)
         with tf.init_scope():
             parts[name] = (
                 tf.__internal__.tracking.AutoTrackable()
