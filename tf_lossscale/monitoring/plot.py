@@ -65,7 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
             raise ValueError(f"--out must end in .png or .svg, but got: {out}.")
         for folder in (arguments.logdir, out.parent):
             if not folder.is_dir():
-                raise NotADirectoryError(f"{folder} is not a folder, or does not exist. Pass an existing folder.")
+                problem = "is a file" if folder.exists() else "does not exist"
+                raise NotADirectoryError(f"{folder} {problem}. Pass a folder.")
         # Reading the event files takes a while, so a missing matplotlib is reported first.
         optional.load("matplotlib.figure", "plot")
         pictures = _pictures(arguments.logdir, out, arguments.step)
