@@ -170,7 +170,7 @@ def put_back(value: Any) -> Iterator[None]:
     1
 
     Args:
-        value: anything that has a `key`.
+        value: any object for which `key` returns a key.
     """
     before: list[tuple[Any, Any]] = []
     _remember(before, value, set())

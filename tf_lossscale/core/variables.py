@@ -30,9 +30,10 @@ class Variables(tf.Module):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         del args, kwargs
-        this = super().__new__(cls)  # set here, so that a subclass need not call our __init__
-        # (graph, name) -> variable. A legacy graph has its own variables. The graph is None in eager mode and in
-        # tf.functions, which share variables. Set in `__dict__`, so that TensorFlow does not track the dict.
+        this = super().__new__(cls)
+        # `_weights` maps (graph, name) to a variable. A legacy graph has its own variables. The graph is None in eager
+        # mode and in tf.functions, which share variables. `__new__` sets the attributes, so that a subclass need not
+        # call this class's `__init__`. They are set in `__dict__`, so that TensorFlow does not track the dict.
         this.__dict__.update(_weights={}, _tracked_names=[])
         return this
 

@@ -48,7 +48,8 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         log_dir: a folder in which to write TensorBoard scalars at each reading, as `write_summary` does; None to write
             nothing. With `diagnose="exponents"` the counts of each newly counted step are written, too, as histograms
             for TensorBoard and as a line of `exponents.jsonl`.
-        max_skipped: the callback warns when more than this share of the last 50 or more steps was skipped.
+        max_skipped: the share of skipped steps above which the callback warns. The callback compares it at each reading
+            once at least 50 steps have been taken since the last comparison.
         optimizer: the optimizer whose loss scale is shown; None for the model's optimizer.
 
     Raises:

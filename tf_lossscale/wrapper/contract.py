@@ -56,7 +56,10 @@ _EAGER = _EagerMode()
 
 @dataclasses.dataclass(eq=False)
 class _Call:
-    """The last call of a thread in one place, and the threads in which an update followed there."""
+    """A thread's last call of a method in one function or in eager mode.
+
+    `followed_in` has the threads in which an update followed the call in the same function, or in eager mode.
+    """
 
     method: str
     followed_in: set[threading.Thread] = dataclasses.field(default_factory=set)

@@ -348,7 +348,7 @@ def names_of(variables: list[Any]) -> tuple[str, ...]:
 
 
 def require_values(method: str) -> None:
-    """Raise if variables have no values to read, in eager mode or in the default session.
+    """Raise an error unless variables have values that Python can read: in eager mode, or in a default session.
 
     >>> require_values("precision_report")
 

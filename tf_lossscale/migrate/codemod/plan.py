@@ -171,7 +171,7 @@ class Planner(Visitor):
         return self._without_counterpart(node, {d.rpartition(".")[0] for d in dotted})
 
     def _without_counterpart(self, node: cst.Attribute, owners: set[str]) -> bool:
-        """Report a name of a removed or private module that is not in the table."""
+        """Report a name from a removed or private module if the table of old names lacks the name."""
         if isinstance(node.value, cst.Name) and owners and owners <= table.MODULES.keys() - table.OLD.keys():
             self._edits.todo(node, f"{code(node)} has no counterpart.")
             return False

@@ -143,7 +143,7 @@ def module_of(node: ast.ImportFrom) -> str:
 
 
 def join(module: str, name: str) -> str:
-    """Return the dotted name of something in a module, which may be a relative one.
+    """Join a module, which may be relative, and a name in it into a dotted name.
 
     >>> join("..", "compat"), join("a.b", "c")
     ('..compat', 'a.b.c')
