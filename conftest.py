@@ -2,7 +2,6 @@
 
 import collections
 import gc
-import itertools
 import os
 import re
 
@@ -20,11 +19,6 @@ else:
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 4
     )
-
-# TensorFlow numbers the collectives of each strategy from the same key, and rejects those of a second strategy in the
-# process if their shapes differ. Tests of TensorFlow set this base for the same reason.
-_bases = itertools.count(0, 1000)
-tf.distribute.MirroredStrategy._collective_key_base = property(lambda strategy: next(_bases))
 
 # The same examples in each run: a failure comes from a change. `make test-exhaustive` draws new ones.
 hypothesis.settings.register_profile("same", derandomize=True, deadline=None)

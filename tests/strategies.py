@@ -2,12 +2,20 @@
 
 import contextlib
 import functools
+import itertools
 import json
 import os
 
 import pytest
 import tensorflow as tf
 from tensorflow.python.distribute.one_device_strategy import OneDeviceExtended
+
+# TensorFlow numbers the collectives of each strategy from the same key, and rejects those of a second strategy in the
+# process if their shapes differ. TensorFlow's own tests set this base for the same reason. It is set once in a process,
+# although test_project_files.py runs conftest.py again and the mutation tests import the tests again.
+if not isinstance(vars(tf.distribute.MirroredStrategy)["_collective_key_base"], property):
+    _bases = itertools.count(0, 1000)
+    tf.distribute.MirroredStrategy._collective_key_base = property(lambda strategy: next(_bases))
 
 # What this process is where several train together, as those of tf_function_tests/test_processes.py: "worker" of
 # MultiWorkerMirroredStrategy, "chief" of ParameterServerStrategy; None where it is alone.
