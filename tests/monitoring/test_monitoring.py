@@ -232,7 +232,7 @@ def test_plot_reads_what_a_killed_run_left(tmp_path):
     ("arguments", "text"),
     [
         (["."], "no event file with a loss scale"),
-        (["none"], "none is not a folder, or does not exist. Pass an existing folder."),
+        (["none"], "none does not exist. Pass a folder."),
         (["none", "--out", "a.pdf"], "must end in .png or .svg"),
     ],
 )
