@@ -17,7 +17,7 @@ from tf_lossscale.wrapper.parts import Parts
 
 #: While a model is saved, the inner optimizer's config also has the loss scale's state, under this key.
 STATE = "loss_scale_state"
-# Names of the functions in Keras 3 and tf_keras that save a model or, in Keras 3, pickle one.
+# The names of the functions with which Keras 3 and tf_keras save a model, and Keras 3 pickles a model.
 _SAVES = ("save_model", "_save_model_to_fileobj")
 
 
@@ -165,7 +165,7 @@ def inner_of(config: Any) -> Any:
         raise TypeError(f"`config` must be a dict, as get_config() returns it, but got: {config!r}.")
     inner = config.get("inner_optimizer") or config.get("optimizer")
     if not inner:
-        raise KeyError("`config` has no 'inner_optimizer'. Pass what get_config() of a LossScaleOptimizer returned.")
+        raise KeyError("`config` has no 'inner_optimizer'. Pass the result of a LossScaleOptimizer's get_config().")
     return inner
 
 

@@ -86,7 +86,8 @@ class Contract:
         self._unused_in_ended_threads: set[str] = set()
         self._answers_kept: set[bool] = set()
         self._whole_steps = threading.local()
-        self._factors: dict[int, tf.Tensor] = {}  # The keys are thread identifiers.
+        # The factor that each thread last multiplied a loss by. The keys are thread identifiers.
+        self._factors: dict[int, tf.Tensor] = {}
         self._called: set[str] = set()
         self._warned: set[str] = set()
 
@@ -230,8 +231,8 @@ class Contract:
                 may_be_unscaled = not all(_LEAVES_SCALED[call.method] for call in calls or self._calls_in(places))
             if unscaled:
                 raise RuntimeError(
-                    "apply() divides gradients by the loss scale, but get_unscaled_gradients(), or a function of "
-                    f"scale_inside(), has done so with these. {_TWO_WAYS_OUT}"
+                    "apply() divides gradients by the loss scale, but get_unscaled_gradients(), or a function from "
+                    f"scale_inside(), has already divided these gradients. {_TWO_WAYS_OUT}"
                 )
             self._use_calls(places)
         if may_be_unscaled and self._called & {"scale_loss", "get_scaled_loss"}:
@@ -374,7 +375,7 @@ def _require_an_update(call: _Call, function: Any) -> None:
 
     if not hasattr(function, "capture_call_time_value"):
         raise _contradiction(call.method)
-    # TensorFlow evaluates `check` each time the traced function is called. The method has no public equivalent.
+    # TensorFlow evaluates `check` each time the traced function is called. There is no public method for this.
     function.capture_call_time_value(check, tf.TensorSpec([], tf.int32))
 
 
@@ -389,7 +390,7 @@ def _places() -> list[Any]:
     graph: Any = tf.compat.v1.get_default_graph()
     while graph is not None:
         if isinstance(graph, tf.__internal__.FuncGraph):
-            # Graphs of subclasses are branches and loops inside a function, and no functions of their own.
+            # Subclasses of FuncGraph represent branches and loops inside a function, not functions.
             if type(graph) is tf.__internal__.FuncGraph:
                 found.append(graph)
         elif not tf.compat.v1.executing_eagerly_outside_functions():

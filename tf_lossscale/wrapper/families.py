@@ -122,7 +122,7 @@ def library_in(module: str) -> str:
     """
     package = module.partition(".")[0]
     if package in ("keras", "tf_keras") and keras_versions.package_of_keras_2() == "keras":
-        # Where `keras` is Keras 2, the adapters derive from its classes and cannot wrap those of the package tf_keras.
+        # If `keras` is Keras 2, the adapters derive from its classes and cannot wrap optimizers of package tf_keras.
         return "tf_keras" if package == "keras" else _SECOND_KERAS_2
     return package
 
@@ -171,7 +171,8 @@ def keras_of_tensorflow() -> str:
     return library_in(tf.keras.optimizers.Optimizer.__module__)
 
 
-# The library name of the package tf_keras where tf.keras is itself Keras 2. There, only tf.keras is supported.
+# The name that `library_in` returns for the package tf_keras if tf.keras is Keras 2, too. Its optimizers are then not
+# supported.
 _SECOND_KERAS_2 = "tf_keras beside a Keras 2"
 
 #: Maps each Keras library to the name that its modules have in `optimizers/` and in `adapters/`.
@@ -216,12 +217,12 @@ def adapter_of(inner_optimizer: Any) -> Any:
             '"inner_optimizer" is already wrapped by a LossScaleOptimizer. An optimizer can only be wrapped by a '
             "single LossScaleOptimizer. Create a new inner optimizer, or use the existing wrapper. If this is a "
             "notebook cell that was run before, create the inner optimizer in the same cell, or delete the wrapper "
-            "(`del optimizer`) and all that holds it first."
+            "(`del optimizer`) and every reference to it first."
         )
     adapter = adapter_for(inner_optimizer)
     if adapter is None and _SECOND_KERAS_2 in [library_in(base.__module__) for base in type(inner_optimizer).__mro__]:
         raise errors.NotWrappable(
-            '"inner_optimizer" must not be of the package tf_keras where tf.keras is Keras 2, as in TensorFlow 2.15, '
+            '"inner_optimizer" must not be of the package tf_keras if tf.keras is Keras 2, as in TensorFlow 2.15, '
             f"but got: {inner_optimizer!r}. Use tf.keras in place of tf_keras, also for the model: the classes are the "
             "same. Or install TensorFlow 2.16 or newer."
         )
