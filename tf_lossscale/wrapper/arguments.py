@@ -63,9 +63,9 @@ def loss_scale(
 
 
 def _instead_of(dynamic: Any, initial_scale: Any, growth_steps: Any) -> str:
-    """Return a hint for a non-boolean `dynamic`, which is often a number or string in the position used elsewhere.
+    """Return a hint for a `dynamic` that is not a bool, often because the call was written for another wrapper.
 
-    The first argument after the optimizer is the loss scale in TensorFlow 2.3, and the initial scale in Keras 3.
+    The argument in this position is the loss scale in TensorFlow 2.3 and the initial scale in Keras 3.
     """
     if isinstance(dynamic, str):
         return "A dynamic scale is the default: leave the argument out."

@@ -160,7 +160,7 @@ def _a_model_is_being_saved() -> bool:
 
 
 def inner_of(config: Any) -> Any:
-    """Return the inner optimizer from a wrapper's config, in which it is a config of its own or an optimizer object."""
+    """Return the inner optimizer's entry in a wrapper's config: a nested config or an optimizer object."""
     if not isinstance(config, dict):
         raise TypeError(f"`config` must be a dict, as get_config() returns it, but got: {config!r}.")
     inner = config.get("inner_optimizer") or config.get("optimizer")
@@ -170,7 +170,7 @@ def inner_of(config: Any) -> Any:
 
 
 def by_registered_name(config: Any, saving: Any) -> Any:
-    """Return an inner optimizer's config in which the registered name of its class, if any, replaces the class name.
+    """Replace the class name in an inner optimizer's config by the name that the class is registered under, if any.
 
     While tf_keras loads an .h5 file or a SavedModel, it looks only at the class name. If a registered class has the
     name of a built-in optimizer, tf_keras would create the built-in one.

@@ -50,7 +50,7 @@ _TWO_WAYS_OUT = (
 
 
 class _EagerMode:
-    """Represents eager mode among the places of calls, where a graph represents a traced function."""
+    """The key for calls made in eager mode. The key for calls in a traced function is the function's graph."""
 
 
 _EAGER = _EagerMode()

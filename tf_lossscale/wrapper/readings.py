@@ -134,7 +134,7 @@ class Observable(Parts):
         return self._state()
 
     def _state(self) -> Any:
-        """Return the loss scale's state as `state` does, but allow graph mode, too."""
+        """Return the loss scale's state. Unlike `state`, this method also works in graph mode."""
         scale = self._loss_scale
         values = {"loss_scale": value_of(scale())}
         if isinstance(scale, DynamicLossScale):
@@ -176,7 +176,7 @@ class Observable(Parts):
         self._set_state(state)
 
     def _set_state(self, state: Any) -> None:
-        """Set the loss scale's state as `set_state` does, but allow graph mode, too."""
+        """Set the loss scale's state. Unlike `set_state`, this method also works in graph mode."""
         scale = self._loss_scale
         moves = isinstance(scale, DynamicLossScale)
         needed = {"loss_scale", "dynamic_counter"} if moves else {"loss_scale"}
@@ -256,7 +256,7 @@ class Observable(Parts):
         exponents.count_next()
 
     def precision_report(self) -> PrecisionReport:
-        """Report for each variable which share of its gradient vanishes or overflows in float16, and the headroom.
+        """Report for each variable how much of its gradient vanishes or overflows in float16, and the headroom.
 
         The report describes the last step in which gradients were counted. These are the first step, then every
         `diagnose_every`-th step, and the step after a call of `count_exponents`, whether skipped or not. Gradients are

@@ -40,7 +40,7 @@ def register_family(family: FamilyClass) -> FamilyClass:
 
     Args:
         family: a class derived from `Family`. Its attribute `optimizer_class` must be the base class of the optimizers
-            to support. Registering another family for the same `optimizer_class` replaces the first one.
+            to support. A later registration for the same `optimizer_class` replaces an earlier one.
 
     Returns:
         `family` itself, so that this function can be used as a decorator.
