@@ -225,7 +225,7 @@ def test_apply_refuses_what_get_unscaled_gradients_returned(family):
     weight, optimizer = setup(family)
     optimizer.get_scaled_loss(tf.constant(1.0))
     gradients = optimizer.get_unscaled_gradients([tf.constant(1024.0)])
-    with pytest.raises(RuntimeError, match="has done so with these"):
+    with pytest.raises(RuntimeError, match="has already divided these"):
         optimizer.apply(gradients, [weight])
     assert weight.numpy() == 2.0
 

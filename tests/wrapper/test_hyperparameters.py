@@ -55,7 +55,7 @@ def test_iterations_and_learning_rate_are_the_inner_optimizers(family):
 @families
 def test_what_is_no_hyperparameter_stays_on_its_side(family):
     optimizer = LossScaleOptimizer(family.adam())
-    with pytest.raises(AttributeError, match=r"no attribute 'epsilon'; .* inner Adam use inner_optimizer\.epsilon"):
+    with pytest.raises(AttributeError, match=r"no attribute 'epsilon'; .* inner Adam, write inner_optimizer\.epsilon"):
         _ = optimizer.epsilon
     with pytest.raises(AttributeError, match=r"no attribute 'get_scale'$"):
         _ = optimizer.get_scale

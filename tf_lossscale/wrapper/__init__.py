@@ -1,1 +1,1 @@
-"""LossScaleOptimizer: the documented API, for every optimizer family."""
+"""LossScaleOptimizer and its public API, which is the same for every optimizer family."""

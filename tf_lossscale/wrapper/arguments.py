@@ -1,4 +1,4 @@
-"""The constructor's arguments, and the objects made from them: the loss scale, the diagnosis, the compiled steps."""
+"""Checks the arguments of LossScaleOptimizer and creates the loss scale, the diagnosis and the compiled steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tf_lossscale.core.state import DynamicLossScale, FixedLossScale, LossScale
 def loss_scale(
     dynamic: Any, initial_scale: Any, growth_steps: Any, skip_nonfinite: Any, manager: Any, **rules: Any
 ) -> LossScale:
-    """Return a new loss scale, or a manager's loss scale.
+    """Return a new loss scale, or the loss scale of a loss scale manager.
 
     >>> loss_scale(False, 8, None, None, None)().numpy().item()
     8.0
@@ -27,8 +27,9 @@ def loss_scale(
         initial_scale: a finite number above 0; None for the default.
         growth_steps: finite steps in a row after which the scale grows; None for the default.
         skip_nonfinite: whether a step with a non-finite gradient is skipped; None for the default.
-        manager: an object with a method `as_loss_scale`, which replaces all other arguments; or None.
-        **rules: the fields of `Rules` that are arguments of the constructor.
+        manager: None, or an object with a method `as_loss_scale`, whose result is returned. All other arguments must
+            then have their defaults.
+        **rules: the other fields of `Rules`, such as `growth_factor`.
 
     Returns:
         A loss scale.
@@ -62,7 +63,10 @@ def loss_scale(
 
 
 def _instead_of(dynamic: Any, initial_scale: Any, growth_steps: Any) -> str:
-    """Return the remedy for a positional `dynamic` that is another argument in an older or newer wrapper."""
+    """Return a hint for a `dynamic` that is not a bool, often because the call was written for another wrapper.
+
+    The argument in this position is the loss scale in TensorFlow 2.3 and the initial scale in Keras 3.
+    """
     if isinstance(dynamic, str):
         return "A dynamic scale is the default: leave the argument out."
     if not isinstance(dynamic, (int, float)):
@@ -92,7 +96,7 @@ def _of_manager(manager: Any, alone: bool) -> LossScale:
 
 
 def diagnosis(diagnose: Any, every: Any, loss_scale: LossScale) -> tuple[Diagnosis | None, Exponents | None]:
-    """Return the object that records which gradients overflow, and the one that counts gradients by exponent, or None.
+    """Return the recorder of overflows and the counter of gradients by exponent; None for each that is not used.
 
     >>> diagnosis("exponents", 10, FixedLossScale(8))[1].every
     10
@@ -104,7 +108,8 @@ def diagnosis(diagnose: Any, every: Any, loss_scale: LossScale) -> tuple[Diagnos
 
     Raises:
         TypeError: an argument is of a wrong type.
-        ValueError: an argument is out of range, or the scale does not check gradients.
+        ValueError: an argument is out of range, or `diagnose` is True and the loss scale never skips a step and so
+            does not check gradients.
     """
     if not isinstance(diagnose, (bool, str)) or (isinstance(diagnose, str) and diagnose != "exponents"):
         raise (ValueError if isinstance(diagnose, str) else TypeError)(
@@ -130,17 +135,17 @@ def diagnosis(diagnose: Any, every: Any, loss_scale: LossScale) -> tuple[Diagnos
 
 
 def clusters(jit_compile: Any) -> Clusters | None:
-    """Return the object that holds the compiled steps, or None if XLA compiles no step.
+    """Return the cache of compiled steps, or None without `jit_compile`.
 
     >>> clusters(False) is None
     True
 
     Args:
-        jit_compile: whether XLA compiles the step.
+        jit_compile: the constructor's argument: whether XLA compiles the training step.
 
     Raises:
         TypeError: `jit_compile` is not a bool.
-        ValueError: this is a legacy graph.
+        ValueError: `jit_compile` is True in a legacy graph.
     """
     if not errors.boolean("jit_compile", jit_compile, "Pass True to have XLA compile the step."):
         return None

@@ -1,4 +1,4 @@
-"""Configs and copies of a wrapper."""
+"""Write and read the config of a LossScaleOptimizer, and copy a LossScaleOptimizer."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tf_lossscale.wrapper import families
 from tf_lossscale.wrapper.contract import Contract
 from tf_lossscale.wrapper.parts import Parts
 
-#: The key of the loss scale's state in the inner optimizer's config while a model is saved.
+#: While a model is saved, the inner optimizer's config also has the loss scale's state, under this key.
 STATE = "loss_scale_state"
-# The functions that `model.save` calls in each Keras library, and that Keras 3's pickling calls.
+# The names of the functions with which Keras 3 and tf_keras save a model, and Keras 3 pickles a model.
 _SAVES = ("save_model", "_save_model_to_fileobj")
 
 
 class Configurable(Parts):
-    """The methods that write a wrapper's config, and create wrappers from current and old configs."""
+    """Methods of LossScaleOptimizer that write its config, create it from current and old configs, and copy it."""
 
     dynamic: Any
     initial_scale: Any
@@ -31,11 +31,11 @@ class Configurable(Parts):
     _set_state: Any
 
     def _inner_config(self) -> dict[str, Any]:
-        """Return the inner optimizer's config, with the loss scale's state beside it while a model is being saved.
+        """Return the inner optimizer's config; while a model is being saved, it includes the loss scale's state.
 
-        SavedModels, and the .h5 and .keras files of tf_keras legacy, keep only the config of a wrapper, and no file of
-        variables has a place for the counts of past steps. TensorFlow's and Keras's wrappers can read such a config,
-        because they only use the class and the config of the inner optimizer.
+        SavedModels, and the .h5 and .keras files of legacy tf_keras optimizers, store nothing of a wrapper but its
+        config. Other formats store the wrapper's variables, but not the counts of past steps. TensorFlow's and Keras's
+        own LossScaleOptimizer can still read such a config, because it ignores the additional key.
         """
         inner = self._family.config()
         if not isinstance(self._loss_scale, DynamicLossScale) or not _a_model_is_being_saved():
@@ -43,13 +43,13 @@ class Configurable(Parts):
         return {**inner, STATE: self._state()}
 
     def _take_state(self, inner: Any) -> None:
-        """Restore the state that `_inner_config` put into a config."""
+        """Restore the loss scale's state from an inner optimizer's config, if `_inner_config` stored it there."""
         if isinstance(inner, dict) and STATE in inner and isinstance(self._loss_scale, DynamicLossScale):
             state = inner[STATE]
             self._set_state({**state, "loss_scale": self._loss_scale.in_range(state["loss_scale"])})
 
     def get_config(self) -> dict[str, Any]:
-        """Return the config for `from_config`, of plain values.
+        """Return a config of plain values, from which `from_config` creates the same optimizer.
 
         >>> import tensorflow as tf
         >>> from tf_lossscale import LossScaleOptimizer
@@ -58,8 +58,8 @@ class Configurable(Parts):
         (8.0, 2000)
 
         Returns:
-            A dict. Arguments that TensorFlow's wrapper did not have are in it only if they differ from their defaults.
-            A function passed as `on_stall` is left out.
+            A dict of constructor arguments. An argument that TensorFlow's LossScaleOptimizer does not have is included
+            only if it differs from its default. A function passed as `on_stall` is never included.
         """
         scale: Any = self._loss_scale
         if not isinstance(scale, (DynamicLossScale, FixedLossScale)) and hasattr(scale, "get_config"):
@@ -81,7 +81,8 @@ class Configurable(Parts):
                 config["diagnose_every"] = self._exponents.every
         if self._clusters is not None:
             config["jit_compile"] = True
-        if self._stall.action == "raise":  # a function is not a plain value
+        # A function passed as `on_stall` is left out, because a config holds only plain values.
+        if self._stall.action == "raise":
             config["on_stall"] = "raise"
         if self.dynamic:
             given = {name: getattr(self._loss_scale.rules, name) for name in KEYWORDS}
@@ -90,7 +91,9 @@ class Configurable(Parts):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
-        """Create an optimizer from its config. Configs of TensorFlow 2.3 and older are accepted, too.
+        """Create an optimizer from its config, or from a config of TensorFlow's LossScaleOptimizer.
+
+        Configs of TensorFlow 2.3 and older are accepted, too.
 
         >>> import tensorflow as tf
         >>> from tf_lossscale import LossScaleOptimizer
@@ -99,8 +102,8 @@ class Configurable(Parts):
         8.0
 
         Args:
-            config: the result of `get_config`, which is not changed.
-            custom_objects: your own classes that the inner optimizer needs, by name.
+            config: a dict that `get_config` returned. It is not modified.
+            custom_objects: a dict from names to the user-defined classes that the config refers to.
 
         Returns:
             A new LossScaleOptimizer with a new inner optimizer.
@@ -121,7 +124,8 @@ class Configurable(Parts):
         of_inner = inner
         if isinstance(inner, dict):
             inner = cls._family_class.from_config(copy.deepcopy(inner), custom_objects)
-        # tf_keras creates a legacy optimizer from an old config, whichever class is asked.
+        # The family is looked up again, because tf_keras creates a legacy optimizer from an old config even if the
+        # config was passed to a class of new optimizers.
         family = families.adapter_of(inner)
         new = (this if issubclass(this, family) else family)(inner_optimizer=inner, **config)
         new._take_state(of_inner)
@@ -145,7 +149,7 @@ class Configurable(Parts):
 
 
 def _a_model_is_being_saved() -> bool:
-    """Return whether `model.save` or a pickle of a Keras library is among the callers."""
+    """Return whether a Keras library is saving or pickling a model: one of its save functions is on the call stack."""
     frame: Any = sys._getframe()
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
@@ -156,24 +160,24 @@ def _a_model_is_being_saved() -> bool:
 
 
 def inner_of(config: Any) -> Any:
-    """Return the inner optimizer in a config: its own config, or the object itself."""
+    """Return the inner optimizer's entry in a wrapper's config: a nested config or an optimizer object."""
     if not isinstance(config, dict):
         raise TypeError(f"`config` must be a dict, as get_config() returns it, but got: {config!r}.")
     inner = config.get("inner_optimizer") or config.get("optimizer")
     if not inner:
-        raise KeyError("`config` has no 'inner_optimizer'. Pass what get_config() of a LossScaleOptimizer returned.")
+        raise KeyError("`config` has no 'inner_optimizer'. Pass the result of a LossScaleOptimizer's get_config().")
     return inner
 
 
 def by_registered_name(config: Any, saving: Any) -> Any:
-    """Return an inner optimizer's config with its registered name as the class name, if the class is registered.
+    """Replace the class name in an inner optimizer's config by the name that the class is registered under, if any.
 
-    tf_keras looks only at the class name while it loads an .h5 file or a SavedModel, and finds its own class of that
-    name.
+    While tf_keras loads an .h5 file or a SavedModel, it looks only at the class name. If a registered class has the
+    name of a built-in optimizer, tf_keras would create the built-in one.
 
     Args:
-        config: the config; an object of another type is returned as it is.
-        saving: the module `saving` of the library.
+        config: the inner optimizer's config. An object that is not a dict is returned unchanged.
+        saving: the Keras library's module `saving`, which looks up registered classes.
     """
     name = config.get("registered_name") if isinstance(config, dict) else None
     return {**config, "class_name": name} if name and saving.get_registered_object(name) is not None else config

@@ -1,22 +1,23 @@
-"""Which of the two contracts an update follows: whether its gradients are scaled. An ambiguous update raises.
+"""Decides whether the gradients of an update are scaled, and raises if that cannot be known.
 
 For `apply_gradients`, the first of these rules that applies decides:
 
 1. Marks. Gradients that `get_unscaled_gradients` returned are marked as unscaled. Arithmetic loses the mark.
-2. The last call in the same place: after `scale_loss` the gradients are scaled, after `get_scaled_loss` and
-   `get_unscaled_gradients` they are unscaled. A place is a function being traced, or a thread in eager mode; a function
-   without a call asks the functions around it.
-3. The calls in other places that no update has followed, because gradients are passed between functions and threads. In
-   eager mode these always count as well. If they disagree, the update raises.
-4. Without any call the gradients are unscaled, as TensorFlow 2 documents `apply_gradients`, and a warning says what is
-   missing.
+2. The last call in the same place. A place is a function being traced, or a thread in eager mode. After `scale_loss`
+   the gradients are scaled; after `get_scaled_loss` or `get_unscaled_gradients` they are unscaled. If there was no call
+   in a function, the functions that enclose it are searched.
+3. Calls in other places that no update has followed yet, because gradients can be passed between functions and threads.
+   In eager mode these calls count together with those of rule 2. If calls disagree, the update raises.
+4. Without any call the gradients are unscaled, as TensorFlow 2 documents `apply_gradients`, and a warning names the
+   methods that were not called.
 
-The gradients of one `scale_loss` go to one update: the next one raises, because its gradients may be of either kind.
-Unscaled gradients may go to several updates. A traced function keeps its answer. If the answer came from another place,
-a later call that says the opposite raises, unless it is made in a traced function that updates as well.
+After one call of `scale_loss`, only one update is allowed. A second update raises, because its gradients may be scaled
+or unscaled. Unscaled gradients may go to several updates. A traced function keeps the decision made during tracing. If
+that decision came from a call in another place, a later call that implies the opposite raises, unless the later call is
+in a traced function that contains an update, too.
 
-`apply` takes scaled gradients. It raises for gradients that are known to be unscaled by rules 1 to 3, and warns if they
-may be. Sonnet's `apply` also takes unscaled ones, by the rules of `apply_gradients`.
+`apply` takes scaled gradients. It raises if the gradients are unscaled by rules 1 to 3, and warns if they may be
+unscaled. For a Sonnet optimizer, `apply` also takes unscaled gradients, and the rules of `apply_gradients` decide.
 """
 
 from __future__ import annotations
@@ -33,11 +34,12 @@ from absl import logging
 
 from tf_lossscale.core import notes
 
-# Method -> whether the gradients of the next `apply_gradients` are scaled.
+# Maps the last method called to whether a following `apply_gradients` gets scaled gradients.
 _APPLY_GRADIENTS = {"scale_loss": True, "get_scaled_loss": False, "get_unscaled_gradients": False}
-# The same for an `apply` that also takes unscaled gradients. After `get_scaled_loss` either kind may follow.
+# Maps the last method called to whether a following `apply` gets scaled gradients, for optimizers whose `apply` takes
+# both kinds. `get_scaled_loss` is missing, because either kind may follow it.
 _APPLY = {"scale_loss": True, "get_unscaled_gradients": False}
-# Method -> whether the gradients in the same place are scaled after the call.
+# Maps each method to whether gradients are still scaled after the call.
 _LEAVES_SCALED = {"scale_loss": True, "get_scaled_loss": True, "get_unscaled_gradients": False}
 
 _TWO_WAYS_OUT = (
@@ -48,7 +50,7 @@ _TWO_WAYS_OUT = (
 
 
 class _EagerMode:
-    """The place of all calls in eager mode."""
+    """The key for calls made in eager mode. The key for calls in a traced function is the function's graph."""
 
 
 _EAGER = _EagerMode()
@@ -56,9 +58,9 @@ _EAGER = _EagerMode()
 
 @dataclasses.dataclass(eq=False)
 class _Call:
-    """A thread's last call of a method in one function or in eager mode.
+    """The last call that a thread made in one place: a traced function, or eager mode.
 
-    `followed_in` has the threads in which an update followed the call in the same function, or in eager mode.
+    `followed_in` is the set of threads that made an update after the call in the same place.
     """
 
     method: str
@@ -79,12 +81,13 @@ class Contract:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        # Place -> thread -> its last call there. A place is the graph of a function, or eager mode.
+        # The last call of each thread in each place. A place is the graph of a traced function, or eager mode.
         self._calls: weakref.WeakKeyDictionary[Any, dict[threading.Thread, _Call]] = weakref.WeakKeyDictionary()
         self._unused_in_ended_threads: set[str] = set()
         self._answers_kept: set[bool] = set()
         self._whole_steps = threading.local()
-        self._factors: dict[int, tf.Tensor] = {}  # by thread
+        # The factor that each thread last multiplied a loss by. The keys are thread identifiers.
+        self._factors: dict[int, tf.Tensor] = {}
         self._called: set[str] = set()
         self._warned: set[str] = set()
 
@@ -95,7 +98,8 @@ class Contract:
             method: the method's name.
 
         Raises:
-            RuntimeError: in eager mode, if a function was traced under the opposite assumption.
+            RuntimeError: the call is in eager mode and implies that gradients are scaled, but a function was traced on
+                the assumption that they are unscaled; or the reverse.
         """
         with self._lock:
             places = _places()
@@ -111,10 +115,10 @@ class Contract:
                     _require_an_update(call, place)
 
     def scaled_by_hand(self) -> None:
-        """Record that gradients are scaled and unscaled without our methods: they are unscaled in the next update.
+        """Record that a function from `scale_inside` unscaled its gradients: the next update gets unscaled gradients.
 
-        The exception is a loss that is scaled, too: Keras 3's `fit` passes the result of a `scale_inside` function to
-        `scale_loss`.
+        Nothing is recorded after `scale_loss`. Keras 3's `fit` also passes the loss of such a function to `scale_loss`,
+        and then the gradients are still scaled once.
         """
         with self._lock:
             if not any(call.method == "scale_loss" and not call.followed_in for call in self._calls_in(_places())):
@@ -123,7 +127,7 @@ class Contract:
 
     @contextlib.contextmanager
     def whole_step(self) -> Iterator[None]:
-        """Declare that an update of marked gradients follows inside, so that no call contradicts another."""
+        """Context of a complete step, from the loss to the update, in which calls never contradict earlier traces."""
         self._whole_steps.depth = getattr(self._whole_steps, "depth", 0) + 1
         try:
             yield
@@ -136,7 +140,7 @@ class Contract:
     # The answers. -----------------------------------------------------------------------------------------------
 
     def takes_scaled(self, gradients: Iterable[Any]) -> bool:
-        """Tell whether the gradients passed to `apply_gradients` are scaled; called once for each update.
+        """Return whether the gradients passed to `apply_gradients` are scaled. Must be called once for each update.
 
         Args:
             gradients: tensors, IndexedSlices or None.
@@ -149,14 +153,15 @@ class Contract:
         return scaled
 
     def apply_takes_scaled(self, gradients: Iterable[Any], may_be_unscaled: bool) -> bool:
-        """Tell whether the gradients passed to `apply` are scaled; called once for each update.
+        """Return whether the gradients passed to `apply` are scaled. Must be called once for each update.
 
         Args:
             gradients: tensors, IndexedSlices or None.
-            may_be_unscaled: whether the family's `apply` also takes what `get_unscaled_gradients` returned.
+            may_be_unscaled: whether `apply` of this optimizer family also takes unscaled gradients.
 
         Raises:
-            RuntimeError: the gradients were unscaled, or the calls so far contradict each other.
+            RuntimeError: the gradients are unscaled and `may_be_unscaled` is False, or the calls so far contradict each
+                other.
         """
         if may_be_unscaled:
             scaled = self._takes_scaled(gradients, _APPLY, otherwise=True)
@@ -190,27 +195,30 @@ class Contract:
             return answer
 
     def _answers(self, places: list[Any], scaled_after: dict[str, bool]) -> tuple[set[bool], bool]:
-        """Return the answers of the calls so far, and whether they were made in the function being traced."""
+        """Return what the earlier calls imply, and whether those calls are in the innermost function being traced.
+
+        The first value is a set that contains True if a call implies scaled gradients, and False if a call implies
+        unscaled gradients.
+        """
 
         def is_used_up(call: _Call) -> bool:
-            # Unscaled gradients may go to several updates. After an update of scaled ones, the next may be of either
-            # kind.
+            # One call of `scale_loss` decides about one update only. Unscaled gradients may go to several updates.
             return scaled_after[call.method] and threading.current_thread() in call.followed_in
 
         calls, place = self._calls_before(places, lambda call: call.method in scaled_after and not is_used_up(call))
         answers = {scaled_after[call.method] for call in calls}
         here = [call for call in self._calls_in(places) if call.method in scaled_after]
         if place is None and any(map(is_used_up, here)):
-            # These may be more gradients of the same scale_loss, or gradients of an unscaled loss.
+            # After an update, the gradients may be further ones of the same scaled loss, or those of an unscaled loss.
             answers |= {True} if answers else {True, False}
         return answers, place is places[0]
 
     def _require_not_unscaled(self, gradients: Iterable[Any]) -> None:
-        """Raise if `apply` got unscaled gradients, which it would divide again; warn, once, if they may be unscaled.
+        """Raise if `apply` got unscaled gradients, which it would divide again. Warn once if they may be unscaled.
 
-        Gradients that `get_unscaled_gradients` returned or received are known. For others the calls decide: they are
-        unscaled if it was the last call in every place that they may come from, and may be if it was the last call in
-        one.
+        The gradients that `get_unscaled_gradients` received and returned are marked. For gradients without a mark the
+        earlier calls decide. If `get_unscaled_gradients` was the last call in every place that the gradients may come
+        from, they are unscaled. If it was the last call in only some of these places, they may be unscaled.
         """
         gradients = [gradient for gradient in gradients if gradient is not None]
         unscaled, _ = notes.any_and_all_unscaled(gradients)
@@ -223,8 +231,8 @@ class Contract:
                 may_be_unscaled = not all(_LEAVES_SCALED[call.method] for call in calls or self._calls_in(places))
             if unscaled:
                 raise RuntimeError(
-                    "apply() divides gradients by the loss scale, but get_unscaled_gradients(), or a function of "
-                    f"scale_inside(), has done so with these. {_TWO_WAYS_OUT}"
+                    "apply() divides gradients by the loss scale, but get_unscaled_gradients(), or a function from "
+                    f"scale_inside(), has already divided these gradients. {_TWO_WAYS_OUT}"
                 )
             self._use_calls(places)
         if may_be_unscaled and self._called & {"scale_loss", "get_scaled_loss"}:
@@ -236,7 +244,10 @@ class Contract:
     # The calls. -------------------------------------------------------------------------------------------------
 
     def _calls_before(self, places: list[Any], counts: Callable[[_Call], bool]) -> tuple[list[_Call], Any]:
-        """Return the calls that decide about an update, and their function; None for calls in several places."""
+        """Return the calls that decide about an update, and the traced function that they are in.
+
+        The function is None if the calls are in eager mode or in several places.
+        """
         for place in places:
             calls = [call for call in self._calls_in([place]) if counts(call)]
             if calls and place is not _EAGER:
@@ -248,7 +259,11 @@ class Contract:
         return [call for call in (*here, *unused) if counts(call)], None
 
     def _calls_in(self, places: list[Any]) -> list[_Call]:
-        """Return this thread's calls, or else, in a function, all threads' calls: replicas are such threads."""
+        """Return this thread's last calls in the given places.
+
+        In a traced function without a call of this thread, return the calls of all threads, because each replica is
+        traced in its own thread.
+        """
         found: list[_Call] = []
         for place in places:
             calls = self._calls.get(place, {})
@@ -273,18 +288,18 @@ class Contract:
     # The factor of the loss, where another worker may move the scale in the middle of a step. -------------------
 
     def remember_factor(self, factor: tf.Tensor) -> None:
-        """Remember the factor that the loss was multiplied by."""
+        """Store the factor that this thread multiplied the loss by."""
         self._factors[threading.get_ident()] = factor
 
     def remembered_factor(self) -> tf.Tensor | None:
-        """Return the factor of the loss if this thread scaled it in the function being traced, or in eager mode."""
+        """Return the factor that this thread multiplied the loss by; None if it was in another function or mode."""
         factor = self._factors.get(threading.get_ident())
         return factor if factor is not None and getattr(factor, "graph", None) is _graph() else None
 
     # Warnings. --------------------------------------------------------------------------------------------------
 
     def _warn_of_forgotten_calls(self) -> None:
-        """Warn once if the loss was never scaled, or the gradients were never unscaled."""
+        """Warn once if the loss was never scaled or the gradients were never unscaled."""
         needed = ("get_scaled_loss", "get_unscaled_gradients")
         if "scale_loss" not in self._called and not self._called.issuperset(needed):
             forgotten = " and ".join(f"LossScaleOptimizer.{name}()" for name in needed if name not in self._called)
@@ -307,16 +322,16 @@ class Contract:
 
 
 def require_scaled(gradients: Iterable[Any], loss_scale: Any) -> None:
-    """Raise if a gradient is known to be divided by this loss scale.
+    """Raise if a gradient was already divided by this loss scale.
 
     >>> require_scaled([tf.constant(8.0), None], tf.Module())
 
     Args:
         gradients: tensors, IndexedSlices or None.
-        loss_scale: the object that they would be divided by.
+        loss_scale: the loss scale by which the gradients are about to be divided.
 
     Raises:
-        RuntimeError: `get_unscaled_gradients` returned one of them.
+        RuntimeError: `get_unscaled_gradients` returned one of the gradients.
     """
     if notes.any_is_unscaled_by(gradients, loss_scale):
         raise RuntimeError(
@@ -327,14 +342,14 @@ def require_scaled(gradients: Iterable[Any], loss_scale: Any) -> None:
 
 
 def require_unscaled_loss(loss: Any, loss_scale: Any) -> None:
-    """Raise if a part of a loss is known to be multiplied by this loss scale.
+    """Raise if a loss, or a part of it, was already multiplied by this loss scale.
 
     Args:
         loss: a nested structure of tensors, or a function.
-        loss_scale: the object that it would be multiplied by.
+        loss_scale: the loss scale by which the loss is about to be multiplied.
 
     Raises:
-        RuntimeError: `get_scaled_loss` or `scale_loss` returned it.
+        RuntimeError: `get_scaled_loss` or `scale_loss` returned the loss.
     """
     if notes.loss_is_scaled_by(loss, loss_scale):
         raise RuntimeError(
@@ -351,7 +366,7 @@ def _contradiction(method: str) -> RuntimeError:
 
 
 def _require_an_update(call: _Call, function: Any) -> None:
-    """Make each later call of the function being traced raise, unless an update follows in that function."""
+    """Make every later run of a traced function raise unless an update follows `call` in that function."""
 
     def check() -> tf.Tensor:
         if not call.followed_in:
@@ -360,19 +375,23 @@ def _require_an_update(call: _Call, function: Any) -> None:
 
     if not hasattr(function, "capture_call_time_value"):
         raise _contradiction(call.method)
-    # Private: TensorFlow evaluates the closure at each call of the function.
+    # TensorFlow evaluates `check` each time the traced function is called. There is no public method for this.
     function.capture_call_time_value(check, tf.TensorSpec([], tf.int32))
 
 
 def _places() -> list[Any]:
-    """Return the functions being traced, innermost first, and a legacy graph around them; else eager mode."""
+    """Return the functions being traced, innermost first, then the enclosing legacy graph if there is one.
+
+    In eager mode the list has one element, which represents eager mode.
+    """
     if tf.executing_eagerly():
         return [_EAGER]
     found: list[Any] = []
     graph: Any = tf.compat.v1.get_default_graph()
     while graph is not None:
         if isinstance(graph, tf.__internal__.FuncGraph):
-            if type(graph) is tf.__internal__.FuncGraph:  # subclasses are branches and loops of a function
+            # Subclasses of FuncGraph represent branches and loops inside a function, not functions.
+            if type(graph) is tf.__internal__.FuncGraph:
                 found.append(graph)
         elif not tf.compat.v1.executing_eagerly_outside_functions():
             found.append(graph)

@@ -1,4 +1,4 @@
-"""The table of optimizer families, and the adapter for an optimizer or a config."""
+"""The table of optimizer families, and functions that find the wrapper class for an optimizer or a config."""
 
 from __future__ import annotations
 
@@ -14,13 +14,19 @@ from tf_lossscale.libraries import keras_versions
 
 
 class _Row(NamedTuple):
-    adapter: str  # the adapter's module in `adapters/`
-    # The names of the base class that marks a family: no library is imported to compare them.
+    """An optimizer family.
+
+    `adapter` is the name of the adapter's module in `adapters/`. An optimizer belongs to the family if one of its base
+    classes is named `base`, comes from `library`, and is defined in a module whose name starts with `module`. Names are
+    compared, so that no library has to be imported. `shown` is the family's name in error messages. `wrote` gets a
+    serialized optimizer's module and the keys of its config, and returns whether only this family writes such a config.
+    """
+
+    adapter: str
     library: str
     base: str
-    shown: str  # the name for users
-    module: str = ""  # the prefix of the class's module, if its name is not unique in the library
-    # Whether only this family writes a serialized optimizer with this module and these keys in its config.
+    shown: str
+    module: str = ""
     wrote: Callable[[str, Collection[str]], bool] = lambda module, keys: False
 
 
@@ -46,7 +52,7 @@ _FAMILIES = [
 
 
 def adapter_for(optimizer: Any) -> type | None:
-    """Return the wrapper class for an optimizer, or None if no family knows it.
+    """Return the wrapper class for an optimizer, or None if the optimizer belongs to no known family.
 
     >>> adapter_for(3) is None
     True
@@ -68,7 +74,7 @@ def adapter_for(optimizer: Any) -> type | None:
 
 
 def of(optimizer: Any) -> Any:
-    """Return the family object around an optimizer, or None if no family knows the optimizer.
+    """Return an optimizer's `Family` object, or None if the optimizer belongs to no known family.
 
     >>> import tensorflow as tf
     >>> of(tf.keras.optimizers.SGD(0.5)).optimizers_name
@@ -86,18 +92,18 @@ def of(optimizer: Any) -> Any:
     return None if adapter is None else adapter._family_class(optimizer)
 
 
-#: Base class of optimizers -> the wrapper class, for the families that `register_family` added.
+#: Maps the base class of an optimizer family to its wrapper class, for families added with `register_family`.
 REGISTERED: dict[type, type] = {}
 
 
 def load(adapter: str) -> type:
-    """Return an adapter's wrapper class by the name of its module in `adapters/`.
+    """Import an adapter module and return its wrapper class.
 
     >>> load("keras3").__name__
     'LossScaleOptimizer'
 
     Args:
-        adapter: for example "keras3".
+        adapter: the name of a module in `adapters/`, for example "keras3".
 
     Returns:
         A subclass of `tf_lossscale.LossScaleOptimizer`.
@@ -106,22 +112,23 @@ def load(adapter: str) -> type:
 
 
 def library_in(module: str) -> str:
-    """Return the library of a module: "keras" for Keras 3, "tf_keras" for Keras 2, or the package's name.
+    """Return the library of a module: "keras" for Keras 3, "tf_keras" for Keras 2, otherwise the package's name.
 
     >>> library_in("keras.src.optimizers"), library_in("tf_keras"), library_in("sonnet.optimizers")
     ('keras', 'tf_keras', 'sonnet')
 
     Args:
-        module: a dotted name.
+        module: the dotted name of the module.
     """
     package = module.partition(".")[0]
     if package in ("keras", "tf_keras") and keras_versions.package_of_keras_2() == "keras":
-        return "tf_keras" if package == "keras" else _SECOND_KERAS_2  # our adapters do not derive from its classes
+        # If `keras` is Keras 2, the adapters derive from its classes and cannot wrap optimizers of package tf_keras.
+        return "tf_keras" if package == "keras" else _SECOND_KERAS_2
     return package
 
 
 def load_all(library: str) -> list[type]:
-    """Return the wrapper classes for all families of a library.
+    """Return the wrapper class of each optimizer family in a library.
 
     >>> len(load_all("tf_keras"))
     2
@@ -136,13 +143,14 @@ def load_all(library: str) -> list[type]:
 
 
 def of_config(config: dict[str, Any]) -> type:
-    """Return the wrapper class for an optimizer's config, by the keys that only one family writes.
+    """Return the wrapper class for an optimizer's config, which is recognized by keys that only one family writes.
 
     >>> of_config({"config": {"is_legacy_optimizer": False}}).__module__
     'tf_lossscale.adapters.tf_keras'
 
     Args:
-        config: a serialized optimizer. If several families may have written it, `tf.keras` decides.
+        config: a serialized optimizer. If several families could have written the config, the family of
+            `tf.keras.optimizers` is chosen.
 
     Returns:
         A subclass of `tf_lossscale.LossScaleOptimizer`.
@@ -153,7 +161,7 @@ def of_config(config: dict[str, Any]) -> type:
 
 
 def keras_of_tensorflow() -> str:
-    """Return the library that `tf.keras` is: "keras" (Keras 3) or "tf_keras" (Keras 2).
+    """Return which library `tf.keras` refers to: "keras" (Keras 3) or "tf_keras" (Keras 2).
 
     >>> keras_of_tensorflow()
     'keras'
@@ -163,17 +171,20 @@ def keras_of_tensorflow() -> str:
     return library_in(tf.keras.optimizers.Optimizer.__module__)
 
 
-# The package tf_keras, if tf.keras is Keras 2 itself. Only one of the two is supported.
+# The name that `library_in` returns for the package tf_keras if tf.keras is Keras 2, too. Its optimizers are then not
+# supported.
 _SECOND_KERAS_2 = "tf_keras beside a Keras 2"
 
-#: Keras library -> the name of its modules: in `optimizers/`, and in `adapters/` for its layers.
+#: Maps each Keras library to the name that its modules have in `optimizers/` and in `adapters/`.
 MODULES = {"keras": "keras3", "tf_keras": "tf_keras"}
 
 
-# Inner optimizer -> its wrapper and the wrapper's copies. Checkpoints would mix up two wrappers of one optimizer.
+# Maps each inner optimizer to its wrapper and shallow copies of that wrapper. A second wrapper is not allowed, because
+# the two would overwrite each other's loss scale in a checkpoint.
 _wrappers: weakref.WeakKeyDictionary[Any, weakref.WeakSet[Any]] = weakref.WeakKeyDictionary()
 
-# Every LossScaleOptimizer derives from a class with one of these names in one of these packages.
+# Every LossScaleOptimizer, of this package or another library, derives from a class that has one of these names and
+# is defined in one of these packages.
 _SCALING = ("LossScaleOptimizer", "BaseLossScaleOptimizer", "MixedPrecisionLossScaleOptimizer")
 _SCALING_PACKAGES = ("tf_lossscale.wrapper.", "keras.", "tf_keras.", "tensorflow.")
 
@@ -186,11 +197,11 @@ def adapter_of(inner_optimizer: Any) -> Any:
     'tf_lossscale.adapters.keras3'
 
     Args:
-        inner_optimizer: the object to wrap.
+        inner_optimizer: the optimizer to wrap.
 
     Raises:
-        NotWrappable: the optimizer is of no known family, or scales losses itself.
-        ValueError: the optimizer is wrapped already.
+        NotWrappable: the optimizer belongs to no known family, or is itself a LossScaleOptimizer.
+        ValueError: the optimizer already has a wrapper.
     """
     if scales_losses(inner_optimizer):
         cls = type(inner_optimizer)
@@ -199,18 +210,19 @@ def adapter_of(inner_optimizer: Any) -> Any:
             f"{cls.__module__}.{cls.__qualname__}. {_instead_of_wrapping(inner_optimizer)}"
         )
     if is_wrapped(inner_optimizer):
-        gc.collect()  # a deleted wrapper may be part of a reference cycle
+        # A deleted wrapper stays alive until garbage collection if it is part of a reference cycle.
+        gc.collect()
     if is_wrapped(inner_optimizer):
         raise ValueError(
             '"inner_optimizer" is already wrapped by a LossScaleOptimizer. An optimizer can only be wrapped by a '
             "single LossScaleOptimizer. Create a new inner optimizer, or use the existing wrapper. If this is a "
             "notebook cell that was run before, create the inner optimizer in the same cell, or delete the wrapper "
-            "(`del optimizer`) and all that holds it first."
+            "(`del optimizer`) and every reference to it first."
         )
     adapter = adapter_for(inner_optimizer)
     if adapter is None and _SECOND_KERAS_2 in [library_in(base.__module__) for base in type(inner_optimizer).__mro__]:
         raise errors.NotWrappable(
-            '"inner_optimizer" must not be of the package tf_keras where tf.keras is Keras 2, as in TensorFlow 2.15, '
+            '"inner_optimizer" must not be of the package tf_keras if tf.keras is Keras 2, as in TensorFlow 2.15, '
             f"but got: {inner_optimizer!r}. Use tf.keras in place of tf_keras, also for the model: the classes are the "
             "same. Or install TensorFlow 2.16 or newer."
         )
@@ -225,7 +237,8 @@ def adapter_of(inner_optimizer: Any) -> Any:
 def _instead_of_wrapping(wrapper: Any) -> str:
     if getattr(wrapper, "_family_class", None) is not None:
         return "Use it as it is."
-    # Its inner optimizer is not offered, because tf_keras's wrapper leaves parts of its own in that.
+    # The message suggests a new optimizer rather than the wrapper's inner optimizer, because tf_keras's wrapper leaves
+    # variables of its own in the inner optimizer.
     inner = type(wrapper.inner_optimizer).__name__ if hasattr(wrapper, "inner_optimizer") else "Adam"
     return (
         f"Wrap a new optimizer: tf_lossscale.LossScaleOptimizer({inner}(...)). If `compile` wrapped it, call "
@@ -234,7 +247,7 @@ def _instead_of_wrapping(wrapper: Any) -> str:
 
 
 def scales_losses(optimizer: Any) -> bool:
-    """Return whether an optimizer is a LossScaleOptimizer, ours or another library's.
+    """Return whether an optimizer is a LossScaleOptimizer of this package or of another library.
 
     >>> import tensorflow as tf
     >>> scales_losses(tf.keras.optimizers.SGD())
@@ -247,14 +260,14 @@ def scales_losses(optimizer: Any) -> bool:
 
 
 def is_scaling(cls: Any) -> bool:
-    """Return whether a class is a LossScaleOptimizer, ours or another library's, or derived from one.
+    """Return whether a class is, or derives from, a LossScaleOptimizer of this package or of another library.
 
     >>> class MyLossScaleOptimizer: pass
     >>> is_scaling(MyLossScaleOptimizer)
     False
 
     Args:
-        cls: any class. Its name and package are compared, so that no library needs to be imported.
+        cls: any class. The names of its base classes are compared, so that no library needs to be imported.
     """
     return any(
         base.__name__ in _SCALING and base.__module__.startswith(_SCALING_PACKAGES)
@@ -285,7 +298,7 @@ def joined(cls: Any, adapter: Any) -> Any:
 
 
 def mark(inner_optimizer: Any, wrapper: Any) -> None:
-    """Record that an optimizer has a wrapper, as long as the wrapper is alive.
+    """Record that an optimizer is wrapped. The record lasts as long as the wrapper is alive.
 
     >>> class Optimizer: pass
     >>> inner, wrapper = Optimizer(), Optimizer()
@@ -297,8 +310,8 @@ def mark(inner_optimizer: Any, wrapper: Any) -> None:
     False
 
     Args:
-        inner_optimizer: the optimizer.
-        wrapper: its wrapper, or a copy that holds the same inner optimizer.
+        inner_optimizer: the wrapped optimizer.
+        wrapper: the LossScaleOptimizer around it, or a shallow copy of that LossScaleOptimizer.
     """
     _wrappers.setdefault(inner_optimizer, weakref.WeakSet()).add(wrapper)
 
@@ -311,18 +324,19 @@ def is_wrapped(inner_optimizer: Any) -> bool:
     """
     try:
         return bool(_wrappers.get(inner_optimizer))
-    except TypeError:  # unhashable objects cannot be wrapped
+    except TypeError:
+        # An unhashable object cannot be a key of the dictionary, and so was never wrapped.
         return False
 
 
 def release(inner_optimizer: Any) -> None:
-    """Allow an optimizer to be wrapped again.
+    """Forget the wrapper of an optimizer, so that the optimizer can be wrapped again.
 
     >>> class Optimizer: pass
     >>> release(Optimizer())
 
     Args:
-        inner_optimizer: an optimizer that may have been wrapped.
+        inner_optimizer: any optimizer, wrapped or not.
     """
     if is_wrapped(inner_optimizer):
         del _wrappers[inner_optimizer]

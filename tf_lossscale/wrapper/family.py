@@ -1,4 +1,4 @@
-"""Family: an inner optimizer, and how its library builds, reduces, applies and saves."""
+"""Family: the interface between LossScaleOptimizer and the library of its inner optimizer."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
 
 class Family(abc.ABC):
-    """One inner optimizer, with its library's way of doing things. Derive from it to support another library.
+    """Base class of adapters between LossScaleOptimizer and an optimizer library. An instance holds one optimizer.
 
-    A family knows its optimizer but not the wrapper. Two methods have no default: `build`, which creates the
-    optimizer's variables, and `apply`, which applies reduced gradients.
+    Derive a class to support another library. It must define `build`, which creates the optimizer's variables, and
+    `apply`, which applies gradients that are already summed over the replicas. If the optimizer has no attribute
+    `iterations`, the class must also define `count_skipped_step`.
 
     >>> class Descent(Family):
     ...     def build(self, variables):
@@ -42,12 +43,12 @@ class Family(abc.ABC):
     0.5
 
     Args:
-        inner: the optimizer.
+        inner: the inner optimizer.
     """
 
-    #: The base class of the family's optimizers, which `register_family` requires.
+    #: The base class of the family's optimizers. `register_family` requires it.
     optimizer_class: type | None = None
-    #: Classes of the library that the wrapper derives from, too, for the library's `isinstance` checks.
+    #: Additional base classes of the wrapper. They make it pass the library's `isinstance` checks for optimizers.
     wrapper_bases: tuple[type, ...] = ()
 
     def __new__(cls, inner: Any) -> Family:
@@ -67,15 +68,18 @@ class Family(abc.ABC):
 
     # Building. --------------------------------------------------------------------------------------------------
 
-    #: Whether variables without a gradient get no slots, as in old checkpoints.
+    #: Whether slots are created only for variables that have a gradient, as in old checkpoints.
     slots_need_gradients = False
 
     @abc.abstractmethod
     def build(self, variables: list[Variable]) -> None:
-        """Create the variables that the optimizer lacks. Each trace, and each step with other variables, calls this."""
+        """Create those variables of the optimizer that do not exist yet.
+
+        Called in every trace, and in an eager step if its variables differ from the last step's.
+        """
 
     def ensure_built(self, variables: list[Variable]) -> None:
-        """Build the optimizer. In eager mode, do so only if the variables differ from the last call's."""
+        """Call `build`. In eager mode without a strategy, skip it if the variables are those of the last call."""
         remembers = tf.executing_eagerly() and not tf.distribute.has_strategy()
         same = [last() is variable for last, variable in zip(self._built_for, variables)]
         if remembers and len(self._built_for) == len(variables) and all(same):
@@ -85,41 +89,45 @@ class Family(abc.ABC):
 
     @property
     def is_built(self) -> bool:
-        """Whether the optimizer has its slots, after which options cannot be set."""
+        """Whether the optimizer has created its slots. Options cannot be set afterwards."""
         return False
 
     def known_variables(self) -> list[Variable] | None:
-        """Return the variables that the optimizer was built for; None if it does not store them."""
+        """Return the variables that the optimizer was built for; None if the optimizer does not store them."""
         return None
 
     # Reducing. --------------------------------------------------------------------------------------------------
 
-    #: Whether a step sums the gradients over the replicas; False if the library leaves that to the caller.
+    #: Whether a step sums the gradients over the replicas; False if the library leaves the summing to the caller.
     sums_over_replicas = True
-    #: A function that sums (gradient, variable) pairs instead of the strategy; None if the strategy does.
+    #: A user-defined function that sums gradients over the replicas. It takes and returns (gradient, variable) pairs.
+    #: None if the strategy sums the gradients.
     own_aggregation: Callable[..., Any] | None = None
-    #: Whether `apply_gradients` without pairs is a finite step, rather than an error.
+    #: Whether `apply_gradients([])` counts as a finite step. Otherwise it is an error.
     takes_empty_steps = False
-    #: Whether the optimizers return the operations of an update, which a legacy graph needs.
+    #: Whether the optimizers return the operations of an update, which a session of a legacy graph has to run.
     returns_operations = False
     #: Whether `apply` also takes gradients that `get_unscaled_gradients` returned.
     apply_takes_unscaled = False
-    #: A factor of the loss besides the loss scale, or None.
+    #: An additional factor that the loss is multiplied by, such as Keras 3's `loss_scale_factor`; or None.
     loss_scale_factor: Any = None
 
     def gradients(
         self, loss: tf.Tensor, variables: list[Variable], grad_loss: Any, tape: tf.GradientTape
     ) -> list[tuple[Gradient, Variable]]:
-        """Return the (gradient, variable) pairs of a scaled loss."""
+        """Compute the gradients of a scaled loss, and return (gradient, variable) pairs."""
         return list(zip(tape.gradient(loss, tensors_of(variables), grad_loss), variables))
 
     def unscale(self, gradients: list[Any], factor: tf.Tensor, variables: list[Any] | None = None) -> list[Any]:
-        """Divide gradients by the factor of the loss. Their variables are given in `apply`, and are None elsewhere."""
+        """Divide gradients by the factor that the loss was multiplied by.
+
+        `variables` are the gradients' variables if the gradients are about to be applied, otherwise None.
+        """
         del variables
         return scaling.unscale(gradients, factor)
 
     def reduce(self, gradients: list[Gradient], variables: list[Variable]) -> list[Gradient]:
-        """Sum the gradients over the replicas, in a replica context."""
+        """Sum the gradients over the replicas. Called in a replica context."""
         if self.own_aggregation is not None:
             return without_none(self.own_aggregation, gradients, variables)
         return replicas.sum_over_replicas(gradients)
@@ -128,10 +136,10 @@ class Family(abc.ABC):
 
     @abc.abstractmethod
     def apply(self, gradients: list[Gradient], variables: list[Variable], **kwargs: Any) -> Any:
-        """Apply reduced gradients with the optimizer, without reducing them again."""
+        """Apply gradients that are already summed over the replicas, without summing them again."""
 
     def require_graph_mode(self) -> None:
-        """Raise in a legacy graph if the optimizer cannot train there."""
+        """Raise if this is a legacy graph and the optimizer cannot train in one."""
         if not self.returns_operations and not runs_in_order():
             inner = type(self.inner)
             raise RuntimeError(
@@ -141,20 +149,20 @@ class Family(abc.ABC):
             )
 
     def takes(self, keyword: str) -> bool:
-        """Return whether the optimizer's `apply_gradients` takes a keyword."""
+        """Return whether the optimizer's `apply_gradients` accepts a keyword argument."""
         method = getattr(self.inner, "apply_gradients", None)
         return method is not None and _takes(getattr(method, "__func__", method), keyword)
 
     def count_skipped_step(self) -> Any:
-        """Add a skipped step to the count of steps."""
+        """Increment the optimizer's step count after a skipped step."""
         return self.inner.iterations.assign_add(1)
 
     def start_averages(self) -> Any:
-        """In a skipped step, start the averages that the optimizer would start in its first step."""
+        """Initialize averages that the optimizer initializes in its first step, in case that step is skipped."""
         return None
 
     def result(self) -> Any:
-        """Return the result of `apply_gradients` in eager mode."""
+        """Return the value that the wrapper's `apply_gradients` returns in eager mode."""
         return None
 
     def obstacle(self) -> str | None:
@@ -163,28 +171,28 @@ class Family(abc.ABC):
             return "the optimizer's step hooks are Python functions"
         return None
 
-    #: Attributes of the optimizer that each step sets before it reads them.
+    #: Names of temporary attributes of the optimizer, which each step sets before it reads them.
     set_in_each_step: tuple[str, ...] = ()
 
     def replica_variables(self) -> Iterable[tuple[Any, str]]:
-        """Return (object, attribute) for each variable of which every replica writes its own copy in a step."""
+        """Return an (object, attribute name) pair for each variable that every replica updates independently."""
         return ()
 
     # Hyperparameters and options. -------------------------------------------------------------------------------
 
-    #: Attributes of the optimizer, besides its hyperparameters, that can be read and set on the wrapper.
+    #: Attributes of the optimizer that can be read and set on the wrapper, in addition to hyperparameters.
     delegated: tuple[str, ...] = options_lib.CLIPS
-    #: Keyword arguments of the wrapper that are set on the family's optimizers.
+    #: Keyword arguments of the wrapper's constructor that are set as attributes of the inner optimizer.
     options: tuple[str, ...] = options_lib.CLIPS
-    #: The optimizer's attribute that the wrapper's keyword `name` sets; None if the wrapper has no such keyword.
+    #: The attribute of the optimizer that the constructor argument `name` sets; None if `name` is not accepted.
     name_attribute: str | None = None
 
     def hyperparameter_names(self) -> tuple[str, ...]:
-        """Return the names of the optimizer's hyperparameters, without `learning_rate`."""
+        """Return the names of the optimizer's hyperparameters other than `learning_rate`."""
         return tuple(getattr(self.inner, "hyperparameter_names", ()))
 
     def checked_options(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the options that must be set on the optimizer, or raise and change nothing."""
+        """Check constructor options, and return those to set on the optimizer. This method sets nothing itself."""
         name = None if self.name_attribute is None else options_lib.take_name(given)
         wanted = options_lib.checked(self.inner, given, self.options)
         if wanted and self.is_built:
@@ -212,31 +220,35 @@ class Family(abc.ABC):
         raise _without_config("The inner optimizer")
 
     def copied(self, memo: dict[int, Any]) -> Any:
-        """Return a copy of the optimizer, with its state."""
+        """Return a deep copy of the optimizer, including its state."""
         return copy.deepcopy(self.inner, memo)
 
     def parts_changed(self) -> Any:
-        """Drop the library's cached list of the optimizer's parts, because the loss scale was added."""
+        """Drop the library's cached list of the objects that the optimizer tracks, because the loss scale was added."""
         return None
 
     # Restoring, for `migrate`. ----------------------------------------------------------------------------------
 
-    #: The library's module of optimizer classes; None for a family that `migrate` cannot restore.
+    #: The library's module of optimizer classes; None if `migrate` cannot restore checkpoints into this family.
     optimizers: Any = None
-    #: The name of that module in users' code.
+    #: The name by which users import the library's optimizer module, for example "tf.keras.optimizers".
     optimizers_name = ""
-    #: Whether slots are lists of variables, as in Keras 3 and tf_keras; False for TensorFlow 2's slots and formulas.
+    #: Whether the optimizer stores slots as lists of variables and uses the newer update formulas, as Keras 3 and
+    #: tf_keras do. False for optimizers that store slots and compute updates as TensorFlow 2.10 and older did.
     slots_are_lists = True
-    #: Nadam's attribute with the product of its momenta, and the decay of its schedule.
+    #: The attribute in which Nadam stores the product of its momenta, and the decay of its momentum schedule.
     nadam_product = ("_u_product", 1.0)
 
     def slot(self, variable: Any, name: str, attribute: str) -> Any:
-        """Return a variable's slot, by its name in TensorFlow 2 and its list in Keras 3; None if there is none."""
+        """Return a variable's slot, or None if the slot does not exist.
+
+        `name` is the slot's name in TensorFlow 2; `attribute` is the list in which Keras 3 stores slots of this kind.
+        """
         del variable, name, attribute
         raise NotImplementedError(f"The family of {type(self.inner).__name__} must define slot() to find a slot.")
 
     def set_iterations(self, value: int) -> None:
-        """Set the count of steps."""
+        """Set the optimizer's step count."""
         self.inner.iterations.assign(value)
 
     def given_learning_rate(self) -> Any:
@@ -245,22 +257,22 @@ class Family(abc.ABC):
 
     @staticmethod
     def with_layer_names(objects: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
-        """Return the objects of a checkpoint, with the library's names for layers and weights added."""
+        """Add this library's names of layers and weights to the object tree of a checkpoint, and return the tree."""
         return objects
 
 
 def require_answers(family: type, missing: Collection[str], optimizers: str) -> None:
-    """Raise if a family lacks methods that its optimizers need.
+    """Raise if a family class does not define methods that its optimizers need.
 
     >>> require_answers(Family, [], "optimizers of class SGD")
 
     Args:
-        family: the class.
-        missing: names of the methods.
-        optimizers: the optimizers that need the methods, for the message.
+        family: the family class.
+        missing: the names of methods that the class does not define.
+        optimizers: a description of the optimizers that need the methods, for the error message.
 
     Raises:
-        TypeError: a method is missing.
+        TypeError: `missing` is not empty.
     """
     if missing:
         raise TypeError(

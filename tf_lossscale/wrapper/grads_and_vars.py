@@ -1,4 +1,4 @@
-"""Gradients and their variables, as callers pass them."""
+"""Checks and conversions of gradients and variables that callers pass."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _USUAL = (tf.float32, tf.float16, tf.bfloat16, tf.float64)
 
 
 def unzip(grads_and_vars: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
-    """Return the gradients and the variables of (gradient, variable) pairs.
+    """Split (gradient, variable) pairs into a list of gradients and a list of variables.
 
     >>> unzip([(None, "weight"), (None, "bias")])
     ([None, None], ['weight', 'bias'])
 
     Args:
-        grads_and_vars: any iterable of pairs; numbers and arrays become tensors.
+        grads_and_vars: any iterable of pairs. Gradients that are numbers or arrays are converted to tensors.
 
     Returns:
         Two lists of the same length.
@@ -37,7 +37,7 @@ def unzip(grads_and_vars: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[An
 
 
 def require_fitting(gradients: list[Any], variables: list[Any]) -> None:
-    """Raise if these gradients cannot be applied to these variables, before anything has changed.
+    """Raise if the gradients cannot be applied to the variables.
 
     >>> require_fitting([tf.constant([1.0]), None], [tf.Variable([2.0]), tf.Variable(3.0)])
 
@@ -46,8 +46,8 @@ def require_fitting(gradients: list[Any], variables: list[Any]) -> None:
         variables: one for each gradient.
 
     Raises:
-        ValueError: the lengths differ, all gradients are None, or a shape does not fit.
-        TypeError: a gradient is not of a floating dtype, or a variable is not a variable.
+        ValueError: the lengths differ, all gradients are None, or a gradient's shape does not fit its variable.
+        TypeError: a gradient does not have a floating dtype, or an element of `variables` is not a variable.
     """
     if len(gradients) != len(variables):
         raise ValueError(
@@ -88,14 +88,14 @@ def _require_fitting_one(gradient: Any, variable: Any) -> None:
 
 
 def without_none(change: Callable[..., Iterable[Any]], gradients: list[Any], variables: list[Any]) -> list[Any]:
-    """Change gradients by a function of (gradient, variable) pairs that does not accept None.
+    """Transform gradients with a function that takes (gradient, variable) pairs and does not accept None.
 
     >>> without_none(lambda pairs: [(2 * g, v) for g, v in pairs], [None, 3], ["weight", "bias"])
     [None, 6]
 
     Args:
-        change: a function that takes and returns pairs, in the same order.
-        gradients: the gradients; None stays None.
+        change: a function that takes (gradient, variable) pairs and returns them in the same order.
+        gradients: the gradients. None is not passed to `change`, and stays None in the result.
         variables: one for each gradient.
 
     Returns:
@@ -106,7 +106,7 @@ def without_none(change: Callable[..., Iterable[Any]], gradients: list[Any], var
 
 
 def as_list(var_list: Any) -> list[Any]:
-    """Return one variable, or an iterable of them, as a list.
+    """Return a single variable or an iterable of variables as a list.
 
     >>> as_list("weight"), as_list(("weight", "bias"))
     (['weight'], ['weight', 'bias'])
@@ -123,18 +123,18 @@ def as_list(var_list: Any) -> list[Any]:
 
 
 def tensors_of(variables: list[Any]) -> list[Any]:
-    """Return the `tf.Variable`s of a list of variables, which may include `keras.Variable`s, for the tape.
+    """Replace each `keras.Variable` in a list by its `tf.Variable`, which a gradient tape can watch.
 
     >>> tensors_of([tf.keras.Variable(1.0)])[0].numpy().item()
     1.0
 
     Args:
-        variables: of TensorFlow or Keras 3.
+        variables: a list of `tf.Variable` and `keras.Variable` objects.
 
     Returns:
         A list of the same length.
     """
-    # `value` is a method of TensorFlow's variables, and the inner variable of Keras's.
+    # In a `tf.Variable`, `value` is a method; in a `keras.Variable`, `value` is the inner `tf.Variable`.
     return [v if callable(getattr(v, "value", None)) else getattr(v, "value", v) for v in variables]
 
 
@@ -147,11 +147,11 @@ def assign_all(variables: list[Any], values: list[Any]) -> None:
     [2.0]
 
     Args:
-        variables: of TensorFlow or Keras 3.
-        values: an array for each.
+        variables: variables of TensorFlow or Keras 3.
+        values: one array for each variable.
 
     Raises:
-        ValueError: a shape does not fit.
+        ValueError: the shapes of an array and its variable differ.
     """
     for variable, value in zip(variables, values):
         if tuple(variable.shape) != tuple(getattr(value, "shape", ())):
@@ -164,13 +164,13 @@ def assign_all(variables: list[Any], values: list[Any]) -> None:
 
 
 def _as_gradient(gradient: Any, variable: Any) -> Any:
-    # Python numbers have no dtype.
+    # A Python number has no dtype, so it gets the dtype of its variable.
     has_dtype = hasattr(gradient, "dtype") or not hasattr(variable, "dtype")
     return tf.convert_to_tensor(gradient, dtype_hint=None if has_dtype else tf.as_dtype(variable.dtype))
 
 
 def _fits(gradient: tf.TensorShape, variable: tf.TensorShape) -> bool:
-    """Return whether the gradient can be broadcast to the variable, as most optimizers do."""
+    """Return whether a gradient can be broadcast to the shape of its variable. Most optimizers broadcast gradients."""
     try:
         return tf.broadcast_static_shape(gradient, variable).is_compatible_with(variable)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The inner optimizer's hyperparameters, read and set on the wrapper, and their names."""
+"""Access to the inner optimizer's hyperparameters through the wrapper."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tf_lossscale.core.variables import readable
 from tf_lossscale.types import State
 from tf_lossscale.wrapper.parts import Parts
 
-# The names that each original (TensorFlow 2.4 to 2.8) passed to `_set_hyper`, so that `wrapper.beta_1` keeps its
-# meaning. Optimizers that are younger than that follow their nearest relative.
+# Hyperparameters that can be read and set on the wrapper, as in TensorFlow 2.4 to 2.8. An optimizer that these versions
+# do not have gets the hyperparameters of the most similar one.
 _NAMES = {
     "Adadelta": ("rho",),
     "Adam": ("beta_1", "beta_2"),
@@ -29,9 +29,9 @@ _NAMES = {
 
 
 def names(optimizer: object) -> tuple[str, ...]:
-    """Return the names of an optimizer's hyperparameters, besides the learning rate.
+    """Return the names of an optimizer's hyperparameters other than the learning rate.
 
-    Your own optimizer class can list them in a class attribute `hyperparameter_names`.
+    A user-defined optimizer class can list its hyperparameters in a class attribute `hyperparameter_names`.
 
     >>> class MyAdam:
     ...     hyperparameter_names = ("temperature",)
@@ -42,7 +42,7 @@ def names(optimizer: object) -> tuple[str, ...]:
         optimizer: an optimizer object of any library.
 
     Returns:
-        The names, in the order of the class; empty if they are not known.
+        A tuple of names; empty if the optimizer class is not known and has no `hyperparameter_names`.
     """
     own = getattr(optimizer, "hyperparameter_names", None)
     if own is not None:
@@ -54,7 +54,7 @@ def names(optimizer: object) -> tuple[str, ...]:
 
 
 class Delegating(Parts):
-    """Reads, sets and lists the inner optimizer's hyperparameters on the wrapper, but no other attributes."""
+    """Makes the inner optimizer's hyperparameters readable and settable on the wrapper."""
 
     @property
     def learning_rate(self) -> Any:
@@ -67,7 +67,7 @@ class Delegating(Parts):
 
     @property
     def lr(self) -> Any:
-        """The inner optimizer's learning rate, by its old name."""
+        """The inner optimizer's learning rate: the old name of `learning_rate`."""
         return self.learning_rate
 
     @lr.setter
@@ -75,19 +75,21 @@ class Delegating(Parts):
         self.learning_rate = value
 
     def __getattr__(self, name: str) -> Any:
-        # Python calls this only for attributes that it does not find otherwise.
+        # Python calls `__getattr__` only if the wrapper itself has no attribute of this name.
         if "_optimizer" in vars(self) and not name.startswith("__"):
             if self._is_delegated(name):
                 return readable(getattr(self._optimizer, name))
-            if name in dir(self._optimizer):  # unlike hasattr, this runs no property of the inner optimizer
+            # `dir` does not run the inner optimizer's properties, unlike `hasattr`.
+            if name in dir(self._optimizer):
                 raise AttributeError(
                     f"'LossScaleOptimizer' object has no attribute '{name}'; "
-                    f"for that of the inner {type(self._optimizer).__name__} use inner_optimizer.{name}"
+                    f"to use the attribute of the inner {type(self._optimizer).__name__}, write inner_optimizer.{name}"
                 )
         raise AttributeError(f"'LossScaleOptimizer' object has no attribute '{name}'")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # Checked before the properties, because the library's base class has some of the same names.
+        # Hyperparameters come before properties, because base classes from the optimizer library have properties with
+        # the names of some hyperparameters.
         if "_optimizer" in vars(self) and self._is_delegated(name):
             self._warn_if_traced(name)
             setattr(self._optimizer, name, value)
@@ -109,11 +111,11 @@ class Delegating(Parts):
         return known and not self._defines(name)
 
     def _defines(self, name: str) -> bool:
-        """Return whether the wrapper's own classes have an attribute, which a hyperparameter does not replace."""
+        """Return whether this package's wrapper classes define an attribute, which then hides a hyperparameter."""
         return any(name in vars(cls) for cls in type(self).__mro__ if issubclass(cls, Parts))
 
     def _warn_if_of_inner(self, name: str) -> None:
-        """Warn if an attribute about to be set on the wrapper will hide the inner optimizer's, as in the originals."""
+        """Warn if the inner optimizer has an attribute of this name, which setting the wrapper's does not change."""
         if name in vars(self._optimizer) and name not in vars(self):
             logging.warning(
                 "LossScaleOptimizer.%s is set on the wrapper alone, and the inner %s keeps its value. To change the "
@@ -129,10 +131,10 @@ class Delegating(Parts):
                 name,
             )
 
-    # The names that code for the legacy optimizers uses.
+    # Private methods of legacy optimizers that existing user code calls on the wrapper.
 
     def _decayed_lr(self, var_dtype: Any) -> Any:
-        """Return the learning rate of the next step, also under a schedule."""
+        """Return the learning rate of the next step, which a schedule may determine."""
         return tf.cast(self._optimizer.learning_rate, var_dtype)
 
     def _get_hyper(self, name: str, dtype: Any = None) -> Any:

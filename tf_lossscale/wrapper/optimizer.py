@@ -1,4 +1,4 @@
-"""LossScaleOptimizer: the documented API, once, for every optimizer family."""
+"""LossScaleOptimizer, the public class, with everything that does not depend on the optimizer family."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class CallableList(list[Any]):
-    """A list that returns itself when called, because `variables` is a property that used to be a method.
+    """A list that returns itself when called, so that both `variables` and `variables()` work on an optimizer.
 
     >>> CallableList([1])()
     [1]
@@ -52,7 +52,7 @@ class CallableList(list[Any]):
 
 
 class _SignatureOfInit:
-    """The signature of `__init__`, which `help` and `inspect.signature` show instead of that of `__new__`."""
+    """A descriptor for `__signature__`, with which `help` shows the arguments of `__init__` instead of `__new__`."""
 
     def __get__(self, instance: Any, owner: Any) -> inspect.Signature:
         signature = inspect.signature(owner.__init__)
@@ -60,13 +60,13 @@ class _SignatureOfInit:
 
 
 class LossScaleOptimizer(Delegating, Observable, Configurable):
-    """Wraps an optimizer so that float16 gradients do not vanish: scales the loss, unscales the gradients.
+    """Wraps an optimizer and scales the loss, so that small float16 gradients do not become zero.
 
-    The step is skipped on every replica when any gradient on any replica overflowed, and the scale is multiplied by
-    `backoff_factor`; after `dynamic_growth_steps` finite steps in a row it is multiplied by `growth_factor`.
+    If a gradient on any replica is infinite or NaN, the step is skipped on every replica, and the scale is multiplied
+    by `backoff_factor`. After `dynamic_growth_steps` finite steps in a row, the scale is multiplied by `growth_factor`.
     `tf_lossscale.core.rules.Rules` states the algorithm in full.
 
-    In a loop of your own:
+    In a custom training loop:
 
     >>> import tensorflow as tf
     >>> import tf_lossscale
@@ -83,7 +83,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     `minimize` does the same in one call; `model.compile(optimizer)` and `fit` do it automatically.
 
-    Hyperparameters of the inner optimizer are read and set on the wrapper:
+    Hyperparameters of the inner optimizer can be read and set on the wrapper:
 
     >>> optimizer = tf_lossscale.LossScaleOptimizer(tf.keras.optimizers.Adam(1.0))
     >>> optimizer.beta_1 = 0.75
@@ -91,44 +91,50 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     0.75
 
     Args:
-        inner_optimizer: the optimizer that does the update: one of Keras 3 (`tf.keras.optimizers`), `tf_keras`, or
-            `tf_keras.optimizers.legacy`.
-        dynamic: whether the scale moves. Keep it True unless you know a scale that fits the whole training. If False
-            the scale stays at `initial_scale`, and no step is skipped unless `skip_nonfinite` is True.
-        initial_scale: the scale to start with, above 0; 2**15 if `dynamic`, otherwise required. Start with a very
-            high scale: one that is too high is lowered within a few steps, one that is too low takes thousands of
-            steps to grow.
-        dynamic_growth_steps: finite steps in a row after which the scale grows; 2000 if `dynamic`, else not allowed.
-        skip_nonfinite: whether a step is skipped when a gradient is infinite or NaN; None for the value of `dynamic`.
-            To only skip such steps, in float32 or bfloat16, pass `dynamic=False, initial_scale=1,
-            skip_nonfinite=True`.
-        growth_factor: the scale is multiplied by this when it grows.
-        backoff_factor: the scale is multiplied by this after an overflow.
-        hysteresis: number of overflows it takes to lower the scale.
-        min_scale: the scale is never lowered below this.
-        max_scale: the scale never grows above this; None for float32's maximum.
-        on_stall: the reaction to a stall, which is 100 skipped steps in a row, at any scale: "warn", "raise" (a
-            FloatingPointError; from a graph an InvalidArgumentError) or a function, called with the optimizer. It
-            happens once for each stall: in eager mode in that step, in a graph in the next step. If XLA compiles the
-            step, it happens when `loss_scale` or `state()` is read, and at the end of `fit`.
-        diagnose: True to record which variables' gradients overflow, for `overflow_report`, and the norm of all
-            gradients, for `gradient_norm`. "exponents" to count the scaled gradients by exponent, for
-            `precision_report`; it records neither overflows nor the norm.
-        diagnose_every: with `diagnose="exponents"`, the number of steps from one counted step to the next. The first
-            step is counted; `count_exponents` has the next one counted. Other steps cost almost the same as without.
-        loss_scale_manager: an object of `tf_lossscale.amp`, or a `SharedLossScale`, that replaces all arguments from
-            `dynamic` to `max_scale`.
-        jit_compile: whether XLA compiles the step: unscaling, check, update and state become one kernel or a few,
-            whether the caller is eager, in a tf.function or in a replica. Nothing else is compiled. The decisions are
-            the same; the weights differ in their last bits. What XLA cannot compile (sparse gradients, some
-            strategies) is not compiled, and a warning says so once.
-        **kwargs: Keras 3's `name, weight_decay, clipnorm, clipvalue, global_clipnorm, use_ema, ema_momentum,
-            ema_overwrite_frequency, loss_scale_factor, gradient_accumulation_steps`: set on the inner optimizer.
+        inner_optimizer: the optimizer that updates the variables, for example of Keras 3 (`tf.keras.optimizers`),
+            `tf_keras.optimizers` or `tf_keras.optimizers.legacy`.
+        dynamic: whether the scale changes during training. Keep it True unless you know a scale that is right for the
+            whole training. If False, the scale stays at `initial_scale`, and no step is skipped unless
+            `skip_nonfinite` is True.
+        initial_scale: the scale at the start, above 0. The default is 2**15; the argument is required if `dynamic` is
+            False. Prefer a scale that is too high: it is lowered within a few steps, whereas a scale that is too low
+            takes thousands of steps to grow.
+        dynamic_growth_steps: the number of finite steps in a row after which the scale grows. The default is 2000; the
+            argument is not allowed if `dynamic` is False.
+        skip_nonfinite: whether a step is skipped if a gradient is infinite or NaN. The default is the value of
+            `dynamic`. To skip such steps without scaling the loss, for example in float32 or bfloat16, pass
+            `dynamic=False, initial_scale=1, skip_nonfinite=True`.
+        growth_factor: the factor by which the scale is multiplied when it grows.
+        backoff_factor: the factor by which the scale is multiplied after an overflow.
+        hysteresis: the number of overflows after which the scale is lowered.
+        min_scale: the value below which the scale is never lowered.
+        max_scale: the value above which the scale never grows; None for the maximum of float32.
+        on_stall: the reaction to a stall, which means 100 skipped steps in a row: "warn", "raise", or a function that
+            is called with the optimizer. "raise" raises a FloatingPointError in eager mode and an
+            InvalidArgumentError in a graph. Each stall is reported once: in the 100th skipped step in eager mode, and
+            in the 101st in a graph. If XLA compiles the step, the stall is reported when `loss_scale` or `state()` is
+            read, and at the end of `fit`.
+        diagnose: True to record the variables whose gradients overflow, for `overflow_report`, and the norm of all
+            gradients, for `gradient_norm`. "exponents" to count the scaled gradients by exponent instead, for
+            `precision_report`.
+        diagnose_every: with `diagnose="exponents"`, gradients are counted in the first step and then in every
+            `diagnose_every`-th step. `count_exponents()` requests a count in the next step. Steps that are not counted
+            cost almost nothing extra.
+        loss_scale_manager: a manager of `tf_lossscale.amp` or a `SharedLossScale`. It determines the scale and its
+            rules, so the arguments from `dynamic` to `max_scale` must not be passed.
+        jit_compile: whether XLA compiles the optimizer's step, but not the model. Unscaling, checking and applying
+            gradients then run as one or a few kernels, in eager mode, in a tf.function and in a replica. The same
+            steps are skipped, but weights may differ in their last bits. A step that XLA cannot compile, for example
+            with sparse gradients or under some strategies, runs without XLA, and a warning says so once.
+        **kwargs: arguments of Keras 3's optimizers, which are set on the inner optimizer: `name`, `weight_decay`,
+            `clipnorm`, `clipvalue`, `global_clipnorm`, `use_ema`, `ema_momentum`, `ema_overwrite_frequency`,
+            `loss_scale_factor` and `gradient_accumulation_steps`.
 
     Raises:
-        TypeError: `inner_optimizer` is of no known family, or is a LossScaleOptimizer; an argument is of a wrong type.
-        ValueError: `inner_optimizer` is wrapped already; a value is out of range, contradicts the inner optimizer, or
-            is one that its family does not have.
+        TypeError: `inner_optimizer` belongs to no known family or is a LossScaleOptimizer, or an argument has a wrong
+            type.
+        ValueError: `inner_optimizer` is already wrapped, or an argument is out of range, contradicts the inner
+            optimizer, or is not supported by its family.
 
     Source: `tf.keras.mixed_precision.LossScaleOptimizer`,
     https://www.tensorflow.org/versions/r2.8/api_docs/python/tf/keras/mixed_precision/LossScaleOptimizer
@@ -185,11 +191,12 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         clusters = arguments.clusters(jit_compile)
         family = adapter._family_class(inner_optimizer)
         chosen = family.checked_options(kwargs)
-        # A failed construction must leave the inner optimizer as it was: nothing below raises after changing it.
+        # A failed construction must leave the inner optimizer unchanged. `_save_scale_with_inner` may raise, but only
+        # before it changes the inner optimizer; nothing after it raises.
         self.__dict__.update(
             _optimizer=inner_optimizer,
             _family=family,
-            _trackable=inner_optimizer,  # the attribute that TensorFlow's DelegatingTrackableMixin delegates to
+            _trackable=inner_optimizer,  # TensorFlow's DelegatingTrackableMixin reads this attribute.
             _scale=loss_scale,
             _contract=contract.Contract(),
             _traced=False,
@@ -198,7 +205,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             _exponents=exponents,
             _clusters=clusters,
         )
-        self._save_scale_with_inner()  # raises before it changes the inner optimizer
+        self._save_scale_with_inner()
         loss_scale.prepare()
         stall.prepare(loss_scale)
         family.set_options(chosen)
@@ -206,10 +213,10 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         families.mark(inner_optimizer, self)
 
     def _init_base(self) -> None:
-        """Set up the attributes that the library's base classes need."""
+        """Set the attributes that base classes from the inner optimizer's library need."""
 
     def _save_scale_with_inner(self) -> None:
-        """Track the loss scale in the inner optimizer, so that a checkpoint of that alone includes the scale."""
+        """Track the loss scale in the inner optimizer, so that a checkpoint of the inner optimizer includes it."""
         inner, scale = self._optimizer, self._loss_scale
         if not hasattr(inner, "_track_trackable"):
             if not isinstance(scale, FixedLossScale):
@@ -219,7 +226,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
                     type(inner).__name__,
                 )
             return
-        inner._maybe_initialize_trackable()  # the legacy optimizers' constructors do not
+        # The constructors of legacy optimizers do not set up checkpoint tracking.
+        inner._maybe_initialize_trackable()
         there = inner._lookup_dependency("loss_scale")
         if there is not None and not isinstance(there, LossScale):
             raise ValueError(
@@ -233,7 +241,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
         children: dict[str, Any] = super()._trackable_children(save_type, **kwargs)  # type: ignore[misc]
-        if save_type == "checkpoint":  # the originals' checkpoints have no place for counts
+        # The variables of the diagnosis are left out of checkpoints, to keep TensorFlow's original checkpoint format.
+        if save_type == "checkpoint":
             return children
         counting = {"diagnosis": self._diagnosis, "exponents": self._exponents}
         return {**children, **{name: part for name, part in counting.items() if part is not None}}
@@ -248,20 +257,22 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     @do_not_convert
     def get_scaled_loss(self, loss: Any) -> Any:
-        """Multiply the loss by the scale; call it inside the tape.
+        """Multiply the loss by the loss scale.
 
-        Its gradients are then unscaled by `get_unscaled_gradients`. `minimize` and Keras's `fit` need neither: they
-        scale and unscale by themselves.
+        Call this method inside the gradient tape, and pass the gradients of the scaled loss to
+        `get_unscaled_gradients`. `minimize` and Keras's `fit` call these methods themselves.
 
         >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8)
         >>> optimizer.get_scaled_loss(tf.constant(2.0)).numpy().item()
         16.0
 
         Args:
-            loss: a floating tensor of any shape, a nested structure of them, or a function that returns one.
+            loss: a floating tensor of any shape, a nested structure of such tensors, or a function that returns either
+                and takes no arguments.
 
         Returns:
-            The scaled loss, of the same structure and dtype; a function if `loss` is one.
+            The scaled loss, with the structure and dtype of `loss`. If `loss` is a function, the result is a function
+            that returns the scaled loss.
 
         Raises:
             TypeError: the loss is not of a floating dtype.
@@ -280,14 +291,14 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     @do_not_convert
     def scale_loss(self, loss: Any) -> Any:
-        """Multiply the loss by the scale in Keras 3's contract, in which `apply` or `apply_gradients` unscales.
+        """Multiply the loss by the loss scale, as in Keras 3: `apply` or `apply_gradients` unscales the gradients.
 
         >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8)
         >>> optimizer.scale_loss(tf.constant(2.0)).numpy().item()
         16.0
 
         Args:
-            loss: as in `get_scaled_loss`.
+            loss: a loss as for `get_scaled_loss`: a tensor, a nested structure of tensors, or a function.
 
         Returns:
             The scaled loss. A float16 or bfloat16 loss becomes float32, which can hold large scales.
@@ -304,7 +315,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         )
 
     def _scaled(self, loss: Any, scale: Callable[[Any], Any]) -> Any:
-        """Scale a loss and note that it is scaled. The result of a function is scaled at each call."""
+        """Scale a loss and mark it as scaled. For a function, return a function that scales the result of each call."""
         if callable(loss) and not tf.is_tensor(loss):
 
             def scaled_when_called() -> Any:
@@ -319,23 +330,23 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     @do_not_convert
     def get_unscaled_gradients(self, grads: Iterable[SameGradient]) -> list[SameGradient]:
-        """Divide the gradients of a loss that `get_scaled_loss` returned by the scale.
+        """Divide gradients by the loss scale. The gradients must be those of a loss from `get_scaled_loss`.
 
-        `minimize` and Keras's `fit` need neither: they scale and unscale themselves.
+        `minimize` and Keras's `fit` call both methods themselves.
 
         >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8)
         >>> [g.numpy().item() for g in optimizer.get_unscaled_gradients([tf.constant(16.0)])]
         [2.0]
 
         Args:
-            grads: floating tensors, IndexedSlices (kept sparse) or None (kept).
+            grads: an iterable of floating tensors, IndexedSlices or None. IndexedSlices stay sparse; None stays None.
 
         Returns:
             A list of the unscaled gradients.
 
         Raises:
             TypeError: a gradient is not of a floating dtype.
-            RuntimeError: a gradient is unscaled already.
+            RuntimeError: a gradient is already unscaled.
         """
         grads = list(grads)
         contract.require_scaled(grads, self._loss_scale)
@@ -347,10 +358,10 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         return unscaled
 
     def scale_inside(self, loss_fn: SameFunction) -> SameFunction:
-        """Wrap a loss function for code that owns the tape and calls only `apply_gradients`.
+        """Wrap a loss function for a training loop in a library, which calls no method except `apply_gradients`.
 
-        The function returns the same loss. When a tape asks for its gradients, they are computed from the scaled loss
-        and unscaled at once: the code around it sees, and may clip, unscaled gradients.
+        The wrapped function returns the same, unscaled loss. During backpropagation the loss is scaled, and its
+        gradients are unscaled before the tape returns them. The library can therefore clip them as usual.
 
         >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.25))
         >>> weight = tf.Variable(3.0)
@@ -362,12 +373,12 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         (9.0, 1.5)
 
         Args:
-            loss_fn: a function of any arguments that computes the loss with everything that is trained. It returns the
-                loss, a floating tensor of any shape, or a tuple that begins with the loss.
+            loss_fn: a function with any arguments that computes the loss from the trained variables. It must return a
+                floating tensor of any shape, or a tuple whose first element is such a tensor.
 
         Returns:
-            A function with the same arguments and results. Only the loss of a tuple has gradients, and only those of
-            variables. It raises TypeError if `loss_fn` returns anything else, for example a list.
+            A function with the same arguments and results as `loss_fn`. Only the loss is differentiable, and only with
+            respect to variables. The function raises a TypeError if `loss_fn` returns a list or another type.
         """
 
         def unscale(gradients: list[Any]) -> list[Any]:
@@ -378,7 +389,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         return cast("SameFunction", scaled)
 
     def _factor(self) -> tf.Tensor:
-        """Return the factor of the loss, a float32 scalar."""
+        """Return the current factor for the loss, a float32 scalar: the loss scale times any factor of the family."""
         factor = self._family.loss_scale_factor
         return self._loss_scale() if factor is None else self._loss_scale() * factor
 
@@ -386,7 +397,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         """Return the factor to multiply the loss by, and remember it for `_factor_of_loss`."""
         factor = self._factor()
         if replicas.workers_step_alone():
-            # Another worker may move the scale before this one's gradients are unscaled.
+            # Another worker may change the scale before this worker unscales its gradients.
             self._contract.remember_factor(factor)
         return factor
 
@@ -408,9 +419,9 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     ) -> tf.Operation | tf.Tensor | None:
         """Apply unscaled gradients, or skip the step on all replicas if one of them is not finite.
 
-        After `scale_loss` without `get_unscaled_gradients`, as in Keras 3's `fit`, the gradients are scaled, and a
-        skipped step does not count in `iterations`; otherwise it does. If the calls so far do not tell whether these
-        gradients are scaled, this call raises.
+        After `scale_loss` without `get_unscaled_gradients`, as in Keras 3's `fit`, the gradients are taken as scaled
+        and are unscaled first. A skipped step then does not count in `iterations`; otherwise it does. If earlier calls
+        leave open whether the gradients are scaled, this method raises.
 
         >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), initial_scale=8)
         >>> weight = tf.Variable(1.0)
@@ -420,21 +431,22 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         (1.0, 4.0)
 
         Args:
-            grads_and_vars: any iterable of (gradient, variable); a gradient may be None, a variable a `tf.Variable`
-                or a `keras.Variable`.
+            grads_and_vars: any iterable of (gradient, variable) pairs. A gradient may be None. A variable is a
+                `tf.Variable` or a `keras.Variable`.
             name: ignored; it is accepted because the originals took it.
-            experimental_aggregate_gradients: False if the gradients are summed over the replicas already.
-            skip_gradients_aggregation: True if the gradients are summed over the replicas already.
+            experimental_aggregate_gradients: False if the gradients are already summed over the replicas.
+            skip_gradients_aggregation: True if the gradients are already summed over the replicas.
             **kwargs: passed to the inner optimizer.
 
         Returns:
-            The inner optimizer's kind of result: None or `iterations`; in a `tf.function` a tensor to wait for; in a
-            legacy graph the operation to run.
+            In eager mode, the type of result that the inner optimizer returns: None or `iterations`. In a
+            `tf.function`, a tensor that is available when the step is complete. In a legacy graph, the operation that
+            takes the step.
 
         Raises:
             ValueError: all gradients are None, or the call is in a cross-replica context.
-            TypeError: the inner optimizer does not take a keyword.
-            RuntimeError: it is not known whether the gradients are scaled.
+            TypeError: a keyword argument is not accepted by the inner optimizer.
+            RuntimeError: it is unclear whether the gradients are scaled.
         """
         del name
         if tf.distribute.in_cross_replica_context():
@@ -444,14 +456,16 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             require_fitting(gradients, variables)
         if kwargs:
             self._require_keywords(kwargs)
-        # Only now does the contract change: a call with bad arguments must not count.
+        # `takes_scaled` records this update. A call with bad arguments must not be recorded, so the checks come first.
         scaled = self._contract.takes_scaled(gradients)
         aggregate = experimental_aggregate_gradients and not skip_gradients_aggregation
         return self._step(Update(self, gradients, variables, scaled, aggregate, kwargs))
 
     @do_not_convert
     def apply(self, grads: Iterable[Gradient], trainable_variables: Iterable[Variable] | None = None) -> None:
-        """Apply scaled gradients in Keras 3's contract. A skipped step does not count in `iterations`.
+        """Unscale and apply gradients of a loss from `scale_loss`, as in Keras 3.
+
+        If a gradient is not finite, the step is skipped, and `iterations` does not count it.
 
         >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), initial_scale=8)
         >>> weight = tf.Variable(1.0)
@@ -461,13 +475,14 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         0.5
 
         Args:
-            grads: gradients of the scaled loss; None is allowed.
-            trainable_variables: the variables, one for each gradient; None for the variables passed to `build`.
+            grads: gradients of the scaled loss. A gradient may be None.
+            trainable_variables: one variable for each gradient. The default is the variables that were passed to
+                `build`.
 
         Raises:
             ValueError: the lengths differ, all gradients are None, there are no variables, or the call is in a
                 cross-replica context.
-            RuntimeError: the gradients are known to be unscaled, by `get_unscaled_gradients` or `scale_inside`.
+            RuntimeError: the gradients were already unscaled by `get_unscaled_gradients` or `scale_inside`.
         """
         if tf.distribute.in_cross_replica_context():
             raise replicas.not_in_replica_context("apply")
@@ -478,9 +493,9 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         self._step(Update(self, grads, variables, scaled, aggregate=True, keywords={}))
 
     def _step(self, update: Update) -> Any:
-        """Take the step, and return the family's result; in a graph, an operation or a tensor to wait for."""
+        """Take the step, and return the result of `apply_gradients`."""
         scale = self._loss_scale
-        # A SharedLossScale defers the step, and takes it together with the steps of the other optimizers.
+        # A SharedLossScale defers this step, and takes it together with the steps of its other optimizers.
         outcome = None if scale.defers(self, update) else step(scale, update)
         if tf.executing_eagerly():
             if outcome is False:
@@ -490,7 +505,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         if not runs_in_order():
             return outcome
         with tf.control_dependencies(operations(outcome)):
-            return tf.constant(True)  # a tf.function can return a tensor, but no operation
+            # The result is a tensor, because a tf.function cannot return an operation.
+            return tf.constant(True)
 
     def _report_stall(self) -> None:
         replicas.once(lambda: self._stall.report(self))
@@ -499,7 +515,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     def compute_gradients(
         self, loss: Loss, var_list: Variables, grad_loss: tf.Tensor | None = None, tape: tf.GradientTape | None = None
     ) -> list[tuple[Gradient, Variable]]:
-        """Scale a loss, and compute and unscale its gradients.
+        """Scale the loss, compute its gradients, and return them unscaled.
 
         >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD())
         >>> weight = tf.Variable(3.0)
@@ -514,7 +530,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             tape: the tape that recorded the loss; needed for a tensor.
 
         Returns:
-            A list of (gradient, variable).
+            A list of (gradient, variable) pairs.
 
         Raises:
             ValueError: a tensor was given without its tape.
@@ -544,7 +560,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         tape: tf.GradientTape | None = None,
         **kwargs: Any,
     ) -> tf.Operation | tf.Tensor | None:
-        """Take one step: scale the loss, compute, unscale and apply the gradients.
+        """Take one training step: scale the loss, then compute, unscale and apply its gradients.
 
         >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.25))
         >>> weight = tf.Variable(2.0)
@@ -561,7 +577,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             **kwargs: passed to the inner optimizer.
 
         Returns:
-            What `apply_gradients` returns.
+            The result of `apply_gradients`.
 
         Raises:
             ValueError: a tensor was given without its tape, or all gradients are None.
@@ -572,13 +588,14 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     def _compute_gradients(
         self, loss: Any, var_list: Any, grad_loss: Any = None, tape: tf.GradientTape | None = None
     ) -> list[tuple[Any, Any]]:
-        """tf_keras legacy's name for `compute_gradients`: derived classes override it, and `minimize` calls it."""
-        keywords = {} if grad_loss is None else {"grad_loss": grad_loss}  # an override may not have it
+        """Call `compute_gradients`. User classes override this method, which `minimize` of legacy optimizers calls."""
+        # A user's `compute_gradients` may have no argument `grad_loss`.
+        keywords = {} if grad_loss is None else {"grad_loss": grad_loss}
         return self.compute_gradients(loss, var_list, tape=tape, **keywords)
 
     @do_not_convert
     def get_gradients(self, loss: tf.Tensor, params: list[Variable]) -> list[Gradient]:
-        """Return the unscaled gradients of a loss in a legacy graph, without a tape.
+        """Return the unscaled gradients of a loss. For legacy graphs only, in which no gradient tape is needed.
 
         >>> with tf.Graph().as_default():
         ...     weight = tf.Variable(1.0)
@@ -588,15 +605,15 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
         Args:
             loss: a floating tensor.
-            params: the variables.
+            params: the variables to differentiate with respect to.
 
         Returns:
-            A list of gradients.
+            A list with one gradient for each variable.
         """
         return self.get_unscaled_gradients(tf.gradients(self.get_scaled_loss(loss), params))
 
     def _require_keywords(self, kwargs: dict[str, Any]) -> None:
-        """Raise if the inner optimizer does not take these keywords, before anything has changed."""
+        """Raise if the inner optimizer's `apply_gradients` does not accept one of the keyword arguments."""
         for name in kwargs:
             if not self._family.takes(name):
                 raise TypeError(
@@ -608,17 +625,17 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     @property
     def inner_optimizer(self) -> Any:
-        """The optimizer that this one wraps."""
+        """The wrapped optimizer."""
         return self._optimizer
 
     @property
     def dynamic(self) -> bool:
-        """Whether the loss scale moves."""
+        """Whether the loss scale is dynamic rather than fixed."""
         return isinstance(self._loss_scale, DynamicLossScale)
 
     @property
     def _loss_scale(self) -> Any:
-        """The `LossScale`. Old code replaces it by assignment."""
+        """The `LossScale` object. It can be set, because old code assigns its own loss scale to this attribute."""
         return vars(self)["_scale"]
 
     @_loss_scale.setter
@@ -626,8 +643,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         scale = state.adopted(value)
         if scale is None:
             raise TypeError(
-                "`_loss_scale` must be a tf_lossscale LossScale, or have the methods __call__() and update(grads) of "
-                f"one, but got: {value!r}. Make a new LossScaleOptimizer with the arguments you need."
+                "`_loss_scale` must be a tf_lossscale LossScale, or an object with the methods __call__() and "
+                f"update(grads), but got: {value!r}. Make a new LossScaleOptimizer with the arguments you need."
             )
         scale.prepare()
         self._stall.prepare(scale)
@@ -636,7 +653,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     @property
     def dynamic_counter(self) -> tf.Variable | None:
-        """The number of finite steps since the scale last moved, an int64 variable; None if the scale is fixed."""
+        """The number of finite steps since the scale last changed, as an int64 variable; None if the scale is fixed."""
         return self._loss_scale.good_steps if self.dynamic else None
 
     @property
@@ -660,24 +677,24 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     )
 
     def change_rules(self, **rules: Scalar | None) -> None:
-        """Change how the scale moves, between two steps.
+        """Change the rules by which the scale grows and shrinks. Call this method between two steps.
 
         >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD())
         >>> optimizer.change_rules(dynamic_growth_steps=500, min_scale=4.0)
         >>> optimizer.dynamic_growth_steps, optimizer.min_scale
         (500, 4.0)
 
-        A `tf.function` that was traced before keeps the old rules, and a warning says so. Create it again. A scale
-        outside the new bounds is set to the nearest bound at once.
+        A `tf.function` that was traced before the call keeps the old rules, and a warning says so: create the
+        function again. If the current scale is outside the new bounds, it is set to the nearest bound at once.
 
         Args:
             **rules: `dynamic_growth_steps`, `growth_factor`, `backoff_factor`, `hysteresis`, `min_scale` and
-                `max_scale`, as in the constructor. The others do not change.
+                `max_scale`, as in the constructor. Rules that are not passed do not change.
 
         Raises:
-            TypeError: an argument has another name, or a value is not a number.
-            ValueError: a value is out of range; the scale is fixed or has a rule of its own; or `hysteresis` changes
-                from 1 or to 1.
+            TypeError: a keyword is not one of these rules, or a value is not a number.
+            ValueError: a value is out of range, the scale is fixed or user-defined, or `hysteresis` changes from 1 to a
+                larger value or back to 1.
             RuntimeError: called while a graph is built.
         """
         rule_settings.change(self._loss_scale, **rules)
@@ -686,7 +703,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     @property
     def iterations(self) -> tf.Variable:
-        """The inner optimizer's count of steps."""
+        """The inner optimizer's step count."""
         return readable(self._optimizer.iterations)
 
     @iterations.setter
@@ -698,7 +715,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     @property
     def variables(self) -> CallableList:
-        """The inner optimizer's variables, then the loss scale's. `variables()` works, too."""
+        """The variables of the inner optimizer, followed by those of the loss scale. `variables()` works, too."""
         return CallableList([*self.weights, *self._loss_scale.variables])
 
     @property
@@ -715,11 +732,11 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         """Set the values of `weights`, or of `variables`.
 
         Args:
-            weights: NumPy arrays, as from `get_weights`, optionally followed by the loss scale's, as in h5 files. A
-                scale that would stop training (infinity, NaN, zero) is replaced, with a warning.
+            weights: the NumPy arrays that `get_weights` returned. The values of the loss scale's variables may follow,
+                as in h5 files. A scale of infinity, NaN or zero would stop training, so it is replaced, with a warning.
 
         Raises:
-            ValueError: the number or a shape of the arrays does not fit. Then nothing is set.
+            ValueError: the number of arrays or the shape of an array does not fit. No value is set then.
         """
         variables = self.weights
         if len(weights) > len(variables):
@@ -742,7 +759,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         self._family.build(list(var_list))
 
     def _create_all_weights(self, var_list: list[Any]) -> None:
-        """The old name of `build`."""
+        """Call `build`. Legacy optimizers use this name for it."""
         self.build(var_list)
 
     def _given_or_known(self, variables: Iterable[Any] | None, call: str) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-# Keras 3's options, with the values that mean "not set".
+# Constructor arguments of Keras 3's optimizers, with their defaults. An argument at its default counts as not set.
 DEFAULTS = {
     "name": None,
     "weight_decay": None,
@@ -17,7 +17,7 @@ DEFAULTS = {
     "loss_scale_factor": None,
     "gradient_accumulation_steps": None,
 }
-# Keywords of other loss scalers -> the arguments of `LossScaleOptimizer`.
+# Maps keywords of other loss scalers to the equivalent arguments of `LossScaleOptimizer`, for error messages.
 _ELSEWHERE = {
     "loss_scale": "initial_scale, with dynamic=False for a fixed scale",
     "init_scale": "initial_scale",
@@ -31,21 +31,21 @@ _ELSEWHERE = {
     "on_floor": "on_stall",
     "enabled": "dynamic=False, initial_scale=1, to scale nothing",
 }
-#: The options that clip gradients, of which an optimizer can have one.
+#: The options that clip gradients. Only one of them can be set on an optimizer.
 CLIPS = ("clipnorm", "clipvalue", "global_clipnorm")
 
 
 def take_name(given: dict[str, Any]) -> str | None:
-    """Take the keyword `name` out of a constructor's options.
+    """Remove the keyword argument `name` from a dict of constructor arguments, and return its value.
 
     >>> take_name({"name": "scaled", "clipnorm": 1.0})
     'scaled'
 
     Args:
-        given: keyword arguments that the caller passed.
+        given: the keyword arguments. The key `name` is removed.
 
     Returns:
-        The name, or None if there is none.
+        The name, or None if the dict has no name.
 
     Raises:
         TypeError: the name is not a string.
@@ -57,23 +57,24 @@ def take_name(given: dict[str, Any]) -> str | None:
 
 
 def checked(inner: Any, given: dict[str, Any], supported: tuple[str, ...]) -> dict[str, Any]:
-    """Return the options to set on an optimizer.
+    """Check options of Keras's optimizers, and return those that must be set on the inner optimizer.
 
     >>> import tensorflow as tf
     >>> checked(tf.keras.optimizers.SGD(), {"clipnorm": 1.0, "use_ema": False}, ("clipnorm", "use_ema"))
     {'clipnorm': 1.0}
 
     Args:
-        inner: the optimizer.
-        given: keyword arguments that the caller passed.
-        supported: names of the options that the optimizer's family has.
+        inner: the inner optimizer.
+        given: the keyword arguments that the caller passed.
+        supported: the names of the options that the optimizer's family supports.
 
     Returns:
-        The options that are not at their defaults.
+        A dict of the options whose values differ from their defaults.
 
     Raises:
         TypeError: a name is not one of Keras's options.
-        ValueError: the family lacks an option, or the optimizer has another value for it.
+        ValueError: the family does not support an option, the optimizer already has a different value for the option,
+            or more than one option that clips gradients is set.
     """
     for name in given:
         if name not in DEFAULTS:

@@ -1,4 +1,4 @@
-"""The attributes of every wrapper, and methods that call the inner optimizer's method of the same name."""
+"""The base class of wrappers, and a helper for methods that call the inner optimizer's method of the same name."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from tf_lossscale.wrapper.stall import Stall
 
 
 class Parts:
-    """The attributes of every wrapper. Derived classes add the methods.
+    """Declares the attributes that every wrapper has. Derived classes add the methods.
 
     >>> Parts._family_class is None
     True
     """
 
-    #: The family class of the optimizers that this class wraps; None in classes for all families.
+    #: The `Family` class for the optimizers that this wrapper class wraps; None in a class that is not specific to a
+    #: family.
     _family_class: type[Family] | None = None
 
     _optimizer: Any
@@ -36,7 +37,7 @@ class Parts:
 
 
 def of_inner(method: Callable[..., Any]) -> Any:
-    """Return a method for a wrapper's class that calls the inner optimizer's method of the same name.
+    """Return a method for a wrapper class that calls the inner optimizer's method of the same name.
 
     >>> class Wrapper:
     ...     _optimizer = [3, 1, 2]
@@ -46,7 +47,7 @@ def of_inner(method: Callable[..., Any]) -> Any:
     [3, 2, 1]
 
     Args:
-        method: the library's method, whose name, signature and docstring are used.
+        method: the method of the library's optimizer class. The result has its name, signature and docstring.
     """
 
     @functools.wraps(method)

@@ -1,4 +1,4 @@
-"""Methods that read an optimizer's loss scale: its state as plain numbers, and the gradients that overflowed."""
+"""Methods of LossScaleOptimizer that read the state of the loss scale and report overflows and precision."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from tf_lossscale.wrapper.parts import Parts
 if TYPE_CHECKING:
     from tf_lossscale.types import State
 
-# Key of `state()` -> attribute of the loss scale. A state must have the first key; the others may be missing.
+# Maps the keys of `state()` to attributes of the loss scale. The first key is required in `set_state`; the others are
+# optional.
 _COUNTS = {
     "dynamic_counter": "good_steps",
     "bad_steps": "bad_steps",
@@ -46,13 +47,16 @@ class Overflow:
 
     @property
     def kind(self) -> str:
-        """The kinds of values: "inf", "NaN" or both. A step in which a gradient had both counts as NaN."""
+        """The kinds of non-finite values in the gradient: "inf", "NaN" or "inf, NaN".
+
+        A step whose gradient contained both infinity and NaN counts only as NaN.
+        """
         found = [name for name, steps in (("inf", self.infinite_steps), ("NaN", self.nan_steps)) if steps]
         return ", ".join(found)
 
 
 class OverflowReport(tuple[Overflow, ...]):
-    """The rows of `overflow_report()`, most steps first. It prints as a table.
+    """The result of `overflow_report()`: a tuple of `Overflow` rows that prints as a table.
 
     >>> OverflowReport([Overflow("dense/kernel", 3, 17, 3, 0), Overflow("dense/bias", 1, 2, 0, 1)])
     variable      steps  last step  kind
@@ -72,7 +76,7 @@ class OverflowReport(tuple[Overflow, ...]):
 
 
 class Observable(Parts):
-    """The state of an optimizer's loss scale, to read and to set."""
+    """Methods and properties of LossScaleOptimizer that read or set the state of its loss scale."""
 
     dynamic: Any
 
@@ -84,23 +88,27 @@ class Observable(Parts):
 
     @property
     def last_step_skipped(self) -> tf.Variable | bool:
-        """Whether the last step was skipped, a bool variable that can be read without waiting.
+        """Whether the last step was skipped, as a bool variable. The property does not wait for the device.
 
-        False if no step is ever skipped: with a fixed scale without `skip_nonfinite=True`.
+        The value is the Python constant False if the scale is fixed and `skip_nonfinite` is not True, because then no
+        step is ever skipped.
         """
         return self._loss_scale.last_step_skipped if self._loss_scale.may_skip else False
 
     @property
     def skipped_steps(self) -> tf.Variable | int:
-        """The number of steps skipped by this object, an int64 variable; 0 if no step is ever skipped."""
+        """The number of skipped steps since this optimizer was created, as an int64 variable.
+
+        The value is the Python constant 0 if no step is ever skipped.
+        """
         return self._loss_scale.skipped_steps if self._loss_scale.may_skip else 0
 
     @property
     def gradient_norm(self) -> tf.Variable | None:
-        """The norm of the last step's unscaled gradients over all variables; None without `diagnose=True`.
+        """The global norm of the last step's unscaled gradients, as a float32 variable; None without `diagnose=True`.
 
-        A float32 variable with the norm of the gradients passed to `apply_gradients`, summed over the replicas, before
-        the inner optimizer clips them; infinite or NaN if the step was skipped.
+        The gradients are summed over the replicas, and the inner optimizer has not clipped them yet. The norm is
+        infinite or NaN if the step was skipped.
         """
         return None if self._diagnosis is None else self._diagnosis.gradient_norm
 
@@ -116,8 +124,8 @@ class Observable(Parts):
         Returns:
             A dict with `loss_scale` (float) and the ints `dynamic_counter` (finite steps since the scale last moved),
             `bad_steps` (overflows that count towards the hysteresis), `skipped_steps`, `skipped_in_a_row` and
-            `total_steps`. Checkpoints and weight files keep the first three, and saved models and pickles all. With a
-            fixed scale, or a user-defined loss scale, the dict has `loss_scale` alone.
+            `total_steps`. Checkpoints and weight files store only the first three values; saved models and pickles
+            store all of them. If the scale is fixed or user-defined, the dict contains only `loss_scale`.
 
         Raises:
             RuntimeError: called while a graph is built.
@@ -126,7 +134,7 @@ class Observable(Parts):
         return self._state()
 
     def _state(self) -> Any:
-        """Return the result of `state`, also in graph mode."""
+        """Return the loss scale's state. Unlike `state`, this method also works in graph mode."""
         scale = self._loss_scale
         values = {"loss_scale": value_of(scale())}
         if isinstance(scale, DynamicLossScale):
@@ -139,7 +147,7 @@ class Observable(Parts):
         return values
 
     def set_state(self, state: State | Mapping[str, Any]) -> None:
-        """Restore a state that `state` returned, also after a round trip through JSON.
+        """Restore a state that `state` returned. The state may have been stored as JSON in between.
 
         >>> import json
         >>> import tensorflow as tf
@@ -151,11 +159,11 @@ class Observable(Parts):
         8.0
 
         Args:
-            state: a dict from `state`. Counts other than `dynamic_counter` may be missing, and become 0.
+            state: a dict that `state` returned. Counts other than `dynamic_counter` are set to 0 if they are missing.
 
         Raises:
             ValueError: a key is missing or unknown, a value is out of range, or the scale is fixed at
-                another value. Then nothing is set.
+                another value. The state is then unchanged.
             TypeError: the state is not a mapping, or a value is not a number.
             RuntimeError: called while a graph is built.
         """
@@ -168,7 +176,7 @@ class Observable(Parts):
         self._set_state(state)
 
     def _set_state(self, state: Any) -> None:
-        """Set the state, also in graph mode."""
+        """Set the loss scale's state. Unlike `set_state`, this method also works in graph mode."""
         scale = self._loss_scale
         moves = isinstance(scale, DynamicLossScale)
         needed = {"loss_scale", "dynamic_counter"} if moves else {"loss_scale"}
@@ -176,7 +184,7 @@ class Observable(Parts):
         if not needed <= state.keys() <= known:
             raise ValueError(
                 f"`state` must have the keys {sorted(needed)} and may have {sorted(known - needed)}, "
-                f"but got: {state!r}. Pass what state() of an optimizer with the same kind of loss scale returned."
+                f"but got: {state!r}. Pass the result of state() of an optimizer with the same kind of loss scale."
             )
         value = errors.positive_number("loss_scale", state["loss_scale"], "Pass what state() returned.")
         if not moves:
@@ -187,7 +195,8 @@ class Observable(Parts):
         counts = {name: errors.count(name, state.get(name, 0), "Pass what state() returned.") for name in _COUNTS}
         variables = {name: getattr(scale, attribute) for name, attribute in _COUNTS.items()}
         for name, variable in variables.items():
-            if variable is not None and counts[name] > variable.dtype.max:  # contrib's variables are int32
+            # The counts are int64 variables, except those of tf.contrib's loss scale managers, which are int32.
+            if variable is not None and counts[name] > variable.dtype.max:
                 raise ValueError(f"`{name}` must be at most {variable.dtype.max}, but got: {counts[name]!r}.")
         set_value(scale.current_loss_scale, value)
         set_value(scale.last_step_skipped, counts["skipped_in_a_row"] > 0)
@@ -196,7 +205,7 @@ class Observable(Parts):
                 set_value(variable, counts[name])
 
     def overflow_report(self) -> OverflowReport:
-        """Return the variables whose gradients were not finite, with the number of steps, the last step and the kind.
+        """Report the variables whose gradients were not finite, and in how many steps.
 
         >>> import tensorflow as tf
         >>> from tf_lossscale import LossScaleOptimizer
@@ -209,8 +218,9 @@ class Observable(Parts):
         kernel        1          1  inf
 
         Returns:
-            A tuple of `Overflow` rows, the variable with most steps first, that prints as a table. Steps are those of
-            this optimizer, counted from 1; the gradients are those summed over the replicas.
+            A tuple of `Overflow` rows that prints as a table, in descending order of the number of steps. Steps are
+            counted from 1, the first step of this optimizer. Gradients are checked after they are summed over the
+            replicas.
 
         Raises:
             ValueError: the optimizer was made without `diagnose=True`.
@@ -227,7 +237,7 @@ class Observable(Parts):
         return OverflowReport(sorted(rows, key=lambda row: -row.steps))
 
     def count_exponents(self) -> None:
-        """Count the gradients of the next step by exponent, and after it those of every `diagnose_every`-th step.
+        """Count gradients by exponent in the next step. Every `diagnose_every`-th step after it is counted, too.
 
         >>> import tensorflow as tf
         >>> from tf_lossscale import LossScaleOptimizer
@@ -238,7 +248,7 @@ class Observable(Parts):
 
         Raises:
             ValueError: the optimizer was made without `diagnose="exponents"`.
-            RuntimeError: there is no default session in a legacy graph.
+            RuntimeError: called in a legacy graph without a default session.
         """
         exponents = self._counting("count_exponents")
         if not tf.compat.v1.executing_eagerly_outside_functions():
@@ -246,11 +256,11 @@ class Observable(Parts):
         exponents.count_next()
 
     def precision_report(self) -> PrecisionReport:
-        """Return what float16 does to each variable's gradient: the values that vanish and overflow, and the headroom.
+        """Report for each variable how much of its gradient vanishes or overflows in float16, and the headroom.
 
-        The report describes the last counted step. The first step is counted, then every `diagnose_every`-th step, and
-        the step after `count_exponents`; skipped steps are counted, too. The gradients are those that each replica
-        passes to the optimizer, multiplied by the loss scale, before they are summed over the replicas.
+        The report describes the last step in which gradients were counted. These are the first step, then every
+        `diagnose_every`-th step, and the step after a call of `count_exponents`, whether skipped or not. Gradients are
+        counted on each replica, multiplied by the loss scale, before they are summed over the replicas.
 
         >>> import tensorflow as tf
         >>> from tf_lossscale import LossScaleOptimizer
@@ -276,12 +286,12 @@ class Observable(Parts):
         counts = self._last_counts()
         if counts is None:
             raise ValueError(
-                "precision_report() needs a counted step, but this optimizer has taken none. Take a step first."
+                "precision_report() needs a counted step, but this optimizer has counted none. Take a step first."
             )
         return precision_report(counts)
 
     def _last_counts(self) -> ExponentCounts | None:
-        """Return the counts of the last counted step; None if there is none, or if no step is ever counted."""
+        """Return the counts of the last step that counted gradients by exponent; None if there is no such step."""
         return None if self._exponents is None else self._exponents.last()
 
     def _counting(self, method: str) -> Exponents:
@@ -294,7 +304,7 @@ class Observable(Parts):
 
 
 def value_of(variable: Any) -> Any:
-    """Return the value of a variable as a Python number; in graph mode, in the session of Keras 2.
+    """Return the value of a variable as a Python number. In graph mode, read it in the session of Keras 2.
 
     >>> import tensorflow as tf
     >>> value_of(tf.Variable(3))
@@ -309,7 +319,7 @@ def value_of(variable: Any) -> Any:
 
 
 def set_value(variable: Any, value: Any) -> None:
-    """Set a variable; in graph mode, in the session of Keras 2.
+    """Assign a number to a variable. In graph mode, assign it in the session of Keras 2.
 
     >>> import tensorflow as tf
     >>> variable = tf.Variable(3)
@@ -328,13 +338,13 @@ def set_value(variable: Any, value: Any) -> None:
 
 
 def names_of(variables: list[Any]) -> tuple[str, ...]:
-    """Return unique names for variables in a report: their Keras path, or else their name.
+    """Return a unique name for each variable, for reports. A `keras.Variable` is named by its path.
 
     >>> names_of([tf.Variable(1.0), tf.Variable(2.0), tf.keras.Variable(1.0, name="kernel")])
     ('Variable', 'Variable_1', 'kernel')
 
     Args:
-        variables: variables of TensorFlow or Keras 3.
+        variables: a list of `tf.Variable` and `keras.Variable` objects.
     """
     names: list[str] = []
     for variable in variables:
@@ -348,12 +358,12 @@ def names_of(variables: list[Any]) -> tuple[str, ...]:
 
 
 def require_values(method: str) -> None:
-    """Raise an error unless variables have values that Python can read: in eager mode, or in a default session.
+    """Raise unless Python can read the values of variables, in eager mode or through a default session.
 
     >>> require_values("precision_report")
 
     Args:
-        method: the name of the calling method, for the message.
+        method: the name of the public method that needs the values, for the error message.
 
     Raises:
         RuntimeError: a `tf.function` is being traced, or a legacy graph has no default session.

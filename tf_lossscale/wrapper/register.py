@@ -1,4 +1,4 @@
-"""Families for optimizers of other libraries."""
+"""Registration of user-defined optimizer families."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FamilyClass = TypeVar("FamilyClass", bound=type[Family])
 
 
 def register_family(family: FamilyClass) -> FamilyClass:
-    """Let `LossScaleOptimizer` wrap the optimizers of another library, or of your own.
+    """Make `LossScaleOptimizer` support the optimizers of another library, or optimizers that you wrote yourself.
 
     >>> import tensorflow as tf
     >>> import tf_lossscale
@@ -39,14 +39,15 @@ def register_family(family: FamilyClass) -> FamilyClass:
     0.5
 
     Args:
-        family: a class derived from `Family`. Its `optimizer_class` is the base class of the optimizers. A later
-            registration for the same class replaces an earlier one.
+        family: a class derived from `Family`. Its attribute `optimizer_class` must be the base class of the optimizers
+            to support. A later registration for the same `optimizer_class` replaces an earlier one.
 
     Returns:
-        The same class, so that this function is also a decorator.
+        `family` itself, so that this function can be used as a decorator.
 
     Raises:
-        TypeError: `family` is not such a class, has no `optimizer_class`, or does not define `build` and `apply`.
+        TypeError: `family` is not derived from `Family`, has no `optimizer_class`, or does not define `build` and
+            `apply`.
     """
     if not (isinstance(family, type) and issubclass(family, Family)):
         raise TypeError(f"`family` must be a class derived from tf_lossscale.Family, but got: {family!r}.")
@@ -61,7 +62,7 @@ def register_family(family: FamilyClass) -> FamilyClass:
 
 
 def wrapper_class(family: Any) -> type:
-    """Return the wrapper class for a family's optimizers.
+    """Create the LossScaleOptimizer class that wraps the optimizers of a family.
 
     >>> class Optimizer: pass
     >>> class OptimizerFamily(Family):
@@ -78,7 +79,7 @@ def wrapper_class(family: Any) -> type:
     """
     bases: list[type] = [LossScaleOptimizer]
     if issubclass(family.optimizer_class, tf.__internal__.tracking.Trackable):
-        # saves the optimizer's attributes under their own names
+        # In checkpoints and SavedModels, the mixin stores the inner optimizer's attributes as those of the wrapper.
         bases.append(tf.__internal__.tracking.DelegatingTrackableMixin)
     names = {"_family_class": family, "__module__": family.__module__, "__doc__": family.__doc__}
     return type("LossScaleOptimizer", (*bases, *family.wrapper_bases), names)

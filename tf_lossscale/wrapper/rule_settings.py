@@ -1,4 +1,4 @@
-"""The rule of a dynamic loss scale, read and changed on the wrapper."""
+"""Reads and changes the rules of a dynamic loss scale, such as its growth factor, through the wrapper."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from tf_lossscale.core.rules import KEYWORDS, Rules
 from tf_lossscale.core.state import LossScale
 from tf_lossscale.core.variables import as_number
 
-#: Argument of `change_rules` -> field of `Rules`.
+#: Maps each argument of `change_rules` to a field of `Rules`.
 _FIELDS = {"dynamic_growth_steps": "growth_steps", **{name: name for name in KEYWORDS}}
 
 
 def setting(field: str, doc: str) -> Any:
-    """Return a property of the wrapper for a field of the loss scale's `Rules`; None if the scale is fixed.
+    """Return a read-only property with the value of a field of `Rules`. Its value is None if the scale is fixed.
 
     >>> setting("growth_factor", "The factor by which the scale grows.").__doc__
     'The factor by which the scale grows.'
 
     Args:
-        field: the field of `Rules`.
+        field: the name of a field of `Rules`.
         doc: the property's docstring.
     """
     name = next(name for name, each in _FIELDS.items() if each == field)
@@ -37,18 +37,19 @@ def setting(field: str, doc: str) -> Any:
 
 
 def change(scale: LossScale, **changes: Any) -> None:
-    """Change a loss scale's rules, or raise and change nothing.
+    """Change the rules of a loss scale. If an argument is invalid, raise and change nothing.
 
     Args:
-        scale: a dynamic loss scale of this package.
-        **changes: arguments of `change_rules`.
+        scale: a dynamic loss scale.
+        **changes: the arguments of `LossScaleOptimizer.change_rules`.
     """
     unknown = [name for name in changes if name not in _FIELDS]
     if unknown or not changes:
         raise TypeError(f"change_rules() takes {', '.join(_FIELDS)}, but got: {unknown[0] if unknown else 'nothing'}.")
     names = ", ".join(f"`{name}`" for name in changes)
     rules = vars(scale).get("rules")
-    if type(rules) is not Rules:  # the rules of old loss scales and managers are computed from their attributes
+    # A loss scale or manager with an older API has no stored `Rules`: they are computed from its attributes.
+    if type(rules) is not Rules:
         raise ValueError(
             f"{names} cannot be changed, because {type(scale).__name__} has no such rule. Make a new "
             "LossScaleOptimizer with the arguments you need; for a loss scale or manager of your own, set its "
@@ -69,6 +70,7 @@ def change(scale: LossScale, **changes: Any) -> None:
     scale.rules = changed
     for name, nearest in (("max_scale", min), ("min_scale", max)):
         bound = getattr(changed, name)
-        if name in changes and bound is not None:  # a constructor's `initial_scale` may be below `min_scale`
+        # Only a changed bound is enforced, because the constructor accepts an `initial_scale` below `min_scale`.
+        if name in changes and bound is not None:
             scale.initial_scale = nearest(scale.initial_scale, bound)
             scale.current_loss_scale.assign(nearest(as_number(scale()), bound))

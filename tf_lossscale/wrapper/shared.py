@@ -18,10 +18,10 @@ from tf_lossscale.core.step import Update, step
 
 
 class SharedLossScale(DynamicLossScale):
-    """One scale for several optimizers. An overflow in any of them skips the steps of all, and lowers the scale once.
+    """One scale for several optimizers. An overflow in one of them skips the steps of all, and lowers the scale once.
 
-    Use it for GANs and for models with several losses. Pass it to each optimizer as `loss_scale_manager`, and take
-    the steps inside `together`:
+    Use it for GANs and for models with several losses. Pass the object to each optimizer as
+    `loss_scale_manager`, and take the optimizers' steps inside a block `with shared.together():`
 
     >>> import tf_lossscale
     >>> shared = tf_lossscale.SharedLossScale(initial_scale=1024)
@@ -38,12 +38,12 @@ class SharedLossScale(DynamicLossScale):
 
     Args:
         initial_scale: the scale to start with.
-        dynamic_growth_steps: finite steps in a row after which the scale grows.
-        **rules: `growth_factor`, `backoff_factor` and the other rules, as in
+        dynamic_growth_steps: the number of finite steps in a row after which the scale grows.
+        **rules: `growth_factor`, `backoff_factor`, `hysteresis`, `min_scale` and `max_scale`, as in
             `LossScaleOptimizer`.
 
     Raises:
-        TypeError: an argument is not a number, or has another name.
+        TypeError: an argument is not a number, or a keyword is unknown.
         ValueError: an argument is out of range.
     """
 
@@ -55,13 +55,14 @@ class SharedLossScale(DynamicLossScale):
 
     @contextlib.contextmanager
     def together(self) -> Iterator[TogetherStep]:
-        """Join the steps of all optimizers. At the end of the block they are applied or skipped as a whole.
+        """Join the steps that optimizers take in a `with` block. At its end, all steps are applied or all are skipped.
 
         Works in eager mode, in a `tf.function` and in each replica of a strategy. If the block raises, nothing is
         applied.
 
         Yields:
-            The joint step. In a legacy graph its `operation`, set at the end of the block, is what a session runs.
+            The joint step. In a legacy graph, run its attribute `operation` in a session; it is set at the end of the
+            block.
 
         Raises:
             RuntimeError: the block is nested in another one.
@@ -90,19 +91,18 @@ class SharedLossScale(DynamicLossScale):
         return _open.steps.get(id(self))
 
     def defers(self, optimizer: Any, update: Update) -> bool:
-        """Take an optimizer's update, to be applied when the block ends.
+        """Store an optimizer's update, which will be applied or skipped at the end of the `together` block.
 
         Args:
             optimizer: the optimizer that takes the step.
-            update: its update.
+            update: the optimizer's update.
 
         Returns:
-            True.
+            True, because this loss scale defers every update.
 
         Raises:
             RuntimeError: the call is not inside `together`.
-            ValueError: either these gradients or those of another update are already summed over the replicas, but not
-                both.
+            ValueError: the gradients of only some updates in the block are already summed over the replicas.
         """
         if self._step is None:
             raise RuntimeError(
@@ -120,7 +120,7 @@ class SharedLossScale(DynamicLossScale):
 
 
 class TogetherStep:
-    """A joint step of several optimizers.
+    """The joint step of several optimizers, which `SharedLossScale.together` yields.
 
     >>> TogetherStep().operation is None
     True
@@ -128,12 +128,13 @@ class TogetherStep:
 
     def __init__(self) -> None:
         self.members: list[tuple[Any, Update]] = []
-        #: In a legacy graph, the operation to run; set at the end of the block.
+        #: In a legacy graph, the operation that a session runs to take the step. It is set at the end of the
+        #: `together` block.
         self.operation: Any = None
 
 
 class _JointUpdate(Update):
-    """The updates of several optimizers, applied or skipped as a whole."""
+    """The updates of several optimizers, which are all applied or all skipped."""
 
     def __init__(self, updates: list[Update]):
         self._updates = updates
@@ -151,7 +152,7 @@ class _JointUpdate(Update):
         return [gradient for own in each for gradient in own]
 
     def _with_own(self, gradients: list[Any]) -> list[tuple[Update, list[Any]]]:
-        """Return each update with its part of a list that has one element for each gradient of all updates."""
+        """Split a list of all updates' gradients, or of values for them, into (update, its part of the list) pairs."""
         return [(u, gradients[a:b]) for u, a, b in zip(self._updates, [0, *self._ends], self._ends)]
 
     def reduce(self, gradients: list[Any]) -> list[Any]:
@@ -169,10 +170,11 @@ class _JointUpdate(Update):
 
 
 class _Open(threading.local):
-    """The open joint steps of a thread. Each replica has its own thread."""
+    """The joint steps that are open in the current thread. Each replica runs in its own thread."""
 
     def __init__(self) -> None:
-        self.steps: dict[int, TogetherStep] = {}  # id of the scale -> step
+        # Maps the `id` of each SharedLossScale to its open joint step.
+        self.steps: dict[int, TogetherStep] = {}
 
 
 _open = _Open()

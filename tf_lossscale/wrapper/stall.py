@@ -1,4 +1,4 @@
-"""Reports a stall: a hundred skipped steps in a row."""
+"""Reports when training has stalled, which means that 100 steps in a row were skipped."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from tf_lossscale.core import replicas
 from tf_lossscale.core.graphs import compiled, operations
 from tf_lossscale.core.variables import as_number, unless, value_or_zero
 
-#: The number of skipped steps in a row that make a stall, whatever the scale.
+#: The number of skipped steps in a row after which training counts as stalled, whatever the scale.
 PATIENCE = 100
 
 
 class Stall:
-    """Warns, raises an error or calls a function, once for each stall. An applied step ends a stall.
+    """Warns, raises an error or calls a function when training stalls: when 100 steps in a row are skipped.
+
+    Each stall is reported once. An applied step ends the stall.
 
     >>> Stall("warn").action
     'warn'
@@ -27,13 +29,13 @@ class Stall:
         action: "warn", "raise", or a function that takes the optimizer.
 
     Raises:
-        ValueError: the action is none of these.
+        ValueError: `action` has another value.
     """
 
     def __init__(self, action: str | Callable[[Any], Any]):
         if action not in ("warn", "raise") and not callable(action):
             raise ValueError(
-                f"`on_stall` must be 'warn', 'raise' or a function of the optimizer, but got: {action!r}. "
+                f"`on_stall` must be 'warn', 'raise' or a function that takes the optimizer, but got: {action!r}. "
                 "It sets the reaction to 100 skipped steps in a row."
             )
         self.action = action
@@ -48,10 +50,10 @@ class Stall:
             scale.stall_reported(self.action)
 
     def report(self, optimizer: Any) -> None:
-        """Report a stall, in eager mode only. It reads variables, and therefore waits for the device.
+        """Check for a stall in eager mode, and report it. The check reads variables, and so waits for the device.
 
         Args:
-            optimizer: the optimizer to report; ignored if its loss scale has no `lowest` scale.
+            optimizer: the LossScaleOptimizer. It is not checked if its loss scale has no `lowest` scale.
 
         Raises:
             FloatingPointError: training has stalled, and the action is "raise".
@@ -67,13 +69,13 @@ class Stall:
             self._react(optimizer, in_a_row)
 
     def report_in_graph(self, optimizer: Any) -> list[Any]:
-        """Report, in a graph, a stall before this step; called in the branch that skips the step.
+        """Add operations to a graph that report a stall of the steps before this one.
 
-        In eager mode and under XLA it only resets the "already reported" flag: eager steps call `report` when they
-        are complete, and code that XLA compiles cannot print.
+        Call this method in the branch that skips a step. In eager mode and under XLA it only resets the flag that
+        marks a stall as reported. Eager steps call `report` at their end, and code that XLA compiles cannot print.
 
         Args:
-            optimizer: the optimizer to report.
+            optimizer: the LossScaleOptimizer that skips the step.
 
         Returns:
             The operations to run before this step changes anything.
@@ -98,7 +100,8 @@ class Stall:
     def _can_report_here(self, reported: tf.Variable) -> bool:
         if compiled() or replicas.workers_step_alone():
             return False
-        if isinstance(reported, tf.experimental.dtensor.DVariable):  # a DTensor mesh does not support strings
+        # The message is a string tensor, and a DTensor mesh does not support strings.
+        if isinstance(reported, tf.experimental.dtensor.DVariable):
             return False
         return not callable(self.action) or tf.compat.v1.executing_eagerly_outside_functions()
 
@@ -125,9 +128,10 @@ class Stall:
 
 
 def _outside_xla(act: Callable[[], Any]) -> tf.Tensor:
-    """Call `act`, unless XLA compiles the function that this graph is part of.
+    """Add a call of `act` to the graph, and return a tensor that depends on it. XLA omits the call.
 
-    Under XLA, `DeviceIndex` is by definition the length of the list, which selects the default and drops `act`.
+    Under XLA, the operation `DeviceIndex` always returns the length of its list of devices. That index selects the
+    default branch, which does nothing.
     """
 
     def acted() -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""The work of one wrapper in a step: unscale, reduce, apply with the inner optimizer, or skip."""
+"""The part of a step that is specific to one wrapper: unscale the gradients, reduce them, then apply or skip."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tf_lossscale.core.notes import quotient_of
 from tf_lossscale.core.scaling import multiplied
 from tf_lossscale.wrapper.readings import names_of
 
-#: Python attributes of a variable that a step depends on.
+#: The Python attributes of a variable that affect its update. A compiled step is reused only if they are unchanged.
 _TRAITS = ("constraint", "overwrite_with_gradient")
 
 
 class Update(step.Update):
-    """The update of one wrapper's variables, with its inner optimizer built.
+    """One update of variables by a wrapper. The constructor also builds the inner optimizer.
 
     Args:
         optimizer: a LossScaleOptimizer.
-        gradients: this replica's tensors, IndexedSlices or None.
-        variables: one for each gradient.
+        gradients: this replica's gradients, each a tensor, IndexedSlices or None.
+        variables: one variable for each gradient.
         scaled: whether the gradients are gradients of the scaled loss.
-        aggregate: whether they still have to be summed over the replicas.
+        aggregate: whether the gradients still have to be summed over the replicas.
         keywords: keyword arguments for the inner optimizer.
     """
 
@@ -48,7 +48,8 @@ class Update(step.Update):
         if optimizer._clusters is None or not self._compiles():
             self._build()
             return
-        # A compiled step has no merge call, so each replica writes its own copies: all variables must have them.
+        # A compiled step cannot contain a merge call. Each replica therefore writes to its own copy of every variable,
+        # and the copies must exist before the step.
         with replicas.independent_writes():
             if tf.distribute.has_strategy():
                 replicas.once(optimizer._loss_scale.give_copies)
@@ -72,13 +73,17 @@ class Update(step.Update):
     def _names_to_count(self) -> tuple[str, ...]:
         if any(isinstance(variable, tf.experimental.dtensor.DVariable) for variable in self._variables):
             raise ValueError(
-                "Gradients cannot be counted by exponent on a DTensor mesh, which has no operation for it. Leave out "
+                "Gradients cannot be counted by exponent on a DTensor mesh, which does not support this. Leave out "
                 'diagnose="exponents", or count in a run without a mesh.'
             )
         return names_of(self._variables)
 
     def _as_they_arrived(self) -> list[Any]:
-        """Return this replica's scaled gradients; those that the caller has changed are multiplied by the scale."""
+        """Return this replica's scaled gradients, before they are summed over the replicas.
+
+        For an unscaled gradient, return the scaled gradient that it was computed from. If the caller has changed the
+        unscaled gradient, multiply it by the scale instead.
+        """
         if self._scaled:
             return self._gradients
         found = [quotient_of(gradient) for gradient in self._gradients]
@@ -107,7 +112,8 @@ class Update(step.Update):
         with tf.control_dependencies(reported), replicas.local_copies(self._family.replica_variables):
             started = self._family.start_averages()
             with tf.control_dependencies(operations(started)):
-                # A skipped step counts in `iterations` in TensorFlow 2's contract, which passes unscaled gradients.
+                # If the caller passed unscaled gradients, `iterations` counts a skipped step, as in TensorFlow 2. If
+                # the caller passed scaled gradients, a skipped step is not counted, as in Keras 3.
                 counted = tf.no_op() if self._scaled else self._family.count_skipped_step()
                 return [*reported, started, counted]
 
@@ -115,7 +121,7 @@ class Update(step.Update):
         return self.optimizer._diagnosis.record(names_of(self._variables), applied, gradients, evidence)
 
     def _compiles(self) -> bool:
-        """Return whether XLA compiles the step alone; False also if it compiles the caller as a whole."""
+        """Return whether the step is compiled on its own; False if XLA cannot, or if XLA compiles the entire caller."""
         if compiled():
             return False
         scale = type(self.optimizer._loss_scale)
@@ -126,8 +132,10 @@ class Update(step.Update):
         return reason is None
 
     def _cluster(self) -> Cluster:
-        """Return the cluster of a step, with all Python objects that the step reads."""
-        place: dict[int, int] = {}  # a gradient that is passed twice is one argument of the compiled function
+        """Return the XLA cluster of this step. Its key consists of all Python objects that the step depends on."""
+        # A gradient that occurs twice in the list is only one argument of the compiled function. The key of the cluster
+        # therefore includes the position of each gradient among the distinct gradients.
+        place: dict[int, int] = {}
         types = [
             None if g is None else (g.dtype, g.shape, place.setdefault(id(g), len(place))) for g in self._gradients
         ]
