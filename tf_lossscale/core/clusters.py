@@ -132,7 +132,7 @@ class Cluster(NamedTuple):
     ignored: tuple[str, ...] = ()
 
     def compiled(self, function: Callable[..., Any], *arguments: Any) -> Callable[..., Any] | None:
-        """Return a step as a compiled function; see `Clusters.compiled`."""
+        """Compile a step of this cluster with XLA; see `Clusters.compiled`."""
         return self.clusters.compiled(self.held, function, *arguments, ignored=self.ignored)
 
 

@@ -146,7 +146,7 @@ class Rules:
 
     @property
     def counts_overflows(self) -> bool:
-        """Whether the count of overflows is kept between steps, and needs a variable.
+        """Whether overflows are counted across steps, which needs a variable.
 
         >>> Rules().counts_overflows, Rules(hysteresis=2).counts_overflows
         (False, True)

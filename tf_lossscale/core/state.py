@@ -81,7 +81,7 @@ class LossScale(Variables):
         )
 
     def bring_into_range(self) -> None:
-        """Do nothing: only dynamic scales are loaded."""
+        """Do nothing, because checkpoints contain only dynamic scales."""
 
     def check(self, gradients: Iterable[Gradient], **norm: tf.Tensor) -> tf.Tensor:
         """Return whether to apply a step; by default, whether its gradients are finite.
@@ -153,7 +153,7 @@ class LossScale(Variables):
 
     @property
     def lowest(self) -> float | None:
-        """The scale that no overflow lowers further, a float; None if many skipped steps in a row are not a stall."""
+        """The lower bound of the scale, a float; None if many skipped steps in a row are not reported as a stall."""
         return None
 
     def stall_reported(self, action: Any) -> tf.Variable:

@@ -32,7 +32,7 @@ class Update(abc.ABC):
 
     #: Whether the gradients still have to be summed over the replicas.
     aggregate = True
-    #: Whether `observe` is called, with exact evidence for each gradient.
+    #: Whether the step calls `observe` to record which gradients were not finite.
     observes = False
     #: The cluster with which XLA compiles the step; None to leave it uncompiled.
     cluster: clusters.Cluster | None = None

@@ -1,4 +1,4 @@
-"""Stacks small gradients, and unscales large ones where they are applied."""
+"""Stacks small gradients, and unscales each large gradient only when it is applied."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def are_small(gradients: Sequence[Any]) -> bool:
 
 
 class Scaled(NamedTuple):
-    """A gradient of the scaled loss, and the scale.
+    """A gradient that is still scaled, with its loss scale.
 
     >>> Scaled(tf.constant(8.0), tf.constant(4.0)).unscaled().numpy().item()
     2.0
@@ -141,7 +141,7 @@ class Scaled(NamedTuple):
     scale: tf.Tensor
 
     def unscaled(self, one: tf.Tensor | None = None) -> tf.Tensor:
-        """Return the gradient, computed by the same operations as before and therefore with the same bits.
+        """Return the unscaled gradient, with the same operations as in `unscale` and therefore the same bits.
 
         Args:
             one: as in `kept_inside`.
@@ -163,7 +163,7 @@ def kept_inside(values: tf.Tensor, one: tf.Tensor | None) -> tf.Tensor:
 
 
 class Share(NamedTuple):
-    """One of the gradients in a stack.
+    """One gradient of a stack: the stack and the gradient's position in it.
 
     >>> Share(tf.constant([[1.0], [2.0]]), 1).position
     1
