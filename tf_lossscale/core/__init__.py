@@ -2,5 +2,6 @@
 
 import importlib.util
 
-if importlib.util.find_spec("tf_lossscale.core.fast"):  # without this folder the package is slower but works
+# The folder core/fast is optional: if it is deleted, the package still works, but more slowly.
+if importlib.util.find_spec("tf_lossscale.core.fast"):
     from tf_lossscale.core import fast as fast

@@ -1,4 +1,4 @@
-"""Compiles a step as one XLA cluster, for calls in eager mode, in a tf.function or in a replica."""
+"""Compiles an optimizer step as one XLA cluster, for calls in eager mode, in a tf.function or in a replica."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from absl import logging
 
 from tf_lossscale.core import constants, replicas
 
-#: The largest number of compiled steps of an optimizer for each replica. Further steps are not compiled.
+#: The maximum number of compiled steps for each optimizer and replica. Further steps run without XLA.
 _MOST = 8
 
 
@@ -27,7 +27,7 @@ class Clusters:
     """
 
     def __init__(self) -> None:
-        # Key -> (compiled step or None, weak references). The entry is removed when a referenced object dies.
+        # Maps a key to (compiled step or None, weak references). An entry is removed when a referenced object is freed.
         self._steps: dict[tuple[Any, ...], tuple[Any, list[weakref.ref[Any]]]] = {}
         self._logged: set[str] = set()
 
@@ -35,7 +35,8 @@ class Clusters:
         return sum(step is not None for step, _ in self._steps.values())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Clusters:
-        return Clusters()  # functions hold the variables of the original object
+        # A copied optimizer cannot use the compiled functions, which hold the original optimizer's variables.
+        return Clusters()
 
     def compiled(
         self, held: Any, function: Callable[..., Any], *arguments: Any, ignored: Sequence[str] = ()
@@ -84,25 +85,26 @@ class Clusters:
             except constants.Unknown:
                 after = ()
             except Exception as error:
-                # The step then runs without XLA. It raises the same error, or works if only tracing fails.
+                # The step then runs without XLA: it raises the same error, or succeeds if only tracing fails.
                 self.log_once(f"TensorFlow cannot trace them ({type(error).__name__}: {str(error).splitlines()[0]})")
                 return None
         if after == key:
             return traced
-        if len(after) <= len(key):  # a longer key: tracing filled a cache, so the next trace may succeed
+        # If tracing made the key longer, it filled a cache. The next trace may succeed, so nothing is logged.
+        if len(after) <= len(key):
             self.log_once("each step sets a Python attribute of the optimizer, which a compiled step cannot do")
         return None
 
     def _keep(self, key: tuple[Any, ...], step: Any, identified: list[Any]) -> None:
-        """Cache a compiled step until one of the objects that are in its key by id is garbage-collected."""
+        """Cache a compiled step until an object whose id is part of the key is garbage-collected."""
         drop = functools.partial(_drop, weakref.ref(self), key)
         self._steps[key] = step, [weakref.ref(each, drop) for each in identified]
 
     def log_once(self, reason: str) -> None:
-        """Log that steps are not compiled, once for each reason.
+        """Log a warning that steps are not compiled, once for each reason.
 
         Args:
-            reason: the end of the sentence.
+            reason: the reason, which becomes the end of the warning's sentence.
         """
         if reason not in self._logged:
             self._logged.add(reason)
@@ -117,7 +119,7 @@ def _drop(clusters: weakref.ref[Clusters], key: tuple[Any, ...], dead: weakref.r
 
 
 class Cluster(NamedTuple):
-    """The objects and attributes with which a step becomes one compiled function.
+    """The Python objects that a step reads, needed to compile the step as one function.
 
     >>> Cluster(Clusters(), "double").compiled(lambda x: 2.0 * x, tf.constant(2.0))(tf.constant(2.0)).numpy().item()
     4.0
@@ -130,7 +132,7 @@ class Cluster(NamedTuple):
     ignored: tuple[str, ...] = ()
 
     def compiled(self, function: Callable[..., Any], *arguments: Any) -> Callable[..., Any] | None:
-        """Return a step as a compiled function; see `Clusters.compiled`."""
+        """Compile a step of this cluster with XLA; see `Clusters.compiled`."""
         return self.clusters.compiled(self.held, function, *arguments, ignored=self.ignored)
 
 

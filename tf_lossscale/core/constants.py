@@ -1,4 +1,4 @@
-"""Hashable keys for the Python constants that a trace freezes, and restoring attributes that tracing sets."""
+"""Builds hashable keys of the Python constants that a trace freezes, and restores attributes that tracing sets."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import tensorflow as tf
 
 #: Libraries whose functions depend only on their arguments and closures.
 _LIBRARIES = ("tensorflow", "keras", "tf_keras", "sonnet", "tf_lossscale")
-#: Prefixes of the attributes in which libraries track an object's parts, which no update reads.
+#: Prefixes of attributes in which libraries track an object's parts. No optimizer update reads these attributes.
 _BOOKKEEPING = ("_self_", "_snt_", "_tracker")
-#: Arrays of up to this many values are compared by value in each step.
+#: The maximum number of values in an array that is compared by value in each step.
 _FEW = 64
 
 
@@ -63,21 +63,24 @@ def key(value: Any, ignored: Collection[str] = (), identified: list[Any] | None 
     """
     found: list[Any] = []
     identified = [] if identified is None else identified
-    # id -> (number, object) of each object whose attributes or items are compared. Holding the object keeps its id
-    # from being reused.
+    # Maps the id of each object whose attributes or items are compared to (number, object). The reference to the
+    # object prevents Python from reusing the id.
     numbers: dict[int, tuple[int, Any]] = {}
     waiting = [("", value)]
-    while waiting:  # a loop is faster than recursion, and each eager step runs it
+    # Each eager step computes a key, so this is a loop, which is faster than recursion.
+    while waiting:
         path, value = waiting.pop()
         kind = type(value)
         if kind in _BY_VALUE:
             found += (kind, value)
         elif kind is float:
-            found += (kind, repr(value))  # NaN equals itself, and 0.0 is not -0.0
+            # Unlike floats, their representations compare NaN as equal to NaN, and 0.0 as different from -0.0.
+            found += (kind, repr(value))
         elif _is_variable(kind):  # type: ignore[arg-type]
             identified.append(value)
             found += (kind, id(value))
-            if "_value" in vars(value):  # a Keras 3 variable may get another TensorFlow variable
+            # A Keras 3 variable wraps a TensorFlow variable, which may be replaced by another one.
+            if "_value" in vars(value):
                 waiting.append((path, value._value))
         elif isinstance(value, type):
             found.append(value)
@@ -119,7 +122,7 @@ def _values(array: Any, path: str) -> tuple[Any, ...]:
 
 
 def _parts(value: Any, path: str, ignored: Collection[str], identified: list[Any]) -> tuple[Any, list[tuple[str, Any]]]:
-    """Return what stands for an object in a key, and the object's parts with their paths."""
+    """Return an object's entry in a key, and the object's parts with their paths."""
     kind = type(value)
     if isinstance(value, dict):
         return _named_parts(kind, value, path, ignored)
@@ -151,7 +154,8 @@ def _named_parts(
             found += [(f"{path}[{name!r}]", name), (f"{path}[{name!r}]", part)]
         elif name not in ignored and not name.startswith(_BOOKKEEPING):
             names.append(name)
-    names.sort()  # sorted, because an attribute that is set and restored becomes the last one
+    # The order of attributes must not matter: deleting an attribute and setting it again moves it to the end.
+    names.sort()
     for name in names:
         found.append((f"{path}.{name}" if path else name, parts[name]))
     return (kind, tuple(names)), found

@@ -1,4 +1,4 @@
-"""Recording which variables' gradients overflowed, how often and how, and the norm of all gradients."""
+"""Records which variables' gradients overflowed, how often, and whether to infinity or NaN; and the gradient norm."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class Diagnosis(Variables):
 
     def __init__(self) -> None:
         super().__init__(name="diagnosis")
-        self.__dict__["_tables"] = []  # the names of the variables in the rows of each table
+        # For each table, a tuple with the names of the trained variables, one for each row.
+        self.__dict__["_tables"] = []
 
     #: The number of steps, including skipped ones, an int64 scalar variable.
     steps = LazyVariable(0, tf.int64, tracked=False)
@@ -34,13 +35,14 @@ class Diagnosis(Variables):
     gradient_norm = LazyVariable(0.0, tf.float32, tracked=False)
 
     def prepare(self, names: tuple[str, ...]) -> None:
-        """Create the variables for a step, outside of its graph.
+        """Create the variables that record a step, outside of the step's graph.
 
         Args:
-            names: of the trained variables.
+            names: the names of the trained variables.
         """
         if names not in self._tables:
-            replicas.once(lambda: self._make(names))  # all replicas have reached this point before a table is created
+            # No replica creates a table before all replicas have evaluated the condition above.
+            replicas.once(lambda: self._make(names))
 
     def record(
         self, names: tuple[str, ...], applied: tf.Tensor, gradients: list[Any], evidence: list[Any]
@@ -48,9 +50,9 @@ class Diagnosis(Variables):
         """Record a step.
 
         Args:
-            names: of the trained variables, one for each gradient.
+            names: the names of the trained variables, one for each gradient.
             applied: bool scalar, False if the step was skipped.
-            gradients: reduced over the replicas; None is allowed.
+            gradients: the gradients, reduced over the replicas; each may be None.
             evidence: the gradients again, or for each gradient the `finite.nonfinite_kind` that all replicas agree on.
 
         Returns:
@@ -67,7 +69,7 @@ class Diagnosis(Variables):
         return done + unless(applied, note)
 
     def counts(self) -> dict[str, np.ndarray]:
-        """Return by variable name: the number of bad steps, the last one, how many had infinity, how many NaN."""
+        """Map each variable's name to [bad steps, last bad step, steps with infinity, steps with NaN]."""
         found: dict[str, np.ndarray] = {}
         for names in self._tables:
             for name, row in zip(names, tf.convert_to_tensor(self._table(names)).numpy()):
@@ -78,7 +80,8 @@ class Diagnosis(Variables):
 
     def _make(self, names: tuple[str, ...]) -> None:
         self._tables.append(names)
-        _ = self.steps, self.gradient_norm, self._table(names)  # each is created on first use
+        # Reading these variables creates them.
+        _ = self.steps, self.gradient_norm, self._table(names)
 
     def _table(self, names: tuple[str, ...]) -> tf.Variable:
         return self._weight(f"table_{self._tables.index(names)}", [[0] * 4] * len(names), tf.int64, tracked=False)
@@ -101,7 +104,7 @@ def global_norm(gradients: list[Any]) -> tf.Tensor:
 
 
 def _after(table: tf.Tensor, evidence: list[Any], step: tf.Tensor) -> tf.Tensor:
-    """Return the table after a skipped step."""
+    """Return the table of counts, updated for a skipped step."""
     kinds = tf.stack([tf.constant(0.0) if g is None else nonfinite_kind(g) for g in evidence])
     infinite, nan = (tf.cast(is_so(kinds), tf.int64) for is_so in (tf.math.is_inf, tf.math.is_nan))
     bad = infinite + nan

@@ -1,4 +1,4 @@
-"""How many values of each gradient lie in which power of two: counted on the device, every so many steps."""
+"""Counts, on the device and at regular intervals, how many values of each gradient have each binary exponent."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _SUM, _FIRST = tf.VariableAggregation.SUM, tf.VariableAggregation.ONLY_FIRST_REP
 class Exponents(Variables):
     """The counts of the last counted step by variable and exponent, in variables that are not saved.
 
-    The first step is counted, and after a counted step the `every`-th one. A step that is not counted only advances a
-    number. Each replica counts its own gradients in its own copy of the variables; a reading adds the copies up.
+    The first step is counted, and then every `every`-th step. All other steps only increment the number of steps. Each
+    replica counts its own gradients in its own copy of the variables; reading the counts adds the copies up.
 
     >>> exponents = Exponents(every=100)
     >>> gradients = [tf.constant([0.75, 0.0])]
@@ -44,26 +44,26 @@ class Exponents(Variables):
         super().__init__(name="exponents")
         self.__dict__.update(
             every=every,
-            _tables=[],  # for each table of counts, the names of the variables that its rows belong to
-            # Replica -> the values of `steps` and `following`. Not used once a graph may change these variables.
-            _known={},
+            # For each table of counts, a tuple with the names of the trained variables, one for each row.
+            _tables=[],
+            _known={},  # maps a replica to the values of `steps` and `following`, until a graph may change them
             _in_graphs=False,
         )
 
     #: The number of steps, an int64 scalar variable.
     steps = LazyVariable(0, tf.int64, tracked=False, aggregation=_FIRST)
-    #: The number of the step from which on the next one is counted, an int64 scalar variable.
+    #: The number of the next step to count, an int64 scalar variable.
     following = LazyVariable(0, tf.int64, tracked=False, aggregation=_FIRST)
 
     def record(
         self, names: Callable[[], tuple[str, ...]], gradients: Callable[[], list[Any]], scale: Callable[[], tf.Tensor]
     ) -> list[tf.Operation]:
-        """Count the gradients of a step, if it is its turn; called in a replica context.
+        """Count the gradients of a step if the step is due to be counted. Call this in a replica context.
 
         Args:
-            names: returns the names of the variables, one for each gradient.
-            gradients: returns this replica's gradients: tensors, IndexedSlices or None.
-            scale: returns the loss scale that multiplied them, a float32 scalar.
+            names: a function that returns the names of the variables, one for each gradient.
+            gradients: a function that returns this replica's gradients: tensors, IndexedSlices or None.
+            scale: a function that returns the loss scale of these gradients, a float32 scalar.
 
         Returns:
             The operations, for legacy graphs to run.
@@ -79,7 +79,9 @@ class Exponents(Variables):
         _require_own_copies()
         if not tf.executing_eagerly():
             self.__dict__["_in_graphs"] = True
-        self._known.pop(replicas.replica(), None)  # alone: every replica has to ask, or none
+        # Discard only this replica's entry. A replica that reads the variables again waits for all other replicas,
+        # so either all replicas or none must find their entry discarded.
+        self._known.pop(replicas.replica(), None)
         rows = names()
         replicas.once(lambda: self._make(rows))
         step = value_or_zero(self.steps) + 1
@@ -97,30 +99,32 @@ class Exponents(Variables):
         return [*done, *operations(self.steps.assign(step))]
 
     def counts_next(self) -> bool:
-        """Return whether the next step is counted, without waiting for the device; True where only the device knows."""
+        """Return whether the next step may be counted: in eager mode exactly, otherwise always True."""
         if not tf.executing_eagerly() or tf.distribute.in_cross_replica_context():
             return True
         steps, following = self._numbers()
         return steps + 1 >= following
 
     def count_next(self) -> None:
-        """Have the next step counted."""
-        if "following" not in self._all():  # no step was taken yet: the first one is counted
+        """Request that the next step is counted."""
+        # Before the first step the variable does not exist, and the first step is always counted.
+        if "following" not in self._all():
             return
         if tf.compat.v1.executing_eagerly_outside_functions():
             self.following.assign(0)
             self._known.clear()
         else:
-            tf.compat.v1.get_default_session().run(self.following.initializer)  # 0; the graph may be finalized
+            # The initializer assigns 0. It already exists, so this works in a finalized graph.
+            tf.compat.v1.get_default_session().run(self.following.initializer)
 
     def stop(self) -> None:
-        """Have no further step counted, in eager mode; functions that count remain, and only advance a number."""
+        """Count no further steps. Call this in eager mode; traced functions then only increment the number of steps."""
         if "following" in self._all():
             self.following.assign(tf.int64.max)
             self._known.clear()
 
     def last(self) -> ExponentCounts | None:
-        """Return the counts of the last counted step, read in eager mode or in the default session, or None."""
+        """Read the counts of the last counted step, in eager mode or in the default session. None if there is none."""
         made = self._all()
         found = [(self._table(names), names) for i, names in enumerate(self._tables) if f"counts_{i}" in made]
         steps = [int(_value(counted_step)) for (_, counted_step, _), _ in found]
@@ -134,7 +138,7 @@ class Exponents(Variables):
         return int(_value(self.steps)) if "steps" in self._all() else 0
 
     def _numbers(self) -> tuple[int, int]:
-        """Return `steps` and `following`, in eager mode; the device is only asked if it may have changed them."""
+        """Return `steps` and `following` in eager mode, from the cache unless a graph may have changed them."""
         found = None if self._in_graphs else self._known.get(replicas.replica())
         if found is None:
             replicas.once(self._make_numbers)
@@ -143,7 +147,8 @@ class Exponents(Variables):
         return found
 
     def _keep(self, numbers: tuple[int, int]) -> None:
-        if not self._in_graphs:  # a function may take the steps in between
+        # If a tf.function also takes steps, it changes the variables without updating this cache.
+        if not self._in_graphs:
             self._known[replicas.replica()] = numbers
 
     def _make_numbers(self) -> None:
@@ -157,7 +162,7 @@ class Exponents(Variables):
         self._table(names)
 
     def _table(self, names: tuple[str, ...]) -> tuple[tf.Variable, tf.Variable, tf.Variable]:
-        """Return the counts of these variables' last counted step, that step, and its scale."""
+        """Return three variables: the counts of the last counted step, the step's number, and its loss scale."""
         i = self._tables.index(names)
         zeros: Any = np.zeros([len(names), COLUMNS], np.int64)
         return (
@@ -176,8 +181,8 @@ def table(gradients: list[Any]) -> tf.Tensor:
     [[1, 2], [0, 0]]
 
     Args:
-        gradients: tensors or IndexedSlices of any floating dtype and shape, or None. Every row of IndexedSlices counts,
-            rows with the same index too.
+        gradients: tensors or IndexedSlices of any floating dtype and shape, or None. All rows of
+            IndexedSlices are counted, including rows with the same index.
 
     Returns:
         An int64 tensor of shape [gradients, COLUMNS]; zeros for None.
@@ -185,7 +190,7 @@ def table(gradients: list[Any]) -> tf.Tensor:
     each = [_Bits(gradient) for gradient in gradients]
     rows = tf.stack([bits.by_exponent() for bits in each])
     zeros = tf.stack([bits.number(0) for bits in each])
-    # Steps are finite as a rule: then the values are not read a third time.
+    # Most steps are finite. The values are read a third time only if a step is not.
     infinite = tf.cond(
         tf.reduce_any(rows[:, NAN] > 0),
         lambda: tf.stack([bits.number(bits.infinity) for bits in each]),
@@ -196,7 +201,7 @@ def table(gradients: list[Any]) -> tf.Tensor:
 
 
 def _from_to(before: int, after: int) -> np.ndarray:
-    """Return what moves one count from a column to another, when it is added to a row."""
+    """Return a row that, added to a row of counts, moves one count from one column to another."""
     return np.eye(COLUMNS, dtype=np.int64)[[after]] - np.eye(COLUMNS, dtype=np.int64)[[before]]
 
 
@@ -210,23 +215,25 @@ class _Bits:
         if values.dtype == tf.float64:
             self._signed, self._unsigned, self._mantissa, self._exponent = tf.int64, tf.uint64, 52, 11
         else:
-            values = tf.cast(values, tf.float32)  # exact: its exponents go further than those of narrower formats
+            # The cast is exact, because float32 represents all float16 and bfloat16 values.
+            values = tf.cast(values, tf.float32)
             self._signed, self._unsigned, self._mantissa, self._exponent = tf.int32, tf.uint32, 23, 8
         self._bits = tf.bitcast(values, self._unsigned)
         self.infinity = (2**self._exponent - 1) << self._mantissa
 
     def by_exponent(self) -> tf.Tensor:
-        """Return an int64 row of counts, in which zeros count as tiny and infinite values as NaN."""
+        """Return an int64 row of counts by exponent, in which zeros count in the lowest column and infinity as NaN."""
         exponents = 2**self._exponent
         found = _histogram(
             self._as_index(tf.bitwise.right_shift(self._bits, self._constant(self._mantissa))), 2 * exponents
         )
         columns = [column(bits - exponents // 2 + 1) for bits in range(exponents - 1)] + [NAN]
         row = tf.math.unsorted_segment_sum(found, np.array(columns * 2), COLUMNS)
-        return tf.cast(row, tf.int64)  # a GPU stacks no int32
+        # TensorFlow cannot stack int32 tensors on a GPU.
+        return tf.cast(row, tf.int64)
 
     def number(self, of: int) -> tf.Tensor:
-        """Return the number of values, an int64 tensor of shape [1], that have these bits beside the sign."""
+        """Return how many values have these bits, ignoring the sign bit: an int64 tensor of shape [1]."""
         magnitude = tf.bitwise.bitwise_and(self._bits, self._constant(2 ** (self._mantissa + self._exponent) - 1))
         found = _histogram(self._as_index(tf.bitwise.bitwise_xor(magnitude, self._constant(of))), 1)
         return tf.cast(found, tf.int64)
@@ -240,7 +247,7 @@ class _Bits:
 
 def _histogram(indices: tf.Tensor, size: int) -> tf.Tensor:
     """Return how often each number below `size` occurs; larger numbers are left out."""
-    # tf.math.bincount adds operations on all values to this one.
+    # The raw operation is faster than tf.math.bincount, which adds other operations on all values.
     return tf.raw_ops.DenseBincount(
         input=indices, size=tf.constant(size, indices.dtype), weights=tf.constant([], tf.int32)
     )

@@ -66,7 +66,8 @@ def runs_in_order() -> bool:
     if tf.compat.v1.executing_eagerly_outside_functions():
         return True
     graph: Any = tf.compat.v1.get_default_graph()
-    while graph is not None and type(graph) is not tf.__internal__.FuncGraph:  # subclasses are branches and loops
+    # Branches and loops have subclasses of FuncGraph, so the loop passes through them to the tf.function.
+    while graph is not None and type(graph) is not tf.__internal__.FuncGraph:
         graph = getattr(graph, "outer_graph", None)
     return graph is not None
 
@@ -83,7 +84,8 @@ def compiled() -> bool:
         return False
     graph: Any = tf.compat.v1.get_default_graph()
     while graph is not None:
-        context = graph._get_control_flow_context()  # private: the doctest above fails if its result changes
+        # This method is private. The doctest above fails if the method's result changes.
+        context = graph._get_control_flow_context()
         while context is not None:
             if context.IsXLAContext():
                 return True

@@ -39,7 +39,7 @@ def scaled_inside(
         results = []
 
         def loss_and_gradients() -> Any:
-            # Persistent, because a persistent tape of the caller asks for the gradients several times.
+            # The tape is persistent, because a persistent tape of the caller may request the gradients several times.
             with tf.GradientTape(persistent=True) as tape:
                 result = loss_fn(*args, **kwargs)
                 loss = _loss_of(result)

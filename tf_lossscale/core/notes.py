@@ -1,4 +1,4 @@
-"""Notes on tensors: which loss scale a loss or gradient passed through, and what a gradient was made from.
+"""Notes on tensors: by which loss scale a loss or gradient was scaled, and from what a gradient was computed.
 
 Each note is an attribute of the tensor. No other module reads or writes these attributes.
 """
@@ -84,12 +84,12 @@ def any_is_unscaled_by(gradients: Iterable[Any], loss_scale: Any) -> bool:
 
 
 def is_scaled(gradient: Any) -> bool:
-    """Return whether a gradient is noted as scaled: `get_unscaled_gradients` was passed it."""
+    """Return whether a gradient is noted as scaled, because it was an argument of `get_unscaled_gradients`."""
     return hasattr(gradient, _SCALED)
 
 
 def note_quotients(unscaled: Iterable[Any], scaled: Iterable[Any]) -> None:
-    """Note the scaled gradients that gradients were divided from; in eager mode the note keeps them in memory.
+    """Note which scaled gradient each unscaled gradient was computed from. In eager mode this keeps it in memory.
 
     >>> scaled, unscaled = tf.constant(8.0), tf.constant(1.0)
     >>> note_quotients([unscaled, None], [scaled, None])

@@ -38,7 +38,7 @@ def uses_merge_call() -> bool:
 
 
 def workers_step_alone() -> bool:
-    """Return whether workers share variables but step independently. One may change the scale during another's step.
+    """Return whether workers share variables but step independently, so that one may move the scale in another's step.
 
     >>> workers_step_alone()
     False
@@ -78,7 +78,7 @@ def can_write_independently() -> bool:
     True
     """
     mirrored = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
-    strategy = tf.distribute.get_strategy()  # the default strategy if none is in use
+    strategy = tf.distribute.get_strategy()
     return not tf.distribute.has_strategy() or isinstance(strategy, (*mirrored, tf.distribute.OneDeviceStrategy))
 
 
@@ -91,7 +91,8 @@ def independent_writes() -> contextlib.AbstractContextManager[None]:
     """
     if not tf.distribute.has_strategy() or tf.distribute.in_cross_replica_context():
         return contextlib.nullcontext()
-    # Private: a test fails if strategies stop reading it. Threads of other replicas wait until the next merge_call.
+    # `_use_merge_call` is private: a test fails if strategies stop calling it. No other replica sees the override,
+    # because the threads of the other replicas wait until the next merge_call.
     return overriding(tf.distribute.get_strategy().extended, _use_merge_call=lambda: False)
 
 
@@ -187,7 +188,8 @@ def once(function: Callable[[], Any]) -> None:
     Args:
         function: a function without arguments, called in the cross-replica context if there is one.
     """
-    context = tf.distribute.get_replica_context()  # there is no replica context in strategy.scope() itself
+    # Directly inside strategy.scope() there is no replica context, and this is None.
+    context = tf.distribute.get_replica_context()
     if context is None or not tf.distribute.has_strategy():
         function()
     elif uses_merge_call():

@@ -22,9 +22,12 @@ class Counts(NamedTuple):
     32768.0
     """
 
-    scale: Any  # float32 scalar
-    good: Any  # int64 scalar: finite steps since the scale last moved
-    bad: Any  # int64 scalar: non-finite steps since the scale last moved
+    #: The loss scale, a float32 scalar.
+    scale: Any
+    #: The number of finite steps that count towards growth, an int64 scalar.
+    good: Any
+    #: The number of non-finite steps that count towards the hysteresis, an int64 scalar.
+    bad: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +146,7 @@ class Rules:
 
     @property
     def counts_overflows(self) -> bool:
-        """Whether the count of overflows is kept between steps, and needs a variable.
+        """Whether overflows are counted across steps, which needs a variable.
 
         >>> Rules().counts_overflows, Rules(hysteresis=2).counts_overflows
         (False, True)
@@ -156,12 +159,13 @@ class Rules:
             return tf.minimum(bigger, self.max_scale)
         return tf.where(tf.math.is_finite(bigger), bigger, scale)
 
-    def _lowered(self, scale: tf.Tensor) -> tf.Tensor:  # the rules of TensorFlow's old loss scales override it
+    # Subclasses with the rules of TensorFlow's old loss scales override this method.
+    def _lowered(self, scale: tf.Tensor) -> tf.Tensor:
         return tf.maximum(scale * self.backoff_factor, self.min_scale)
 
 
-#: Rules that are keyword arguments under their own names, with their defaults. TensorFlow has named `growth_steps`
-#: `dynamic_growth_steps`, and only old optimizers have no `finite_step_resets`.
+#: The rules that optimizers accept as keyword arguments of the same name, with their defaults. `growth_steps` is not
+#: among them because TensorFlow calls it `dynamic_growth_steps`; `finite_step_resets` is for TensorFlow 1 only.
 KEYWORDS = {
     field.name: field.default
     for field in dataclasses.fields(Rules)

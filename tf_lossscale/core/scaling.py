@@ -42,7 +42,7 @@ def _scaled(loss: Any, factor: tf.Tensor) -> tf.Tensor:
 
 @has_faster_twin
 def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
-    """Return each gradient divided by the scale, so that the graph optimizer cannot merge this with the scaling.
+    """Divide gradients by the scale, and prevent the graph optimizer from merging the division with the scaling.
 
     >>> [g.numpy().tolist() for g in unscale([tf.constant([8.0, 16.0])], tf.constant(8.0))]
     [[1.0, 2.0]]

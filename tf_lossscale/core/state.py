@@ -53,11 +53,11 @@ class LossScale(Variables):
     uses_norm = False
     #: Whether XLA may compile `check` and `move`. Not inherited, because a subclass may run Python code in each step.
     traceable = False
-    #: Attributes that no step reads.
+    #: Names of attributes that no step reads, which compiled steps therefore ignore.
     not_in_a_step: tuple[str, ...] = ("_restored", "_stall_actions")
 
     def __init__(self) -> None:
-        # Not "loss_scale", which is the name of a variable in contrib, because a module reserves its name in the graph.
+        # A module reserves its name in the graph. The name "loss_scale" must stay free for contrib's variable.
         super().__init__(name="loss_scaling")
 
     def as_loss_scale(self) -> LossScale:
@@ -81,7 +81,7 @@ class LossScale(Variables):
         )
 
     def bring_into_range(self) -> None:
-        """Do nothing: only dynamic scales are loaded."""
+        """Do nothing, because checkpoints contain only dynamic scales."""
 
     def check(self, gradients: Iterable[Gradient], **norm: tf.Tensor) -> tf.Tensor:
         """Return whether to apply a step; by default, whether its gradients are finite.
@@ -133,8 +133,8 @@ class LossScale(Variables):
         if not self.may_skip:
             return []
         done = [self.last_step_skipped.assign(tf.logical_not(applied)), add_one(self.total_steps)]
-        # An applied step does not write the counts of skipped steps. In a legacy graph they must have a value to be
-        # read, even if nothing initialized them.
+        # An applied step does not change the counts of skipped steps. In a legacy graph it writes them anyway, because
+        # they can be read only after a first write if nothing initialized them.
         if not tf.compat.v1.executing_eagerly_outside_functions():
             done += [count.assign(value_or_zero(count)) for count in (self.skipped_steps, self.skipped_in_a_row)]
         return done
@@ -153,7 +153,7 @@ class LossScale(Variables):
 
     @property
     def lowest(self) -> float | None:
-        """The scale that no overflow lowers further, a float; None if many skipped steps in a row are not a stall."""
+        """The lower bound of the scale, a float; None if many skipped steps in a row are not reported as a stall."""
         return None
 
     def stall_reported(self, action: Any) -> tf.Variable:
@@ -162,7 +162,8 @@ class LossScale(Variables):
         Args:
             action: the reaction to a stall. Each action has a variable, shared by all optimizers with this scale.
         """
-        actions = self.__dict__.setdefault("_stall_actions", [])  # set without tracking
+        # The list is set in `__dict__`, so that TensorFlow does not track it.
+        actions = self.__dict__.setdefault("_stall_actions", [])
         if action not in actions:
             actions.append(action)
         return self._weight(f"stall_reported_{actions.index(action)}", False, tf.bool, tracked=False)
@@ -177,7 +178,7 @@ class LossScale(Variables):
         del optimizer, update
         return False
 
-    # Not saved, because the originals' checkpoints lack it and must be able to restore everything.
+    # These variables are not saved: checkpoints of TensorFlow's own class lack them, but must restore completely.
 
     total_steps = LazyVariable(0, tf.int64, tracked=False)
     """The number of steps, skipped ones too, an int64 scalar variable."""
@@ -243,10 +244,11 @@ class DynamicLossScale(LossScale):
         self._make_weights()
 
     def _make_weights(self) -> None:
-        _ = self.current_loss_scale, self.good_steps, self.bad_steps  # each is created on first use
+        # Reading these variables creates them.
+        _ = self.current_loss_scale, self.good_steps, self.bad_steps
         self.__dict__["_restored"] = False
 
-    # The first two have the names of every TensorFlow version, so that checkpoints are compatible.
+    # `current_loss_scale` and `good_steps` have the same names as in TensorFlow, so that checkpoints are compatible.
 
     @property
     def current_loss_scale(self) -> tf.Variable:
@@ -265,7 +267,7 @@ class DynamicLossScale(LossScale):
     def lowest(self) -> float | None:
         return self.rules.min_scale
 
-    # The names of TensorFlow 2.4 to 2.15. Assigning to them works.
+    # Aliases with the names of TensorFlow 2.4 to 2.15. Code may also assign to them.
     counter: Any = property(lambda self: self.good_steps, lambda self, value: self.good_steps.assign(value))
     growth_steps: Any = property(
         lambda self: self.rules.growth_steps, lambda self, value: self._change_rules(growth_steps=value)
@@ -289,7 +291,7 @@ class DynamicLossScale(LossScale):
         return tf.convert_to_tensor(self.current_loss_scale)
 
     def _lookup_dependency(self, name: str, *args: Any) -> Any:
-        # TensorFlow looks up a part right before restoring it, and calls no function afterwards.
+        # TensorFlow calls this right before it restores a variable, and offers no callback after it.
         self.__dict__["_restored"] = True
         return super()._lookup_dependency(name, *args)
 
@@ -339,8 +341,8 @@ class DynamicLossScale(LossScale):
         del norm
         scale, good_steps, bad_steps = self.current_loss_scale, self.good_steps, self.bad_steps
         after = self.rules.next(applied, Counts(scale, good_steps, 0 if bad_steps is None else bad_steps))
-        # Infinity or NaN may be restored where values cannot be read. It would stay forever, because every step is
-        # skipped.
+        # In a graph a checkpoint may restore an infinite or NaN scale unnoticed. Every step would then be skipped, and
+        # the scale would never recover.
         moved = tf.where(tf.math.is_finite(after.scale), after.scale, self.initial_scale)
         done = [scale.assign(moved), good_steps.assign(tf.cast(after.good, good_steps.dtype))]
         if bad_steps is not None:

@@ -32,13 +32,13 @@ class Update(abc.ABC):
 
     #: Whether the gradients still have to be summed over the replicas.
     aggregate = True
-    #: Whether `observe` is called, with exact evidence for each gradient.
+    #: Whether the step calls `observe` to record which gradients were not finite.
     observes = False
     #: The cluster with which XLA compiles the step; None to leave it uncompiled.
     cluster: clusters.Cluster | None = None
 
     def count_exponents(self) -> list[tf.Operation]:
-        """Count this replica's gradients by exponent, as they arrive; return the operations that do it."""
+        """Count this replica's scaled gradients by exponent, and return the operations that count."""
         return []
 
     @abc.abstractmethod
@@ -85,7 +85,7 @@ def step(loss_scale: LossScale, update: Update) -> Any:
         In eager mode, whether the step was applied; in a legacy graph, the operation to run.
     """
     try:
-        # In a legacy graph only the control dependency makes the step run the count, and run it before the scale moves.
+        # In a legacy graph the control dependency ensures that exponents are counted, and before the scale moves.
         with tf.control_dependencies(update.count_exponents()):
             gradients = update.unscale()
             agreed = None
@@ -139,7 +139,8 @@ def _decide(
     applied = loss_scale.check(evidence, **norm)
 
     def skip() -> list[Any]:
-        done = update.skip()  # may raise; then nothing is counted
+        # If this raises an error, the step is not counted as skipped.
+        done = update.skip()
         with tf.control_dependencies(operations(done)):
             return [done, loss_scale.skip()]
 
@@ -148,7 +149,8 @@ def _decide(
         return [recorded, update.observe(applied, gradients, evidence)] if update.observes else recorded
 
     if tf.executing_eagerly():
-        outcome = bool(applied)  # the only wait for the device
+        # This is the only place where an eager step waits for the device.
+        outcome = bool(applied)
         _ = apply(to_apply) if outcome else skip()
         record()
         return outcome

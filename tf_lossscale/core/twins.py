@@ -1,4 +1,4 @@
-"""Plain functions that define a meaning, and can have a faster twin."""
+"""Registers faster twins of plain functions. The plain function defines the result."""
 
 from __future__ import annotations
 

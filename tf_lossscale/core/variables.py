@@ -52,8 +52,8 @@ class Variables(tf.Module):
             initial_value: a Python number, or a list of them.
             dtype: the variable's dtype.
             tracked: whether checkpoints include it.
-            aggregation: if given, each replica writes a value of its own, and a read outside of the replicas combines
-                the values so; without it all replicas write the same value together.
+            aggregation: if given, each replica writes its own value, and a read outside of the replicas combines the
+                values by this aggregation. By default all replicas write the same value together.
 
         Returns:
             A variable that is not trained.
@@ -106,7 +106,7 @@ class Variables(tf.Module):
         return {name: variable for (where, name), variable in self._weights.items() if where is graph}
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
-        # An exported function that takes a step needs all variables that it writes.
+        # A SavedModel must include all variables that its exported functions write, even those not in checkpoints.
         own = self._tracked() if save_type == "checkpoint" else self._all()
         return {**super()._trackable_children(save_type, **kwargs), **own}
 
@@ -139,7 +139,7 @@ _listeners: list[Callable[[Any], Any]] = []
 def tell_of_new(listener: Callable[[Any], Any]) -> None:
     """Call a function with each variable of a legacy graph, existing or new.
 
-    Libraries whose own session initializes variables need to know them.
+    Libraries that initialize variables in their own session need this list of variables.
 
     >>> told = []
     >>> tell_of_new(told.append)
@@ -293,7 +293,7 @@ def _variable(
         "aggregation": tf.VariableAggregation.NONE if together else aggregation,
     }
     if not saved and not tf.executing_eagerly():
-        # A local variable of the legacy graph, because a Saver restores all global variables.
+        # Make this a local variable of the legacy graph, because a Saver restores all global variables.
         local = [tf.compat.v1.GraphKeys.LOCAL_VARIABLES]
         return tf.compat.v1.Variable(tf.constant(value, dtype), collections=local, use_resource=True, **shared)
     return readable(tf.Variable(tf.constant(value, dtype), **shared))

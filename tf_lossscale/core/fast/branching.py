@@ -48,7 +48,7 @@ def unless(fine: tf.Tensor, change: Callable[[], Any]) -> list[tf.Operation]:
 
 
 def loops() -> bool:
-    """Return whether to use `at_most_once` instead of a `tf.cond`: True if XLA compiles for the CPU.
+    """Return whether `at_most_once` is faster than `tf.cond`, which is so if XLA compiles for the CPU.
 
     XLA turns a conditional into a selection between old and new values of all variables, which costs a small optimizer
     as much as its step. The body of a loop stays in the loop and updates in place.
@@ -108,5 +108,5 @@ def _call(outcome: tf.Tensor) -> None:
     while operation.type == "Identity":
         operation = operation.inputs[0].op
     if operation.type in ("If", "StatelessIf"):
-        # Private: a test fails if TensorFlow renames the attribute.
+        # This attribute is private. A test fails if TensorFlow renames it.
         operation._set_attr("_lower_using_switch_merge", tf.compat.v1.AttrValue(b=False))

@@ -1,4 +1,4 @@
-"""Cheaper checks and divisions: finite sums prove finite values, and float64 products equal float32 quotients."""
+"""Makes checks cheaper, because a finite sum proves finite values, and replaces divisions by products."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _concatenated(gradients: list[Any]) -> list[Any]:
 
 
 def _worth_a_sum(gradients: list[Any]) -> list[Any]:
-    """Return the gradients to check by their sums. The others are checked by value, without a conditional."""
+    """Return the gradients to check by their sums. All other gradients are checked value by value."""
     sparse = [g for g in gradients if isinstance(g, tf.IndexedSlices)]
     dense = [g for g in gradients if isinstance(g, tf.Tensor)]
     if compiled() and not loops():

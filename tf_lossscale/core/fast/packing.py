@@ -1,4 +1,4 @@
-"""Stacks small gradients, and unscales large ones where they are applied."""
+"""Stacks small gradients, and unscales each large gradient only when it is applied."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def fit_in_a_stack(tensors: Sequence[tf.Tensor]) -> bool:
 
 
 def are_small(gradients: Sequence[Any]) -> bool:
-    """Return whether a step with these gradients spends its time on starting operations. Sparse ones are ignored.
+    """Return whether all dense gradients are so small that starting operations dominates the time of a step.
 
     >>> are_small([tf.ones([1000])] * 400), are_small([tf.ones([4_000_000])] * 4)
     (True, False)
@@ -131,7 +131,7 @@ def are_small(gradients: Sequence[Any]) -> bool:
 
 
 class Scaled(NamedTuple):
-    """A gradient of the scaled loss, and the scale.
+    """A gradient that is still scaled, with its loss scale.
 
     >>> Scaled(tf.constant(8.0), tf.constant(4.0)).unscaled().numpy().item()
     2.0
@@ -141,7 +141,7 @@ class Scaled(NamedTuple):
     scale: tf.Tensor
 
     def unscaled(self, one: tf.Tensor | None = None) -> tf.Tensor:
-        """Return the gradient, computed by the same operations as before and therefore with the same bits.
+        """Return the unscaled gradient, with the same operations as in `unscale` and therefore the same bits.
 
         Args:
             one: as in `kept_inside`.
@@ -163,7 +163,7 @@ def kept_inside(values: tf.Tensor, one: tf.Tensor | None) -> tf.Tensor:
 
 
 class Share(NamedTuple):
-    """One of the gradients in a stack.
+    """One gradient of a stack: the stack and the gradient's position in it.
 
     >>> Share(tf.constant([[1.0], [2.0]]), 1).position
     1
@@ -236,8 +236,10 @@ class Packed:
         for before, after in itertools.pairwise(made):
             users = before.consumers()
             if any(_depends_on(user, after.op) for user in users):
-                return  # for example on the norm of all gradients
-            after.op._add_control_inputs(users)  # private: a test of the peak memory fails without this line
+                # For example, clipping by the global norm makes each update depend on all gradients.
+                return
+            # This method is private. A test of the peak memory fails if the method stops working.
+            after.op._add_control_inputs(users)
 
 
 def _whole_stacks(origins: Sequence[Any]) -> list[tuple[tf.Tensor, list[int]]]:
@@ -277,7 +279,8 @@ def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
     scale = optimization_barrier(tf.convert_to_tensor(scale))
     result: list[Any] = [None] * len(found)
     for group in positions(found):
-        stack = scaling.divide(stacked(found, group), scale)  # the graph optimizer merges no operations across a stack
+        # This needs no optimization barrier: the graph optimizer does not merge operations across a stack.
+        stack = scaling.divide(stacked(found, group), scale)
         for i, part in zip(group, unstacked(stack, [Scaled(found[i], scale) for i in group])):
             result[i] = part
     compiled_by_xla, late = compiled(), "late unscaling" in tricks.in_use
@@ -285,7 +288,7 @@ def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
     def unscaled_alone(values: tf.Tensor) -> tf.Tensor:
         values = optimization_barrier(values)
         quotient = scaling.divide(values, scale)
-        # A float16 sum of scaled gradients, as the check would compute it, often overflows.
+        # Late unscaling excludes float16, because the finite check would sum scaled gradients, which often overflows.
         if late and values.dtype != tf.float16 and (compiled_by_xla or not is_small(values)):
             note_origin(quotient, Scaled(values, scale))
         return quotient
@@ -302,7 +305,8 @@ def as_arguments(
         return step.as_arguments.plain(gradients, to_compile)  # type: ignore[attr-defined]
     packed = Packed(gradients, stacks=not to_compile)
     flat = tf.nest.flatten(packed.tensors)
-    each = {id(tensor): tensor for tensor in flat}  # several gradients share the scale
+    # Several gradients share one scale tensor, which is passed only once.
+    each = {id(tensor): tensor for tensor in flat}
 
     def back(tensors: list[tf.Tensor]) -> list[Any]:
         given = dict(zip(each, tensors))
