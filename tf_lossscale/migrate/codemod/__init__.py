@@ -1,6 +1,6 @@
-"""The codemod: turns old source code into new source code and findings.
+"""The codemod: rewrites source code that uses old names, and reports each of these uses.
 
-In the order of use:
+Its modules, in the order of use:
 
 - Many files: `command`, `files`, `sources` (a text search), `notebooks`, `project` (modules that re-export old names),
   `report`, `repositories` (files that Git cannot restore).

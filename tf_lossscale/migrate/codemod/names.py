@@ -1,4 +1,4 @@
-"""The codemod's data, besides the table of old names in `tf_lossscale.legacy.table`.
+"""The codemod's constants and name tables, except the table of old names in `tf_lossscale.legacy.table`.
 
 Names are looked up in their canonical form; see `canonical`.
 """
@@ -13,12 +13,14 @@ from tf_lossscale.legacy.table import CONTRIB_MODULE, KERAS, TRAINING
 
 WRAPPERS = (table.STABLE, table.EXPERIMENTAL, table.CONTRIB, table.OURS)
 HELPER = "tf_lossscale.legacy.from_loss_scale"
-POLICIES = f"{table.LEGACY_MODULE}.experimental"  # policies with a loss scale
+# The module whose dtype policies have a loss scale.
+POLICIES = f"{table.LEGACY_MODULE}.experimental"
 
-# The libraries that had the old names. A project's modules cannot hide them.
+# The packages of the libraries that had the old names. A module of the project with the same name is ignored.
 LIBRARIES = ("tensorflow", "tensorflow_core", "keras", "tf_keras", "tf_lossscale")
 
-# Equivalent prefixes of dotted names. They are replaced until none matches.
+# Prefixes of dotted names, with the prefixes that replace them in the canonical form. The replacement is repeated
+# until no prefix matches.
 _ROOTS = (
     ("tensorflow_core.", "tensorflow."),
     ("tensorflow.compat.v1.", "tensorflow."),
@@ -28,11 +30,11 @@ _ROOTS = (
     ("tf_keras.", "keras."),
     ("keras.src.", "keras."),
     ("keras.api._v2.keras.", "keras."),
-    # No library had this module, but an alias may resolve to this name.
+    # No library had this module, but resolving an alias may produce its name.
     ("keras.mixed_precision.experimental.experimental.", "keras.mixed_precision.experimental."),
 )
 
-# Modules with only old names. Their import is removed when no use remains.
+# Modules whose imports are removed if the rewritten code no longer uses them.
 EMPTIED = (
     f"{KERAS}.experimental.loss_scale",
     f"{KERAS}.loss_scale",
@@ -47,13 +49,14 @@ EMPTIED = (
     *table.MODULES,
 )
 
-# Names that the current module still has; they are old only in the private copy, see `in_unused_copy`.
+# Names that `keras.mixed_precision` still has today. They are old only in TensorFlow's private copy of Keras; see
+# `in_unused_copy`.
 CURRENT = (KERAS, f"{KERAS}.set_global_policy", f"{KERAS}.global_policy")
 
-# Private modules, whose other names have no counterpart.
+# Private modules. Names in them that the table of old names lacks have no counterpart.
 PRIVATE = {name for name in EMPTIED if name != KERAS and name not in table.MODULES}
 
-# The private modules that current TensorFlow still has.
+# Private module -> the private names in it that current TensorFlow still has.
 KEPT = {
     f"{TRAINING}.loss_scale": ("_assign_if_finite", "_is_all_finite", "_op_in_graph_mode"),
     "tensorflow.python.keras.mixed_precision.loss_scale": ("deserialize", "serialize"),
@@ -72,7 +75,7 @@ GONE_HOOK = "was a private method of the old class. tf_lossscale has no such met
 STILL_THERE = "is private. Today's TensorFlow still has it."
 NOT_USED = "is in TensorFlow's private copy of Keras and has no effect on tf.keras."
 
-# Private modules that moved, with their names.
+# Old path of a private module -> its new path. All names in the module moved with it.
 MOVED = {
     f"tensorflow.python.keras.mixed_precision.experimental.{_name}": f"tensorflow.python.keras.mixed_precision.{_name}"
     for _name in ("autocast_variable", "device_compatibility_check")
@@ -93,13 +96,13 @@ STATE = {
     "_num_good_steps": "dynamic_counter",
 }
 
-# A method of tf.distribute's strategies, now called `run`.
+# The old name of the method `run` of tf.distribute's strategies.
 OLD_RUN = "experimental_run_v2"
 
-# The prefix of names that replace lines of IPython's own syntax in a notebook.
+# While a notebook is rewritten, a name with this prefix replaces each line of IPython's own syntax.
 IPYTHON = "_tf_lossscale_line_"
 
-# Methods of the originals that subclasses override; tf_lossscale does not call them.
+# Private methods of the old wrapper classes that subclasses may override. tf_lossscale does not call these methods.
 HOOKS = (
     "_apply_gradients",
     "_apply_gradients_cross_replica",
@@ -109,12 +112,13 @@ HOOKS = (
     "_unscale_grads",
 )
 
-# Those of these methods that tf_lossscale lacks.
+# Private methods of the old wrapper classes that tf_lossscale's wrappers do not have.
 GONE_HOOKS = {*HOOKS} - {"_compute_gradients", "_get_gradients"}
 
 # Words that many old names contain.
 _PARTS = ("mixed_precision", "LossScale", "training.experimental")
-# A file without these words and the other old names has neither an old name nor a comment of an earlier run.
+# A file is parsed only if it contains one of these words or an old name without one of the parts above. The TODO mark
+# finds comments that an earlier run of the codemod left.
 _WORDS = (
     *(part.encode() for part in _PARTS),
     b"get_scaled_loss",
@@ -122,14 +126,15 @@ _WORDS = (
     b"should_cast_variables",
     OLD_RUN.encode(),
     b"TODO(tf-lossscale)",
-    b"\0",  # it may be UTF-16, in which the search finds nothing; parsing will report the error
+    # A file with null bytes may be UTF-16, in which the search finds no word. Parsing such a file reports the error.
+    b"\0",
 )
 _COPY = re.compile(r"tensorflow(_core)?\.python\.keras\.mixed_precision\b(?!\.device_compatibility_check)")
 _UNPACKED = re.compile(rb"loss_scale['\"]?\s*[:=]\s*['\"]dynamic")
 
 
 def is_worth_parsing(source: bytes) -> bool:
-    """Return whether a file may contain an old name, by a search for words.
+    """Search a file for words that occur in old names, and return whether it may contain an old name.
 
     >>> is_worth_parsing(b"tf.keras.mixed_precision.Policy"), is_worth_parsing(b"tf.keras.Model")
     (True, False)
@@ -144,7 +149,7 @@ def is_worth_parsing(source: bytes) -> bool:
 
 
 def is_beginning(name: str) -> bool:
-    """Return whether a canonical name is a prefix of old names: `tf.keras` is, `tf.data` is not.
+    """Return whether a canonical name is an old name or a prefix of one.
 
     >>> is_beginning("tensorflow.train"), is_beginning("tensorflow.data")
     (True, False)
@@ -156,7 +161,7 @@ def is_beginning(name: str) -> bool:
 
 
 def is_kept(dotted: str) -> bool:
-    """Return whether current TensorFlow still has a private name.
+    """Return whether current TensorFlow still has a name of one of its private modules.
 
     >>> is_kept("tensorflow.python.training.experimental.loss_scale._op_in_graph_mode")
     True
@@ -169,7 +174,7 @@ def is_kept(dotted: str) -> bool:
 
 
 def moved(dotted: str) -> str | None:
-    """Return the new name of a private module, or of something in it; None if it has not moved.
+    """Return the new name of a private module that moved, or of a name in it; None for all other names.
 
     >>> moved("tensorflow.python.keras.mixed_precision.experimental.autocast_variable.AutoCastVariable")
     'tensorflow.python.keras.mixed_precision.autocast_variable.AutoCastVariable'
@@ -184,7 +189,7 @@ def moved(dotted: str) -> str | None:
 
 
 def in_unused_copy(dotted: str) -> bool:
-    """Return whether a name is in TensorFlow's private copy of Keras, whose policies affect no layer.
+    """Return whether a name is in TensorFlow's private copy of Keras, whose policies have no effect on layers.
 
     >>> in_unused_copy("tensorflow.python.keras.mixed_precision.set_global_policy")
     True
@@ -197,7 +202,7 @@ def in_unused_copy(dotted: str) -> bool:
 
 @functools.lru_cache(4096)
 def canonical(dotted: str) -> str:
-    """Return the canonical form of a dotted name, which the tables use.
+    """Return the form of a dotted name under which the codemod's tables list it.
 
     >>> canonical("tensorflow.compat.v1.keras.mixed_precision.experimental.Policy")
     'keras.mixed_precision.experimental.Policy'
@@ -206,7 +211,7 @@ def canonical(dotted: str) -> str:
         dotted: a qualified name that begins with the real name of the module.
 
     Returns:
-        The canonical name; `dotted` itself for another library.
+        The canonical name. A name of another library is returned unchanged.
     """
     name = dotted + "."
     changed = True

@@ -1,6 +1,7 @@
-"""Notebooks: joins the code cells into one module, and puts the rewritten cells back. All other bytes stay.
+"""Joins the code cells of a notebook into one module, and puts the rewritten cells back into the file.
 
-The cells are separated by comments, and each line of IPython's own syntax is replaced by a name.
+In the module, comments separate the cells, and a name replaces each line of IPython's own syntax. The bytes of the
+file outside rewritten cells do not change.
 """
 
 from __future__ import annotations
@@ -21,27 +22,27 @@ from tf_lossscale.migrate.codemod.report import NOTICE, Finding
 _BETWEEN = "# tf_lossscale: cell {}\n"
 _CELLS = re.compile(r"^[ \t]*# tf_lossscale: cell \d+\n", re.MULTILINE)
 _NAMES = re.compile(rf"[ \t]*{names.IPYTHON}(\d+)_")
-# `%magic`, `!shell`, `?help`, `help?`, `x = !shell`, `x = %magic`.
+# Matches lines of IPython's own syntax: `%magic`, `!shell`, `?help`, `help?`, `x = !shell`, `x = %magic`.
 _IPYTHON = re.compile(r"\s*[%!?]|.*\?\s*$|\s*[\w.,\s\[\]]+=\s*[%!]")
-# Cell magics whose other lines are Python code.
+# Cell magics, such as `%%time`, that are followed by Python code.
 _OF_PYTHON = re.compile(r"%%(time|timeit|capture|prun|debug|mypy)\b")
 _WORD = re.compile(r"[^\W\d]\w*")
 _OLD = {"mixed_precision", *(name.rsplit(".", 1)[1] for name in table.OLD if not name.endswith(".get"))}
-# The decoder written in Python, because the C version ignores `parse_string`.
+# The pure-Python JSON scanner is needed because the C version ignores a decoder's `parse_string`.
 _SCANNER: Any = json.scanner.py_make_scanner  # type: ignore[attr-defined]
 _SCAN_STRING: Any = json.decoder.scanstring  # type: ignore[attr-defined]
 _LEFT = "lines of IPython's own syntax are not changed. An old name in it has to be replaced by hand."
 
 
 class _Placed(str):
-    """A string in a JSON document, with its position."""
+    """A string in a JSON document, with the offsets where it starts and ends."""
 
     start: int
     end: int
 
 
 class _Cell(NamedTuple):
-    """A code cell: its source, and the strings of the file that contain it."""
+    """A code cell: its source, and the JSON strings of the file that make up this source."""
 
     source: str
     parts: list[_Placed]
@@ -74,18 +75,19 @@ class Notebook:
         except (ValueError, TypeError, RecursionError) as error:
             raise ValueError(f"is not a notebook: {error}") from error
         self._kept: list[str] = []
-        self._starts: list[int] = []  # the line of the module where each cell starts
+        # The first line of each cell in the joined module.
+        self._starts: list[int] = []
         parts: list[str] = []
         line = 1
         for number, cell in enumerate(self._cells):
             parts += [_BETWEEN.format(number), self._as_module(number, cell.source)]
             self._starts.append(line + 1)
             line += 1 + parts[-1].count("\n")
-        #: The cells as one module.
+        #: The code cells, joined into the source of one module.
         self.source = "".join(parts)
 
     def _as_module(self, number: int, source: str) -> str:
-        """Return a cell's source as Python code, with a final line break."""
+        """Return a cell's source as Python code that ends with a line break."""
         lines = source.splitlines(keepends=True)
         if python_error(source):
             if source.lstrip().startswith("%%") and not _OF_PYTHON.match(source.lstrip()):
@@ -114,13 +116,13 @@ class Notebook:
         return f"{names.IPYTHON}{len(self._kept) - 1}_"
 
     def with_source(self, source: str) -> bytes:
-        """Return the file with rewritten cells.
+        """Return the content of the file with rewritten cells.
 
         Args:
-            source: `source` of this notebook, rewritten.
+            source: the joined module of this notebook after the rewrite.
 
         Returns:
-            The bytes. Unchanged cells, and everything between cells, keep their bytes.
+            The new bytes of the file. Unchanged cells, and everything between cells, keep their bytes.
 
         Raises:
             ValueError: the rewritten source cannot be split into cells.
@@ -144,11 +146,11 @@ class Notebook:
 
     @property
     def words(self) -> set[str]:
-        """The words in lines of IPython's own syntax, which may be the only uses of a name."""
+        """The words in lines of IPython's own syntax. A name may be used only in these lines."""
         return {word for text in self._kept for word in _WORD.findall(text)}
 
     def left(self) -> Iterator[Finding]:
-        """Return a notice for each line of IPython's own syntax with an old name, with line numbers of the module."""
+        """Yield a notice for each line of IPython's own syntax with an old name. Line numbers are the module's."""
         for number, line in enumerate(self.source.splitlines(), 1):
             match = _NAMES.match(line)
             text = self._kept[int(match[1])] if match else ""
@@ -156,10 +158,10 @@ class Notebook:
                 yield Finding(number, len(line) - len(line.lstrip()), NOTICE, " ".join(text.split())[:200], None, _LEFT)
 
     def in_file(self, finding: Finding) -> Finding:
-        """Return a finding with its line number in the file.
+        """Convert the line number of a finding from the joined module to the notebook file.
 
         Args:
-            finding: a finding with a line number of the module.
+            finding: a finding with a line number in the module.
         """
         number = bisect.bisect(self._starts, finding.line) - 1
         parts, line = self._cells[number].parts, finding.line - self._starts[number]
@@ -167,10 +169,10 @@ class Notebook:
         return dataclasses.replace(finding, line=1 + self._text.count("\n", 0, part.start))
 
     def cell_with(self, migrate: Callable[[bytes], object]) -> int | None:
-        """Return the number of the first code cell that a function refuses, counted from 1.
+        """Return the number, counted from 1, of the first code cell that cannot be migrated; None if there is none.
 
         Args:
-            migrate: the function, which raises ValueError.
+            migrate: a function that raises ValueError for such a cell.
         """
         for number, source in enumerate(_CELLS.split(self.source)[1:], 1):
             try:
@@ -184,7 +186,7 @@ class Notebook:
 
 
 def _decoded(text: str) -> Any:
-    """Parse a JSON document, with the positions of its strings."""
+    """Parse a JSON document, and record the position of each string in it."""
 
     def placed(document: str, after_quote: int, strict: bool = True) -> tuple[_Placed, int]:
         value, end = _SCAN_STRING(document, after_quote, strict)
@@ -199,7 +201,7 @@ def _decoded(text: str) -> Any:
 
 
 def _cells(text: str) -> Iterator[_Cell]:
-    """Return the code cells of a notebook, in order; in nbformat 3, of all worksheets."""
+    """Yield the code cells of a notebook in order. A notebook of nbformat 3 has its cells in worksheets."""
     notebook = _decoded(text)
     if not isinstance(notebook, dict):
         raise ValueError("it does not start with {")
@@ -212,7 +214,7 @@ def _cells(text: str) -> Iterator[_Cell]:
 
 
 def _encoded(source: str, cell: _Cell, text: str) -> str:
-    """Return the JSON of a cell's new source, in the layout of the old one. Unchanged lines keep their bytes."""
+    """Return a cell's new source as JSON, in the layout of the old JSON. Unchanged lines keep their bytes."""
     first, last = cell.parts[0], cell.parts[-1]
     only_ascii = text[first.start : last.end].isascii()
     if not cell.is_list:
@@ -231,13 +233,14 @@ def rewritten(
 
     Args:
         content: the file's bytes.
-        migrate: a function that rewrites a module, and keeps the imports of names that are passed to it.
+        migrate: a function that takes a module's source and a set of names. It returns the rewritten source, in which
+            these names stay imported, and the findings.
 
     Returns:
-        The new bytes, and the findings with line numbers of the file.
+        The new bytes, and the findings with line numbers in the notebook file.
 
     Raises:
-        ValueError: as in `Notebook`, or raised by `migrate`.
+        ValueError: the file is not a notebook, or a cell cannot be migrated.
     """
     notebook = Notebook(content)
     try:

@@ -1,4 +1,4 @@
-"""Plans edits for uses of the wrappers that a module creates: their old and private attributes."""
+"""Plans edits for old and private attributes of the wrappers that a module creates."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from tf_lossscale.migrate.codemod.project import UNKNOWN
 from tf_lossscale.migrate.codemod.resolve import Resolver
 from tf_lossscale.migrate.codemod.tree import methods
 
-# Objects whose `x.loss_scale` is a tensor, or never was callable.
+# Kinds of objects whose attribute `loss_scale` cannot be called. Wrappers have a tensor there, and plain optimizers
+# never had a function.
 _HAVE_A_TENSOR = {kinds.WRAPPER, kinds.FACE, kinds.OPTIMIZER}
-# Names of objects that have `_optimizer` or `_loss_scale` only if they are wrappers.
+# Kinds of objects that must be wrappers if they have an attribute `_optimizer` or `_loss_scale`.
 _PLAIN_OR_WRAPPER = {kinds.WRAPPER, kinds.OPTIMIZER}
 _OF_WRAPPERS = ("_optimizer", "_loss_scale", "loss_scale")
 _SCALES = ("loss_scale", "_loss_scale")
 _NAMED_LOSS_SCALE = m.Name("loss_scale") | m.Attribute(attr=m.Name("loss_scale") | m.Name("_loss_scale"))
-_METHODS = ("get_scaled_loss", "get_unscaled_gradients")  # attributes that only the old class had
+# Methods of the old wrapper class that Keras's current class does not have.
+_METHODS = ("get_scaled_loss", "get_unscaled_gradients")
 _COMPILED = "compile() under mixed_float16 wraps a bare optimizer in Keras's own class"
 _TAKES = "_loss_scale takes an object with the methods __call__() and update(grads), such as a LossScale"
 _UPDATED = (
@@ -34,13 +36,14 @@ _GIVE = "Give compile() a tf_lossscale.LossScaleOptimizer."
 
 
 class ObjectPlanner(Visitor):
-    """Plans the edits of attributes in one module."""
+    """Plans the edits of wrappers' attributes in one module."""
 
     def __init__(self, resolver: Resolver, calls: Calls, edits: Edits):
         super().__init__(resolver, calls, edits)
         self._handled: set[cst.CSTNode] = set()
         self._open: set[cst.CSTNode] = set()
-        # Function and optimizer -> the place to report, and what fails there if compile() created the optimizer.
+        # (function, code of an optimizer in it) -> (node to report, what fails at this node if compile() created the
+        # optimizer).
         self._suspected: dict[tuple[cst.CSTNode | None, str], tuple[cst.CSTNode, str]] = {}
 
     def visit_Call(self, node: cst.Call) -> None:
@@ -54,11 +57,12 @@ class ObjectPlanner(Visitor):
                 self._edits.notice(node, f"{_COMPILED}, which {what}. {_GIVE} {why}")
 
     def _why_suspected(self, node: cst.CSTNode) -> str | None:
-        """Return why compile() may have created the optimizer; None if the project compiles only wrapped ones."""
+        """Return why compile() may have created the optimizer; None if the project compiles only wrapped optimizers."""
         compiled = self._calls.compiled
         bare = [call for call in compiled if self._calls.kinds(optimizer_of(call)) != {kinds.WRAPPER}]
         train_step = methods(self._resolver.enclosing(node, cst.ClassDef)).get("train_step")
-        if not bare and train_step and len(train_step.params.params) == 2:  # self and data
+        # The method `train_step` of a Keras model has the parameters self and data.
+        if not bare and train_step and len(train_step.params.params) == 2:
             return "Suspected because this class is a Keras model."
         only_wrapped = compiled and not bare and not self._resolver.around.compiles
         return None if only_wrapped else self._calls.why_compiled(bare)
@@ -74,7 +78,7 @@ class ObjectPlanner(Visitor):
             self._say(node, node.value, f"has no {node.attr.value}")
 
     def _is_hook_of_wrapper(self, node: cst.Attribute) -> bool:
-        """Return whether a private method is a wrapper's, or an old base class's that a subclass calls."""
+        """Return whether a private method belongs to a wrapper, or is inherited from one by a subclass."""
         owner = self._resolver.enclosing(node, cst.ClassDef)
         is_inherited = code(node.value) == "self" and node.attr.value not in methods(owner)
         if m.matches(node.value, m.Call(m.Name("super"))) or is_inherited:
@@ -82,7 +86,7 @@ class ObjectPlanner(Visitor):
         return bool(self._calls.kinds(node.value) & {kinds.WRAPPER, kinds.FACE})
 
     def _update(self, node: cst.Attribute) -> None:
-        """Handle `loss_scale.update(...)` on an unknown object."""
+        """Report `loss_scale.update(...)` if it is not known what kind of object `loss_scale` is."""
         scale = node.value
         if self._calls.kinds(scale) != {UNKNOWN} or self._calls.told_otherwise(scale):
             return
@@ -101,7 +105,10 @@ class ObjectPlanner(Visitor):
             self._compared(node, tested, node.comparisons[0].comparator)
 
     def _tested(self, node: cst.Call) -> None:
-        """Handle `isinstance(x, LossScaleOptimizer)` and `hasattr(x, "get_scaled_loss")`, false for Keras's class."""
+        """Report `isinstance(x, LossScaleOptimizer)` and `hasattr(x, "get_scaled_loss")`.
+
+        Both are false if `x` is an instance of Keras's own class.
+        """
         if len(node.args) != 2:
             return
         tested, what = (argument.value for argument in node.args)
@@ -119,7 +126,7 @@ class ObjectPlanner(Visitor):
             self._say(node, tested, what)
 
     def _may_be_compiled(self, expression: cst.BaseExpression) -> bool:
-        """Return whether an expression may be an optimizer created by `compile`: `model.optimizer`, or a parameter."""
+        """Return whether `model.optimizer`, or a function's parameter, may be an optimizer that `compile` created."""
         is_known = UNKNOWN not in self._calls.kinds(expression) and not self._calls.is_annotated(expression)
         if expression in self._open or is_known:
             return False
@@ -127,7 +134,8 @@ class ObjectPlanner(Visitor):
             reaching = [getattr(a, "node", None) for a in self._resolver.reaching(expression)]
             parameters = [node for node in reaching if isinstance(node, cst.Param)]
             if parameters:
-                # A method of a Keras model reads self.optimizer. Other methods get the program's own optimizer.
+                # Methods of a Keras model read self.optimizer. An optimizer that is passed to a method comes from the
+                # program itself, unless this file calls compile().
                 is_possible = self._calls.compiled or self._resolver.enclosing(expression, cst.ClassDef) is None
                 is_own = expression.value == "self" or any(map(self._is_given_a_wrapper, parameters))
                 return bool(is_possible) and self._resolver.uses_old_api and not is_own
@@ -142,7 +150,7 @@ class ObjectPlanner(Visitor):
         return found
 
     def _is_given_a_wrapper(self, parameter: cst.Param) -> bool:
-        """Return whether a call in this file passes a wrapper to the function of a parameter."""
+        """Return whether a call in this file passes a wrapper to the function that has this parameter."""
         function = self._resolver.enclosing(parameter, cst.FunctionDef)
         if function is None:
             return False
@@ -151,17 +159,17 @@ class ObjectPlanner(Visitor):
         return any(kinds.WRAPPER in self._calls.kinds(argument.value) for call in calls for argument in call.args)
 
     def _is_of_model(self, expression: cst.BaseExpression) -> bool:
-        """Return whether an expression is a model's optimizer, never assigned in this file."""
+        """Return whether an expression is `model.optimizer` and this file never assigns it."""
         is_unknown = self._resolver.values(expression) == [None] and isinstance(expression, cst.Attribute)
         return is_unknown and self._may_be_compiled(expression)
 
     def _say(self, node: cst.CSTNode, optimizer: cst.BaseExpression, what: str) -> None:
-        """Report what fails if compile() created an optimizer, once for each optimizer in a function."""
+        """Record what fails if compile() created an optimizer. Each function gets one notice for each optimizer."""
         place = self._resolver.enclosing(node, cst.FunctionDef), code(optimizer)
         self._suspected.setdefault(place, (node, what))
 
     def _call_of_loss_scale(self, node: cst.Call) -> None:
-        """Handle `opt.loss_scale()`, which was callable until TensorFlow 2.3 and is a tensor since."""
+        """Handle `opt.loss_scale()`. The attribute is a tensor since TensorFlow 2.4, and was callable before."""
         func = node.func
         if node.args or not isinstance(func, cst.Attribute) or func.attr.value not in _SCALES:
             if isinstance(func, cst.Name) and not node.args:
@@ -183,7 +191,8 @@ class ObjectPlanner(Visitor):
             )
         elif (
             (UNKNOWN in found or kinds.WRAPPER in found)
-            and func.attr.value == "loss_scale"  # the wrapper's _loss_scale can still be called
+            # A wrapper's `_loss_scale` can still be called, unlike its `loss_scale`.
+            and func.attr.value == "loss_scale"
             and (self._resolver.uses_an_old_name or (self._is_wrapped_elsewhere() and code(func.value) != "self"))
             and not self._is_own_method(func)
             and not self._calls.told_otherwise(func)
@@ -193,7 +202,7 @@ class ObjectPlanner(Visitor):
             self._edits.todo(node, _IF_WRAPPED.format(code(func.value), "loss_scale: it is a tensor, not a function."))
 
     def _is_wrapped_elsewhere(self) -> bool:
-        """Return whether another file may wrap the optimizers of this one."""
+        """Return whether another file may wrap this file's optimizers in a LossScaleOptimizer."""
         wraps = self._resolver.around.wraps
         return self._resolver.imports_tensorflow if wraps is None else wraps
 
@@ -213,7 +222,7 @@ class ObjectPlanner(Visitor):
         return code(func.value) == "self" and bool(is_subclass or func.attr.value in methods(owner))
 
     def _attribute(self, node: cst.Attribute) -> None:
-        """Handle private attributes of a wrapper and of its old loss scale object."""
+        """Handle private attributes of a wrapper, and attributes of its old loss scale object."""
         found = self._calls.kinds(node.value)
         attribute = node.attr.value
         if attribute == "_loss_scale" and not self._resolver.is_read(node):
@@ -229,7 +238,7 @@ class ObjectPlanner(Visitor):
             self._state(parent, node, found)
         elif (
             attribute == "_loss_scale"
-            # A stored or returned loss scale is left alone.
+            # If `_loss_scale` is stored or returned, it keeps its name, because other code may call the object.
             and not isinstance(parent, (cst.Assign, cst.AnnAssign, cst.NamedExpr, cst.Return))
             and found <= _PLAIN_OR_WRAPPER
             and not self._resolver.assigns("_loss_scale")
@@ -237,7 +246,7 @@ class ObjectPlanner(Visitor):
             self._edits.rename_attribute(node, "loss_scale")
 
     def _replaced(self, node: cst.Attribute, found: set[str]) -> None:
-        """Handle `opt._loss_scale = ...`, on a wrapper or in a subclass of one."""
+        """Report `opt._loss_scale = ...` if `opt` is a wrapper, or `self` in a subclass of a wrapper."""
         if not found & {kinds.WRAPPER, kinds.FACE} and not self._is_own_wrapper(node.value):
             return
         value = self._resolver.value_assigned_to(node)
@@ -256,7 +265,8 @@ class ObjectPlanner(Visitor):
     def _state(self, outer: cst.Attribute, node: cst.Attribute, found: set[str]) -> None:
         name = outer.attr.value
         if node.attr.value == "_loss_scale" and (name == "multiplier" or not self._resolver.is_read(outer)):
-            return  # the current wrapper's state has these names
+            # The object in the current wrapper's `_loss_scale` has the same attribute.
+            return
         if name in names.STATE and found <= _PLAIN_OR_WRAPPER:
             new = names.STATE[name]
             self._handled.add(node)

@@ -16,7 +16,7 @@ from tf_lossscale.migrate.codemod.edits import Edits, Now, Visitor, with_parenth
 from tf_lossscale.migrate.codemod.project import UNKNOWN
 from tf_lossscale.migrate.codemod.resolve import Meaning, Resolver
 
-# Nodes that can be between a class and the test, annotation or assignment around it.
+# Types of syntax nodes that can lie between a class's name and the test, annotation or assignment that contains it.
 _TRANSPARENT = (
     cst.Arg,
     cst.BinaryOperation,
@@ -33,12 +33,14 @@ _TRANSPARENT = (
 
 _SEVERAL = (cst.Tuple, cst.List)
 
-# (type of the node around a module that is a value, levels up from it, form of the node there if the module is tracked)
+# Uses of a module as a value. A row has the type of the node around the module, the number of levels up from this node
+# to an outer node, and the pattern that the outer node matches if the codemod can track the module.
 _VALUES: Any = (
     (cst.Arg, 1, m.Call(m.Name("getattr") | m.Name("hasattr"), [m.Arg(), m.Arg(m.SimpleString()), m.ZeroOrMore()])),
     (cst.Element, 2, m.Assign([m.AssignTarget(m.Tuple() | m.List()), m.ZeroOrMore()])),
     (cst.Assign, 0, m.Assign([m.AssignTarget(~m.Subscript()), m.ZeroOrMore()])),
-    ((cst.DictElement, cst.Param, cst.WithItem, cst.Return), 0, m.Pass()),  # never tracked
+    # The codemod cannot track a module in these nodes, so the pattern is one that they never match.
+    ((cst.DictElement, cst.Param, cst.WithItem, cst.Return), 0, m.Pass()),
 )
 _NOT_FOLLOWED = (
     "this tool cannot follow the module any further. Old names that are looked up in it elsewhere are not changed."
@@ -52,7 +54,7 @@ _CHOOSE = f"Write {table.WRAPPER} or {table.FACES[table.EXPERIMENTAL]}."
 
 
 class Planner(Visitor):
-    """Plans the edits of one module."""
+    """Plans the edits of all uses of old names in one module."""
 
     def __init__(self, resolver: Resolver, calls: Calls, edits: Edits):
         super().__init__(resolver, calls, edits)
@@ -80,7 +82,8 @@ class Planner(Visitor):
 
     def _call_of_old_name(self, node: cst.Call, meaning: Meaning) -> None:
         if node.func in self._edits.frozen or not meaning.roles & {*names.WRAPPERS}:
-            return  # only the name changes: `visit_Name` or `visit_Attribute` renames it
+            # The arguments do not change. `visit_Name` or `visit_Attribute` replaces the name.
+            return
         self._handled.add(node.func)
         written = self._calls.written(node, meaning)
         func = None if self._keeps_name(node.func, written.target) else written.target
@@ -104,7 +107,7 @@ class Planner(Visitor):
         )
 
     def _probe(self, node: cst.Call, is_getattr: bool) -> None:
-        """Rewrite `hasattr(module, "old name")`, and `getattr` with a default, to their results in old versions."""
+        """Make `hasattr(module, "old name")`, and `getattr` with a default, look up the new name."""
         if (attribute := text(node.args[1].value)) is None or self._resolver.is_shim(node, attribute):
             return
         full = {names.canonical(f"{d}.{attribute}") for d in self._resolver.dotted(node.args[0].value) if d != UNKNOWN}
@@ -113,7 +116,8 @@ class Planner(Visitor):
         (name,) = full
         old = table.OLD.get(name)
         if old and (old.role == table.OURS or (old.role == table.STABLE and not is_getattr)):
-            return  # the name still exists
+            # The module still has this name.
+            return
         new = table.FACES.get(old.role, old.new) if old else table.MODULES.get(name)
         if new is None or new == f"{table.KERAS}.{attribute}":
             return
@@ -134,7 +138,7 @@ class Planner(Visitor):
         self._edits.replace(node, make, code(make(node, None)))
 
     def visit_Comparison(self, node: cst.Comparison) -> None:
-        """`type(x) is LossScaleOptimizer`: wrappers are instances of subclasses, so use `isinstance`."""
+        """Replace `type(x) is LossScaleOptimizer` with `isinstance`, because wrappers are instances of subclasses."""
         tested = self._resolver.type_tested(node)
         if tested is None or not self._resolver.meaning(node.comparisons[0].comparator).roles & set(names.WRAPPERS):
             return
@@ -171,7 +175,7 @@ class Planner(Visitor):
         return self._without_counterpart(node, {d.rpartition(".")[0] for d in dotted})
 
     def _without_counterpart(self, node: cst.Attribute, owners: set[str]) -> bool:
-        """Report a name from a removed or private module if the table of old names lacks the name."""
+        """Report a name from a removed or private module that is missing from the table of old names."""
         if isinstance(node.value, cst.Name) and owners and owners <= table.MODULES.keys() - table.OLD.keys():
             self._edits.todo(node, f"{code(node)} has no counterpart.")
             return False
@@ -186,7 +190,7 @@ class Planner(Visitor):
         return all(map(names.in_unused_copy, dotted)) and not self._resolver.through_project(node)
 
     def _out_of_unused_copy(self, node: cst.Attribute) -> None:
-        """`tensorflow.python.keras.mixed_precision` -> `tensorflow.keras.mixed_precision`."""
+        """Replace `tensorflow.python.keras.mixed_precision` with `tensorflow.keras.mixed_precision`."""
         python = node.value.value if isinstance(node.value, cst.Attribute) else None
         if isinstance(python, cst.Attribute) and python.attr.value == "python":
             self._edits.expressions[python] = lambda updated, now: updated.value
@@ -195,7 +199,7 @@ class Planner(Visitor):
             self._edits.todo(node, f"{code(node)} {names.NOT_USED} Import keras from tensorflow.")
 
     def _assigned(self, node: cst.Attribute) -> bool:
-        """`tf.keras.mixed_precision.LossScaleOptimizer = ...`; but not `self.wrapper = ...`."""
+        """Report assignments to old names, such as `tf.keras.mixed_precision.LossScaleOptimizer = ...`."""
         if self._resolver.dotted(node.value) == {UNKNOWN}:
             return True
         if self._resolver.is_shim(node, node.attr.value):
@@ -210,7 +214,7 @@ class Planner(Visitor):
         return False
 
     def _is_tried(self, node: cst.Attribute) -> bool:
-        """Return whether a statement only tests whether a name exists."""
+        """Return whether an attribute is a whole statement, which only tests whether the name exists."""
         return isinstance(self._resolver.parents[node], cst.Expr)
 
     def visit_Name(self, node: cst.Name) -> None:
@@ -222,7 +226,7 @@ class Planner(Visitor):
             self._reference(node)
 
     def _reference(self, node: cst.BaseExpression) -> None:
-        """Plan for an old name that is not called as a wrapper's constructor."""
+        """Plan the replacement of an old name that is not called as a wrapper's constructor."""
         meaning = self._resolver.meaning(node)
         roles = meaning.roles
         if roles & {table.KERAS_FUNCTION, table.POLICY}:
@@ -247,7 +251,10 @@ class Planner(Visitor):
         return new.pop() if len(new) == 1 else None
 
     def _told_by_subclass(self, node: cst.BaseExpression, roles: set[str]) -> str | None:
-        """Return which of two base classes a subclass's `super().__init__` call fits; by default the newer."""
+        """Return the base class, of two possible classes, whose arguments a subclass's `super().__init__` call passes.
+
+        If the call does not show which class it is, the newer one is returned.
+        """
         owner = self._resolver.enclosing(node, cst.ClassDef)
         if owner is None or all(base.value is not node for base in owner.bases):
             return None
@@ -259,7 +266,7 @@ class Planner(Visitor):
         return table.FACES[table.EXPERIMENTAL] if is_old else table.WRAPPER
 
     def _context(self, node: cst.BaseExpression) -> str:
-        """Return "type" if a class is only named or compared, "value" if it may be called or subclassed."""
+        """Return "type" for a class that is only tested or annotated, "value" if it may be called or subclassed."""
         inner: cst.CSTNode = node
         for outer in self._resolver.ancestors(node):
             if isinstance(outer, (cst.Annotation, cst.Comparison, cst.Attribute, cst.MatchClass)):
@@ -272,8 +279,9 @@ class Planner(Visitor):
                 return "type" if is_test else "value"
             if isinstance(outer, (cst.Assign, cst.AnnAssign, cst.NamedExpr)) and outer.value is inner:
                 if getattr(self._resolver.parents[outer], "func", None) is outer:
-                    return "value"  # `(name := class)(...)`
-                # In a class body it can be called through an instance, which is not tracked.
+                    # The class is called at once, as in `(name := class)(...)`.
+                    return "value"
+                # An alias in a class body can be called through an instance, which the codemod does not track.
                 in_class = isinstance(self._resolver.scopes.get(outer), ClassScope)
                 is_followed = not in_class and not isinstance(inner, cst.BooleanOperation)
                 return "type" if is_followed and self._is_alias(outer, node) else "value"
@@ -283,7 +291,7 @@ class Planner(Visitor):
         return "value"
 
     def _is_alias(self, statement: cst.Assign | cst.AnnAssign | cst.NamedExpr, node: cst.BaseExpression) -> bool:
-        """Return whether this part of the value is assigned only to variables."""
+        """Return whether a statement assigns this part of its value only to variables, not to attributes or items."""
         within = {node, *self._resolver.ancestors(node)}
         targets = [t.target for t in statement.targets] if isinstance(statement, cst.Assign) else [statement.target]
         parts = [p for t in targets for p in ([e.value for e in t.elements] if isinstance(t, _SEVERAL) else [t])]
@@ -291,7 +299,7 @@ class Planner(Visitor):
         return all(isinstance(part, cst.Name) for part, value in values if value is None or value in within)
 
     def _keeps_name(self, node: cst.BaseExpression, target: str) -> bool:
-        """Return whether the name's binding is rewritten, so that the name itself can stay."""
+        """Return whether a use can keep its name because the name's import or assignment is rewritten."""
         if isinstance(node, cst.Name) and node.value in self._edits.pinned:
             return False
         meaning = self._resolver.meaning(node)
@@ -315,7 +323,7 @@ class Planner(Visitor):
             self._rename_keras(node, meaning)
 
     def _rename_keras(self, node: cst.BaseExpression, meaning: Meaning) -> None:
-        """`x.experimental.set_policy` -> `x.set_global_policy`; another rule renames the module."""
+        """Rename `set_policy` in `x.experimental.set_policy`. The method `_module` removes `.experimental`."""
         new = {old.new.rsplit(".", 1)[1] for _, old in meaning.old}
         old_module = any(not d.endswith(o.new) for d, o in meaning.old)
         if len(new) != 1 or not old_module or self._is_pinned(node):
@@ -333,7 +341,7 @@ class Planner(Visitor):
         return isinstance(node, cst.Name) and node.value in self._edits.pinned
 
     def _module(self, node: cst.Attribute, dotted: set[str]) -> bool:
-        """Plan for a removed module, as a value or before a name that is not in the table."""
+        """Plan the replacement of a removed module, and report a name in it that has no counterpart."""
         parent = self._resolver.parents[node]
         if isinstance(parent, cst.Attribute) and parent.value is node and parent not in self._edits.expressions:
             full = {names.canonical(d) for d in self._resolver.dotted(parent)}
@@ -365,7 +373,8 @@ class Planner(Visitor):
             outer = self._resolver.parents[outer]
         function = self._resolver.enclosing(outer, cst.FunctionDef)
         if isinstance(outer, cst.Return) and function and not function.decorators and not _must_be_given(function):
-            return  # the callers' call is resolved
+            # The codemod resolves calls of such a function to the returned module.
+            return
         above = [outer, *self._resolver.ancestors(outer)]
         if any(isinstance(outer, kind) and not m.matches(above[up], follows) for kind, up, follows in _VALUES):
             self._edits.notice(node, _NOT_FOLLOWED)

@@ -1,7 +1,8 @@
 """Plans edits for dtype policies with a loss scale, which Keras's current policies do not have.
 
-The default loss scale is dropped. If a policy has another one, or if it is read, the policies of the file become
-`tf_lossscale.legacy.experimental`'s, which have a loss scale. Arguments of `compile` do not change.
+A default loss scale is dropped. If a policy has another loss scale, or the file reads the loss scale of a policy, the
+file's policies are replaced by those of `tf_lossscale.legacy.experimental`, which have a loss scale. If every policy
+has `loss_scale=None` instead, calls of `compile` in the file get `auto_scale_loss=False`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _WRAPS = (
     "compile() under mixed_float16 wraps a bare optimizer in Keras's own class. For this package's class give "
     "compile() a tf_lossscale.LossScaleOptimizer, or call tf_lossscale.install()."
 )
-# Attributes that current policies do not have.
+# Attributes that Keras's current dtype policies do not have.
 _OF_OLD_POLICIES = ("loss_scale", "should_cast_variables")
 _NOT_IN_KERAS = (
     "if {0} is a dtype policy, it has no {1} in today's Keras. Make it with tf_lossscale.legacy.experimental.Policy, "
@@ -48,14 +49,16 @@ _DOES_NOT_READ = (
 
 
 class PolicyPlanner(Visitor):
-    """Plans the edits of policies in one module."""
+    """Plans the edits of dtype policies in one module."""
 
     def __init__(self, resolver: Resolver, calls: Calls, edits: Edits):
         super().__init__(resolver, calls, edits)
-        self._policies: list[tuple[cst.Call, cst.BaseExpression, int]] = []  # (call, name, index of loss_scale)
+        # For each policy: its constructor call, its name, and the index of the argument `loss_scale`.
+        self._policies: list[tuple[cst.Call, cst.BaseExpression, int]] = []
         self._wraps = False
         self._reads: list[cst.Attribute] = []
-        self._casts: list[cst.Attribute] = []  # attributes `should_cast_variables` that are read
+        # Expressions that read the attribute `should_cast_variables` of a policy.
+        self._casts: list[cst.Attribute] = []
 
     def visit_Call(self, node: cst.Call) -> None:
         meaning = self._resolver.meaning(node.func)
@@ -69,7 +72,11 @@ class PolicyPlanner(Visitor):
             self._wraps = True
 
     def _inferred(self, node: cst.Call) -> None:
-        """None, and "infer" of TensorFlow 2.0, mean float32. "infer_float32_vars" takes its dtype from the data."""
+        """Replace policy names that old versions inferred.
+
+        None, and "infer" of TensorFlow 2.0, mean float32. The dtype of "infer_float32_vars" depends on the data, so
+        this name is only reported.
+        """
         first = node.args[0].value if node.args else cst.Name("float32")
         if code(first) == "None" or text(first) == "infer":
             quote = first.quote if isinstance(first, cst.SimpleString) else '"'
@@ -109,7 +116,7 @@ class PolicyPlanner(Visitor):
                 self._edits.notice(policy, f"{_WRAPS if is_default else _DOES_NOT_READ} {why}")
 
     def _may_be_policy(self, expression: cst.BaseExpression) -> bool:
-        """Return whether an unknown object's name suggests a dtype policy, in a file that uses the old API."""
+        """Return whether the name of an object of unknown type suggests that it is a dtype policy."""
         name = (get_full_name_for_node(expression) or "").rsplit(".", 1)[-1]
         return name.lower().endswith(("dtype_policy", "precision_policy")) or (
             name.lower() == "policy" and self._resolver.uses_an_old_name
@@ -125,7 +132,7 @@ class PolicyPlanner(Visitor):
         return text(name) is not None and code(scale) == "None"
 
     def _is_argument(self, scale: cst.BaseExpression) -> bool:
-        """Return whether a scale is an argument of a function, which may be called before a `compile` elsewhere."""
+        """Return whether a loss scale is a function's parameter. Other files may call `compile` after the function."""
         reaching = self._resolver.reaching(scale) if isinstance(scale, cst.Name) else []
         return any(isinstance(getattr(assignment, "node", None), cst.Param) for assignment in reaching)
 
@@ -139,7 +146,7 @@ class PolicyPlanner(Visitor):
                     self._edits.replace_name(policy.func, f"{names.POLICIES}.{short}")
 
     def _never_wrap(self) -> None:
-        """Handle `loss_scale=None`, which told `compile` not to wrap the optimizer."""
+        """Give `compile` the argument `auto_scale_loss=False`, which has the effect of the old `loss_scale=None`."""
         for call in self._calls.compiled:
             if not any(a.star or (a.keyword and a.keyword.value == "auto_scale_loss") for a in call.args):
                 self._rewrite(call, Written("", [*as_they_are(call), ("auto_scale_loss", "False")]))
@@ -153,7 +160,7 @@ class PolicyPlanner(Visitor):
 
 
 class RefusalPlanner(Visitor):
-    """Plans comments for calls that cannot be proven equal to a new one."""
+    """Plans TODO comments for calls that have no provably equivalent new form."""
 
     def visit_Call(self, node: cst.Call) -> None:
         self._named_by_string(node)
@@ -169,7 +176,7 @@ class RefusalPlanner(Visitor):
             self._edits.refuse(node, f"{code(node.func)} may also be something other than TensorFlow's class.")
 
     def _named_by_string(self, node: cst.Call) -> None:
-        """Handle `setattr(module, "old name", ...)` and `mock.patch.object(module, "old name")`."""
+        """Report `setattr(module, "old name", ...)` and `mock.patch.object(module, "old name")`."""
         if len(node.args) < 2 or any(self._resolver.is_builtin(node.func, name) for name in ("getattr", "hasattr")):
             return
         module, name = node.args[0].value, text(node.args[1].value)

@@ -1,6 +1,6 @@
 """The first pass: finds the modules of a project that re-export old names, possibly under other names.
 
-Only module-level bindings matter, for which the standard library's `ast` is enough, and fast.
+Only module-level bindings matter, so the standard library's `ast` suffices. It is faster than LibCST.
 """
 
 from __future__ import annotations
@@ -19,21 +19,25 @@ UNKNOWN = "?"
 class Bindings(NamedTuple):
     """The names that a module binds at its top level, as written in its source."""
 
-    # Name, or "name()" for a function's result -> its possible dotted names; UNKNOWN for anything else.
+    # Name -> its possible dotted names, with UNKNOWN for any other value. The key "name()" is a function's result.
     names: dict[str, list[str]]
-    stars: list[str]  # modules of `from module import *`
-    imports: list[tuple[str, list[str]]]  # every `from module import names`, at any depth
+    # The modules in statements `from module import *`.
+    stars: list[str]
+    # (module, imported names) of every import statement, including those in functions.
+    imports: list[tuple[str, list[str]]]
 
 
 class Around(NamedTuple):
-    """Facts about the other files of a project, from a text search; None if there are no other files."""
+    """Facts about the other files of a project, found by a text search. They are None if there are no other files."""
 
-    wraps: bool | None = None  # whether one of them wraps an optimizer
-    compiles: bool | None = None  # whether one of them calls `compile`
+    # Whether another file wraps an optimizer.
+    wraps: bool | None = None
+    # Whether another file calls `compile`.
+    compiles: bool | None = None
 
     @property
     def reason(self) -> str | None:
-        """The reason why another file's `compile` may have created an optimizer, or None."""
+        """Why a call of `compile` in another file may have created an optimizer; None if no other file calls it."""
         if self.compiles is None:
             return "Suspected because the files that call compile() were not given."
         return "Suspected because another file calls compile()." if self.compiles else None
@@ -67,7 +71,7 @@ def read(source: str | bytes) -> Bindings:
 
 
 def _at_top_level(tree: ast.Module) -> Iterator[ast.stmt]:
-    """Yield the statements in the module's scope, including blocks, without recursion."""
+    """Yield the statements in a module's scope, including those in blocks such as `if`, without recursion."""
     waiting: list[ast.stmt] = tree.body[::-1]
     while waiting:
         statement = waiting.pop()
@@ -112,7 +116,7 @@ def _assigned(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr
 
 
 def _returned(function: ast.FunctionDef) -> Iterator[str]:
-    """Return the dotted names that a function returns, including its local imports."""
+    """Yield the dotted names of the locally imported objects that a function may return."""
     local = Bindings({}, [], [])
     for statement in ast.walk(function):
         if isinstance(statement, (ast.Import, ast.ImportFrom)):
@@ -138,7 +142,7 @@ def _dotted(value: ast.expr, bindings: Bindings) -> list[str]:
 
 
 def module_of(node: ast.ImportFrom) -> str:
-    """Return the module of a `from` import, as written."""
+    """Return the module name in a `from` import as written, with leading dots."""
     return "." * node.level + (node.module or "")
 
 
@@ -158,12 +162,13 @@ def join(module: str, name: str) -> str:
     return module + name if module.endswith(".") or not module else f"{module}.{name}"
 
 
-#: Name -> its possible dotted names; "*" -> the library modules that are re-exported completely.
+#: Exported name -> its possible dotted names. The key "*" holds the library modules that are re-exported completely.
 Exports = dict[str, list[str]]
-# A circle of imports needs few rounds; only `mp = other.mp.experimental` in a circle would need infinitely many.
+# The maximal number of rounds that resolve circular imports. Few are needed, except for a circle with a statement like
+# `mp = other.mp.experimental`, which would never end.
 _ROUNDS = 20
 
-#: The old names that a file can access in other files: module, as this file names it -> name -> possible dotted names;
+#: The old names that a file can access in other files: module, as the file imports it -> exports of the module.
 Known = dict[str, Exports]
 
 
@@ -178,8 +183,8 @@ class Project:
     {'compat': {'LSO': ['tensorflow.keras.mixed_precision.LossScaleOptimizer']}}
 
     Args:
-        modules: absolute path -> its bindings.
-        importers: a function that returns at least the paths that import a file; by default all paths.
+        modules: the bindings of each file, by absolute path.
+        importers: a function that takes a path and returns the files that may import it; by default all files.
     """
 
     def __init__(self, modules: Mapping[str, Bindings], importers: Callable[[str], Iterable[str]] | None = None):
@@ -191,14 +196,15 @@ class Project:
         self._exports: dict[str, Exports] = {}
 
     def requested(self, path: str) -> set[str]:
-        """Return the names that other files import from this one, including "*" if they may import any name."""
+        """Return the names that other files import from a file, including "*" if they may use any of its names."""
         found: set[str] = set()
         for other in self._importers(path):
             for module, wanted in self._modules[other].imports:
                 if self._find(other, module) == path:
                     found.update(wanted or {"*"})
                 if any(self._find(other, join(module, name)) == path for name in wanted):
-                    found.add("*")  # used as module.name, which may be any name
+                    # The other file imports the module as an object, and may use any of its attributes.
+                    found.add("*")
         return found
 
     def with_old_names(self, paths: Iterable[str]) -> set[str]:
@@ -221,7 +227,7 @@ class Project:
         return any(_has_old_name(exported) for exported in self.known(path).values())
 
     def known(self, path: str) -> Known:
-        """Return the old names that this file can access in other files of the project."""
+        """Return the old names that a file can access in other files of the project."""
         found: Known = {}
         for module, wanted in self._modules[path].imports:
             for candidate in (module, *(join(module, name) for name in wanted)):
@@ -235,15 +241,16 @@ class Project:
     def _exported(self, path: str) -> Exports:
         """Return the old names that a file re-exports, and the possible meanings of each.
 
-        Files may import one another in a circle, so the names of all files that this one depends on are read again
-        until no more are found. The result does not depend on the file to begin with.
+        Imports may be circular, so the exports of the file and of all files that it imports are computed repeatedly,
+        until none of them changes. The result does not depend on the file that comes first.
         """
         if path not in self._exports:
             found: dict[str, Exports] = {path: {}}
             grows = True
             for _ in range(_ROUNDS):
                 grows = False
-                for each in reversed(list(found)):  # files that others depend on come last
+                # Imported files were added after the files that import them. In reverse, they are read first.
+                for each in reversed(list(found)):
                     count, before = len(found), found[each]
                     found[each] = self._read_exports(each, lambda other: self._so_far(other, found))
                     grows = grows or found[each] != before or len(found) > count
@@ -266,7 +273,8 @@ class Project:
                 exported["*"] = [*exported.get("*", []), star]
         for name, meanings in bindings.names.items():
             for module in filter(None, (self._find(path, meaning) for meaning in meanings)):
-                if module != path:  # `from . import compat as name`
+                # A statement such as `from . import compat as name` binds a module of the project.
+                if module != path:
                     inner = exported_by(module).items()
                     exported.update((f"{name}.{each}", found) for each, found in inner if each.isidentifier())
             linked = [m for meaning in meanings for m in self._linked(path, meaning, exported_by)]
@@ -275,7 +283,7 @@ class Project:
         return exported
 
     def _linked(self, path: str, dotted: str, exported_by: Callable[[str], Exports]) -> list[str]:
-        """Return the library's names behind a dotted name that may lead through modules of the project."""
+        """Return the library names that a dotted name stands for after re-exports in the project are resolved."""
         relative = dotted[: len(dotted) - len(dotted.lstrip("."))]
         parts = dotted[len(relative) :].split(".")
         for split in range(len(parts) - 1, -1 if relative else 0, -1):
@@ -287,7 +295,7 @@ class Project:
         return [dotted]
 
     def _find(self, path: str, module: str) -> str | None:
-        """Return the file of a module that the file at `path` imports."""
+        """Return the file of a module that the file at `path` imports; None if it is not in the project."""
         if not module.startswith("."):
             return self._find_absolute(path, module)
         rest = module.lstrip(".")
@@ -316,7 +324,10 @@ class Project:
         return None if others and distances[others[0]] == distances[nearest] else nearest
 
     def _is_top_level(self, folder: str, path: str) -> bool:
-        """Return whether a folder's modules have plain names, because it is not a package, or is the importer's."""
+        """Return whether the file at `path` can import the modules in a folder without a package name.
+
+        It can if the folder is not a package, or is the file's own folder.
+        """
         return os.path.join(folder, "__init__.py") not in self._modules or folder == os.path.dirname(path)
 
 
@@ -326,7 +337,7 @@ def _stem(path: str) -> str:
 
 
 def tail(path: str) -> str:
-    """Return the last part of the name of a file's module.
+    """Return the last part of a file's module name.
 
     >>> tail("/p/compat.py"), tail("/p/package/__init__.py")
     ('compat', 'package')

@@ -1,4 +1,4 @@
-"""The report of the codemod, for people and for programs."""
+"""The codemod's report: findings, results for each file, counts, and the JSON form."""
 
 from __future__ import annotations
 
@@ -21,15 +21,18 @@ ERROR = "error"
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Finding:
-    """One use of an old name.
+    """One use of an old name in a file, and what the codemod did about it.
 
     >>> Finding(3, 6, REWRITTEN, "mp.LossScaleOptimizer(o, 'dynamic')", "tf_lossscale.LossScaleOptimizer(o)").line
     3
     """
 
-    line: int  # counted from 1, in the old file
-    column: int  # from 0
-    kind: str  # REWRITTEN; TODO: left as it is, with a comment in the file; NOTICE: left, and only reported
+    # The line in the old file, counted from 1.
+    line: int
+    # The column in the old file, counted from 0.
+    column: int
+    # REWRITTEN; TODO if the code stays and gets a comment; NOTICE if the code stays and is only reported.
+    kind: str
     old: str
     new: str | None = None
     reason: str | None = None
@@ -37,18 +40,20 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class FileReport:
-    """The result for one file."""
+    """The codemod's result for one file."""
 
     path: str
-    status: str  # CHANGED, UNCHANGED or ERROR
+    # One of CHANGED, UNCHANGED and ERROR.
+    status: str
     findings: tuple[Finding, ...] = ()
     error: str | None = None
-    old: bytes = b""  # the old and the new content, if it is CHANGED
+    # The content before and after the rewrite; both are empty unless the status is CHANGED.
+    old: bytes = b""
     new: bytes = b""
 
     @property
     def diff(self) -> str:
-        """The change as a unified diff; empty without a change."""
+        """The change as a unified diff; empty if the file did not change."""
         shown = self.path.replace(os.sep, "/").lstrip("/")
         lines = difflib.unified_diff(_lines(self.old), _lines(self.new), f"a/{shown}", f"b/{shown}")
         return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
@@ -70,10 +75,10 @@ def counts(reports: Iterable[FileReport]) -> dict[str, int]:
     1
 
     Args:
-        reports: one for each file.
+        reports: the results of all files.
 
     Returns:
-        `files, changed, unchanged, error, rewritten, todo, notice`.
+        The numbers under the keys `files`, `changed`, `unchanged`, `error`, `rewritten`, `todo` and `notice`.
     """
     counted = collections.Counter({k: 0 for k in ("files", CHANGED, UNCHANGED, ERROR, REWRITTEN, TODO, NOTICE)})
     for report in reports:
@@ -90,8 +95,8 @@ def as_json(reports: Iterable[FileReport], written: bool) -> str:
     1
 
     Args:
-        reports: one for each file.
-        written: whether the files were changed.
+        reports: the results of all files.
+        written: whether the changes were written to the files.
 
     Returns:
         JSON text.

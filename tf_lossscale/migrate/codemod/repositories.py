@@ -1,4 +1,4 @@
-"""Asks Git which files it could not restore after a rewrite."""
+"""Asks Git which files could not be restored after a rewrite."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 
 def without_committed_version(paths: Iterable[str]) -> list[str]:
-    """Return the files with uncommitted changes and the files outside of repositories.
+    """Return the files whose current content is not committed to a Git repository.
 
     >>> import tempfile
     >>> folder = os.path.realpath(tempfile.mkdtemp())
@@ -16,10 +16,10 @@ def without_committed_version(paths: Iterable[str]) -> list[str]:
     True
 
     Args:
-        paths: files.
+        paths: the files to check.
 
     Returns:
-        Some of the paths, in the same order.
+        Those of the paths whose content Git cannot restore, grouped by folder.
     """
     by_folder: dict[str, list[str]] = {}
     for path in paths:
@@ -32,7 +32,8 @@ def _lost(folder: str, paths: list[str]) -> list[str]:
     names = [os.path.basename(os.path.realpath(path)) for path in paths]
     try:
         asked = subprocess.run([*command, *names], capture_output=True, check=False)
-    except OSError:  # Git is not installed
+    except OSError:
+        # Git is not installed, so it can restore none of the files.
         return paths
     if asked.returncode != 0:
         return paths

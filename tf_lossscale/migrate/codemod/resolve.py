@@ -1,4 +1,4 @@
-"""The meaning of a name at a place in the code, through imports, aliases, if/else chains and a project's modules."""
+"""Resolves names in code through imports, aliases, if/else chains and a project's modules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from tf_lossscale.migrate.codemod import names
 from tf_lossscale.migrate.codemod.project import UNKNOWN, Around, Known, join, leads_to_old
 from tf_lossscale.migrate.codemod.tree import Tree, methods
 
-# The libraries' customary names, for names that are not bound in the file, or come from `from layers import *`.
+# Customary names of the libraries -> the libraries. A file that does not bind such a name, or that contains a star
+# import like `from layers import *`, is assumed to mean the library.
 LIBRARIES = {"tf": "tensorflow", "tensorflow": "tensorflow", "keras": "keras", "tf_keras": "keras"}
 
 
@@ -31,12 +32,14 @@ _TYPE_TEST = m.Comparison(
 class Meaning(NamedTuple):
     """The possible meanings of an expression."""
 
-    old: tuple[tuple[str, table.Old], ...]  # (dotted name, entry of the table)
-    sure: bool  # False if the expression may also mean something else
+    # Pairs of a dotted name and its entry in the table of old names.
+    old: tuple[tuple[str, table.Old], ...]
+    # False if the expression may also mean something that is not an old name.
+    sure: bool
 
     @property
     def roles(self) -> set[str]:
-        """The roles of the old names."""
+        """The roles of the old names that the expression may mean."""
         return {old.role for _, old in self.old}
 
 
@@ -44,9 +47,9 @@ class Resolver(Tree):
     """Resolves the meanings of expressions in one module.
 
     Args:
-        module: the module's tree.
-        known: old names that other files of the project re-export; see `project`.
-        around: facts about the other files.
+        module: the module's syntax tree.
+        known: old names that other files of the project re-export; see the module `project`.
+        around: facts about the other files of the project.
     """
 
     def __init__(self, module: cst.Module, known: Known | None = None, around: Around | None = None):
@@ -57,7 +60,7 @@ class Resolver(Tree):
         self._attributes: dict[tuple[cst.CSTNode | None, str], list[cst.BaseExpression]] = {}
         self._annotations: dict[tuple[cst.CSTNode | None, str], cst.Annotation] = {}
         self._returned: dict[cst.CSTNode | None, list[cst.BaseExpression]] = {}
-        #: Words in string annotations, which may be the only uses of a name.
+        #: The words in string annotations. A name may be used only in such an annotation.
         self.annotated: set[str] = set()
         self._dotted: dict[cst.CSTNode, set[str]] = {}
         self.stars: list[str] = []
@@ -68,12 +71,13 @@ class Resolver(Tree):
     # Names. -----------------------------------------------------------------------------------------------------
 
     def meaning(self, expression: cst.BaseExpression) -> Meaning:
-        """Return the names of the table that an expression may mean."""
+        """Return the old names that an expression may mean."""
         dotted = self.dotted(expression)
         if not self.imports_tensorflow and any(_on_any_backend(d) for d in dotted):
             return Meaning((), False)
         old = [(d, table.OLD[names.canonical(d)]) for d in sorted(dotted) if names.canonical(d) in table.OLD]
-        # If `mp` may be one of two modules of these libraries, a name exists in only one of them, so it is still sure.
+        # If `mp` may be one of two modules of these libraries, `mp.Policy` is still sure, because only one of the two
+        # modules has this name.
         sure = all(names.canonical(d).startswith(("keras.", "tensorflow.", "tf_lossscale.")) for d in dotted)
         return Meaning(tuple(old), sure)
 
@@ -84,22 +88,23 @@ class Resolver(Tree):
 
     @functools.cached_property
     def uses_an_old_name(self) -> bool:
-        """Whether the module contains a name of the table other than our own."""
+        """Whether the module contains an old name. Names of tf_lossscale itself do not count."""
         return bool(self._roles - {table.OURS})
 
     @functools.cached_property
     def _roles(self) -> set[str]:
-        """The roles of all old names in the module, with "module" for a module of old names."""
-        # Scopes also contain the names in string annotations, which are not in the tree.
+        """The roles of all old names in the module. The role "module" stands for a removed module."""
+        # `self.scopes` also contains names from string annotations, which are not nodes of the tree.
         nodes = [n for n in self.scopes if isinstance(n, (cst.Name, cst.Attribute)) and n in self.parents]
         modules = {names.canonical(d) for node in nodes for d in self.dotted(node)} & table.MODULES.keys()
         return {role for node in nodes for role in self.meaning(node).roles} | ({"module"} if modules else set())
 
     def dotted(self, expression: cst.BaseExpression) -> set[str]:
-        """Return the possible qualified names of an expression, including UNKNOWN if it may be anything."""
+        """Return the possible qualified names of an expression; UNKNOWN stands for any other value."""
         if expression not in self._dotted:
             found = self._resolved(expression)
-            if self._open:  # inside a circle of aliases the result is incomplete
+            # Within a circle of aliases the result is incomplete, so it is not cached.
+            if self._open:
                 return found
             self._dotted[expression] = found
         return self._dotted[expression]
@@ -130,7 +135,7 @@ class Resolver(Tree):
         return {UNKNOWN}
 
     def _module_from(self, function: cst.BaseExpression) -> set[str]:
-        """Return the modules that a call without arguments may return if one is of the old API, else UNKNOWN.
+        """Return the modules that a call without arguments may return; UNKNOWN if none belongs to the old API.
 
         The function may be defined in another file.
         """
@@ -143,7 +148,7 @@ class Resolver(Tree):
         return found if any(names.canonical(module) in names.EMPTIED for module in found) else {UNKNOWN}
 
     def through_project(self, expression: cst.BaseExpression) -> bool:
-        """Return whether an attribute belongs to a module of the project that binds it."""
+        """Return whether an expression such as `compat.Policy` reads a name that a module of the project re-exports."""
         if not isinstance(expression, cst.Attribute):
             return False
         name = expression.attr.value
@@ -155,7 +160,7 @@ class Resolver(Tree):
         return False
 
     def knows(self, module: str, name: str) -> bool:
-        """Return whether the project re-exports a name in a module."""
+        """Return whether a module of the project re-exports a name."""
         return name in self._known.get(module, {})
 
     def is_wrapper_class(self, owner: cst.ClassDef | None) -> bool:
@@ -164,13 +169,13 @@ class Resolver(Tree):
         return any(self.meaning(base.value).roles & {*names.WRAPPERS} for base in bases)
 
     def is_builtin(self, expression: cst.BaseExpression, name: str) -> bool:
-        """Return whether an expression is the builtin of this name."""
+        """Return whether an expression is the builtin function with a given name, and not a variable."""
         if not isinstance(expression, cst.Name) or expression.value != name:
             return False
         return not self.assignments(expression)
 
     def type_tested(self, comparison: cst.Comparison) -> cst.BaseExpression | None:
-        """Return the x of `type(x) is ...` or `x.__class__ is ...`, also with `is not`, `==` and `!=`."""
+        """Return `x` from comparisons like `type(x) is ...` and `x.__class__ != ...`; None for other comparisons."""
         found = m.extract(comparison, _TYPE_TEST)
         tested = found and found["tested"]
         return tested if isinstance(tested, cst.BaseExpression) else None
@@ -210,7 +215,7 @@ class Resolver(Tree):
         return found
 
     def _expanded(self, dotted: str) -> set[str]:
-        """Look a dotted name up in the project's modules."""
+        """Return the names that a dotted name stands for if a module of the project re-exports it."""
         parts = dotted.split(".")
         for split in range(len(parts) - 1, 0, -1):
             module = ".".join(parts[:split]) or "."
@@ -219,7 +224,8 @@ class Resolver(Tree):
             if parts[split] in exported:
                 rest = "".join(f".{part}" for part in parts[split + 1 :])
                 return {d if d == UNKNOWN else d + rest for d in exported[parts[split]]}
-            if (two := ".".join(parts[split : split + 2])) in exported:  # a module that the package imports
+            # A module that a package imports is exported with its names, as in "module.name".
+            if (two := ".".join(parts[split : split + 2])) in exported:
                 rest = "".join(f".{part}" for part in parts[split + 2 :])
                 return {d if d == UNKNOWN else d + rest for d in exported[two]}
             starred = {join(star, ".".join(parts[split:])) for star in exported.get("*", ())}
@@ -231,7 +237,7 @@ class Resolver(Tree):
     # Values. ----------------------------------------------------------------------------------------------------
 
     def values(self, expression: cst.BaseExpression) -> list[cst.BaseExpression | None]:
-        """Return the expressions that may be the value of a variable or attribute; None for an unknown one."""
+        """Return the expressions that may be the value of a variable or attribute; None stands for an unknown value."""
         if isinstance(expression, cst.Name):
             return [self.assigned_value(a) for a in self.reaching(expression)] or [None]
         if isinstance(expression, cst.Attribute):
@@ -239,7 +245,10 @@ class Resolver(Tree):
         return [expression]
 
     def annotated_classes(self, expression: cst.BaseExpression) -> list[cst.BaseExpression]:
-        """Return the classes in all annotations of a variable or attribute; empty if an assignment lacks one."""
+        """Return the classes in all annotations of a variable or attribute.
+
+        The list is empty if one of its assignments has no annotation.
+        """
         found: list[cst.Annotation | None] = []
         if isinstance(expression, cst.Name):
             found = [self._annotation(getattr(a, "node", None)) for a in self.reaching(expression)]
@@ -257,7 +266,7 @@ class Resolver(Tree):
         return outer.annotation if isinstance(outer, (cst.Param, cst.AnnAssign)) else None
 
     def _classes(self, annotation: cst.BaseExpression) -> list[cst.BaseExpression]:
-        """Return the classes in an annotation, without None."""
+        """Return the classes in an annotation. For a union these are its members except None."""
         if isinstance(annotation, cst.SimpleString):
             return self._classes(self._quoted(annotation))
         if isinstance(annotation, cst.BinaryOperation):
@@ -269,7 +278,7 @@ class Resolver(Tree):
         return [] if is_none(annotation) else [annotation]
 
     def _quoted(self, string: cst.SimpleString) -> cst.BaseExpression:
-        """Return the expression in a string annotation, whose names are resolved in the string's scope."""
+        """Parse a string annotation. The names in the result get the scope that contains the string."""
         try:
             expression = cst.parse_expression(str(string.evaluated_value))
         except cst.ParserSyntaxError:
@@ -303,7 +312,7 @@ class Resolver(Tree):
     def _modules_in_body(self, owner: cst.ClassDef, text: str) -> list[cst.BaseExpression]:
         """Return the old modules that a class body assigns to a name.
 
-        Classes are ignored: a subclass may replace them.
+        Other values, such as classes, are ignored, because a subclass may replace them.
         """
         name = text.removeprefix("self.")
         lines = [line.body for line in owner.body.body if isinstance(line, cst.SimpleStatementLine)]
@@ -316,7 +325,7 @@ class Resolver(Tree):
         return self._definitions(value.func) if isinstance(value, cst.Call) else []
 
     def returned(self, function: cst.BaseExpression) -> list[cst.BaseExpression]:
-        """Return the expressions after `return` in a function of this file, or in the method for `self.method`."""
+        """Return the expressions that a function of this file, or a method called as `self.method`, may return."""
         nodes: list[object] = []
         owner = self.enclosing(function, cst.ClassDef)
         if isinstance(function, cst.Name):
@@ -334,11 +343,13 @@ class Resolver(Tree):
         return [node for node in nodes if isinstance(node, cst.ClassDef)]
 
     def is_shim(self, node: cst.CSTNode, attribute: str) -> bool:
-        """Return whether a node is part of `if not hasattr(module, "name"): module.name = ...`, or a similar form.
+        """Return whether a node is part of a statement that adds a missing name to a module.
+
+        An example is `if not hasattr(module, "name"): module.name = ...`.
 
         Args:
-            node: the assignment or the test.
-            attribute: the name that is assigned.
+            node: the node that assigns the name or tests whether it exists.
+            attribute: the name.
         """
         name = m.Arg(m.SimpleString(m.MatchRegex(f".{attribute}.")))
         module = m.SaveMatchedNode(m.DoNotCare(), "module")
@@ -366,11 +377,11 @@ class Resolver(Tree):
             self.annotated.update(re.findall(r"\w+", cst.ensure_type(string, cst.SimpleString).value))
 
     def visit_Import(self, node: cst.Import) -> None:
-        """Note whether TensorFlow is imported."""
+        """Record whether TensorFlow is imported."""
         self._note_modules(alias.evaluated_name for alias in node.names)
 
     def visit_ImportFrom(self, node: cst.ImportFrom) -> None:
-        """Note star imports, and whether TensorFlow is imported."""
+        """Record star imports, and whether TensorFlow is imported."""
         self._note_modules([module_of(node)])
         if isinstance(node.names, cst.ImportStar):
             self.stars.append(module_of(node))
@@ -380,14 +391,14 @@ class Resolver(Tree):
             self.imports_tensorflow = True
 
     def visit_Assign(self, node: cst.Assign) -> None:
-        """Note `self.x = value`."""
+        """Record the value of each assignment `self.x = value`."""
         for target in (each.target for each in node.targets):
             parts = [e.value for e in target.elements] if isinstance(target, (cst.Tuple, cst.List)) else [target]
             for part in parts:
                 self._note_attribute(part, self.value_assigned_to(part))
 
     def visit_AnnAssign(self, node: cst.AnnAssign) -> None:
-        """Note `self.x: T = value` and, in the body of a class, `x: T`."""
+        """Record the annotations of attributes: `self.x: T = value` and, in the body of a class, `x: T`."""
         name = node.target.attr if isinstance(node.target, cst.Attribute) else node.target
         in_body = isinstance(self.scopes.get(node.target), ClassScope)
         if isinstance(name, cst.Name) and (in_body or _is_self(getattr(node.target, "value", None))):
@@ -400,7 +411,7 @@ class Resolver(Tree):
             self._attributes.setdefault((self.enclosing(target, cst.ClassDef), text), []).append(value)
 
     def visit_Return(self, node: cst.Return) -> None:
-        """Note `return value`."""
+        """Record the value of a `return` statement for the function around it."""
         value = node.value or cst.Name("None")
         self._returned.setdefault(self.enclosing(node, cst.FunctionDef), []).append(value)
 
@@ -410,7 +421,7 @@ def _on_any_backend(dotted: str) -> bool:
 
 
 def module_of(statement: cst.ImportFrom) -> str:
-    """Return the module of a `from` import, as written."""
+    """Return the module name in a `from` import as written, with leading dots."""
     name = get_full_name_for_node(statement.module) if statement.module else ""
     return "." * len(statement.relative) + (name or "")
 

@@ -33,10 +33,11 @@ class Rewriter(cst.CSTTransformer):
         self._now: dict[cst.CSTNode, cst.CSTNode] = {}
         self._header: Sequence[cst.EmptyLine] = ()
         self._first: cst.CSTNode | None = None
-        self._names_package = False  # whether a new expression has `tf_lossscale.something`
+        # Whether a new expression contains `tf_lossscale.name`, so the module must import tf_lossscale.
+        self._names_package = False
 
     def visit_Module(self, node: cst.Module) -> None:
-        # Comments above the first statement of a file belong to the module.
+        # LibCST stores comments above the first statement of a file in the module node, not in the statement.
         self._header = node.header
         self._first = node.body[0] if node.body else None
 
@@ -61,7 +62,7 @@ class Rewriter(cst.CSTTransformer):
     # Statements. ------------------------------------------------------------------------------------------------
 
     def _with_comments(self, original: cst.CSTNode, updated: Any) -> Any:
-        """Put TODO comments above a statement, and the comments of its old code that its new code lacks."""
+        """Put TODO comments above a statement, together with comments of its old code that its new code lacks."""
         first, *others = updated.nodes if isinstance(updated, cst.FlattenSentinel) else [updated]
         if not isinstance(first, _LINES):
             return updated
@@ -81,9 +82,10 @@ class Rewriter(cst.CSTTransformer):
     def leave_SimpleStatementLine(
         self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
     ) -> cst.BaseStatement | cst.FlattenSentinel | cst.RemovalSentinel:
-        """Give each of the imports that replace an import a line of its own."""
+        """Split a line into one line for each import if several imports replace its import."""
         if not updated_node.body:
-            return updated_node.with_changes(body=[_REMOVED])  # the block around it keeps the comments
+            # The block around this line removes it later, and keeps its comments.
+            return updated_node.with_changes(body=[_REMOVED])
         if len(original_node.body) > 1 or len(updated_node.body) == 1:
             return updated_node
         lines = [cst.SimpleStatementLine([small]) for small in updated_node.body]
@@ -126,7 +128,7 @@ class Rewriter(cst.CSTTransformer):
     def leave_Try(
         self, original_node: cst.Try, updated_node: cst.Try
     ) -> cst.BaseStatement | cst.FlattenSentinel | cst.RemovalSentinel:
-        """Merge branches of a `try` that have become equal, and remove a `try` whose branches are empty."""
+        """Replace a `try` with one of its branches if all have become equal. Remove it if all are empty."""
         blocks = [updated_node.body, *(handler.body for handler in updated_node.handlers)]
         if updated_node.orelse or updated_node.finalbody or original_node.deep_equals(updated_node):
             return updated_node
@@ -158,7 +160,7 @@ _IMPORTS = m.Import() | m.ImportFrom()
 _IMPORT_LINE = m.SimpleStatementLine([m.AtLeastN(_IMPORTS, n=1)])
 _DOCSTRING = m.SimpleStatementLine([m.Expr(m.SimpleString())])
 _IPYTHON_LINE = m.SimpleStatementLine([m.Expr(m.Name(m.MatchIfTrue(lambda name: name.startswith(IPYTHON))))])
-# An import, or a dotted name that is assigned.
+# A statement that `leave_Try` may merge: an import, `pass`, or an assignment whose value is a name or attribute.
 _PLAIN = m.SimpleStatementLine([_IMPORTS | m.Pass() | m.Assign(value=m.Name() | m.Attribute())])
 _PACKAGE = m.ImportAlias(m.Name("tf_lossscale") | _OF_PACKAGE, None)
 _IMPORTS_PACKAGE = m.SimpleStatementLine(
@@ -167,7 +169,7 @@ _IMPORTS_PACKAGE = m.SimpleStatementLine(
 
 
 def _comments(*nodes: cst.CSTNode) -> collections.Counter[str]:
-    """Count the comments of statements, without those of the blocks in them."""
+    """Count the comments of statements, except the comments in their blocks."""
     found = collections.Counter(node.value for node in nodes if isinstance(node, cst.Comment))
     for node in nodes:
         found += _comments(*(child for child in node.children if not isinstance(child, (cst.BaseSuite, cst.If))))
@@ -181,7 +183,7 @@ def comments(source: bytes) -> list[tokenize.TokenInfo]:
 
 
 def loses_comments(old: bytes, new: bytes) -> bool:
-    """Return whether the new source lacks a comment of the old one."""
+    """Return whether the new source lacks a comment that the old source contains."""
     before, after = (collections.Counter(token.string for token in comments(source)) for source in (old, new))
     return bool(before - after)
 
@@ -195,7 +197,7 @@ def _line(code: str) -> cst.SimpleStatementLine:
 
 
 def _without_removed(block: Any) -> Any:
-    """Remove emptied lines from a block or module, and move the comments above them to the next line."""
+    """Remove emptied lines from a block or module, and move their comments above the next line."""
     body: list[Any] = []
     held: list[cst.EmptyLine] = []
     for line in block.body:
@@ -216,7 +218,10 @@ def _without_removed(block: Any) -> Any:
 
 
 def _import_place(body: Sequence[cst.BaseStatement]) -> int:
-    """Return the position after the docstring and the first imports, among which IPython's lines may be."""
+    """Return the position for a new import: after the docstring and the first imports.
+
+    Lines of IPython's own syntax may stand between these imports.
+    """
     place = 0
     for index, line in enumerate(body):
         if m.matches(line, _IMPORT_LINE) or (index == 0 and m.matches(line, _DOCSTRING)):

@@ -1,4 +1,4 @@
-"""The files of a project, read once, and parsed only if a text search cannot determine their imports."""
+"""The files of a project. All are searched as text, and parsed only if the search cannot exclude old names."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ _RELATIVE = re.compile(rb"from[ \t]+\.")
 _COMPILE = re.compile(rb"(?<!\bre)(?<!regex)\.compile\(")
 _CALLED = re.compile(rb"\.loss_scale\(\)")
 _WRAPS = re.compile(rb"LossScaleOptimizer|enable_mixed_precision_graph_rewrite")
-_DOT = b"."  # represents a relative import
+# Stands for a relative import in the set of words that a file's imports contain.
+_DOT = b"."
 
 
 class Sources(Mapping[str, Bindings]):
-    """A mapping from paths to bindings, which are parsed on access.
+    """A mapping from paths to bindings. A file is parsed when its bindings are first accessed.
 
     >>> sources = Sources(["/p/compat.py", "/p/train.py"], {
     ...     "/p/compat.py": b"from tensorflow.keras import mixed_precision as mp",
@@ -29,7 +30,7 @@ class Sources(Mapping[str, Bindings]):
     (['/p/compat.py'], ['/p/train.py'])
 
     Args:
-        paths: absolute paths.
+        paths: the absolute paths of the files.
         load: a function that returns the source of a file.
     """
 
@@ -44,7 +45,8 @@ class Sources(Mapping[str, Bindings]):
         calling: list[str] = []
         for path in paths:
             source = load(path)
-            imports = b" ".join(_IMPORT.findall(source))  # also matches imports in comments and strings
+            # The pattern also matches imports in comments and strings.
+            imports = b" ".join(_IMPORT.findall(source))
             self._words[path] = {*_WORD.findall(imports), *([_DOT] if _RELATIVE.search(imports) else [])}
             if names.is_worth_parsing(source):
                 self.with_old_names.append(path)
@@ -55,7 +57,9 @@ class Sources(Mapping[str, Bindings]):
             if _COMPILE.search(source):
                 self._compiling.add(path)
         self._is_alone = len(self._words) == 1
-        if self._wrapping or self._is_alone:  # another file may wrap the optimizer
+        # A call of `loss_scale()` is an old use only if some file may wrap the optimizer. A single file may belong to a
+        # project whose other files do so.
+        if self._wrapping or self._is_alone:
             self.with_old_names += calling
 
     def __getitem__(self, path: str) -> Bindings:
@@ -73,18 +77,18 @@ class Sources(Mapping[str, Bindings]):
         return path in self._words
 
     def around(self, path: str) -> Around:
-        """Return facts about the files other than this one.
+        """Return facts about all files of the project except one.
 
         Args:
-            path: one of the files.
+            path: the file that is left out.
         """
         return Around() if self._is_alone else Around(bool(self._wrapping - {path}), bool(self._compiling - {path}))
 
     def importers(self, path: str) -> Iterator[str]:
-        """Yield the files with an import statement that contains a file's module name.
+        """Yield the files whose import statements may import a file, according to the words in them.
 
         Args:
-            path: the file that may be imported.
+            path: the imported file.
         """
         word = tail(path).encode()
         package = os.path.dirname(path) + os.sep if os.path.basename(path) == "__init__.py" else None

@@ -1,7 +1,7 @@
 """Plans renaming a strategy's `experimental_run_v2` to `run`, which takes the same arguments.
 
-No other class of TensorFlow had a method of this name, so the type of the object does not matter. Only files that give
-the name their own meaning are left unchanged.
+No other class of TensorFlow had a method of this name, so the type of the object does not matter. Only a file
+that defines or assigns this name itself is left unchanged.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OWN = f"this file defines {names.OLD_RUN} and keeps it. Calls in other files be
 
 
 class StrategyPlanner(Visitor):
-    """Plans the edits of strategies in one module."""
+    """Plans the edits of tf.distribute strategies in one module."""
 
     def __init__(self, resolver: Resolver, calls: Calls, edits: Edits):
         super().__init__(resolver, calls, edits)

@@ -1,4 +1,4 @@
-"""A module's syntax tree with scopes, parents and positions, and the assignments that can reach a use."""
+"""A module's syntax tree with scopes, parents and positions, and the assignments that can reach a variable's use."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ _LAYOUT = (
 _SCOPES = (cst.FunctionDef, cst.ClassDef, cst.Lambda)
 _Node = TypeVar("_Node", bound=cst.CSTNode)
 
-# Context managers of TensorFlow. They suppress no errors, so code after such a block runs after all of it.
+# Context managers of TensorFlow. They suppress no errors, so code after such a `with` block runs only if the whole
+# block ran.
 _CONTEXTS = ("scope", "as_default", "device", "init_scope", "name_scope", "variable_scope", "GradientTape", "Session")
 
 
 class _Walk(cst.CSTVisitor):
-    """Records the parent of every node that is not layout, which is about half of the nodes."""
+    """Records the parents of nodes. Layout nodes, which are about half of all nodes, are skipped."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,16 +53,16 @@ class Tree:
     """The syntax tree of one module, and queries about it.
 
     Args:
-        module: the module's tree.
+        module: the module, as parsed by LibCST.
     """
 
     def __init__(self, module: cst.Module):
         self.module = module
         walk = _Walk()
         module.visit(walk)
-        #: Node -> parent, in the order of the text, parents first.
+        #: Node -> parent. The nodes are in source order, with each parent before its children.
         self.parents = walk.parents
-        # The parser never returns a node twice, so LibCST need not copy the tree.
+        # LibCST copies the tree by default, in case it contains a node twice. A parsed tree never does.
         wrapper = MetadataWrapper(module, unsafe_skip_copy=True)
         found = wrapper.resolve_many([ExpressionContextProvider, ScopeProvider, PositionProvider])
         self.scopes = dict(found[ScopeProvider])
@@ -69,7 +70,7 @@ class Tree:
 
     @functools.cached_property
     def names(self) -> dict[str, list[cst.Name]]:
-        """The names in each scope."""
+        """The nodes that use or bind a name, grouped by name."""
         found: dict[str, list[cst.Name]] = {}
         for node in self.scopes:
             if isinstance(node, cst.Name):
@@ -77,15 +78,15 @@ class Tree:
         return found
 
     def start(self, node: cst.CSTNode) -> tuple[int, int]:
-        """Return the line of a node, counted from 1, and its column, from 0."""
+        """Return the line of a node, counted from 1, and its column, counted from 0."""
         start = self._positions[node].start
         return start.line, start.column
 
     def visit(self, *visitors: Any) -> None:
-        """For every call, call `visit_Call(node)` of each visitor, and the same for the other kinds of nodes.
+        """Call each visitor's method for the type of each node, such as `visit_Call(node)` for a call.
 
-        A method that returns False excludes the node's children. One walk of the tree serves all visitors,
-        because LibCST recreates every node in each walk.
+        If a method returns False, the node's children are skipped. All visitors share one walk, because each walk of
+        LibCST re-creates every node.
         """
         methods: dict[type, list[Callable[[Any], bool | None]]] = {}
         left: set[cst.CSTNode] = set()
@@ -98,18 +99,18 @@ class Tree:
                 left.add(node)
 
     def ancestors(self, node: cst.CSTNode, stop: tuple[type, ...] = ()) -> Iterator[cst.CSTNode]:
-        """Yield the ancestors of a node, nearest first, up to the first of a type in `stop`."""
+        """Yield the ancestors of a node, nearest first, and end before the first ancestor of a type in `stop`."""
         parent = self.parents.get(node)
         while parent is not None and not isinstance(parent, stop):
             yield parent
             parent = self.parents.get(parent)
 
     def enclosing(self, node: cst.CSTNode, kind: type[_Node]) -> _Node | None:
-        """Return the nearest ancestor of a type."""
+        """Return the nearest ancestor of a given type, or None."""
         return next((a for a in self.ancestors(node) if isinstance(a, kind)), None)
 
     def statement(self, node: cst.CSTNode) -> cst.CSTNode:
-        """Return the statement line that contains a node."""
+        """Return the innermost statement that contains a node."""
         for candidate in (node, *self.ancestors(node)):
             parent = self.parents.get(candidate)
             if isinstance(parent, (cst.IndentedBlock, cst.Module)) or (
@@ -119,29 +120,30 @@ class Tree:
         return node
 
     def is_read(self, node: cst.CSTNode) -> bool:
-        """Return whether a name or attribute is read here, not assigned or deleted."""
+        """Return whether a node reads a name or attribute, rather than assigning or deleting it."""
         return self._contexts.get(node) is ExpressionContext.LOAD
 
     def is_deleted(self, node: cst.CSTNode) -> bool:
-        """Return whether a name is deleted here."""
+        """Return whether a node deletes a name or attribute."""
         return self._contexts.get(node) is ExpressionContext.DEL
 
     # Assignments. ---------------------------------------------------------------------------------------------------
 
     def assigned_value(self, assignment: object) -> cst.BaseExpression | None:
-        """Return the right side of an assignment `name = value`; None for other assignments."""
+        """Return the value in an assignment `name = value`; None for other bindings, such as imports."""
         node = getattr(assignment, "node", None)
         if not isinstance(assignment, Assignment) or not isinstance(node, cst.Name):
             return None
         return self.value_assigned_to(node)
 
     def value_assigned_to(self, target: cst.BaseExpression) -> cst.BaseExpression | None:
-        """Return the right side of the statement or walrus whose target this is."""
+        """Return the value that an assignment statement or `:=` assigns to a target; None if it is unknown."""
         parent = self.parents.get(target)
         if isinstance(parent, cst.AssignTarget):
             statement = self.parents[parent]
             return statement.value if isinstance(statement, cst.Assign) else None
-        if isinstance(parent, cst.Element):  # `a, b = x, y`
+        # The target is one of several, as in `a, b = x, y`.
+        if isinstance(parent, cst.Element):
             targets = self.parents[parent]
             values = self.value_assigned_to(targets) if isinstance(targets, (cst.Tuple, cst.List)) else None
             return _element(values, targets.elements.index(parent), len(targets.elements))
@@ -156,9 +158,10 @@ class Tree:
         return [assignment for assignment in found if not isinstance(assignment, BuiltinAssignment)]
 
     def reaching(self, name: cst.Name) -> list[object]:
-        """Return the assignments that can reach this use.
+        """Return the assignments that may have set a variable's value at a given use.
 
-        In a function, a use runs after the assignments above the function. Those below the function may run before it.
+        A use in a function runs after the assignments above the function. Assignments below the function may also run
+        before the use.
         """
         assignments = self.assignments(name)
         scopes = {getattr(a, "scope", None) for a in assignments}
@@ -180,7 +183,7 @@ class Tree:
             start = (0, 0) if node is None else self.start(node)
             if start >= use and not later_too:
                 continue
-            # Another function, which declares the name global or nonlocal, may run at any time.
+            # An assignment in another function, which declares the name global or nonlocal, may run at any time.
             elsewhere = node is not None and self._function_of(node) is not home
             reaching.append(((float("inf"), 0) if elsewhere else start, assignment))
             if node is not None and start < use and self._always_runs_before(node, above):
@@ -191,14 +194,18 @@ class Tree:
         return next((a for a in self.ancestors(node) if isinstance(a, _SCOPES)), None)
 
     def _binding(self, assignment: object) -> cst.CSTNode | None:
-        """Return the statement of an assignment; None for a parameter."""
+        """Return the statement that makes an assignment; None for a parameter."""
         node = getattr(assignment, "node", None)
         if node is None or isinstance(node, (cst.Param, *_STATEMENTS)):
             return None if isinstance(node, cst.Param) else node
         return next((a for a in self.ancestors(node) if isinstance(a, _STATEMENTS)), None)
 
     def _always_runs_before(self, statement: cst.CSTNode, above: list[cst.CSTNode]) -> bool:
-        """Return whether a statement is in a block around a use, and not in a loop that may have no iterations."""
+        """Return whether a statement always runs before a use below it.
+
+        It does if its block also contains the use. A `with` block that only sets a TensorFlow context counts as part of
+        the block around it.
+        """
         if not isinstance(statement, (cst.BaseSmallStatement, cst.FunctionDef, cst.ClassDef)):
             return False
         block = self.parents.get(statement)
@@ -212,13 +219,13 @@ class Tree:
 
 
 def methods(owner: cst.CSTNode | None) -> dict[str, cst.FunctionDef]:
-    """Return the functions in the body of a class by name; empty for other nodes."""
+    """Return the methods that a class defines, by name; empty for other nodes."""
     body = owner.body.body if isinstance(owner, cst.ClassDef) else ()
     return {each.name.value: each for each in body if isinstance(each, cst.FunctionDef)}
 
 
 def _element(values: cst.BaseExpression | None, place: int, count: int) -> cst.BaseExpression | None:
-    """Return an element of a tuple display or comprehension; None for other expressions or lengths."""
+    """Return one element of a tuple, list or comprehension; None for other expressions and other lengths."""
     if isinstance(values, (cst.GeneratorExp, cst.ListComp)):
         return values.elt
     if not isinstance(values, (cst.Tuple, cst.List)) or len(values.elements) != count:

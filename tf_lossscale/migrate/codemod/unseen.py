@@ -1,4 +1,4 @@
-"""Reports uses that syntax does not show: strings, unpacked arguments, unknown modules."""
+"""Reports uses of old names that syntax alone does not show: in strings, unpacked arguments and unknown modules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tf_lossscale.migrate.codemod.edits import Visitor
 from tf_lossscale.migrate.codemod.project import leads_to_old
 from tf_lossscale.migrate.codemod.resolve import LIBRARIES
 
-# The last parts of the old names.
+# The old names without the modules before them.
 _SHORT = {name.rsplit(".", 1)[1] for name in table.OLD}
 _IN_A_STRING = re.compile(
     r"[\w.]*mixed_precision\.(experimental(\.\w+)*|LossScaleOptimizer|set_policy)"
@@ -29,7 +29,7 @@ _UNPACKED = (
 
 
 class UnseenPlanner(Visitor):
-    """Plans comments and notices for one module."""
+    """Plans TODO comments and notices for uses in one module that syntax alone does not show."""
 
     def visit_Attribute(self, node: cst.Attribute) -> None:
         self._out_of_sight(node)
@@ -42,7 +42,7 @@ class UnseenPlanner(Visitor):
                 self._in_a_dict(node)
 
     def _in_a_dict(self, node: cst.CSTNode) -> None:
-        """Report `loss_scale="dynamic"`; in a file without TensorFlow it belongs to another library."""
+        """Report `loss_scale="dynamic"` in a dict, except in a file that uses neither TensorFlow nor an old name."""
         if self._resolver.imports_tensorflow or self._resolver.uses_an_old_name:
             self._edits.notice(node, _UNPACKED)
 
