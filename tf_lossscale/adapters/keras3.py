@@ -143,7 +143,8 @@ class Family(family.Family):
         # The copy that Keras makes of a built optimizer has no state.
         inner = self.inner
         new = type(inner).from_config(inner.get_config())
-        if hasattr(inner, "_exclude_from_weight_decay"):  # a config does not contain it
+        # A Keras config does not contain the variables that are excluded from weight decay.
+        if hasattr(inner, "_exclude_from_weight_decay"):
             new._exclude_from_weight_decay = set(inner._exclude_from_weight_decay)
             new._exclude_from_weight_decay_pattern = inner._exclude_from_weight_decay_pattern
         if inner.built:
@@ -214,7 +215,8 @@ class LossScaleOptimizer(
         """
         variables = self._given_or_known(var_list, "finalize_variable_values()")
         self._optimizer.finalize_variable_values(variables)
-        self._stall.report(self)  # the last call of `fit`
+        # Keras calls this method last in `fit`.
+        self._stall.report(self)
 
     exclude_from_weight_decay = of_inner(keras.optimizers.Optimizer.exclude_from_weight_decay)
 
@@ -265,7 +267,8 @@ class LossScaleOptimizer(
                 type(self._optimizer).__name__,
             )
             values = values[: len(inner)]
-        if len(values) != len(inner):  # for example, a layer was frozen after the training; Keras warns, too
+        # For example, a layer was frozen after the training. Keras warns about the mismatch as well.
+        if len(values) != len(inner):
             _warn_of_other_variables(self._optimizer, len(values), bool(of_scale))
             inner = values = []
         for variable, value in [*zip(inner, values), *of_scale]:

@@ -22,7 +22,8 @@ class Family(family.Family):
     apply_takes_unscaled = True
 
     def build(self, variables: list[Any]) -> None:
-        if hasattr(self.inner, "_initialize"):  # otherwise Sonnet creates the moments on the first step
+        # An optimizer without `_initialize` creates its moments in the first step.
+        if hasattr(self.inner, "_initialize"):
             with tf.init_scope():
                 self.inner._initialize(variables)
 

@@ -51,7 +51,8 @@ class Family(family.Family):
         return super().obstacle()
 
     def count_skipped_step(self) -> Any:
-        return tf.no_op()  # a skipped step does not count in global_step
+        # A skipped step does not count in `global_step`.
+        return tf.no_op()
 
     @property
     def learning_rate_name(self) -> str:
@@ -136,7 +137,8 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
         Returns:
             In a legacy graph the operation to run.
         """
-        if isinstance(global_step, (list, tuple)):  # minimize(loss, var_list), as in Keras
+        # A list in the second position is `var_list`, as in Keras: `minimize(loss, var_list)`.
+        if isinstance(global_step, (list, tuple)):
             global_step, var_list = var_list, global_step
         pairs = self.compute_gradients(
             loss,

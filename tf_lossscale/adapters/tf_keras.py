@@ -54,7 +54,8 @@ class Family(family.Family):
             # tf_keras records the strategy in the constructor, which may run outside of its scope.
             inner._distribution_strategy = tf.distribute.get_strategy()
         replicas.give_copies(inner, ("_iterations", "_learning_rate", "_current_learning_rate"), inner._variables)
-        if not self.is_built:  # tf_keras does not store the variables
+        # tf_keras does not store the variables that an optimizer is built for, so the family does.
+        if not self.is_built:
             self._variables = [weakref.ref(variable) for variable in variables]
         with tf.init_scope():
             inner.build(variables)
@@ -70,7 +71,8 @@ class Family(family.Family):
     def gradients(
         self, loss: tf.Tensor, variables: list[Any], grad_loss: Any, tape: tf.GradientTape
     ) -> list[tuple[Any, Any]]:
-        if grad_loss is not None:  # the inner optimizer's method has no such argument
+        # The method of the inner optimizer has no argument `grad_loss`.
+        if grad_loss is not None:
             return super().gradients(loss, variables, grad_loss, tape)
         return self.inner.compute_gradients(loss, variables, tape)
 
@@ -143,7 +145,8 @@ class LossScaleOptimizer(
 
     _family_class = Family
     _family: Family
-    _is_wrapped_by_loss_scale_optimizer = True  # tf_keras reads this before its own wrapper wraps another optimizer
+    # tf_keras checks this attribute before it wraps an optimizer in its own wrapper.
+    _is_wrapped_by_loss_scale_optimizer = True
 
     def _init_base(self) -> None:
         # a subclass may override the method
@@ -162,7 +165,8 @@ class LossScaleOptimizer(
         """
         variables = self._given_or_known(var_list, "finalize_variable_values()")
         self._optimizer.finalize_variable_values(variables)
-        self._stall.report(self)  # the last call of `fit`
+        # Keras calls this method last in `fit`.
+        self._stall.report(self)
 
     exclude_from_weight_decay = of_inner(tf_keras.optimizers.Optimizer.exclude_from_weight_decay)
 

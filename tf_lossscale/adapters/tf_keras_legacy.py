@@ -115,11 +115,13 @@ class LossScaleOptimizer(
 
     _family_class = Family
     _family: Family
-    _is_wrapped_by_loss_scale_optimizer = True  # tf_keras reads this before its own wrapper wraps another optimizer
+    # tf_keras checks this attribute before it wraps an optimizer in its own wrapper.
+    _is_wrapped_by_loss_scale_optimizer = True
     _HAS_AGGREGATE_GRAD = True
 
     def _init_base(self) -> None:
-        if type(self)._aggregate_gradients is not LossScaleOptimizer._aggregate_gradients:  # overridden by a user's
+        # A user's subclass may override `_aggregate_gradients`.
+        if type(self)._aggregate_gradients is not LossScaleOptimizer._aggregate_gradients:
             self._family.own_aggregation = self._aggregate_gradients
 
     def get_gradients(self, loss: tf.Tensor, params: list[Any]) -> list[Any]:
@@ -135,7 +137,9 @@ class LossScaleOptimizer(
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("lr", "learning_rate"):
             _require_number(name, value)
-            _ = self._optimizer.learning_rate  # creates a float32 variable; setting 2 would create an int32 variable
+            # Reading the learning rate creates a float32 variable. Without it, setting 2 would create an int32
+            # variable.
+            _ = self._optimizer.learning_rate
         elif "_optimizer" in vars(self) and name in self._optimizer._hyper and self._is_delegated(name):
             _require_number(name, value)
         super().__setattr__(name, value)

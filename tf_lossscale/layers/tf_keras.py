@@ -79,7 +79,8 @@ def rename_metric(metric: Any, name: str) -> None:
         metric: a metric object of tf_keras.
         name: the name in logs and in the result of `evaluate`.
     """
-    metric._name = name  # tf_keras has no public way to change the name
+    # tf_keras has no public way to change the name of a metric.
+    metric._name = name
 
 
 def note_steps(model: Any, steps: int) -> None:

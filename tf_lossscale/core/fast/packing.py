@@ -301,7 +301,8 @@ def as_arguments(
     gradients: list[Any], to_compile: bool
 ) -> tuple[list[tf.Tensor], Callable[[list[tf.Tensor]], list[Any]]]:
     """Return stacks and scaled gradients; see `core.step.as_arguments`."""
-    if tf.executing_eagerly():  # origins are noted only in graphs
+    # The origins of gradients are noted only in graphs.
+    if tf.executing_eagerly():
         return step.as_arguments.plain(gradients, to_compile)  # type: ignore[attr-defined]
     packed = Packed(gradients, stacks=not to_compile)
     flat = tf.nest.flatten(packed.tensors)

@@ -27,9 +27,11 @@ Argument = tuple[str | None, "int | str | cst.BaseExpression"]
 class Written(NamedTuple):
     """The new form of a call."""
 
-    target: str  # dotted name of the function
+    # The dotted name of the new function.
+    target: str
     arguments: Sequence[Argument]
-    consumed: tuple[cst.CSTNode, ...] = ()  # nodes whose names are no longer used
+    # Nodes of the old call whose names the new call does not use.
+    consumed: tuple[cst.CSTNode, ...] = ()
 
 
 #: Returns the short name of the loss scale class that an expression calls, or None.
@@ -228,7 +230,8 @@ def _spaced(old: Sequence[cst.Arg], new: list[cst.Arg]) -> list[cst.Arg]:
             argument = argument.with_changes(comma=gap.comma, whitespace_after_arg=gap.whitespace_after_arg)
         elif index < len(new) - 1:
             argument = argument.with_changes(comma=COMMA, whitespace_after_arg=cst.SimpleWhitespace(""))
-        else:  # a comment beside a dropped argument must not end up beside another one
+        else:
+            # A comment beside a dropped argument must not end up beside another argument.
             end = cst.Arg(old[-1].value) if len(new) < len(old) and m.findall(old[-1], m.Comment()) else old[-1]
             argument = argument.with_changes(comma=end.comma, whitespace_after_arg=end.whitespace_after_arg)
         spaced.append(argument)

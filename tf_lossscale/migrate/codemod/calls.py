@@ -26,11 +26,14 @@ from tf_lossscale.migrate.codemod.project import UNKNOWN
 from tf_lossscale.migrate.codemod.resolve import Meaning, Resolver, is_none
 
 # The kinds of values of a variable.
-WRAPPER = "wrapper"  # a tf_lossscale.LossScaleOptimizer, once its call is rewritten
-FACE = "face"  # an old class, from tf_lossscale.legacy
+# A value that is a `tf_lossscale.LossScaleOptimizer` after its call is rewritten.
+WRAPPER = "wrapper"
+# A value of an old class from `tf_lossscale.legacy`.
+FACE = "face"
 LEFT = "left as it is"
 POLICY = "policy"
-OPTIMIZER = "optimizer of Keras or tf.compat.v1.train"  # surely not a wrapper
+# A value that is certainly an optimizer and not a wrapper.
+OPTIMIZER = "optimizer of Keras or tf.compat.v1.train"
 OTHER = "something else"
 
 _FROM_CONFIG = m.Attribute(attr=m.Name("from_config"))

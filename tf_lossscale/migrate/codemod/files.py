@@ -18,7 +18,8 @@ from tf_lossscale.writing import whole_file
 
 _NEVER = ("__pycache__", "node_modules", "site-packages")
 _NOTEBOOK = ".ipynb"
-_FEW = 8  # starting a process takes longer than migrating this many files
+# Up to this many files are migrated in one process, because starting others takes longer.
+_FEW = 8
 
 
 class Job(NamedTuple):
@@ -129,7 +130,8 @@ def map_in_processes(function: Callable[[_In], _Out], items: Sequence[_In], jobs
         for result in _until_one_dies(function, items[done:], jobs):
             done += 1
             yield result
-        if done < len(items):  # one of the next items killed a process, so the next one gets a process of its own
+        # One of the next items killed a process, so the next item gets its own process.
+        if done < len(items):
             yield next(_until_one_dies(function, items[done : done + 1], 1), None)
             done += 1
 
@@ -182,7 +184,8 @@ def _migrate(job: Job) -> report.FileReport:
         return _failed(job.shown, error)
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # a panic in LibCST's parser is not an Exception
+    except BaseException as error:
+        # A panic in LibCST's parser is a BaseException, not an Exception.
         return report.FileReport(job.shown, report.ERROR, error=f"{type(error).__name__}: {error}")
 
 

@@ -25,7 +25,8 @@ from tf_lossscale.migrate.codemod.strategies import StrategyPlanner
 from tf_lossscale.migrate.codemod.unseen import UnseenPlanner
 
 _ALONE = Around()
-_STACK = 512 * 2**20  # bytes, of which only deeply nested files use more than a little
+# The stack size of the parsing thread, in bytes. Only deeply nested files use much of it.
+_STACK = 512 * 2**20
 _TOO_DEEP = "is nested too deeply for the parser. Split its longest expression or chain of branches, and migrate again"
 
 
@@ -76,7 +77,8 @@ def _migrated(source: bytes, known: Known | None, requested: Collection[str], ar
         [RefusalPlanner(*of_module), PolicyPlanner(*of_module)],
         [Planner(*of_module)],
         [ObjectPlanner(*of_module), StrategyPlanner(*of_module), UnseenPlanner(*of_module)],
-        [ImportPlanner(*of_module, set(requested))],  # last, because now the remaining uses of each name are known
+        # Imports come last, because the remaining uses of each name are known only then.
+        [ImportPlanner(*of_module, set(requested))],
     ):
         resolver.visit(*visitors)
         for visitor in visitors:
