@@ -21,7 +21,7 @@ keras: Any = keras_versions.keras_3()
 
 
 class Family(family.Family):
-    """An optimizer of Keras 3."""
+    """The family of Keras 3's optimizers."""
 
     optimizers = keras.optimizers
     optimizers_name = "tf.keras.optimizers"
@@ -110,8 +110,8 @@ class Family(family.Family):
         return [each._iterations.assign_add(1) for each in counting]
 
     def start_averages(self) -> Any:
-        # Keras starts an average in the step with iteration 0. If that is skipped, the average would stay zero, and
-        # `finalize_variable_values` would set the weights to zero; later steps would average with these zeros.
+        # Keras starts an average in the step with iteration 0. If that step is skipped, the average would stay zero:
+        # later steps would average with zeros, and `finalize_variable_values` would set the weights to zero.
         return [
             average.assign(tf.where(tf.equal(each.iterations, 0), tf.convert_to_tensor(variable), average.value))
             for each in _with_parts(self.inner)
@@ -181,7 +181,8 @@ class LossScaleOptimizer(
     def _init_base(self) -> None:
         self.__dict__.update(name=self._family.scope, _lock=False)
         for variable in self._loss_scale.variables:
-            variable.path = f"{self.name}/{variable.name.split(':')[0]}"  # Keras names the values in an h5 file by path
+            # Keras uses the paths of variables as names in h5 files.
+            variable.path = f"{self.name}/{variable.name.split(':')[0]}"
 
     @property
     def built(self) -> bool:
@@ -211,7 +212,7 @@ class LossScaleOptimizer(
         """Overwrite the variables with their moving average, if the inner optimizer keeps one.
 
         Args:
-            var_list: the variables; None for those that the optimizer is built for.
+            var_list: the variables. The default is all variables for which the optimizer is built.
         """
         variables = self._given_or_known(var_list, "finalize_variable_values()")
         self._optimizer.finalize_variable_values(variables)
@@ -335,7 +336,7 @@ def _warn_of_other_variables(inner: Any, saved: int, with_scale: bool) -> None:
 
 
 def _are_of_a_wrapper(values: list[Any]) -> bool:
-    """Return whether saved values begin with a wrapper's own, whose learning rate is zero."""
+    """Return whether the saved values begin with those of a wrapper, which has a learning rate of zero."""
     return len(values) >= 4 and all(value.shape == () for value in values[:4]) and values[1][()] == 0
 
 
@@ -372,5 +373,5 @@ def _move_under_strategy(inner: Any) -> None:
 
 
 def _with_parts(inner: Any) -> list[Any]:
-    """Return an optimizer, and the optimizers that it consists of."""
+    """Return an optimizer and its parts: a MultiOptimizer consists of several optimizers."""
     return [inner, *getattr(inner, "optimizers", [])]

@@ -14,7 +14,7 @@ from tf_lossscale.wrapper import family, optimizer
 
 
 class Family(family.Family):
-    """How the wrapper uses a Sonnet 2 optimizer."""
+    """The family of Sonnet 2's optimizers."""
 
     options = ()
     delegated = ("step",)
@@ -31,7 +31,8 @@ class Family(family.Family):
         return self.inner.apply(gradients, variables, **kwargs)
 
     def count_skipped_step(self) -> Any:
-        return tf.no_op()  # `step` is part of the optimizer's state, which a skipped step leaves unchanged
+        # `step` is part of the optimizer's state, which a skipped step leaves unchanged.
+        return tf.no_op()
 
     def hyperparameter_names(self) -> tuple[str, ...]:
         arguments = inspect.signature(type(self.inner).__init__).parameters

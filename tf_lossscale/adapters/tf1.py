@@ -15,7 +15,7 @@ _Optimizer: Any = tf.compat.v1.train.Optimizer
 
 
 class Family(family.Family):
-    """A `tf.compat.v1.train.Optimizer`."""
+    """The family of the optimizers of `tf.compat.v1.train`."""
 
     options = ()
     slots_need_gradients = True
@@ -73,11 +73,12 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
         _Optimizer.__init__(self, use_locking=False, name=self._optimizer.get_name())
 
     def compute_gradients(self, loss: Any, var_list: Any = None, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-        """Compute the unscaled gradients of a loss, scaling it on the way.
+        """Scale a loss, compute its gradients, and unscale them.
 
         Args:
             loss: a tensor, or in eager mode a function that returns one.
-            var_list: a variable, a list of them or a function that returns one of these; None for those of the graph.
+            var_list: a variable, a list of them or a function that returns one of these. The default is all
+                trainable variables of the graph.
             *args: as in `tf.compat.v1.train.Optimizer.compute_gradients`.
             **kwargs: keyword arguments of that method, and `tape`, the tape that recorded a loss tensor in eager mode.
 
@@ -126,7 +127,7 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
         Args:
             loss: a tensor, or in eager mode a function that returns one.
             global_step: a variable that counts the applied steps.
-            var_list: the variables; None for those of the graph.
+            var_list: the variables. The default is all trainable variables of the graph.
             gate_gradients: as in the original.
             aggregation_method: as in the original.
             colocate_gradients_with_ops: as in the original.

@@ -18,7 +18,7 @@ tf_keras: Any = keras_versions.keras_2()
 
 
 class Family(family.Family):
-    """An optimizer of `tf_keras.optimizers`."""
+    """The family of `tf_keras.optimizers`."""
 
     optimizers = tf_keras.optimizers
     optimizers_name = f"{tf_keras.__name__}.optimizers"
@@ -110,7 +110,8 @@ class Family(family.Family):
         return hyperparameters.names(self.inner)
 
     def config(self) -> Any:
-        if not tf.__internal__.tf2.enabled():  # Keras 2 is about to convert it to a legacy optimizer, for `fit`
+        # Without TensorFlow 2's behavior, Keras 2's `fit` converts the optimizer to a legacy optimizer.
+        if not tf.__internal__.tf2.enabled():
             self.require_graph_mode()
         return tf_keras.optimizers.serialize(self.inner)
 
@@ -149,7 +150,7 @@ class LossScaleOptimizer(
     _is_wrapped_by_loss_scale_optimizer = True
 
     def _init_base(self) -> None:
-        # a subclass may override the method
+        # A subclass may override `aggregate_gradients`.
         if type(self).aggregate_gradients is not LossScaleOptimizer.aggregate_gradients:
             self._family.own_aggregation = self.aggregate_gradients
         if self._optimizer._mesh:
@@ -161,7 +162,7 @@ class LossScaleOptimizer(
         """Overwrite the variables with their moving average, if the inner optimizer keeps one.
 
         Args:
-            var_list: the variables; None for those that the optimizer is built for.
+            var_list: the variables. The default is all variables for which the optimizer is built.
         """
         variables = self._given_or_known(var_list, "finalize_variable_values()")
         self._optimizer.finalize_variable_values(variables)

@@ -35,7 +35,7 @@ variables.tell_of_new(tf_keras.__internal__.backend.track_variable)
 
 
 class Family(family.Family):
-    """An optimizer of `tf_keras.optimizers.legacy`."""
+    """The family of `tf_keras.optimizers.legacy`."""
 
     optimizers = tf_keras.optimizers.legacy
     optimizers_name = f"{tf_keras.__name__}.optimizers.legacy"
@@ -43,7 +43,8 @@ class Family(family.Family):
     nadam_product = ("_m_cache", 0.004)
     takes_empty_steps = True
     returns_operations = True
-    set_in_each_step = ("_m_cache_read",)  # Nadam's attribute
+    # Nadam sets this attribute in each step.
+    set_in_each_step = ("_m_cache_read",)
     slots_need_gradients = True
     delegated = (
         *(*CLIPS, "gradient_aggregator", "gradient_transformers", "_hyper", "_weights", "_slots"),
@@ -205,7 +206,8 @@ def _require_number(name: str, value: Any) -> None:
 
 def _require_not_saved_beside(inner: Any) -> None:
     """Raise an error if the checkpoint being written holds both the wrapper and its inner optimizer."""
-    saving = sys._getframe(2)  # TensorFlow calls this on each object, and raises if two objects have the same slots
+    # TensorFlow calls this function for each object, and raises an error if two objects have the same slots.
+    saving = sys._getframe(2)
     if saving.f_code.co_name != "serialize_slot_variables":
         return
     if any(each is inner for each in saving.f_locals.get("non_slot_objects", ())):

@@ -172,7 +172,7 @@ def value_or_zero(variable: tf.Variable) -> tf.Tensor:
     3
 
     Args:
-        variable: one that is not saved.
+        variable: a variable that checkpoints do not contain.
     """
     if tf.compat.v1.executing_eagerly_outside_functions():
         return tf.convert_to_tensor(variable)
@@ -188,7 +188,7 @@ def add_one(variable: tf.Variable) -> Any:
     4
 
     Args:
-        variable: one that is not saved.
+        variable: a variable that checkpoints do not contain.
 
     Returns:
         In a graph, the result of `assign`.

@@ -11,7 +11,7 @@ from tf_lossscale.core import replicas
 from tf_lossscale.libraries import keras_versions
 
 keras = library = keras_versions.keras_3()
-# Private: Keras's losses call its `scale_loss_for_distribution`.
+# `keras.src.losses.loss` is private. Keras's losses call its function `scale_loss_for_distribution`.
 _losses = keras_versions.keras_3("src.losses.loss")
 
 # The names of the dtype policies.

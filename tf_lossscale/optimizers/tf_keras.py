@@ -88,7 +88,8 @@ class Adafactor(AdafactorBase, tf_keras.optimizers.Optimizer):
         given = self._prepare(params, options)
         kwargs = {"name": "Adafactor", "jit_compile": False, **kwargs}
         super().__init__(weight_decay=weight_decay, **kwargs)
-        self._rates: list[Any] = []  # all groups' learning rates; tf.train.Checkpoint saves this attribute
+        # The learning rates of all groups. tf.train.Checkpoint saves this attribute.
+        self._rates: list[Any] = []
         for group in given:
             self._add_group(group)
 

@@ -1,6 +1,7 @@
 """Translates the arguments of old names into the arguments of a LossScaleOptimizer.
 
-Pure functions of a call's arguments. They refuse a call, with a reason, if they cannot prove the new form equal.
+Pure functions of a call's arguments. If they cannot prove that the new form of a call is equivalent to
+the old one, they raise `Unprovable` with the reason.
 """
 
 from __future__ import annotations
@@ -58,7 +59,10 @@ def as_they_are(call: cst.Call) -> list[Argument]:
 
 
 def bind(arguments: Sequence[cst.Arg], signature: Sequence[str]) -> Binding | None:
-    """Map parameter names to the indices of their arguments; None if stars or unknown keywords prevent that."""
+    """Map parameter names to the indices of their arguments.
+
+    Return None for a call with `*` or `**` arguments or with unknown keywords.
+    """
     found: Binding = {}
     for index, argument in enumerate(arguments):
         if argument.star:

@@ -32,7 +32,7 @@ class Edits:
         self.gone: set[cst.CSTNode] = set()
         #: Statement -> comments to put above it.
         self.todos: dict[cst.CSTNode, list[str]] = {}
-        #: Import alias or star -> the code of the import in its place; None to remove it.
+        #: The code that replaces an import alias or a star import; None if the import is removed.
         self.imports: dict[cst.CSTNode, str | None] = {}
         #: Nodes that do not change, and names whose bindings must stay because such a node uses them.
         self.frozen: set[cst.CSTNode] = set()

@@ -110,7 +110,8 @@ def _left_by_an_earlier_run(source: bytes, edits: Edits) -> list[Finding]:
 
 def _parsed(source: bytes) -> cst.Module:
     """Parse a file. LibCST's native parser recurses deeply, so it runs in a thread with a large stack."""
-    wrong = python_error(source)  # Python's parser names the line, and limits its recursion
+    # Python's parser, unlike LibCST's, names the line of an error and limits its recursion.
+    wrong = python_error(source)
     if isinstance(wrong, (RecursionError, MemoryError)):
         raise ValueError(_TOO_DEEP)
     if wrong is not None:
