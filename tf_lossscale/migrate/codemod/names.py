@@ -117,8 +117,8 @@ GONE_HOOKS = {*HOOKS} - {"_compute_gradients", "_get_gradients"}
 
 # Words that many old names contain.
 _PARTS = ("mixed_precision", "LossScale", "training.experimental")
-# A file is parsed only if it contains one of these words or an old name without one of the parts above. The TODO mark
-# finds comments that an earlier run of the codemod left.
+# Only a file that contains one of these words or another old name is parsed. `TODO(tf-lossscale)` marks comments that
+# an earlier run of the codemod left.
 _WORDS = (
     *(part.encode() for part in _PARTS),
     b"get_scaled_loss",

@@ -146,11 +146,14 @@ class Notebook:
 
     @property
     def words(self) -> set[str]:
-        """The words in lines of IPython's own syntax. A name may be used only in these lines."""
+        """The words in lines of IPython's own syntax. Imports of these words are kept."""
         return {word for text in self._kept for word in _WORD.findall(text)}
 
     def left(self) -> Iterator[Finding]:
-        """Yield a notice for each line of IPython's own syntax with an old name. Line numbers are the module's."""
+        """Yield a notice for each line of IPython's own syntax that contains an old name.
+
+        The line numbers are those of the joined module.
+        """
         for number, line in enumerate(self.source.splitlines(), 1):
             match = _NAMES.match(line)
             text = self._kept[int(match[1])] if match else ""

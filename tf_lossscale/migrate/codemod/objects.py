@@ -169,7 +169,7 @@ class ObjectPlanner(Visitor):
         self._suspected.setdefault(place, (node, what))
 
     def _call_of_loss_scale(self, node: cst.Call) -> None:
-        """Handle `opt.loss_scale()`. The attribute is a tensor since TensorFlow 2.4, and was callable before."""
+        """Handle `opt.loss_scale()`. The attribute was callable up to TensorFlow 2.3, and is now a tensor."""
         func = node.func
         if node.args or not isinstance(func, cst.Attribute) or func.attr.value not in _SCALES:
             if isinstance(func, cst.Name) and not node.args:
@@ -265,7 +265,7 @@ class ObjectPlanner(Visitor):
     def _state(self, outer: cst.Attribute, node: cst.Attribute, found: set[str]) -> None:
         name = outer.attr.value
         if node.attr.value == "_loss_scale" and (name == "multiplier" or not self._resolver.is_read(outer)):
-            # The object in the current wrapper's `_loss_scale` has the same attribute.
+            # The object in `_loss_scale` of a current wrapper has this attribute too, so the code stays.
             return
         if name in names.STATE and found <= _PLAIN_OR_WRAPPER:
             new = names.STATE[name]

@@ -116,7 +116,7 @@ class Planner(Visitor):
         (name,) = full
         old = table.OLD.get(name)
         if old and (old.role == table.OURS or (old.role == table.STABLE and not is_getattr)):
-            # The module still has this name.
+            # The module still has this name, so the call stays as it is.
             return
         new = table.FACES.get(old.role, old.new) if old else table.MODULES.get(name)
         if new is None or new == f"{table.KERAS}.{attribute}":
@@ -214,7 +214,7 @@ class Planner(Visitor):
         return False
 
     def _is_tried(self, node: cst.Attribute) -> bool:
-        """Return whether an attribute is a whole statement, which only tests whether the name exists."""
+        """Return whether an attribute is a whole statement, such as `module.name` in a `try` block."""
         return isinstance(self._resolver.parents[node], cst.Expr)
 
     def visit_Name(self, node: cst.Name) -> None:
@@ -251,9 +251,9 @@ class Planner(Visitor):
         return new.pop() if len(new) == 1 else None
 
     def _told_by_subclass(self, node: cst.BaseExpression, roles: set[str]) -> str | None:
-        """Return the base class, of two possible classes, whose arguments a subclass's `super().__init__` call passes.
+        """Return which of two possible base classes takes the arguments of a subclass's `super().__init__` call.
 
-        If the call does not show which class it is, the newer one is returned.
+        If the arguments do not decide this, the newer class is returned.
         """
         owner = self._resolver.enclosing(node, cst.ClassDef)
         if owner is None or all(base.value is not node for base in owner.bases):
@@ -291,7 +291,7 @@ class Planner(Visitor):
         return "value"
 
     def _is_alias(self, statement: cst.Assign | cst.AnnAssign | cst.NamedExpr, node: cst.BaseExpression) -> bool:
-        """Return whether a statement assigns this part of its value only to variables, not to attributes or items."""
+        """Return whether an assignment binds a class in its value only to variables, not to attributes or items."""
         within = {node, *self._resolver.ancestors(node)}
         targets = [t.target for t in statement.targets] if isinstance(statement, cst.Assign) else [statement.target]
         parts = [p for t in targets for p in ([e.value for e in t.elements] if isinstance(t, _SEVERAL) else [t])]

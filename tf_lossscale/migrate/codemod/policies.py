@@ -132,7 +132,10 @@ class PolicyPlanner(Visitor):
         return text(name) is not None and code(scale) == "None"
 
     def _is_argument(self, scale: cst.BaseExpression) -> bool:
-        """Return whether a loss scale is a function's parameter. Other files may call `compile` after the function."""
+        """Return whether a loss scale is a parameter of a function.
+
+        Another file may call such a function and then `compile`.
+        """
         reaching = self._resolver.reaching(scale) if isinstance(scale, cst.Name) else []
         return any(isinstance(getattr(assignment, "node", None), cst.Param) for assignment in reaching)
 

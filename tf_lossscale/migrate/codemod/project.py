@@ -164,8 +164,8 @@ def join(module: str, name: str) -> str:
 
 #: Exported name -> its possible dotted names. The key "*" holds the library modules that are re-exported completely.
 Exports = dict[str, list[str]]
-# The maximal number of rounds that resolve circular imports. Few are needed, except for a circle with a statement like
-# `mp = other.mp.experimental`, which would never end.
+# The maximum number of rounds in which circular imports are resolved. A few rounds suffice, unless a statement like
+# `mp = other.mp.experimental` in a circle adds a longer name in every round.
 _ROUNDS = 20
 
 #: The old names that a file can access in other files: module, as the file imports it -> exports of the module.
@@ -242,7 +242,7 @@ class Project:
         """Return the old names that a file re-exports, and the possible meanings of each.
 
         Imports may be circular, so the exports of the file and of all files that it imports are computed repeatedly,
-        until none of them changes. The result does not depend on the file that comes first.
+        until none of them changes. The result does not depend on which file is asked for first.
         """
         if path not in self._exports:
             found: dict[str, Exports] = {path: {}}
@@ -283,7 +283,7 @@ class Project:
         return exported
 
     def _linked(self, path: str, dotted: str, exported_by: Callable[[str], Exports]) -> list[str]:
-        """Return the library names that a dotted name stands for after re-exports in the project are resolved."""
+        """Return the library names that a dotted name stands for, by following re-exports in the project."""
         relative = dotted[: len(dotted) - len(dotted.lstrip("."))]
         parts = dotted[len(relative) :].split(".")
         for split in range(len(parts) - 1, -1 if relative else 0, -1):

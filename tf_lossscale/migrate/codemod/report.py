@@ -31,7 +31,7 @@ class Finding:
     line: int
     # The column in the old file, counted from 0.
     column: int
-    # REWRITTEN; TODO if the code stays and gets a comment; NOTICE if the code stays and is only reported.
+    # REWRITTEN, TODO or NOTICE. The code stays under TODO, with a comment above it, and under NOTICE, without one.
     kind: str
     old: str
     new: str | None = None

@@ -17,8 +17,8 @@ from tf_lossscale.migrate.codemod import names
 from tf_lossscale.migrate.codemod.project import UNKNOWN, Around, Known, join, leads_to_old
 from tf_lossscale.migrate.codemod.tree import Tree, methods
 
-# Customary names of the libraries -> the libraries. A file that does not bind such a name, or that contains a star
-# import like `from layers import *`, is assumed to mean the library.
+# Customary names of the libraries -> the libraries. They help to interpret names that a file does not bind, or that may
+# come from a star import like `from layers import *`.
 LIBRARIES = {"tf": "tensorflow", "tensorflow": "tensorflow", "keras": "keras", "tf_keras": "keras"}
 
 
@@ -60,7 +60,7 @@ class Resolver(Tree):
         self._attributes: dict[tuple[cst.CSTNode | None, str], list[cst.BaseExpression]] = {}
         self._annotations: dict[tuple[cst.CSTNode | None, str], cst.Annotation] = {}
         self._returned: dict[cst.CSTNode | None, list[cst.BaseExpression]] = {}
-        #: The words in string annotations. A name may be used only in such an annotation.
+        #: The words in string annotations. Each of them may be a use of an imported name.
         self.annotated: set[str] = set()
         self._dotted: dict[cst.CSTNode, set[str]] = {}
         self.stars: list[str] = []
@@ -76,8 +76,8 @@ class Resolver(Tree):
         if not self.imports_tensorflow and any(_on_any_backend(d) for d in dotted):
             return Meaning((), False)
         old = [(d, table.OLD[names.canonical(d)]) for d in sorted(dotted) if names.canonical(d) in table.OLD]
-        # If `mp` may be one of two modules of these libraries, `mp.Policy` is still sure, because only one of the two
-        # modules has this name.
+        # If `mp` may be one of two modules of these libraries, the meaning of `mp.Policy` is still certain, because
+        # only one of the two modules has this name.
         sure = all(names.canonical(d).startswith(("keras.", "tensorflow.", "tf_lossscale.")) for d in dotted)
         return Meaning(tuple(old), sure)
 
@@ -224,7 +224,7 @@ class Resolver(Tree):
             if parts[split] in exported:
                 rest = "".join(f".{part}" for part in parts[split + 1 :])
                 return {d if d == UNKNOWN else d + rest for d in exported[parts[split]]}
-            # A module that a package imports is exported with its names, as in "module.name".
+            # If a package imports a module, the names in the module are exported under keys like "module.name".
             if (two := ".".join(parts[split : split + 2])) in exported:
                 rest = "".join(f".{part}" for part in parts[split + 2 :])
                 return {d if d == UNKNOWN else d + rest for d in exported[two]}

@@ -1,4 +1,4 @@
-"""The files of a project. All are searched as text, and parsed only if the search cannot exclude old names."""
+"""The files of a project. A text search decides which of them have to be parsed."""
 
 from __future__ import annotations
 

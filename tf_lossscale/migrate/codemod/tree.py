@@ -31,7 +31,7 @@ _CONTEXTS = ("scope", "as_default", "device", "init_scope", "name_scope", "varia
 
 
 class _Walk(cst.CSTVisitor):
-    """Records the parents of nodes. Layout nodes, which are about half of all nodes, are skipped."""
+    """Records the parents of nodes. Layout nodes such as whitespace, about half of all nodes, are skipped."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,8 @@ class Tree:
         module.visit(walk)
         #: Node -> parent. The nodes are in source order, with each parent before its children.
         self.parents = walk.parents
-        # LibCST copies the tree by default, in case it contains a node twice. A parsed tree never does.
+        # LibCST copies the tree by default, in case it contains a node twice. A parsed tree never does,
+        # so the copy is skipped.
         wrapper = MetadataWrapper(module, unsafe_skip_copy=True)
         found = wrapper.resolve_many([ExpressionContextProvider, ScopeProvider, PositionProvider])
         self.scopes = dict(found[ScopeProvider])
