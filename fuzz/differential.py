@@ -70,7 +70,8 @@ class Difference:
     original: Original
     program: Any
     step: Any
-    before: float  # the scale before the step
+    #: The loss scale before the step.
+    before: float
     theirs: dict[str, Any]
     ours: dict[str, Any]
 

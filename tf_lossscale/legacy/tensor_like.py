@@ -46,7 +46,8 @@ class TensorLike:
         return TheObject(self)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        del copy  # each conversion computes a new value, so there is nothing to copy
+        # NumPy need not copy the array, because each conversion computes a new value.
+        del copy
         return np.asarray(self().numpy(), dtype)
 
     def __float__(self) -> float:

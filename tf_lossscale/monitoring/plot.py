@@ -113,7 +113,7 @@ def _pictures(
 
 
 def _counted(logdir: pathlib.Path) -> dict[str, list[ExponentCounts]]:
-    """Return a dict from the name of each run with exponent counts to these counts."""
+    """Return the exponent counts of each run that has any, by the name of the run."""
     paths = sorted(path.parent for path in logdir.rglob(records.FILE))
     found = {_name_of(path, logdir): records.read(path) for path in paths}
     return {name: run for name, run in found.items() if run}

@@ -144,7 +144,7 @@ class Scaled(NamedTuple):
         """Return the unscaled gradient, with the same operations as in `unscale` and therefore the same bits.
 
         Args:
-            one: as in `kept_inside`.
+            one: a 1 created in the loop, whose value XLA does not know; None outside a loop. See `kept_inside`.
         """
         return scaling.divide(kept_inside(self.values, one), self.scale)
 
@@ -206,7 +206,7 @@ class Packed:
         """Return the gradients, computed in the caller's graph.
 
         Args:
-            one: as in `kept_inside`.
+            one: a 1 created in the loop, whose value XLA does not know; None outside a loop. See `kept_inside`.
             tensors: replacements for `self.tensors`, for example their sums over all replicas.
         """
         tensors = self.tensors if tensors is None else tensors

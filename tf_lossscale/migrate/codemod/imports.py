@@ -99,7 +99,10 @@ class ImportPlanner(Visitor):
     def _with_counterpart(
         self, node: cst.CSTNode, alias: cst.ImportAlias, dotted: str, bound: str, new: str | None
     ) -> None:
-        """Plan for a name of the table, or a module with only such names; `new` is None if it has not moved."""
+        """Plan the new import of a name in the table, or of a module all of whose names are in the table.
+
+        `new` is None if the name has not moved.
+        """
         is_gone = names.canonical(dotted).startswith(_GONE)
         uses, remain = self._uses(node, bound)
         if new is None and is_gone and self._is_unused(node, bound):

@@ -17,8 +17,8 @@ from tf_lossscale.migrate.codemod import names
 from tf_lossscale.migrate.codemod.project import UNKNOWN, Around, Known, join, leads_to_old
 from tf_lossscale.migrate.codemod.tree import Tree, methods
 
-# Customary names of the libraries -> the libraries. They help to interpret names that a file does not bind, or that may
-# come from a star import like `from layers import *`.
+# The customary names of the libraries. If a file does not bind such a name, or may bind it with a star import like
+# `from layers import *`, the name is assumed to mean the library.
 LIBRARIES = {"tf": "tensorflow", "tensorflow": "tensorflow", "keras": "keras", "tf_keras": "keras"}
 
 
