@@ -74,7 +74,7 @@ def test_every_question_has_a_sentence_and_is_asked():
             continue
         if callable(value) or isinstance(value, (property, staticmethod, classmethod)):
             doc = (value.fget if isinstance(value, property) else value).__doc__
-            assert doc and doc.endswith("."), name
+            assert doc and doc.rstrip().endswith("."), name
         else:
             assert re.search(rf"#: .*\n    {name}\b", source), name
         assert re.search(rf"\.{name}\b", asking), f"{name} is declared, but nothing asks for it"
