@@ -1,7 +1,6 @@
-"""Translates the arguments of old names into the arguments of a LossScaleOptimizer.
+"""Translates the arguments of old classes into arguments of LossScaleOptimizer.
 
-Pure functions of a call's arguments. If they cannot prove that the new form of a call is equivalent to
-the old one, they raise `Unprovable` with the reason.
+The functions are pure. They return None if they cannot prove that the new arguments mean the same as the old ones.
 """
 
 from __future__ import annotations
@@ -18,10 +17,11 @@ from tf_lossscale.legacy import table
 
 
 class Unprovable(Exception):
-    """A call that cannot be rewritten. The message is the reason."""
+    """Raised for a call that has no provably equivalent new form. The message gives the reason."""
 
 
-#: A new argument: its keyword, and an old argument's index, an old expression, or code.
+#: An argument of the new call, as (keyword or None, value). The value is the index of an argument of the old call,
+#: an expression from the old code, or new code in a string.
 Argument = tuple[str | None, "int | str | cst.BaseExpression"]
 
 
@@ -35,7 +35,8 @@ class Written(NamedTuple):
     consumed: tuple[cst.CSTNode, ...] = ()
 
 
-#: Returns the short name of the loss scale class that an expression calls, or None.
+#: A function that returns the name of the loss scale class that an expression instantiates, such as
+#: "FixedLossScale", or None.
 LossScaleOf = Callable[[cst.BaseExpression], str | None]
 Binding = dict[str, int]
 
@@ -49,12 +50,12 @@ SIGNATURES = {
 
 
 def keyword_of(argument: cst.Arg) -> str | None:
-    """Return the keyword of an argument; None for a positional one."""
+    """Return the keyword of an argument, or None for a positional argument."""
     return argument.keyword.value if argument.keyword else None
 
 
 def as_they_are(call: cst.Call) -> list[Argument]:
-    """Return the arguments of a call, unchanged."""
+    """Return `Argument` tuples that keep all arguments of a call unchanged."""
     return [(keyword_of(argument), index) for index, argument in enumerate(call.args)]
 
 
@@ -80,7 +81,7 @@ def bind(arguments: Sequence[cst.Arg], signature: Sequence[str]) -> Binding | No
 
 
 def number(expression: cst.BaseExpression) -> float | None:
-    """Return the value of a literal number such as `2 ** 15`; None for other expressions."""
+    """Return the value of a constant number such as `2 ** 15`, or None for any other expression."""
     try:
         return float(_evaluated(ast.parse(code(expression), mode="eval").body))
     except (ValueError, OverflowError, ZeroDivisionError, SyntaxError):
@@ -108,38 +109,38 @@ def _evaluated(node: ast.expr) -> float:
     if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)) and not isinstance(node.value, bool):
         return node.value
     if not isinstance(node, (ast.UnaryOp, ast.BinOp)) or type(node.op) not in _OPERATORS:
-        raise ValueError("not a number")
+        raise ValueError
     operands = [node.operand] if isinstance(node, ast.UnaryOp) else [node.left, node.right]
     return _OPERATORS[type(node.op)](*map(_evaluated, operands))
 
 
 def text(expression: cst.BaseExpression) -> str | None:
-    """Return the value of a string literal; None for other expressions."""
+    """Return the value of a string literal, or None for any other expression."""
     if isinstance(expression, cst.SimpleString) and isinstance(expression.evaluated_value, str):
         return expression.evaluated_value
     return None
 
 
 def code(node: cst.CSTNode) -> str:
-    """Return the code of a node."""
+    """Return the source code of a node."""
     return cst.Module([]).code_for_node(node)
 
 
 def scale_arguments(
     expression: cst.BaseExpression, loss_scale_of: LossScaleOf
 ) -> tuple[list[Argument], list[cst.CSTNode]] | None:
-    """Return the arguments of a LossScaleOptimizer that mean the same as an old `loss_scale`.
+    """Return the arguments of LossScaleOptimizer that mean the same as an old `loss_scale` argument.
 
     >>> scale_arguments(cst.parse_expression("'dynamic'"), lambda _: None)
     ([], [])
 
     Args:
-        expression: the old argument.
-        loss_scale_of: returns which loss scale class an expression calls.
+        expression: the value of the old argument.
+        loss_scale_of: a function that returns the name of the loss scale class that an expression instantiates.
 
     Returns:
-        The arguments, and the nodes whose names are no longer used; None if the value of the expression is known only
-        at run time.
+        The new arguments, and the nodes of the expression that the new arguments drop. None if the equivalent
+        arguments are known only at run time.
     """
     if text(expression) == "dynamic":
         return [], []
@@ -160,12 +161,12 @@ def scale_arguments(
 
 
 def _fixed(given: dict[str, cst.BaseExpression]) -> list[Argument] | None:
-    """Return the new arguments for a FixedLossScale's."""
+    """Translate the arguments of FixedLossScale into arguments of LossScaleOptimizer."""
     return [("dynamic", "False"), ("initial_scale", given["loss_scale_value"])] if given else None
 
 
 def _dynamic(given: dict[str, cst.BaseExpression]) -> list[Argument] | None:
-    """Return the new arguments for a DynamicLossScale's."""
+    """Translate the arguments of DynamicLossScale into arguments of LossScaleOptimizer."""
     written: list[Argument] = []
     if "initial_loss_scale" in given:
         written.append(("initial_scale", given["initial_loss_scale"]))
@@ -191,16 +192,16 @@ def rewritten(
     func: cst.BaseExpression | None,
     now: Callable[[cst.BaseExpression], cst.BaseExpression],
 ) -> cst.Call:
-    """Return the call with its new arguments, with the whitespace and comments of the old ones.
+    """Return a call in its new form, with the whitespace and comments between the old arguments.
 
     Args:
-        call: the call, with its inner parts already rewritten.
-        written: the new form.
-        func: the new function; None to keep the old one.
-        now: a function that returns the rewritten form of an old expression.
+        call: the call, whose inner expressions have already been rewritten.
+        written: the planned new form of the call.
+        func: the expression for the new function, or None to keep the old function.
+        now: a function that returns the rewritten form of an expression from the old code.
 
     Returns:
-        A new call.
+        The new call.
     """
     old = call.args
     new: list[cst.Arg] = []

@@ -1,4 +1,4 @@
-"""The new form of calls of old names, and the kinds of objects that calls return."""
+"""Determines the new form of each call of an old name, and what kind of object an expression holds."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from tf_lossscale.migrate.codemod.arguments import (
 from tf_lossscale.migrate.codemod.project import UNKNOWN
 from tf_lossscale.migrate.codemod.resolve import Meaning, Resolver, is_none
 
-# The kinds of values of a variable.
-# A value that is a `tf_lossscale.LossScaleOptimizer` after its call is rewritten.
+# The kinds of objects that an expression may hold. A WRAPPER is a `tf_lossscale.LossScaleOptimizer` once the call that
+# creates it is rewritten.
 WRAPPER = "wrapper"
-# A value of an old class from `tf_lossscale.legacy`.
+# An instance of an old class from `tf_lossscale.legacy`.
 FACE = "face"
 LEFT = "left as it is"
 POLICY = "policy"
-# A value that is certainly an optimizer and not a wrapper.
+# An optimizer that is certainly not a wrapper.
 OPTIMIZER = "optimizer of Keras or tf.compat.v1.train"
 OTHER = "something else"
 
@@ -40,10 +40,10 @@ _FROM_CONFIG = m.Attribute(attr=m.Name("from_config"))
 
 
 class Calls:
-    """The calls of old names in one module.
+    """Analyzes the calls of old names in one module.
 
     Args:
-        resolver: the module's resolver.
+        resolver: resolves the names in the module.
     """
 
     def __init__(self, resolver: Resolver):
@@ -52,11 +52,14 @@ class Calls:
         self._open: set[cst.CSTNode] = set()
 
     def written(self, call: cst.Call, meaning: Meaning) -> Written:
-        """Return the new form of a call of a wrapper's constructor, or raise Unprovable.
+        """Return the new form of a call of a wrapper's constructor.
 
         Args:
-            call: a call of one of `names.WRAPPERS`.
-            meaning: the meaning of the called function.
+            call: a call of one of the classes in `names.WRAPPERS`.
+            meaning: the resolved meaning of the called function.
+
+        Raises:
+            Unprovable: no new form of the call is provably equivalent.
         """
         if call not in self._written:
             try:
@@ -77,7 +80,7 @@ class Calls:
         if roles == {table.CONTRIB}:
             return _unchanged(call, table.FACES[table.CONTRIB])
         if roles <= {table.STABLE, table.OURS, table.EXPERIMENTAL}:
-            # One name for two classes, distinguished by their arguments.
+            # The name may mean the old or the new class. The arguments show which of the two is called.
             if self._has_old_arguments(call):
                 return self._experimental(call)
             if self._is_certainly_stable(call):
@@ -88,7 +91,10 @@ class Calls:
         )
 
     def is_old_base(self, owner: cst.ClassDef) -> bool | None:
-        """Return whether a subclass calls `super().__init__` with the older class's arguments; None if unknown."""
+        """Return whether a subclass calls `super().__init__` with arguments that only the older base class takes.
+
+        Returns None if the arguments do not tell which base class is meant.
+        """
         calls = [
             call
             for call in m.findall(owner.body, m.Call(func=m.Attribute(m.Call(m.Name("super")), m.Name("__init__"))))
@@ -112,7 +118,7 @@ class Calls:
         return _unchanged(call, table.WRAPPER)
 
     def _has_old_arguments(self, call: cst.Call) -> bool:
-        """Return whether the arguments fit `(optimizer, loss_scale)` only."""
+        """Return whether the arguments of a call fit only the old signature `(optimizer, loss_scale)`."""
         keywords = {argument.keyword.value for argument in call.args if argument.keyword}
         if any(argument.star for argument in call.args):
             return False
@@ -125,11 +131,11 @@ class Calls:
         return "'dynamic'" in values or number(second) is not None or self.loss_scale_class(second) is not None
 
     def _literals(self, expression: cst.BaseExpression | None, through: int = 1) -> set[str]:
-        """Return which of True, False and 'dynamic' an expression may be; "?" for anything else.
+        """Return which of the values True, False and 'dynamic' an expression may have, and "?" if any other.
 
         Args:
-            expression: an expression; None for an unknown one.
-            through: how many variables to look through.
+            expression: an expression, or None if the expression is unknown.
+            through: the number of times that a variable may be replaced by the values assigned to it.
         """
         if isinstance(expression, cst.IfExp):
             return self._literals(expression.body, through) | self._literals(expression.orelse, through)
@@ -141,7 +147,8 @@ class Calls:
     def _is_certainly_stable(self, call: cst.Call) -> bool:
         stars = {argument.star for argument in call.args} - {""}
         if stars:
-            # A program that supports both classes chooses the arguments by version, and unpacks only the newer class's.
+            # A program that supports both classes selects keyword arguments by version. It unpacks them with `**` only
+            # for the newer class.
             return stars == {"**"} and _argument(call, 1, "dynamic") is None
         second = _argument(call, 1, "dynamic")
         keywords = {argument.keyword.value for argument in call.args if argument.keyword}
@@ -160,13 +167,13 @@ class Calls:
             bound = bind(call.args, ("inner_optimizer", "loss_scale"))
             bound = bound and {"optimizer" if k == "inner_optimizer" else k: v for k, v in bound.items()}
         if bound is None or "optimizer" not in bound:
-            raise Unprovable("the arguments do not fit (optimizer, loss_scale)")
+            raise Unprovable("the arguments do not fit the signature (optimizer, loss_scale)")
         if "loss_scale" not in bound:
             return Written(table.WRAPPER, [_inner(call, bound["optimizer"])])
         return self._wrapped(call, bound["optimizer"], bound["loss_scale"])
 
     def _wrapped(self, call: cst.Call, optimizer: int, scale: int) -> Written:
-        """Return a call of the wrapper, or of the helper function if the scale is known only at run time."""
+        """Return a call of LossScaleOptimizer, or of `from_loss_scale` if the scale is known only at run time."""
         value = call.args[scale].value
         if self._literals(value) <= {"True", "'dynamic'"}:
             value = cst.SimpleString("'dynamic'")
@@ -179,9 +186,10 @@ class Calls:
         return Written(table.WRAPPER, new, tuple(consumed))
 
     def scale(self, value: cst.BaseExpression) -> tuple[list[Argument], list[cst.CSTNode]] | None:
-        """Return the wrapper's arguments for an old loss scale; None if it is known only at run time.
+        """Return the arguments of LossScaleOptimizer for an old loss scale, or None if it is known only at run time.
 
-        May raise Unprovable.
+        Raises:
+            Unprovable: the loss scale is that of another wrapper.
         """
         is_read = isinstance(value, cst.Attribute) and value.attr.value in ("loss_scale", "_loss_scale")
         if is_read and self.kinds(value.value) & {WRAPPER, FACE, LEFT}:
@@ -191,7 +199,7 @@ class Calls:
     # Objects. ---------------------------------------------------------------------------------------------------
 
     def loss_scale_class(self, expression: cst.BaseExpression) -> str | None:
-        """Return the short name of the loss scale class that an expression calls, or None."""
+        """Return the name of the loss scale class that an expression instantiates, without its module, or None."""
         meaning = self._resolver.meaning(expression.func) if isinstance(expression, cst.Call) else None
         if meaning is None or not meaning.sure:
             return None
@@ -199,29 +207,32 @@ class Calls:
         return new.pop() if len(new) == 1 and new <= {"FixedLossScale", "DynamicLossScale"} else None
 
     def is_global_policy(self, expression: cst.BaseExpression) -> bool:
-        """Return whether an expression is `global_policy()`, old or new."""
+        """Return whether an expression calls `global_policy()` of the old or the new API."""
         dotted = self._resolver.dotted(expression.func) if isinstance(expression, cst.Call) else ()
         return any(d.endswith(".global_policy") for d in dotted)
 
     def is_compile(self, call: cst.Call) -> bool:
-        """Return whether a call is `compile` of a model with an optimizer, unlike `re.compile`."""
+        """Return whether a call compiles a Keras model with an optimizer, unlike `re.compile(...)`."""
         if not m.matches(call.func, m.Attribute(attr=m.Name("compile"))) or optimizer_of(call) is None:
             return False
         return not all(map(_is_in_module, self._resolver.dotted(call.func)))
 
     @functools.cached_property
     def compiled(self) -> list[cst.Call]:
-        """Return the calls of models' `compile` in the module."""
+        """The calls in this module that compile a Keras model."""
         return [node for node in self._resolver.parents if isinstance(node, cst.Call) and self.is_compile(node)]
 
     def why_compiled(self, calls: Sequence[cst.Call]) -> str | None:
-        """Return why one of these calls of `compile`, or one in another file, may create an optimizer, or None."""
+        """Return the reason to suspect that a call of `compile` created the optimizer, or None.
+
+        The suspect is the first of the given calls, or else a call in another file.
+        """
         if calls:
             return f"Suspected because of compile() in line {self._resolver.start(calls[0])[0]}."
         return self._resolver.around.reason
 
     def kinds(self, expression: cst.BaseExpression) -> set[str]:
-        """Return the kinds of values that an expression may have: constants of this module, and UNKNOWN."""
+        """Return the kinds of objects that an expression may hold: constants of this module, and UNKNOWN."""
         guarded = self._guard(expression)
         if guarded:
             return {guarded}
@@ -237,7 +248,7 @@ class Calls:
         return found - {UNKNOWN} | {WRAPPER} if UNKNOWN in found and self.is_annotated(expression) else found
 
     def _kinds_of(self, values: Iterable[cst.BaseExpression | None]) -> set[str]:
-        """Return the kinds of the values of a variable, or of a function's results, without None."""
+        """Return the kinds of the possible values of a variable or results of a function, ignoring None."""
         found: set[str] = set()
         for value in values:
             if value is None:
@@ -249,7 +260,7 @@ class Calls:
         return found or {UNKNOWN}
 
     def is_annotated(self, expression: cst.BaseExpression) -> bool:
-        """Return whether a variable or attribute is annotated as a wrapper or an optional wrapper."""
+        """Return whether the type annotation of a variable or attribute is a wrapper class, or Optional of one."""
         classes = self._resolver.annotated_classes(expression)
         return bool(classes) and all(self._is_wrapper(cls) for cls in classes)
 
@@ -290,7 +301,7 @@ class Calls:
         return FACE if target in table.FACES.values() else WRAPPER
 
     def _is_partial_of_old_class(self, func: cst.BaseExpression) -> bool:
-        """Return whether a variable holds `functools.partial(LossScaleOptimizer, ...)`, with the old arguments."""
+        """Return whether a variable holds a `functools.partial` of a LossScaleOptimizer with the old signature."""
         made: set[str] = set()
         for value in self._resolver.values(func) if isinstance(func, (cst.Name, cst.Attribute)) else ():
             is_partial = isinstance(value, cst.Call) and self._resolver.dotted(value.func) == {"functools.partial"}
@@ -306,7 +317,7 @@ class Calls:
         return bool(nodes) and all(isinstance(node, cst.ClassDef) for node in nodes)
 
     def _guard(self, expression: cst.BaseExpression) -> str | None:
-        """Return WRAPPER if the expression is inside `if isinstance(expression, LossScaleOptimizer)`."""
+        """Return WRAPPER if an `if` around the expression is true only for a wrapper, or None."""
         name = get_full_name_for_node(expression) if isinstance(expression, (cst.Name, cst.Attribute)) else None
         if name is None:
             return None
@@ -318,7 +329,7 @@ class Calls:
         return None
 
     def _conditions(self, expression: cst.CSTNode) -> Iterator[cst.BaseExpression]:
-        """Yield the conditions of the `if` statements around an expression, within its function."""
+        """Yield the conditions of all `if` statements that enclose an expression within its function."""
         inner = expression
         for node in self._resolver.ancestors(expression, stop=(cst.FunctionDef, cst.Lambda)):
             if isinstance(node, (cst.If, cst.IfExp)) and inner is node.body:
@@ -326,7 +337,7 @@ class Calls:
             inner = node
 
     def _wraps_under(self, condition: cst.BaseExpression, expression: cst.BaseExpression) -> bool:
-        """Return whether a variable or attribute is wrapped elsewhere under the same condition."""
+        """Return whether a wrapper is assigned to a variable or attribute under the same condition elsewhere."""
         shown = _bare(condition)
         return shown is not None and any(
             isinstance(value, cst.Call)
@@ -336,7 +347,7 @@ class Calls:
         )
 
     def told_otherwise(self, expression: cst.BaseExpression) -> bool:
-        """Return whether an expression is inside an `if` whose condition is false for every wrapper."""
+        """Return whether an `if` around an expression has a condition that is false for every wrapper."""
         asked = m.Call(
             m.Name("isinstance") | m.Name("callable"), [m.Arg(m.MatchIfTrue(expression.deep_equals)), m.ZeroOrMore()]
         )
@@ -357,12 +368,12 @@ class Calls:
 
 
 def _is_in_module(dotted: str) -> bool:
-    """Return whether a dotted name is a function of a module."""
+    """Return whether a dotted name such as `re.compile` refers to a function in a module."""
     return dotted.count(".") == 1 or names.canonical(dotted).startswith("tensorflow.")
 
 
 def optimizer_of(call: cst.Call) -> cst.BaseExpression | None:
-    """Return the optimizer argument of a call of `compile`."""
+    """Return the optimizer that is passed to a call of `compile`, or None."""
     return _argument(call, 0, "optimizer") if len(call.args) > 1 or any(a.keyword for a in call.args) else None
 
 
@@ -379,7 +390,7 @@ def _literal(value: cst.BaseExpression | None) -> str:
 
 
 def _bare(condition: cst.BaseExpression) -> str | None:
-    """Return the name that a condition consists of, without `self.`: "x" for `self.x`; None for other conditions."""
+    """Return the name of a condition that is only a name, without `self.`, or None for any other condition."""
     return (get_full_name_for_node(condition) or "").removeprefix("self.") or None
 
 

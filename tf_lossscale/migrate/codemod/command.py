@@ -1,4 +1,4 @@
-"""The subcommand `migrate`."""
+"""The `migrate` subcommand of the command line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ exit code:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `migrate`.
+    """Add the command-line arguments of the `migrate` subcommand to its parser.
 
     Args:
         parser: the parser of the subcommand.
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run `migrate`.
+    """Run the `migrate` subcommand.
 
     Args:
         arguments: the parsed arguments; see `add_arguments`.
@@ -68,7 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
     )
     reports = list(progress)
     console = optional.load("rich.console", "migrate").Console(stderr=True, highlight=False, soft_wrap=True)
-    # Printed before any file is changed: a killed run must not leave changed files without their messages.
+    # The findings are printed before any file is changed. Otherwise a run that is killed could leave changed files
+    # whose messages the user has not seen.
     _print_findings(reports, console)
     if arguments.write:
         lost = repositories.without_committed_version([r.path for r in reports if r.status == report.CHANGED])
@@ -107,7 +108,7 @@ def _say(message: str) -> None:
 
 
 def _print_findings(reports: Sequence[report.FileReport], console: Any) -> None:
-    """Print messages for people to stderr, so that stdout contains only the diff or JSON."""
+    """Print errors, TODO comments and notices to stderr, so that stdout contains only the diff or JSON."""
     for each in reports:
         if each.status == report.ERROR:
             console.print(f"{each.path}: {each.error}", style="red", markup=False)

@@ -1,4 +1,7 @@
-"""The edits of one file. They are planned first and applied later, because an import can go only if no use remains."""
+"""Stores the planned edits of one file.
+
+All edits are planned before the first is applied, because an import can be removed only if no use of it remains.
+"""
 
 from __future__ import annotations
 
@@ -18,54 +21,58 @@ Now = Callable[[cst.BaseExpression], cst.BaseExpression]
 
 
 class Edits:
-    """The edits of one file.
+    """The planned edits of one file.
 
     Args:
-        resolver: the resolver of the file's module.
+        resolver: resolves the names in the file.
     """
 
     def __init__(self, resolver: Resolver):
         self._resolver = resolver
-        #: Node -> the function that creates its replacement, after the inner edits.
+        #: Maps a node to the function that creates its replacement. The nodes inside it are edited first.
         self.expressions: dict[cst.CSTNode, Callable[[cst.CSTNode, Now], cst.CSTNode]] = {}
-        #: Nodes whose names are no longer used.
+        #: Nodes that the edits remove. Names in them no longer count as used.
         self.gone: set[cst.CSTNode] = set()
-        #: Statement -> comments to put above it.
+        #: Maps a statement to the TODO comments to insert above it.
         self.todos: dict[cst.CSTNode, list[str]] = {}
-        #: The code that replaces an import alias or a star import; None if the import is removed.
+        #: Maps an import alias or a star to the code of the import that replaces it, or to None if it is removed.
         self.imports: dict[cst.CSTNode, str | None] = {}
-        #: Nodes that do not change, and names whose bindings must stay because such a node uses them.
+        #: Nodes that must stay unchanged.
         self.frozen: set[cst.CSTNode] = set()
+        #: Names that frozen nodes use, so that their imports and assignments must stay.
         self.pinned: set[str] = set()
-        #: Whether this file's policies have loss scales, and therefore come from `tf_lossscale.legacy`.
+        #: True if dtype policies in this file need a loss scale, and therefore come from `tf_lossscale.legacy`.
         self.legacy_policies = False
         self.findings: list[report.Finding] = []
 
     def changed_statements(self) -> set[cst.CSTNode]:
-        """The statements whose own code changes, without the statements around them."""
+        """Return the statements whose own code changes, without the statements that enclose them."""
         return {self._resolver.statement(node) for node in (*self.expressions, *self.imports)}
 
     def touched(self) -> set[cst.CSTNode]:
-        """The nodes that change, and the nodes around them."""
+        """Return the nodes that change, and all their ancestors."""
         nodes = [*self.expressions, *self.todos, *self.imports]
         return {around for node in nodes for around in (node, *self._resolver.ancestors(node))}
 
     def replace(self, node: cst.CSTNode, make: Callable[[cst.CSTNode, Now], cst.CSTNode], new: str) -> None:
-        """Replace a node, and report it."""
+        """Plan to replace a node, and report the change."""
         self.expressions[node] = make
         self._report(node, report.REWRITTEN, new=new)
 
     def replace_name(self, node: cst.CSTNode, dotted: str) -> None:
-        """Replace a name by a dotted name, and report it."""
+        """Plan to replace a name by a dotted name, and report the change."""
         self.gone.add(node)
         self.replace(node, lambda updated, now: with_parentheses_of(updated, cst.parse_expression(dotted)), dotted)
 
     def rename_attribute(self, node: cst.Attribute, new: str) -> None:
-        """Replace the last part of a dotted name, and report it."""
+        """Plan to replace the last part of a dotted name, and report the change."""
         self.replace(node, lambda updated, now: updated.with_changes(attr=cst.Name(new)), f"{code(node.value)}.{new}")
 
     def refuse(self, node: cst.Call, reason: str, what: cst.BaseExpression | None = None) -> None:
-        """Leave a call unchanged, and freeze the name of its function, or the part `what` of the call."""
+        """Leave a call unchanged with a TODO comment, and freeze the function that it calls.
+
+        If `what` is given, that part of the call is frozen instead of the function.
+        """
         self.todo(node, reason)
         self.freeze(what or node.func)
 
@@ -86,19 +93,19 @@ class Edits:
                     self.freeze(value)
 
     def todo(self, node: cst.CSTNode, reason: str) -> None:
-        """Leave a node unchanged, with a comment that gives the reason."""
+        """Leave a node unchanged, and put a TODO comment with the reason above its statement."""
         comments = self.todos.setdefault(self._resolver.statement(node), [])
         if reason not in comments:
             comments.append(reason)
         self._report(node, report.TODO, reason=reason)
 
     def replace_import(self, statement: cst.CSTNode, alias: cst.CSTNode, new: str | None) -> None:
-        """Replace a name that a statement imports, or remove it, and report it."""
+        """Plan to replace an imported name, or to remove it if `new` is None, and report the change."""
         self.imports[alias] = new
         self._report(statement, report.REWRITTEN, new=new.partition(" as ")[0] if new else "(removed)")
 
     def notice(self, node: cst.CSTNode, reason: str) -> None:
-        """Leave a node unchanged, and mention it only in the report."""
+        """Leave a node unchanged, and add a notice to the report without a comment in the file."""
         self._report(node, report.NOTICE, reason=reason)
 
     def _report(self, node: cst.CSTNode, kind: str, new: str | None = None, reason: str | None = None) -> None:
@@ -110,7 +117,7 @@ class Edits:
 
 
 def with_parentheses_of(old: cst.CSTNode, new: cst.BaseExpression) -> cst.BaseExpression:
-    """Return the new expression in the parentheses of the old one."""
+    """Return the new expression inside the parentheses of the old expression."""
     return new.with_changes(lpar=getattr(old, "lpar", ()), rpar=getattr(old, "rpar", ()))
 
 
@@ -120,12 +127,14 @@ def _short(shown: str, length: int = 200) -> str:
 
 
 class Visitor:
-    """Base class of the planners: `Tree.visit` calls it for the nodes of a module, and it fills the edits.
+    """Base class of the planners, which visit the nodes of a module and plan edits.
+
+    A planner defines methods such as `visit_Call`, which `Tree.visit` calls for every node of that type.
 
     Args:
-        resolver: the module's resolver.
-        calls: the module's calls.
-        edits: the edits to fill.
+        resolver: resolves the names in the module.
+        calls: the analysis of the calls in the module.
+        edits: receives the planned edits.
     """
 
     def __init__(self, resolver: Resolver, calls: Calls, edits: Edits):
@@ -134,4 +143,4 @@ class Visitor:
         self._edits = edits
 
     def finish(self) -> None:
-        """Plan the edits that need the whole module."""
+        """Plan the edits that can be decided only after all nodes of the module have been visited."""

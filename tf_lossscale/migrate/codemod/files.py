@@ -1,4 +1,4 @@
-"""Many files: finding, ordering, migrating in several processes, and writing them."""
+"""Finds Python files and notebooks, migrates them in several processes, and writes the results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FEW = 8
 
 
 class Job(NamedTuple):
-    """One file to migrate, with the facts about other files that it needs."""
+    """One file to migrate, with the facts about other files that its migration depends on."""
 
     path: str
     shown: str
@@ -35,8 +35,8 @@ class Job(NamedTuple):
 def find(paths: Iterable[str]) -> list[str]:
     """Return the Python files and notebooks under the given paths, each once, sorted within a folder.
 
-    Named files are always included. In folders, these are skipped: hidden folders, virtual environments, `__pycache__`,
-    `node_modules`, `site-packages`, and symbolic links, whose targets are found at their own places.
+    A file that is named directly is always included. The search in a folder skips hidden files and folders, virtual
+    environments, `__pycache__`, `node_modules`, `site-packages` and symbolic links.
 
     >>> find([__file__]) == [__file__]
     True
@@ -45,7 +45,7 @@ def find(paths: Iterable[str]) -> list[str]:
         paths: files and folders.
 
     Returns:
-        The given paths, and for folders the paths of the files in them.
+        The paths of the files: the given files, and those inside the given folders.
 
     Raises:
         FileNotFoundError: a path does not exist.
@@ -53,7 +53,7 @@ def find(paths: Iterable[str]) -> list[str]:
     found: dict[str, str] = {}
     for path in paths:
         if not os.path.lexists(path):
-            raise FileNotFoundError(f"No such file or folder: {path}")
+            raise FileNotFoundError(f"there is no file or folder at this path: {path}")
         for file in [path] if not os.path.isdir(path) else _below(path):
             found.setdefault(os.path.realpath(file), file)
     return list(found.values())
@@ -79,11 +79,11 @@ def run(paths: Sequence[str], jobs: int = 0) -> Iterator[report.FileReport]:
     """Migrate files without writing them, and yield reports in the order of the paths.
 
     Args:
-        paths: the files, as from `find`.
-        jobs: the number of processes; 0 for one per core.
+        paths: the paths of the files, as returned by `find`.
+        jobs: the number of processes, or 0 for one process per core.
 
     Yields:
-        A report for each file, with its new content.
+        A report for each file, with the new content of the file.
     """
     real = {path: os.path.realpath(path) for path in paths}
     sources = Sources(real.values(), _source)
@@ -109,18 +109,19 @@ _Out = TypeVar("_Out")
 
 
 def map_in_processes(function: Callable[[_In], _Out], items: Sequence[_In], jobs: int) -> Iterator[_Out | None]:
-    """Map a function over items in processes that may die.
+    """Map a function over items in several processes, and go on if an item kills its process.
 
     >>> list(map_in_processes(abs, [-1, 2], jobs=1))
     [1, 2]
 
     Args:
-        function: a function of one argument. It, its arguments and its results are pickled, unless `jobs` is 1.
-        items: its arguments.
-        jobs: the number of processes; with 1 everything runs in this one.
+        function: a function of one argument. Unless `jobs` is 1, the function, its arguments and its results must
+            be picklable.
+        items: the arguments of the calls.
+        jobs: the number of processes. If it is 1, the function runs in the current process.
 
     Yields:
-        The results, in order; None for an item that killed its process.
+        The results, in the order of the items. An item that killed its process has the result None.
     """
     if jobs < 2:
         yield from map(function, items)
@@ -130,14 +131,14 @@ def map_in_processes(function: Callable[[_In], _Out], items: Sequence[_In], jobs
         for result in _until_one_dies(function, items[done:], jobs):
             done += 1
             yield result
-        # One of the next items killed a process, so the next item gets its own process.
+        # One of the remaining items killed a process. The first of them runs alone, because it may be that item.
         if done < len(items):
             yield next(_until_one_dies(function, items[done : done + 1], 1), None)
             done += 1
 
 
 def _until_one_dies(function: Callable[[_In], _Out], items: Sequence[_In], jobs: int) -> Iterator[_Out]:
-    """Map a function over items in processes, and stop when one of the processes dies."""
+    """Map a function over items in several processes, and stop when one of the processes dies."""
     with concurrent.futures.ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as executor:
         try:
             for future in [executor.submit(function, item) for item in items]:
@@ -150,7 +151,11 @@ def _until_one_dies(function: Callable[[_In], _Out], items: Sequence[_In], jobs:
 
 
 def _source(path: str) -> bytes:
-    """Return a file's source, or a notebook's code cells; a zero byte if its job has to report an error."""
+    """Return the source of a file, or the code cells of a notebook as one module.
+
+    For a file that cannot be read, the source is a zero byte. It counts as worth migrating, so that the migration
+    reports the error.
+    """
     try:
         content = _read(path)
     except OSError:
@@ -197,13 +202,14 @@ def _failed(path: str, error: OSError | ValueError) -> report.FileReport:
 def write(reports: Iterable[report.FileReport]) -> Iterator[report.FileReport]:
     """Write the files that `run` migrated, each completely or not at all.
 
-    `run` ends before the first write, so a user who stops the command has no changed file, or has seen all notices.
+    Call it after `run` has migrated all files. A user who interrupts the command then either finds every file
+    unchanged, or has already seen all messages.
 
     Args:
         reports: the reports of `run`.
 
     Yields:
-        A report for each file: the same, or the reason why it could not be written.
+        A report for each file: the given report, or an error report if the file could not be written.
     """
     for each in list(reports):
         try:
@@ -218,22 +224,22 @@ def write(reports: Iterable[report.FileReport]) -> Iterator[report.FileReport]:
 def _write(changed: report.FileReport) -> None:
     path = os.path.realpath(changed.path)
     if _read(path) != changed.old:
-        raise ValueError("changed after it was read, and is left as it is. Run the command again")
+        raise ValueError("the file changed after it was read, so it was not rewritten. Run the command again")
     write_atomically(path, changed.new)
 
 
 def write_atomically(path: str, content: bytes) -> None:
-    """Replace a file's content atomically, keeping its permissions.
+    """Replace the content of a file atomically, and keep its permissions.
 
     Args:
         path: the file.
-        content: its new bytes.
+        content: the new content of the file.
 
     Raises:
-        OSError: the file cannot be written, and is unchanged.
+        OSError: the file cannot be written. It stays unchanged.
     """
     if not os.access(path, os.W_OK):
-        raise PermissionError(f"is not writable: {path}")
+        raise PermissionError(f"the file is not writable: {path}")
     with whole_file(pathlib.Path(path), 0o600) as temporary:
         temporary.write_bytes(content)
         shutil.copymode(path, temporary)
@@ -241,7 +247,7 @@ def write_atomically(path: str, content: bytes) -> None:
 
 
 def _keep_owner(path: str, temporary: pathlib.Path) -> None:
-    """Set the new file's owner to the old file's, if the system has owners and permits it."""
+    """Give the new file the owner and group of the old file, if the operating system permits it."""
     before, now = os.stat(path), os.stat(temporary)
     if (before.st_uid, before.st_gid) != (now.st_uid, now.st_gid):
         with contextlib.suppress(OSError):

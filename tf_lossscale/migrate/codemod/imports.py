@@ -1,4 +1,4 @@
-"""Plans the changes of import statements, after the remaining uses of each name are known."""
+"""Plans the edits of import statements, once it is known which imported names are still used."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _GONE = (f"{_MIXED_PRECISION}.experimental.", "tensorflow.contrib.mixed_precisio
 
 
 class ImportPlanner(Visitor):
-    """Plans the edits of a module's imports, after the edits of the uses.
+    """Plans the edits of a module's imports, after the uses of the imported names have been edited.
 
     Args:
-        resolver: the module's resolver.
-        calls: the module's calls.
-        edits: the edits to fill.
-        requested: names that other files import from this one; "*" for all names.
+        resolver: resolves the names in the module.
+        calls: the analysis of the calls in the module.
+        edits: receives the planned edits.
+        requested: the names that other files import from this file, or "*" for all names.
     """
 
     def __init__(self, resolver: Resolver, calls: Calls, edits: Edits, requested: set[str]):
@@ -78,7 +78,10 @@ class ImportPlanner(Visitor):
             self._with_counterpart(node, alias, dotted, bound, new)
 
     def _without_counterpart(self, node: cst.CSTNode, alias: cst.ImportAlias, dotted: str, bound: str) -> None:
-        """Plan for a name that is not in the table: of a removed or private module, or of another library."""
+        """Plan the import of a name that the table of old names lacks.
+
+        The name may come from a removed module, a private module or another library.
+        """
         name = names.canonical(dotted)
         short = dotted.rpartition(".")[2]
         is_private, is_gone = name.rpartition(".")[0] in names.PRIVATE, name.startswith(_GONE)
@@ -151,7 +154,7 @@ class ImportPlanner(Visitor):
         return self._resolver.knows(module, name)
 
     def _uses(self, statement: cst.CSTNode, bound: str) -> tuple[int, int]:
-        """Return the number of uses of the binding in this file, and the number that will remain."""
+        """Return how often this file uses an imported name, and how many of the uses remain after the edits."""
         uses = remain = 0
         for node in self._resolver.names.get(bound, ()):
             if not self._resolver.is_read(node) and not self._resolver.is_deleted(node):

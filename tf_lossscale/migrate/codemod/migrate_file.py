@@ -1,4 +1,4 @@
-"""One file: turns old source into new source and findings."""
+"""Migrates one file: rewrites its source, and lists the findings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TOO_DEEP = "is nested too deeply for the parser. Split its longest expression o
 
 
 class Outcome(NamedTuple):
-    """A migrated file."""
+    """The new source of a migrated file, and the findings about its old names."""
 
     source: bytes
     findings: tuple[Finding, ...]
@@ -48,17 +48,17 @@ def migrate(
     opt = LossScaleOptimizer(inner)
 
     Args:
-        source: the file's bytes, in any encoding that Python reads.
+        source: the content of the file, in any encoding that Python reads.
         known: old names that this file can import from other modules of the project; see `project.Project`.
-        requested: names that other modules import from this one; "*" for all names.
+        requested: the names that other modules import from this file, or "*" for all names.
         around: facts about the other files of the project.
 
     Returns:
-        The new bytes, with the same encoding and line ends, and the findings. If nothing was changed,
-        the bytes are identical.
+        The new content, in the same encoding and with the same line endings, and the findings. If nothing changes,
+        the new content is identical to the old content.
 
     Raises:
-        ValueError: the file does not parse, is nested too deeply, or does not survive decoding and encoding.
+        ValueError: the file does not parse, is nested too deeply, or changes when it is decoded and encoded again.
     """
     try:
         return _migrated(source, known, requested, around)
@@ -69,7 +69,7 @@ def migrate(
 def _migrated(source: bytes, known: Known | None, requested: Collection[str], around: Around) -> Outcome:
     module = _parsed(source)
     if module.bytes != source:
-        raise ValueError("cannot be rewritten, because decoding and encoding it changes its bytes")
+        raise ValueError("the file cannot be rewritten, because decoding and encoding it changes its bytes")
     resolver = Resolver(module, known, around)
     calls, edits = Calls(resolver), Edits(resolver)
     of_module = resolver, calls, edits
@@ -86,18 +86,21 @@ def _migrated(source: bytes, known: Known | None, requested: Collection[str], ar
     result = module.visit(Rewriter(edits)).bytes
     if result != source:
         if loses_comments(source, result):
-            raise ValueError("is left as it was, because the rewrite would lose a comment. Please report this")
+            raise ValueError(
+                "the file was not changed, because the rewrite would lose a comment. Please report this as a bug"
+            )
         wrong = python_error(result)
         if wrong is not None:
             raise ValueError(
-                f"is left as it was, because the rewrite would not parse: {_first_line(wrong)}. Please report this"
+                "the file was not changed, because the rewritten code would not parse. Please report this as a bug: "
+                f"{_first_line(wrong)}"
             )
     findings = (*sorted(edits.findings), *_left_by_an_earlier_run(source, edits))
     return Outcome(result, findings)
 
 
 def _left_by_an_earlier_run(source: bytes, edits: Edits) -> list[Finding]:
-    """Return the TODO comments of earlier runs that this run did not find again."""
+    """Return a finding for each TODO comment of an earlier run that this run did not produce again."""
     found = {finding.reason for finding in edits.findings if finding.kind == TODO}
     findings = []
     for comment in comments(source) if MARK.encode() in source else ():
@@ -109,25 +112,25 @@ def _left_by_an_earlier_run(source: bytes, edits: Edits) -> list[Finding]:
 
 
 def _parsed(source: bytes) -> cst.Module:
-    """Parse a file. LibCST's native parser recurses deeply, so it runs in a thread with a large stack."""
+    """Parse a file in a thread with a large stack, because LibCST's native parser recurses deeply."""
     # Python's parser, unlike LibCST's, names the line of an error and limits its recursion.
     wrong = python_error(source)
     if isinstance(wrong, (RecursionError, MemoryError)):
         raise ValueError(_TOO_DEEP)
     if wrong is not None:
-        raise ValueError(f"does not parse: {_first_line(wrong)}")
+        raise ValueError(f"the file does not parse: {_first_line(wrong)}")
     usual = threading.stack_size(_STACK)
     try:
         with concurrent.futures.ThreadPoolExecutor(1) as executor:
             return executor.submit(cst.parse_module, source).result()
     except (cst.ParserSyntaxError, SyntaxError, UnicodeError, LookupError) as error:
-        raise ValueError(f"does not parse: {_first_line(error)}") from error
+        raise ValueError(f"the file does not parse: {_first_line(error)}") from error
     finally:
         threading.stack_size(usual)
 
 
 def python_error(source: str | bytes) -> Exception | None:
-    """Return Python's own error message, which names the line and often the cause, or None."""
+    """Return the exception with which Python refuses to parse a source, or None if the source is valid."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

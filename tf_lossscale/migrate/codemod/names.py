@@ -56,7 +56,7 @@ CURRENT = (KERAS, f"{KERAS}.set_global_policy", f"{KERAS}.global_policy")
 # Private modules. Names in them that the table of old names lacks have no counterpart.
 PRIVATE = {name for name in EMPTIED if name != KERAS and name not in table.MODULES}
 
-# Private module -> the private names in it that current TensorFlow still has.
+# Maps a private module to the private names in it that current TensorFlow still has.
 KEPT = {
     f"{TRAINING}.loss_scale": ("_assign_if_finite", "_is_all_finite", "_op_in_graph_mode"),
     "tensorflow.python.keras.mixed_precision.loss_scale": ("deserialize", "serialize"),
@@ -75,13 +75,13 @@ GONE_HOOK = "was a private method of the old class. tf_lossscale has no such met
 STILL_THERE = "is private. Today's TensorFlow still has it."
 NOT_USED = "is in TensorFlow's private copy of Keras and has no effect on tf.keras."
 
-# Old path of a private module -> its new path. All names in the module moved with it.
+# Maps the old path of a private module to its new path. All names in the module moved with it.
 MOVED = {
     f"tensorflow.python.keras.mixed_precision.experimental.{_name}": f"tensorflow.python.keras.mixed_precision.{_name}"
     for _name in ("autocast_variable", "device_compatibility_check")
 }
 
-# Attributes of a wrapper's loss scale object -> public properties of the wrapper.
+# Maps attributes of the old loss scale object to the properties of LossScaleOptimizer that replace them.
 STATE = {
     "current_loss_scale": "loss_scale",
     "_current_loss_scale": "loss_scale",
@@ -115,7 +115,7 @@ HOOKS = (
 # Private methods of the old wrapper classes that tf_lossscale's wrappers do not have.
 GONE_HOOKS = {*HOOKS} - {"_compute_gradients", "_get_gradients"}
 
-# Words that many old names contain.
+# Substrings that most old names contain.
 _PARTS = ("mixed_precision", "LossScale", "training.experimental")
 # Only a file that contains one of these words or another old name is parsed. `TODO(tf-lossscale)` marks comments that
 # an earlier run of the codemod left.
@@ -140,7 +140,10 @@ def is_worth_parsing(source: bytes) -> bool:
     (True, False)
 
     Args:
-        source: the file's bytes.
+        source: the content of the file.
+
+    Returns:
+        True if the file has to be parsed.
     """
     words = (name.rpartition(".")[2].encode() for name in table.OLD if not any(part in name for part in _PARTS))
     return any(word in source for word in (*_WORDS, *words)) or (
@@ -155,7 +158,7 @@ def is_beginning(name: str) -> bool:
     (True, False)
 
     Args:
-        name: a dotted name.
+        name: a dotted name in canonical form.
     """
     return any(f"{old}.".startswith(f"{name}.") for old in (*table.OLD, *table.MODULES))
 

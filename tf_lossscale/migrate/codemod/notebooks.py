@@ -31,7 +31,7 @@ _OLD = {"mixed_precision", *(name.rsplit(".", 1)[1] for name in table.OLD if not
 # The pure-Python JSON scanner is needed because the C version ignores a decoder's `parse_string`.
 _SCANNER: Any = json.scanner.py_make_scanner  # type: ignore[attr-defined]
 _SCAN_STRING: Any = json.decoder.scanstring  # type: ignore[attr-defined]
-_LEFT = "lines of IPython's own syntax are not changed. An old name in it has to be replaced by hand."
+_LEFT = "lines of IPython syntax are not changed. Replace the old name in this line by hand."
 
 
 class _Placed(str):
@@ -62,10 +62,10 @@ class Notebook:
     True
 
     Args:
-        content: the file's bytes.
+        content: the content of the file.
 
     Raises:
-        ValueError: the file is not a notebook of nbformat 4 or 3, or a cell with an old name does not parse.
+        ValueError: the file is not a notebook of nbformat 3 or 4, or a cell with an old name does not parse.
     """
 
     def __init__(self, content: bytes):
@@ -73,7 +73,7 @@ class Notebook:
             self._text = content.decode()
             self._cells = list(_cells(self._text))
         except (ValueError, TypeError, RecursionError) as error:
-            raise ValueError(f"is not a notebook: {error}") from error
+            raise ValueError(f"the file is not a notebook: {error}") from error
         self._kept: list[str] = []
         # The first line of each cell in the joined module.
         self._starts: list[int] = []
@@ -96,7 +96,7 @@ class Notebook:
                 lines = list(self._without_ipython(lines))
                 if python_error("".join(lines)):
                     if names.is_worth_parsing(source.encode()):
-                        raise ValueError(f"does not parse: code cell {number + 1} is neither Python nor IPython")
+                        raise ValueError(f"code cell {number + 1} is neither Python nor IPython, so it does not parse")
                     lines = [self._keep(source.removesuffix("\n"))]
         joined = "".join(lines)
         return joined if joined.endswith("\n") or not joined else joined + "\n"
@@ -129,7 +129,9 @@ class Notebook:
         """
         before, *new = _CELLS.split(source)
         if len(new) != len(self._cells):
-            raise ValueError("is left as it was, because the rewrite would lose a cell. Please report this")
+            raise ValueError(
+                "the file was not changed, because the rewrite would lose a cell. Please report this as a bug"
+            )
         if before and new:
             new[0] = before + new[0]
         result, done = [], 0
@@ -139,7 +141,10 @@ class Notebook:
                 changed = changed.removesuffix("\n")
             if changed != cell.source:
                 if not cell.parts:
-                    raise ValueError("is left as it was: the rewrite would fill an empty cell. Please report this")
+                    raise ValueError(
+                        "the file was not changed, because the rewrite would fill an empty cell. "
+                        "Please report this as a bug"
+                    )
                 result += [self._text[done : cell.parts[0].start], _encoded(changed, cell, self._text)]
                 done = cell.parts[-1].end
         return "".join([*result, self._text[done:]]).encode()
@@ -207,7 +212,7 @@ def _cells(text: str) -> Iterator[_Cell]:
     """Yield the code cells of a notebook in order. A notebook of nbformat 3 has its cells in worksheets."""
     notebook = _decoded(text)
     if not isinstance(notebook, dict):
-        raise ValueError("it does not start with {")
+        raise ValueError("its JSON is not an object")
     for sheet in (notebook, *notebook.get("worksheets", ())):
         for cell in sheet.get("cells", ()):
             source = cell.get("source", cell.get("input"))
@@ -250,6 +255,9 @@ def rewritten(
         new, findings = migrate(notebook.source.encode(), notebook.words)
     except ValueError as error:
         number = notebook.cell_with(lambda source: migrate(source, set()))
-        raise ValueError(f"code cell {number} {error}" if number else str(error)) from error
+        message = str(error)
+        if number:
+            message = f"code cell {number} {message.removeprefix('the file ')}"
+        raise ValueError(message) from error
     findings = (*findings, *notebook.left())
     return notebook.with_source(new.decode()), tuple(notebook.in_file(finding) for finding in findings)

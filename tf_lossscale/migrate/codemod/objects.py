@@ -42,8 +42,8 @@ class ObjectPlanner(Visitor):
         super().__init__(resolver, calls, edits)
         self._handled: set[cst.CSTNode] = set()
         self._open: set[cst.CSTNode] = set()
-        # (function, code of an optimizer in it) -> (node to report, what fails at this node if compile() created the
-        # optimizer).
+        # Maps a function and the code of an optimizer in it to the node to report, and to what fails at this node if
+        # compile() created the optimizer.
         self._suspected: dict[tuple[cst.CSTNode | None, str], tuple[cst.CSTNode, str]] = {}
 
     def visit_Call(self, node: cst.Call) -> None:
@@ -258,7 +258,7 @@ class ObjectPlanner(Visitor):
             self._edits.notice(node, f"{_TAKES}.")
 
     def _is_own_wrapper(self, expression: cst.BaseExpression) -> bool:
-        """Return whether an expression is `self` in a subclass of an old wrapper."""
+        """Return whether an expression is `self` in a subclass of an old wrapper class."""
         owner = self._resolver.enclosing(expression, cst.ClassDef)
         return code(expression) == "self" and self._resolver.is_wrapper_class(owner)
 

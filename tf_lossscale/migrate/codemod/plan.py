@@ -365,7 +365,7 @@ class Planner(Visitor):
         return True
 
     def _out_of_sight(self, node: cst.BaseExpression) -> None:
-        """Report a removed module that is used as a value the codemod cannot follow, such as an argument."""
+        """Report a removed module that is used as a value in a place where the codemod cannot follow it."""
         if not {names.canonical(dotted) for dotted in self._resolver.dotted(node)} & table.MODULES.keys():
             return
         outer = self._resolver.parents[node]

@@ -19,7 +19,8 @@ UNKNOWN = "?"
 class Bindings(NamedTuple):
     """The names that a module binds at its top level, as written in its source."""
 
-    # Name -> its possible dotted names, with UNKNOWN for any other value. The key "name()" is a function's result.
+    # Maps a name, or "name()" for the result of a function, to the dotted names that it may refer to. UNKNOWN stands
+    # for any other value.
     names: dict[str, list[str]]
     # The modules in statements `from module import *`.
     stars: list[str]
@@ -53,7 +54,7 @@ def read(source: str | bytes) -> Bindings:
         source: Python code.
 
     Returns:
-        The bindings; empty if the code does not parse (the second pass reports that).
+        The bindings. They are empty if the code does not parse, which the second pass reports.
     """
     bindings = Bindings({}, [], [])
     try:
@@ -105,7 +106,7 @@ def _read_statement(statement: ast.stmt, bindings: Bindings) -> None:
 
 
 def _assigned(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
-    """Yield the assigned names with their values: two pairs for `a, b = x, y`."""
+    """Yield each assigned name with its value. For `a, b = x, y` these are two pairs."""
     if isinstance(target, ast.Name):
         yield target.id, value
     elif isinstance(target, (ast.Tuple, ast.List)):
@@ -147,7 +148,7 @@ def module_of(node: ast.ImportFrom) -> str:
 
 
 def join(module: str, name: str) -> str:
-    """Join a module, which may be relative, and a name in it into a dotted name.
+    """Return the dotted name of a name in a module. The module may be relative.
 
     >>> join("..", "compat"), join("a.b", "c")
     ('..compat', 'a.b.c')
@@ -162,18 +163,20 @@ def join(module: str, name: str) -> str:
     return module + name if module.endswith(".") or not module else f"{module}.{name}"
 
 
-#: Exported name -> its possible dotted names. The key "*" holds the library modules that are re-exported completely.
+#: Maps a name that a file exports to the dotted names that it may refer to. The key "*" maps to the library modules
+#: from which the file imports `*`.
 Exports = dict[str, list[str]]
 # The maximum number of rounds in which circular imports are resolved. A few rounds suffice, unless a statement like
 # `mp = other.mp.experimental` in a circle adds a longer name in every round.
 _ROUNDS = 20
 
-#: The old names that a file can access in other files: module, as the file imports it -> exports of the module.
+#: The old names that a file can import from other files of the project. The keys are modules, as the file names them in
+#: its imports.
 Known = dict[str, Exports]
 
 
 class Project:
-    """The modules of a project, with the old names that each re-exports to the others.
+    """The modules of a project, with the old names that each module re-exports to the other modules.
 
     >>> project = Project({
     ...     "/p/compat.py": read("from tensorflow.keras.mixed_precision import LossScaleOptimizer as LSO"),
@@ -208,7 +211,7 @@ class Project:
         return found
 
     def with_old_names(self, paths: Iterable[str]) -> set[str]:
-        """Return the given files, and the files that import an old name from one of them, directly or indirectly.
+        """Return the given files, and all files that import an old name from them, directly or indirectly.
 
         Args:
             paths: the files that contain an old name.
@@ -343,7 +346,7 @@ def tail(path: str) -> str:
     ('compat', 'package')
 
     Args:
-        path: the module's file.
+        path: the path of the file.
     """
     return os.path.basename(_stem(path))
 
@@ -354,7 +357,7 @@ def _has_old_name(exported: dict[str, list[str]]) -> bool:
 
 
 def leads_to_old(dotted: str) -> bool:
-    """Return whether a dotted name is an old name, or a prefix of one.
+    """Return whether a dotted name is an old name, or a package that contains old names.
 
     >>> leads_to_old("tensorflow.keras"), leads_to_old("tensorflow.data")
     (True, False)

@@ -60,7 +60,7 @@ class FileReport:
 
     @property
     def left_to_do(self) -> bool:
-        """Whether `--check` fails because of this file."""
+        """Whether the command `migrate --check` fails because of this file."""
         return self.status != UNCHANGED or any(finding.kind == TODO for finding in self.findings)
 
 
@@ -69,7 +69,7 @@ def _lines(content: bytes) -> list[str]:
 
 
 def counts(reports: Iterable[FileReport]) -> dict[str, int]:
-    """Count files by status and findings by kind.
+    """Count the files by status and the findings by kind.
 
     >>> counts([FileReport("a.py", UNCHANGED)])["files"]
     1
@@ -89,7 +89,7 @@ def counts(reports: Iterable[FileReport]) -> dict[str, int]:
 
 
 def as_json(reports: Iterable[FileReport], written: bool) -> str:
-    """Return the machine-readable report; its schema is in docs/migration.md.
+    """Return the machine-readable report, whose schema is in docs/migration.md.
 
     >>> json.loads(as_json([], written=False))["version"]
     1

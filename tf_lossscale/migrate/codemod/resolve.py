@@ -64,7 +64,7 @@ class Resolver(Tree):
         self.annotated: set[str] = set()
         self._dotted: dict[cst.CSTNode, set[str]] = {}
         self.stars: list[str] = []
-        #: Whether this file uses TensorFlow. If not, `keras` may run on another backend.
+        #: True if this file imports TensorFlow or tf_keras. Otherwise, its `keras` may run on another backend.
         self.imports_tensorflow = False
         self.visit(self)
 
@@ -83,7 +83,7 @@ class Resolver(Tree):
 
     @functools.cached_property
     def uses_old_api(self) -> bool:
-        """Whether the module contains the name of an old wrapper class."""
+        """True if the module refers to an old wrapper class or to the mixed precision graph rewrite."""
         return not self._roles.isdisjoint({table.STABLE, table.EXPERIMENTAL, table.CONTRIB, table.GRAPH_REWRITE})
 
     @functools.cached_property
@@ -164,7 +164,7 @@ class Resolver(Tree):
         return name in self._known.get(module, {})
 
     def is_wrapper_class(self, owner: cst.ClassDef | None) -> bool:
-        """Return whether a class is a subclass of an old wrapper."""
+        """Return whether a class derives directly from an old wrapper class."""
         bases = owner.bases if owner else ()
         return any(self.meaning(base.value).roles & {*names.WRAPPERS} for base in bases)
 
@@ -302,7 +302,7 @@ class Resolver(Tree):
         return found
 
     def _in_family(self, owner: cst.ClassDef, text: str, depth: int = 8) -> list[cst.BaseExpression]:
-        """Return the values that a class, or its bases in this file, assign to an attribute of `self`."""
+        """Return the values that a class or its base classes in this file assign to an attribute of `self`."""
         found = list(self._attributes.get((owner, text), [])) or self._modules_in_body(owner, text)
         for base in owner.bases if depth else ():
             for node in self._definitions(base.value):
@@ -366,13 +366,13 @@ class Resolver(Tree):
         return False
 
     def assigns(self, attribute: str) -> bool:
-        """Return whether an attribute of this name is assigned anywhere in the module."""
+        """Return whether the module assigns to an attribute of this name anywhere."""
         return any(text.endswith(f".{attribute}") for _, text in self._attributes)
 
     # Facts that scopes lack. --------------------------------------------------------------------------------------
 
     def visit_Annotation(self, node: cst.Annotation) -> None:
-        """Collect the words in string annotations."""
+        """Record the words in string annotations."""
         for string in m.findall(node, m.SimpleString()):
             self.annotated.update(re.findall(r"\w+", cst.ensure_type(string, cst.SimpleString).value))
 
@@ -431,5 +431,5 @@ def _is_self(value: object) -> bool:
 
 
 def is_none(value: cst.BaseExpression) -> bool:
-    """Return whether an expression is `None`."""
+    """Return whether an expression is the constant `None`."""
     return isinstance(value, cst.Name) and value.value == "None"

@@ -1,4 +1,4 @@
-"""Creates the new module from the old one and the planned edits."""
+"""Applies the planned edits to the syntax tree of a module."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _LINES = (cst.SimpleStatementLine, cst.BaseCompoundStatement)
 
 
 class Rewriter(cst.CSTTransformer):
-    """Applies the edits of one module.
+    """Applies the planned edits to one module.
 
     Args:
-        edits: the planned edits.
+        edits: the edits that the planners have planned.
     """
 
     def __init__(self, edits: Edits):
@@ -100,7 +100,7 @@ class Rewriter(cst.CSTTransformer):
         return self._imports(original_node)
 
     def _imports(self, statement: cst.Import | cst.ImportFrom) -> Any:
-        """Return the statements that replace an import."""
+        """Return the statements that replace an import statement."""
         planned = self._edits.imports
         aliases = [statement.names] if isinstance(statement.names, cst.ImportStar) else list(statement.names)
         kept: list[Any] = [alias for alias in aliases if alias not in planned]
@@ -177,7 +177,7 @@ def _comments(*nodes: cst.CSTNode) -> collections.Counter[str]:
 
 
 def comments(source: bytes) -> list[tokenize.TokenInfo]:
-    """Return the comments of a file, with their positions."""
+    """Return the comments of a file as tokens, which contain their positions."""
     tokens = tokenize.tokenize(io.BytesIO(source).readline)
     return [token for token in tokens if token.type == tokenize.COMMENT]
 

@@ -38,7 +38,7 @@ class Sources(Mapping[str, Bindings]):
         self._load = load
         self._bindings: dict[str, Bindings] = {}
         self._words: dict[str, set[bytes]] = {}
-        #: The files that may contain an old name.
+        #: The files that have to be migrated, because they may use the old API.
         self.with_old_names: list[str] = []
         self._wrapping: set[str] = set()
         self._compiling: set[str] = set()

@@ -15,7 +15,7 @@ from tf_lossscale.migrate.codemod.calls import Calls
 from tf_lossscale.migrate.codemod.edits import Edits, Visitor
 from tf_lossscale.migrate.codemod.resolve import Resolver
 
-# `strategy.run = strategy.experimental_run_v2`: a fallback for TensorFlow versions whose strategies have no `run`.
+# Matches `strategy.run = strategy.experimental_run_v2`, a fallback for TensorFlow versions without `run`.
 _SHIM = m.Assign([m.AssignTarget(m.Attribute(attr=m.Name("run")))])
 _GONE = f"tf.distribute has no {names.OLD_RUN} any more: write run."
 _OWN = f"this file defines {names.OLD_RUN} and keeps it. Calls in other files become run. Rename it in this file, too."

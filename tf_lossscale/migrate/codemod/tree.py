@@ -153,7 +153,7 @@ class Tree:
         return None
 
     def assignments(self, name: cst.Name) -> list[object]:
-        """Return all assignments of the variable that a name refers to."""
+        """Return all assignments to the variable to which a name refers."""
         scope = self.scopes.get(name)
         found = scope[name.value] if scope is not None else ()
         return [assignment for assignment in found if not isinstance(assignment, BuiltinAssignment)]
