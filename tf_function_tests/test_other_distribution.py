@@ -263,6 +263,25 @@ def parts_of_keras_3():
     return optimizers.MultiOptimizer(optimizers.OptimizerMap(optimizers.SGD(0.5), {"second": optimizers.Adam(0.25)}))
 
 
+@pytest.mark.skipif(not hasattr(keras.optimizers, "MultiOptimizer"), reason="this Keras has no MultiOptimizer")
+def test_parts_of_a_multi_optimizer_that_were_created_before_the_strategy_train_under_it():
+    optimizers, strategy = keras.optimizers, strategies.get("mirrored_2")
+    parts = optimizers.SGD(0.5), optimizers.SGD(0.25)
+    with strategy.scope():
+        variables = [keras.Variable([1.0], name="first"), keras.Variable([1.0], name="second")]
+        multi = optimizers.MultiOptimizer(optimizers.OptimizerMap(parts[0], {"second": parts[1]}))
+        optimizer = LossScaleOptimizer(multi, initial_scale=8.0)
+
+    def replica():
+        optimizer.minimize(lambda: tf.reduce_sum(variables[0] + variables[1]), variables)
+
+    for _ in range(2):
+        tf.function(lambda: strategy.run(replica))()
+    for copies in map(strategy.experimental_local_results, (part._iterations.value for part in parts)):
+        assert [int(copy) for copy in copies] == [2, 2]
+    assert [float(variable[0]) for variable in variables] == [-1.0, 0.0]
+
+
 @pytest.mark.parametrize("make", [parts_of_tf_keras, parts_of_keras_3])
 def test_optimizers_of_parts_are_skipped_together_on_all_replicas(make):
     if make is parts_of_keras_3 and not hasattr(keras.optimizers, "MultiOptimizer"):

@@ -109,6 +109,16 @@ def test_a_checkpoint_of_the_original_restores_and_training_goes_on(checkpoints,
         check(optimizer, weights, meta["trace_after"][i], f"step {i}", scaled)
 
 
+def test_the_checkpoint_of_another_class_with_a_part_named_inner_optimizer_restores_nothing(tmp_path):
+    if not hasattr(tf.Module, "_checkpoint_adapter"):
+        pytest.skip("TensorFlow 2.15 and 2.16 do not say which class wrote a checkpoint")
+    inner = tf.keras.optimizers.SGD(0.5)
+    path = tf.train.Checkpoint(optimizer=tf.train.Checkpoint(inner_optimizer=inner)).write(str(tmp_path / "ckpt"))
+    optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.25), dynamic=False, initial_scale=8.0)
+    tf.train.Checkpoint(optimizer=optimizer).read(path).expect_partial()
+    assert float(optimizer.learning_rate) == 0.25
+
+
 def test_where_tensorflow_does_not_say_who_wrote_it_keras_own_checkpoint_is_refused(checkpoints, monkeypatch):
     name = "keras3.15.1_lso_adam"
     meta = json.loads((checkpoints / name / "meta.json").read_text())

@@ -492,6 +492,47 @@ def test_a_function_that_updates_keeps_its_answer_and_what_contradicts_it_raises
 
 
 @all_families
+def test_an_update_whose_gradients_the_same_function_unscaled_restricts_no_later_calls(family):
+    weight, optimizer = setup(family)
+
+    @tf.function
+    def update(scaled):
+        optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients([scaled]), [weight]))
+
+    with tf.GradientTape() as tape:
+        loss = optimizer.get_scaled_loss(0.25 * weight**2)
+    update(tape.gradient(loss, weight))
+    with tf.GradientTape() as tape:
+        loss = optimizer.scale_loss(0.25 * weight**2)
+    optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+    assert weight.numpy() == bare(family, steps=2)
+
+
+@all_families
+def test_an_update_after_two_gradient_functions_of_different_contracts_raises(family):
+    weight, optimizer = setup(family)
+    scale = tf.function(lambda: optimizer.scale_loss(tf.constant(1.0)))
+    unscale = tf.function(lambda scaled: optimizer.get_unscaled_gradients([scaled])[0])
+    update = tf.function(lambda gradient: optimizer.apply_gradients([(gradient, weight)]))
+    gradient = unscale(scale())
+    with pytest.raises(RuntimeError, match="Cannot tell whether these gradients are scaled"):
+        update(gradient)
+    assert weight.numpy() == 2.0
+
+
+@all_families
+def test_a_step_with_a_loss_that_scales_inside_may_follow_a_step_that_scale_loss_scaled(family):
+    weight, optimizer = setup(family)
+    with tf.GradientTape() as tape:
+        loss = optimizer.scale_loss(0.25 * weight**2)
+    optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+    with tf.GradientTape() as tape:
+        loss = optimizer.scale_inside(lambda: 0.25 * weight**2)()
+    optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+    assert weight.numpy() == bare(family, steps=2)
+
+
+@all_families
 def test_a_skipped_step_counts_in_the_tensorflow_2_contract_and_not_in_keras_3s(family):
     weight, optimizer = setup(family)
     optimizer.get_scaled_loss(0.0)

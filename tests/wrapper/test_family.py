@@ -1,5 +1,6 @@
 """A family answers the questions that Family declares; a new family needs nothing else."""
 
+import abc
 import pathlib
 import re
 import shutil
@@ -14,7 +15,7 @@ from absl import logging
 
 import tf_lossscale
 from tests import test_families
-from tests.families import RATE, ApplyOnly
+from tests.families import RATE, ApplyOnly, all_families
 from tf_lossscale import LossScaleOptimizer, migrate
 from tf_lossscale.wrapper import families
 from tf_lossscale.wrapper.family import Family
@@ -112,6 +113,17 @@ def test_a_question_without_an_answer_is_an_error_when_an_optimizer_is_wrapped(t
     assert not families.is_wrapped(inner)
 
 
+@all_families
+@pytest.mark.parametrize("metaclass", [abc.ABCMeta, type("Registering", (type,), {})])
+def test_a_derived_class_may_have_a_metaclass(family, metaclass):
+    mine = metaclass("Mine", (LossScaleOptimizer,), {})
+    optimizer, weight = mine(family.sgd(), initial_scale=8.0), tf.Variable(1.0)
+    assert isinstance(optimizer, mine)
+    assert isinstance(type(optimizer), metaclass)
+    optimizer.minimize(lambda: 1.0 * weight, [weight])
+    assert weight.numpy() == 0.5
+
+
 @pytest.fixture
 def restored_registry(monkeypatch):
     monkeypatch.setattr(families, "REGISTERED", dict(families.REGISTERED))
@@ -148,6 +160,47 @@ def test_a_registered_family_trains_skips_and_is_asked_for_subclasses_too(tracka
         assert (weight.numpy(), optimizer.loss_scale.numpy()) == (after, 4.0)
         optimizer.rate = 0.25
         assert inner.rate == 0.25
+
+
+@pytest.mark.usefixtures("restored_registry")
+def test_build_is_called_in_each_trace_and_strategy_and_in_eager_mode_for_each_new_list_of_variables():
+    class Descent:
+        pass
+
+    @tf_lossscale.register_family
+    class DescentFamily(tf_lossscale.Family):
+        optimizer_class = Descent
+
+        def build(self, variables):
+            built.append([variable.name for variable in variables])
+
+        def apply(self, gradients, variables):
+            return None
+
+        def count_skipped_step(self):
+            return None
+
+    built, optimizer = [], LossScaleOptimizer(Descent(), initial_scale=8.0)
+    both = [tf.Variable(1.0, name="a"), tf.Variable(2.0, name="b")]
+    first, a, ab = both[:1], ["a:0"], ["a:0", "b:0"]
+
+    def builds(step, *lists):
+        built.clear()
+        for variables in lists:
+            step(variables)
+        return built
+
+    def step(variables):
+        optimizer.minimize(lambda: tf.add_n([1.0 * variable for variable in variables]), variables)
+
+    def traced(variables):
+        tf.function(lambda: step(variables))()
+
+    assert builds(step, first, first, both, both, first) == [a, ab, a]
+    assert builds(traced, both, both) == [ab, ab]
+    assert builds(step, both, both) == [ab], "an eager step after a trace builds, too"
+    run = tf.distribute.OneDeviceStrategy("CPU:0").run
+    assert builds(lambda variables: run(step, (variables,)), both, both) == [ab, ab]
 
 
 @pytest.fixture

@@ -69,9 +69,10 @@ def test_weights_of_a_model_with_other_trained_layers_load_and_a_warning_says_wh
         assert "but the loss scale is" in said[0]
 
 
-def test_a_file_of_a_bare_optimizer_with_other_variables_changes_nothing(tmp_path, monkeypatch):
+@pytest.mark.parametrize("count", [1, 3, 4], ids="{}_variables".format)
+def test_a_file_of_a_bare_optimizer_with_other_variables_changes_nothing(count, monkeypatch):
     keras = tf.keras
-    values = {str(i): value for i, value in enumerate(v.numpy() for v in variables_of(keras.optimizers.Adam(), 3))}
+    values = {str(i): value for i, value in enumerate(v.numpy() for v in variables_of(keras.optimizers.Adam(), count))}
     wrapper = LossScaleOptimizer(keras.optimizers.Adam(0.5), initial_scale=8.0)
     before = [v.numpy() for v in variables_of(wrapper, 2)]
     said = []

@@ -255,7 +255,7 @@ class LossScaleOptimizer(
         values = [store[str(i)] for i in range(len(store.keys()))]
         inner: list[Any] = self.weights
         of_scale: list[tuple[Any, Any]] = []
-        if len(values) == len(inner) + 4 or (_are_of_a_wrapper(values) and not _fit(values, inner)):
+        if _are_of_a_wrapper(values) and not _fit(values, inner):
             if self.dynamic:
                 of_scale.append((self._loss_scale.good_steps, int(values[2][()])))
                 of_scale.append((self._loss_scale.current_loss_scale, float(values[3][()])))
