@@ -9,6 +9,7 @@ module runs on Python 3.8, too, because old releases of TensorFlow need it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import logging
 import os
@@ -21,6 +22,7 @@ import tensorflow as tf
 from fuzz.loops import Loops
 from fuzz.model import Rules
 from fuzz.program import ADAM, MOMENTUM, RATE, SHAPES, Loop, Program, Step
+from tests.conformance.record.program import virtual_cpus
 
 
 def _tf_keras():
@@ -44,6 +46,12 @@ ORIGINALS = {
 }
 
 
+@functools.lru_cache(maxsize=1)
+def mirrored():
+    """Return the strategy of the mirrored programs. The collectives of a second strategy in a process would fail."""
+    return tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
+
+
 class Running(Loops):
     """Runs a program with an original, or with this package's wrapper through the same calls.
 
@@ -58,13 +66,16 @@ class Running(Loops):
     def __init__(self, program, gradients, optimizers, wrapper):
         self._gradients, self._taken = gradients, 0
         momentum = MOMENTUM if program.inner == "momentum" else 0.0
-        inner = optimizers.Adam(RATE, **ADAM) if program.inner == "adam" else optimizers.SGD(RATE, momentum=momentum)
-        optimizer = wrapper(inner, **arguments(program.rules))
-        variables = [tf.Variable(tf.ones(shape, dtype)) for shape, dtype in zip(SHAPES, program.dtypes)]
-        # Build the slots now. The originals create none in a first step that they skip.
-        build = getattr(optimizer, "build", None) or optimizer._create_all_weights
-        build(variables)
-        super().__init__(program, variables, optimizer)
+        strategy = mirrored() if program.mode == "mirrored" else None
+        with (strategy or tf.distribute.get_strategy()).scope():
+            sgd = optimizers.SGD(RATE, momentum=momentum)
+            inner = optimizers.Adam(RATE, **ADAM) if program.inner == "adam" else sgd
+            optimizer = wrapper(inner, **arguments(program.rules))
+            variables = [tf.Variable(tf.ones(shape, dtype)) for shape, dtype in zip(SHAPES, program.dtypes)]
+            # Build the slots now. The originals create none in a first step that they skip.
+            build = getattr(optimizer, "build", None) or optimizer._create_all_weights
+            build(variables)
+        super().__init__(program, variables, optimizer, strategy)
 
     def gradients(self, step):
         return self._gradients[self._taken]
@@ -100,17 +111,22 @@ class Running(Loops):
         return None
 
     def state(self):
-        """Return the scale, its counter, `iterations` and the variables."""
+        """Return the scale, its counter, `iterations`, and the variables on each replica."""
         optimizer = self.optimizer
         keras3 = not hasattr(optimizer, "get_scaled_loss")
         scale = optimizer.dynamic_scale if keras3 else optimizer.loss_scale
         counter = optimizer.step_counter if keras3 else optimizer.dynamic_counter
         return {
-            "loss_scale": float(np.asarray(scale)),
-            "dynamic_counter": None if counter is None else int(np.asarray(counter)),
-            "iterations": int(np.asarray(optimizer.iterations)),
-            "variables": [np.asarray(variable.numpy(), np.float64).tolist() for variable in self.variables],
+            "loss_scale": float(tf.convert_to_tensor(scale)),
+            "dynamic_counter": None if counter is None else int(tf.convert_to_tensor(counter)),
+            "iterations": int(tf.convert_to_tensor(optimizer.iterations)),
+            "variables": [self._values(variable) for variable in self.variables],
         }
+
+    def _values(self, variable):
+        """Return the values of a variable as nested lists, whose first axis is the replica."""
+        copies = self.strategy.experimental_local_results(variable) if self.strategy else [variable]
+        return [np.asarray(copy.numpy(), np.float64).tolist() for copy in copies]
 
 
 def arguments(rules):
@@ -156,6 +172,7 @@ def main(name):
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # send the libraries' prints to stderr, because stdout is for the states alone
     logging.disable(logging.ERROR)
+    virtual_cpus()
     optimizers, wrapper = ORIGINALS[name]()
     for line in sys.stdin:
         tf.keras.backend.clear_session()

@@ -55,6 +55,15 @@ def _rules(draw, largest):
 
 
 @st.composite
+def _dtypes(draw, program):
+    half = [] if program["inner"] == "adam" else ["float16", "bfloat16"]
+    dtype = st.sampled_from(["float32", "float32", "float64", *half])
+    dtypes = draw(st.lists(dtype, min_size=1, max_size=4).map(tuple))
+    # Under MirroredStrategy TensorFlow reduces all gradients as one tensor, which has one dtype.
+    return dtypes[:1] * len(dtypes) if program["mode"] == "mirrored" else dtypes
+
+
+@st.composite
 def _loops(draw, program, of=None):
     function, mirrored = program["mode"] in ("function", "compiled"), program["mode"] == "mirrored"
     variables = len(program["dtypes"])
@@ -95,12 +104,7 @@ def programs(draw, most_steps=60, families=FAMILIES, modes=MODES):
     program = {"family": draw(st.sampled_from(families)), "inner": draw(st.sampled_from(INNER))}
     modes = [mode for mode in modes if mode != "mirrored" or program["family"] != "sonnet"]
     program["mode"] = draw(st.sampled_from(modes))
-    half = [] if program["inner"] == "adam" else ["float16", "bfloat16"]
-    dtype = st.sampled_from(["float32", "float32", "float64", *half])
-    dtypes = draw(st.lists(dtype, min_size=1, max_size=4).map(tuple))
-    if program["mode"] == "mirrored":  # TensorFlow reduces all gradients as one tensor, which has one dtype
-        dtypes = dtypes[:1] * len(dtypes)
-    program["dtypes"] = dtypes
+    dtypes = program["dtypes"] = draw(_dtypes(program))
     rules = program["rules"] = draw(_rules(min(LARGEST_SCALE[dtype] for dtype in dtypes)))
     program["jit_compile"] = program["mode"] != "compiled" and draw(_ONE_IN_FOUR)
     loops = draw(st.lists(_loops(program), min_size=1, max_size=2).map(tuple))
@@ -148,9 +152,7 @@ def original_programs(draw, families, modes, most_steps=40):
     """Generate programs that also run on an original, because they use only arguments and calls that it supports."""
     program = {"family": draw(st.sampled_from(families)), "inner": draw(st.sampled_from(INNER))}
     program["mode"] = draw(st.sampled_from(modes))
-    half = [] if program["inner"] == "adam" else ["float16", "bfloat16"]
-    dtype = st.sampled_from(["float32", "float32", "float64", *half])
-    program["dtypes"] = draw(st.lists(dtype, min_size=1, max_size=4).map(tuple))
+    program["dtypes"] = draw(_dtypes(program))
     largest = min(LARGEST_SCALE[dtype] for dtype in program["dtypes"])
     found = draw(_rules(largest))
     keras3 = program["family"] == "keras3"
@@ -158,7 +160,8 @@ def original_programs(draw, families, modes, most_steps=40):
     scale = max(found.initial_scale, 1024.0) if keras3 else found.initial_scale
     rules = Rules(initial_scale=scale, growth_steps=found.growth_steps, dynamic=found.dynamic or keras3)
     program["rules"] = rules
-    loop = _loops(program, of=SCALED if keras3 else ORIGINAL_CALLS)
+    calls = SCALED if keras3 else ORIGINAL_CALLS
+    loop = _loops(program, of=[each for each in calls if program["mode"] != "mirrored" or each != "two_functions"])
     loops = draw(st.lists(loop, min_size=1, max_size=2).map(tuple))
     between = st.sampled_from([None] * 8 + ["checkpoint", "learning_rate", "config"])
     return Program(**program, loops=loops, steps=draw(_steps(most_steps, rules, len(loops), between, finite=10)))

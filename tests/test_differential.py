@@ -1,8 +1,10 @@
 """Random programs take the same steps on the originals, and a program that differs is found."""
 
+import dataclasses
 import pathlib
 
 import hypothesis
+import numpy as np
 import pytest
 
 from fuzz import differential, drawing, originals, programs
@@ -47,7 +49,7 @@ def loses_an_overflow(states):
 
 
 def moves_a_variable(states):
-    return [{**state, "variables": [[x[0] * 1.001, *x[1:]] for x in state["variables"]]} for state in states]
+    return [{**state, "variables": [np.multiply(x, 1.001).tolist() for x in state["variables"]]} for state in states]
 
 
 def ends_early(states):
@@ -84,6 +86,23 @@ def test_a_reciprocal_that_becomes_zero_within_a_step_is_a_row_of_the_table():
     one = Program("tf_keras", rules=rules, loops=(Loop(repeated="while"),), steps=(Step(number=2),))
     agreed = differential.compare(original, differential.in_this_process(original), one)
     assert agreed == (0, "`get_unscaled_gradients`")
+
+
+def test_a_small_gradient_that_the_graph_optimizer_divides_first_is_a_row_of_the_table():
+    original = differential.ORIGINALS["tf_keras"]
+    rules, loop = Rules(initial_scale=2.0**125), Loop("minimize", repeated="if")
+    one = Program("tf_keras", dtypes=("float32",) * 2, rules=rules, loops=(loop,), steps=(Step(18840, number=2),))
+    agreed = differential.compare(original, differential.in_this_process(original), one)
+    assert agreed == (0, "a small gradient under a scale near 2**127, in a `tf.function`")
+
+
+@pytest.mark.parametrize("name", ["tf_keras", "tf_keras_legacy"])
+def test_two_replicas_take_the_same_steps_as_on_the_original(name):
+    original = differential.ORIGINALS[name]
+    loops = Loop(missing=2), Loop("minimize", sparse=True)
+    steps = tuple(dataclasses.replace(step, loop=i % 2) for i, step in enumerate(STEPS))
+    one = Program(name, "momentum", "mirrored", ("float32",) * 3, Rules(), loops, steps)
+    assert differential.compare(original, differential.in_this_process(original), one) == (len(STEPS), None)
 
 
 def test_every_row_is_one_of_the_table_of_differences():
