@@ -27,12 +27,15 @@ from typing import Any, NamedTuple
 from mutants import covering
 
 ROOT = pathlib.Path(__file__).parents[1]
-NOT_COPIED = (".git", ".venv", ".nox", "__pycache__", ".mypy_cache", "runs", "site", "build", "dist", "release-check")
+NOT_COPIED = (
+    *(".git", ".venv", ".venv-record", ".nox", "__pycache__", ".mypy_cache", "runs", "site", "build", "dist"),
+    "release-check",
+)
 MARKERS = "not slow and not exhaustive and not tpu and not gpu"
 
 # Module -> tests in addition to tests/**/test_<module>.py and the module's doctests.
 MORE_TESTS = {
-    "core/scaling.py": ("tests/core/test_quotients.py",),
+    "core/scaling.py": ("tests/core/test_quotients.py", "tests/core/fast/test_late_unscaling.py"),
     "core/state.py": ("tests/wrapper/test_optimizer.py", "tests/wrapper/test_readings.py"),
     "core/step.py": ("tests/wrapper/test_contract.py", "tests/wrapper/test_gradient_handling.py"),
     "core/replicas.py": ("tf_function_tests/test_promises.py",),

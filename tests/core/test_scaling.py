@@ -45,6 +45,14 @@ def test_structures_and_python_numbers():
     assert float(nested["b"][1][0]) == 24.0
 
 
+@pytest.mark.parametrize(("dtype", "wide"), [*zip(DTYPES, ["float32", "float32", "float32", "float64"])])
+def test_a_product_with_the_scale_is_exact_and_does_not_overflow_in_half_precision(dtype, wide):
+    digits = 1 + 2.0 ** {"float16": -10, "bfloat16": -7, "float32": -23, "float64": -52}[dtype]
+    product = scaling.multiplied(tf.constant([digits, 4.0], dtype), tf.constant(2.0**100))
+    assert product.dtype == wide
+    np.testing.assert_array_equal(product, [digits * 2.0**100, 2.0**102])
+
+
 def test_none_and_indexed_slices_are_kept():
     slices = tf.IndexedSlices(tf.constant([[8.0]]), tf.constant([3]), tf.constant([5, 1]))
     none, sparse, dense = scaling.unscale(iter([None, slices, np.float32(16.0)]), tf.constant(8.0))
