@@ -90,9 +90,9 @@ def repeat_checkpoints(python, name):
 
 
 def run(command):
-    """Run a program of this folder; return the finished process."""
+    """Run a program of this folder; return the finished process. MindSpore writes files into the current folder."""
     environment = {**os.environ, "PYTHONPATH": str(DATA.parent)}
-    return subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True)
+    return subprocess.run(command, cwd=originals.ENVIRONMENTS, env=environment, stderr=subprocess.PIPE, text=True)
 
 
 def merged(one, other):

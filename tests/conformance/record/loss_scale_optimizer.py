@@ -7,7 +7,7 @@ import re
 import numpy as np
 import tensorflow as tf
 
-from . import calls, training
+from . import calls, training, unshared_calls
 from .values import array, outcome, plain, type_name, typed
 
 
@@ -15,6 +15,8 @@ class Original:
     """TensorFlow's `tf.keras.mixed_precision.LossScaleOptimizer`, from 2.4 on."""
 
     keras3 = False
+    #: Required arguments of the wrapper after the inner optimizer.
+    arguments = ()
 
     def __init__(self):
         self.library, self.optimizers = tf.keras, tf.keras.optimizers
@@ -43,8 +45,18 @@ class Original:
         return optimizer.dynamic_counter if optimizer.dynamic else None
 
 
+# Configs of TensorFlow 2.3's loss scales, which its wrapper takes in place of a loss scale.
+FIXED_CONFIG = {"class_name": "FixedLossScale", "config": {"loss_scale_value": 4.0}}
+DYNAMIC_CONFIG = {
+    "class_name": "DynamicLossScale",
+    "config": {"initial_loss_scale": 4.0, "increment_period": 3, "multiplier": 3.0},
+}
+
+
 class Experimental(Original):
     """TensorFlow 2.3's `tf.keras.mixed_precision.experimental.LossScaleOptimizer`."""
+
+    arguments = ("dynamic",)
 
     def __init__(self):
         self.library, self.optimizers = tf.keras, tf.keras.optimizers
@@ -63,8 +75,9 @@ class Experimental(Original):
         """Describe the loss scale that the wrapper creates from an argument `loss_scale`, an expression."""
         module = tf.mixed_precision.experimental
         scope = {"DynamicLossScale": module.DynamicLossScale, "FixedLossScale": module.FixedLossScale, "np": np}
-        scope.update(inf=float("inf"), nan=float("nan"))
-        optimizer = self.wrapper(tf.keras.optimizers.SGD(0.1), eval(loss_scale, scope))
+        scope.update(inf=float("inf"), nan=float("nan"), dict_config=FIXED_CONFIG, dict_config_Dynamic=DYNAMIC_CONFIG)
+        expression = loss_scale.replace(" ", "_") if loss_scale.startswith("dict config") else loss_scale
+        optimizer = self.wrapper(tf.keras.optimizers.SGD(0.1), eval(expression, scope))
         scale = optimizer.loss_scale
         return {
             "loss_scale": {"type": type_name(scale), "repr": repr(scale)},
@@ -249,14 +262,7 @@ def distributed(original, case, compiled):
 
 
 def under_strategy(original, probe):
-    """Record a step of SGD(0.1) with a gradient of 1.0 under MirroredStrategy, or in its cross-replica context."""
-
-    def outside():
-        optimizer = original.wrap("SGD", {"learning_rate": 0.1}, {"initial_scale": 8.0, "dynamic_growth_steps": 2000})
-        with mirrored().scope():
-            variable = tf.Variable(1.0)
-        mirrored().run(lambda: optimizer.apply_gradients([(tf.constant(1.0), variable)]))
-        return float(variable.numpy())
+    """Record whether an optimizer can be created and take a step under a strategy, or in its cross-replica context."""
 
     def cross_replica(call):
         with mirrored().scope():
@@ -265,7 +271,7 @@ def under_strategy(original, probe):
             call(optimizer, variable)
 
     calls_by_name = {
-        "MirroredStrategy(2 cpus) / constructed outside, applied in strategy.run": outside,
+        **{name: lambda call=call: call(original, mirrored()) for name, call in unshared_calls.STRATEGIES.items()},
         "apply_gradients in cross-replica context": lambda: cross_replica(
             lambda optimizer, variable: optimizer.apply_gradients([(tf.constant(1.0), variable)])
         ),
@@ -399,7 +405,7 @@ def bench(original):
     class Bench(calls.Bench):
         optimizers, library, LossScaleOptimizer = original.optimizers, original.library, original.wrapper
         DynamicLossScale = getattr(original, "DynamicLossScale", None)
-        arguments = ("dynamic",) if isinstance(original, Experimental) else ()
+        arguments = original.arguments
 
         def wrap(self, name="SGD", kwargs=None, initial_scale=8.0, **config):
             config = dict({"dynamic_growth_steps": 2000}, initial_scale=initial_scale, **config)
@@ -417,17 +423,24 @@ def called(original, section, probe, recorded, cases):
     if isinstance(original, Experimental):
         call = calls.EXPERIMENTAL.get(probe, call)
     of_sgd = re.match(r"LSO\(SGD, (\w+=[^)]*(\(.*\))?[^)]*)\)$", probe)
-    state = re.match(r"state attributes, config ", probe)
+    state = re.match(r"state attributes, config (\w+)$", probe)
     config = re.match(r"get_config of (\w+)$", probe)
     if isinstance(original, Experimental):
-        of_scale = re.match(r"LSO\(SGD, loss_scale=(?!dict)(.*)\)$", probe)
+        of_scale = re.match(r"LSO\(SGD, loss_scale=(.*)\)$", probe)
         in_config = re.match(r"get_config, config (\w+)$", probe)
         if of_scale:
             call = lambda b: original.described(of_scale.group(1))  # noqa: E731
-        elif in_config and in_config.group(1) in calls.EXPERIMENTAL_CONFIGS:
-            given = calls.EXPERIMENTAL_CONFIGS[in_config.group(1)]
+        elif in_config and in_config.group(1) in unshared_calls.EXPERIMENTAL_CONFIGS:
+            given = unshared_calls.EXPERIMENTAL_CONFIGS[in_config.group(1)]
             call = lambda b: original.wrap("SGD", {"learning_rate": 0.1}, given).get_config()  # noqa: E731
-        elif call is None and not probe.startswith("get_config of "):
+        elif probe == "custom LossScale subclass":
+            call = lambda b: unshared_calls.subclass_of_loss_scale(original, b)  # noqa: E731
+        elif state:
+            given = unshared_calls.EXPERIMENTAL_CONFIGS[state.group(1)]
+            call = lambda b: unshared_calls.state_attributes(  # noqa: E731
+                original.wrap("SGD", {"learning_rate": 0.1}, given), sorted(recorded.get("ok", ()))
+            )
+        elif call is None and of_sgd:
             return None
     if call is None and of_sgd:
         scope = {"tf": tf, "np": np, "nan": float("nan"), "inf": float("inf")}
@@ -442,7 +455,8 @@ def called(original, section, probe, recorded, cases):
         given = {"initial_scale": 256.0, "dynamic_growth_steps": 7}
         call = lambda b: original.wrap(name, kwargs, given).get_config()  # noqa: E731
     elif call is None:
-        return None
+        call = unshared_calls.call_of(original, probe, recorded, optimizers_of(cases))
+        return call and outcome(lambda: plain(call(bench(original))))
     with Messages() as messages:
         result = outcome(lambda: plain(call(bench(original))))
     return dict(result, logs=messages.found) if messages.found or section == "warnings" else result
@@ -481,9 +495,9 @@ def record(name, cases, chosen):
         ),
         "distributed": each("distributed", lambda key, case: distributed(original, case, key.endswith("tf.function"))),
         "hyperparameters": each("hyperparameters", lambda key, case: hyperparameters(original, case)),
+        "configs": one_call("configs"),  # before the errors, which log warnings that TensorFlow logs once in a process
         "errors": one_call("errors"),
         "api_probes": one_call("api_probes"),
-        "configs": one_call("configs"),
         "warnings": one_call("warnings"),
         "strategies": each("strategies", lambda key, case: under_strategy(original, key)),
     }

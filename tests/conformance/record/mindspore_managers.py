@@ -4,6 +4,7 @@ import mindspore
 import numpy as np
 from mindspore import amp
 
+from . import mindspore_calls
 from .values import outcome, plain
 
 mindspore.set_context(mode=mindspore.PYNATIVE_MODE, device_target="CPU")
@@ -149,5 +150,6 @@ def record(name, cases, chosen):
         "api_probes": dict(
             {key: constructed(key) for key in probes if is_expression(key)},
             **{key: scaled(key, case) for key, case in probes.items() if key.endswith(".scale/unscale")},
+            **{key: outcome(call) for key, case in probes.items() if (call := mindspore_calls.call_of(key, case))},
         ),
     }

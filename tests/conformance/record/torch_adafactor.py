@@ -4,6 +4,7 @@ import re
 
 import torch
 
+from . import torch_calls
 from .values import array, outcome, plain
 
 torch.set_num_threads(1)
@@ -51,11 +52,30 @@ def state_of(optimizer, parameters):
     }
 
 
-def constructed(arguments):
-    """Return the options of `Adafactor([p], ARGUMENTS)`, where p is a matrix of ones."""
-    scope = {"torch": torch, "tensor": torch.tensor, "nan": float("nan"), "p": torch.nn.Parameter(torch.ones(2, 3))}
-    made = eval("torch.optim.Adafactor([p], " + arguments, scope)
-    return {name: plain(value) for name, value in made.param_groups[0].items() if name != "params"}
+def of_two_dtypes(name, cases):
+    """Return the parameters after each step of a group that holds a float16 vector and a float32 matrix.
+
+    The gradients are those of the sequence A times 2**-11, which is about float16's epsilon. The default of `eps` is
+    the epsilon of a dtype, and only matters for gradients of about its size.
+
+    Args:
+        name: the name of the case, which has the order of the parameters and `foreach`.
+        cases: the recording, with the values of the parameters and the gradients.
+    """
+    initial, sequence = cases["initial_params"]["a"], cases["gradient_sequences"]["A"][:25]
+    parameters = {
+        shape: torch.nn.Parameter(tensor(initial[shape], getattr(torch, dtype)))
+        for dtype, shape in re.findall(r"(float\d+) (vector|matrix)", name)
+    }
+    optimizer = torch.optim.Adafactor(parameters.values(), lr=0.05, foreach="foreach True" in name)
+    after = {shape: [] for shape in parameters}
+    for gradients in sequence:
+        for shape, parameter in parameters.items():
+            parameter.grad = 2.0**-11 * tensor(gradients[shape], parameter.dtype)
+        optimizer.step()
+        for shape, parameter in parameters.items():
+            after[shape].append(plain(parameter.detach()))
+    return after
 
 
 def record(name, cases, chosen):
@@ -74,13 +94,15 @@ def record(name, cases, chosen):
             if chosen("trajectories", key)
         },
         "dtypes": {
-            dtype: outcome(steps, in_dtype, cases, ("vector", "matrix", "tensor3"), getattr(torch, dtype), 25)
-            for dtype in ("float64", "float16")
-            if chosen("dtypes", dtype)
+            name: outcome(of_two_dtypes, name, cases)
+            if "group" in name
+            else outcome(steps, in_dtype, cases, ("vector", "matrix", "tensor3"), getattr(torch, name), 25)
+            for name in cases["dtypes"]
+            if chosen("dtypes", name)
         },
         "api_probes": {
-            probe: outcome(constructed, probe[len("Adafactor([p], ") :])
-            for probe in cases["api_probes"]
-            if re.match(r"Adafactor\(\[p\], \w+=.*\)$", probe) and chosen("api_probes", probe)
+            probe: outcome(torch_calls.call_of(probe, case))
+            for probe, case in cases["api_probes"].items()
+            if chosen("api_probes", probe)
         },
     }
