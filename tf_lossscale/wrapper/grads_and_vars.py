@@ -43,7 +43,7 @@ def require_fitting(gradients: list[Any], variables: list[Any]) -> None:
 
     Args:
         gradients: tensors, IndexedSlices or None.
-        variables: one for each gradient.
+        variables: one variable for each gradient.
 
     Raises:
         ValueError: the lengths differ, all gradients are None, or a gradient's shape does not fit its variable.
@@ -96,7 +96,7 @@ def without_none(change: Callable[..., Iterable[Any]], gradients: list[Any], var
     Args:
         change: a function that takes (gradient, variable) pairs and returns them in the same order.
         gradients: the gradients. None is not passed to `change`, and stays None in the result.
-        variables: one for each gradient.
+        variables: one variable for each gradient.
 
     Returns:
         A list as long as `gradients`.
