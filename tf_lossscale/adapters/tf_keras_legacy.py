@@ -171,7 +171,7 @@ class LossScaleOptimizer(
 
     @property
     def variables(self) -> optimizer.CallableList:
-        """The inner optimizer's variables, the same as `weights`. `variables()` is the same list."""
+        """The inner optimizer's variables, the same as `weights`. `variables()` returns the same list."""
         return optimizer.CallableList(self._optimizer.weights)
 
     @property

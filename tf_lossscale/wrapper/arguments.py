@@ -66,19 +66,19 @@ def loss_scale(
 def _instead_of(dynamic: Any, initial_scale: Any, growth_steps: Any) -> str:
     """Return a hint for an argument `dynamic` that is not a bool.
 
-    Such a call was often written for another LossScaleOptimizer. In this position, the one of TensorFlow 2.3 has the
-    loss scale, and the one of Keras 3 has the initial scale.
+    Such a call was often written for another LossScaleOptimizer: in this position, TensorFlow 2.3 expects the loss
+        scale, and Keras 3 expects the initial scale.
     """
     if isinstance(dynamic, str):
         return "A dynamic scale is the default: leave the argument out."
     if not isinstance(dynamic, (int, float)):
-        return "For a scale that stays the same pass dynamic=False, initial_scale=1024."
+        return "For a scale that stays the same, pass dynamic=False, initial_scale=1024."
     steps = initial_scale if growth_steps is None else growth_steps
     if steps is not None:
-        return f"In place of Keras 3's order pass initial_scale={dynamic!r}, dynamic_growth_steps={steps!r}."
+        return f"Instead of Keras 3's order, pass initial_scale={dynamic!r}, dynamic_growth_steps={steps!r}."
     return (
         "For a scale that stays the same, as a number by position was in TensorFlow 2.3, pass dynamic=False, "
-        f"initial_scale={dynamic!r}; for one that starts there and moves, as in Keras 3, pass "
+        f"initial_scale={dynamic!r}; for one that starts there and then changes, as in Keras 3, pass "
         f"initial_scale={dynamic!r}."
     )
 

@@ -126,8 +126,8 @@ class Configurable(Parts):
         of_inner = inner
         if isinstance(inner, dict):
             inner = cls._family_class.from_config(copy.deepcopy(inner), custom_objects)
-        # The wrapper class is looked up again, because `inner` may belong to another family: tf_keras creates a legacy
-        # optimizer from an old config even if `from_config` was called for its new optimizers.
+        # The wrapper class is looked up again, because the created optimizer may belong to another family: tf_keras
+        # creates a legacy optimizer from an old config even if this class wraps its newer optimizers.
         family = families.adapter_of(inner)
         new = (this if issubclass(this, family) else family)(inner_optimizer=inner, **config)
         new._take_state(of_inner)

@@ -54,7 +54,7 @@ _TWO_WAYS_OUT = (
 
 
 class _EagerMode:
-    """The dictionary key for calls made in eager mode. For calls made in a traced function, the key is its graph."""
+    """The key for calls made in eager mode. The key for calls made in a traced function is the function's graph."""
 
 
 _EAGER = _EagerMode()
@@ -62,7 +62,7 @@ _EAGER = _EagerMode()
 
 @dataclasses.dataclass(eq=False)
 class _Call:
-    """The most recent scaling or unscaling call that a thread made in a traced function, or in eager mode.
+    """The method that a thread called most recently in a particular traced function, or in eager mode.
 
     `followed_in` is the set of threads that have since made an update in the same function, or in eager mode.
     """

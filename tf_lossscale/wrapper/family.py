@@ -80,7 +80,7 @@ class Family(abc.ABC):
         """
 
     def ensure_built(self, variables: list[Variable]) -> None:
-        """Call `build`, unless in eager mode without a strategy the variables are the same as in the last call."""
+        """Call `build`. In eager mode without a strategy, do so only if the variables differ from the last call's."""
         remembers = tf.executing_eagerly() and not tf.distribute.has_strategy()
         same = [last() is variable for last, variable in zip(self._built_for, variables)]
         if remembers and len(self._built_for) == len(variables) and all(same):
@@ -104,7 +104,7 @@ class Family(abc.ABC):
     #: A user-defined function that sums gradients over the replicas. It takes and returns (gradient, variable) pairs.
     #: None if the strategy sums the gradients.
     own_aggregation: Callable[..., Any] | None = None
-    #: Whether `apply_gradients([])` counts as a finite step. If False, it raises an error.
+    #: Whether `apply_gradients([])` counts as a finite step. If False, such a call raises an error.
     takes_empty_steps = False
     #: Whether the optimizers return the operations of an update, which a session of a legacy graph has to run.
     returns_operations = False

@@ -223,7 +223,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             if not isinstance(scale, FixedLossScale):
                 logging.warning(
                     "A checkpoint of the inner %s does not hold the loss scale, because its class is not derived from "
-                    "tf.Module. Save `state()` beside the checkpoint, or derive the class from tf.Module.",
+                    "tf.Module. Save `state()` alongside the checkpoint, or derive the class from tf.Module.",
                     type(inner).__name__,
                 )
             return
@@ -721,7 +721,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     @property
     def variables(self) -> CallableList:
-        """The variables of the inner optimizer, followed by those of the loss scale. `variables()` is the same list."""
+        """The inner optimizer's variables, then those of the loss scale. `variables()` returns the same list."""
         return CallableList([*self.weights, *self._loss_scale.variables])
 
     @property
