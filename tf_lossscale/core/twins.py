@@ -1,4 +1,4 @@
-"""Registers faster twins of plain functions. The plain function defines the result."""
+"""Registers twins of plain functions. A twin is faster; the plain function defines the correct result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 def has_faster_twin(plain: _Function) -> _Function:
     """Decorate a plain function, so that a module of `core/fast` can register a faster twin for it.
 
-    A call runs the twin if there is one. `plain` is always the plain function:
+    A call runs the twin if there is one. The attribute `plain` is always the plain function:
 
     >>> import tensorflow as tf
     >>> from tf_lossscale.core import scaling
@@ -47,7 +47,7 @@ def faster(function: Any) -> Callable[[_Function], _Function]:
     (6, 6, True)
 
     Args:
-        function: the result of `has_faster_twin`.
+        function: a function that is decorated with `has_faster_twin`.
 
     Returns:
         A decorator.
