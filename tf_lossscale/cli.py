@@ -94,13 +94,14 @@ def _run(argv: list[str]) -> int:
 
 
 def _flush() -> None:
-    """Flush stdout. Discard its content on failure, or Python would exit with 120."""
+    """Flush stdout. If that fails, discard its contents, so that Python does not exit with code 120."""
     if sys.stdout is None or sys.stdout.closed:
         return
     try:
         sys.stdout.flush()
     except OSError:
-        with contextlib.suppress(OSError):  # a replaced sys.stdout may have no file descriptor
+        # A replaced sys.stdout may have no file descriptor.
+        with contextlib.suppress(OSError):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, sys.stdout.fileno())
             os.close(nowhere)

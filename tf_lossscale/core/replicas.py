@@ -26,8 +26,8 @@ def several_replicas() -> bool:
 def uses_merge_call() -> bool:
     """Return whether a step uses `merge_call` to continue in the cross-replica context.
 
-    On a TPU it does not, because all replicas run one program. They reduce together and take the same branch in their
-    replica contexts.
+    A step on a TPU does not, because all replicas run one program. They sum the gradients and take the same branch in
+    their replica contexts.
 
     >>> uses_merge_call()
     False
@@ -39,7 +39,7 @@ def uses_merge_call() -> bool:
 
 
 def workers_step_alone() -> bool:
-    """Return whether workers share the loss scale but step independently, so that it may change during a step.
+    """Return whether workers share the loss scale but step independently, so one may change it during another's step.
 
     >>> workers_step_alone()
     False

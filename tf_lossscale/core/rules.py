@@ -68,8 +68,8 @@ class Rules:
         hysteresis: the number of overflows after which the scale is lowered.
         min_scale: the scale is never lowered below this value.
         max_scale: the scale never grows above this value; None for float32's maximum.
-        finite_step_resets: whether a finite step resets the count of overflows. TensorFlow 1's tf.contrib did not reset
-            it.
+        finite_step_resets: whether a finite step resets the count of overflows. False is the rule of TensorFlow 1's
+            tf.contrib.
 
     Source: the state machine of `tf.keras.mixed_precision.LossScaleOptimizer`
     (https://www.tensorflow.org/versions/r2.8/api_docs/python/tf/keras/mixed_precision/LossScaleOptimizer),
@@ -125,7 +125,7 @@ class Rules:
         )
 
     def next(self, finite: Any, before: Counts) -> Counts:
-        """Return the state after a step. It takes a few scalar operations, whether or not the step is finite.
+        """Return the state after a step. Finite and non-finite steps take the same few scalar operations.
 
         Args:
             finite: bool scalar; False if any value of any reduced gradient is infinite or NaN.

@@ -26,8 +26,8 @@ class LossScale(Variables):
 
     A subclass defines `__call__` and, if the scale reacts to gradients, `check` and `move`. If `may_skip` is True, each
     step calls `check`, then `move`; otherwise it calls neither. Write both methods with TensorFlow's operations,
-    because a `tf.function` traces them only once. Pass an instance as `LossScaleOptimizer(inner,
-    loss_scale_manager=...)`.
+    because a `tf.function` traces them only once. Pass an instance as the argument `loss_scale_manager` of
+    `LossScaleOptimizer`.
 
     >>> import tf_lossscale
     >>> class Scheduled(tf_lossscale.LossScale):
@@ -158,9 +158,7 @@ class LossScale(Variables):
 
     @property
     def lowest(self) -> float | None:
-        """The lower bound of the scale, a float. If it is None, many skipped steps in a row are not reported as a
-        stall.
-        """
+        """The lower bound of the scale, a float. If it is None, no number of skipped steps is reported as a stall."""
         return None
 
     def stall_reported(self, action: Any) -> tf.Variable:

@@ -193,7 +193,7 @@ def _take_compiled(loss_scale: LossScale, update: Update, gradients: Gradients, 
 
 @has_faster_twin
 def as_arguments(gradients: Gradients, to_compile: bool) -> tuple[list[Any], Callable[[list[Any]], Gradients]]:
-    """Return tensors as which gradients are passed to a function, and a function that restores the gradients.
+    """Return tensors to pass to a function instead of gradients, and a function that restores the gradients.
 
     >>> tensors, gradients_of = as_arguments([None, tf.constant(2.0)], False)
     >>> len(tensors), gradients_of([tf.constant(3.0)])[1].numpy().item()
