@@ -65,7 +65,7 @@ def minimize(
         trace_fn: a function of `tfp.math.MinimizeTraceableQuantities`, with unscaled values. Its result is traced.
         return_full_length_trace: whether the trace has `num_steps` entries even if the criterion stops earlier.
         jit_compile: whether XLA compiles the loop.
-        seed: any seed that `tfp.random.sanitize_seed` accepts. Each step derives a new one and passes it to `loss_fn`.
+        seed: any seed that `tfp.random.sanitize_seed` accepts. Each step derives a new seed and passes it to `loss_fn`.
         name: a name for the operations.
 
     Returns:

@@ -27,8 +27,8 @@ class Clusters:
     """
 
     def __init__(self) -> None:
-        # Maps a key of `Clusters.compile` to (compiled step, weak references). The step is None if it cannot be
-        # compiled. An entry is removed when a referenced object is garbage-collected.
+        # Maps the key of a step's constants to (compiled step, weak references). The step is None if it cannot be
+        # compiled. An entry is removed when one of the referenced objects is garbage-collected.
         self._steps: dict[tuple[Any, ...], tuple[Any, list[weakref.ref[Any]]]] = {}
         self._logged: set[str] = set()
 
@@ -50,7 +50,7 @@ class Clusters:
         Args:
             held: all Python objects that the function reads, except its arguments.
             function: a function of tensors that returns a tensor. XLA's errors show its name.
-            *arguments: tensors, lists of them, or None.
+            *arguments: the arguments to trace the function with: tensors, lists of tensors, or None.
             ignored: names of attributes in `held` that the function sets before it reads them.
 
         Returns:
@@ -78,7 +78,7 @@ class Clusters:
     def _traced(
         self, key: tuple[Any, ...], held: Any, function: Callable[..., Any], arguments: Any, ignored: Sequence[str]
     ) -> Any:
-        """Trace a function. Return None if the function works only in eager mode or always sets Python attributes."""
+        """Trace a function. Return None if tracing fails, or if each call sets Python attributes."""
         with constants.put_back(held):
             try:
                 traced = _with_xla(function).get_concrete_function(*arguments)
@@ -107,7 +107,7 @@ class Clusters:
         """Log a warning that steps are not compiled, once for each reason.
 
         Args:
-            reason: the reason, which becomes the end of the warning's sentence.
+            reason: the reason, worded as the end of the warning's sentence.
         """
         if reason not in self._logged:
             self._logged.add(reason)
@@ -122,7 +122,7 @@ def _drop(clusters: weakref.ref[Clusters], key: tuple[Any, ...], dead: weakref.r
 
 
 class Cluster(NamedTuple):
-    """The Python objects that a step reads, and the `Clusters` that compile the step as one function.
+    """The Python objects that a step reads, and the `Clusters` object that compiles the step as one function.
 
     >>> Cluster(Clusters(), "double").compile(lambda x: 2.0 * x, tf.constant(2.0))(tf.constant(2.0)).numpy().item()
     4.0

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 #: Libraries whose functions depend only on their arguments and closures.
 _LIBRARIES = ("tensorflow", "keras", "tf_keras", "sonnet", "tf_lossscale")
-#: Prefixes of attributes in which libraries track an object's parts. No optimizer update reads these attributes.
+#: Libraries track an object's parts in attributes with these prefixes. No optimizer update reads such attributes.
 _BOOKKEEPING = ("_self_", "_snt_", "_tracker")
 #: Arrays with up to this many values are compared by value in each step.
 _FEW = 64
@@ -59,7 +59,7 @@ def key(value: Any, ignored: Collection[str] = (), identified: list[Any] | None 
         A hashable tuple that differs if any of the constants differs.
 
     Raises:
-        Unknown: a part of the object may affect a function in a way that its attributes do not show.
+        Unknown: a part of the object may affect a function in a way that the part's attributes do not show.
     """
     found: list[Any] = []
     identified = [] if identified is None else identified
@@ -67,7 +67,7 @@ def key(value: Any, ignored: Collection[str] = (), identified: list[Any] | None 
     # object prevents Python from reusing the id.
     numbers: dict[int, tuple[int, Any]] = {}
     waiting = [("", value)]
-    # Each eager step computes a key, so this is a loop, which is faster than recursion.
+    # Each eager step computes a key. A loop computes it faster than recursion.
     while waiting:
         path, value = waiting.pop()
         kind = type(value)
@@ -110,7 +110,7 @@ def _is_variable(kind: type) -> bool:
 def _values(array: Any, path: str) -> tuple[Any, ...]:
     if isinstance(array, tf.Tensor):
         if not hasattr(array, "numpy"):
-            raise Unknown("a tensor of a graph", path)
+            raise Unknown("a symbolic tensor", path)
         if (array.shape.num_elements() or 0) > _FEW:
             raise Unknown(f"an array of more than {_FEW} values", path)
         array = np.asarray(array.numpy())

@@ -26,7 +26,7 @@ class Diagnosis(Variables):
 
     def __init__(self) -> None:
         super().__init__(name="diagnosis")
-        # For each table of counts, a tuple with the names of the trained variables, one for each row.
+        # For each table of counts, a tuple with the names of the trained variables, one name for each row.
         self.__dict__["_tables"] = []
 
     #: An int64 scalar variable: the number of steps, including skipped ones.
@@ -69,7 +69,10 @@ class Diagnosis(Variables):
         return done + unless(applied, note)
 
     def counts(self) -> dict[str, np.ndarray]:
-        """Return a dict from variable names to [bad steps, last bad step, steps with infinity, steps with NaN]."""
+        """Return a dict from variable names to [bad steps, last bad step, steps with infinity, steps with NaN].
+
+        A step is bad for a variable if the variable's gradient was infinite or NaN.
+        """
         found: dict[str, np.ndarray] = {}
         for names in self._tables:
             for name, row in zip(names, tf.convert_to_tensor(self._table(names)).numpy()):

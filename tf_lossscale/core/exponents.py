@@ -45,7 +45,7 @@ class Exponents(Variables):
         super().__init__(name="exponents")
         self.__dict__.update(
             every=every,
-            # For each table of counts, a tuple with the names of the trained variables, one for each row.
+            # For each table of counts, a tuple with the names of the trained variables, one name for each row.
             _tables=[],
             # For each replica, a cache of the values of `steps` and `following`, used until a graph may change them.
             _known={},
@@ -82,7 +82,7 @@ class Exponents(Variables):
         if not tf.executing_eagerly():
             self.__dict__["_in_graphs"] = True
         # Each replica discards only its own cached values. If it discarded those of a slower replica as well, that
-        # replica would read the variables again in the current step, and wait for all other replicas in vain.
+        # replica would read the variables again in the current step, and wait forever for the other replicas.
         self._known.pop(replicas.replica(), None)
         rows = names()
         replicas.once(lambda: self._make(rows))
@@ -116,7 +116,8 @@ class Exponents(Variables):
             self.following.assign(0)
             self._known.clear()
         else:
-            # The variable's initializer assigns 0. Running it adds no operation, so a graph may be finalized.
+            # Running the variable's initializer assigns 0. This works in a finalized graph, because it adds no
+            # operation.
             tf.compat.v1.get_default_session().run(self.following.initializer)
 
     def stop(self) -> None:
@@ -153,7 +154,7 @@ class Exponents(Variables):
         return found
 
     def _keep(self, numbers: tuple[int, int]) -> None:
-        # If a tf.function also takes steps, it changes the variables without updating this cache.
+        # If a tf.function also takes steps, it changes the variables without updating the cache of their values.
         if not self._in_graphs:
             self._known[replicas.replica()] = numbers
 
@@ -196,7 +197,7 @@ def table(gradients: list[Any]) -> tf.Tensor:
     each = [_Bits(gradient) for gradient in gradients]
     rows = tf.stack([bits.by_exponent() for bits in each])
     zeros = tf.stack([bits.number(0) for bits in each])
-    # Infinities are counted, which reads the values a third time, only if any value is infinite or NaN.
+    # Counting infinities reads the values a third time. This is done only if any value is infinite or NaN.
     infinite = tf.cond(
         tf.reduce_any(rows[:, NAN] > 0),
         lambda: tf.stack([bits.number(bits.infinity) for bits in each]),
@@ -239,7 +240,7 @@ class _Bits:
         return tf.cast(row, tf.int64)
 
     def number(self, of: int) -> tf.Tensor:
-        """Return how many values have these bits, ignoring the sign bit: an int64 tensor of shape [1]."""
+        """Return how many values have the bits `of`, ignoring the sign bit: an int64 tensor of shape [1]."""
         magnitude = tf.bitwise.bitwise_and(self._bits, self._constant(2 ** (self._mantissa + self._exponent) - 1))
         found = _histogram(self._as_index(tf.bitwise.bitwise_xor(magnitude, self._constant(of))), 1)
         return tf.cast(found, tf.int64)
@@ -270,7 +271,7 @@ def _require_own_copies() -> None:
 
 
 def _value(variable: tf.Variable) -> Any:
-    """Return the value of a variable; 0 in a session in which it was not initialized."""
+    """Return the value of a variable; 0 if the variable was not initialized in the session."""
     if tf.executing_eagerly():
         return tf.convert_to_tensor(variable).numpy()
     try:

@@ -1,4 +1,4 @@
-"""The definition of a finite step: every value of every reduced gradient is finite."""
+"""Checks whether a step is finite: every value of every reduced gradient must be finite."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def agreed(gradients: list[Any], *, exactly: bool, all_values: bool) -> list[Any
             plus the infinity or NaN that any replica has in the same gradient.
 
     Returns:
-        A list of tensors. If it has an item for each gradient, the item of a gradient None is None.
+        A list of one tensor, or of one item for each gradient. The item of a gradient None is None.
     """
     if not exactly and not all_values:
         return replicas.all_reduce([tf.where(all_finite(gradients), 0.0, float("nan"))])

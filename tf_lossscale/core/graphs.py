@@ -43,7 +43,7 @@ def finished(result: Any) -> tf.Tensor:
     True
 
     Args:
-        result: as in `operations`.
+        result: a structure of operations, tensors and other objects, as in `operations`.
 
     Returns:
         A bool scalar tensor.
@@ -66,7 +66,8 @@ def runs_in_order() -> bool:
     if tf.compat.v1.executing_eagerly_outside_functions():
         return True
     graph: Any = tf.compat.v1.get_default_graph()
-    # The graphs of branches and loops are subclasses of FuncGraph. The search skips them and ends at a tf.function.
+    # The graphs of branches and loops are subclasses of FuncGraph. The loop skips them and ends at the graph of a
+    # tf.function.
     while graph is not None and type(graph) is not tf.__internal__.FuncGraph:
         graph = getattr(graph, "outer_graph", None)
     return graph is not None
@@ -84,7 +85,7 @@ def in_xla_context() -> bool:
         return False
     graph: Any = tf.compat.v1.get_default_graph()
     while graph is not None:
-        # `_get_control_flow_context` is private. The doctest of `in_xla_context` fails if its result changes.
+        # `_get_control_flow_context` is private. The doctest of `in_xla_context` fails if the method's result changes.
         context = graph._get_control_flow_context()
         while context is not None:
             if context.IsXLAContext():

@@ -54,7 +54,7 @@ def note_unscaled(gradients: Iterable[Any], loss_scale: Any, scaled: Iterable[An
 
     Args:
         gradients: tensors, IndexedSlices or None.
-        loss_scale: the object.
+        loss_scale: the loss scale.
         scaled: the gradients before the division, which are noted as scaled.
     """
     for gradient in gradients:

@@ -112,7 +112,7 @@ def is_missing_copies(variable: tf.Variable) -> bool:
 
 
 def scope_of(variable: tf.Variable) -> contextlib.AbstractContextManager[Any]:
-    """Return the scope of a variable's strategy; a null context if there is none or a strategy is already in use.
+    """Return the scope of a variable's strategy; a null context if the variable has none or a strategy is in use.
 
     >>> with scope_of(tf.Variable(1.0)):
     ...     tf.distribute.has_strategy()
@@ -128,7 +128,7 @@ def scope_of(variable: tf.Variable) -> contextlib.AbstractContextManager[Any]:
 
 
 def give_copies(holder: Any, names: Iterable[str], listed: list[Any]) -> None:
-    """Recreate those variables of an object for which `is_missing_copies` is true, with their values.
+    """Recreate an optimizer's variables for which `is_missing_copies` is true, and keep their values.
 
     >>> class Count:
     ...     steps = None
@@ -136,7 +136,7 @@ def give_copies(holder: Any, names: Iterable[str], listed: list[Any]) -> None:
 
     Args:
         holder: an optimizer.
-        names: the names of the object's attributes. Attributes that are not variables are left alone.
+        names: the names of the optimizer's attributes. Attributes that are not variables are left alone.
         listed: the optimizer's list of its variables, in which new variables replace old ones.
     """
     for name in names:
@@ -233,7 +233,7 @@ def local_copies(places: Callable[[], Iterable[tuple[Any, str]]]) -> contextlib.
     ...     pass
 
     Args:
-        places: a function that returns (object, attribute) pairs; each attribute is a variable.
+        places: a function that returns pairs (object, name of an attribute that contains a variable).
     """
     return _holding_local_copies(places()) if write_independently() else contextlib.nullcontext()
 
@@ -251,7 +251,7 @@ def _holding_local_copies(places: Iterable[tuple[Any, str]]) -> Iterator[None]:
 
 
 def _local_copy(variable: Any) -> Any:
-    # A worker has one copy for each of its replicas, and all workers have the same number of replicas.
+    # A worker has one copy of each variable for each of its replicas, and all workers have the same number of replicas.
     copies = tf.distribute.get_strategy().experimental_local_results(variable)
     return copies[replica() % len(copies)]
 
@@ -306,13 +306,13 @@ _OVERRIDDEN = "_overridden_by_tf_lossscale"
 
 
 def not_in_replica_context(method: str) -> ValueError:
-    """Return the error for a step in a cross-replica context.
+    """Return the error to raise if a step is taken in a cross-replica context.
 
     >>> str(not_in_replica_context("apply"))[:51]
     'apply() must be called in a replica context. Call i'
 
     Args:
-        method: the method's name, for the message.
+        method: the name of the method that was called, for the message.
     """
     return ValueError(
         f"{method}() must be called in a replica context. Call it inside the function that you give to strategy.run(), "
@@ -331,7 +331,7 @@ def sum_over_replicas(gradients: list[Any]) -> list[Any]:
         gradients: this replica's tensors, IndexedSlices or None.
 
     Returns:
-        A list of the same length.
+        A list as long as `gradients`.
     """
     if not tf.distribute.has_strategy():
         return gradients
@@ -354,7 +354,7 @@ def all_reduce(tensors: list[Any]) -> list[Any]:
         tensors: this replica's tensors or IndexedSlices.
 
     Returns:
-        A list of the same length.
+        A list as long as `tensors`.
     """
     context: Any = tf.distribute.get_replica_context()
     if tf.compat.v1.executing_eagerly_outside_functions() or not uses_merge_call():

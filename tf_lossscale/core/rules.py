@@ -34,7 +34,7 @@ class Counts(NamedTuple):
 class Rules:
     """The rules by which a dynamic loss scale changes.
 
-    The algorithm, on every step; a test executes these lines::
+    The algorithm of each step; a test executes these lines::
 
         if every_gradient_is_finite:
             good += 1

@@ -48,7 +48,7 @@ def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
     [[1.0, 2.0]]
 
     Args:
-        gradients: floating tensors, IndexedSlices (kept sparse) or None (kept).
+        gradients: floating tensors, IndexedSlices or None. IndexedSlices stay sparse, and None stays None.
         scale: float32 scalar.
 
     Returns:

@@ -60,8 +60,8 @@ class LossScale(Variables):
     not_in_a_step: tuple[str, ...] = ("_restored", "_stall_actions")
 
     def __init__(self) -> None:
-        # A tf.Module reserves its name in the graph. The name "loss_scale" must stay free for the variable of
-        # tf.contrib.
+        # A tf.Module reserves its name in the graph. The name "loss_scale" must stay free for the variable of that name
+        # in tf.contrib.
         super().__init__(name="loss_scaling")
 
     def as_loss_scale(self) -> LossScale:
@@ -158,7 +158,7 @@ class LossScale(Variables):
 
     @property
     def lowest(self) -> float | None:
-        """The lower bound of the scale, a float. If it is None, no number of skipped steps is reported as a stall."""
+        """The lower bound of the scale, a float. If it is None, many skipped steps in a row are not reported."""
         return None
 
     def stall_reported(self, action: Any) -> tf.Variable:
@@ -175,7 +175,7 @@ class LossScale(Variables):
         return self._weight(f"stall_reported_{actions.index(action)}", False, tf.bool, tracked=False)
 
     def defers(self, optimizer: Any, update: Any) -> bool:
-        """Return False: a step does not wait for the steps of other optimizers.
+        """Return False, because a step does not wait for the steps of other optimizers.
 
         Args:
             optimizer: the optimizer that takes the step.
@@ -184,8 +184,8 @@ class LossScale(Variables):
         del optimizer, update
         return False
 
-    # The variables that count steps are not saved, because checkpoints of TensorFlow's own LossScaleOptimizer lack them
-    # but must restore completely.
+    # The variables that count steps are not saved, because checkpoints of TensorFlow's own LossScaleOptimizer lack
+    # them, but must still restore completely.
 
     total_steps = LazyVariable(0, tf.int64, tracked=False)
     """The number of steps, including skipped steps, an int64 scalar variable."""

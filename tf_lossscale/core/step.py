@@ -1,4 +1,4 @@
-"""One step: unscale, reduce, check, apply or skip, record."""
+"""Takes one step: unscales, reduces and checks the gradients, applies or skips them, and records the outcome."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Update(abc.ABC):
     aggregate = True
     #: Whether the step calls `observe` to record which gradients were not finite.
     observes = False
-    #: The cluster with which XLA compiles the step; None to leave it uncompiled.
+    #: The cluster with which XLA compiles the step; None if the step is not compiled.
     cluster: clusters.Cluster | None = None
 
     def count_exponents(self) -> list[tf.Operation]:
-        """Count this replica's scaled gradients by exponent, and return the operations that count."""
+        """Count this replica's scaled gradients by exponent. Return the operations that update the counts."""
         return []
 
     @abc.abstractmethod
@@ -54,7 +54,7 @@ class Update(abc.ABC):
         """Apply reduced gradients without reducing them again, in a replica context."""
 
     def skip(self) -> Any:
-        """Do the work of a skipped step, in a cross-replica context if there is one."""
+        """Do what the optimizer has to do in a skipped step. Called in a cross-replica context if there is one."""
         return None
 
     def observe(self, applied: tf.Tensor, gradients: Gradients, evidence: Gradients) -> Any:
@@ -69,7 +69,7 @@ class Update(abc.ABC):
 
 
 def step(loss_scale: LossScale, update: Update) -> Any:
-    """Apply the gradients on all replicas, or skip them on all.
+    """Apply the gradients on all replicas, or skip the step on all replicas.
 
     >>> from tf_lossscale.core.state import DynamicLossScale
     >>> class Descent(Update):
@@ -85,7 +85,7 @@ def step(loss_scale: LossScale, update: Update) -> Any:
 
     Args:
         loss_scale: the loss scale, which decides whether to apply the gradients, and then changes once.
-        update: the gradients, and the functions that reduce and apply them.
+        update: provides the gradients, and methods that reduce and apply them.
 
     Returns:
         In eager mode, whether the step was applied; in a legacy graph, the operation to run.
@@ -124,7 +124,7 @@ def _take(loss_scale: LossScale, update: Update, gradients: Gradients, agreed: G
             apply = lambda tensors: update.apply(gradients_of(tensors))  # noqa: E731
             return strategy.extended.call_for_each_replica(apply, args=(per_replica,))
 
-        # After the sum all replicas have the same gradients, so one decision holds for all.
+        # After the sum all replicas have the same gradients, so one decision applies to all replicas.
         first = gradients_of(_first(strategy, per_replica))
         evidence = None if agreed is None else _first(strategy, agreed)
         return _decide(loss_scale, update, first, evidence, apply_on_each_replica, per_replica)

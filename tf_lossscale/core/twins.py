@@ -23,7 +23,7 @@ def has_faster_twin(plain: _Function) -> _Function:
         plain: a function of positional arguments.
 
     Returns:
-        The function to call.
+        A function that calls the twin, or the plain function if there is no twin.
     """
 
     @functools.wraps(plain)
@@ -35,7 +35,7 @@ def has_faster_twin(plain: _Function) -> _Function:
 
 
 def faster(function: Any) -> Callable[[_Function], _Function]:
-    """Decorate the faster twin of a function, with the same arguments and, bit for bit, the same results.
+    """Decorate the faster twin of a function. The twin takes the same arguments and returns the same bits.
 
     >>> @has_faster_twin
     ... def double(number):
@@ -50,7 +50,7 @@ def faster(function: Any) -> Callable[[_Function], _Function]:
         function: a function that is decorated with `has_faster_twin`.
 
     Returns:
-        A decorator.
+        A decorator for the twin.
     """
 
     def register(twin: _Function) -> _Function:

@@ -74,7 +74,7 @@ class Variables(tf.Module):
         return self._weights[key]
 
     def give_copies(self) -> None:
-        """Recreate those variables for which `replicas.is_missing_copies` is true, with their values."""
+        """Recreate the variables for which `replicas.is_missing_copies` is true, and keep their values."""
         for name, variable in self._all().items():
             self._weight(name, None, variable.dtype, name in self._tracked_names)
 
@@ -137,7 +137,7 @@ _listeners: list[Callable[[Any], Any]] = []
 
 
 def tell_of_new(listener: Callable[[Any], Any]) -> None:
-    """Call a function with each variable of a legacy graph, existing or new.
+    """Call a function with each existing variable of a legacy graph, and later with each new one.
 
     Libraries that initialize variables in their own session have to know these variables.
 
@@ -224,9 +224,9 @@ def unless(fine: tf.Tensor, change: Callable[[], Any]) -> list[tf.Operation]:
 
 
 def readable(variable: Any) -> Any:
-    """Make `bool`, `int` and `float` of a variable read its value, if its class does not define them.
+    """Let `bool`, `int` and `float` read a variable's value, even if the variable's class does not support them.
 
-    Without `__bool__` an object is true. MirroredStrategy's variables do not define it, so that
+    An object without `__bool__` is true. MirroredStrategy's variables do not define `__bool__`, so that
     `if optimizer.last_step_skipped:` would be true after every step.
 
     >>> with tf.distribute.MirroredStrategy(["cpu:0"]).scope():

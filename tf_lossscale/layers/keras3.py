@@ -21,7 +21,7 @@ set_global_policy = keras.config.set_dtype_policy
 
 
 def set_compute_dtype(layer: Any, dtype: str) -> None:
-    """Set the dtype that a layer, built or not, computes in; its variables stay float32.
+    """Set the compute dtype of a layer, which may already be built. The layer's variables stay float32.
 
     >>> layer = keras.layers.Dense(2)
     >>> set_compute_dtype(layer, "float16")
@@ -110,7 +110,7 @@ def note_steps(model: Any, steps: int) -> None:
 
     Args:
         model: a model that is trained without Keras's `fit`.
-        steps: the number of steps of the epoch that ends.
+        steps: the number of steps in the epoch that has just ended.
     """
     del model, steps
 

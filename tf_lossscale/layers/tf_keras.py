@@ -24,7 +24,7 @@ set_global_policy = tf_keras.mixed_precision.set_global_policy
 
 
 def set_compute_dtype(layer: Any, dtype: str) -> None:
-    """Set the dtype that a layer, built or not, computes in; its variables stay float32.
+    """Set the compute dtype of a layer, which may already be built. The layer's variables stay float32.
 
     >>> layer = tf_keras.layers.Dense(2)
     >>> set_compute_dtype(layer, "bfloat16")
@@ -85,13 +85,13 @@ def rename_metric(metric: Any, name: str) -> None:
 
 
 def note_steps(model: Any, steps: int) -> None:
-    """Set the number of steps of an epoch, which the progress bar reads from the model if the data's length is unknown.
+    """Set the number of steps in an epoch. The progress bar reads it from the model if the data's length is unknown.
 
     >>> note_steps(tf_keras.Sequential(), 3)
 
     Args:
         model: a model that is trained without Keras's `fit`.
-        steps: the number of steps of the epoch that ends.
+        steps: the number of steps in the epoch that has just ended.
     """
     model._train_counter.assign(steps)
 

@@ -16,8 +16,8 @@ Action = Callable[[types.ModuleType], None]
 def when_imported(module: str, action: Action, after: Sequence[str] = ()) -> Callable[[], None]:
     """Call `action` with a module as soon as the program imports the module.
 
-    The action runs after the thread has finished importing all watched packages and tf_lossscale, so that imports in
-    the action find no half-initialized modules.
+    The action runs after the thread has finished importing tf_lossscale and all packages that any action waits for, so
+    that imports in the action find no half-initialized modules.
 
     >>> seen = []
     >>> cancel = when_imported("json.tool", lambda module: seen.append(module.__name__))

@@ -48,10 +48,10 @@ def unless(fine: tf.Tensor, change: Callable[[], Any]) -> list[tf.Operation]:
 
 
 def loops() -> bool:
-    """Return whether `at_most_once` can replace `tf.cond` and is faster, because XLA compiles for the CPU.
+    """Return whether to use `at_most_once` instead of `tf.cond`, because XLA compiles for the CPU.
 
-    XLA turns a conditional into a selection between old and new values of all variables. For a simple optimizer this
-    takes as long as the step. The body of a loop, by contrast, updates the variables in place.
+    XLA turns a conditional into a selection between old and new values of all variables. For a simple optimizer the
+    selection takes as long as the update itself. The body of a loop, by contrast, updates the variables in place.
 
     >>> loops()
     False
@@ -85,7 +85,7 @@ def at_most_once(predicate: tf.Tensor, function: Callable[[tf.Tensor], tf.Tensor
         predicate: bool scalar.
         function: a function of the float32 scalar 1. XLA does not know this value, so products with it stay inside the
             loop.
-        otherwise: the result if the predicate is false, of the same shape and dtype.
+        otherwise: the result if the predicate is false, with the same shape and dtype as the function's result.
     """
 
     def body(done: tf.Tensor, result: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -100,9 +100,9 @@ def at_most_once(predicate: tf.Tensor, function: Callable[[tf.Tensor], tf.Tensor
 
 
 def _call(outcome: tf.Tensor) -> None:
-    """Keep a tf.cond as a single operation that calls its branch, instead of a switch for each input.
+    """Make TensorFlow run a tf.cond as a single operation that calls a branch, without a switch for each input.
 
-    A branch that is called runs on a single device, so programs with several devices are left unchanged.
+    The branch would run on a single device, so nothing changes in programs with several devices.
     """
     if in_xla_context() or tf.distribute.has_strategy() or len(tf.config.list_logical_devices()) > 1:
         return

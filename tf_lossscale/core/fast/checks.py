@@ -1,4 +1,4 @@
-"""Makes the finite check cheaper: a finite sum proves that all values are finite. Replaces divisions with products."""
+"""Checks sums of gradients: a finite sum proves that all values are finite. Also replaces divisions with products."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def divide(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
 
 @faster(finite.all_finite)
 def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
-    """Check small gradients together, and large ones by their sums first; see `core.finite.all_finite`.
+    """Check small gradients together, and large gradients by their sums; see `core.finite.all_finite`.
 
     A sum is finite only if all summands are, and summing a large gradient writes no other large tensor. The values of
     large gradients are checked only if a sum is not finite.

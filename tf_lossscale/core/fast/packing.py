@@ -1,4 +1,4 @@
-"""Stacks small gradients, and unscales each large gradient only when it is applied."""
+"""Stacks small gradients, and unscales each large gradient only right before it is applied."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def positions(tensors: Sequence[Any]) -> list[list[int]]:
         tensors: tensors of any dtype and shape; other objects are ignored.
 
     Returns:
-        For each stack, the list of the positions of its tensors. They are small, and have the same dtype, shape and
-        device. There are no stacks if XLA compiles the function, because XLA fuses operations itself.
+        For each stack, the list of the positions of its tensors. The tensors in a stack are small, and have the same
+        dtype, shape and device. There are no stacks if XLA compiles the function, because XLA fuses operations itself.
     """
     if "stacks" not in tricks.in_use or (not tf.executing_eagerly() and in_xla_context()):
         return []
@@ -84,7 +84,7 @@ def in_stacks(tensors: Sequence[Any]) -> list[Any]:
 
 
 def unstacked(stack: tf.Tensor, scaled: Sequence[Scaled] = ()) -> list[tf.Tensor]:
-    """Return the tensors in a stack, and note for each that it comes from this stack.
+    """Return the tensors in a stack, and note for each tensor that it was in this stack.
 
     >>> [part.numpy().tolist() for part in unstacked(tf.constant([[1.0], [2.0]]))]
     [[1.0], [2.0]]
@@ -132,7 +132,7 @@ def are_small(gradients: Sequence[Any]) -> bool:
 
 
 class Scaled(NamedTuple):
-    """A gradient that is still scaled, with its loss scale.
+    """A scaled gradient and its loss scale.
 
     >>> Scaled(tf.constant(8.0), tf.constant(4.0)).unscaled().numpy().item()
     2.0
@@ -145,7 +145,7 @@ class Scaled(NamedTuple):
         """Return the unscaled gradient. `unscale` uses the same operations, so the bits are the same.
 
         Args:
-            one: in a loop by `at_most_once`, the scalar 1 that the loop provides; None elsewhere. See `kept_inside`.
+            one: inside `at_most_once`, the scalar 1 that the loop provides; None elsewhere. See `kept_inside`.
         """
         return scaling.divide(kept_inside(self.values, one), self.scale)
 
@@ -158,7 +158,7 @@ def kept_inside(values: tf.Tensor, one: tf.Tensor | None) -> tf.Tensor:
 
     Args:
         values: a floating tensor.
-        one: in a loop by `at_most_once`, the scalar 1 that the loop provides; None elsewhere.
+        one: inside `at_most_once`, the scalar 1 that the loop provides; None elsewhere.
     """
     return values if one is None else values * tf.cast(one, values.dtype)
 
@@ -198,8 +198,8 @@ class Packed:
         self._stacked = [members for _, members in found]
         done = {i for members in self._stacked for i in members}
         self._alone = [i for i, gradient in enumerate(gradients) if gradient is not None and i not in done]
-        #: The stacks, followed by the gradients that are not in a stack. Some of these are `Scaled`. All are finite if
-        #: and only if all gradients are finite.
+        #: The stacks, followed by the gradients that are not in a stack. Some of these gradients are `Scaled` objects.
+        #: The stacks and gradients are finite if and only if the unpacked gradients are.
         self.tensors: list[Any] = [stack for stack, _ in found]
         for i in self._alone:
             self.tensors.append(origins[i] if scaled and isinstance(origins[i], Scaled) else gradients[i])
@@ -208,7 +208,7 @@ class Packed:
         """Return the gradients, unpacked in the caller's graph.
 
         Args:
-            one: in a loop by `at_most_once`, the scalar 1 that the loop provides; None elsewhere. See `kept_inside`.
+            one: inside `at_most_once`, the scalar 1 that the loop provides; None elsewhere. See `kept_inside`.
             tensors: replacements for `self.tensors`, for example their sums over all replicas.
         """
         tensors = self.tensors if tensors is None else tensors
@@ -226,7 +226,7 @@ class Packed:
         return gradients
 
     def one_at_a_time(self, unpacked: Sequence[Any]) -> None:
-        """Delay unscaling each large gradient until the previous one was used, so that only one is in memory.
+        """Delay unscaling each large gradient until the previous one was used, so that only one of them is in memory.
 
         Smaller gradients are not delayed, so that idle cores can unscale them.
 
@@ -242,7 +242,7 @@ class Packed:
                 # The gradients cannot be unscaled one at a time if each update depends on all of them, for example
                 # through clipping by the global norm.
                 return
-            # `_add_control_inputs` is private. A test of the peak memory fails if it stops working.
+            # `_add_control_inputs` is private. A test of the peak memory fails if the method stops working.
             after.op._add_control_inputs(users)
 
 
@@ -305,7 +305,7 @@ def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
 def as_arguments(
     gradients: list[Any], to_compile: bool
 ) -> tuple[list[tf.Tensor], Callable[[list[tf.Tensor]], list[Any]]]:
-    """Return stacks and scaled gradients; see `core.step.as_arguments`."""
+    """Return stacks and scaled gradients to pass to a function; see `core.step.as_arguments`."""
     # In eager mode no gradients are packed, because their origins are noted only in graphs.
     if tf.executing_eagerly():
         return step.as_arguments.plain(gradients, to_compile)  # type: ignore[attr-defined]
