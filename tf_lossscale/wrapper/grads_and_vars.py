@@ -7,6 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_lossscale.core import replicas
+
 _USUAL = (tf.float32, tf.float16, tf.bfloat16, tf.float64)
 
 
@@ -46,7 +48,8 @@ def require_fitting(gradients: list[Any], variables: list[Any]) -> None:
         variables: one for each gradient.
 
     Raises:
-        ValueError: the lengths differ, all gradients are None, or a gradient's shape does not fit its variable.
+        ValueError: the lengths differ, all gradients are None, a gradient's shape does not fit its variable, or a
+            variable has copies on several replicas, but no strategy is in use.
         TypeError: a gradient does not have a floating dtype, or an element of `variables` is not a variable.
     """
     if len(gradients) != len(variables):
@@ -59,6 +62,7 @@ def require_fitting(gradients: list[Any], variables: list[Any]) -> None:
             raise TypeError(
                 f"`grads_and_vars` must contain (gradient, variable) pairs, but {variable!r} is not a variable."
             )
+    replicas.require_strategy_of(variables)
     has_gradient = False
     for gradient, variable in zip(gradients, variables):
         if gradient is None:
