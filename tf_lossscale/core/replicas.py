@@ -328,32 +328,6 @@ def not_in_replica_context(method: str) -> ValueError:
     )
 
 
-def require_strategy_of(variables: Iterable[Any]) -> None:
-    """Raise if a variable has copies on several replicas, but no strategy is in use to update all of them.
-
-    >>> require_strategy_of([tf.Variable(1.0)])
-
-    Args:
-        variables: `tf.Variable` and `keras.Variable` objects.
-
-    Raises:
-        ValueError: a step would update only one copy of a variable, or would update the copies differently.
-    """
-    if tf.distribute.has_strategy():
-        return
-    for variable in variables:
-        variable = getattr(variable, "_value", variable)  # A Keras 3 variable contains a TensorFlow variable.
-        if not isinstance(variable, tf.distribute.DistributedValues):
-            continue
-        strategy: Any = strategy_of(variable)
-        if strategy.num_replicas_in_sync > 1:
-            raise ValueError(
-                f"{variable.name} was created under {type(strategy).__name__} and has {strategy.num_replicas_in_sync} "
-                "copies, but this step is outside of the strategy, so the copies would become different. Take the "
-                "step inside the function that you give to strategy.run()."
-            )
-
-
 @has_faster_twin
 def sum_over_replicas(gradients: list[Any]) -> list[Any]:
     """Return the gradients summed over all replicas; None stays None, IndexedSlices stay sparse.
