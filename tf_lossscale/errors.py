@@ -120,7 +120,7 @@ FLOAT32_ZERO = 2.0**-150
 def _whole(name: str, value: Any, remedy: str, least: int) -> int:
     number = _as_float(name, value, remedy)
     if isinstance(value, numbers.Integral):
-        # The float `number` may be rounded.
+        # Convert the argument itself, because the float `number` may be rounded.
         whole = int(value)
     elif math.isfinite(number) and number == int(number):
         whole = int(number)

@@ -8,7 +8,7 @@ import pathlib
 import re
 from collections.abc import Iterator
 
-# The parts of TensorFlow's messages that name the failed operation, which does not help a user.
+# The names of operations in TensorFlow's error messages. They do not help a user, so they are removed.
 _NODES = re.compile(r"\{\{.*?\}\} | \[Op:\w+\]")
 
 

@@ -36,7 +36,8 @@ class Clusters:
         return sum(step is not None for step, _ in self._steps.values())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Clusters:
-        # A copied optimizer cannot use the compiled functions, which hold the original optimizer's variables.
+        # A copy of an optimizer cannot use the compiled functions, because they contain the original optimizer's
+        # variables.
         return Clusters()
 
     def compile(

@@ -41,7 +41,7 @@ class Diagnosis(Variables):
             names: the names of the trained variables.
         """
         if names not in self._tables:
-            # All replicas evaluate the condition `names not in self._tables` before one of them creates a table.
+            # All replicas evaluate the condition `names not in self._tables` before any of them creates a table.
             replicas.once(lambda: self._make(names))
 
     def record(

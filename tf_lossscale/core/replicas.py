@@ -128,7 +128,7 @@ def scope_of(variable: tf.Variable) -> contextlib.AbstractContextManager[Any]:
 
 
 def strategy_of(variable: tf.Variable) -> tf.distribute.Strategy | None:
-    """Return the strategy that a variable was created under, or None.
+    """Return the strategy under which a variable was created. If there was no strategy, return None.
 
     >>> strategy_of(tf.Variable(1.0)) is None
     True

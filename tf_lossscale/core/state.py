@@ -85,7 +85,7 @@ class LossScale(Variables):
         )
 
     def bring_into_range(self) -> None:
-        """Do nothing. Only a dynamic scale is loaded from checkpoints, and may be out of range."""
+        """Do nothing, because only a dynamic scale is loaded from checkpoints and can be out of range."""
 
     def check(self, gradients: Iterable[Gradient], **norm: tf.Tensor) -> tf.Tensor:
         """Return whether to apply a step; by default, whether its gradients are finite.
@@ -259,7 +259,7 @@ class DynamicLossScale(LossScale):
 
     @property
     def current_loss_scale(self) -> tf.Variable:
-        """The scale, a float32 scalar variable."""
+        """The current scale, a float32 scalar variable."""
         return self._weight("current_loss_scale", self.initial_scale, tf.float32)
 
     good_steps = LazyVariable(0, tf.int64)
@@ -348,8 +348,8 @@ class DynamicLossScale(LossScale):
         del norm
         scale, good_steps, bad_steps = self.current_loss_scale, self.good_steps, self.bad_steps
         after = self.rules.next(applied, Counts(scale, good_steps, 0 if bad_steps is None else bad_steps))
-        # In a graph a checkpoint may restore an infinite or NaN scale unnoticed. Every step would then be skipped, and
-        # the scale would never recover.
+        # In a graph a checkpoint may restore an infinite or NaN scale unnoticed. If it were not replaced, every step
+        # would be skipped, and the scale would never recover.
         moved = tf.where(tf.math.is_finite(after.scale), after.scale, self.initial_scale)
         done = [scale.assign(moved), good_steps.assign(tf.cast(after.good, good_steps.dtype))]
         if bad_steps is not None:

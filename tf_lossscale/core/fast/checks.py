@@ -97,7 +97,7 @@ def _worth_a_sum(gradients: list[Any]) -> list[Any]:
 
 
 def _sums_are_finite(gradients: list[Any]) -> tf.Tensor:
-    """Return a bool scalar that is True only if the gradients are finite."""
+    """Return a bool scalar. If it is True, the gradients are finite; if it is False, their values must be checked."""
     # Outside XLA a sum of squares is one operation. In XLA a sum of squares takes four times as long as a plain sum.
     squares = not in_xla_context()
     sums = [tf.cast(_sum(gradient, squares), tf.float32) for gradient in gradients]
