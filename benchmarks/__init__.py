@@ -1,1 +1,4 @@
-"""Measures the cost of a loss scale against bare optimizers and the libraries' own wrappers: `python -m benchmarks`."""
+"""Measures what loss scaling costs, compared with optimizers without it and with the libraries' own wrappers.
+
+Run the benchmarks with `python -m benchmarks`.
+"""

@@ -1,12 +1,12 @@
-"""`python -m benchmarks`: measures every cell, and updates docs/performance.json after each one.
+"""`python -m benchmarks`: takes all measurements, and updates docs/performance.json after each one.
 
     python -m benchmarks [--only "tf.function.*legacy"] [--missing [SINCE]] [--seconds 3] [--list]
 
-A cell is one measurement: a kind such as "step" or "tracing", a mode such as "eager", an optimizer family and a
-workload. A new measurement of a cell replaces its row in the file. A run ends by writing the tables and the plot of
-docs/performance.md. --missing continues a run that was stopped.
+Four words identify a measurement: what is measured (such as "step" or "tracing"), a mode (such as "eager"), an
+optimizer family and a workload. A repeated measurement replaces its earlier row in docs/performance.json. At the end,
+the tables and the plot of docs/performance.md are written again. `--missing` continues a run that was stopped.
 
-Measure cells with several replicas in a separate process: `--only "^[^,]+, mirrored"` selects them, and
+Take measurements with several replicas in a separate process: `--only "^[^,]+, mirrored"` selects them, and
 `--only "^[^,]+, (?!mirrored)"` selects the others.
 """
 
@@ -34,7 +34,7 @@ JSON = pathlib.Path(__file__).parents[1] / "docs" / "performance.json"
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measure the selected cells; print and save a row for each."""
+    """Take the selected measurements. Print each result, and save it in docs/performance.json."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="a regular expression, searched for in 'what, mode, family, ...'")
     parser.add_argument("--list", action="store_true", help="print the cells and when they were measured, and stop")
@@ -96,7 +96,8 @@ def _measure(wanted: list[dict[str, str]], options: argparse.Namespace, results:
         results["rows"] = [*(old for old in results["rows"] if not _same(old, cell)), row]
         _save(options.json, results)
         tf.keras.backend.clear_session()
-        gc.collect()  # reference cycles would otherwise keep gigabytes of variables alive
+        # Reference cycles would otherwise keep gigabytes of variables alive.
+        gc.collect()
 
 
 def _have_two_cpus() -> None:
