@@ -1,4 +1,4 @@
-"""Measures what loss scaling costs, compared with optimizers without it and with the libraries' own wrappers.
+"""Measures the cost of this package's loss scaling, relative to plain optimizers and to the libraries' own wrappers.
 
 Run the benchmarks with `python -m benchmarks`.
 """

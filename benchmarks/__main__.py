@@ -2,7 +2,7 @@
 
     python -m benchmarks [--only "tf.function.*legacy"] [--missing [SINCE]] [--seconds 3] [--list]
 
-Four words identify a measurement: what is measured (such as "step" or "tracing"), a mode (such as "eager"), an
+Four terms identify a measurement: what is measured (such as "step" or "tracing"), a mode (such as "eager"), an
 optimizer family and a workload. A repeated measurement replaces its earlier row in docs/performance.json. At the end,
 the tables and the plot of docs/performance.md are written again. `--missing` continues a run that was stopped.
 

@@ -1,4 +1,4 @@
-"""Measures how much each optimization in `tf_lossscale.core.fast` saves.
+"""Measures how much time or memory each optimization in `tf_lossscale.core.fast` saves.
 
 A step is measured with all optimizations, and again with each one switched off.
 """

@@ -11,8 +11,8 @@ def main(what: str, *arguments: str) -> None:
     Args:
         what: "import" to time imports, "first call" to time the first call of a step, or "memory" to measure the peak
             memory of a step.
-        *arguments: the arguments of `beside.first_call` after "first call", or of `costs.peak_of_a_step` after
-            "memory".
+        *arguments: the arguments of `beside.first_call` if `what` is "first call", or the arguments of
+            `costs.peak_of_a_step` if `what` is "memory".
     """
     if what == "import":
         start = time.process_time()

@@ -70,7 +70,7 @@ def tracing(cell: dict[str, str], seconds: float, least: int) -> dict[str, Any]:
             function()
 
     gc.collect()
-    # The garbage collector must not free the graphs of one optimizer while the next optimizer is being timed.
+    # The garbage collector must not free one optimizer's graphs while another optimizer is being timed.
     gc.disable()
     try:
         each = {name: functools.partial(trace, name) for name in made}

@@ -164,7 +164,7 @@ def _first_calls(rows: list[Row]) -> str:
 
 
 def _measured_on(rows: Iterable[Row], machine: Row) -> str:
-    """Return a line below a table that names the other machines on which some of the table's rows were measured."""
+    """Return a line, to be shown below a table, that names other machines on which rows of the table were measured."""
     others = [row["machine"] for row in rows if row.get("machine", machine) != machine]
     shown = sorted({f"{other['processor']}, {other['cores']} cores" for other in others})
     return f"\n\nMeasured on: {'; '.join(shown)}." if shown else ""
@@ -202,7 +202,7 @@ def overhead(row: Row) -> float:
 
 
 def growth_rows(rows: Iterable[Row]) -> list[Row]:
-    """Return the measurements called "growth": several variables before a single variable, and small before large."""
+    """Return the "growth" measurements: those of several variables, then those of one variable, both sorted by size."""
     return sorted(
         (row for row in rows if row["what"] == "growth" and "ratios" in row),
         key=lambda row: (_size(row)[0] == 1, *_size(row)),
@@ -314,7 +314,7 @@ def _bare_of(found: dict[str, float], name: str) -> float:
 
 
 def _left_out(rows: list[Row], what: str) -> str:
-    """Return the lines below a table that list the optimizers that could not run, and the error of each one."""
+    """Return lines, to be shown below a table, that list the optimizers that could not run and their errors."""
     where: dict[tuple[str, ...], list[str]] = {}
     for row in _sorted(rows, what):
         for name, why in row.get("refused", {}).items():

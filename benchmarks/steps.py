@@ -19,13 +19,13 @@ GROWTH = (
     *(f"1 x {size}" for size in ("1k", "10k", "100k", "1M", "4M", "16M", "64M")),
 )
 APPLIED, SKIPPED = "applied", "skipped"
-#: The name of the measurements of `LossScaleOptimizer(jit_compile=True)`.
+#: The name under which measurements of `LossScaleOptimizer(jit_compile=True)` are stored.
 COMPILED = "compiled step"
 LARGE = "4 x 4M"
-#: The name of the measurements of `LossScaleOptimizer(diagnose="exponents")`.
+#: The name under which measurements of `LossScaleOptimizer(diagnose="exponents")` are stored.
 EXPONENTS = "exponents"
 _MANY, _FEW = ("400 x 1k", "200 x 1k", workloads.RESNET), (LARGE, workloads.SPARSE)
-#: For each mode, the workloads on which optimizer steps are measured.
+#: For each mode, the lists of gradients for which optimizer steps are measured.
 MODES = {
     "tf.function": (*_MANY, *_FEW),
     "eager": (*_MANY, *_FEW),
@@ -141,9 +141,9 @@ def _names(cell: dict[str, str]) -> list[str]:
 
 
 def _limits(cell: dict[str, str]) -> list[str]:
-    """Return the names of the lower bounds that a compiled step is compared with.
+    """Return the names of the steps that no compiled step can outrun.
 
-    A bound is the compiled optimizer without loss scaling, or a training step that applies no gradients.
+    These are a compiled step without loss scaling, or a training step that applies no gradients.
     """
     if cell["workload"] in workloads.MODELS:
         return [contenders.NO_STEP]
@@ -160,7 +160,7 @@ def _has_a_line(cell: dict[str, str]) -> bool:
 
 
 def in_mode(cell: dict[str, str], name: str) -> Callable[[], object]:
-    """Return a function that takes one step in the mode of this benchmark row, for example compiled by XLA."""
+    """Return a function that takes one step in the mode of `cell`, for example compiled by XLA."""
     if name == contenders.BARE_COMPILED:
         return in_mode({**cell, "mode": "jit_compile"}, contenders.BARE)
     mode = cell["mode"]

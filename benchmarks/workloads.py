@@ -1,4 +1,4 @@
-"""Workloads: lists of gradients, and small models."""
+"""Defines what the benchmarks train: lists of variables with fixed gradients, and small models."""
 
 import itertools
 

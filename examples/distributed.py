@@ -23,7 +23,7 @@ import tensorflow as tf
 import tf_lossscale
 from tf_lossscale.training.lenet import Digits, lenet5
 
-# The size of a batch, summed over all replicas.
+# The global batch size, that is, the number of examples per step on all replicas together.
 BATCH = 64
 SAVES_EVERY = 10
 
@@ -102,7 +102,7 @@ def power(scale):
 
 
 def start_workers(count, arguments):
-    """Run this program in several processes, connected by TF_CONFIG. Return whether all succeeded."""
+    """Run this program in several processes, which TF_CONFIG connects. Return whether all processes succeeded."""
     sockets = [socket.socket() for _ in range(count)]
     for each in sockets:
         each.bind(("localhost", 0))

@@ -1,4 +1,4 @@
-"""Trains LeNet-5 on handwritten digits in six ways, with functions like those of MindSpore for mixed precision.
+"""Trains LeNet-5 on handwritten digits in six ways, with an API like MindSpore's for mixed precision.
 
     python examples/lenet_mixed_precision.py [--epochs 3]
 

@@ -68,7 +68,7 @@ def posterior():
 def logits(images, layers, dtype):
     """Compute in `dtype` the logits that each sampled network assigns to each image.
 
-    `layers` contains the weight matrix of each layer. Its leading axis, if any, runs over the samples.
+    `layers` contains the weight matrix of each layer. The leading axis of a matrix, if any, is that of the samples.
     """
     values = tf.cast(images, dtype)
     for i, layer in enumerate(layers):
@@ -105,7 +105,7 @@ def fit(steps, dtype, scaled):
 
 
 def main(arguments=None):
-    """Train in float32, in float16, and in float16 with loss scaling. Return the accuracy of each run by name."""
+    """Train in float32, in float16, and in float16 with loss scaling. Return a dictionary of the accuracies."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=300)
     steps = parser.parse_args(arguments).steps

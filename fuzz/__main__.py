@@ -53,7 +53,7 @@ def main(arguments=None):
 
 
 def _turns(only):
-    """Yield functions of (seed, counts, deadline) endlessly. Each runs some random programs or injects a fault."""
+    """Yield functions of (seed, counts, deadline) endlessly. Each one runs some random programs or injects a fault."""
     local, clusters = iter(faults.FAULTS), iter(cluster_faults.FAULTS)
     # Faults in clusters are slow, so they start early.
     in_turn = [*itertools.islice(local, 2), *clusters, *local]
@@ -89,7 +89,7 @@ def _fault(fault):
 
 def _programs(which):
     def turn(seed, counts, deadline):
-        """Run some random programs. If one fails, shrink it and return a description; otherwise return None."""
+        """Run some random programs. If one fails, return a description of the failure; otherwise return None."""
 
         def check(program):
             running.run(program)

@@ -91,7 +91,7 @@ def _add(gradients, number):
 
 
 def _in_cond(gradients, number):
-    """Return either the gradients or the doubled gradients; a `tf.cond` chooses."""
+    """Use a `tf.cond` to return either the gradients or the doubled gradients."""
     present = _present(gradients)
     chosen = tf.cond(
         number > 1,

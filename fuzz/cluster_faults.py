@@ -45,7 +45,7 @@ def worker_of_fit_killed(random, directory):
 
 
 def worker_of_parameter_server_killed(random, directory):
-    """Kill a worker while it runs scheduled steps. Every step must run once; the interrupted step may run twice."""
+    """Kill a worker while it runs a scheduled step. This step may run twice. Every other step must run exactly once."""
     command = ["-m", "fuzz.cluster_job", "parameter_server", str(random.randrange(10**6))]
     found = _result(*cluster.run_coordinator(command, pathlib.Path(directory, "output")))
     again = found["iterations"] - found["steps"]

@@ -35,7 +35,7 @@ def _a_format(random):
 
 
 def killed_while_saving(random, directory):
-    """Kill a process while it saves. Earlier saves must be intact, and later saves must be intact or unreadable."""
+    """Kill a process while it saves. Earlier saves must be intact. Later saves must be either intact or unreadable."""
     name, kind = _a_format(random)
     begins = random.randint(2, STEPS)
     when = random.choice([{"killed_at": random.randrange(8)}, {"killed_after": random.uniform(0, 0.05)}])
@@ -90,7 +90,7 @@ def _refused(begin, directory, name, kind, refuse):
             refuse(directory)
         if i > 2:
             before = trainee.state()
-            # A write that fails can raise one of several types of errors in h5py.
+            # h5py raises errors of several types when a write fails.
             with contextlib.suppress(OSError, ValueError, RuntimeError, tf.errors.OpError):
                 trainee.save(kind, directory, i + 1)
             assert_same(trainee.state(), before, f"{name}, {kind}: the state after a save that was refused")
@@ -167,15 +167,15 @@ def _become_nobody(directory):
 
 
 def copied(random, directory):
-    """Pickle or deep-copy an optimizer during training. The copy must have the same state, and must be independent."""
+    """Pickle or deep-copy an optimizer during training. The copy must have the same state, but not share it."""
     del directory
     name = random.choice(sorted(FORMATS))
     trainee, cut = Trainee(name), random.randrange(1, STEPS)
     for i in range(cut):
         trainee.step(i)
     before = trainee.optimizer.state(), trainee.optimizer.get_weights()
-    # tf_keras's optimizers cannot be pickled. Keras 3's optimizers lose their slots when they are pickled, so the weights
-    # of the copy are not compared.
+    # tf_keras's optimizers cannot be pickled. Keras 3's optimizers lose their slots when they are pickled, so the
+    # weights of the copy are not compared.
     if name == "keras3" and random.random() < 0.5:
         again = pickle.loads(pickle.dumps(trainee.optimizer))
     else:

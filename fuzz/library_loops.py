@@ -36,7 +36,7 @@ class Whole:
 
 
 class Fit(Whole):
-    """Runs a program with `fit`. Each training example is one step, and equals the gradient of the kernel."""
+    """Runs a program with `fit`. Each training example makes one step, and the kernel's gradient equals the example."""
 
     def __init__(self, program):
         super().__init__(program)
@@ -75,7 +75,7 @@ class Probability(Whole):
         self.variables = [tf.Variable(tf.ones(2))]
 
     def run(self, comparison, directory):
-        """Minimize the loss. Compare the loss scale of every step and the final variable with the NumPy model."""
+        """Minimize the loss. Compare the loss scale after each step, and the final variable, with the NumPy model."""
         [variable], gradients, calls = self.variables, tf.constant(self.gradients), tf.Variable(-1, trainable=False)
         scales = probability.minimize(
             lambda: tf.reduce_sum(variable * tf.gather(gradients, calls.assign_add(1))),

@@ -1,4 +1,4 @@
-"""The training loops of a random program in TensorFlow, with this package's or another loss scale optimizer.
+"""The training loops of a random program in TensorFlow, for loss scale optimizers of this and other libraries.
 
 The module must also run on Python 3.8, which old releases of TensorFlow need.
 """
@@ -11,7 +11,7 @@ from fuzz.changes import CHANGES
 
 
 class Loops:
-    """The training loops of a random program, as Python functions or traced functions.
+    """The training loops of a random program, as Python functions or as TensorFlow functions.
 
     Args:
         program: a Program.
@@ -105,7 +105,7 @@ class Loops:
         return _changed(loop.scaled, tape.gradient(scaled, self.variables), number)
 
     def _unscaled(self, loop, gradients):
-        """Unscale the gradients directly, in a `tf.function` or in a `tf.cond`, depending on `loop.place`."""
+        """Unscale the gradients, inside a `tf.function` or a `tf.cond` if `loop.place` demands it."""
         present = [i for i, gradient in enumerate(gradients) if gradient is not None]
         unscale = functools.partial(self.optimizer.get_unscaled_gradients, [gradients[i] for i in present])
         if loop.place == "function":

@@ -76,7 +76,7 @@ class Machine(Loops):
             comparison.check("after finalize_variable_values")
 
     def _is_ambiguous(self, error):
-        """Return whether the optimizer raised the error because it cannot tell whether the gradients are scaled.
+        """Return whether an error means that the optimizer cannot tell whether the gradients are scaled.
 
         Only a program that mixes calls from `UNSCALED` with calls from `SCALED` may cause this error.
         """
@@ -84,7 +84,10 @@ class Machine(Loops):
         return len(contracts) == 2 and "one of two ways" in str(error)
 
     def between(self, what, directory):
-        """Save, overwrite and restore the state. `what` is a value of `Step.before`, which names the kind of save."""
+        """Save the state, overwrite it and restore it.
+
+        If `what` is "state", use the optimizer's methods. If it is "checkpoint", use a checkpoint.
+        """
         if what == "state":
             state = self.optimizer.state()
             if self.program.rules.dynamic:
@@ -98,7 +101,7 @@ class Machine(Loops):
             checkpoint.read(path).assert_existing_objects_matched()
 
     def state(self):
-        """Return the loss scale and its counters by name."""
+        """Return a dictionary of the loss scale and its counters."""
         return self.optimizer.state()
 
     def iterations(self):

@@ -72,7 +72,7 @@ class Rows:
     indices: np.ndarray
 
     def dense(self, shape):
-        """Return the same gradient as a dense array."""
+        """Return the gradient as a dense array."""
         found = np.zeros(shape, self.values.dtype)
         np.add.at(found, self.indices, self.values)
         return found
@@ -197,7 +197,7 @@ class Training:
         self.averaging, self.averages = averaging, []
 
     def step(self, of_replicas, count_skipped):
-        """Take a step; return whether it was applied.
+        """Take a training step. Return whether the step was applied.
 
         Args:
             of_replicas: for each replica, a list of the variables' unscaled gradients, any of which may be None.
@@ -231,7 +231,7 @@ class Training:
         self.values = list(self.averages)
 
     def _reduced(self, i, gradients):
-        """Return the sum of the replicas' gradients of variable `i`, and the indices of the rows that have a gradient."""
+        """Return the sum of the replicas' gradients of variable `i`, and the indices of rows that have a gradient."""
         if gradients[0] is None:
             return None
         rows = np.unique(np.concatenate([g.indices for g in gradients])) if isinstance(gradients[0], Rows) else ...

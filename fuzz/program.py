@@ -34,14 +34,14 @@ LIBRARY_MODES = {
 RATE, MOMENTUM, ADAM = 0.0625, 0.75, {"beta_1": 0.5, "beta_2": 0.75, "epsilon": 0.0625}
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 #: The ways in which a training loop can call the optimizer. In `UNSCALED`, the ways of TensorFlow 2, the optimizer
-#: receives unscaled gradients. In `SCALED`, the ways of Keras 3, it receives scaled gradients and unscales them.
+#: receives unscaled gradients. In `SCALED`, the ways of Keras 3, the optimizer receives scaled gradients.
 UNSCALED = ("unscaled", "minimize", "compute_gradients", "two_functions")
 SCALED = ("apply", "apply_gradients")
 #: The elements of `UNSCALED` that TensorFlow 2's own loss scale optimizer also supports.
 ORIGINAL_CALLS = ("unscaled", "minimize", "two_functions")
 BAD = ("nan", "inf", "-inf", "huge")
 
-# For each dtype, the largest loss scale of a program. The inverse of a larger scale would be too small to be exact.
+# For each dtype, the largest loss scale of a program. Larger scales have subnormal inverses, which are inexact.
 LARGEST_SCALE = {"float32": 2.0**126, "float64": 2.0**126, "bfloat16": 2.0**126, "float16": 2.0**14}
 
 
@@ -55,10 +55,11 @@ class Loop:
         unscaled: names of the changes that the loop makes to the unscaled gradients.
         missing: the index of a variable that the loss does not use, or None if the loss uses all variables.
         sparse: whether the second variable's gradient is sparse.
-        place: "function" to unscale gradients in a `tf.function`, "cond" to unscale them in a `tf.cond`, or "here".
+        place: where to unscale gradients: in a `tf.function` ("function"), in a `tf.cond` ("cond") or directly in the
+            loop ("here").
         recompute: whether `tf.recompute_grad` wraps the loss.
         backwards: whether the loop applies the (gradient, variable) pairs in reverse order.
-        repeated: "if" to take steps in a `tf.cond`, "while" to take them in a `tf.while_loop`, or "no".
+        repeated: whether the step is in a `tf.cond` ("if"), in a `tf.while_loop` ("while") or in neither ("no").
     """
 
     calls: str = "unscaled"
@@ -105,7 +106,7 @@ class Program:
     steps: tuple[Step, ...] = (Step(),)
     #: The argument `steps_per_execution` of Keras's `compile`.
     at_once: int = 1
-    #: The argument `ema_overwrite_frequency`, where 0 means never. None means that there are no moving averages.
+    #: The optimizer's argument `ema_overwrite_frequency`. 0 means never, and None means that there are no averages.
     ema: int | None = None
     #: The argument `jit_compile` of `LossScaleOptimizer`.
     jit_compile: bool = False

@@ -77,7 +77,7 @@ def _loops(draw, program, of=None):
     scaled = () if calls in ("minimize", "compute_gradients") or not exact else draw(_some(changes, 2))
     return Loop(
         calls=calls,
-        # The norm squares the scaled gradients, which may overflow.
+        # Clipping by the norm squares the scaled gradients, which may overflow.
         scaled=tuple(name for name in scaled if name != "clip_by_norm"),
         unscaled=draw(_some(changes, 3)) if calls in ("unscaled", "compute_gradients", "two_functions") else (),
         missing=draw(st.none() | st.integers(0, variables - 1)) if variables > 1 else None,

@@ -59,7 +59,7 @@ class Trainee:
             self.model.save(path, **({"save_format": "tf"} if kind == "saved_model" else {}))
 
     def load(self, kind, directory, i):
-        """Restore the model from save number `i`, which has the format `kind`."""
+        """Restore the model from save number `i`, a file or folder in the format `kind`."""
         if kind == "checkpoint":
             self._checkpoint().restore(str(pathlib.Path(directory, f"ckpt-{i}"))).assert_existing_objects_matched()
         elif kind == "weights":
