@@ -22,7 +22,10 @@ def cells() -> Iterator[dict[str, str]]:
 
 
 def measure(cell: dict[str, str], seconds: float, **rounds: int) -> dict[str, Any]:
-    """Take the measurement `cell`. Return it with the wall-clock and processor time of each step, in milliseconds."""
+    """Take the measurement that `cell` describes, and return a copy of `cell` with the results.
+
+    The results are the wall-clock time and the processor time of each optimizer's step, in milliseconds.
+    """
     if cell["what"] == FIRST_CALL:
         return {**cell, "milliseconds": first_calls(cell["family"], cell["workload"])}
     times = clock.in_turns(_steps(cell["workload"]), 5 * seconds, **rounds)

@@ -84,7 +84,7 @@ def cells() -> Iterator[dict[str, str]]:
 
 
 def measure(cell: dict[str, str], seconds: float, **rounds: int) -> dict[str, Any]:
-    """Take the measurement `cell`, and return it with the results added.
+    """Take the measurement that `cell` describes, and return a copy of `cell` with the results.
 
     The results are the time of each optimizer, divided by the time of the first one, and the errors of the optimizers
     that cannot run.
