@@ -88,6 +88,11 @@ class Difference:
         return self.before * 2.0 ** (self.step.number if self.loop.repeated == "while" else 0)
 
     @property
+    def scale_is_too_large(self):
+        """Whether the loss scale may make gradients of one of the dtypes overflow, or its reciprocal zero."""
+        return self.largest_scale > min(LARGEST_SCALE[dtype] for dtype in self.program.dtypes)
+
+    @property
     def only_here_skipped(self):
         """Whether this package skipped a step that the other optimizer applied."""
         return "error" not in {**self.theirs, **self.ours} and self.ours["loss_scale"] < self.theirs["loss_scale"]
@@ -107,9 +112,7 @@ ROWS: dict[str, Callable[[Difference], bool]] = {
         and (d.step.bad == "huge" or d.largest_scale > 2.0**125)
         and d.only_here_skipped
     ),
-    "`get_unscaled_gradients`": lambda d: (
-        d.original.family != "keras3" and d.largest_scale > min(LARGEST_SCALE[dtype] for dtype in d.program.dtypes)
-    ),
+    "`get_unscaled_gradients`": lambda d: d.original.family != "keras3" and d.scale_is_too_large,
     # The smallest gradients of a program are 2**-4. Divided by a scale above 2**122 first, they become zero.
     "a small gradient under a scale near 2**127, in a `tf.function`": lambda d: (
         d.original.family != "keras3"
@@ -117,7 +120,9 @@ ROWS: dict[str, Callable[[Difference], bool]] = {
         and d.largest_scale > 2.0**122
         and d.only_variables_differ
     ),
-    "sparse rows with the same index": lambda d: d.loop.sparse and d.step.bad is not None and d.only_here_skipped,
+    "sparse rows with the same index": lambda d: (
+        d.loop.sparse and (d.step.bad is not None or d.scale_is_too_large) and d.only_here_skipped
+    ),
     "bounds of the scale": lambda d: d.original.family == "keras3" and not 1 <= d.theirs["loss_scale"] < np.inf,
 }
 

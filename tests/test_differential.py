@@ -96,6 +96,14 @@ def test_a_small_gradient_that_the_graph_optimizer_divides_first_is_a_row_of_the
     assert agreed == (0, "a small gradient under a scale near 2**127, in a `tf.function`")
 
 
+def test_a_sparse_row_that_only_the_scale_makes_infinite_is_a_row_of_the_table():
+    original = differential.ORIGINALS["keras3"]
+    rules, loop = Rules(initial_scale=2.0**15), Loop("apply_gradients", sparse=True)
+    one = Program("keras3", "sgd", "eager", ("float32", "float16", "float32"), rules, (loop,), (Step(3824),))
+    agreed = differential.compare(original, differential.in_this_process(original), one)
+    assert agreed == (0, "sparse rows with the same index")
+
+
 @pytest.mark.parametrize("name", ["tf_keras", "tf_keras_legacy"])
 def test_two_replicas_take_the_same_steps_as_on_the_original(name):
     original = differential.ORIGINALS[name]
