@@ -32,6 +32,14 @@ def test_a_recording_names_the_program_and_the_versions_that_made_it(name):
         assert made_with[library].split("+")[0] == pinned[library]
 
 
+def test_every_case_has_a_program_except_those_that_the_readme_names():
+    kept = {name: recordings.load(name)["made_with"]["kept"] for name in NAMES}
+    assert {name: counts for name, counts in kept.items() if counts} == {
+        "mindspore_managers": {"auto_mixed_precision": 9}
+    }
+    assert "nine cases of `auto_mixed_precision`" in " ".join((FOLDER / "README.md").read_text().split())
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_readme_names_the_recording_its_program_and_its_parts(name):
     readme = (FOLDER / "README.md").read_text()
