@@ -7,7 +7,6 @@ import functools
 import itertools
 import os
 import pathlib
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -44,9 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "loss_scale_exponents.png and loss_scale_exponents_by_step.png"
     )
     parser.add_argument("--out", type=pathlib.Path, metavar="FILE", help=what)
-    parser.add_argument(
-        "--step", type=int, metavar="N", help="counted step whose exponents are drawn (default: the last)"
-    )
+    what = "counted step whose exponents are drawn (default: the last)"
+    parser.add_argument("--step", type=int, metavar="N", help=what)
     parser.add_argument("--force", action="store_true", help="write over pictures that are there already")
 
 
@@ -57,28 +55,29 @@ def run(arguments: argparse.Namespace) -> int:
         arguments: as `add_arguments` described them.
 
     Returns:
-        The exit code: 0, or 2 after an error.
+        The exit code, 0.
+
+    Raises:
+        ImportError: an optional library is missing.
+        OSError: a file cannot be read or written.
+        ValueError: the folder has nothing to plot, or a picture exists.
     """
     out = arguments.out or arguments.logdir / "loss_scale.png"
-    try:
-        if out.suffix not in (".png", ".svg"):
-            raise ValueError(f"--out must end in .png or .svg, but got: {out}.")
-        for folder in (arguments.logdir, out.parent):
-            if not folder.is_dir():
-                problem = "is a file" if folder.exists() else "does not exist"
-                raise NotADirectoryError(f"{folder} {problem}. Pass a folder.")
-        # Reading the event files takes a while, so a missing matplotlib is reported first.
-        optional.load("matplotlib.figure", "plot")
-        pictures = _pictures(arguments.logdir, out, arguments.step)
-        for path in pictures:
-            if path.exists() and not arguments.force:
-                raise ValueError(f"{path} exists. Choose another --out, or add --force to overwrite it.")
-        for path, (draw_it, runs) in pictures.items():
-            draw_it(path)
-            print(f"drew {path} from {len(runs)} run{'s' * (len(runs) > 1)}: {', '.join(runs)}")
-    except (ValueError, ImportError, OSError) as error:
-        print(f"tf-lossscale plot: {error}", file=sys.stderr)
-        return 2
+    if out.suffix not in (".png", ".svg"):
+        raise ValueError(f"--out must end in .png or .svg, but got: {out}.")
+    for folder in (arguments.logdir, out.parent):
+        if not folder.is_dir():
+            problem = "is a file" if folder.exists() else "does not exist"
+            raise NotADirectoryError(f"{folder} {problem}. Pass a folder.")
+    # Reading the event files takes a while, so a missing matplotlib is reported first.
+    optional.load("matplotlib.figure", "plot")
+    pictures = _pictures(arguments.logdir, out, arguments.step)
+    for path in pictures:
+        if path.exists() and not arguments.force:
+            raise ValueError(f"{path} exists. Choose another --out, or add --force to overwrite it.")
+    for path, (draw_it, runs) in pictures.items():
+        draw_it(path)
+        print(f"drew {path} from {len(runs)} run{'s' * (len(runs) > 1)}: {', '.join(runs)}")
     return 0
 
 
