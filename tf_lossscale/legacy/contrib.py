@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import abc
-import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
@@ -12,11 +11,8 @@ from tf_lossscale.adapters import tf1
 from tf_lossscale.core import state
 from tf_lossscale.core.graphs import do_not_convert, finished
 from tf_lossscale.core.rules import Rules
-from tf_lossscale.legacy.private_names import Replaceable, replaced
+from tf_lossscale.legacy.private_names import Replaceable
 from tf_lossscale.wrapper import families
-
-if TYPE_CHECKING:
-    pass
 
 
 class LossScaleManager(abc.ABC):
@@ -83,7 +79,7 @@ class FixedLossScaleManager(LossScaleManager):
         return tf.no_op()
 
 
-class ExponentialUpdateLossScaleManager(LossScaleManager):
+class ExponentialUpdateLossScaleManager(LossScaleManager, state.DynamicLossScale):
     """A scale that grows by one ratio after a number of finite steps, and shrinks by another after some overflows.
 
     The overflows need not be consecutive. A subclass may read and assign the original's private attributes:
@@ -115,20 +111,45 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
         incr_ratio: float = 2,
         decr_ratio: float = 0.8,
     ):
+        state.LossScale.__init__(self)
         self._init_loss_scale = _number("init_loss_scale", init_loss_scale)
         self._incr_every_n_steps = incr_every_n_steps
         self._decr_every_n_nan_or_inf = decr_every_n_nan_or_inf
         self._incr_ratio = _number("incr_ratio", incr_ratio)
         self._decr_ratio = _number("decr_ratio", decr_ratio)
-        self._state.make_weights()
+        self._make_weights()
 
-    _loss_scale: Any = Replaceable(lambda self: self._state.current_loss_scale)
-    _num_good_steps: Any = Replaceable(lambda self: self._state.good_steps)
-    _num_bad_steps: Any = Replaceable(lambda self: self._state.bad_steps)
+    _loss_scale: Any = Replaceable(lambda self: self._weight("loss_scale", self.initial_scale, tf.float32))
+    _num_good_steps: Any = Replaceable(lambda self: self._weight("good_steps", 0, tf.int32))
+    _num_bad_steps: Any = Replaceable(lambda self: self._weight("bad_steps", 0, tf.int32))
 
-    @functools.cached_property
-    def _state(self) -> _ExponentialScale:
-        return _ExponentialScale(self)
+    # As in contrib, the initial scale and the rules are read on every use and are not checked. A subclass that has its
+    # own variable for the scale may have no `_init_loss_scale`.
+    initial_scale: Any = Replaceable(lambda self: float(getattr(self, "_init_loss_scale", "nan")))
+    rules: Any = Replaceable(
+        lambda self: Rules(
+            growth_steps=self._incr_every_n_steps,
+            growth_factor=self._incr_ratio,
+            backoff_factor=self._decr_ratio,
+            hysteresis=self._decr_every_n_nan_or_inf,
+            finite_step_resets=False,
+        )
+    )
+
+    @property
+    def current_loss_scale(self) -> Any:
+        """The scale, a float32 scalar variable."""
+        return self._loss_scale
+
+    @property
+    def good_steps(self) -> Any:
+        """The number of finite steps since the scale last changed, an int32 scalar variable."""
+        return self._num_good_steps
+
+    @property
+    def bad_steps(self) -> Any:
+        """The number of overflows since the scale last changed, an int32 scalar variable."""
+        return self._num_bad_steps
 
     def _reset_stats(self) -> Any:
         done = [counter.assign(0) for counter in (self._num_good_steps, self._num_bad_steps)]
@@ -148,12 +169,12 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
         Returns:
             In a graph, a tensor whose evaluation updates the scale.
         """
-        done = self._state.record(tf.cast(finite_grads, tf.bool))
+        done = self.record(tf.cast(finite_grads, tf.bool))
         return None if tf.executing_eagerly() else finished(done)
 
     def as_loss_scale(self) -> state.LossScale:
         """Return the loss scale for a `LossScaleOptimizer`. A subclass's loss scale calls the subclass's methods."""
-        return self._state if type(self) is ExponentialUpdateLossScaleManager else super().as_loss_scale()
+        return self if type(self) is ExponentialUpdateLossScaleManager else super().as_loss_scale()
 
 
 class LossScaleOptimizer(tf1.LossScaleOptimizer):
@@ -194,47 +215,6 @@ class LossScaleOptimizer(tf1.LossScaleOptimizer):
     def _opt(self) -> Any:
         """The inner optimizer, under the private name that subclasses of the original read."""
         return self._optimizer
-
-
-class _ExponentialScale(state.DynamicLossScale):
-    """The loss scale of an `ExponentialUpdateLossScaleManager`, in variables with contrib's names and dtypes."""
-
-    def __init__(self, manager: Any):
-        state.LossScale.__init__(self)
-        self.__dict__["_manager"] = manager  # writing to __dict__ bypasses TensorFlow's attribute tracking
-
-    def make_weights(self) -> None:
-        """Create the variables immediately, so that a graph's initializer and Saver find them."""
-        self._make_weights()
-
-    # As in contrib, the initial scale and the rules are read from the manager on every use and are not checked. A
-    # subclass of the manager that has its own variable for the scale may have no `_init_loss_scale`.
-    initial_scale: Any = Replaceable(lambda self: float(getattr(self._manager, "_init_loss_scale", "nan")))
-    rules: Any = Replaceable(lambda self: _rules_of(self._manager))
-
-    @property
-    def current_loss_scale(self) -> Any:
-        return replaced(
-            self._manager, "_loss_scale", lambda: self._weight("loss_scale", self.initial_scale, tf.float32)
-        )
-
-    @property
-    def good_steps(self) -> Any:
-        return replaced(self._manager, "_num_good_steps", lambda: self._weight("good_steps", 0, tf.int32))
-
-    @property
-    def bad_steps(self) -> Any:
-        return replaced(self._manager, "_num_bad_steps", lambda: self._weight("bad_steps", 0, tf.int32))
-
-
-def _rules_of(manager: Any) -> Rules:
-    return Rules(
-        growth_steps=manager._incr_every_n_steps,
-        growth_factor=manager._incr_ratio,
-        backoff_factor=manager._decr_ratio,
-        hysteresis=manager._decr_every_n_nan_or_inf,
-        finite_step_resets=False,
-    )
 
 
 class _Managed(state.LossScale):

@@ -56,7 +56,7 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
 
     def __init__(self, *args: Any, **kwargs: Any):
         optimizer, args, kwargs = inner_of(args, kwargs)
-        super().__init__(optimizer, loss_scale_manager=_scale_of(*args, **kwargs))
+        super().__init__(optimizer, loss_scale_manager=loss_scale_lib.get_for_wrapper(*args, **kwargs))
 
     @property
     def loss_scale(self) -> Any:
@@ -104,10 +104,6 @@ def _register(module: types.ModuleType) -> None:
     for adapter in families.load_all(library):
         package = saving.get_registered_name(adapter).partition(">")[0]
         saving.register_keras_serializable(f"{package}.experimental")(families.joined(LossScaleOptimizer, adapter))
-
-
-def _scale_of(loss_scale: Any) -> Any:  # callers may pass the argument by its original name, `loss_scale`
-    return loss_scale_lib.get_for_wrapper(loss_scale)
 
 
 def _scale_from(config: Any, custom_objects: dict[str, Any] | None) -> Any:

@@ -74,11 +74,10 @@ def enable_mixed_precision_graph_rewrite(opt: Same, loss_scale: Any = "dynamic")
             "Pass the optimizer that it wraps."
         )
     policy.require_no_mixed_policy()
-    scale = loss_scale_lib.get_for_wrapper(loss_scale)
     if isinstance(opt, tf.compat.v1.train.Optimizer):
-        wrapped: Any = MixedPrecisionLossScaleOptimizer(opt, scale)
+        wrapped: Any = MixedPrecisionLossScaleOptimizer(opt, loss_scale)
     elif families.adapter_for(opt) is not None:
-        wrapped = experimental.LossScaleOptimizer(opt, scale)
+        wrapped = experimental.LossScaleOptimizer(opt, loss_scale)
     else:
         raise ValueError(
             f'"opt" must be an instance of a tf.train.Optimizer or a tf.keras.optimizers.Optimizer, but got: {opt!r}.'

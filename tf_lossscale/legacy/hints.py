@@ -53,7 +53,7 @@ def hint(error: BaseException) -> str | None:
         found = None
     if found is None and _is_of_keras_3(error) and any(words in str(error) for words in _OF_KERAS_3):
         found = _KERAS_2
-    if found is not _KERAS_2 or not _is_keras_2():
+    if found is not _KERAS_2 or os.environ.get("TF_USE_LEGACY_KERAS", "").lower() not in ("1", "true"):
         return found
     imported = (getattr(error, "name", None) or "") if isinstance(error, ImportError) else ""
     return _IMPORTS_KERAS if imported.partition(".")[0] == "keras" else None
@@ -125,7 +125,3 @@ def _is_of_keras_3(error: BaseException) -> bool:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     return trace is not None and str(trace.tb_frame.f_globals.get("__name__")).startswith("keras.")
-
-
-def _is_keras_2() -> bool:
-    return os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true")

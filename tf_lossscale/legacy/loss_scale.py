@@ -14,7 +14,7 @@ from tf_lossscale.core import replicas, state
 from tf_lossscale.core.graphs import do_not_convert, finished
 from tf_lossscale.core.variables import as_number
 from tf_lossscale.legacy import versions
-from tf_lossscale.legacy.private_names import Replaceable, replaced
+from tf_lossscale.legacy.private_names import Replaceable
 from tf_lossscale.legacy.tensor_like import TensorLike
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
@@ -164,8 +164,10 @@ class DynamicLossScale(LossScale, state.DynamicLossScale):
 
     # The private names are the original's. A subclass may read them, or assign them instead of calling the constructor.
 
-    _current_loss_scale: Any = Replaceable(lambda self: self.current_loss_scale)
-    _num_good_steps: Any = Replaceable(lambda self: self.good_steps)
+    _current_loss_scale: Any = Replaceable(
+        lambda self: self._weight("current_loss_scale", self._initial_loss_scale, tf.float32)
+    )
+    _num_good_steps: Any = Replaceable(lambda self: self._weight("good_steps", 0, tf.int64))
 
     @property
     def initial_loss_scale(self) -> float:
@@ -189,13 +191,12 @@ class DynamicLossScale(LossScale, state.DynamicLossScale):
     @property
     def current_loss_scale(self) -> tf.Variable:
         """The scale, a float32 scalar variable."""
-        make = lambda: self._weight("current_loss_scale", self._initial_loss_scale, tf.float32)  # noqa: E731
-        return replaced(self, "_current_loss_scale", make)
+        return self._current_loss_scale
 
     @property
     def good_steps(self) -> tf.Variable:
         """The number of finite steps since the scale last changed, an int64 scalar variable."""
-        return replaced(self, "_num_good_steps", lambda: self._weight("good_steps", 0, tf.int64))
+        return self._num_good_steps
 
     def __call__(self) -> tf.Tensor:
         return state.DynamicLossScale.__call__(self)
@@ -254,8 +255,8 @@ def get(identifier: LossScale | str | float | dict[str, Any] | None) -> LossScal
 
     Source: `tf.mixed_precision.experimental`, the argument `loss_scale`.
     """
-    if identifier is None or isinstance(identifier, state.LossScale):
-        return identifier
+    if identifier is None:
+        return None
     if hasattr(identifier, "as_loss_scale"):
         return identifier.as_loss_scale()
     if isinstance(identifier, numbers.Real):
@@ -271,19 +272,19 @@ def get(identifier: LossScale | str | float | dict[str, Any] | None) -> LossScal
     )
 
 
-def get_for_wrapper(identifier: Any) -> LossScale:
+def get_for_wrapper(loss_scale: Any) -> LossScale:
     """Return the loss scale for a wrapper's argument `loss_scale`, which must not be None.
 
     >>> get_for_wrapper(8)
     FixedLossScale(8.0)
 
     Args:
-        identifier: as in `get`, without None.
+        loss_scale: as the `identifier` of `get`, without None.
 
     Raises:
-        ValueError: `identifier` is None, or not one of the values that `get` accepts.
+        ValueError: `loss_scale` is None, or not one of the values that `get` accepts.
     """
-    scale = get(identifier)
+    scale = get(loss_scale)
     if scale is None:
         raise ValueError("`loss_scale` cannot be None. Pass 'dynamic' or a number, or use the optimizer unwrapped.")
     return scale

@@ -52,21 +52,13 @@ def _put_names(canonical: str) -> Put:
     return lambda patches, module: patches.put(module, _names_in(canonical))
 
 
-def _put_copy(canonical: str) -> Put:
-    return lambda patches, module: patches.replace(module, _names_in(canonical))
-
-
 # TensorFlow. --------------------------------------------------------------------------------------------------------
 
 
 def _put_missing(patches: Patches, tf: types.ModuleType) -> None:
     """Restore modules that TensorFlow removed: `contrib`, and in version 2 `mixed_precision`."""
-    missing = {name for name in map(_first_part, _PUBLIC) if not hasattr(tf, name)}
+    missing = {name for name in (module.split(".")[1] for module in _PUBLIC) if not hasattr(tf, name)}
     patches.put(tf, {name: _namespace(f"tensorflow.{name}") for name in sorted(missing)})
-
-
-def _first_part(module: str) -> str:
-    return module.split(".")[1]
 
 
 def _namespace(module: str) -> Namespace:
@@ -100,14 +92,12 @@ def _keras_mixed_precision(patches: Patches, module: types.ModuleType) -> None:
 def _experimental(library: str) -> Namespace:
     policies = policy.policies_of(library)
     rows = rows_in("keras.mixed_precision.experimental")
-    names = {name: getattr(policies, name, None) or _value(old) for name, old in rows.items() if _was_there(name)}
-    return Namespace("experimental", names)
-
-
-def _was_there(name: str) -> bool:
     # The experimental module never had `set_global_policy`. The table has the row for the codemod, which may follow an
     # alias to this module.
-    return name != "set_global_policy"
+    names = {
+        name: getattr(policies, name, None) or _value(old) for name, old in rows.items() if name != "set_global_policy"
+    }
+    return Namespace("experimental", names)
 
 
 # Private paths. -----------------------------------------------------------------------------------------------------
@@ -149,5 +139,5 @@ PLACES: dict[str, Put] = {
     "tensorflow.python.keras.mixed_precision.loss_scale_optimizer": lambda patches, module: patches.replace(
         module, {"LossScaleOptimizer": stable.LossScaleOptimizer}
     ),
-    **{name: _put_copy(name) for name in _PRIVATE},
+    **dict.fromkeys(_PRIVATE, lambda patches, module: patches.replace(module, _names_in(module.__name__))),
 }

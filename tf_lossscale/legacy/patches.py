@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import importlib.machinery
 import sys
 import types
@@ -30,11 +30,11 @@ class Patches:
     """
 
     def __init__(self) -> None:
-        self._undo: list[Callable[[], None]] = []
+        self._undo = contextlib.ExitStack()
 
     def when_imported(self, name: str, put: Put) -> None:
         """Call `put(self, module)` as soon as a module is imported."""
-        self._undo.append(import_hooks.when_imported(name, lambda module: put(self, module)))
+        self._undo.callback(import_hooks.when_imported(name, lambda module: put(self, module)))
 
     def put(self, module: types.ModuleType, names: Mapping[str, Any]) -> None:
         """Set names in a module. A value that is a `Namespace` can then be imported as a submodule.
@@ -46,7 +46,7 @@ class Patches:
         for name, value in names.items():
             before = getattr(module, name, _MISSING)
             setattr(module, name, value)
-            self._undo.append(functools.partial(_restore, module, name, value, before))
+            self._undo.callback(_restore, module, name, value, before)
             if isinstance(value, Namespace):
                 self._make_importable(f"{module.__name__}.{name}", value)
 
@@ -74,12 +74,11 @@ class Patches:
     def _enter(self, name: str, module: types.ModuleType) -> None:
         before = sys.modules.get(name)
         sys.modules[name] = module
-        self._undo.append(functools.partial(_restore_entry, name, module, before))
+        self._undo.callback(_restore_entry, name, module, before)
 
     def undo(self) -> None:
         """Undo all changes, the last one first."""
-        while self._undo:
-            self._undo.pop()()
+        self._undo.close()
 
 
 class Namespace(types.ModuleType):

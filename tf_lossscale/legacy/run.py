@@ -7,6 +7,7 @@ import importlib.util
 import io
 import multiprocessing.spawn
 import os
+import pathlib
 import runpy
 import sys
 import types
@@ -96,7 +97,8 @@ def _run_script(path: str, arguments: list[str]) -> int:
     sys.argv = [path, *arguments]
     is_folder = os.path.isdir(path)
     if is_folder or zipfile.is_zipfile(path):
-        if not _holds_a_main(path):
+        content: Any = pathlib.Path(path) if is_folder else zipfile.Path(path)
+        if not any((content / name).exists() for name in ("__main__.py", "__main__.pyc")):
             if is_folder:
                 return _fail(f"{path!r} is a folder without a __main__.py. Pass a script, or -m and a module.", 2)
             return _fail(f"there is no __main__.py in {path!r}. Name the script to run.", 1)
@@ -117,16 +119,6 @@ def _run_script(path: str, arguments: list[str]) -> int:
         exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
 
     return _as_python(execute, skip=lambda frame: frame.f_code is execute.__code__)
-
-
-def _holds_a_main(path: str) -> bool:
-    """Return whether a folder or zip file contains a `__main__` that `python` can run."""
-    if os.path.isdir(path):
-        files = os.listdir(path)
-    else:
-        with zipfile.ZipFile(path) as file:
-            files = file.namelist()
-    return not {"__main__.py", "__main__.pyc"}.isdisjoint(files)
 
 
 def _run_module(name: str, arguments: list[str]) -> int:

@@ -107,22 +107,12 @@ class TheObject(tf.types.experimental.TraceType):
         return self._hash
 
 
-def _binary(name: str) -> Any:
-    function = getattr(operator, name.strip("_"))
-    return lambda self, other: function(tf.convert_to_tensor(self()), other)
-
-
-def _reflected(name: str) -> Any:
-    function = getattr(operator, name.strip("_"))
-    return lambda self, other: function(other, tf.convert_to_tensor(self()))
-
-
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
-    setattr(TensorLike, f"__{_name}__", _binary(_name))
-    setattr(TensorLike, f"__r{_name}__", _reflected(_name))
-for _name in ("lt", "le", "gt", "ge", "neg", "abs"):
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lt", "le", "gt", "ge", "neg", "abs"):
     _function = getattr(operator, _name)
     setattr(TensorLike, f"__{_name}__", lambda self, *other, _f=_function: _f(tf.convert_to_tensor(self()), *other))
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
+    _function = getattr(operator, _name)
+    setattr(TensorLike, f"__r{_name}__", lambda self, other, _f=_function: _f(other, tf.convert_to_tensor(self())))
 
 
 def _converted(value: TensorLike, dtype: Any = None, name: Any = None, as_ref: bool = False) -> Any:

@@ -73,15 +73,9 @@ def values_to_check(gradients: Any) -> Iterator[Any]:
     for gradient in tf.nest.flatten(gradients):
         if gradient is None:
             continue
-        for local in _on_each_replica(gradient):
+        for local in tf.distribute.get_strategy().experimental_local_results(gradient):
             if isinstance(local, tf.IndexedSlices):
                 rows, positions = tf.unique(tf.reshape(local.indices, [-1]))
                 yield tf.math.unsorted_segment_sum(local.values, positions, tf.size(rows))
             else:
                 yield tf.convert_to_tensor(local)
-
-
-def _on_each_replica(gradient: Any) -> tuple[Any, ...]:
-    if isinstance(gradient, tf.distribute.DistributedValues):
-        return tf.distribute.get_strategy().experimental_local_results(gradient)
-    return (gradient,)
