@@ -115,15 +115,11 @@ def _parts(file: File, family: Any, learning_rate: float | None) -> tuple[dict[s
         restored = restore_from(file, saved, optimizer, trained)
         restored = dataclasses.replace(restored, notes=(*restored.notes, *_notes(saved, family.optimizers)))
         parts.update(trained)
-        path = _path(file, saved)
+        path = saved.path if file.objects or len(file.optimizers) > 1 else ""
+        path = path or "optimizer"
         parts[path] = optimizer
         converted.append(Converted(path, construct, tuple(trained), restored))
     return parts, converted
-
-
-def _path(file: File, saved: Optimizer) -> str:
-    known = saved.path if file.objects or len(file.optimizers) > 1 else ""
-    return known or "optimizer"
 
 
 def _optimizer(file: File, saved: Optimizer, family: Any) -> tuple[Any, str]:

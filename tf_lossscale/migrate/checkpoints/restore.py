@@ -123,7 +123,9 @@ def restore_from(file: File, saved: Optimizer, optimizer: Any, variables: Any) -
     values = [(variable, tensor.value()) for tensor, variable in pairs]
     planned = _planned_slots(file, saved, kind, pairs, inner)
     if not family.is_built:
-        build = family.build if optimizer is inner else _build_of(optimizer)
+        builds = family if optimizer is inner else optimizer
+        # Optimizers of tf_keras.optimizers.legacy, and Keras's own wrappers around them, have no `build`.
+        build = getattr(builds, "build", None) or builds._create_all_weights
         build([variable for variable, _ in values if getattr(variable, "trainable", True)])
     values += _places(file, family, inner, kind, planned, values, notes)
 
@@ -212,11 +214,6 @@ def _planned_slots(file: File, saved: Optimizer, kind: str, pairs: list[Any], in
                 value = np.float32(-_learning_rate_now(inner)) * value
             planned.append((slot, variable, value))
     return planned
-
-
-def _build_of(wrapper: Any) -> Any:
-    """Return the method that creates a wrapper's variables. Its name depends on the library."""
-    return getattr(wrapper, "build", None) or wrapper._create_all_weights
 
 
 def _places(
