@@ -14,7 +14,7 @@ from tf_lossscale.layers.keras3 import with_layer_names
 from tf_lossscale.libraries import keras_versions
 from tf_lossscale.wrapper import family, hyperparameters, optimizer
 from tf_lossscale.wrapper import options as options_lib
-from tf_lossscale.wrapper.grads_and_vars import assign_all
+from tf_lossscale.wrapper.grads_and_vars import assign_all, tensors_of
 from tf_lossscale.wrapper.parts import of_inner
 
 keras: Any = keras_versions.keras_3()
@@ -65,7 +65,7 @@ class Family(family.Family):
     def build(self, variables: list[Any]) -> None:
         def build() -> None:
             with tf.init_scope(), keras.name_scope(self.scope):
-                _move_under_strategy(self.inner)
+                _move_under_strategy(self.inner, variables)
                 before = len(self.inner.variables)  # Loading has set these: the step count and the learning rate.
                 self.inner.build(variables)
                 loaded, self.loaded_weights = self.loaded_weights, None
@@ -208,17 +208,7 @@ class LossScaleOptimizer(
         """The counter of finite steps, by its name in Keras 3."""
         return self._loss_scale.good_steps
 
-    def finalize_variable_values(self, var_list: list[Any] | None = None) -> None:
-        """Overwrite the variables with their moving average, if the inner optimizer keeps one.
-
-        Args:
-            var_list: the variables. The default is all variables for which the optimizer is built.
-        """
-        variables = self._given_or_known(var_list, "finalize_variable_values()")
-        self._optimizer.finalize_variable_values(variables)
-        # Keras calls this method last in `fit`.
-        self._stall.report(self)
-
+    finalize_variable_values = optimizer.finalize_variable_values
     exclude_from_weight_decay = of_inner(keras.optimizers.Optimizer.exclude_from_weight_decay)
 
     def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
@@ -355,12 +345,15 @@ def _require_valid(options: dict[str, Any]) -> None:
         keras.optimizers.SGD(**options)
 
 
-def _move_under_strategy(inner: Any) -> None:
+def _move_under_strategy(inner: Any, variables: list[Any]) -> None:
     """Move an unbuilt optimizer that was created outside the strategy's scope into the scope.
 
-    Keras records the strategy, and creates the step count and the learning rate, in the constructor.
+    Keras records the strategy, and creates the step count and the learning rate, in the constructor. A step outside of
+    `strategy.run` needs the strategy that the trained variables were created under.
     """
     strategy = tf.distribute.get_strategy()
+    if not tf.distribute.has_strategy():
+        strategy = replicas.strategy_of(tensors_of(variables)[0]) or strategy
     for each in _with_parts(inner):
         if each._distribution_strategy is strategy:
             continue

@@ -158,17 +158,7 @@ class LossScaleOptimizer(
 
     aggregate_gradients = of_inner(tf_keras.optimizers.Optimizer.aggregate_gradients)
 
-    def finalize_variable_values(self, var_list: list[Any] | None = None) -> None:
-        """Overwrite the variables with their moving average, if the inner optimizer keeps one.
-
-        Args:
-            var_list: the variables. The default is all variables for which the optimizer is built.
-        """
-        variables = self._given_or_known(var_list, "finalize_variable_values()")
-        self._optimizer.finalize_variable_values(variables)
-        # Keras calls this method last in `fit`.
-        self._stall.report(self)
-
+    finalize_variable_values = optimizer.finalize_variable_values
     exclude_from_weight_decay = of_inner(tf_keras.optimizers.Optimizer.exclude_from_weight_decay)
 
     def load_own_variables(self, store: Any) -> None:

@@ -20,7 +20,7 @@ class Clusters:
     """The functions that XLA has compiled for the steps of one optimizer.
 
     >>> clusters = Clusters()
-    >>> [clusters.compiled(2.0, lambda x: 2.0 * x, tf.constant(2.0))(tf.constant(3.0)).numpy().item() for _ in range(2)]
+    >>> [clusters.compile(2.0, lambda x: 2.0 * x, tf.constant(2.0))(tf.constant(3.0)).numpy().item() for _ in range(2)]
     [6.0, 6.0]
     >>> len(clusters)
     1
@@ -38,7 +38,7 @@ class Clusters:
         # A copied optimizer cannot use the compiled functions, which hold the original optimizer's variables.
         return Clusters()
 
-    def compiled(
+    def compile(
         self, held: Any, function: Callable[..., Any], *arguments: Any, ignored: Sequence[str] = ()
     ) -> Callable[..., Any] | None:
         """Return a function compiled by XLA.
@@ -57,7 +57,7 @@ class Clusters:
             that is logged once.
         """
         if not tf.executing_eagerly():
-            return _compiled(function)
+            return _with_xla(function)
         identified: list[Any] = []
         try:
             key = (replicas.replica(), *constants.key(held, ignored, identified))
@@ -80,7 +80,7 @@ class Clusters:
         """Trace a function. Return None if it works only in eager mode, or sets Python attributes in each step."""
         with constants.put_back(held):
             try:
-                traced = _compiled(function).get_concrete_function(*arguments)
+                traced = _with_xla(function).get_concrete_function(*arguments)
                 after = (key[0], *constants.key(held, ignored))
             except constants.Unknown:
                 after = ()
@@ -121,7 +121,7 @@ def _drop(clusters: weakref.ref[Clusters], key: tuple[Any, ...], dead: weakref.r
 class Cluster(NamedTuple):
     """The Python objects that a step reads, needed to compile the step as one function.
 
-    >>> Cluster(Clusters(), "double").compiled(lambda x: 2.0 * x, tf.constant(2.0))(tf.constant(2.0)).numpy().item()
+    >>> Cluster(Clusters(), "double").compile(lambda x: 2.0 * x, tf.constant(2.0))(tf.constant(2.0)).numpy().item()
     4.0
     """
 
@@ -131,9 +131,9 @@ class Cluster(NamedTuple):
     #: Names of attributes that each step sets before it reads them.
     ignored: tuple[str, ...] = ()
 
-    def compiled(self, function: Callable[..., Any], *arguments: Any) -> Callable[..., Any] | None:
-        """Compile a step of this cluster with XLA; see `Clusters.compiled`."""
-        return self.clusters.compiled(self.held, function, *arguments, ignored=self.ignored)
+    def compile(self, function: Callable[..., Any], *arguments: Any) -> Callable[..., Any] | None:
+        """Compile a step of this cluster with XLA; see `Clusters.compile`."""
+        return self.clusters.compile(self.held, function, *arguments, ignored=self.ignored)
 
 
 def joined(clusters: Sequence[Cluster | None]) -> Cluster | None:
@@ -154,7 +154,7 @@ def joined(clusters: Sequence[Cluster | None]) -> Cluster | None:
     return Cluster(compiled[0].clusters, [each.held for each in compiled], ignored)
 
 
-def _compiled(function: Callable[..., Any]) -> Any:
+def _with_xla(function: Callable[..., Any]) -> Any:
     return tf.function(function, jit_compile=True, autograph=False)
 
 

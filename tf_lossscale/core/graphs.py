@@ -72,12 +72,12 @@ def runs_in_order() -> bool:
     return graph is not None
 
 
-def compiled() -> bool:
+def in_xla_context() -> bool:
     """Return whether XLA compiles the function that is being traced.
 
-    >>> compiled()
+    >>> in_xla_context()
     False
-    >>> bool(tf.function(lambda: tf.constant(compiled()), jit_compile=True)())
+    >>> bool(tf.function(lambda: tf.constant(in_xla_context()), jit_compile=True)())
     True
     """
     if tf.executing_eagerly():

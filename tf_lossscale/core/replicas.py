@@ -120,10 +120,19 @@ def scope_of(variable: tf.Variable) -> contextlib.AbstractContextManager[Any]:
     Args:
         variable: any variable.
     """
-    strategy = getattr(variable, "distribute_strategy", None) or getattr(variable, "_distribute_strategy", None)
+    strategy = strategy_of(variable)
     if strategy is None or tf.distribute.has_strategy():
         return contextlib.nullcontext()
     return strategy.scope()
+
+
+def strategy_of(variable: tf.Variable) -> tf.distribute.Strategy | None:
+    """Return the strategy that a variable was created under, or None.
+
+    >>> strategy_of(tf.Variable(1.0)) is None
+    True
+    """
+    return getattr(variable, "distribute_strategy", None) or getattr(variable, "_distribute_strategy", None)
 
 
 def give_copies(holder: Any, names: Iterable[str], listed: list[Any]) -> None:

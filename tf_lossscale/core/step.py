@@ -175,7 +175,7 @@ def _take_compiled(loss_scale: LossScale, update: Update, gradients: Gradients, 
             return tf.logical_not(loss_scale.last_step_skipped) if loss_scale.may_skip else tf.constant(True)
 
     with replicas.independent_writes():
-        compiled = update.cluster.compiled(  # type: ignore[union-attr]
+        compiled = update.cluster.compile(  # type: ignore[union-attr]
             LossScaleOptimizer_with_jit_compile, tensors, agreed
         )
         applied = None if compiled is None else compiled(tensors, agreed)

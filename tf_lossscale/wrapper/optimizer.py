@@ -780,6 +780,19 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         return f"<LossScaleOptimizer loss_scale={shown}, {kind}, inner_optimizer={type(self._optimizer).__name__}>"
 
 
+def finalize_variable_values(self: Any, var_list: list[Variable] | None = None) -> None:
+    """Overwrite the variables with their moving average, if the inner optimizer keeps one.
+
+    Keras 3 and tf_keras call this method of an optimizer. The wrappers of both families have it.
+
+    Args:
+        var_list: the variables. The default is all variables for which the optimizer is built.
+    """
+    self._optimizer.finalize_variable_values(self._given_or_known(var_list, "finalize_variable_values()"))
+    # Keras calls this method at the end of `fit`.
+    self._stall.report(self)
+
+
 def _warn_if_loss_cannot_hold(loss: Any, factor: Callable[[], tf.Tensor]) -> None:
     if not isinstance(loss, tf.Tensor) or loss.dtype != tf.float16 or not tf.executing_eagerly():
         return

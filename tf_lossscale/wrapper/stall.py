@@ -10,7 +10,7 @@ import tensorflow as tf
 from absl import logging
 
 from tf_lossscale.core import replicas
-from tf_lossscale.core.graphs import compiled, operations
+from tf_lossscale.core.graphs import in_xla_context, operations
 from tf_lossscale.core.variables import as_number, unless, value_or_zero
 
 #: The number of skipped steps in a row after which training counts as stalled, whatever the scale.
@@ -98,7 +98,7 @@ class Stall:
             )
 
     def _can_report_here(self, reported: tf.Variable) -> bool:
-        if compiled() or replicas.workers_step_alone():
+        if in_xla_context() or replicas.workers_step_alone():
             return False
         # The message is a string tensor, and a DTensor mesh does not support strings.
         if isinstance(reported, tf.experimental.dtensor.DVariable):

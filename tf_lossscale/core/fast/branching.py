@@ -10,7 +10,7 @@ import tensorflow as tf
 from tf_lossscale.core import replicas, step, variables
 from tf_lossscale.core.fast import tricks
 from tf_lossscale.core.fast.packing import Packed, are_small
-from tf_lossscale.core.graphs import compiled, finished
+from tf_lossscale.core.graphs import finished, in_xla_context
 from tf_lossscale.core.twins import faster
 
 
@@ -24,7 +24,7 @@ def apply_or_skip(
     def unpack_and_apply(one: tf.Tensor | None = None) -> Any:
         unpacked = packed.unpacked(one)
         done = apply(unpacked)
-        if "one at a time" in tricks.in_use and not compiled():
+        if "one at a time" in tricks.in_use and not in_xla_context():
             packed.one_at_a_time(unpacked)
         return done
 
@@ -67,7 +67,7 @@ def compiled_for_the_cpu() -> bool:
     >>> compiled_for_the_cpu()
     False
     """
-    return compiled() and _only_the_cpu()
+    return in_xla_context() and _only_the_cpu()
 
 
 def _only_the_cpu() -> bool:
@@ -102,7 +102,7 @@ def _call(outcome: tf.Tensor) -> None:
 
     Such a function runs on a single device, so this is limited to programs with one device.
     """
-    if compiled() or tf.distribute.has_strategy() or len(tf.config.list_logical_devices()) > 1:
+    if in_xla_context() or tf.distribute.has_strategy() or len(tf.config.list_logical_devices()) > 1:
         return
     operation = outcome.op
     while operation.type == "Identity":

@@ -11,7 +11,7 @@ from tf_lossscale.core import finite, scaling
 from tf_lossscale.core.fast import tricks
 from tf_lossscale.core.fast.branching import at_most_once, compiled_for_the_cpu, loops
 from tf_lossscale.core.fast.packing import Packed, Scaled, fit_in_a_stack, in_stacks, is_small, kept_inside
-from tf_lossscale.core.graphs import compiled
+from tf_lossscale.core.graphs import in_xla_context
 from tf_lossscale.core.twins import faster
 
 _WIDE = (tf.float32, tf.float64)
@@ -43,7 +43,7 @@ def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
     if tf.executing_eagerly():
         return _all_finite_eagerly(in_stacks(present))
     found = in_stacks(Packed(present).tensors)
-    if compiled() and "one check" in tricks.in_use:
+    if in_xla_context() and "one check" in tricks.in_use:
         found = _concatenated(found)
     summed = _worth_a_sum(found) if "sum first" in tricks.in_use else []
     ids_of_summed = {id(gradient) for gradient in summed}
@@ -90,7 +90,7 @@ def _worth_a_sum(gradients: list[Any]) -> list[Any]:
     """Return the gradients to check by their sums. All other gradients are checked value by value."""
     sparse = [g for g in gradients if isinstance(g, tf.IndexedSlices)]
     dense = [g for g in gradients if isinstance(g, tf.Tensor)]
-    if compiled() and not loops():
+    if in_xla_context() and not loops():
         return sparse
     late = [g for g in gradients if isinstance(g, Scaled)]
     return sparse + late + ([] if fit_in_a_stack(dense) else [g for g in dense if not is_small(g)])
@@ -99,7 +99,7 @@ def _worth_a_sum(gradients: list[Any]) -> list[Any]:
 def _sums_are_finite(gradients: list[Any]) -> tf.Tensor:
     """Return a bool scalar that is True only if the gradients are finite."""
     # Outside XLA a sum of squares is one operation. XLA needs four times as long for it as for a plain sum.
-    squares = not compiled()
+    squares = not in_xla_context()
     sums = [tf.cast(_sum(gradient, squares), tf.float32) for gradient in gradients]
     known = tf.math.is_finite(sums[0] if len(sums) == 1 else tf.add_n(sums))
     # A finite value may overflow when it is divided by a scale below one.

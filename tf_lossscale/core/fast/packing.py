@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_lossscale.core import replicas, scaling, step
 from tf_lossscale.core.fast import tricks
-from tf_lossscale.core.graphs import compiled, optimization_barrier
+from tf_lossscale.core.graphs import in_xla_context, optimization_barrier
 from tf_lossscale.core.notes import note_origin, origin
 from tf_lossscale.core.twins import faster
 
@@ -37,7 +37,7 @@ def positions(tensors: Sequence[Any]) -> list[list[int]]:
         Lists of positions, each of small tensors of one dtype, shape and device, up to a megabyte in total. Empty if
         XLA compiles the function, because XLA fuses operations itself.
     """
-    if "stacks" not in tricks.in_use or (not tf.executing_eagerly() and compiled()):
+    if "stacks" not in tricks.in_use or (not tf.executing_eagerly() and in_xla_context()):
         return []
     alike: dict[Any, list[int]] = {}
     for i, tensor in enumerate(tensors):
@@ -283,7 +283,7 @@ def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
         stack = scaling.divide(stacked(found, group), scale)
         for i, part in zip(group, unstacked(stack, [Scaled(found[i], scale) for i in group])):
             result[i] = part
-    compiled_by_xla, late = compiled(), "late unscaling" in tricks.in_use
+    compiled_by_xla, late = in_xla_context(), "late unscaling" in tricks.in_use
 
     def unscaled_alone(values: tf.Tensor) -> tf.Tensor:
         values = optimization_barrier(values)
