@@ -1,4 +1,4 @@
-"""The subcommand `train`: trains, shows the progress, saves a checkpoint at Ctrl-C, resumes from a checkpoint."""
+"""The subcommand `tf-lossscale train`, which shows its progress, saves a checkpoint on Ctrl-C and can be resumed."""
 
 from __future__ import annotations
 
@@ -54,19 +54,20 @@ def run(arguments: argparse.Namespace) -> int:
         arguments: the parsed arguments; see `add_arguments`.
 
     Returns:
-        The exit code: 0 at the end, 130 after Ctrl-C.
+        The exit code: 0 if the training finished, 130 after Ctrl-C.
 
     Raises:
         ImportError: an optional library is missing.
         OSError: a file cannot be read or written.
-        ValueError: the options do not fit together, or the run to resume is damaged.
+        ValueError: `--resume` is combined with a setting, or the run to resume is missing or damaged.
     """
     given = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(Settings)}
     given = {name: value for name, value in given.items() if value is not None}
     if arguments.out.exists() and not arguments.out.is_dir():
         raise NotADirectoryError(f"{arguments.out} is a file. Pass a folder as --out.")
+    # Some libraries are needed only after the training. Check for them now, so that a missing one does not waste it.
     for module in ("matplotlib.figure", "rich.console", "sklearn.datasets", "tqdm"):
-        optional.load(module, "train")  # a library that turns out to be missing at the end would waste the training
+        optional.load(module, "train")
     from tf_lossscale.training import saved
 
     if not arguments.resume:
