@@ -28,8 +28,8 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
     """A callback that adds `loss_scale` and `skipped_steps` to the logs of `fit`.
 
     If the optimizer has `diagnose=True`, the callback also adds `grad_norm`, the norm of the gradients. If it has
-    `diagnose="exponents"`, the callback writes the exponent counts of the gradients to `log_dir`, where `tf-lossscale
-    plot` finds them. The logs appear in the progress bar, in `History`, and in callbacks that come later in the list,
+    `diagnose="exponents"`, the callback writes the exponent counts of the gradients to `log_dir`, for the command
+    `tf-lossscale plot`. The logs appear in the progress bar, in `History`, and in callbacks that come later in the list,
     like `CSVLogger` and `TensorBoard`. The callback warns when too many steps are skipped. If training has stalled,
     reading the loss scale also triggers the optimizer's `on_stall`.
 

@@ -51,7 +51,7 @@ class Digits:
         self.test = tf.constant(images[test]), tf.constant(labels[test])
 
     def batches(self, first: int, last: int) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
-        """Yield the batches of the steps in range(first, last). A step's batch depends only on its number and the seed."""
+        """Yield the batches of the steps in range(first, last). A batch depends only on the step and the seed."""
         per_epoch = len(self._train) // _BATCH
         for step in range(first, last):
             epoch, within = divmod(step, per_epoch)
