@@ -29,9 +29,9 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
 
     If the optimizer has `diagnose=True`, the callback also adds `grad_norm`, the norm of the gradients. If it has
     `diagnose="exponents"`, the callback writes the exponent counts of the gradients to `log_dir`, for the command
-    `tf-lossscale plot`. The logs appear in the progress bar, in `History`, and in callbacks that come later in the list,
-    like `CSVLogger` and `TensorBoard`. The callback warns when too many steps are skipped. If training has stalled,
-    reading the loss scale also triggers the optimizer's `on_stall`.
+    `tf-lossscale plot`. The logs appear in the progress bar, in `History`, and in callbacks that come later in the
+    list, like `CSVLogger` and `TensorBoard`. The callback warns when too many steps are skipped. If training has
+    stalled, reading the loss scale also triggers the optimizer's `on_stall`.
 
     >>> import tf_lossscale
     >>> model = tf.keras.Sequential([tf.keras.Input((1,)), tf.keras.layers.Dense(1)])
