@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 import types
 
 _KERAS_2 = (
@@ -121,7 +122,5 @@ def _is_of_an_optimizer_of_another_keras(error: BaseException) -> bool:
 
 
 def _is_of_keras_3(error: BaseException) -> bool:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace is not None and str(trace.tb_frame.f_globals.get("__name__")).startswith("keras.")
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and str(frames[-1].f_globals.get("__name__")).startswith("keras.")

@@ -45,7 +45,7 @@ def require_fitting(gradients: list[Any], variables: list[Any]) -> None:
 
     Args:
         gradients: tensors, IndexedSlices or None.
-        variables: one for each gradient.
+        variables: one variable for each gradient.
 
     Raises:
         ValueError: the lengths differ, all gradients are None, a gradient's shape does not fit its variable, or a
@@ -84,7 +84,8 @@ def _require_strategy_of(variables: list[Any]) -> None:
     if tf.distribute.has_strategy():
         return
     for variable in variables:
-        variable = getattr(variable, "_value", variable)  # A Keras 3 variable contains a TensorFlow variable.
+        # A Keras 3 variable contains a TensorFlow variable.
+        variable = getattr(variable, "_value", variable)
         if not isinstance(variable, tf.distribute.DistributedValues):
             continue
         strategy: Any = replicas.strategy_of(variable)
@@ -117,7 +118,7 @@ def without_none(change: Callable[..., Iterable[Any]], gradients: list[Any], var
     Args:
         change: a function that takes (gradient, variable) pairs and returns them in the same order.
         gradients: the gradients. None is not passed to `change`, and stays None in the result.
-        variables: one for each gradient.
+        variables: one variable for each gradient.
 
     Returns:
         A list as long as `gradients`.

@@ -18,7 +18,7 @@ _TRAITS = ("constraint", "overwrite_with_gradient")
 
 
 class Update(step.Update):
-    """One update of variables by a wrapper. The constructor also builds the inner optimizer.
+    """One update of variables by a wrapper. The constructor also creates the inner optimizer's variables.
 
     Args:
         optimizer: a LossScaleOptimizer.
@@ -121,7 +121,7 @@ class Update(step.Update):
         return self.optimizer._diagnosis.record(names_of(self._variables), applied, gradients, evidence)
 
     def _compiles(self) -> bool:
-        """Return whether the step is compiled on its own; False if XLA cannot, or if XLA compiles the entire caller."""
+        """Return whether to compile the step separately. False if XLA cannot compile it, or compiles its caller."""
         if in_xla_context():
             return False
         scale = type(self.optimizer._loss_scale)

@@ -54,16 +54,24 @@ def notes(matched: list[tuple[Tensor, Any]]) -> list[str]:
     return [f"The variables have other names in the file, so they were matched by order: {order}."]
 
 
-def with_owners(slots: Sequence[Slot], known: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Yield each tensor of a slot with the variable of the file that it belongs to, or None if that is unknown."""
-    # If the names in the file identify no variable, slots and variables are paired by their order.
+def with_owners(slots: Sequence[Slot], file: File, known: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Yield each tensor of a slot with the variable of the file that it belongs to, or None if that is unknown.
+
+    Args:
+        slots: one slot of all variables.
+        file: the file.
+        known: the variables with which slots are paired by order if their names identify no variable of the file.
+    """
     by_order = known if len(known) == len(slots) else [None] * len(slots)
     for (tensor, owner, name), other in zip(slots, by_order):
-        fitting = [v for v in known if v.shape == tensor.shape and (name == v.name or name.endswith(f"/{v.name}"))]
-        if owner is None and fitting:
-            owner = max(fitting, key=lambda v: len(v.name))
-        elif owner is None and other is not None and other.shape == tensor.shape:
-            owner = other
+        if owner is None:
+            fitting = [v for v in file.variables if v.shape == tensor.shape and f"/{name}".endswith(f"/{v.name}")]
+            longest = max((len(v.name) for v in fitting), default=0)
+            best = [v for v in fitting if len(v.name) == longest]
+            if len(best) == 1:
+                owner = best[0]
+            elif other is not None and other.shape == tensor.shape:
+                owner = other
         yield tensor, owner
 
 

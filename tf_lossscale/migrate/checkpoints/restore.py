@@ -193,7 +193,7 @@ def _planned_slots(file: File, saved: Optimizer, kind: str, pairs: list[Any], in
     for slot, each in slot_names.canonical(kind, saved.slots).items():
         if slot not in slot_names.ATTRIBUTES[kind]:
             continue
-        for tensor, owner in matching.with_owners(each, known):
+        for tensor, owner in matching.with_owners(each, file, known):
             if owner is None:
                 raise ValueError(
                     f"{file.path}: cannot tell which variable the slot {tensor.path} {tensor.shape} belongs to. Pass "
