@@ -1,4 +1,4 @@
-"""`tf.contrib.mixed_precision`: loss scale managers, and the optimizer that uses them."""
+"""The loss scale managers of `tf.contrib.mixed_precision`, and the optimizer that uses them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tf_lossscale.wrapper import families
 
 
 class LossScaleManager(abc.ABC):
-    """The interface of a loss scale manager. Derive from it to write your own.
+    """The interface of a loss scale manager. Derive a class from it to write your own manager.
 
     >>> class Constant(LossScaleManager):
     ...     def get_loss_scale(self):
@@ -45,12 +45,12 @@ class LossScaleManager(abc.ABC):
         """
 
     def as_loss_scale(self) -> state.LossScale:
-        """Return the loss scale for a `LossScaleOptimizer`."""
+        """Return a loss scale object for a `LossScaleOptimizer`. It calls the methods of this manager."""
         return _Managed(self)
 
 
 class FixedLossScaleManager(LossScaleManager):
-    """A fixed scale. Steps with non-finite gradients are skipped, too.
+    """A manager with a fixed loss scale. Steps with non-finite gradients are skipped nevertheless.
 
     >>> FixedLossScaleManager(128).get_loss_scale().numpy().item()
     128.0
@@ -80,11 +80,11 @@ class FixedLossScaleManager(LossScaleManager):
 
 
 class ExponentialUpdateLossScaleManager(LossScaleManager, state.DynamicLossScale):
-    """A scale that grows by one ratio after a number of finite steps, and shrinks by another after some overflows.
+    """A manager that raises the loss scale after a number of finite steps, and lowers it after a number of overflows.
 
-    The overflows need not be consecutive. A subclass may read and assign the original's private attributes:
-    `_loss_scale`, `_num_good_steps`, `_num_bad_steps`, `_incr_every_n_steps` and others. It may assign them instead
-    of calling `super().__init__`.
+    The overflows need not be consecutive. A subclass may read and assign the private attributes of TensorFlow's class:
+    `_loss_scale`, `_num_good_steps`, `_num_bad_steps`, `_incr_every_n_steps` and others. It may also assign them
+    instead of calling `super().__init__`.
 
     >>> manager = ExponentialUpdateLossScaleManager(
     ...     64.0, 2, decr_every_n_nan_or_inf=1, decr_ratio=0.5
@@ -95,10 +95,10 @@ class ExponentialUpdateLossScaleManager(LossScaleManager, state.DynamicLossScale
 
     Args:
         init_loss_scale: the scale to start with.
-        incr_every_n_steps: finite steps in a row after which the scale grows.
-        decr_every_n_nan_or_inf: overflows after which the scale is lowered, never below 1.
-        incr_ratio: the factor by which the scale grows.
-        decr_ratio: the factor by which the scale is lowered.
+        incr_every_n_steps: the number of consecutive finite steps after which the scale is raised.
+        decr_every_n_nan_or_inf: the number of overflows after which the scale is lowered. It is never lowered below 1.
+        incr_ratio: the factor by which the scale is multiplied to raise it.
+        decr_ratio: the factor by which the scale is multiplied to lower it.
 
     Source: `tf.contrib.mixed_precision.ExponentialUpdateLossScaleManager` of TensorFlow 1.15.
     """
@@ -123,8 +123,8 @@ class ExponentialUpdateLossScaleManager(LossScaleManager, state.DynamicLossScale
     _num_good_steps: Any = Replaceable(lambda self: self._weight("good_steps", 0, tf.int32))
     _num_bad_steps: Any = Replaceable(lambda self: self._weight("bad_steps", 0, tf.int32))
 
-    # As in contrib, the initial scale and the rules are read on every use and are not checked. A subclass that has its
-    # own variable for the scale may have no `_init_loss_scale`.
+    # As in `tf.contrib`, the initial scale and the rules are computed from the private attributes on every use, without
+    # checks. A subclass that has its own variable for the scale may lack `_init_loss_scale`.
     initial_scale: Any = Replaceable(lambda self: float(getattr(self, "_init_loss_scale", "nan")))
     rules: Any = Replaceable(
         lambda self: Rules(
@@ -167,18 +167,21 @@ class ExponentialUpdateLossScaleManager(LossScaleManager, state.DynamicLossScale
             finite_grads: bool scalar, whether all gradients are finite.
 
         Returns:
-            In a graph, a tensor whose evaluation updates the scale.
+            In a graph, a tensor whose evaluation updates the scale. In eager mode, None.
         """
         done = self.record(tf.cast(finite_grads, tf.bool))
         return None if tf.executing_eagerly() else finished(done)
 
     def as_loss_scale(self) -> state.LossScale:
-        """Return the loss scale for a `LossScaleOptimizer`. A subclass's loss scale calls the subclass's methods."""
+        """Return a loss scale object for a `LossScaleOptimizer`: this manager itself, unless its class is a subclass.
+
+        For a subclass, the object calls the methods of the manager.
+        """
         return self if type(self) is ExponentialUpdateLossScaleManager else super().as_loss_scale()
 
 
 class LossScaleOptimizer(tf1.LossScaleOptimizer):
-    """Wraps a `tf.compat.v1.train.Optimizer` with the loss scale of a manager.
+    """Wraps a `tf.compat.v1.train.Optimizer` and scales the loss with the loss scale of a manager.
 
     >>> manager = FixedLossScaleManager(8)
     >>> opt = LossScaleOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.5), manager)
@@ -192,7 +195,7 @@ class LossScaleOptimizer(tf1.LossScaleOptimizer):
         loss_scale_manager: a manager of this module, or an object with `get_loss_scale` and `update_loss_scale`.
 
     Raises:
-        TypeError: `opt` is not such an optimizer, or the manager lacks a method.
+        TypeError: `opt` is not a `tf.compat.v1.train.Optimizer`, or the manager lacks a method.
 
     Source: `tf.contrib.mixed_precision.LossScaleOptimizer` of TensorFlow 1.15.
     """
@@ -207,13 +210,15 @@ class LossScaleOptimizer(tf1.LossScaleOptimizer):
         given = loss_scale_manager
         if not hasattr(loss_scale_manager, "as_loss_scale"):
             loss_scale_manager = _Managed(loss_scale_manager)
-        families.release(opt)  # each graph of a TensorFlow 1 program may wrap the same optimizer again
+        # A TensorFlow 1 program may wrap the same optimizer again in each graph.
+        families.release(opt)
         super().__init__(opt, loss_scale_manager=loss_scale_manager)
-        self.__dict__["_loss_scale_manager"] = given  # writing to __dict__ bypasses TensorFlow's attribute tracking
+        # Writing to `__dict__` bypasses TensorFlow's attribute tracking.
+        self.__dict__["_loss_scale_manager"] = given
 
     @property
     def _opt(self) -> Any:
-        """The inner optimizer, under the private name that subclasses of the original read."""
+        """The inner optimizer. Subclasses that were written for TensorFlow's class read this private name."""
         return self._optimizer
 
 
@@ -237,7 +242,7 @@ class _Managed(state.LossScale):
 
 
 def _number(name: str, value: Any) -> float:
-    """Return the argument as a number, or raise the errors of TensorFlow 1."""
+    """Return an argument as a float. For None and strings, raise errors of the same types as TensorFlow 1."""
     if value is None:
         raise ValueError(f"`{name}` must be a number, but got: None.")
     if isinstance(value, str):

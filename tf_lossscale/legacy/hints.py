@@ -1,4 +1,4 @@
-"""Hints for known errors of old programs."""
+"""Hints about known errors that old programs raise."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ _DEVICES_FIRST = (
     "TensorFlow listed or configured its devices before tf.compat.v1.disable_eager_execution() or "
     "disable_v2_behavior() was called. Call it first, right after the imports."
 )
-# Parts of Keras 3's messages about arguments that only Keras 2 has, and about tensors that Keras 2 converted to arrays.
+# Words in Keras 3's error messages about arguments that only Keras 2 accepts, and about tensors that only Keras 2
+# converts to arrays.
 _OF_KERAS_3 = ("not recognized", "unexpected keyword argument", "Unrecognized keyword arguments", "KerasTensor")
 
 
@@ -115,8 +116,8 @@ def _of_module(module: str, name: str) -> str | None:
 
 
 def _is_of_an_optimizer_of_another_keras(error: BaseException) -> bool:
-    # The message quotes the argument: an object as "<...>", a class that the program forgot to call as "<class ...>",
-    # and a misspelled name as it is.
+    # Keras's error message quotes the argument. It shows an optimizer object as "<...>", a class that was passed
+    # instead of an object as "<class ...>", and a misspelled name unchanged.
     _, said, identifier = str(error).partition("Could not interpret optimizer identifier: ")
     return bool(said) and identifier.startswith("<") and not identifier.startswith("<class")
 
