@@ -50,7 +50,7 @@ class LossScaleManager(abc.ABC):
 
 
 class FixedLossScaleManager(LossScaleManager):
-    """A manager with a fixed loss scale. Steps with non-finite gradients are skipped nevertheless.
+    """A manager with a fixed loss scale. Steps with non-finite gradients are still skipped.
 
     >>> FixedLossScaleManager(128).get_loss_scale().numpy().item()
     128.0
@@ -173,9 +173,9 @@ class ExponentialUpdateLossScaleManager(LossScaleManager, state.DynamicLossScale
         return None if tf.executing_eagerly() else finished(done)
 
     def as_loss_scale(self) -> state.LossScale:
-        """Return a loss scale object for a `LossScaleOptimizer`: this manager itself, unless its class is a subclass.
+        """Return a loss scale object for a `LossScaleOptimizer`.
 
-        For a subclass, the object calls the methods of the manager.
+        The object is this manager itself. For a manager of a subclass, the object calls the manager's methods.
         """
         return self if type(self) is ExponentialUpdateLossScaleManager else super().as_loss_scale()
 

@@ -46,7 +46,7 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
 
     Raises:
         TypeError: an argument is missing or unknown, or `optimizer` is not supported.
-        ValueError: `loss_scale` has another value than these, or `optimizer` is already wrapped.
+        ValueError: `loss_scale` has an unsupported value, or `optimizer` is already wrapped.
 
     Source: `tf.keras.mixed_precision.experimental.LossScaleOptimizer`,
     https://www.tensorflow.org/versions/r2.3/api_docs/python/tf/keras/mixed_precision/experimental/LossScaleOptimizer
@@ -64,7 +64,7 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
         return self._loss_scale
 
     def get_config(self) -> dict[str, Any]:
-        """Return the configuration, from which `from_config` creates an equal optimizer."""
+        """Return the configuration, from which `from_config` creates an equivalent optimizer."""
         return {"optimizer": self._inner_config(), "loss_scale": config_of(self._loss_scale)}
 
     @classmethod
@@ -87,8 +87,7 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
         else:
             loss_scale = _scale_from_newer(**config)
             config = {}
-        # An old config does not say to which family the inner optimizer belongs. It may be a family that this class
-        # cannot wrap.
+        # An old config does not say which library the inner optimizer is from, so this class may be unable to wrap it.
         fits = cls._family_class is None or issubclass(cls, families.adapter_of(optimizer))
         new: Any = (cls if fits else LossScaleOptimizer)(optimizer=optimizer, loss_scale=loss_scale, **config)
         new._take_state(inner)
@@ -98,7 +97,7 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
 def _register(module: types.ModuleType) -> None:
     """Register this module's wrapper classes with the serialization of a Keras library."""
     library = families.library_in(module.__name__)
-    # If `module` is a second copy of Keras 2, it has no adapters.
+    # If the installed `keras` is Keras 2, the separate package `tf_keras` has no adapters.
     if not families.load_all(library):
         return
     # This call registers the class `Policy`.
@@ -152,7 +151,7 @@ def get_layer_policy(layer: Any) -> Any:
         layer: a layer of `tf.keras`.
 
     Raises:
-        ValueError: `layer` is not a layer.
+        ValueError: `layer` is not a Keras layer.
 
     Source: `tf.keras.mixed_precision.experimental.get_layer_policy`.
     """

@@ -30,7 +30,7 @@ class MixedPrecisionLossScaleOptimizer(tf1.LossScaleOptimizer):
         loss_scale: "dynamic", a number, a LossScale or a config.
 
     Raises:
-        ValueError: `opt` is not a `tf.compat.v1.train.Optimizer`, or `loss_scale` has another value than these.
+        ValueError: `opt` is not a `tf.compat.v1.train.Optimizer`, or `loss_scale` has an unsupported value.
 
     Source: `tf.compat.v1.mixed_precision.MixedPrecisionLossScaleOptimizer`.
     """
@@ -65,8 +65,8 @@ def enable_mixed_precision_graph_rewrite(opt: Same, loss_scale: Any = "dynamic")
         `experimental.LossScaleOptimizer`.
 
     Raises:
-        ValueError: `opt` is not an optimizer, or is already wrapped; `loss_scale` has another value than these; or
-            Keras's global dtype policy is mixed.
+        ValueError: `opt` is not an optimizer, or is already wrapped; `loss_scale` has an unsupported value; or Keras's
+            global dtype policy is mixed.
 
     Source: `tf.train.experimental.enable_mixed_precision_graph_rewrite`.
     """

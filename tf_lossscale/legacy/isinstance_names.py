@@ -1,4 +1,4 @@
-"""Base classes of the old LossScaleOptimizers, whose instances pass one another's `isinstance` checks."""
+"""The base class of the old LossScaleOptimizers. Instances of each pass the `isinstance` checks of the others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class WrapperName(type):
     """
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        # The metaclass of tf_keras requires a positional argument, but old code may pass the optimizer by keyword.
+        # Bypass the metaclass of tf_keras. It requires a positional argument, but old code may use keywords only.
         return type.__call__(cls, *args, **kwargs)
 
     def __instancecheck__(cls, instance: Any) -> bool:

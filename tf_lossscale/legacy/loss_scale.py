@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 
 class LossScale(TensorLike, state.LossScale, abc.ABC):
-    """Base class of the old loss scales. Derive from it to write your own: `update` checks the gradients.
+    """Base class of the old loss scales. Derive a class from it to write your own loss scale.
+
+    The method `update` checks the gradients and changes the scale.
 
     >>> class Halving(LossScale):
     ...     def __init__(self):
@@ -76,8 +78,8 @@ class LossScale(TensorLike, state.LossScale, abc.ABC):
     #: The initial scale. For a user-defined loss scale it is unknown, so it is NaN.
     initial_scale = float("nan")
 
-    # A LossScaleOptimizer of this package calls `check` and `record`. The old `update` does both at once, so `check`
-    # calls `update`.
+    # A LossScaleOptimizer of this package calls `check`, then `record`. The old method `update` does the work of both,
+    # so `check` calls `update`.
 
     def check(self, gradients: Iterable[Gradient], **norm: tf.Tensor) -> tf.Tensor:
         del norm
@@ -152,8 +154,8 @@ class DynamicLossScale(LossScale, state.DynamicLossScale):
         increment_period: the number of consecutive finite steps after which the scale grows; truncated to an int.
         multiplier: the factor by which the scale is multiplied or divided.
 
-    Source: `tf.train.experimental.DynamicLossScale`. Unlike `tf_lossscale.LossScaleOptimizer`, it accepts
-    unusual arguments as the original did, so that old code keeps running.
+    Source: `tf.train.experimental.DynamicLossScale`. Unlike `tf_lossscale.LossScaleOptimizer`, this
+    class accepts unusual arguments, as TensorFlow's class does, so that old code keeps running.
     """
 
     def __init__(self, initial_loss_scale: float = 2**15, increment_period: int = 2000, multiplier: float = 2.0):
@@ -253,7 +255,7 @@ def get(identifier: LossScale | str | float | dict[str, Any] | None) -> LossScal
         A LossScale, or None if `identifier` is None.
 
     Raises:
-        ValueError: `identifier` has another value than these.
+        ValueError: `identifier` has an unsupported value.
 
     Source: `get` in `tensorflow/python/training/experimental/loss_scale.py` of TensorFlow 2.3.
     """
@@ -303,7 +305,7 @@ def from_loss_scale(
 
 
 def from_loss_scale(optimizer: Any, loss_scale: LossScale | str | float | dict[str, Any] | None = "dynamic") -> Any:
-    """Wrap an optimizer, unless `loss_scale` is None. Use this function if only the running program knows the value.
+    """Wrap an optimizer, unless `loss_scale` is None. Use this function if `loss_scale` is an option of your program.
 
     >>> import tensorflow as tf
     >>> wrapped = from_loss_scale(tf.keras.optimizers.SGD(), 128)
@@ -321,7 +323,7 @@ def from_loss_scale(optimizer: Any, loss_scale: LossScale | str | float | dict[s
         A `LossScaleOptimizer`. If `loss_scale` is None, `optimizer` itself.
 
     Raises:
-        ValueError: `loss_scale` has another value than these.
+        ValueError: `loss_scale` has an unsupported value.
     """
     scale = get(loss_scale)
     if scale is None:

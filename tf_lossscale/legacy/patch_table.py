@@ -79,7 +79,7 @@ _PUBLIC = [name for name in _MODULES if name.startswith("tensorflow.") and name 
 def _keras_mixed_precision(patches: Patches, module: types.ModuleType) -> None:
     library = families.library_in(module.LossScaleOptimizer.__module__)
     # The adapters derive from the Keras library's own classes, so load them before the names of these classes are
-    # replaced. A second copy of Keras 2 has no adapters.
+    # replaced. If the installed `keras` is Keras 2, the separate package `tf_keras` has no adapters.
     if not families.load_all(library):
         return
     names = {"LossScaleOptimizer": stable.LossScaleOptimizer, "experimental": _experimental(library)}

@@ -41,7 +41,7 @@ class Patches:
 
         Args:
             module: a module of another library.
-            names: the values, by name.
+            names: a dict from name to value.
         """
         for name, value in names.items():
             before = getattr(module, name, _MISSING)
@@ -55,7 +55,7 @@ class Patches:
 
         Args:
             module: a private module of another library.
-            names: the values, by name.
+            names: a dict from name to value.
         """
         parent, _, leaf = module.__name__.rpartition(".")
         copy = types.ModuleType(module.__name__, module.__doc__)
@@ -89,7 +89,7 @@ class Namespace(types.ModuleType):
 
     Args:
         name: the dotted name.
-        names: the values, by name.
+        names: a dict from name to value.
     """
 
     def __init__(self, name: str, names: Mapping[str, Any]):

@@ -23,7 +23,7 @@ class Policies:
     2.0
 
     Args:
-        library: the adapter module of the library.
+        library: the module of `tf_lossscale.layers` that handles the library.
     """
 
     def __init__(self, library: Any):
@@ -86,7 +86,7 @@ class Policies:
         return self._with_loss_scale(policy)
 
     def loss_scale_of_models(self) -> Any:
-        """Return the loss scale of the wrapper that `compile` creates. None means that `compile` does not wrap.
+        """Return the loss scale of the wrapper that `compile` creates. None means that `compile` creates no wrapper.
 
         The loss scale is a LossScale or "dynamic". It is "dynamic" if the library's own functions set the policy.
         """
@@ -221,7 +221,7 @@ def _stable_policy_class(library: Any, with_loss_scale: Any) -> Any:
             return isinstance(instance, plain) if cls is Policy else super().__instancecheck__(instance)
 
     class Policy(plain, metaclass=Policies):
-        """Creates the library's own dtype policy. If `loss_scale` is passed, creates an old policy with it."""
+        """Creates the library's own dtype policy, or the old `Policy` with a loss scale if `loss_scale` is passed."""
 
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
             if cls is not Policy:

@@ -26,5 +26,5 @@ class Replaceable:
         self._compute = compute
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        # This class has no `__set__`, so Python calls `__get__` only if the instance's attribute was not assigned.
+        # This class has no `__set__`, so a value that was assigned to the instance takes precedence over `__get__`.
         return self if instance is None else self._compute(instance)

@@ -42,7 +42,7 @@ OURS = "ours"
 
 WRAPPER = "tf_lossscale.LossScaleOptimizer"
 LEGACY_MODULE = "tf_lossscale.legacy"
-#: For a kind of old name, the class of this package that accepts the old arguments.
+#: For two kinds of old names, the classes of this package that accept the old arguments.
 FACES = {
     EXPERIMENTAL: f"{LEGACY_MODULE}.experimental.LossScaleOptimizer",
     CONTRIB: f"{LEGACY_MODULE}.contrib.LossScaleOptimizer",
@@ -116,6 +116,6 @@ def rows_in(module: str) -> dict[str, Old]:
     ['LossScale', 'FixedLossScale', 'DynamicLossScale']
 
     Args:
-        module: the module, in the canonical form of the table.
+        module: the name of the module in canonical form, as in the table.
     """
     return {name.rpartition(".")[2]: old for name, old in OLD.items() if name.rpartition(".")[0] == module}

@@ -89,7 +89,7 @@ def as_record(counts: ExponentCounts) -> dict[str, Any]:
 
 
 def from_record(record: dict[str, Any]) -> ExponentCounts:
-    """Convert a dict that `as_record` returned back to exponent counts.
+    """Create exponent counts from a dict that `as_record` returned.
 
     >>> from_record({"step": 1, "scale": 1.0, "full_precision": False, "variables": {}}).names
     ()

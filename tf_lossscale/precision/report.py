@@ -20,8 +20,8 @@ from tf_lossscale.precision.report_text import about_the_scale, about_the_variab
 #: have 11 significant bits, subnormal numbers have fewer. Values of at most 2**-25 round to zero.
 MAXIMUM, NORMAL, SUBNORMAL = 15, -14, -24
 
-#: Reports name a variable as affected by float16 if more than this share of its gradient's values lies below float16's
-#: normal range.
+#: A report names a variable as affected by float16 if more than this share of its gradient's values lies below
+#: float16's normal range.
 AFFECTED = 0.1
 
 # A loss scale is a float32 number. The largest power of two in float32 is 2**127.
@@ -135,7 +135,7 @@ class PrecisionReport:
     def best_scale(self) -> float | None:
         """The highest power of two at which no value overflows. At this loss scale the least is lost in float16.
 
-        None if the best scale is unknown, because no value is finite and nonzero and none overflowed in float16.
+        The scale is None if there is neither a finite nonzero value nor a value that overflowed in float16.
 
         The scale is only an upper bound if some values overflowed in float16, because their true size is unknown. It
         is then below the scale by which the gradients were multiplied. It is also only an upper bound if a finite value
@@ -290,7 +290,7 @@ def _rows(counts: ExponentCounts, scale: float) -> Iterator[VariablePrecision]:
 def _rounded(counts: ExponentCounts) -> np.ndarray:
     """Return for each variable whether its gradient may have been rounded to float16.
 
-    It was not rounded if it was computed in float32, or if a finite nonzero value lies outside float16's range.
+    A gradient was not rounded if it was computed in float32, or if a finite nonzero value lies outside float16's range.
     """
     outside = np.array(counts.counts[:, FINITE])
     outside[:, SUBNORMAL - LOWEST : MAXIMUM + 1 - LOWEST] = 0

@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     given = {name: value for name, value in given.items() if value is not None}
     if arguments.out.exists() and not arguments.out.is_dir():
         raise NotADirectoryError(f"{arguments.out} is a file. Pass a folder as --out.")
-    # Some libraries are needed only after the training. Check for them now, so that a missing one does not waste it.
+    # Some libraries are needed only after the training. Check for them now, so that no training is wasted.
     for module in ("matplotlib.figure", "rich.console", "sklearn.datasets", "tqdm"):
         optional.load(module, "train")
     from tf_lossscale.training import saved

@@ -1,4 +1,4 @@
-"""The files of a training run: a checkpoint, and `state.json`, which names the checkpoint and holds all other state.
+"""The files of a training run: a checkpoint, and `state.json`, which names the checkpoint and contains all other state.
 
 A checkpoint is deleted only when `state.json` names a newer one, so that a run stopped at any moment can be resumed.
 """
