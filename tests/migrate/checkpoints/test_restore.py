@@ -395,3 +395,13 @@ def test_variables_of_one_name_and_shape_never_get_the_slots_of_each_other(tmp_p
         return
     migrate.restore(path, optimizer, variables)
     assert [moment.numpy()[0] for moment in optimizer._momentums] == pytest.approx([0.1, 0.3])
+
+
+def test_slots_of_keras_3_follow_the_list_of_variables_in_the_file_whatever_the_order_here(tmp_path):
+    weights = {name: tf.Variable([1.0, 2.0], name="Variable") for name in ("w0", "w1")}
+    saved = tf.keras.optimizers.Adam()
+    saved.apply_gradients([(tf.constant([1.0, 1.0]), weights["w0"]), (tf.constant([3.0, 3.0]), weights["w1"])])
+    path = tf.train.Checkpoint(optimizer=saved, **weights).save(str(tmp_path / "ckpt"))
+    optimizer = tf.keras.optimizers.Adam()
+    migrate.restore(path, optimizer, {name: tf.Variable([0.0, 0.0]) for name in ("w1", "w0")})
+    assert [moment.numpy()[0] for moment in optimizer._momentums] == pytest.approx([0.3, 0.1])
