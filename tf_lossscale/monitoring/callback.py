@@ -48,8 +48,8 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         log_dir: a folder to which the callback writes TensorBoard scalars at each reading, like `write_summary`; None
             to write nothing. With `diagnose="exponents"`, it also writes the exponent counts of each newly counted
             step: as histograms for TensorBoard, and as a line of `exponents.jsonl`.
-        max_skipped: the share of skipped steps above which the callback warns. The share is checked at
-            a reading if at least 50 steps have been taken since the previous check.
+        max_skipped: the share of skipped steps above which the callback warns. The share is checked at a reading if at
+            least 50 steps have been taken since the previous check.
         optimizer: the optimizer whose loss scale is shown; None for the model's optimizer.
 
     Raises:

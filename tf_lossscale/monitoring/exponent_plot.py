@@ -185,7 +185,7 @@ def _mark_ranges(axis: Any, low: int, high: int, along: str) -> None:
 
 
 def _edges(steps: Sequence[int]) -> list[float]:
-    """Return the edges of each step's column in the heat map, halfway between two steps. Step 1 begins at 0.5.
+    """Return the edges of the heat map's columns. An edge is halfway between two counted steps; step 1 begins at 0.5.
 
     >>> _edges([1, 11, 21])
     [0.5, 6.0, 16.0, 26.0]

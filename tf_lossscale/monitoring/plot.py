@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _pictures(
     logdir: pathlib.Path, out: pathlib.Path, step: int | None
 ) -> dict[pathlib.Path, tuple[Callable[[pathlib.Path], None], list[str]]]:
-    """Return a dict of the pictures by path. Each value is the function that draws the picture, and its runs' names."""
+    """Return a dict from the path of each picture to the function that draws it and to the names of its runs."""
     runs, counted = read(logdir), _counted(logdir)
     if not runs and not counted:
         raise ValueError(

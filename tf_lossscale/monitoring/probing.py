@@ -57,8 +57,8 @@ def probe(optimizer: Any, every: int = EVERY) -> Iterator[Probe]:
     every = errors.whole_number("every", every, "Pass the number of steps from one count to the next.")
     if families.scales_losses(optimizer) or families.is_wrapped(optimizer):
         raise TypeError(
-            f"probe() takes an optimizer without a loss scale, but got: {optimizer!r}. Count with "
-            'LossScaleOptimizer(..., diagnose="exponents") and precision_report().'
+            f"probe() takes an optimizer without a loss scale, but got: {optimizer!r}. Count its gradients "
+            'with LossScaleOptimizer(..., diagnose="exponents") and precision_report().'
         )
     # This call raises an error if no adapter supports the optimizer.
     families.adapter_of(optimizer)
@@ -95,7 +95,7 @@ class Probe:
         self._family = family
         self._exponents = Exponents(every)
         self._thread = _Thread()
-        # True after the first gradient that is a float16 tensor.
+        # True once a counted gradient was a float16 tensor.
         self._in_float16 = False
 
     def precision_report(self) -> PrecisionReport:

@@ -10,7 +10,7 @@ import numpy as np
 
 from tf_lossscale.precision.counts import COLUMNS, FINITE, INFINITE, LOWEST, NAN, ZEROS, ExponentCounts, column
 
-#: The name of the file in a run's folder that contains the exponent counts.
+#: In the folder of a run, the name of the file that contains the exponent counts.
 FILE = "exponents.jsonl"
 
 

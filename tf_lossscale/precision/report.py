@@ -16,8 +16,8 @@ from tf_lossscale.precision.counts import FINITE, INFINITE, LOWEST, NAN, ZEROS, 
 from tf_lossscale.precision.records import append
 from tf_lossscale.precision.report_text import about_the_scale, about_the_variables, table
 
-#: Exponents of float16's largest number (65504), smallest normal number and smallest subnormal number. Normal numbers
-#: have 11 significant bits, subnormal numbers have fewer. Values of at most 2**-25 round to zero.
+#: The exponents of float16's largest number (65504), smallest normal number and smallest subnormal number. Normal
+#: numbers have 11 significant bits, subnormal numbers have fewer. Values of at most 2**-25 round to zero.
 MAXIMUM, NORMAL, SUBNORMAL = 15, -14, -24
 
 #: A report names a variable as affected by float16 if more than this share of its gradient's values lies below
