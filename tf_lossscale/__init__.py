@@ -32,7 +32,22 @@ _HOMES = {
 # Subpackages that are accessible after `import tf_lossscale`.
 _SUBPACKAGES = ("amp", "legacy", "migrate", "optimizers", "probability")
 
-__all__ = sorted([*_HOMES, "__version__"])
+__all__ = [
+    "DynamicLossScale",
+    "Family",
+    "LossScale",
+    "LossScaleMonitor",
+    "LossScaleOptimizer",
+    "Rules",
+    "SharedLossScale",
+    "__version__",
+    "install",
+    "probe",
+    "register_family",
+    "uninstall",
+    "wrap_in_compile",
+    "write_summary",
+]
 
 if TYPE_CHECKING:
     from tf_lossscale import amp as amp
@@ -40,19 +55,16 @@ if TYPE_CHECKING:
     from tf_lossscale import migrate as migrate
     from tf_lossscale import optimizers as optimizers
     from tf_lossscale import probability as probability
-    from tf_lossscale.core.rules import Rules as Rules
-    from tf_lossscale.core.state import DynamicLossScale as DynamicLossScale
-    from tf_lossscale.core.state import LossScale as LossScale
-    from tf_lossscale.legacy.install import install as install
-    from tf_lossscale.legacy.install import uninstall as uninstall
-    from tf_lossscale.legacy.install import wrap_in_compile as wrap_in_compile
-    from tf_lossscale.monitoring.callback import LossScaleMonitor as LossScaleMonitor
-    from tf_lossscale.monitoring.probing import probe as probe
-    from tf_lossscale.monitoring.summaries import write_summary as write_summary
-    from tf_lossscale.wrapper.family import Family as Family
-    from tf_lossscale.wrapper.optimizer import LossScaleOptimizer as LossScaleOptimizer
-    from tf_lossscale.wrapper.register import register_family as register_family
-    from tf_lossscale.wrapper.shared import SharedLossScale as SharedLossScale
+    from tf_lossscale.core.rules import Rules
+    from tf_lossscale.core.state import DynamicLossScale, LossScale
+    from tf_lossscale.legacy.install import install, uninstall, wrap_in_compile
+    from tf_lossscale.monitoring.callback import LossScaleMonitor
+    from tf_lossscale.monitoring.probing import probe
+    from tf_lossscale.monitoring.summaries import write_summary
+    from tf_lossscale.wrapper.family import Family
+    from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
+    from tf_lossscale.wrapper.register import register_family
+    from tf_lossscale.wrapper.shared import SharedLossScale
 
 
 def __getattr__(name: str) -> Any:
