@@ -68,7 +68,7 @@ class StaticLossScaler(tf.Module):
         """Return the inputs times the scale.
 
         Args:
-            inputs: a floating tensor or IndexedSlices, or a nested structure of them.
+            inputs: a floating-point tensor or IndexedSlices, or a nested structure of them.
 
         Returns:
             The same structure; each tensor keeps its dtype.
@@ -82,7 +82,7 @@ class StaticLossScaler(tf.Module):
         """Return the inputs divided by the scale.
 
         Args:
-            inputs: a floating tensor or IndexedSlices, or a nested structure of them.
+            inputs: a floating-point tensor or IndexedSlices, or a nested structure of them.
 
         Returns:
             The same structure; each tensor keeps its dtype.
@@ -157,7 +157,8 @@ def _each(inputs: Same, function: Callable[[tf.Tensor], tf.Tensor]) -> Same:
         tensor = _as_tensor("inputs", value)
         if not tensor.dtype.is_floating:
             raise TypeError(
-                f"`inputs` must be floating tensors, but got a tensor of dtype {tensor.dtype.name}. Cast it first."
+                f"`inputs` must be floating-point tensors, but got a tensor of dtype {tensor.dtype.name}. Cast it "
+                "first."
             )
         if isinstance(tensor, tf.IndexedSlices):
             return tf.IndexedSlices(function(tensor.values), tensor.indices, tensor.dense_shape)

@@ -154,4 +154,6 @@ def _require_variable(variable: Any) -> None:
     if not hasattr(variable, "assign"):
         raise ValueError(f"A parameter must be a variable, but got a tensor that is not a variable: {variable!r}.")
     if not tf.as_dtype(variable.dtype).is_floating:
-        raise ValueError(f"A parameter must be of a floating dtype, but {variable.name} is of {variable.dtype!r}.")
+        raise ValueError(
+            f"A parameter must be of a floating-point dtype, but {variable.name} is of {variable.dtype!r}."
+        )
