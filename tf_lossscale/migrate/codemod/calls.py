@@ -22,7 +22,8 @@ from tf_lossscale.migrate.codemod.arguments import (
     scale_arguments,
     text,
 )
-from tf_lossscale.migrate.codemod.project import UNKNOWN
+from tf_lossscale.migrate.codemod.bindings import UNKNOWN
+from tf_lossscale.migrate.codemod.project import Around
 from tf_lossscale.migrate.codemod.resolve import Meaning, Resolver, is_none
 
 # The kinds of objects that an expression may hold. A WRAPPER is a `tf_lossscale.LossScaleOptimizer` once the call that
@@ -39,17 +40,18 @@ OTHER = "something else"
 _FROM_CONFIG = m.Attribute(attr=m.Name("from_config"))
 
 
-class Calls:
-    """Analyzes the calls of old names in one module.
+class Calls(Resolver):
+    """Analyzes the calls of old names and the objects in one module.
 
     Args:
-        resolver: resolves the names in the module.
+        module: the module's syntax tree.
+        around: what the module has to know of the other files of the project.
     """
 
-    def __init__(self, resolver: Resolver):
-        self._resolver = resolver
+    def __init__(self, module: cst.Module, around: Around):
+        super().__init__(module, around)
         self._written: dict[cst.Call, Written | Unprovable] = {}
-        self._open: set[cst.CSTNode] = set()
+        self._examined: set[cst.CSTNode] = set()
 
     def written(self, call: cst.Call, meaning: Meaning) -> Written:
         """Return the new form of a call of a wrapper's constructor.
@@ -140,7 +142,7 @@ class Calls:
         if isinstance(expression, cst.IfExp):
             return self._literals(expression.body, through) | self._literals(expression.orelse, through)
         if isinstance(expression, cst.Name) and expression.value not in ("True", "False") and through:
-            values = self._resolver.values(expression)
+            values = self.values(expression)
             return {literal for value in values for literal in self._literals(value, through - 1)}
         return {_literal(expression)}
 
@@ -200,7 +202,7 @@ class Calls:
 
     def loss_scale_class(self, expression: cst.BaseExpression) -> str | None:
         """Return the name of the loss scale class that an expression instantiates, without its module, or None."""
-        meaning = self._resolver.meaning(expression.func) if isinstance(expression, cst.Call) else None
+        meaning = self.meaning(expression.func) if isinstance(expression, cst.Call) else None
         if meaning is None or not meaning.sure:
             return None
         new = {old.new.rpartition(".")[2] for _, old in meaning.old}
@@ -208,19 +210,19 @@ class Calls:
 
     def is_global_policy(self, expression: cst.BaseExpression) -> bool:
         """Return whether an expression calls `global_policy()` of the old or the new API."""
-        dotted = self._resolver.dotted(expression.func) if isinstance(expression, cst.Call) else ()
+        dotted = self.dotted(expression.func) if isinstance(expression, cst.Call) else ()
         return any(d.endswith(".global_policy") for d in dotted)
 
     def is_compile(self, call: cst.Call) -> bool:
         """Return whether a call compiles a Keras model with an optimizer, unlike `re.compile(...)`."""
         if not m.matches(call.func, m.Attribute(attr=m.Name("compile"))) or optimizer_of(call) is None:
             return False
-        return not all(map(_is_in_module, self._resolver.dotted(call.func)))
+        return not all(map(_is_in_module, self.dotted(call.func)))
 
     @functools.cached_property
     def compiled(self) -> list[cst.Call]:
         """The calls in this module that compile a Keras model."""
-        return [node for node in self._resolver.parents if isinstance(node, cst.Call) and self.is_compile(node)]
+        return [node for node in self.parents if isinstance(node, cst.Call) and self.is_compile(node)]
 
     def why_compiled(self, calls: Sequence[cst.Call]) -> str | None:
         """Return the reason to suspect that a call of `compile` created the optimizer, or None.
@@ -228,8 +230,8 @@ class Calls:
         The suspect is the first of the given calls, or else a call in another file.
         """
         if calls:
-            return f"Suspected because of compile() in line {self._resolver.start(calls[0])[0]}."
-        return self._resolver.around.reason
+            return f"Suspected because of compile() in line {self.start(calls[0])[0]}."
+        return self.around.reason
 
     def kinds(self, expression: cst.BaseExpression) -> set[str]:
         """Return the kinds of objects that an expression may hold: constants of this module, and UNKNOWN."""
@@ -244,7 +246,7 @@ class Calls:
             return self._kinds_of_call(expression)
         if not isinstance(expression, (cst.Name, cst.Attribute)):
             return {UNKNOWN}
-        found = self._kinds_of(self._resolver.values(expression))
+        found = self._kinds_of(self.values(expression))
         return found - {UNKNOWN} | {WRAPPER} if UNKNOWN in found and self.is_annotated(expression) else found
 
     def _kinds_of(self, values: Iterable[cst.BaseExpression | None]) -> set[str]:
@@ -253,28 +255,28 @@ class Calls:
         for value in values:
             if value is None:
                 found.add(UNKNOWN)
-            elif value not in self._open and not is_none(value):
-                self._open.add(value)
+            elif value not in self._examined and not is_none(value):
+                self._examined.add(value)
                 found |= self.kinds(value)
-                self._open.discard(value)
+                self._examined.discard(value)
         return found or {UNKNOWN}
 
     def is_annotated(self, expression: cst.BaseExpression) -> bool:
         """Return whether the type annotation of a variable or attribute is a wrapper class, or Optional of one."""
-        classes = self._resolver.annotated_classes(expression)
+        classes = self.annotated_classes(expression)
         return bool(classes) and all(self._is_wrapper(cls) for cls in classes)
 
     def _is_wrapper(self, cls: cst.BaseExpression) -> bool:
-        meaning = self._resolver.meaning(cls)
+        meaning = self.meaning(cls)
         return bool(meaning.old) and meaning.roles <= {table.STABLE, table.EXPERIMENTAL, table.OURS}
 
     def _kinds_of_call(self, call: cst.Call) -> set[str]:
-        meaning = self._resolver.meaning(call.func)
+        meaning = self.meaning(call.func)
         if self.is_global_policy(call):
             return {POLICY}
         if meaning.old and meaning.sure:
             return {self._kind_of_old(call, meaning)}
-        dotted = self._resolver.dotted(call.func)
+        dotted = self.dotted(call.func)
         made = call.func.value if m.matches(call.func, _FROM_CONFIG) else None
         made = call.args[0].value if dotted == {"typing.cast"} and call.args else made
         if names.HELPER in dotted or (made and self._is_wrapper(made)):
@@ -282,7 +284,7 @@ class Calls:
         if (dotted and dotted <= set(table.FACES.values())) or self._is_partial_of_old_class(call.func):
             return {FACE}
         if UNKNOWN in dotted:
-            return {OTHER} if self._is_own_class(call.func) else self._kinds_of(self._resolver.returned(call.func))
+            return {OTHER} if self._is_own_class(call.func) else self._kinds_of(self.returned(call.func))
         is_optimizer = all(names.canonical(d).startswith(("keras.optimizers.", "tensorflow.train.")) for d in dotted)
         return {OPTIMIZER} if is_optimizer else {UNKNOWN}
 
@@ -303,17 +305,17 @@ class Calls:
     def _is_partial_of_old_class(self, func: cst.BaseExpression) -> bool:
         """Return whether a variable holds a `functools.partial` of a LossScaleOptimizer with the old signature."""
         made: set[str] = set()
-        for value in self._resolver.values(func) if isinstance(func, (cst.Name, cst.Attribute)) else ():
-            is_partial = isinstance(value, cst.Call) and self._resolver.dotted(value.func) == {"functools.partial"}
+        for value in self.values(func) if isinstance(func, (cst.Name, cst.Attribute)) else ():
+            is_partial = isinstance(value, cst.Call) and self.dotted(value.func) == {"functools.partial"}
             first = value.args[:1] if is_partial and isinstance(value, cst.Call) else ()
-            made |= self._resolver.dotted(first[0].value) if first else {UNKNOWN}
+            made |= self.dotted(first[0].value) if first else {UNKNOWN}
         old = {name for name, row in table.OLD.items() if row.role == table.EXPERIMENTAL} | {*table.FACES.values()}
         return bool(made) and old.issuperset(map(names.canonical, made))
 
     def _is_own_class(self, func: cst.BaseExpression) -> bool:
         if not isinstance(func, cst.Name):
             return False
-        nodes = [getattr(a, "node", None) for a in self._resolver.assignments(func)]
+        nodes = [getattr(a, "node", None) for a in self.assignments(func)]
         return bool(nodes) and all(isinstance(node, cst.ClassDef) for node in nodes)
 
     def _guard(self, expression: cst.BaseExpression) -> str | None:
@@ -331,7 +333,7 @@ class Calls:
     def _conditions(self, expression: cst.CSTNode) -> Iterator[cst.BaseExpression]:
         """Yield the conditions of all `if` statements that enclose an expression within its function."""
         inner = expression
-        for node in self._resolver.ancestors(expression, stop=(cst.FunctionDef, cst.Lambda)):
+        for node in self.ancestors(expression, stop=(cst.FunctionDef, cst.Lambda)):
             if isinstance(node, (cst.If, cst.IfExp)) and inner is node.body:
                 yield node.test
             inner = node
@@ -341,9 +343,9 @@ class Calls:
         shown = _bare(condition)
         return shown is not None and any(
             isinstance(value, cst.Call)
-            and self._resolver.meaning(value.func).roles & {*names.WRAPPERS}
+            and self.meaning(value.func).roles & {*names.WRAPPERS}
             and any(_bare(other) == shown for other in self._conditions(value))
-            for value in self._resolver.values(expression)
+            for value in self.values(expression)
         )
 
     def told_otherwise(self, expression: cst.BaseExpression) -> bool:
@@ -362,7 +364,7 @@ class Calls:
     def _tests(self, test: cst.BaseExpression, name: str) -> bool:
         if not isinstance(test, cst.Call) or len(test.args) != 2:
             return False
-        if not self._resolver.is_builtin(test.func, "isinstance") or get_full_name_for_node(test.args[0].value) != name:
+        if not self.is_builtin(test.func, "isinstance") or get_full_name_for_node(test.args[0].value) != name:
             return False
         return self._is_wrapper(test.args[1].value)
 

@@ -13,7 +13,6 @@ from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names, report
 from tf_lossscale.migrate.codemod.arguments import code
 from tf_lossscale.migrate.codemod.calls import Calls
-from tf_lossscale.migrate.codemod.resolve import Resolver
 
 MARK = "# TODO(tf-lossscale):"
 
@@ -24,11 +23,11 @@ class Edits:
     """The planned edits of one file.
 
     Args:
-        resolver: resolves the names in the file.
+        module: the analysis of the file.
     """
 
-    def __init__(self, resolver: Resolver):
-        self._resolver = resolver
+    def __init__(self, module: Calls):
+        self._module = module
         #: Maps a node to the function that creates its replacement. The nodes inside it are edited first.
         self.expressions: dict[cst.CSTNode, Callable[[cst.CSTNode, Now], cst.CSTNode]] = {}
         #: Nodes that the edits remove. Names in them no longer count as used.
@@ -47,12 +46,12 @@ class Edits:
 
     def changed_statements(self) -> set[cst.CSTNode]:
         """Return the statements whose own code changes, without the statements that enclose them."""
-        return {self._resolver.statement(node) for node in (*self.expressions, *self.imports)}
+        return {self._module.statement(node) for node in (*self.expressions, *self.imports)}
 
     def touched(self) -> set[cst.CSTNode]:
         """Return the nodes that change, and all their ancestors."""
         nodes = [*self.expressions, *self.todos, *self.imports]
-        return {around for node in nodes for around in (node, *self._resolver.ancestors(node))}
+        return {around for node in nodes for around in (node, *self._module.ancestors(node))}
 
     def replace(self, node: cst.CSTNode, make: Callable[[cst.CSTNode, Now], cst.CSTNode], new: str) -> None:
         """Plan to replace a node, and report the change."""
@@ -85,16 +84,16 @@ class Edits:
             self.frozen.add(node)
         if not isinstance(node, cst.Name) or node.value in self.pinned:
             return
-        canonical = {names.canonical(dotted) for dotted in self._resolver.dotted(node)}
+        canonical = {names.canonical(dotted) for dotted in self._module.dotted(node)}
         if canonical & {*table.OLD, *names.EMPTIED}:
             self.pinned.add(node.value)
-            for value in self._resolver.values(node):
+            for value in self._module.values(node):
                 if isinstance(value, (cst.Name, cst.Attribute)):
                     self.freeze(value)
 
     def todo(self, node: cst.CSTNode, reason: str) -> None:
         """Leave a node unchanged, and put a TODO comment with the reason above its statement."""
-        comments = self.todos.setdefault(self._resolver.statement(node), [])
+        comments = self.todos.setdefault(self._module.statement(node), [])
         if reason not in comments:
             comments.append(reason)
         self._report(node, report.TODO, reason=reason)
@@ -109,7 +108,7 @@ class Edits:
         self._report(node, report.NOTICE, reason=reason)
 
     def _report(self, node: cst.CSTNode, kind: str, new: str | None = None, reason: str | None = None) -> None:
-        line, column = self._resolver.start(node)
+        line, column = self._module.start(node)
         old = " ".join(code(node).split())
         finding = report.Finding(line, column, kind, _short(old), new and _short(new), reason)
         if finding not in self.findings:
@@ -132,14 +131,12 @@ class Visitor:
     A planner defines methods such as `visit_Call`, which `Tree.visit` calls for every node of that type.
 
     Args:
-        resolver: resolves the names in the module.
-        calls: the analysis of the calls in the module.
+        module: the analysis of the module.
         edits: receives the planned edits.
     """
 
-    def __init__(self, resolver: Resolver, calls: Calls, edits: Edits):
-        self._resolver = resolver
-        self._calls = calls
+    def __init__(self, module: Calls, edits: Edits):
+        self._module = module
         self._edits = edits
 
     def finish(self) -> None:

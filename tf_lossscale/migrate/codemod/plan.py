@@ -11,10 +11,10 @@ from libcst.metadata import ClassScope
 from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names
 from tf_lossscale.migrate.codemod.arguments import COMMA, Written, as_they_are, code, rewritten, text
+from tf_lossscale.migrate.codemod.bindings import UNKNOWN
 from tf_lossscale.migrate.codemod.calls import Calls
 from tf_lossscale.migrate.codemod.edits import Edits, Now, Visitor, with_parentheses_of
-from tf_lossscale.migrate.codemod.project import UNKNOWN
-from tf_lossscale.migrate.codemod.resolve import Meaning, Resolver
+from tf_lossscale.migrate.codemod.resolve import Meaning
 
 # Types of syntax nodes that can lie between a class's name and the test, annotation or assignment that contains it.
 _TRANSPARENT = (
@@ -56,19 +56,19 @@ _CHOOSE = f"Write {table.WRAPPER} or {table.FACES[table.EXPERIMENTAL]}."
 class Planner(Visitor):
     """Plans the edits of all uses of old names in one module."""
 
-    def __init__(self, resolver: Resolver, calls: Calls, edits: Edits):
-        super().__init__(resolver, calls, edits)
+    def __init__(self, module: Calls, edits: Edits):
+        super().__init__(module, edits)
         self._handled: set[cst.CSTNode] = set()
 
     # Calls. -----------------------------------------------------------------------------------------------------
 
     def visit_Call(self, node: cst.Call) -> None:
-        is_getattr = self._resolver.is_builtin(node.func, "getattr")
-        if len(node.args) == 2 + is_getattr and (is_getattr or self._resolver.is_builtin(node.func, "hasattr")):
+        is_getattr = self._module.is_builtin(node.func, "getattr")
+        if len(node.args) == 2 + is_getattr and (is_getattr or self._module.is_builtin(node.func, "hasattr")):
             self._probe(node, is_getattr)
-        elif is_getattr and len(node.args) == 2 and self._resolver.meaning(node).old:
+        elif is_getattr and len(node.args) == 2 and self._module.meaning(node).old:
             self._reference(node)
-        meaning = self._resolver.meaning(node.func)
+        meaning = self._module.meaning(node.func)
         if meaning.old:
             self._rename_arguments(node, meaning)
             self._call_of_old_name(node, meaning)
@@ -85,7 +85,7 @@ class Planner(Visitor):
             # The arguments do not change. `visit_Name` or `visit_Attribute` replaces the name.
             return
         self._handled.add(node.func)
-        written = self._calls.written(node, meaning)
+        written = self._module.written(node, meaning)
         func = None if self._keeps_name(node.func, written.target) else written.target
         if func is None and self._is_unchanged(node, written):
             return
@@ -103,14 +103,14 @@ class Planner(Visitor):
 
     def _is_unchanged(self, node: cst.Call, written: Written) -> bool:
         return list(written.arguments) == as_they_are(node) and (
-            written.target == table.WRAPPER or not self._resolver.meaning(node.func).roles & {table.EXPERIMENTAL}
+            written.target == table.WRAPPER or not self._module.meaning(node.func).roles & {table.EXPERIMENTAL}
         )
 
     def _probe(self, node: cst.Call, is_getattr: bool) -> None:
         """Make `hasattr(module, "old name")`, and `getattr` with a default, look up the new name."""
-        if (attribute := text(node.args[1].value)) is None or self._resolver.is_shim(node, attribute):
+        if (attribute := text(node.args[1].value)) is None or self._module.is_shim(node, attribute):
             return
-        full = {names.canonical(f"{d}.{attribute}") for d in self._resolver.dotted(node.args[0].value) if d != UNKNOWN}
+        full = {names.canonical(f"{d}.{attribute}") for d in self._module.dotted(node.args[0].value) if d != UNKNOWN}
         if len(full) != 1:
             return
         (name,) = full
@@ -139,8 +139,8 @@ class Planner(Visitor):
 
     def visit_Comparison(self, node: cst.Comparison) -> None:
         """Replace `type(x) is LossScaleOptimizer` with `isinstance`, because wrappers are instances of subclasses."""
-        tested = self._resolver.type_tested(node)
-        if tested is None or not self._resolver.meaning(node.comparisons[0].comparator).roles & set(names.WRAPPERS):
+        tested = self._module.type_tested(node)
+        if tested is None or not self._module.meaning(node.comparisons[0].comparator).roles & set(names.WRAPPERS):
             return
         is_not = isinstance(node.comparisons[0].operator, (cst.IsNot, cst.NotEqual))
 
@@ -158,20 +158,20 @@ class Planner(Visitor):
             return False
         if node in self._handled:
             return node not in self._edits.gone
-        if not self._resolver.is_read(node):
+        if not self._module.is_read(node):
             return self._assigned(node)
-        if self._is_tried(node) and self._resolver.is_shim(node, node.attr.value):
+        if self._is_tried(node) and self._module.is_shim(node, node.attr.value):
             self._edits.freeze(node)
             return False
         if node.attr.value == "mixed_precision" and self._is_in_unused_copy(node):
             self._out_of_unused_copy(node)
-        meaning = self._resolver.meaning(node)
+        meaning = self._module.meaning(node)
         if meaning.old:
             self._reference(node)
             return bool(meaning.roles & {table.KERAS_FUNCTION, table.POLICY}) and node not in self._edits.gone
-        dotted = {names.canonical(d) for d in self._resolver.dotted(node) if d != UNKNOWN}
+        dotted = {names.canonical(d) for d in self._module.dotted(node) if d != UNKNOWN}
         if dotted & table.MODULES.keys():
-            return self._module(node, dotted)
+            return self._removed_module(node, dotted)
         return self._without_counterpart(node, {d.rpartition(".")[0] for d in dotted})
 
     def _without_counterpart(self, node: cst.Attribute, owners: set[str]) -> bool:
@@ -179,15 +179,15 @@ class Planner(Visitor):
         if isinstance(node.value, cst.Name) and owners and owners <= table.MODULES.keys() - table.OLD.keys():
             self._edits.todo(node, f"{code(node)} has no counterpart.")
             return False
-        if owners & names.PRIVATE and all(map(names.is_kept, self._resolver.dotted(node))):
+        if owners & names.PRIVATE and all(map(names.is_kept, self._module.dotted(node))):
             self._edits.notice(node, f"{code(node)} {names.STILL_THERE}")
         elif owners & names.PRIVATE:
             self._edits.todo(node, f"{code(node)} is private and has no counterpart.")
         return True
 
     def _is_in_unused_copy(self, node: cst.Attribute) -> bool:
-        dotted = self._resolver.dotted(node)
-        return all(map(names.in_unused_copy, dotted)) and not self._resolver.through_project(node)
+        dotted = self._module.dotted(node)
+        return all(map(names.in_unused_copy, dotted)) and not self._module.through_project(node)
 
     def _out_of_unused_copy(self, node: cst.Attribute) -> None:
         """Replace `tensorflow.python.keras.mixed_precision` with `tensorflow.keras.mixed_precision`."""
@@ -200,14 +200,14 @@ class Planner(Visitor):
 
     def _assigned(self, node: cst.Attribute) -> bool:
         """Report assignments to old names, such as `tf.keras.mixed_precision.LossScaleOptimizer = ...`."""
-        if self._resolver.dotted(node.value) == {UNKNOWN}:
+        if self._module.dotted(node.value) == {UNKNOWN}:
             return True
-        if self._resolver.is_shim(node, node.attr.value):
+        if self._module.is_shim(node, node.attr.value):
             self._edits.freeze(node.value)
             return False
-        gone = {names.canonical(d) for d in self._resolver.dotted(node)} & table.MODULES.keys()
+        gone = {names.canonical(d) for d in self._module.dotted(node)} & table.MODULES.keys()
         same = f"{table.KERAS}.{node.attr.value}"
-        old = {old.role for _, old in self._resolver.meaning(node).old if old.new != same}
+        old = {old.role for _, old in self._module.meaning(node).old if old.new != same}
         if not gone and old <= {table.OURS}:
             return True
         self._edits.todo(node, "the rewritten code uses another name, so this assignment has no effect.")
@@ -215,19 +215,19 @@ class Planner(Visitor):
 
     def _is_tried(self, node: cst.Attribute) -> bool:
         """Return whether an attribute is a whole statement, such as `module.name` in a `try` block."""
-        return isinstance(self._resolver.parents[node], cst.Expr)
+        return isinstance(self._module.parents[node], cst.Expr)
 
     def visit_Name(self, node: cst.Name) -> None:
-        if node in self._handled or node in self._edits.frozen or not self._resolver.is_read(node):
+        if node in self._handled or node in self._edits.frozen or not self._module.is_read(node):
             return
-        if self._resolver.dotted(node) - {UNKNOWN}:
+        if self._module.dotted(node) - {UNKNOWN}:
             self._out_of_sight(node)
-        if self._resolver.meaning(node).old:
+        if self._module.meaning(node).old:
             self._reference(node)
 
     def _reference(self, node: cst.BaseExpression) -> None:
         """Plan the replacement of an old name that is not called as a wrapper's constructor."""
-        meaning = self._resolver.meaning(node)
+        meaning = self._module.meaning(node)
         roles = meaning.roles
         if roles & {table.KERAS_FUNCTION, table.POLICY}:
             self._policy_name(node, meaning)
@@ -247,7 +247,7 @@ class Planner(Visitor):
             if context == "type" or roles <= {table.STABLE, table.OURS}:
                 return table.FACES[table.CONTRIB] if roles == {table.CONTRIB} else table.WRAPPER
             return table.FACES[next(iter(roles))] if len(roles) == 1 else None
-        new = {old.new for _, old in self._resolver.meaning(node).old}
+        new = {old.new for _, old in self._module.meaning(node).old}
         return new.pop() if len(new) == 1 else None
 
     def _told_by_subclass(self, node: cst.BaseExpression, roles: set[str]) -> str | None:
@@ -255,12 +255,12 @@ class Planner(Visitor):
 
         If the arguments do not decide this, the newer class is returned.
         """
-        owner = self._resolver.enclosing(node, cst.ClassDef)
+        owner = self._module.enclosing(node, cst.ClassDef)
         if owner is None or all(base.value is not node for base in owner.bases):
             return None
         if not roles <= {table.STABLE, table.EXPERIMENTAL, table.OURS}:
             return None
-        is_old = self._calls.is_old_base(owner)
+        is_old = self._module.is_old_base(owner)
         if is_old is None:
             self._edits.notice(node, f"{code(node)} may be either of two classes. The newer one is written. {_OLDER}")
         return table.FACES[table.EXPERIMENTAL] if is_old else table.WRAPPER
@@ -268,21 +268,21 @@ class Planner(Visitor):
     def _context(self, node: cst.BaseExpression) -> str:
         """Return "type" for a class that is only tested or annotated, "value" if it may be called or subclassed."""
         inner: cst.CSTNode = node
-        for outer in self._resolver.ancestors(node):
+        for outer in self._module.ancestors(node):
             if isinstance(outer, (cst.Annotation, cst.Comparison, cst.Attribute, cst.MatchClass)):
                 return "type"
             if getattr(outer, "test", None) is inner or m.matches(outer, _NOT):
                 return "type"
             if isinstance(outer, cst.Call):
-                is_test = any(self._resolver.is_builtin(outer.func, f) for f in ("isinstance", "issubclass"))
-                is_test = is_test or m.matches(outer.func, _ASSERTS) or self._resolver.dotted(outer.func) <= _TYPING
+                is_test = any(self._module.is_builtin(outer.func, f) for f in ("isinstance", "issubclass"))
+                is_test = is_test or m.matches(outer.func, _ASSERTS) or self._module.dotted(outer.func) <= _TYPING
                 return "type" if is_test else "value"
             if isinstance(outer, (cst.Assign, cst.AnnAssign, cst.NamedExpr)) and outer.value is inner:
-                if getattr(self._resolver.parents[outer], "func", None) is outer:
+                if getattr(self._module.parents[outer], "func", None) is outer:
                     # The class is called at once, as in `(name := class)(...)`.
                     return "value"
                 # An alias in a class body can be called through an instance, which the codemod does not track.
-                in_class = isinstance(self._resolver.scopes.get(outer), ClassScope)
+                in_class = isinstance(self._module.scopes.get(outer), ClassScope)
                 is_followed = not in_class and not isinstance(inner, cst.BooleanOperation)
                 return "type" if is_followed and self._is_alias(outer, node) else "value"
             if not isinstance(outer, _TRANSPARENT):
@@ -292,26 +292,26 @@ class Planner(Visitor):
 
     def _is_alias(self, statement: cst.Assign | cst.AnnAssign | cst.NamedExpr, node: cst.BaseExpression) -> bool:
         """Return whether an assignment binds a class in its value only to variables, not to attributes or items."""
-        within = {node, *self._resolver.ancestors(node)}
+        within = {node, *self._module.ancestors(node)}
         targets = [t.target for t in statement.targets] if isinstance(statement, cst.Assign) else [statement.target]
         parts = [p for t in targets for p in ([e.value for e in t.elements] if isinstance(t, _SEVERAL) else [t])]
-        values = [(part, self._resolver.value_assigned_to(part)) for part in parts]
+        values = [(part, self._module.value_assigned_to(part)) for part in parts]
         return all(isinstance(part, cst.Name) for part, value in values if value is None or value in within)
 
     def _keeps_name(self, node: cst.BaseExpression, target: str) -> bool:
         """Return whether a use can keep its name because the name's import or assignment is rewritten."""
         if isinstance(node, cst.Name) and node.value in self._edits.pinned:
             return False
-        meaning = self._resolver.meaning(node)
+        meaning = self._module.meaning(node)
         if meaning.roles <= {table.OURS}:
             return target == table.WRAPPER
         bound = {table.WRAPPER if o.role in (table.STABLE, table.EXPERIMENTAL) else o.new for _, o in meaning.old}
         if bound != {target}:
             return False
         if isinstance(node, cst.Name):
-            assignments = self._resolver.assignments(node)
+            assignments = self._module.assignments(node)
             return bool(assignments) and not any(isinstance(getattr(a, "scope", None), ClassScope) for a in assignments)
-        return self._resolver.through_project(node)
+        return self._module.through_project(node)
 
     def _policy_name(self, node: cst.BaseExpression, meaning: Meaning) -> None:
         if node in self._edits.expressions:
@@ -323,16 +323,16 @@ class Planner(Visitor):
             self._rename_keras(node, meaning)
 
     def _rename_keras(self, node: cst.BaseExpression, meaning: Meaning) -> None:
-        """Rename `set_policy` in `x.experimental.set_policy`. The method `_module` removes `.experimental`."""
+        """Rename `set_policy` in `x.experimental.set_policy`. The method `_removed_module` removes `.experimental`."""
         new = {old.new.rsplit(".", 1)[1] for _, old in meaning.old}
         old_module = any(not d.endswith(o.new) for d, o in meaning.old)
         if len(new) != 1 or not old_module or self._is_pinned(node):
             return
         (short,) = new
-        if isinstance(node, cst.Attribute) and not self._resolver.through_project(node):
+        if isinstance(node, cst.Attribute) and not self._module.through_project(node):
             shown = code(node.with_changes(attr=cst.Name(short))).replace(".experimental", "").replace(".policy", "")
             self._edits.replace(node, lambda u, now: u.with_changes(attr=cst.Name(short)), shown)
-        elif isinstance(node, cst.Name) and not self._resolver.assignments(node) and short != node.value:
+        elif isinstance(node, cst.Name) and not self._module.assignments(node) and short != node.value:
             self._edits.replace(node, lambda u, now: u.with_changes(value=short), short)
 
     def _is_pinned(self, node: cst.BaseExpression) -> bool:
@@ -340,15 +340,15 @@ class Planner(Visitor):
             node = node.value
         return isinstance(node, cst.Name) and node.value in self._edits.pinned
 
-    def _module(self, node: cst.Attribute, dotted: set[str]) -> bool:
+    def _removed_module(self, node: cst.Attribute, dotted: set[str]) -> bool:
         """Plan the replacement of a removed module, and report a name in it that has no counterpart."""
-        parent = self._resolver.parents[node]
+        parent = self._module.parents[node]
         if isinstance(parent, cst.Attribute) and parent.value is node and parent not in self._edits.expressions:
-            full = {names.canonical(d) for d in self._resolver.dotted(parent)}
+            full = {names.canonical(d) for d in self._module.dotted(parent)}
             if not any(name in table.OLD or name in table.MODULES for name in full):
                 self._edits.todo(parent, f"{code(parent)} has no counterpart.")
                 return False
-        if self._resolver.through_project(node):
+        if self._module.through_project(node):
             return True
         self._out_of_sight(node)
         new = {table.MODULES.get(name, name) for name in dotted}
@@ -366,16 +366,16 @@ class Planner(Visitor):
 
     def _out_of_sight(self, node: cst.BaseExpression) -> None:
         """Report a removed module that is used as a value in a place where the codemod cannot follow it."""
-        if not {names.canonical(dotted) for dotted in self._resolver.dotted(node)} & table.MODULES.keys():
+        if not {names.canonical(dotted) for dotted in self._module.dotted(node)} & table.MODULES.keys():
             return
-        outer = self._resolver.parents[node]
+        outer = self._module.parents[node]
         while isinstance(outer, (cst.IfExp, cst.BooleanOperation)):
-            outer = self._resolver.parents[outer]
-        function = self._resolver.enclosing(outer, cst.FunctionDef)
+            outer = self._module.parents[outer]
+        function = self._module.enclosing(outer, cst.FunctionDef)
         if isinstance(outer, cst.Return) and function and not function.decorators and not _must_be_given(function):
             # The codemod resolves calls of such a function to the returned module.
             return
-        above = [outer, *self._resolver.ancestors(outer)]
+        above = [outer, *self._module.ancestors(outer)]
         if any(isinstance(outer, kind) and not m.matches(above[up], follows) for kind, up, follows in _VALUES):
             self._edits.notice(node, _NOT_FOLLOWED)
 

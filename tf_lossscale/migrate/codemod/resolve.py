@@ -14,7 +14,8 @@ from libcst.metadata import ClassScope, ImportAssignment
 
 from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names
-from tf_lossscale.migrate.codemod.project import UNKNOWN, Around, Known, join, leads_to_old
+from tf_lossscale.migrate.codemod.bindings import UNKNOWN, join
+from tf_lossscale.migrate.codemod.project import Around, leads_to_old
 from tf_lossscale.migrate.codemod.tree import Tree, methods
 
 # The customary names of the libraries. If a file does not bind such a name, or may bind it with a star import like
@@ -48,14 +49,12 @@ class Resolver(Tree):
 
     Args:
         module: the module's syntax tree.
-        known: old names that other files of the project re-export; see the module `project`.
-        around: facts about the other files of the project.
+        around: what the module has to know of the other files of the project.
     """
 
-    def __init__(self, module: cst.Module, known: Known | None = None, around: Around | None = None):
+    def __init__(self, module: cst.Module, around: Around):
         super().__init__(module)
-        self.around = around or Around()
-        self._known = known or {}
+        self.around = around
         self._open: set[cst.CSTNode] = set()
         self._attributes: dict[tuple[cst.CSTNode | None, str], list[cst.BaseExpression]] = {}
         self._annotations: dict[tuple[cst.CSTNode | None, str], cst.Annotation] = {}
@@ -113,7 +112,7 @@ class Resolver(Tree):
         if isinstance(expression, cst.Attribute):
             through = {f"{base}.{expression.attr.value}" for base in self.dotted(expression.value) if base != UNKNOWN}
             if through:
-                return {d for name in through for d in self._expanded(name)} | (
+                return {d for name in through for d in self.around.expanded(name)} | (
                     {UNKNOWN} if UNKNOWN in self.dotted(expression.value) else set()
                 )
             return self._of_values(self._attribute_values(expression))
@@ -143,7 +142,7 @@ class Resolver(Tree):
         found = (
             self._of_values(values)
             if values
-            else {module for dotted in self.dotted(function) for module in self._expanded(f"{dotted}()")}
+            else {module for dotted in self.dotted(function) for module in self.around.expanded(f"{dotted}()")}
         )
         return found if any(names.canonical(module) in names.EMPTIED for module in found) else {UNKNOWN}
 
@@ -161,7 +160,7 @@ class Resolver(Tree):
 
     def knows(self, module: str, name: str) -> bool:
         """Return whether a module of the project re-exports a name."""
-        return name in self._known.get(module, {})
+        return name in self.around.known.get(module, {})
 
     def is_wrapper_class(self, owner: cst.ClassDef | None) -> bool:
         """Return whether a class derives directly from an old wrapper class."""
@@ -187,7 +186,7 @@ class Resolver(Tree):
             starred = {
                 dotted
                 for star in self.stars
-                for dotted in self._expanded(join(star, name.value))
+                for dotted in self.around.expanded(join(star, name.value))
                 if leads_to_old(dotted)
             }
             by_custom = LIBRARIES.get(name.value) if self.stars else None
@@ -195,7 +194,7 @@ class Resolver(Tree):
         for assignment in self.reaching(name):
             if isinstance(assignment, ImportAssignment):
                 imported = assignment.get_qualified_names_for(name.value)
-                found |= {dotted for each in imported for dotted in self._expanded(each.name)} or {UNKNOWN}
+                found |= {dotted for each in imported for dotted in self.around.expanded(each.name)} or {UNKNOWN}
             else:
                 value = self.assigned_value(assignment)
                 if value is None:
@@ -213,26 +212,6 @@ class Resolver(Tree):
             found |= self.dotted(value)
             self._open.discard(value)
         return found
-
-    def _expanded(self, dotted: str) -> set[str]:
-        """Return the names that a dotted name stands for if a module of the project re-exports it."""
-        parts = dotted.split(".")
-        for split in range(len(parts) - 1, 0, -1):
-            module = ".".join(parts[:split]) or "."
-            module = module if module.strip(".") else dotted[: len(dotted) - len(dotted.lstrip("."))]
-            exported = self._known.get(module, {})
-            if parts[split] in exported:
-                rest = "".join(f".{part}" for part in parts[split + 1 :])
-                return {d if d == UNKNOWN else d + rest for d in exported[parts[split]]}
-            # If a package imports a module, the names in the module are exported under keys like "module.name".
-            if (two := ".".join(parts[split : split + 2])) in exported:
-                rest = "".join(f".{part}" for part in parts[split + 2 :])
-                return {d if d == UNKNOWN else d + rest for d in exported[two]}
-            starred = {join(star, ".".join(parts[split:])) for star in exported.get("*", ())}
-            starred = {name for name in starred if leads_to_old(name)}
-            if starred:
-                return starred
-        return {dotted}
 
     # Values. ----------------------------------------------------------------------------------------------------
 
@@ -368,6 +347,14 @@ class Resolver(Tree):
     def assigns(self, attribute: str) -> bool:
         """Return whether the module assigns to an attribute of this name anywhere."""
         return any(text.endswith(f".{attribute}") for _, text in self._attributes)
+
+    @functools.cached_property
+    def listed_in_all(self) -> set[str]:
+        """The strings in assignments of lists to `__all__`."""
+        listed = m.Assign([m.AssignTarget(m.Name("__all__"))], m.List() | m.Tuple())
+        lists = [node for node in self.parents if isinstance(node, cst.Assign) and m.matches(node, listed)]
+        strings = [string for each in lists for string in m.findall(each, m.SimpleString())]
+        return {str(string.evaluated_value) for string in strings if isinstance(string, cst.SimpleString)}
 
     # Facts that scopes lack. --------------------------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ class UnseenPlanner(Visitor):
         self._out_of_sight(node)
 
     def visit_Call(self, node: cst.Call) -> None:
-        if not self._resolver.is_builtin(node.func, "dict"):
+        if not self._module.is_builtin(node.func, "dict"):
             return
         for argument in node.args:
             if argument.keyword and argument.keyword.value == "loss_scale" and text(argument.value) == "dynamic":
@@ -43,14 +43,14 @@ class UnseenPlanner(Visitor):
 
     def _in_a_dict(self, node: cst.CSTNode) -> None:
         """Report `loss_scale="dynamic"` in a dict, except in a file that uses neither TensorFlow nor an old name."""
-        if self._resolver.imports_tensorflow or self._resolver.uses_an_old_name:
+        if self._module.imports_tensorflow or self._module.uses_an_old_name:
             self._edits.notice(node, _UNPACKED)
 
     def _out_of_sight(self, node: cst.Attribute) -> None:
         name = get_full_name_for_node(node)
         if isinstance(node.value, cst.Call) and node.attr.value in _SHORT:
             func = get_full_name_for_node(node.value.func) or ""
-            if func.rsplit(".", 1)[-1] == "mixed_precision" and not self._resolver.meaning(node).old:
+            if func.rsplit(".", 1)[-1] == "mixed_precision" and not self._module.meaning(node).old:
                 self._edits.notice(
                     node,
                     "the module is the result of a call, which this tool does not follow. If it is an old module of "
@@ -62,8 +62,8 @@ class UnseenPlanner(Visitor):
         old = table.OLD.get(names.canonical(LIBRARIES[root] + name[len(root) :]))
         if old is None or (old.role == table.POLICY and "experimental" not in name):
             return
-        dotted = self._resolver.dotted(node)
-        if name in dotted and root == "keras" and not self._resolver.imports_tensorflow:
+        dotted = self._module.dotted(node)
+        if name in dotted and root == "keras" and not self._module.imports_tensorflow:
             self._edits.notice(node, "this file does not import TensorFlow, so keras may run on another backend.")
         elif all(not leads_to_old(d) for d in dotted):
             change = "is now another class" if old.role == table.STABLE else "no longer exists"
@@ -74,7 +74,7 @@ class UnseenPlanner(Visitor):
             )
 
     def visit_SimpleString(self, node: cst.SimpleString) -> None:
-        parent = self._resolver.parents.get(node)
+        parent = self._module.parents.get(node)
         if "mixed_precision" not in node.value or isinstance(parent, cst.Expr) or (value := text(node)) is None:
             return
         if _IN_A_STRING.fullmatch(value) or (_IMPORTED.fullmatch(value) and self._is_imported(parent)):
@@ -85,7 +85,7 @@ class UnseenPlanner(Visitor):
             self._edits.notice(node, f"{value} {names.NOT_USED}")
 
     def _is_imported(self, argument: cst.CSTNode | None) -> bool:
-        call = self._resolver.parents.get(argument) if isinstance(argument, cst.Arg) else None
+        call = self._module.parents.get(argument) if isinstance(argument, cst.Arg) else None
         name = get_full_name_for_node(call.func) if isinstance(call, cst.Call) else None
         return (name or "").rsplit(".", 1)[-1] in ("import_module", "__import__")
 
@@ -94,8 +94,8 @@ class UnseenPlanner(Visitor):
             self._in_a_dict(node.value)
 
     def visit_FunctionDef(self, node: cst.FunctionDef) -> None:
-        owner = self._resolver.enclosing(node, cst.ClassDef)
-        if node.name.value in names.HOOKS and self._resolver.is_wrapper_class(owner):
+        owner = self._module.enclosing(node, cst.ClassDef)
+        if node.name.value in names.HOOKS and self._module.is_wrapper_class(owner):
             self._edits.todo(
                 node.name,
                 f"{node.name.value} overrides a private method of the old class, which tf_lossscale does not call.",
