@@ -11,12 +11,15 @@ import libcst as cst
 
 from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names, report
-from tf_lossscale.migrate.codemod.arguments import code
+from tf_lossscale.migrate.codemod.arguments import Written, code, rewritten
 from tf_lossscale.migrate.codemod.calls import Calls
 
 MARK = "# TODO(tf-lossscale):"
 
+#: Returns the edited form of an expression inside a replaced node.
 Now = Callable[[cst.BaseExpression], cst.BaseExpression]
+#: Creates the replacement of a node whose inner nodes have been edited.
+Make = Callable[[cst.CSTNode, Now], cst.CSTNode]
 
 
 class Edits:
@@ -29,7 +32,7 @@ class Edits:
     def __init__(self, module: Calls):
         self._module = module
         #: Maps a node to the function that creates its replacement. The nodes inside it are edited first.
-        self.expressions: dict[cst.CSTNode, Callable[[cst.CSTNode, Now], cst.CSTNode]] = {}
+        self.expressions: dict[cst.CSTNode, Make] = {}
         #: Nodes that the edits remove. Names in them no longer count as used.
         self.gone: set[cst.CSTNode] = set()
         #: Maps a statement to the TODO comments to insert above it.
@@ -53,19 +56,24 @@ class Edits:
         nodes = [*self.expressions, *self.todos, *self.imports]
         return {around for node in nodes for around in (node, *self._module.ancestors(node))}
 
-    def replace(self, node: cst.CSTNode, make: Callable[[cst.CSTNode, Now], cst.CSTNode], new: str) -> None:
-        """Plan to replace a node, and report the change."""
+    def replace(self, node: cst.CSTNode, make: Make, shown: str | None = None) -> None:
+        """Plan to replace a node, and report the change. By default, the report shows the result of `make`."""
         self.expressions[node] = make
-        self._report(node, report.REWRITTEN, new=new)
+        self._report(node, report.REWRITTEN, new=shown or code(make(node, lambda old: old)))
+
+    def rewrite_call(self, call: cst.Call, written: Written, func: str | None = None) -> None:
+        """Plan the new form of a call, which calls the function with the dotted name `func` if one is given."""
+        new = cst.parse_expression(func) if func else None
+        self.replace(call, lambda updated, now: rewritten(updated, written, new, now))
 
     def replace_name(self, node: cst.CSTNode, dotted: str) -> None:
         """Plan to replace a name by a dotted name, and report the change."""
         self.gone.add(node)
-        self.replace(node, lambda updated, now: with_parentheses_of(updated, cst.parse_expression(dotted)), dotted)
+        self.replace(node, lambda updated, now: with_parentheses_of(updated, cst.parse_expression(dotted)))
 
     def rename_attribute(self, node: cst.Attribute, new: str) -> None:
         """Plan to replace the last part of a dotted name, and report the change."""
-        self.replace(node, lambda updated, now: updated.with_changes(attr=cst.Name(new)), f"{code(node.value)}.{new}")
+        self.replace(node, lambda updated, now: updated.with_changes(attr=cst.Name(new)))
 
     def refuse(self, node: cst.Call, reason: str, what: cst.BaseExpression | None = None) -> None:
         """Leave a call unchanged with a TODO comment, and freeze the function that it calls.

@@ -183,10 +183,8 @@ class ObjectPlanner(Visitor):
             self._edits.replace(
                 node,
                 lambda updated, now: with_parentheses_of(
-                    updated,
-                    updated.func.with_changes(attr=cst.Name("loss_scale")),
+                    updated, updated.func.with_changes(attr=cst.Name("loss_scale"))
                 ),
-                f"{code(func.value)}.loss_scale",
             )
         elif (
             (UNKNOWN in found or kinds.WRAPPER in found)
@@ -272,7 +270,6 @@ class ObjectPlanner(Visitor):
             self._edits.replace(
                 outer,
                 lambda updated, now: updated.with_changes(value=updated.value.value, attr=cst.Name(new)),
-                f"{code(node.value)}.{new}",
             )
         elif name in names.STATE:
             self._edits.todo(outer, _IF_WRAPPED.format(code(node.value), f"{names.STATE[name]}."))

@@ -10,7 +10,7 @@ from libcst.metadata import ClassScope
 
 from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names
-from tf_lossscale.migrate.codemod.arguments import COMMA, Written, as_they_are, code, rewritten, text
+from tf_lossscale.migrate.codemod.arguments import COMMA, Written, as_they_are, code, text
 from tf_lossscale.migrate.codemod.bindings import UNKNOWN
 from tf_lossscale.migrate.codemod.calls import Calls
 from tf_lossscale.migrate.codemod.edits import Edits, Now, Visitor, with_parentheses_of
@@ -94,12 +94,7 @@ class Planner(Visitor):
         self._edits.gone.update(written.consumed)
         self._handled.update(written.consumed)
 
-        new = cst.parse_expression(func) if func else None
-        self._edits.replace(
-            node,
-            lambda updated, now: rewritten(updated, written, new, now),
-            code(rewritten(node, written, new, lambda old: old)),
-        )
+        self._edits.rewrite_call(node, written, func)
 
     def _is_unchanged(self, node: cst.Call, written: Written) -> bool:
         return list(written.arguments) == as_they_are(node) and (
@@ -125,7 +120,7 @@ class Planner(Visitor):
         quote = node.args[1].value.quote if isinstance(node.args[1].value, cst.SimpleString) else '"'
         string = cst.SimpleString(quote + short + quote)
         if module == table.KERAS:
-            self._edits.replace(node.args[1].value, lambda updated, now: string, short)
+            self._edits.replace(node.args[1].value, lambda updated, now: string)
             return
         self._edits.gone.add(node.args[0].value)
         self._handled.add(node.args[0].value)
@@ -135,7 +130,7 @@ class Planner(Visitor):
             first = first.with_changes(value=cst.parse_expression(module))
             return updated.with_changes(args=[first, second.with_changes(value=string), *others])
 
-        self._edits.replace(node, make, code(make(node, None)))
+        self._edits.replace(node, make)
 
     def visit_Comparison(self, node: cst.Comparison) -> None:
         """Replace `type(x) is LossScaleOptimizer` with `isinstance`, because wrappers are instances of subclasses."""
@@ -149,7 +144,7 @@ class Planner(Visitor):
             call = cst.Call(cst.Name("isinstance"), [cst.Arg(now(tested), comma=COMMA), cst.Arg(cls)])
             return with_parentheses_of(updated, cst.UnaryOperation(cst.Not(), call) if is_not else call)
 
-        self._edits.replace(node, make, code(make(node, lambda old: old)))
+        self._edits.replace(node, make)
 
     # Names and attributes. --------------------------------------------------------------------------------------
 
@@ -193,8 +188,7 @@ class Planner(Visitor):
         """Replace `tensorflow.python.keras.mixed_precision` with `tensorflow.keras.mixed_precision`."""
         python = node.value.value if isinstance(node.value, cst.Attribute) else None
         if isinstance(python, cst.Attribute) and python.attr.value == "python":
-            self._edits.expressions[python] = lambda updated, now: updated.value
-            self._edits.replace(node.value, lambda updated, now: updated, f"{code(python.value)}.keras")
+            self._edits.replace(python, lambda updated, now: updated.value)
         else:
             self._edits.todo(node, f"{code(node)} {names.NOT_USED} Import keras from tensorflow.")
 
@@ -333,7 +327,7 @@ class Planner(Visitor):
             shown = code(node.with_changes(attr=cst.Name(short))).replace(".experimental", "").replace(".policy", "")
             self._edits.replace(node, lambda u, now: u.with_changes(attr=cst.Name(short)), shown)
         elif isinstance(node, cst.Name) and not self._module.assignments(node) and short != node.value:
-            self._edits.replace(node, lambda u, now: u.with_changes(value=short), short)
+            self._edits.replace(node, lambda u, now: u.with_changes(value=short))
 
     def _is_pinned(self, node: cst.BaseExpression) -> bool:
         while isinstance(node, cst.Attribute):
@@ -356,7 +350,7 @@ class Planner(Visitor):
             if node.attr.value in ("experimental", "policy"):
                 self._edits.expressions[node] = lambda updated, now: updated.value
                 if not isinstance(parent, cst.Attribute):
-                    self._edits.replace(node, self._edits.expressions[node], code(node.value))
+                    self._edits.replace(node, self._edits.expressions[node])
             return True
         if len(new) == 1 and not isinstance(parent, cst.Attribute):
             (module,) = new

@@ -20,7 +20,6 @@ from tf_lossscale.migrate.codemod.arguments import (
     as_they_are,
     bind,
     code,
-    rewritten,
     text,
 )
 from tf_lossscale.migrate.codemod.bindings import UNKNOWN
@@ -106,7 +105,7 @@ class PolicyPlanner(Visitor):
         if not self._edits.legacy_policies:
             for policy, _, index in self._policies:
                 kept = [(keyword, i) for keyword, i in as_they_are(policy) if i != index]
-                self._rewrite(policy, Written("", kept))
+                self._edits.rewrite_call(policy, Written("", kept))
         for policy, name, index in self._policies:
             scaled = text(name) in (None, "mixed_float16") and code(policy.args[index].value) != "None"
             is_suspect = bool(self._module.compiled) or (not self._wraps or self._is_argument(policy.args[index].value))
@@ -151,14 +150,7 @@ class PolicyPlanner(Visitor):
         """Give `compile` the argument `auto_scale_loss=False`, which has the effect of the old `loss_scale=None`."""
         for call in self._module.compiled:
             if not any(a.star or (a.keyword and a.keyword.value == "auto_scale_loss") for a in call.args):
-                self._rewrite(call, Written("", [*as_they_are(call), ("auto_scale_loss", "False")]))
-
-    def _rewrite(self, call: cst.Call, written: Written) -> None:
-        self._edits.replace(
-            call,
-            lambda updated, now: rewritten(updated, written, None, now),
-            code(rewritten(call, written, None, lambda old: old)),
-        )
+                self._edits.rewrite_call(call, Written("", [*as_they_are(call), ("auto_scale_loss", "False")]))
 
 
 class RefusalPlanner(Visitor):

@@ -12,6 +12,7 @@ from typing import Any
 import libcst as cst
 import libcst.matchers as m
 
+from tf_lossscale.migrate.codemod.arguments import code
 from tf_lossscale.migrate.codemod.edits import MARK, Edits
 from tf_lossscale.migrate.codemod.names import IPYTHON
 
@@ -111,7 +112,7 @@ class Rewriter(cst.CSTTransformer):
             kept[-1] = kept[-1].with_changes(comma=aliases[-1].comma)
             statements.append(statement.with_changes(names=kept))
         new = dict.fromkeys(planned.get(alias) for alias in aliases)
-        statements += [_line(code).body[0] for code in new if code]
+        statements += [_line(each).body[0] for each in new if each]
         if not statements:
             return cst.RemoveFromParent()
         statements[-1] = statements[-1].with_changes(semicolon=statement.semicolon)
@@ -129,21 +130,16 @@ class Rewriter(cst.CSTTransformer):
         self, original_node: cst.Try, updated_node: cst.Try
     ) -> cst.BaseStatement | cst.FlattenSentinel | cst.RemovalSentinel:
         """Replace a `try` with one of its branches if all have become equal. Remove it if all are empty."""
-        blocks = [updated_node.body, *(handler.body for handler in updated_node.handlers)]
-        if updated_node.orelse or updated_node.finalbody or original_node.deep_equals(updated_node):
+        branches = [updated_node.body, *(handler.body for handler in updated_node.handlers)]
+        is_plain = all(m.matches(branch, _ONE_PLAIN_LINE) for branch in branches) and updated_node.handlers
+        if updated_node.orelse or updated_node.finalbody or not is_plain or original_node.deep_equals(updated_node):
             return updated_node
-        rungs = [block.body[0] for block in blocks if len(block.body) == 1]
-        if len(rungs) != len(blocks) or not blocks[1:] or not all(m.matches(rung, _PLAIN) for rung in rungs):
+        if m.findall(updated_node.with_changes(leading_lines=()), m.Comment()) or len(set(map(code, branches))) > 1:
             return updated_node
-        if m.findall(updated_node.with_changes(leading_lines=()), m.Comment()):
-            return updated_node
-        first = rungs[0]
-        bare = [rung.with_changes(leading_lines=()) for rung in rungs]
-        if not all(bare[0].deep_equals(rung) for rung in bare[1:]):
-            return updated_node
-        if m.matches(first, m.SimpleStatementLine([m.Pass()])):
-            return cst.SimpleStatementLine([_REMOVED], leading_lines=updated_node.leading_lines)
-        return first.with_changes(leading_lines=updated_node.leading_lines)
+        line = updated_node.body.body[0]
+        if m.matches(line, m.SimpleStatementLine([m.Pass()])):
+            line = cst.SimpleStatementLine([_REMOVED])
+        return line.with_changes(leading_lines=updated_node.leading_lines)
 
     def leave_Module(self, original_node: cst.Module, updated_node: cst.Module) -> cst.Module:
         updated_node = _without_removed(updated_node)
@@ -160,8 +156,10 @@ _IMPORTS = m.Import() | m.ImportFrom()
 _IMPORT_LINE = m.SimpleStatementLine([m.AtLeastN(_IMPORTS, n=1)])
 _DOCSTRING = m.SimpleStatementLine([m.Expr(m.SimpleString())])
 _IPYTHON_LINE = m.SimpleStatementLine([m.Expr(m.Name(m.MatchIfTrue(lambda name: name.startswith(IPYTHON))))])
-# A statement that `leave_Try` may merge: an import, `pass`, or an assignment whose value is a name or attribute.
-_PLAIN = m.SimpleStatementLine([_IMPORTS | m.Pass() | m.Assign(value=m.Name() | m.Attribute())])
+# A branch that `leave_Try` may merge: an import, `pass`, or an assignment whose value is a name or attribute.
+_ONE_PLAIN_LINE = m.IndentedBlock(
+    [m.SimpleStatementLine([_IMPORTS | m.Pass() | m.Assign(value=m.Name() | m.Attribute())])]
+)
 _PACKAGE = m.ImportAlias(m.Name("tf_lossscale") | _OF_PACKAGE, None)
 _IMPORTS_PACKAGE = m.SimpleStatementLine(
     [m.ZeroOrMore(), m.Import([m.ZeroOrMore(), _PACKAGE, m.ZeroOrMore()]), m.ZeroOrMore()]
@@ -192,8 +190,8 @@ def _wrapped(reason: str) -> list[str]:
     return textwrap.wrap(f"{MARK} {reason}", 100, subsequent_indent="#   ", break_long_words=False)
 
 
-def _line(code: str) -> cst.SimpleStatementLine:
-    return cst.SimpleStatementLine([cst.parse_statement(code).body[0]])
+def _line(statement: str) -> cst.SimpleStatementLine:
+    return cst.SimpleStatementLine([cst.parse_statement(statement).body[0]])
 
 
 def _without_removed(block: Any) -> Any:

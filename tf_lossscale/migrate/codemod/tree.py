@@ -30,25 +30,6 @@ _Node = TypeVar("_Node", bound=cst.CSTNode)
 _CONTEXTS = ("scope", "as_default", "device", "init_scope", "name_scope", "variable_scope", "GradientTape", "Session")
 
 
-class _Walk(cst.CSTVisitor):
-    """Records the parents of nodes. Layout nodes such as whitespace, about half of all nodes, are skipped."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.parents: dict[cst.CSTNode, cst.CSTNode] = {}
-        self._around: list[cst.CSTNode] = []
-
-    def on_visit(self, node: cst.CSTNode) -> bool:
-        is_layout = isinstance(node, _LAYOUT)
-        if self._around and not is_layout:
-            self.parents[node] = self._around[-1]
-        self._around.append(node)
-        return not is_layout
-
-    def on_leave(self, original_node: cst.CSTNode) -> None:
-        self._around.pop()
-
-
 class Tree:
     """The syntax tree of one module, and queries about it.
 
@@ -57,11 +38,15 @@ class Tree:
     """
 
     def __init__(self, module: cst.Module):
-        self.module = module
-        walk = _Walk()
-        module.visit(walk)
-        #: Node -> parent. The nodes are in source order, with each parent before its children.
-        self.parents = walk.parents
+        #: Node -> parent. The nodes are in source order, with each parent before its children. Layout nodes such as
+        #: whitespace, about half of all nodes, are left out.
+        self.parents: dict[cst.CSTNode, cst.CSTNode] = {}
+        waiting: list[tuple[cst.CSTNode, cst.CSTNode]] = [(child, module) for child in reversed(module.children)]
+        while waiting:
+            node, parent = waiting.pop()
+            if not isinstance(node, _LAYOUT):
+                self.parents[node] = parent
+                waiting.extend((child, node) for child in reversed(node.children))
         # LibCST copies the tree by default, in case it contains a node twice. A parsed tree never does,
         # so the copy is skipped.
         wrapper = MetadataWrapper(module, unsafe_skip_copy=True)
