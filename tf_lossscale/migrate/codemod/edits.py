@@ -56,6 +56,10 @@ class Edits:
         nodes = [*self.expressions, *self.todos, *self.imports]
         return {around for node in nodes for around in (node, *self._module.ancestors(node))}
 
+    def is_settled(self, node: cst.CSTNode) -> bool:
+        """Return whether it is decided that a node stays or goes, so that no other edit of it may be planned."""
+        return node in self.frozen or node in self.gone
+
     def replace(self, node: cst.CSTNode, make: Make, shown: str | None = None) -> None:
         """Plan to replace a node, and report the change. By default, the report shows the result of `make`."""
         self.expressions[node] = make

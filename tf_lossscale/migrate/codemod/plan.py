@@ -12,8 +12,7 @@ from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names
 from tf_lossscale.migrate.codemod.arguments import COMMA, Written, as_they_are, code, text
 from tf_lossscale.migrate.codemod.bindings import UNKNOWN
-from tf_lossscale.migrate.codemod.calls import Calls
-from tf_lossscale.migrate.codemod.edits import Edits, Now, Visitor, with_parentheses_of
+from tf_lossscale.migrate.codemod.edits import Now, Visitor, with_parentheses_of
 from tf_lossscale.migrate.codemod.resolve import Meaning
 
 # Types of syntax nodes that can lie between a class's name and the test, annotation or assignment that contains it.
@@ -30,8 +29,6 @@ _TRANSPARENT = (
     cst.SubscriptElement,
     cst.Tuple,
 )
-
-_SEVERAL = (cst.Tuple, cst.List)
 
 # Uses of a module as a value. A row has the type of the node around the module, the number of levels up from this node
 # to an outer node, and the pattern that the outer node matches if the codemod can track the module.
@@ -55,10 +52,6 @@ _CHOOSE = f"Write {table.WRAPPER} or {table.FACES[table.EXPERIMENTAL]}."
 
 class Planner(Visitor):
     """Plans the edits of all uses of old names in one module."""
-
-    def __init__(self, module: Calls, edits: Edits):
-        super().__init__(module, edits)
-        self._handled: set[cst.CSTNode] = set()
 
     # Calls. -----------------------------------------------------------------------------------------------------
 
@@ -84,17 +77,12 @@ class Planner(Visitor):
         if node.func in self._edits.frozen or not meaning.roles & {*names.WRAPPERS}:
             # The arguments do not change. `visit_Name` or `visit_Attribute` replaces the name.
             return
-        self._handled.add(node.func)
         written = self._module.written(node, meaning)
         func = None if self._keeps_name(node.func, written.target) else written.target
-        if func is None and self._is_unchanged(node, written):
-            return
-        if func is not None:
-            self._edits.gone.add(node.func)
-        self._edits.gone.update(written.consumed)
-        self._handled.update(written.consumed)
-
-        self._edits.rewrite_call(node, written, func)
+        (self._edits.gone if func else self._edits.frozen).add(node.func)
+        if func or not self._is_unchanged(node, written):
+            self._edits.gone.update(written.consumed)
+            self._edits.rewrite_call(node, written, func)
 
     def _is_unchanged(self, node: cst.Call, written: Written) -> bool:
         return list(written.arguments) == as_they_are(node) and (
@@ -117,20 +105,13 @@ class Planner(Visitor):
         if new is None or new == f"{table.KERAS}.{attribute}":
             return
         module, short = (names.POLICIES if new == table.KERAS else new).rsplit(".", 1)
-        quote = node.args[1].value.quote if isinstance(node.args[1].value, cst.SimpleString) else '"'
-        string = cst.SimpleString(quote + short + quote)
-        if module == table.KERAS:
-            self._edits.replace(node.args[1].value, lambda updated, now: string)
-            return
-        self._edits.gone.add(node.args[0].value)
-        self._handled.add(node.args[0].value)
-
-        def make(updated: cst.CSTNode, now: object) -> cst.CSTNode:
-            first, second, *others = updated.args
-            first = first.with_changes(value=cst.parse_expression(module))
-            return updated.with_changes(args=[first, second.with_changes(value=string), *others])
-
-        self._edits.replace(node, make)
+        if module != table.KERAS:
+            self._edits.replace_name(node.args[0].value, module)
+        if short != attribute:
+            self._edits.replace(
+                node.args[1].value,
+                lambda updated, now: updated.with_changes(value=updated.value.replace(attribute, short)),
+            )
 
     def visit_Comparison(self, node: cst.Comparison) -> None:
         """Replace `type(x) is LossScaleOptimizer` with `isinstance`, because wrappers are instances of subclasses."""
@@ -149,10 +130,8 @@ class Planner(Visitor):
     # Names and attributes. --------------------------------------------------------------------------------------
 
     def visit_Attribute(self, node: cst.Attribute) -> bool:
-        if node in self._edits.frozen:
+        if self._edits.is_settled(node):
             return False
-        if node in self._handled:
-            return node not in self._edits.gone
         if not self._module.is_read(node):
             return self._assigned(node)
         if self._is_tried(node) and self._module.is_shim(node, node.attr.value):
@@ -212,7 +191,7 @@ class Planner(Visitor):
         return isinstance(self._module.parents[node], cst.Expr)
 
     def visit_Name(self, node: cst.Name) -> None:
-        if node in self._handled or node in self._edits.frozen or not self._module.is_read(node):
+        if self._edits.is_settled(node) or not self._module.is_read(node):
             return
         if self._module.dotted(node) - {UNKNOWN}:
             self._out_of_sight(node)
@@ -278,19 +257,11 @@ class Planner(Visitor):
                 # An alias in a class body can be called through an instance, which the codemod does not track.
                 in_class = isinstance(self._module.scopes.get(outer), ClassScope)
                 is_followed = not in_class and not isinstance(inner, cst.BooleanOperation)
-                return "type" if is_followed and self._is_alias(outer, node) else "value"
+                return "type" if is_followed and _is_alias(outer) else "value"
             if not isinstance(outer, _TRANSPARENT):
                 return "value"
             inner = outer
         return "value"
-
-    def _is_alias(self, statement: cst.Assign | cst.AnnAssign | cst.NamedExpr, node: cst.BaseExpression) -> bool:
-        """Return whether an assignment binds a class in its value only to variables, not to attributes or items."""
-        within = {node, *self._module.ancestors(node)}
-        targets = [t.target for t in statement.targets] if isinstance(statement, cst.Assign) else [statement.target]
-        parts = [p for t in targets for p in ([e.value for e in t.elements] if isinstance(t, _SEVERAL) else [t])]
-        values = [(part, self._module.value_assigned_to(part)) for part in parts]
-        return all(isinstance(part, cst.Name) for part, value in values if value is None or value in within)
 
     def _keeps_name(self, node: cst.BaseExpression, target: str) -> bool:
         """Return whether a use can keep its name because the name's import or assignment is rewritten."""
@@ -308,8 +279,6 @@ class Planner(Visitor):
         return self._module.through_project(node)
 
     def _policy_name(self, node: cst.BaseExpression, meaning: Meaning) -> None:
-        if node in self._edits.expressions:
-            return
         short = {dotted.rsplit(".", 1)[1] for dotted, _ in meaning.old}
         if self._edits.legacy_policies and len(short) == 1 and self._context(node) != "type":
             self._edits.replace_name(node, f"{names.POLICIES}.{short.pop()}".replace("set_global_policy", "set_policy"))
@@ -337,7 +306,7 @@ class Planner(Visitor):
     def _removed_module(self, node: cst.Attribute, dotted: set[str]) -> bool:
         """Plan the replacement of a removed module, and report a name in it that has no counterpart."""
         parent = self._module.parents[node]
-        if isinstance(parent, cst.Attribute) and parent.value is node and parent not in self._edits.expressions:
+        if isinstance(parent, cst.Attribute) and parent.value is node:
             full = {names.canonical(d) for d in self._module.dotted(parent)}
             if not any(name in table.OLD or name in table.MODULES for name in full):
                 self._edits.todo(parent, f"{code(parent)} has no counterpart.")
@@ -378,3 +347,9 @@ def _must_be_given(function: cst.FunctionDef) -> bool:
     """Return whether a function has required arguments besides `self`."""
     parameters = (*function.params.posonly_params, *function.params.params, *function.params.kwonly_params)
     return any(p.default is None and p.name.value not in ("self", "cls") for p in parameters)
+
+
+def _is_alias(statement: cst.Assign | cst.AnnAssign | cst.NamedExpr) -> bool:
+    """Return whether an assignment binds only variables, not attributes or items."""
+    targets = [t.target for t in statement.targets] if isinstance(statement, cst.Assign) else [statement.target]
+    return not any(m.findall(target, m.Attribute() | m.Subscript()) for target in targets)
