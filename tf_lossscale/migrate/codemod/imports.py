@@ -25,7 +25,7 @@ class ImportPlanner(Visitor):
             self._star(node, node.names, module)
             return
         for alias in node.names:
-            if not self._module.knows(module, alias.evaluated_name):
+            if alias.evaluated_name not in self._module.around.known.get(module, {}):
                 bound = alias.evaluated_alias or alias.evaluated_name
                 self._decide(node, alias, join(module, alias.evaluated_name), bound)
 

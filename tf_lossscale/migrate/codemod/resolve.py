@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import libcst as cst
@@ -14,7 +14,8 @@ from libcst.metadata import ClassScope, ImportAssignment
 
 from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names
-from tf_lossscale.migrate.codemod.bindings import UNKNOWN, join
+from tf_lossscale.migrate.codemod.arguments import text
+from tf_lossscale.migrate.codemod.bindings import UNKNOWN, Bindings, join
 from tf_lossscale.migrate.codemod.project import Around, leads_to_old
 from tf_lossscale.migrate.codemod.tree import Tree, methods
 
@@ -27,6 +28,12 @@ _TESTED = m.SaveMatchedNode(m.DoNotCare(), "tested")
 _TYPE_TEST = m.Comparison(
     m.Attribute(_TESTED, m.Name("__class__")) | m.Call(m.Name("type"), [m.Arg(_TESTED)]),
     [m.ComparisonTarget(m.Is() | m.IsNot() | m.Equal() | m.NotEqual())],
+)
+
+
+_CLASS = m.SaveMatchedNode(m.DoNotCare(), "class")
+_OPTIONAL = m.BinaryOperation(_CLASS, m.BitOr(), m.Name("None")) | m.Subscript(
+    m.Name("Optional") | m.Attribute(attr=m.Name("Optional")), [m.SubscriptElement(m.Index(_CLASS))]
 )
 
 
@@ -62,9 +69,10 @@ class Resolver(Tree):
         #: The words in string annotations. Each of them may be a use of an imported name.
         self.annotated: set[str] = set()
         self._dotted: dict[cst.CSTNode, set[str]] = {}
-        self.stars: list[str] = []
+        bindings = Bindings(module.bytes)
+        self._stars = bindings.stars
         #: True if this file imports TensorFlow or tf_keras. Otherwise, its `keras` may run on another backend.
-        self.imports_tensorflow = False
+        self.imports_tensorflow = any(re.match(r"(tensorflow|tf_keras)\b", module) for module, _ in bindings.imports)
         self.visit(self)
 
     # Names. -----------------------------------------------------------------------------------------------------
@@ -122,12 +130,11 @@ class Resolver(Tree):
             return self.dotted(expression.body) | self.dotted(expression.orelse)
         if (
             isinstance(expression, cst.Call)
-            and self.is_builtin(expression.func, "getattr")
             and len(expression.args) == 2
-            and isinstance(expression.args[1].value, cst.SimpleString)
+            and self.is_builtin(expression.func, "getattr")
         ):
-            attribute = expression.args[1].value.evaluated_value
-            bases = self.dotted(expression.args[0].value) - {UNKNOWN}
+            attribute = text(expression.args[1].value)
+            bases = self.dotted(expression.args[0].value) - {UNKNOWN} if attribute else ()
             return {f"{base}.{attribute}" for base in bases} or {UNKNOWN}
         if isinstance(expression, cst.Call) and not expression.args:
             return self._module_from(expression.func)
@@ -150,17 +157,8 @@ class Resolver(Tree):
         """Return whether an expression such as `compat.Policy` reads a name that a module of the project re-exports."""
         if not isinstance(expression, cst.Attribute):
             return False
-        name = expression.attr.value
-        for base in self.dotted(expression.value):
-            package, _, module = base.rpartition(".")
-            package = package if package.strip(".") else base[: len(base) - len(base.lstrip("."))]
-            if self.knows(base, name) or self.knows(package, f"{module}.{name}"):
-                return True
-        return False
-
-    def knows(self, module: str, name: str) -> bool:
-        """Return whether a module of the project re-exports a name."""
-        return name in self.around.known.get(module, {})
+        read = {f"{base}.{expression.attr.value}" for base in self.dotted(expression.value)}
+        return any(self.around.expanded(dotted) != {dotted} for dotted in read)
 
     def is_wrapper_class(self, owner: cst.ClassDef | None) -> bool:
         """Return whether a class derives directly from an old wrapper class."""
@@ -185,11 +183,11 @@ class Resolver(Tree):
         if not assignments:
             starred = {
                 dotted
-                for star in self.stars
+                for star in self._stars
                 for dotted in self.around.expanded(join(star, name.value))
                 if leads_to_old(dotted)
             }
-            by_custom = LIBRARIES.get(name.value) if self.stars else None
+            by_custom = LIBRARIES.get(name.value) if self._stars else None
             return starred or {by_custom or UNKNOWN}
         for assignment in self.reaching(name):
             if isinstance(assignment, ImportAssignment):
@@ -236,25 +234,18 @@ class Resolver(Tree):
             if not _is_self(expression.value):
                 owners = [cls for value in self.values(expression.value) for cls in self._class_of(value)]
             found = [self._annotations.get((owner, expression.attr.value)) for owner in owners]
-        if None in found:
-            return []
-        return [cls for each in found if each for cls in self._classes(each.annotation)]
+        return [self._class(each.annotation) for each in found if each] if None not in found else []
 
     def _annotation(self, node: object) -> cst.Annotation | None:
         outer = node if isinstance(node, cst.Param) else self.parents.get(node)
         return outer.annotation if isinstance(outer, (cst.Param, cst.AnnAssign)) else None
 
-    def _classes(self, annotation: cst.BaseExpression) -> list[cst.BaseExpression]:
-        """Return the classes in an annotation. For a union these are its members except None."""
+    def _class(self, annotation: cst.BaseExpression) -> cst.BaseExpression:
+        """Return the class in an annotation, without quotes, `Optional[...]` or `| None` around it."""
         if isinstance(annotation, cst.SimpleString):
-            return self._classes(self._quoted(annotation))
-        if isinstance(annotation, cst.BinaryOperation):
-            return [*self._classes(annotation.left), *self._classes(annotation.right)]
-        generic = get_full_name_for_node(annotation) if isinstance(annotation, cst.Subscript) else None
-        if generic and generic.rsplit(".", 1)[-1] in ("Optional", "Union"):
-            parts = [element.slice.value for element in annotation.slice if isinstance(element.slice, cst.Index)]
-            return [cls for part in parts for cls in self._classes(part)]
-        return [] if is_none(annotation) else [annotation]
+            return self._class(self._quoted(annotation))
+        optional = m.extract(annotation, _OPTIONAL)
+        return self._class(cst.ensure_type(optional["class"], cst.BaseExpression)) if optional else annotation
 
     def _quoted(self, string: cst.SimpleString) -> cst.BaseExpression:
         """Parse a string annotation. The names in the result get the scope that contains the string."""
@@ -362,20 +353,6 @@ class Resolver(Tree):
         """Record the words in string annotations."""
         for string in m.findall(node, m.SimpleString()):
             self.annotated.update(re.findall(r"\w+", cst.ensure_type(string, cst.SimpleString).value))
-
-    def visit_Import(self, node: cst.Import) -> None:
-        """Record whether TensorFlow is imported."""
-        self._note_modules(alias.evaluated_name for alias in node.names)
-
-    def visit_ImportFrom(self, node: cst.ImportFrom) -> None:
-        """Record star imports, and whether TensorFlow is imported."""
-        self._note_modules([module_of(node)])
-        if isinstance(node.names, cst.ImportStar):
-            self.stars.append(module_of(node))
-
-    def _note_modules(self, modules: Iterable[str]) -> None:
-        if any(module.split(".", 1)[0] in ("tensorflow", "tf_keras") for module in modules):
-            self.imports_tensorflow = True
 
     def visit_Assign(self, node: cst.Assign) -> None:
         """Record the value of each assignment `self.x = value`."""
