@@ -92,20 +92,6 @@ class Calls(Resolver):
             f"Write {table.WRAPPER} or {names.HELPER}"
         )
 
-    def is_old_base(self, owner: cst.ClassDef) -> bool | None:
-        """Return whether a subclass calls `super().__init__` with arguments that only the older base class takes.
-
-        Returns None if the arguments do not tell which base class is meant.
-        """
-        calls = [
-            call
-            for call in m.findall(owner.body, m.Call(func=m.Attribute(m.Call(m.Name("super")), m.Name("__init__"))))
-            if isinstance(call, cst.Call)
-        ]
-        if calls and all(self._has_old_arguments(call) for call in calls):
-            return True
-        return False if calls and all(self._is_certainly_stable(call) for call in calls) else None
-
     # The four kinds of calls. -----------------------------------------------------------------------------------
 
     def _stable(self, call: cst.Call, roles: set[str]) -> Written:
@@ -281,7 +267,7 @@ class Calls(Resolver):
         made = call.args[0].value if dotted == {"typing.cast"} and call.args else made
         if names.HELPER in dotted or (made and self._is_wrapper(made)):
             return {WRAPPER}
-        if (dotted and dotted <= set(table.FACES.values())) or self._is_partial_of_old_class(call.func):
+        if dotted and dotted <= set(table.FACES.values()):
             return {FACE}
         if UNKNOWN in dotted:
             return {OTHER} if self._is_own_class(call.func) else self._kinds_of(self.returned(call.func))
@@ -301,16 +287,6 @@ class Calls(Resolver):
         except Unprovable:
             return LEFT
         return FACE if target in table.FACES.values() else WRAPPER
-
-    def _is_partial_of_old_class(self, func: cst.BaseExpression) -> bool:
-        """Return whether a variable holds a `functools.partial` of a LossScaleOptimizer with the old signature."""
-        made: set[str] = set()
-        for value in self.values(func) if isinstance(func, (cst.Name, cst.Attribute)) else ():
-            is_partial = isinstance(value, cst.Call) and self.dotted(value.func) == {"functools.partial"}
-            first = value.args[:1] if is_partial and isinstance(value, cst.Call) else ()
-            made |= self.dotted(first[0].value) if first else {UNKNOWN}
-        old = {name for name, row in table.OLD.items() if row.role == table.EXPERIMENTAL} | {*table.FACES.values()}
-        return bool(made) and old.issuperset(map(names.canonical, made))
 
     def _is_own_class(self, func: cst.BaseExpression) -> bool:
         if not isinstance(func, cst.Name):

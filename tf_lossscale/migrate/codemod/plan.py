@@ -46,7 +46,6 @@ _NOT = m.UnaryOperation(m.Not())
 _ASSERTS = m.Attribute(attr=m.Name("assertIsInstance") | m.Name("assertNotIsInstance"))
 _TYPING = {"typing.cast", "typing.TypeVar"}
 
-_OLDER = f"If the subclass is called with loss_scale, derive it from {table.FACES[table.EXPERIMENTAL]}."
 _CHOOSE = f"Write {table.WRAPPER} or {table.FACES[table.EXPERIMENTAL]}."
 
 
@@ -205,7 +204,7 @@ class Planner(Visitor):
         if roles & {table.KERAS_FUNCTION, table.POLICY}:
             self._policy_name(node, meaning)
             return
-        target = self._target(node, roles) or self._told_by_subclass(node, roles)
+        target = self._target(node, roles)
         if target is None:
             self._edits.todo(
                 node, f"{code(node)} may be either of two classes, which take different arguments. {_CHOOSE}"
@@ -222,21 +221,6 @@ class Planner(Visitor):
             return table.FACES[next(iter(roles))] if len(roles) == 1 else None
         new = {old.new for _, old in self._module.meaning(node).old}
         return new.pop() if len(new) == 1 else None
-
-    def _told_by_subclass(self, node: cst.BaseExpression, roles: set[str]) -> str | None:
-        """Return which of two possible base classes takes the arguments of a subclass's `super().__init__` call.
-
-        If the arguments do not decide this, the newer class is returned.
-        """
-        owner = self._module.enclosing(node, cst.ClassDef)
-        if owner is None or all(base.value is not node for base in owner.bases):
-            return None
-        if not roles <= {table.STABLE, table.EXPERIMENTAL, table.OURS}:
-            return None
-        is_old = self._module.is_old_base(owner)
-        if is_old is None:
-            self._edits.notice(node, f"{code(node)} may be either of two classes. The newer one is written. {_OLDER}")
-        return table.FACES[table.EXPERIMENTAL] if is_old else table.WRAPPER
 
     def _context(self, node: cst.BaseExpression) -> str:
         """Return "type" for a class that is only tested or annotated, "value" if it may be called or subclassed."""

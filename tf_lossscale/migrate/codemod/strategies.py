@@ -28,17 +28,14 @@ class StrategyPlanner(Visitor):
         self._uses: list[cst.Attribute] = []
         self._own: list[cst.CSTNode] = []
 
-    def visit_Attribute(self, node: cst.Attribute) -> None:
-        if node.attr.value == names.OLD_RUN and not m.matches(self._module.parents[node], _SHIM):
-            (self._uses if self._module.is_read(node) else self._own).append(node)
-
-    def visit_FunctionDef(self, node: cst.FunctionDef) -> None:
-        if node.name.value == names.OLD_RUN:
-            self._own.append(node.name)
-
-    def visit_AssignTarget(self, node: cst.AssignTarget) -> None:
-        if isinstance(node.target, cst.Name) and node.target.value == names.OLD_RUN:
-            self._own.append(node.target)
+    def visit_Name(self, node: cst.Name) -> None:
+        outer = self._module.parents[node]
+        if node.value != names.OLD_RUN or m.matches(self._module.parents.get(outer, outer), _SHIM):
+            return
+        if isinstance(outer, cst.Attribute) and self._module.is_read(outer):
+            self._uses.append(outer)
+        else:
+            self._own.append(node)
 
     def visit_SimpleString(self, node: cst.SimpleString) -> None:
         if text(node) == names.OLD_RUN:
