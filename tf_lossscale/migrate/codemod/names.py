@@ -57,7 +57,7 @@ CURRENT = (KERAS, f"{KERAS}.set_global_policy", f"{KERAS}.global_policy")
 PRIVATE = {name for name in EMPTIED if name != KERAS and name not in table.MODULES}
 
 # Maps a private module to the private names in it that current TensorFlow still has.
-_KEPT = {
+KEPT = {
     f"{TRAINING}.loss_scale": "_assign_if_finite _is_all_finite _op_in_graph_mode",
     "tensorflow.python.keras.mixed_precision.loss_scale": "deserialize serialize",
     "tensorflow.python.keras.mixed_precision.loss_scale_optimizer": "_DynamicLossScaleState _UnwrapPreventer "
@@ -166,7 +166,7 @@ def is_kept(dotted: str) -> bool:
         dotted: a qualified name, as written in the code.
     """
     module, _, name = dotted.rpartition(".")
-    return name in _KEPT.get(module, "").split()
+    return name in KEPT.get(module, "").split()
 
 
 def moved(dotted: str) -> str | None:

@@ -93,11 +93,14 @@ class ObjectPlanner(Visitor):
     def _update(self, node: cst.Attribute) -> None:
         """Report `loss_scale.update(...)` if it is not known what kind of object `loss_scale` is."""
         scale = node.value
-        if not m.matches(scale, _NAMED_LOSS_SCALE) or not self._module.uses_an_old_name:
+        values = [scale, *(value for value in self._module.values(scale) if value is not None)]
+        named = [each for each in values if m.matches(each, _NAMED_LOSS_SCALE)]
+        owners = [each.value for each in named if isinstance(each, cst.Attribute)]
+        if not named or any(isinstance(each, cst.Call) for each in values) or not self._module.uses_an_old_name:
             return
-        owner = scale.value if isinstance(scale, cst.Attribute) else scale
-        is_known = self._is_own_wrapper(owner) or kinds.WRAPPER in self._module.kinds(owner)
-        if not is_known and self._module.kinds(scale) == {UNKNOWN} and not self._module.told_otherwise(scale):
+        if any(self._is_own_wrapper(owner) or kinds.WRAPPER in self._module.kinds(owner) for owner in owners):
+            return
+        if self._module.kinds(scale) == {UNKNOWN} and not self._module.told_otherwise(scale):
             self._edits.notice(node, _UPDATED.format(code(scale)))
 
     def visit_Comparison(self, node: cst.Comparison) -> None:
