@@ -130,7 +130,7 @@ class ObjectPlanner(Visitor):
                 # Methods of a Keras model read self.optimizer. An optimizer that is passed to a method comes from the
                 # program itself, unless this file calls compile().
                 is_possible = self._module.compiled or self._module.enclosing(expression, cst.ClassDef) is None
-                is_own = expression.value == "self"
+                is_own = expression.value == "self" or any(map(self._is_given_a_wrapper, parameters))
                 return bool(is_possible) and self._module.uses_old_api and not is_own
         elif not isinstance(expression, cst.Attribute) or expression.attr.value != "optimizer":
             return False
@@ -141,6 +141,13 @@ class ObjectPlanner(Visitor):
         found = any(self._may_be_compiled(value) for value in values)
         self._open.discard(expression)
         return found
+
+    def _is_given_a_wrapper(self, parameter: cst.Param) -> bool:
+        """Return whether a call in this file passes a wrapper to the function that has this parameter."""
+        function = self._module.enclosing(parameter, cst.FunctionDef)
+        uses = self._module.names.get(function.name.value, ()) if function else ()
+        calls = [call for use in uses if isinstance(call := self._module.parents.get(use), cst.Call)]
+        return any(kinds.WRAPPER in self._module.kinds(argument.value) for call in calls for argument in call.args)
 
     def _is_of_model(self, expression: cst.BaseExpression) -> bool:
         """Return whether an expression is `model.optimizer` and this file never assigns it."""
