@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import libcst as cst
 import libcst.matchers as m
@@ -94,13 +94,11 @@ def _power(base: float, exponent: float) -> float:
     return float(base) ** exponent
 
 
-_OPERATORS: dict[type, Callable[..., float]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
+# The operators that loss scales are written with.
+_OPERATORS: dict[type, Any] = {
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
     ast.Pow: _power,
-    ast.UAdd: operator.pos,
     ast.USub: operator.neg,
 }
 

@@ -81,15 +81,11 @@ def _migrated(source: bytes, around: Around) -> Outcome:
             visitor.finish()
     result = module.visit(Rewriter(edits)).bytes
     if result != source:
-        if loses_comments(source, result):
-            raise ValueError(
-                "the file was not changed, because the rewrite would lose a comment. Please report this as a bug"
-            )
         wrong = python_error(result)
-        if wrong is not None:
+        if wrong or loses_comments(source, result):
             raise ValueError(
-                "the file was not changed, because the rewritten code would not parse. Please report this as a bug: "
-                f"{_first_line(wrong)}"
+                f"the file was not changed, because the rewrite would {'not parse' if wrong else 'lose a comment'}. "
+                "Please report this as a bug"
             )
     findings = (*sorted(edits.findings), *_left_by_an_earlier_run(source, edits))
     return Outcome(result, findings)

@@ -149,7 +149,7 @@ class Planner(Visitor):
 
     def _without_counterpart(self, node: cst.Attribute, owners: set[str]) -> bool:
         """Report a name from a removed or private module that is missing from the table of old names."""
-        if isinstance(node.value, cst.Name) and owners and owners <= table.MODULES.keys() - table.OLD.keys():
+        if owners and owners <= table.MODULES.keys() - table.OLD.keys():
             self._edits.todo(node, f"{code(node)} has no counterpart.")
             return False
         if owners & names.PRIVATE and all(map(names.is_kept, self._module.dotted(node))):
@@ -177,7 +177,8 @@ class Planner(Visitor):
         if self._module.is_shim(node, node.attr.value):
             self._edits.freeze(node.value)
             return False
-        gone = {names.canonical(d) for d in self._module.dotted(node)} & table.MODULES.keys()
+        dotted = {*self._module.dotted(node), *self._module.dotted(node.value)}
+        gone = {*map(names.canonical, dotted)} & table.MODULES.keys()
         same = f"{table.KERAS}.{node.attr.value}"
         old = {old.role for _, old in self._module.meaning(node).old if old.new != same}
         if not gone and old <= {table.OURS}:
@@ -288,13 +289,8 @@ class Planner(Visitor):
         return isinstance(node, cst.Name) and node.value in self._edits.pinned
 
     def _removed_module(self, node: cst.Attribute, dotted: set[str]) -> bool:
-        """Plan the replacement of a removed module, and report a name in it that has no counterpart."""
+        """Plan the replacement of a removed module."""
         parent = self._module.parents[node]
-        if isinstance(parent, cst.Attribute) and parent.value is node:
-            full = {names.canonical(d) for d in self._module.dotted(parent)}
-            if not any(name in table.OLD or name in table.MODULES for name in full):
-                self._edits.todo(parent, f"{code(parent)} has no counterpart.")
-                return False
         if self._module.through_project(node):
             return True
         self._out_of_sight(node)

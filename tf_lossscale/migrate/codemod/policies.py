@@ -13,15 +13,7 @@ from libcst.helpers import get_full_name_for_node
 from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import calls as kinds
 from tf_lossscale.migrate.codemod import names
-from tf_lossscale.migrate.codemod.arguments import (
-    SIGNATURES,
-    Unprovable,
-    Written,
-    as_they_are,
-    bind,
-    code,
-    text,
-)
+from tf_lossscale.migrate.codemod.arguments import SIGNATURES, Unprovable, Written, as_they_are, bind, code, text
 from tf_lossscale.migrate.codemod.bindings import UNKNOWN
 from tf_lossscale.migrate.codemod.calls import Calls
 from tf_lossscale.migrate.codemod.edits import Edits, Visitor

@@ -63,7 +63,10 @@ class Resolver(Tree):
         super().__init__(module)
         self.around = around
         self._open: set[cst.CSTNode] = set()
+        # The values assigned to attributes, by the class around the assignment and the code of the attribute.
         self._attributes: dict[tuple[cst.CSTNode | None, str], list[cst.BaseExpression]] = {}
+        # The same for names in the body of a class.
+        self._in_bodies: dict[tuple[cst.CSTNode | None, str], list[cst.BaseExpression]] = {}
         self._annotations: dict[tuple[cst.CSTNode | None, str], cst.Annotation] = {}
         self._returned: dict[cst.CSTNode | None, list[cst.BaseExpression]] = {}
         #: The words in string annotations. Each of them may be a use of an imported name.
@@ -284,10 +287,7 @@ class Resolver(Tree):
 
         Other values, such as classes, are ignored, because a subclass may replace them.
         """
-        name = text.removeprefix("self.")
-        lines = [line.body for line in owner.body.body if isinstance(line, cst.SimpleStatementLine)]
-        assigned = [s for line in lines for s in line if isinstance(s, cst.Assign)]
-        values = [s.value for s in assigned if any(get_full_name_for_node(t.target) == name for t in s.targets)]
+        values = self._in_bodies.get((owner, text), [])
         return [v for v in values if any(names.canonical(dotted) in names.EMPTIED for dotted in self.dotted(v))]
 
     def _class_of(self, value: cst.BaseExpression | None) -> list[cst.ClassDef]:
@@ -370,9 +370,11 @@ class Resolver(Tree):
         self._note_attribute(node.target, node.value)
 
     def _note_attribute(self, target: cst.BaseExpression, value: cst.BaseExpression | None) -> None:
-        text = get_full_name_for_node(target) if isinstance(target, cst.Attribute) else None
-        if text is not None and value is not None:
-            self._attributes.setdefault((self.enclosing(target, cst.ClassDef), text), []).append(value)
+        place, name = self.enclosing(target, cst.ClassDef), get_full_name_for_node(target)
+        if isinstance(target, cst.Attribute) and name and value:
+            self._attributes.setdefault((place, name), []).append(value)
+        elif isinstance(self.scopes.get(target), ClassScope) and value:
+            self._in_bodies.setdefault((place, f"self.{name}"), []).append(value)
 
     def visit_Return(self, node: cst.Return) -> None:
         """Record the value of a `return` statement for the function around it."""

@@ -18,11 +18,10 @@ from tf_lossscale.migrate.codemod.resolve import LIBRARIES
 _SHORT = {name.rsplit(".", 1)[1] for name in table.OLD}
 _IN_A_STRING = re.compile(
     r"[\w.]*mixed_precision\.(experimental(\.\w+)*|LossScaleOptimizer|set_policy)"
-    r"|tensorflow\.contrib\.mixed_precision[\w.]*"
+    r"|tensorflow\.contrib\.mixed_precision[\w.]*|(tensorflow|tf_keras|keras)(\.[\w.]+)?\.mixed_precision"
     r"|(from|import)\s+(tensorflow|tf_keras|keras)[\w.]*(\.mixed_precision\b|\s+import\s+mixed_precision\b).*",
     re.DOTALL,
 )
-_IMPORTED = re.compile(r"(tensorflow|tf_keras|keras)(\.[\w.]+)?\.mixed_precision")
 _UNPACKED = (
     "loss_scale is an argument of the old class only. The codemod does not follow a dict to the call that unpacks it."
 )
@@ -77,17 +76,12 @@ class UnseenPlanner(Visitor):
         parent = self._module.parents.get(node)
         if "mixed_precision" not in node.value or isinstance(parent, cst.Expr) or (value := text(node)) is None:
             return
-        if _IN_A_STRING.fullmatch(value) or (_IMPORTED.fullmatch(value) and self._is_imported(parent)):
+        if _IN_A_STRING.fullmatch(value):
             self._edits.notice(
                 node, "strings are not changed. If the program looks this old name up, call tf_lossscale.install()."
             )
         elif names.in_unused_copy(value):
             self._edits.notice(node, f"{value} {names.NOT_USED}")
-
-    def _is_imported(self, argument: cst.CSTNode | None) -> bool:
-        call = self._module.parents.get(argument) if isinstance(argument, cst.Arg) else None
-        name = get_full_name_for_node(call.func) if isinstance(call, cst.Call) else None
-        return (name or "").rsplit(".", 1)[-1] in ("import_module", "__import__")
 
     def visit_DictElement(self, node: cst.DictElement) -> None:
         if text(node.key) == "loss_scale" and text(node.value) == "dynamic":
