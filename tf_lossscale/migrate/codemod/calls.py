@@ -37,6 +37,7 @@ POLICY = "policy"
 OPTIMIZER = "optimizer of Keras or tf.compat.v1.train"
 OTHER = "something else"
 
+_COMPILE = m.Attribute(attr=m.Name("compile"))
 _FROM_CONFIG = m.Attribute(attr=m.Name("from_config"))
 
 
@@ -199,16 +200,11 @@ class Calls(Resolver):
         dotted = self.dotted(expression.func) if isinstance(expression, cst.Call) else ()
         return any(d.endswith(".global_policy") for d in dotted)
 
-    def is_compile(self, call: cst.Call) -> bool:
-        """Return whether a call compiles a Keras model with an optimizer, unlike `re.compile(...)`."""
-        if not m.matches(call.func, m.Attribute(attr=m.Name("compile"))) or optimizer_of(call) is None:
-            return False
-        return not all(map(_is_in_module, self.dotted(call.func)))
-
     @functools.cached_property
     def compiled(self) -> list[cst.Call]:
-        """The calls in this module that compile a Keras model."""
-        return [node for node in self.parents if isinstance(node, cst.Call) and self.is_compile(node)]
+        """The calls in this module that compile a Keras model with an optimizer, unlike `re.compile(...)`."""
+        calls = [node for node in self.parents if isinstance(node, cst.Call) and m.matches(node.func, _COMPILE)]
+        return [c for c in calls if optimizer_of(c) and not all(map(_is_in_module, self.dotted(c.func)))]
 
     def why_compiled(self, calls: Sequence[cst.Call]) -> str | None:
         """Return the reason to suspect that a call of `compile` created the optimizer, or None.
@@ -221,9 +217,8 @@ class Calls(Resolver):
 
     def kinds(self, expression: cst.BaseExpression) -> set[str]:
         """Return the kinds of objects that an expression may hold: constants of this module, and UNKNOWN."""
-        guarded = self._guard(expression)
-        if guarded:
-            return {guarded}
+        if isinstance(expression, (cst.Name, cst.Attribute)) and self._is_guarded(expression):
+            return {WRAPPER}
         if isinstance(expression, cst.IfExp):
             return self.kinds(expression.body) | self.kinds(expression.orelse)
         if isinstance(expression, (cst.NamedExpr, cst.Await)):
@@ -294,17 +289,24 @@ class Calls(Resolver):
         nodes = [getattr(a, "node", None) for a in self.assignments(func)]
         return bool(nodes) and all(isinstance(node, cst.ClassDef) for node in nodes)
 
-    def _guard(self, expression: cst.BaseExpression) -> str | None:
-        """Return WRAPPER if an `if` around the expression is true only for a wrapper, or None."""
-        name = get_full_name_for_node(expression) if isinstance(expression, (cst.Name, cst.Attribute)) else None
-        if name is None:
-            return None
-        for condition in self._conditions(expression):
-            if any(self._tests(test, name) for test in _conditions(condition)) or self._wraps_under(
-                condition, expression
-            ):
-                return WRAPPER
-        return None
+    def _is_guarded(self, expression: cst.BaseExpression) -> bool:
+        """Return whether an `if` around an expression is true only for a wrapper."""
+        if any(classes and all(map(self._is_wrapper, classes)) for classes in self._tested(expression)):
+            return True
+        return any(self._wraps_under(condition, expression) for condition in self._conditions(expression))
+
+    def told_otherwise(self, expression: cst.BaseExpression) -> bool:
+        """Return whether an `if` around an expression has a condition that is false for every wrapper."""
+        return any(not any(map(self._is_wrapper, classes)) for classes in self._tested(expression))
+
+    def _tested(self, expression: cst.BaseExpression) -> Iterator[list[cst.BaseExpression]]:
+        """Yield the classes in each `isinstance` test of an expression around it; none of `callable(expression)`."""
+        asked = m.Call(
+            m.Name("isinstance") | m.Name("callable"), [m.Arg(m.MatchIfTrue(expression.deep_equals)), m.ZeroOrMore()]
+        )
+        for test in [test for condition in self._conditions(expression) for test in _conjuncts(condition)]:
+            if isinstance(test, cst.Call) and m.matches(test, asked):
+                yield [argument.value for argument in test.args[1:]]
 
     def _conditions(self, expression: cst.CSTNode) -> Iterator[cst.BaseExpression]:
         """Yield the conditions of all `if` statements that enclose an expression within its function."""
@@ -324,26 +326,6 @@ class Calls(Resolver):
             for value in self.values(expression)
         )
 
-    def told_otherwise(self, expression: cst.BaseExpression) -> bool:
-        """Return whether an `if` around an expression has a condition that is false for every wrapper."""
-        asked = m.Call(
-            m.Name("isinstance") | m.Name("callable"), [m.Arg(m.MatchIfTrue(expression.deep_equals)), m.ZeroOrMore()]
-        )
-        tests = [test for condition in self._conditions(expression) for test in _conditions(condition)]
-        return any(
-            isinstance(test, cst.Call)
-            and m.matches(test, asked)
-            and not any(self._is_wrapper(argument.value) for argument in test.args[1:])
-            for test in tests
-        )
-
-    def _tests(self, test: cst.BaseExpression, name: str) -> bool:
-        if not isinstance(test, cst.Call) or len(test.args) != 2:
-            return False
-        if not self.is_builtin(test.func, "isinstance") or get_full_name_for_node(test.args[0].value) != name:
-            return False
-        return self._is_wrapper(test.args[1].value)
-
 
 def _is_in_module(dotted: str) -> bool:
     """Return whether a dotted name such as `re.compile` refers to a function in a module."""
@@ -355,9 +337,9 @@ def optimizer_of(call: cst.Call) -> cst.BaseExpression | None:
     return _argument(call, 0, "optimizer") if len(call.args) > 1 or any(a.keyword for a in call.args) else None
 
 
-def _conditions(test: cst.BaseExpression) -> Sequence[cst.BaseExpression]:
+def _conjuncts(test: cst.BaseExpression) -> Sequence[cst.BaseExpression]:
     if isinstance(test, cst.BooleanOperation) and isinstance(test.operator, cst.And):
-        return [*_conditions(test.left), *_conditions(test.right)]
+        return [*_conjuncts(test.left), *_conjuncts(test.right)]
     return [test]
 
 

@@ -45,7 +45,8 @@ class ImportPlanner(Visitor):
         elif new is None and name not in names.EMPTIED:
             if name not in table.OLD:
                 self._without_counterpart(node, alias, dotted, bound)
-        elif self._may_change(dotted, name):
+        # In a file that does not import TensorFlow, Keras may run on another backend.
+        elif self._module.imports_tensorflow or not dotted.startswith("keras.") or "experimental" in dotted:
             self._with_counterpart(node, alias, dotted, bound, new)
 
     def _without_counterpart(self, node: cst.CSTNode, alias: cst.ImportAlias, dotted: str, bound: str) -> None:
@@ -59,7 +60,7 @@ class ImportPlanner(Visitor):
         if not is_private and not is_gone:
             if names.in_unused_copy(dotted):
                 self._edits.notice(node, f"{dotted} {names.NOT_USED}")
-        elif is_gone and self._is_unused(node, bound):
+        elif is_gone and not self._uses(node, bound)[0] and not self._is_exported(node, bound):
             self._edits.replace_import(node, alias, None)
         elif moved := names.moved(dotted):
             self._edits.replace_import(node, alias, _import(moved, bound))
@@ -79,37 +80,25 @@ class ImportPlanner(Visitor):
         """
         is_gone = names.canonical(dotted).startswith(_GONE)
         uses, remain = self._uses(node, bound)
-        if new is None and is_gone and self._is_unused(node, bound):
-            self._edits.replace_import(node, alias, None)
-        elif bound in self._edits.pinned:
+        may_go = not remain and not self._is_exported(node, bound)
+        if bound in self._edits.pinned:
             if new is not None:
                 self._edits.notice(node, f"{bound} stays because not every use of it could be rewritten.")
-        elif uses and not remain and not self._is_exported(node, bound):
+        elif may_go and (uses or (new is None and is_gone)):
             self._edits.replace_import(node, alias, None)
         elif new is not None:
             self._edits.replace_import(node, alias, new)
         elif not remain and is_gone:
             self._edits.todo(node, f"{dotted} no longer exists. Other files import {bound} from this file.")
 
-    def _is_unused(self, node: cst.CSTNode, bound: str) -> bool:
-        return not self._uses(node, bound)[0] and not self._is_exported(node, bound)
-
-    def _may_change(self, dotted: str, name: str) -> bool:
-        standalone = dotted.startswith("keras.") and "experimental" not in dotted
-        return not standalone or self._module.imports_tensorflow
-
     def _new(self, dotted: str, name: str, bound: str) -> str | None:
-        old = table.OLD.get(name)
-        if old is None and names.in_unused_copy(dotted) and name in names.CURRENT:
+        old, target = table.OLD.get(name), table.MODULES.get(name)
+        if old is not None:
+            target = table.WRAPPER if old.role == table.EXPERIMENTAL else old.new
+        elif names.in_unused_copy(dotted) and name in names.CURRENT:
             target = name
-        elif old is None and name not in table.MODULES:
+        if target is None:
             return None
-        elif old is None:
-            target = table.MODULES[name]
-        elif old.role == table.EXPERIMENTAL:
-            target = table.WRAPPER
-        else:
-            target = old.new
         if target.startswith("keras."):
             target = _library(dotted) + target[len("keras") :]
         return None if target == dotted else _import(target, bound)

@@ -7,6 +7,8 @@ has `loss_scale=None` instead, calls of `compile` in the file get `auto_scale_lo
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import libcst as cst
 from libcst.helpers import get_full_name_for_node
 
@@ -38,13 +40,33 @@ _DOES_NOT_READ = (
 )
 
 
+class _Policy(NamedTuple):
+    """A call that creates a policy: its literal name or None, and its argument `loss_scale` with its place."""
+
+    call: cst.Call
+    name: str | None
+    place: int
+    scale: cst.BaseExpression
+
+    @property
+    def has_scale(self) -> bool:
+        """Whether the loss scale is not None."""
+        return code(self.scale) != "None"
+
+    @property
+    def is_default(self) -> bool:
+        """Whether the policy has the loss scale that a policy of its name has by default."""
+        if self.name == "mixed_float16":
+            return text(self.scale) in ("auto", "dynamic")
+        return text(self.scale) == "auto" or (self.name is not None and not self.has_scale)
+
+
 class PolicyPlanner(Visitor):
     """Plans the edits of dtype policies in one module."""
 
     def __init__(self, module: Calls, edits: Edits):
         super().__init__(module, edits)
-        # For each policy: its constructor call, its name, and the index of the argument `loss_scale`.
-        self._policies: list[tuple[cst.Call, cst.BaseExpression, int]] = []
+        self._policies: list[_Policy] = []
         self._wraps = False
         self._reads: list[cst.Attribute] = []
         # Expressions that read the attribute `should_cast_variables` of a policy.
@@ -57,7 +79,10 @@ class PolicyPlanner(Visitor):
         if meaning.old and meaning.roles <= {table.POLICY}:
             bound = bind(node.args, SIGNATURES[table.POLICY])
             if bound and len(bound) == len(SIGNATURES[table.POLICY]):
-                self._policies.append((node, node.args[bound["name"]].value, bound["loss_scale"]))
+                scale = bound["loss_scale"]
+                self._policies.append(
+                    _Policy(node, text(node.args[bound["name"]].value), scale, node.args[scale].value)
+                )
         elif meaning.roles & set(names.WRAPPERS):
             self._wraps = True
 
@@ -84,42 +109,27 @@ class PolicyPlanner(Visitor):
             self._edits.todo(node, _NOT_IN_KERAS.format(code(node.value), node.attr.value))
 
     def finish(self) -> None:
-        if self._reads or not all(self._is_default(policy) for policy in self._policies):
-            if (
-                self._module.compiled
-                and not self._reads
-                and all(code(p.args[i].value) == "None" for p, _, i in self._policies)
-            ):
+        if self._reads or not all(policy.is_default for policy in self._policies):
+            if self._module.compiled and not self._reads and not any(policy.has_scale for policy in self._policies):
                 self._never_wrap()
             else:
                 self._edits.legacy_policies = True
         self._read_from_old_policies()
-        if not self._edits.legacy_policies:
-            for policy, _, index in self._policies:
-                kept = [(keyword, i) for keyword, i in as_they_are(policy) if i != index]
-                self._edits.rewrite_call(policy, Written("", kept))
-        for policy, name, index in self._policies:
-            scaled = text(name) in (None, "mixed_float16") and code(policy.args[index].value) != "None"
-            is_suspect = bool(self._module.compiled) or (not self._wraps or self._is_argument(policy.args[index].value))
-            if scaled and is_suspect and (why := self._module.why_compiled(self._module.compiled)):
-                is_default = self._is_default((policy, name, index))
-                self._edits.notice(policy, f"{_WRAPS if is_default else _DOES_NOT_READ} {why}")
+        for call, _, place, _ in self._policies if not self._edits.legacy_policies else ():
+            self._edits.rewrite_call(
+                call, Written("", [(keyword, i) for keyword, i in as_they_are(call) if i != place])
+            )
+        for policy in self._policies:
+            is_suspect = self._module.compiled or not self._wraps or self._is_argument(policy.scale)
+            why = self._module.why_compiled(self._module.compiled) if is_suspect else None
+            if why and policy.name in (None, "mixed_float16") and policy.has_scale:
+                self._edits.notice(policy.call, f"{_WRAPS if policy.is_default else _DOES_NOT_READ} {why}")
 
     def _may_be_policy(self, expression: cst.BaseExpression) -> bool:
         """Return whether the name of an object of unknown type suggests that it is a dtype policy."""
-        name = (get_full_name_for_node(expression) or "").rsplit(".", 1)[-1]
-        return name.lower().endswith(("dtype_policy", "precision_policy")) or (
-            name.lower() == "policy" and self._module.uses_an_old_name
-        )
-
-    def _is_default(self, policy: tuple[cst.Call, cst.BaseExpression, int]) -> bool:
-        call, name, index = policy
-        scale = call.args[index].value
-        if text(scale) == "auto":
-            return True
-        if text(name) == "mixed_float16":
-            return text(scale) == "dynamic"
-        return text(name) is not None and code(scale) == "None"
+        name = (get_full_name_for_node(expression) or "").rsplit(".", 1)[-1].lower()
+        is_named = name == "policy" and self._module.uses_an_old_name
+        return is_named or name.endswith(("dtype_policy", "precision_policy"))
 
     def _is_argument(self, scale: cst.BaseExpression) -> bool:
         """Return whether a loss scale is a parameter of a function.
