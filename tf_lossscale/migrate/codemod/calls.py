@@ -18,6 +18,7 @@ from tf_lossscale.migrate.codemod.arguments import (
     Written,
     as_they_are,
     bind,
+    code,
     number,
     scale_arguments,
     text,
@@ -51,7 +52,7 @@ class Calls(Resolver):
 
     def __init__(self, module: cst.Module, around: Around):
         super().__init__(module, around)
-        self._written: dict[cst.Call, Written | Unprovable] = {}
+        self._written: dict[cst.Call, Written] = {}
         self._examined: set[cst.CSTNode] = set()
 
     def written(self, call: cst.Call, meaning: Meaning) -> Written:
@@ -65,14 +66,8 @@ class Calls(Resolver):
             Unprovable: no new form of the call is provably equivalent.
         """
         if call not in self._written:
-            try:
-                self._written[call] = self._decided(call, meaning)
-            except Unprovable as refusal:
-                self._written[call] = refusal
-        outcome = self._written[call]
-        if isinstance(outcome, Unprovable):
-            raise outcome
-        return outcome
+            self._written[call] = self._decided(call, meaning)
+        return self._written[call]
 
     def _decided(self, call: cst.Call, meaning: Meaning) -> Written:
         roles = meaning.roles
@@ -117,10 +112,10 @@ class Calls(Resolver):
         if second is None:
             return False
         values = self._literals(second)
-        return "'dynamic'" in values or number(second) is not None or self.loss_scale_class(second) is not None
+        return "dynamic" in values or number(second) is not None or self.loss_scale_class(second) is not None
 
     def _literals(self, expression: cst.BaseExpression | None, through: int = 1) -> set[str]:
-        """Return which of the values True, False and 'dynamic' an expression may have, and "?" if any other.
+        """Return which of the values True, False and dynamic an expression may have, and "?" if any other.
 
         Args:
             expression: an expression, or None if the expression is unknown.
@@ -131,7 +126,8 @@ class Calls(Resolver):
         if isinstance(expression, cst.Name) and expression.value not in ("True", "False") and through:
             values = self.values(expression)
             return {literal for value in values for literal in self._literals(value, through - 1)}
-        return {_literal(expression)}
+        value = None if expression is None else text(expression) or code(expression)
+        return {value if value in ("True", "False", "dynamic") else "?"}
 
     def _is_certainly_stable(self, call: cst.Call) -> bool:
         stars = {argument.star for argument in call.args} - {""}
@@ -151,39 +147,30 @@ class Calls(Resolver):
     def _experimental(self, call: cst.Call) -> Written:
         if any(argument.star for argument in call.args):
             return _unchanged(call, table.FACES[table.EXPERIMENTAL])
-        bound = bind(call.args, SIGNATURES[table.EXPERIMENTAL])
-        if bound is None:
-            bound = bind(call.args, ("inner_optimizer", "loss_scale"))
-            bound = bound and {"optimizer" if k == "inner_optimizer" else k: v for k, v in bound.items()}
-        if bound is None or "optimizer" not in bound:
+        newer = ("inner_optimizer", "loss_scale")
+        bound = bind(call.args, SIGNATURES[table.EXPERIMENTAL]) or bind(call.args, newer) or {}
+        optimizer = bound.get("optimizer", bound.get("inner_optimizer"))
+        if optimizer is None:
             raise Unprovable("the arguments do not fit the signature (optimizer, loss_scale)")
         if "loss_scale" not in bound:
-            return Written(table.WRAPPER, [_inner(call, bound["optimizer"])])
-        return self._wrapped(call, bound["optimizer"], bound["loss_scale"])
+            return Written(table.WRAPPER, [_inner(call, optimizer)])
+        return self._wrapped(call, optimizer, bound["loss_scale"])
 
     def _wrapped(self, call: cst.Call, optimizer: int, scale: int) -> Written:
         """Return a call of LossScaleOptimizer, or of `from_loss_scale` if the scale is known only at run time."""
         value = call.args[scale].value
-        if self._literals(value) <= {"True", "'dynamic'"}:
+        is_read = isinstance(value, cst.Attribute) and value.attr.value in ("loss_scale", "_loss_scale")
+        if is_read and self.kinds(value.value) & {WRAPPER, FACE, LEFT}:
+            raise Unprovable("two wrappers share one loss scale. Give both of them a tf_lossscale.SharedLossScale")
+        if self._literals(value) <= {"True", "dynamic"}:
             value = cst.SimpleString("'dynamic'")
-        converted = self.scale(value)
+        converted = scale_arguments(value, self.loss_scale_class)
         if converted is None:
             return Written(names.HELPER, [(None, optimizer), (None, scale)])
         arguments, consumed = converted
         inner = _inner(call, optimizer)
         new: list[Argument] = [inner, *arguments] if optimizer < scale else [*arguments, inner]
         return Written(table.WRAPPER, new, tuple(consumed))
-
-    def scale(self, value: cst.BaseExpression) -> tuple[list[Argument], list[cst.CSTNode]] | None:
-        """Return the arguments of LossScaleOptimizer for an old loss scale, or None if it is known only at run time.
-
-        Raises:
-            Unprovable: the loss scale is that of another wrapper.
-        """
-        is_read = isinstance(value, cst.Attribute) and value.attr.value in ("loss_scale", "_loss_scale")
-        if is_read and self.kinds(value.value) & {WRAPPER, FACE, LEFT}:
-            raise Unprovable("two wrappers share one loss scale. Give both of them a tf_lossscale.SharedLossScale")
-        return scale_arguments(value, self.loss_scale_class)
 
     # Objects. ---------------------------------------------------------------------------------------------------
 
@@ -265,7 +252,9 @@ class Calls(Resolver):
         if dotted and dotted <= set(table.FACES.values()):
             return {FACE}
         if UNKNOWN in dotted:
-            return {OTHER} if self._is_own_class(call.func) else self._kinds_of(self.returned(call.func))
+            classes = self._definitions(call.func)
+            is_own = classes and len(classes) == len(self.assignments(call.func))
+            return {OTHER} if is_own else self._kinds_of(self.returned(call.func))
         is_optimizer = all(names.canonical(d).startswith(("keras.optimizers.", "tensorflow.train.")) for d in dotted)
         return {OPTIMIZER} if is_optimizer else {UNKNOWN}
 
@@ -282,12 +271,6 @@ class Calls(Resolver):
         except Unprovable:
             return LEFT
         return FACE if target in table.FACES.values() else WRAPPER
-
-    def _is_own_class(self, func: cst.BaseExpression) -> bool:
-        if not isinstance(func, cst.Name):
-            return False
-        nodes = [getattr(a, "node", None) for a in self.assignments(func)]
-        return bool(nodes) and all(isinstance(node, cst.ClassDef) for node in nodes)
 
     def _is_guarded(self, expression: cst.BaseExpression) -> bool:
         """Return whether an `if` around an expression is true only for a wrapper."""
@@ -341,12 +324,6 @@ def _conjuncts(test: cst.BaseExpression) -> Sequence[cst.BaseExpression]:
     if isinstance(test, cst.BooleanOperation) and isinstance(test.operator, cst.And):
         return [*_conjuncts(test.left), *_conjuncts(test.right)]
     return [test]
-
-
-def _literal(value: cst.BaseExpression | None) -> str:
-    if isinstance(value, cst.Name) and value.value in ("True", "False"):
-        return value.value
-    return "'dynamic'" if value is not None and text(value) == "dynamic" else "?"
 
 
 def _bare(condition: cst.BaseExpression) -> str | None:

@@ -15,20 +15,10 @@ from tf_lossscale.migrate.codemod.bindings import UNKNOWN
 from tf_lossscale.migrate.codemod.edits import Now, Visitor, with_parentheses_of
 from tf_lossscale.migrate.codemod.resolve import Meaning
 
-# Types of syntax nodes that can lie between a class's name and the test, annotation or assignment that contains it.
-_TRANSPARENT = (
-    cst.Arg,
-    cst.BinaryOperation,
-    cst.BooleanOperation,
-    cst.ComparisonTarget,
-    cst.Element,
-    cst.IfExp,
-    cst.Index,
-    cst.List,
-    cst.Subscript,
-    cst.SubscriptElement,
-    cst.Tuple,
-)
+# Types of expressions that can lie between a class's name and the test, annotation or assignment that contains it, and
+# types of the parts of these expressions.
+_TRANSPARENT = (cst.BinaryOperation, cst.BooleanOperation, cst.IfExp, cst.List, cst.Subscript, cst.Tuple)
+_PARTS = (cst.Arg, cst.ComparisonTarget, cst.Element, cst.Index, cst.SubscriptElement)
 
 # Uses of a module as a value. A row has the type of the node around the module, the number of levels up from this node
 # to an outer node, and the pattern that the outer node matches if the codemod can track the module.
@@ -133,7 +123,8 @@ class Planner(Visitor):
             return False
         if not self._module.is_read(node):
             return self._assigned(node)
-        if self._is_tried(node) and self._module.is_shim(node, node.attr.value):
+        # The attribute may be a whole statement, as `module.name` in a `try` block.
+        if isinstance(self._module.parents[node], cst.Expr) and self._module.is_shim(node, node.attr.value):
             self._edits.freeze(node)
             return False
         if node.attr.value == "mixed_precision" and self._is_in_unused_copy(node):
@@ -185,10 +176,6 @@ class Planner(Visitor):
             return True
         self._edits.todo(node, "the rewritten code uses another name, so this assignment has no effect.")
         return False
-
-    def _is_tried(self, node: cst.Attribute) -> bool:
-        """Return whether an attribute is a whole statement, such as `module.name` in a `try` block."""
-        return isinstance(self._module.parents[node], cst.Expr)
 
     def visit_Name(self, node: cst.Name) -> None:
         if self._edits.is_settled(node) or not self._module.is_read(node):
@@ -243,7 +230,7 @@ class Planner(Visitor):
                 in_class = isinstance(self._module.scopes.get(outer), ClassScope)
                 is_followed = not in_class and not isinstance(inner, cst.BooleanOperation)
                 return "type" if is_followed and _is_alias(outer) else "value"
-            if not isinstance(outer, _TRANSPARENT):
+            if not isinstance(outer, (*_TRANSPARENT, *_PARTS)):
                 return "value"
             inner = outer
         return "value"

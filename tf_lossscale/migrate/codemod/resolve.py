@@ -121,11 +121,10 @@ class Resolver(Tree):
 
     def _resolved(self, expression: cst.BaseExpression) -> set[str]:
         if isinstance(expression, cst.Attribute):
-            through = {f"{base}.{expression.attr.value}" for base in self.dotted(expression.value) if base != UNKNOWN}
+            bases = self.dotted(expression.value)
+            through = {f"{base}.{expression.attr.value}" for base in bases - {UNKNOWN}}
             if through:
-                return {d for name in through for d in self.around.expanded(name)} | (
-                    {UNKNOWN} if UNKNOWN in self.dotted(expression.value) else set()
-                )
+                return {dotted for name in through for dotted in self.around.expanded(name)} | (bases & {UNKNOWN})
             return self._of_values(self._attribute_values(expression))
         if isinstance(expression, cst.Name):
             return self._of_name(expression)
@@ -137,8 +136,8 @@ class Resolver(Tree):
             and self.is_builtin(expression.func, "getattr")
         ):
             attribute = text(expression.args[1].value)
-            bases = self.dotted(expression.args[0].value) - {UNKNOWN} if attribute else ()
-            return {f"{base}.{attribute}" for base in bases} or {UNKNOWN}
+            bases = self.dotted(expression.args[0].value) - {UNKNOWN}
+            return {f"{base}.{attribute}" for base in bases if attribute} or {UNKNOWN}
         if isinstance(expression, cst.Call) and not expression.args:
             return self._module_from(expression.func)
         return {UNKNOWN}
@@ -149,11 +148,8 @@ class Resolver(Tree):
         The function may be defined in another file.
         """
         values = self.returned(function)
-        found = (
-            self._of_values(values)
-            if values
-            else {module for dotted in self.dotted(function) for module in self.around.expanded(f"{dotted}()")}
-        )
+        exported = {module for dotted in self.dotted(function) for module in self.around.expanded(f"{dotted}()")}
+        found = self._of_values(values) if values else exported
         return found if any(names.canonical(module) in names.EMPTIED for module in found) else {UNKNOWN}
 
     def through_project(self, expression: cst.BaseExpression) -> bool:
@@ -184,14 +180,9 @@ class Resolver(Tree):
         found: set[str] = set()
         assignments = self.assignments(name)
         if not assignments:
-            starred = {
-                dotted
-                for star in self._stars
-                for dotted in self.around.expanded(join(star, name.value))
-                if leads_to_old(dotted)
-            }
+            starred = {d for star in self._stars for d in self.around.expanded(join(star, name.value))}
             by_custom = LIBRARIES.get(name.value) if self._stars else None
-            return starred or {by_custom or UNKNOWN}
+            return {dotted for dotted in starred if leads_to_old(dotted)} or {by_custom or UNKNOWN}
         for assignment in self.reaching(name):
             if isinstance(assignment, ImportAssignment):
                 imported = assignment.get_qualified_names_for(name.value)

@@ -94,14 +94,9 @@ class Rewriter(cst.CSTTransformer):
         lines[-1] = lines[-1].with_changes(trailing_whitespace=updated_node.trailing_whitespace)
         return cst.FlattenSentinel(lines)
 
-    def leave_ImportFrom(self, original_node: cst.ImportFrom, updated_node: cst.ImportFrom) -> Any:
-        return self._imports(original_node)
-
-    def leave_Import(self, original_node: cst.Import, updated_node: cst.Import) -> Any:
-        return self._imports(original_node)
-
-    def _imports(self, statement: cst.Import | cst.ImportFrom) -> Any:
+    def leave_ImportFrom(self, original_node: Any, updated_node: Any) -> Any:
         """Return the statements that replace an import statement."""
+        statement = original_node
         planned = self._edits.imports
         aliases = [statement.names] if isinstance(statement.names, cst.ImportStar) else list(statement.names)
         kept: list[Any] = [alias for alias in aliases if alias not in planned]
@@ -117,6 +112,8 @@ class Rewriter(cst.CSTTransformer):
             return cst.RemoveFromParent()
         statements[-1] = statements[-1].with_changes(semicolon=statement.semicolon)
         return cst.FlattenSentinel(statements)
+
+    leave_Import = leave_ImportFrom
 
     def leave_IndentedBlock(
         self, original_node: cst.IndentedBlock, updated_node: cst.IndentedBlock
