@@ -71,35 +71,18 @@ class Calls(Resolver):
 
     def _decided(self, call: cst.Call, meaning: Meaning) -> Written:
         roles = meaning.roles
-        if roles <= {table.STABLE, table.OURS}:
-            return self._stable(call, roles)
-        if roles == {table.EXPERIMENTAL}:
-            return self._experimental(call)
         if roles == {table.CONTRIB}:
             return _unchanged(call, table.FACES[table.CONTRIB])
         if roles <= {table.STABLE, table.OURS, table.EXPERIMENTAL}:
-            # The name may mean the old or the new class. The arguments show which of the two is called.
-            if self._has_old_arguments(call):
-                return self._experimental(call)
-            if self._is_certainly_stable(call):
+            # If the name may mean the old or the new class, the arguments show which of the two is called.
+            if roles == {table.EXPERIMENTAL} or self._has_old_arguments(call):
+                return self._experimental(call, roles)
+            if table.EXPERIMENTAL not in roles or self._is_certainly_stable(call):
                 return _unchanged(call, table.WRAPPER)
         raise Unprovable(
-            f"this may be a call of {_listed(meaning)}, and the arguments fit both. "
-            f"Write {table.WRAPPER} or {names.HELPER}"
+            f"this may be a call of {' or '.join(sorted({dotted for dotted, _ in meaning.old}))}, and the arguments "
+            f"fit both. Write {table.WRAPPER} or {names.HELPER}"
         )
-
-    # The four kinds of calls. -----------------------------------------------------------------------------------
-
-    def _stable(self, call: cst.Call, roles: set[str]) -> Written:
-        if self._has_old_arguments(call):
-            second = _argument(call, 1, "dynamic")
-            if roles == {table.STABLE} and second is not None and number(second) is not None:
-                raise Unprovable(
-                    "a number as the second argument is a fixed scale in TensorFlow 2.3 and the initial scale in "
-                    "Keras 3. Write dynamic=False, initial_scale=N for a fixed scale, or initial_scale=N"
-                )
-            return self._experimental(call)
-        return _unchanged(call, table.WRAPPER)
 
     def _has_old_arguments(self, call: cst.Call) -> bool:
         """Return whether the arguments of a call fit only the old signature `(optimizer, loss_scale)`."""
@@ -144,7 +127,13 @@ class Calls(Resolver):
             or len(call.args) > 2
         )
 
-    def _experimental(self, call: cst.Call) -> Written:
+    def _experimental(self, call: cst.Call, roles: set[str]) -> Written:
+        second = _argument(call, 1, "dynamic")
+        if roles == {table.STABLE} and second is not None and number(second) is not None:
+            raise Unprovable(
+                "a number as the second argument is a fixed scale in TensorFlow 2.3 and the initial scale in Keras 3. "
+                "Write dynamic=False, initial_scale=N for a fixed scale, or initial_scale=N"
+            )
         if any(argument.star for argument in call.args):
             return _unchanged(call, table.FACES[table.EXPERIMENTAL])
         newer = ("inner_optimizer", "loss_scale")
@@ -164,7 +153,7 @@ class Calls(Resolver):
             raise Unprovable("two wrappers share one loss scale. Give both of them a tf_lossscale.SharedLossScale")
         if self._literals(value) <= {"True", "dynamic"}:
             value = cst.SimpleString("'dynamic'")
-        converted = scale_arguments(value, self.loss_scale_class)
+        converted = scale_arguments(value, self.loss_scale_class(value))
         if converted is None:
             return Written(names.HELPER, [(None, optimizer), (None, scale)])
         arguments, consumed = converted
@@ -200,7 +189,9 @@ class Calls(Resolver):
         """
         if calls:
             return f"Suspected because of compile() in line {self.start(calls[0])[0]}."
-        return self.around.reason
+        if self.around.compiles is None:
+            return "Suspected because the files that call compile() were not given."
+        return "Suspected because another file calls compile()." if self.around.compiles else None
 
     def kinds(self, expression: cst.BaseExpression) -> set[str]:
         """Return the kinds of objects that an expression may hold: constants of this module, and UNKNOWN."""
@@ -345,7 +336,3 @@ def _inner(call: cst.Call, index: int) -> Argument:
 
 def _unchanged(call: cst.Call, target: str) -> Written:
     return Written(target, as_they_are(call))
-
-
-def _listed(meaning: Meaning) -> str:
-    return " or ".join(sorted({dotted for dotted, _ in meaning.old}))

@@ -149,7 +149,7 @@ def _source(path: str) -> bytes:
     reports the error.
     """
     try:
-        content = _read(path)
+        content = pathlib.Path(path).read_bytes()
     except OSError:
         return b"\0"
     if not path.endswith(_NOTEBOOK):
@@ -160,14 +160,9 @@ def _source(path: str) -> bytes:
         return b"\0" if names.is_worth_parsing(content) else b""
 
 
-def _read(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
-
-
 def _migrate(job: Job) -> report.FileReport:
     try:
-        old = _read(job.path)
+        old = pathlib.Path(job.path).read_bytes()
         if job.path.endswith(_NOTEBOOK):
             new, findings = notebooks.rewritten(old, job.around)
         else:
@@ -213,7 +208,7 @@ def write(reports: Iterable[report.FileReport]) -> Iterator[report.FileReport]:
 
 def _write(changed: report.FileReport) -> None:
     path = os.path.realpath(changed.path)
-    if _read(path) != changed.old:
+    if pathlib.Path(path).read_bytes() != changed.old:
         raise ValueError("the file changed after it was read, so it was not rewritten. Run the command again")
     write_atomically(path, changed.new)
 

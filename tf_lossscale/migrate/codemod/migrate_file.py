@@ -93,14 +93,14 @@ def _migrated(source: bytes, around: Around) -> Outcome:
 
 def _left_by_an_earlier_run(source: bytes, edits: Edits) -> list[Finding]:
     """Return a finding for each TODO comment of an earlier run that this run did not produce again."""
-    found = {finding.reason for finding in edits.findings if finding.kind == TODO}
-    findings = []
-    for comment in comments(source) if MARK.encode() in source else ():
-        if comment.string.startswith(MARK):
-            reason = comment.string[len(MARK) :].strip()
-            if not any(known and known.startswith(reason) for known in found):
-                findings.append(Finding(*comment.start, TODO, comment.string, reason=reason))
-    return sorted(findings)
+    found = [finding.reason or "" for finding in edits.findings if finding.kind == TODO]
+    left = [each for each in comments(source) if each.string.startswith(MARK)] if MARK.encode() in source else []
+    reasons = [(comment, comment.string.removeprefix(MARK).strip()) for comment in left]
+    return [
+        Finding(*comment.start, TODO, comment.string, reason=reason)
+        for comment, reason in reasons
+        if not any(each.startswith(reason) for each in found)
+    ]
 
 
 def _parsed(source: bytes) -> cst.Module:

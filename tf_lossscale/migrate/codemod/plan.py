@@ -203,37 +203,33 @@ class Planner(Visitor):
 
     def _target(self, node: cst.BaseExpression, roles: set[str]) -> str | None:
         if roles <= set(names.WRAPPERS):
-            context = self._context(node)
-            if context == "type" or roles <= {table.STABLE, table.OURS}:
+            if roles <= {table.STABLE, table.OURS} or self._is_only_tested(node):
                 return table.FACES[table.CONTRIB] if roles == {table.CONTRIB} else table.WRAPPER
             return table.FACES[next(iter(roles))] if len(roles) == 1 else None
         new = {old.new for _, old in self._module.meaning(node).old}
         return new.pop() if len(new) == 1 else None
 
-    def _context(self, node: cst.BaseExpression) -> str:
-        """Return "type" for a class that is only tested or annotated, "value" if it may be called or subclassed."""
+    def _is_only_tested(self, node: cst.BaseExpression) -> bool:
+        """Return whether a class is only tested or annotated. Otherwise it may be called or subclassed."""
         inner: cst.CSTNode = node
         for outer in self._module.ancestors(node):
             if isinstance(outer, (cst.Annotation, cst.Comparison, cst.Attribute, cst.MatchClass)):
-                return "type"
+                return True
             if getattr(outer, "test", None) is inner or m.matches(outer, _NOT):
-                return "type"
+                return True
             if isinstance(outer, cst.Call):
                 is_test = any(self._module.is_builtin(outer.func, f) for f in ("isinstance", "issubclass"))
-                is_test = is_test or m.matches(outer.func, _ASSERTS) or self._module.dotted(outer.func) <= _TYPING
-                return "type" if is_test else "value"
+                return is_test or m.matches(outer.func, _ASSERTS) or self._module.dotted(outer.func) <= _TYPING
             if isinstance(outer, (cst.Assign, cst.AnnAssign, cst.NamedExpr)) and outer.value is inner:
-                if getattr(self._module.parents[outer], "func", None) is outer:
-                    # The class is called at once, as in `(name := class)(...)`.
-                    return "value"
-                # An alias in a class body can be called through an instance, which the codemod does not track.
+                # The class may be called at once, as in `(name := class)(...)`. An alias in a class body can be called
+                # through an instance, which the codemod does not track.
+                is_called = getattr(self._module.parents[outer], "func", None) is outer
                 in_class = isinstance(self._module.scopes.get(outer), ClassScope)
-                is_followed = not in_class and not isinstance(inner, cst.BooleanOperation)
-                return "type" if is_followed and _is_alias(outer) else "value"
+                return not (is_called or in_class or isinstance(inner, cst.BooleanOperation)) and _is_alias(outer)
             if not isinstance(outer, (*_TRANSPARENT, *_PARTS)):
-                return "value"
+                return False
             inner = outer
-        return "value"
+        return False
 
     def _keeps_name(self, node: cst.BaseExpression, target: str) -> bool:
         """Return whether a use can keep its name because the name's import or assignment is rewritten."""
@@ -252,7 +248,7 @@ class Planner(Visitor):
 
     def _policy_name(self, node: cst.BaseExpression, meaning: Meaning) -> None:
         short = {dotted.rsplit(".", 1)[1] for dotted, _ in meaning.old}
-        if self._edits.legacy_policies and len(short) == 1 and self._context(node) != "type":
+        if self._edits.legacy_policies and len(short) == 1 and not self._is_only_tested(node):
             self._edits.replace_name(node, f"{names.POLICIES}.{short.pop()}".replace("set_global_policy", "set_policy"))
         else:
             self._rename_keras(node, meaning)

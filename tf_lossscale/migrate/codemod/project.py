@@ -45,13 +45,6 @@ class Around(NamedTuple):
     #: Whether another file calls `compile`.
     compiles: bool | None = None
 
-    @property
-    def reason(self) -> str | None:
-        """Why a call of `compile` in another file may have created an optimizer; None if no other file calls it."""
-        if self.compiles is None:
-            return "Suspected because the files that call compile() were not given."
-        return "Suspected because another file calls compile()." if self.compiles else None
-
     def expanded(self, dotted: str) -> set[str]:
         """Return the names that a dotted name stands for if a module of the project re-exports it.
 

@@ -127,11 +127,10 @@ class Rewriter(cst.CSTTransformer):
         self, original_node: cst.Try, updated_node: cst.Try
     ) -> cst.BaseStatement | cst.FlattenSentinel | cst.RemovalSentinel:
         """Replace a `try` with one of its branches if all have become equal. Remove it if all are empty."""
-        branches = [updated_node.body, *(handler.body for handler in updated_node.handlers)]
-        is_plain = all(m.matches(branch, _ONE_PLAIN_LINE) for branch in branches) and updated_node.handlers
-        if updated_node.orelse or updated_node.finalbody or not is_plain or original_node.deep_equals(updated_node):
-            return updated_node
-        if m.findall(updated_node.with_changes(leading_lines=()), m.Comment()) or len(set(map(code, branches))) > 1:
+        branches = {code(each.body) for each in (updated_node, *updated_node.handlers)}
+        has_comment = m.findall(updated_node.with_changes(leading_lines=()), m.Comment())
+        is_plain = m.matches(updated_node, _PLAIN_TRY) and not has_comment
+        if len(branches) > 1 or not is_plain or original_node.deep_equals(updated_node):
             return updated_node
         line = updated_node.body.body[0]
         if m.matches(line, m.SimpleStatementLine([m.Pass()])):
@@ -153,10 +152,9 @@ _IMPORTS = m.Import() | m.ImportFrom()
 _IMPORT_LINE = m.SimpleStatementLine([m.AtLeastN(_IMPORTS, n=1)])
 _DOCSTRING = m.SimpleStatementLine([m.Expr(m.SimpleString())])
 _IPYTHON_LINE = m.SimpleStatementLine([m.Expr(m.Name(m.MatchIfTrue(lambda name: name.startswith(IPYTHON))))])
-# A branch that `leave_Try` may merge: an import, `pass`, or an assignment whose value is a name or attribute.
-_ONE_PLAIN_LINE = m.IndentedBlock(
-    [m.SimpleStatementLine([_IMPORTS | m.Pass() | m.Assign(value=m.Name() | m.Attribute())])]
-)
+# A `try` that may be merged: each branch is an import, `pass`, or an assignment whose value is a name or attribute.
+_PLAIN = m.IndentedBlock([m.SimpleStatementLine([_IMPORTS | m.Pass() | m.Assign(value=m.Name() | m.Attribute())])])
+_PLAIN_TRY = m.Try(_PLAIN, [m.AtLeastN(m.ExceptHandler(_PLAIN), n=1)], orelse=None, finalbody=None)
 _PACKAGE = m.ImportAlias(m.Name("tf_lossscale") | _OF_PACKAGE, None)
 _IMPORTS_PACKAGE = m.SimpleStatementLine(
     [m.ZeroOrMore(), m.Import([m.ZeroOrMore(), _PACKAGE, m.ZeroOrMore()]), m.ZeroOrMore()]

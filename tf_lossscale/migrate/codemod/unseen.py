@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 
 import libcst as cst
+import libcst.matchers as m
 from libcst.helpers import get_full_name_for_node
 
 from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names
-from tf_lossscale.migrate.codemod.arguments import text
+from tf_lossscale.migrate.codemod.arguments import keyword_of, text
 from tf_lossscale.migrate.codemod.edits import Visitor
 from tf_lossscale.migrate.codemod.project import leads_to_old
 from tf_lossscale.migrate.codemod.resolve import LIBRARIES
@@ -18,10 +19,12 @@ from tf_lossscale.migrate.codemod.resolve import LIBRARIES
 _SHORT = {name.rsplit(".", 1)[1] for name in table.OLD}
 _IN_A_STRING = re.compile(
     r"[\w.]*mixed_precision\.(experimental(\.\w+)*|LossScaleOptimizer|set_policy)"
-    r"|tensorflow\.contrib\.mixed_precision[\w.]*|(tensorflow|tf_keras|keras)(\.[\w.]+)?\.mixed_precision"
+    r"|tensorflow\.contrib\.mixed_precision[\w.]*"
     r"|(from|import)\s+(tensorflow|tf_keras|keras)[\w.]*(\.mixed_precision\b|\s+import\s+mixed_precision\b).*",
     re.DOTALL,
 )
+_IMPORTED = re.compile(r"(tensorflow|tf_keras|keras)(\.[\w.]+)?\.mixed_precision")
+_IMPORTS = m.Call(m.Name("__import__") | m.Name("import_module") | m.Attribute(attr=m.Name("import_module")))
 _UNPACKED = (
     "loss_scale is an argument of the old class only. The codemod does not follow a dict to the call that unpacks it."
 )
@@ -30,22 +33,18 @@ _UNPACKED = (
 class UnseenPlanner(Visitor):
     """Plans TODO comments and notices for uses in one module that syntax alone does not show."""
 
-    def visit_Attribute(self, node: cst.Attribute) -> None:
-        self._out_of_sight(node)
-
-    def visit_Call(self, node: cst.Call) -> None:
-        if not self._module.is_builtin(node.func, "dict"):
-            return
-        for argument in node.args:
-            if argument.keyword and argument.keyword.value == "loss_scale" and text(argument.value) == "dynamic":
-                self._in_a_dict(node)
+    def visit_Arg(self, node: cst.Arg) -> None:
+        call = self._module.parents[node]
+        is_of_dict = isinstance(call, cst.Call) and self._module.is_builtin(call.func, "dict")
+        if is_of_dict and keyword_of(node) == "loss_scale" and text(node.value) == "dynamic":
+            self._in_a_dict(node)
 
     def _in_a_dict(self, node: cst.CSTNode) -> None:
         """Report `loss_scale="dynamic"` in a dict, except in a file that uses neither TensorFlow nor an old name."""
         if self._module.imports_tensorflow or self._module.uses_an_old_name:
             self._edits.notice(node, _UNPACKED)
 
-    def _out_of_sight(self, node: cst.Attribute) -> None:
+    def visit_Attribute(self, node: cst.Attribute) -> None:
         name = get_full_name_for_node(node)
         if isinstance(node.value, cst.Call) and node.attr.value in _SHORT:
             func = get_full_name_for_node(node.value.func) or ""
@@ -76,7 +75,8 @@ class UnseenPlanner(Visitor):
         parent = self._module.parents.get(node)
         if "mixed_precision" not in node.value or isinstance(parent, cst.Expr) or (value := text(node)) is None:
             return
-        if _IN_A_STRING.fullmatch(value):
+        is_imported = isinstance(parent, cst.Arg) and m.matches(self._module.parents[parent], _IMPORTS)
+        if _IN_A_STRING.fullmatch(value) or (is_imported and _IMPORTED.fullmatch(value)):
             self._edits.notice(
                 node, "strings are not changed. If the program looks this old name up, call tf_lossscale.install()."
             )
