@@ -30,6 +30,7 @@ _UPDATED = (
     "if {} is the loss scale of a LossScaleOptimizer, it is a tensor and has no update. The wrapper updates its loss "
     "scale automatically."
 )
+_NO_STATE = "the loss scale is a tensor and has no {}. The wrapper updates its loss scale itself."
 _IF_WRAPPED = "if {0} is a LossScaleOptimizer, write {0}.{1}"
 _GIVE = "Give compile() a tf_lossscale.LossScaleOptimizer."
 
@@ -201,7 +202,8 @@ class ObjectPlanner(Visitor):
         found = self._module.kinds(node.value)
         attribute = node.attr.value
         if attribute == "_loss_scale" and not self._module.is_read(node):
-            self._replaced(node, found)
+            if found & {kinds.WRAPPER, kinds.FACE} or self._is_own_wrapper(node.value):
+                self._edits.notice(node, _TAKES)
             return
         if kinds.WRAPPER not in found or not self._module.is_read(node):
             return
@@ -220,12 +222,6 @@ class ObjectPlanner(Visitor):
         ):
             self._edits.rename_attribute(node, "loss_scale")
 
-    def _replaced(self, node: cst.Attribute, found: set[str]) -> None:
-        """Report `opt._loss_scale = ...` if `opt` is a wrapper, or `self` in a subclass of a wrapper."""
-        if not found & {kinds.WRAPPER, kinds.FACE} and not self._is_own_wrapper(node.value):
-            return
-        self._edits.notice(node, _TAKES)
-
     def _is_own_wrapper(self, expression: cst.BaseExpression) -> bool:
         """Return whether an expression is `self` in a subclass of an old wrapper class."""
         owner = self._module.enclosing(expression, cst.ClassDef)
@@ -237,16 +233,10 @@ class ObjectPlanner(Visitor):
             # The object in `_loss_scale` of a current wrapper has this attribute too, so the code stays.
             return
         if name in names.STATE and found <= _PLAIN_OR_WRAPPER:
-            new = names.STATE[name]
+            new = cst.Name(names.STATE[name])
             self._handled.add(node)
-            self._edits.replace(
-                outer,
-                lambda updated, now: updated.with_changes(value=updated.value.value, attr=cst.Name(new)),
-            )
+            self._edits.replace(outer, lambda old, now: old.with_changes(value=old.value.value, attr=new))
         elif name in names.STATE:
             self._edits.todo(outer, _IF_WRAPPED.format(code(node.value), f"{names.STATE[name]}."))
         elif node.attr.value == "_loss_scale" or name in ("update", "multiplier", "get_config"):
-            self._edits.todo(
-                outer,
-                f"the loss scale is a tensor and has no {name}. The wrapper updates its loss scale itself.",
-            )
+            self._edits.todo(outer, _NO_STATE.format(name))

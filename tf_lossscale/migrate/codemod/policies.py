@@ -79,10 +79,8 @@ class PolicyPlanner(Visitor):
         if meaning.old and meaning.roles <= {table.POLICY}:
             bound = bind(node.args, SIGNATURES[table.POLICY])
             if bound and len(bound) == len(SIGNATURES[table.POLICY]):
-                scale = bound["loss_scale"]
-                self._policies.append(
-                    _Policy(node, text(node.args[bound["name"]].value), scale, node.args[scale].value)
-                )
+                name, place = text(node.args[bound["name"]].value), bound["loss_scale"]
+                self._policies.append(_Policy(node, name, place, node.args[place].value))
         elif meaning.roles & set(names.WRAPPERS):
             self._wraps = True
 
@@ -116,9 +114,8 @@ class PolicyPlanner(Visitor):
                 self._edits.legacy_policies = True
         self._read_from_old_policies()
         for call, _, place, _ in self._policies if not self._edits.legacy_policies else ():
-            self._edits.rewrite_call(
-                call, Written("", [(keyword, i) for keyword, i in as_they_are(call) if i != place])
-            )
+            kept = [(keyword, index) for keyword, index in as_they_are(call) if index != place]
+            self._edits.rewrite_call(call, Written("", kept))
         for policy in self._policies:
             is_suspect = self._module.compiled or not self._wraps or self._is_argument(policy.scale)
             why = self._module.why_compiled(self._module.compiled) if is_suspect else None
