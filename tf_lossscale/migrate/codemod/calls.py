@@ -39,6 +39,7 @@ OPTIMIZER = "optimizer of Keras or tf.compat.v1.train"
 OTHER = "something else"
 
 _COMPILE = m.Attribute(attr=m.Name("compile"))
+_SUPER_INIT = m.Call(m.Attribute(m.Call(m.Name("super")), m.Name("__init__")))
 _FROM_CONFIG = m.Attribute(attr=m.Name("from_config"))
 
 
@@ -83,6 +84,11 @@ class Calls(Resolver):
             f"this may be a call of {' or '.join(sorted({dotted for dotted, _ in meaning.old}))}, and the arguments "
             f"fit both. Write {table.WRAPPER} or {names.HELPER}"
         )
+
+    def takes_newer_arguments(self, owner: cst.ClassDef) -> bool:
+        """Return whether a subclass calls `super().__init__` with arguments that only the newer base class takes."""
+        calls = [call for call in m.findall(owner.body, _SUPER_INIT) if isinstance(call, cst.Call)]
+        return bool(calls) and all(self._is_certainly_stable(c) and not self._has_old_arguments(c) for c in calls)
 
     def _has_old_arguments(self, call: cst.Call) -> bool:
         """Return whether the arguments of a call fit only the old signature `(optimizer, loss_scale)`."""

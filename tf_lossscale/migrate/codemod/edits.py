@@ -121,8 +121,7 @@ class Edits:
 
     def _report(self, node: cst.CSTNode, kind: str, new: str | None = None, reason: str | None = None) -> None:
         line, column = self._module.start(node)
-        old = " ".join(code(node).split())
-        finding = report.Finding(line, column, kind, _short(old), new and _short(new), reason)
+        finding = report.Finding(line, column, kind, _short(code(node)), new and _short(new), reason)
         if finding not in self.findings:
             self.findings.append(finding)
 

@@ -195,11 +195,7 @@ def canonical(dotted: str) -> str:
     Returns:
         The canonical name. A name of another library is returned unchanged.
     """
-    name = dotted + "."
-    changed = True
-    while changed:
-        changed = False
-        for old, new in _ROOTS:
-            if name.startswith(old):
-                name, changed = new + name[len(old) :], True
-    return name[:-1]
+    for old, new in _ROOTS:
+        if f"{dotted}.".startswith(old):
+            return canonical(f"{new}{dotted[len(old) :]}".rstrip("."))
+    return dotted

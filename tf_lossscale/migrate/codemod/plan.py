@@ -36,6 +36,8 @@ _NOT = m.UnaryOperation(m.Not())
 _ASSERTS = m.Attribute(attr=m.Name("assertIsInstance") | m.Name("assertNotIsInstance"))
 _TYPING = {"typing.cast", "typing.TypeVar"}
 
+# The roles of a class that depends on the version of TensorFlow.
+_OF_TWO = {table.STABLE, table.EXPERIMENTAL}
 _CHOOSE = f"Write {table.WRAPPER} or {table.FACES[table.EXPERIMENTAL]}."
 
 
@@ -205,6 +207,9 @@ class Planner(Visitor):
         if roles <= set(names.WRAPPERS):
             if roles <= {table.STABLE, table.OURS} or self._is_only_tested(node):
                 return table.FACES[table.CONTRIB] if roles == {table.CONTRIB} else table.WRAPPER
+            subclass = self._module.parents.get(self._module.parents[node])
+            if roles == _OF_TWO and isinstance(subclass, cst.ClassDef) and self._module.takes_newer_arguments(subclass):
+                return table.WRAPPER
             return table.FACES[next(iter(roles))] if len(roles) == 1 else None
         new = {old.new for _, old in self._module.meaning(node).old}
         return new.pop() if len(new) == 1 else None

@@ -222,14 +222,10 @@ class Project:
         candidates = self._by_tail.get(ending.rsplit(os.sep, 1)[-1], ())
         folders = {c: _stem(c)[: -len(ending) - 1] for c in candidates if _stem(c).endswith(os.sep + ending)}
         matches = [candidate for candidate, folder in folders.items() if self._is_top_level(folder, path)]
-        if not matches:
-            return None
-        distances = {
-            candidate: (-len(os.path.commonpath([os.path.dirname(path), candidate])), candidate.count(os.sep))
-            for candidate in matches
-        }
-        nearest, *others = sorted(matches, key=distances.__getitem__)
-        return None if others and distances[others[0]] == distances[nearest] else nearest
+        folder = os.path.dirname(path)
+        nearest = sorted((-len(os.path.commonpath([folder, each])), each.count(os.sep), each) for each in matches)
+        is_clear = len(nearest) == 1 or (nearest and nearest[0][:2] != nearest[1][:2])
+        return nearest[0][-1] if is_clear else None
 
     def _is_top_level(self, folder: str, path: str) -> bool:
         """Return whether the file at `path` can import the modules in a folder without a package name.
