@@ -127,17 +127,18 @@ class Project:
 
         Imports may be circular, so a file is read again whenever the exports of a file that it imports change.
         """
-        waiting = list(paths)
+        waiting = dict.fromkeys(paths)
         times_read: collections.Counter[str] = collections.Counter()
         while waiting:
-            path = waiting.pop()
+            path, _ = waiting.popitem()
             times_read[path] += 1
             exported = self._exported(path)
             if exported != self._exports.get(path, {}) and times_read[path] < _ROUNDS:
                 self._exports[path] = exported
                 has_old_name = _has_old_name(exported)
-                waiting += [other for other in self._importers(path) if has_old_name or times_read[other]]
-            waiting += [provider for _, provider, _ in self._imported(path) if not times_read[provider]]
+                importers = self._importers(path)
+                waiting |= dict.fromkeys(other for other in importers if has_old_name or times_read[other])
+            waiting |= dict.fromkeys(provider for _, provider, _ in self._imported(path) if not times_read[provider])
 
     def _exported(self, path: str) -> Exports:
         """Return the old names that a file re-exports, as far as the exports of other files are known."""
