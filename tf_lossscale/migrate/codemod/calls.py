@@ -18,7 +18,6 @@ from tf_lossscale.migrate.codemod.arguments import (
     Written,
     as_they_are,
     bind,
-    code,
     number,
     scale_arguments,
     text,
@@ -104,7 +103,7 @@ class Calls(Resolver):
         return "dynamic" in values or number(second) is not None or self.loss_scale_class(second) is not None
 
     def _literals(self, expression: cst.BaseExpression | None, through: int = 1) -> set[str]:
-        """Return which of the values True, False and dynamic an expression may have, and "?" if any other.
+        """Return which of the values True, False and "dynamic" an expression may have, and "?" if any other.
 
         Args:
             expression: an expression, or None if the expression is unknown.
@@ -115,8 +114,7 @@ class Calls(Resolver):
         if isinstance(expression, cst.Name) and expression.value not in ("True", "False") and through:
             values = self.values(expression)
             return {literal for value in values for literal in self._literals(value, through - 1)}
-        value = None if expression is None else text(expression) or code(expression)
-        return {value if value in ("True", "False", "dynamic") else "?"}
+        return {_literal(expression)}
 
     def _is_certainly_stable(self, call: cst.Call) -> bool:
         stars = {argument.star for argument in call.args} - {""}
@@ -321,6 +319,12 @@ def _conjuncts(test: cst.BaseExpression) -> Sequence[cst.BaseExpression]:
     if isinstance(test, cst.BooleanOperation) and isinstance(test.operator, cst.And):
         return [*_conjuncts(test.left), *_conjuncts(test.right)]
     return [test]
+
+
+def _literal(value: cst.BaseExpression | None) -> str:
+    if isinstance(value, cst.Name) and value.value in ("True", "False"):
+        return value.value
+    return "dynamic" if value is not None and text(value) == "dynamic" else "?"
 
 
 def _bare(condition: cst.BaseExpression) -> str | None:

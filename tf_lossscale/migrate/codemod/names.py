@@ -164,10 +164,8 @@ def moved(dotted: str) -> str | None:
     Args:
         dotted: a qualified name, as written in the code.
     """
-    for old, new in MOVED.items():
-        if f"{dotted}.".startswith(f"{old}."):
-            return new + dotted[len(old) :]
-    return None
+    found = (new + dotted[len(old) :] for old, new in MOVED.items() if f"{dotted}.".startswith(f"{old}."))
+    return next(found, None)
 
 
 def in_unused_copy(dotted: str) -> bool:

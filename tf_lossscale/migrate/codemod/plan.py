@@ -170,12 +170,11 @@ class Planner(Visitor):
         if self._module.is_shim(node, node.attr.value):
             self._edits.freeze(node.value)
             return False
-        dotted = {*self._module.dotted(node), *self._module.dotted(node.value)}
-        gone = {*map(names.canonical, dotted)} & table.MODULES.keys()
-        same = f"{table.KERAS}.{node.attr.value}"
-        old = {old.role for _, old in self._module.meaning(node).old if old.new != same}
-        if not gone and old <= {table.OURS}:
-            return True
+        gone = {names.canonical(d) for d in self._module.dotted(node)} & table.MODULES.keys()
+        meaning, same = self._module.meaning(node), f"{table.KERAS}.{node.attr.value}"
+        if not gone and {old.role for _, old in meaning.old if old.new != same} <= {table.OURS}:
+            owners = {names.canonical(d) for d in self._module.dotted(node.value)}
+            return bool(meaning.old) or self._without_counterpart(node, owners)
         self._edits.todo(node, "the rewritten code uses another name, so this assignment has no effect.")
         return False
 

@@ -166,9 +166,7 @@ class Resolver(Tree):
 
     def is_builtin(self, expression: cst.BaseExpression, name: str) -> bool:
         """Return whether an expression is the builtin function with a given name, and not a variable."""
-        if not isinstance(expression, cst.Name) or expression.value != name:
-            return False
-        return not self.assignments(expression)
+        return isinstance(expression, cst.Name) and expression.value == name and not self.assignments(expression)
 
     def type_tested(self, comparison: cst.Comparison) -> cst.BaseExpression | None:
         """Return `x` from comparisons like `type(x) is ...` and `x.__class__ != ...`; None for other comparisons."""
