@@ -15,7 +15,7 @@ from libcst.metadata import ClassScope, ImportAssignment
 from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names
 from tf_lossscale.migrate.codemod.arguments import text
-from tf_lossscale.migrate.codemod.bindings import UNKNOWN, Bindings, join
+from tf_lossscale.migrate.codemod.bindings import UNKNOWN, join
 from tf_lossscale.migrate.codemod.project import Around, leads_to_old
 from tf_lossscale.migrate.codemod.tree import Tree, methods
 
@@ -72,10 +72,14 @@ class Resolver(Tree):
         #: The words in string annotations. Each of them may be a use of an imported name.
         self.annotated: set[str] = set()
         self._dotted: dict[cst.CSTNode, set[str]] = {}
-        bindings = Bindings(module.bytes)
-        self._stars = bindings.stars
+        statements = [node for node in self.parents if isinstance(node, cst.ImportFrom)]
+        imports = [
+            alias.evaluated_name for node in self.parents if isinstance(node, cst.Import) for alias in node.names
+        ]
+        imports += map(module_of, statements)
+        self._stars = [module_of(node) for node in statements if isinstance(node.names, cst.ImportStar)]
         #: True if this file imports TensorFlow or tf_keras. Otherwise, its `keras` may run on another backend.
-        self.imports_tensorflow = any(re.match(r"(tensorflow|tf_keras)\b", module) for module, _ in bindings.imports)
+        self.imports_tensorflow = any(re.match(r"(tensorflow|tf_keras)\b", module) for module in imports)
         self.visit(self)
 
     # Names. -----------------------------------------------------------------------------------------------------
