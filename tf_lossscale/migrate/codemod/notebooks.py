@@ -119,12 +119,11 @@ class Notebook:
             ValueError: the rewritten source cannot be split into the same cells.
         """
         before, *new = _CELLS.split(source)
+        new[:1] = [before + first for first in new[:1]]
         if len(new) != len(self._cells) or any(text and not cell.parts for text, cell in zip(new, self._cells)):
             raise ValueError(
                 "the file was not changed, because the rewrite would lose or fill a cell. Please report this as a bug"
             )
-        if before and new:
-            new[0] = before + new[0]
         result, done = [], 0
         for cell, changed in zip(self._cells, new):
             changed = _NAMES.sub(lambda match: self._kept[int(match[1])], changed)
