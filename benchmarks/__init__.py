@@ -1,1 +1,4 @@
-"""Measures the cost of a loss scale against bare optimizers and the libraries' own wrappers: `python -m benchmarks`."""
+"""Measures the cost of this package's loss scaling, relative to plain optimizers and to the libraries' own wrappers.
+
+Run the benchmarks with `python -m benchmarks`.
+"""

@@ -1,12 +1,12 @@
-"""`python -m benchmarks`: measures every cell, and updates docs/performance.json after each one.
+"""`python -m benchmarks`: takes all measurements, and updates docs/performance.json after each one.
 
     python -m benchmarks [--only "tf.function.*legacy"] [--missing [SINCE]] [--seconds 3] [--list]
 
-A cell is one measurement: a kind such as "step" or "tracing", a mode such as "eager", an optimizer family and a
-workload. A new measurement of a cell replaces its row in the file. A run ends by writing the tables and the plot of
-docs/performance.md. --missing continues a run that was stopped.
+Four terms identify a measurement: what is measured (such as "step" or "tracing"), a mode (such as "eager"), an
+optimizer family and a workload. A repeated measurement replaces its earlier row in docs/performance.json. At the end,
+the tables and the plot of docs/performance.md are updated. `--missing` continues a run that was stopped.
 
-Measure cells with several replicas in a separate process: `--only "^[^,]+, mirrored"` selects them, and
+Take measurements with several replicas in a separate process: `--only "^[^,]+, mirrored"` selects them, and
 `--only "^[^,]+, (?!mirrored)"` selects the others.
 """
 
@@ -34,21 +34,21 @@ JSON = pathlib.Path(__file__).parents[1] / "docs" / "performance.json"
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measure the selected cells; print and save a row for each."""
+    """Take the selected measurements. Print each result, and save it in docs/performance.json."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="a regular expression, searched for in 'what, mode, family, ...'")
-    parser.add_argument("--list", action="store_true", help="print the cells and when they were measured, and stop")
-    parser.add_argument("--long", action="store_true", help="include the cells whose first step takes minutes")
+    parser.add_argument("--list", action="store_true", help="print the measurements and when they were taken, and stop")
+    parser.add_argument("--long", action="store_true", help="include the measurements whose first step takes minutes")
     parser.add_argument(
         "--missing",
         nargs="?",
         const="",
         metavar="SINCE",
-        help="measure only cells that are not in the file, or not since a time in UTC (2026-01-31T15:00)",
+        help="take only measurements that are not in the file, or not since a UTC time such as 2026-01-31T15:00",
     )
-    parser.add_argument("--seconds", type=float, default=3.0, help="the time for the rounds of one cell")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="start no further cell after this time")
-    parser.add_argument("--rounds", type=int, default=7, help="the minimum number of rounds of a cell")
+    parser.add_argument("--seconds", type=float, default=3.0, help="the time for the rounds of one measurement")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="start no further measurement after this time")
+    parser.add_argument("--rounds", type=int, default=7, help="the minimum number of rounds of a measurement")
     parser.add_argument("--json", type=pathlib.Path, default=JSON)
     options = parser.parse_args(arguments)
     results = json.loads(options.json.read_text()) if options.json.exists() else {"rows": []}
@@ -86,7 +86,7 @@ def _measure(wanted: list[dict[str, str]], options: argparse.Namespace, results:
     for i, cell in enumerate(wanted):
         start = time.perf_counter()
         if start - begun > 60 * options.minutes:
-            print(f"{len(wanted) - i} cells are left after {options.minutes:g} minutes: continue with --missing")
+            print(f"measurements left after {options.minutes:g} minutes: {len(wanted) - i}; continue with --missing")
             break
         where = _MODULES.get(cell["what"], steps)
         row = where.measure(cell, options.seconds, least=options.rounds)
@@ -96,7 +96,8 @@ def _measure(wanted: list[dict[str, str]], options: argparse.Namespace, results:
         results["rows"] = [*(old for old in results["rows"] if not _same(old, cell)), row]
         _save(options.json, results)
         tf.keras.backend.clear_session()
-        gc.collect()  # reference cycles would otherwise keep gigabytes of variables alive
+        # Reference cycles would otherwise keep gigabytes of variables alive.
+        gc.collect()
 
 
 def _have_two_cpus() -> None:

@@ -1,4 +1,7 @@
-"""Ablation of the speed-up tricks in `core/fast`: a step with all of them, and the same step without one of them."""
+"""Measures how much time or memory each optimization in `tf_lossscale.core.fast` saves.
+
+A step is measured with all optimizations, and again with each one switched off.
+"""
 
 import contextlib
 import functools
@@ -13,7 +16,7 @@ from benchmarks import clock, contenders, costs, steps, workloads
 from tf_lossscale.core import fast
 
 WHAT, ALL, TRACING, MEMORY = "ablation", "all tricks", "tracing", "peak memory"
-#: For each mode, the tricks that have an effect in it.
+#: For each mode, the optimizations of `tf_lossscale.core.fast` that have an effect in this mode.
 TRICKS = {
     "eager": ("stacks", "sum first"),
     "tf.function": ("stacks", "late unscaling", "one at a time", "one call", "sum first"),
@@ -26,7 +29,6 @@ _SHAPES = ("200 x 1k", workloads.RESNET, "4 x 4M", *workloads.MODELS)
 
 
 def cells() -> Iterator[dict[str, str]]:
-    """Yield the cells of the result table that this module measures."""
     for mode, family, workload in itertools.product(TRICKS, ("Keras 3", "tf_keras legacy"), _SHAPES):
         if mode not in (TRACING, MEMORY):
             yield {"what": WHAT, "mode": mode, "family": family, "workload": workload}
@@ -35,9 +37,10 @@ def cells() -> Iterator[dict[str, str]]:
 
 
 def measure(cell: dict[str, str], seconds: float, least: int = 7) -> dict[str, Any]:
-    """Measure the cell without each trick in turn.
+    """Measure a step with all optimizations, and again with each one switched off.
 
-    A ratio is the time without the trick divided by the time with all tricks. Peak memory is in megabytes.
+    A ratio is the time without the optimization divided by the time with all optimizations. Peak memory is in
+    megabytes.
     """
     names = (ALL, *TRICKS[cell["mode"]])
     if cell["mode"] == MEMORY:
@@ -55,7 +58,7 @@ def measure(cell: dict[str, str], seconds: float, least: int = 7) -> dict[str, A
 
 
 def switched_off(name: str) -> contextlib.AbstractContextManager[None]:
-    """Return a context in which the trick `name` is switched off; `ALL` leaves every trick on."""
+    """Return a context manager that switches off the optimization `name`. The name `ALL` switches off nothing."""
     return contextlib.nullcontext() if name == ALL else fast.without(name)
 
 

@@ -1,10 +1,12 @@
-"""The time and state size of an Adafactor step, compared with Keras 3's Adafactor and Adam and PyTorch's Adafactor.
+"""Compares this package's Adafactor with Adafactor and Adam from Keras 3 and with PyTorch's Adafactor.
 
     python benchmarks/adafactor.py [--repetitions 30] [--json FILE]
 
-The contenders of a row alternate in one process, in a random order in each round. A ratio is the median of the ratios
-within a round. The state excludes `iterations` and the learning rate, which PyTorch keeps as Python numbers. PyTorch is
-measured if torch is installed. It compiles nothing in this benchmark: its time is that of an eager step in every mode.
+Measures the time of a step and the size of the optimizer's state. The optimizers take their steps in turn in one
+process, in a new random order in each round. A reported ratio is the median over the rounds. The state sizes of the
+TensorFlow optimizers exclude `iterations` and the learning rate.
+
+PyTorch is measured if torch is installed. Its steps always run eagerly, in the rows of the other modes as well.
 """
 
 import argparse
@@ -43,7 +45,7 @@ TORCH = "PyTorch's"
 
 
 def contender(make, shapes, mode):
-    """Return a function that takes one step, and the size of the optimizer's state in bytes."""
+    """Return a function that performs one optimizer step, and the size of the optimizer's state in bytes."""
     variables = [tf.Variable(tf.random.normal(shape)) for shape in shapes]
     gradients = [tf.random.normal(shape) for shape in shapes]
     optimizer = make()
@@ -58,7 +60,7 @@ def contender(make, shapes, mode):
 
 
 def torch_contender(shapes):
-    """Return a step of PyTorch's Adafactor, and the size of its state in bytes."""
+    """Return a function that performs one step of PyTorch's Adafactor, and the size of its state in bytes."""
     import torch
 
     parameters = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
@@ -71,7 +73,11 @@ def torch_contender(shapes):
 
 
 def measure(steps, repetitions):
-    """Return each contender's median time of a step in seconds, and the median ratio of this package's time to it."""
+    """Time the step functions, and return two dictionaries by optimizer.
+
+    The first contains the median seconds per step. The second contains the median ratio of the time of this package's
+    Adafactor to the time of that optimizer.
+    """
     for step in steps.values():
         for _ in range(3):
             step()
@@ -93,7 +99,7 @@ def kilobytes(size):
 
 
 def main(arguments=None):
-    """Print a table of times and a table of state sizes. With --json, write the measurements to that file, too."""
+    """Print a table of times and a table of state sizes. With `--json FILE`, also write the results to a file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=30)
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=WORKLOADS)

@@ -1,4 +1,4 @@
-"""Takes a measurement that needs a separate process, and prints the result as JSON."""
+"""Takes one measurement in a fresh process, and prints the result as JSON."""
 
 import json
 import sys
@@ -6,11 +6,13 @@ import time
 
 
 def main(what: str, *arguments: str) -> None:
-    """Print one measurement.
+    """Take one measurement and print it.
 
     Args:
-        what: "import" for the import times, "first call" for a step's first call, or "memory" for its peak memory.
-        *arguments: for "first call" the family, workload and contender; for "memory" the workload and contender.
+        what: "import" to time imports, "first call" to time the first call of a step, or "memory" to measure the peak
+            memory of a step.
+        *arguments: the arguments of `beside.first_call` if `what` is "first call", or the arguments of
+            `costs.peak_of_a_step` if `what` is "memory".
     """
     if what == "import":
         start = time.process_time()

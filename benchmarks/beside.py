@@ -1,4 +1,4 @@
-"""Compares steps of all libraries and wrappers, PyTorch included, on the same shapes in one run; times first calls."""
+"""Times optimizer steps of all libraries, including PyTorch, on the same shapes in one run. Also times first calls."""
 
 import functools
 import os
@@ -15,7 +15,6 @@ CACHED = f"{contenders.OURS_COMPILED}, with XLA's persistent cache"
 
 
 def cells() -> Iterator[dict[str, str]]:
-    """Yield the cells of the result table that this module measures."""
     for workload in ("200 x 1k", workloads.RESNET, steps.LARGE):
         yield {"what": WHAT, "mode": "tf.function", "family": "all", "workload": workload}
     for family in ("Keras 3", "tf_keras legacy"):
@@ -23,7 +22,10 @@ def cells() -> Iterator[dict[str, str]]:
 
 
 def measure(cell: dict[str, str], seconds: float, **rounds: int) -> dict[str, Any]:
-    """Return `cell` with the milliseconds of each step added, in wall-clock and processor time."""
+    """Take the measurement that `cell` describes, and return a copy of `cell` with the results.
+
+    The results are the wall-clock time and the processor time of each optimizer's step, in milliseconds.
+    """
     if cell["what"] == FIRST_CALL:
         return {**cell, "milliseconds": first_calls(cell["family"], cell["workload"])}
     times = clock.in_turns(_steps(cell["workload"]), 5 * seconds, **rounds)
@@ -50,7 +52,10 @@ def _steps(workload: str) -> dict[str, Callable[[], object]]:
 
 
 def first_calls(family: str, workload: str) -> dict[str, float]:
-    """Return the milliseconds of each contender's first call in a new process, with tracing and compiling."""
+    """Return how many milliseconds the first call of a step takes, with and without this package's wrapper.
+
+    Each first call runs in a fresh process. Its time includes tracing and compilation.
+    """
     first = functools.partial(costs.apart, "first call", family, workload)
     found = {name: first(name) for name in (contenders.BARE, contenders.OURS, contenders.OURS_COMPILED)}
     with tempfile.TemporaryDirectory() as folder:
@@ -61,7 +66,10 @@ def first_calls(family: str, workload: str) -> dict[str, float]:
 
 
 def first_call(family: str, workload: str, name: str) -> float:
-    """Return the milliseconds of a step's first call. A smaller step runs before it, to load the libraries."""
+    """Return how many milliseconds the first call of a step takes.
+
+    A smaller step runs first, so that the time excludes the loading of libraries.
+    """
     cell = {"what": "step", "mode": "tf.function", "family": family, "workload": workload}
     steps.in_mode({**cell, "workload": "3 x 1k"}, name)()
     step = steps.in_mode(cell, name)

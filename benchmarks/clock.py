@@ -1,4 +1,4 @@
-"""Interleaved timing: each round calls every function once, so that all run under the same load of the machine."""
+"""Interleaved timing: each round calls every function once, so that all are timed under the same machine load."""
 
 import dataclasses
 import os
@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 @dataclasses.dataclass
 class Times:
-    """Durations of the calls of one function, in seconds."""
+    """How long each call to one function took, in seconds."""
 
     wall: list[float] = dataclasses.field(default_factory=list)
     processor: list[float] = dataclasses.field(default_factory=list)
@@ -18,14 +18,14 @@ class Times:
 def in_turns(
     functions: dict[str, Callable[[], object]], seconds: float, least: int = 7, most: int = 200, first: int = 2
 ) -> dict[str, Times]:
-    """Call the functions in turn, and return the times of each.
+    """Call the functions in rounds, and return how long each call took.
 
     Args:
-        functions: functions by name. The function that begins changes from round to round.
-        seconds: time for all rounds together. A round that has started is always finished.
-        least: minimum number of rounds, however long they take.
+        functions: the functions by name. A round calls each function once; the order rotates from round to round.
+        seconds: time after which no further round starts, once there have been `least` rounds.
+        least: minimum number of rounds.
         most: maximum number of rounds.
-        first: number of untimed calls of each function before the first round.
+        first: number of untimed calls to each function before the first round.
     """
     names = list(functions)
     for function in functions.values():
@@ -45,10 +45,10 @@ def in_turns(
 
 
 def ratios(times: dict[str, Times], to: str) -> dict[str, dict[str, float]]:
-    """Return the ratio of each function's time to the time of the function `to`: the median over all rounds.
+    """Return, for each function, the median over all rounds of its time divided by the time of the function `to`.
 
-    There are two clocks. `processor` is the processor time of this process on all cores; other processes hardly change
-    it. `wall` is wall-clock time; it is meaningful only on an otherwise idle machine.
+    Each ratio is computed for two clocks. `processor` is the processor time of this process on all cores; other
+    processes hardly affect it. `wall` is wall-clock time; it is meaningful only on an otherwise idle machine.
     """
     found: dict[str, dict[str, float]] = {}
     for name, of in times.items():
@@ -60,5 +60,5 @@ def ratios(times: dict[str, Times], to: str) -> dict[str, dict[str, float]]:
 
 
 def load() -> float:
-    """Return the load average of the last minute, this process included."""
+    """Return the machine's load average over the last minute, including this process."""
     return round(os.getloadavg()[0], 1)

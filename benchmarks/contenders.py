@@ -1,4 +1,8 @@
-"""The contenders: a family's bare optimizer, this package in each way of calling it, and the library's own wrapper."""
+"""The optimizers that the benchmarks compare, called contenders.
+
+For each optimizer family these are an optimizer without loss scaling (the bare optimizer), the same optimizer in this
+package's wrapper, once for each way of calling the wrapper, and the same optimizer in the library's own wrapper.
+"""
 
 import functools
 import importlib.util
@@ -16,8 +20,9 @@ OURS_APPLY, OURS_MINIMIZE, THEIRS_MINIMIZE = f"{OURS}, apply", f"{OURS}, minimiz
 BARE_MINIMIZE = "bare, minimize"
 MINIMIZERS = (BARE_MINIMIZE, OURS_MINIMIZE, THEIRS_MINIMIZE)
 OURS_DIAGNOSED = f"{OURS}, diagnose"
-#: Contenders for `diagnose="exponents"`, which counts the gradients' exponents in some steps: a step without the count
-#: and a step with it. `CHECK` and `COUNT` are the overflow check alone and the count alone.
+#: What is compared to measure `diagnose="exponents"`, an option that counts the gradients' exponents in some steps.
+#: `OURS_WAITING` is a step without the count, and `OURS_COUNTING` is a step with it. `CHECK` is the overflow check
+#: alone, and `COUNT` is the count alone.
 OURS_WAITING, OURS_COUNTING = "no step counted", "every step counted"
 CHECK, COUNT = "check", "count"
 OURS_COMPILED = f"{OURS}, jit_compile=True"
@@ -40,7 +45,7 @@ FAMILIES: dict[str, tuple[Callable[..., Any], Callable[[Any], Any]]] = {
 
 
 class _Least:
-    """The bare optimizer plus the least work that a loss scale needs: one read of each gradient, and unscaling."""
+    """An optimizer that also reads and unscales each gradient once, which is the least work that loss scaling needs."""
 
     def __init__(self, inner: Any):
         self._inner, self._scale, self._finite = inner, tf.Variable(1.0), tf.Variable(True)
@@ -56,7 +61,7 @@ class _Least:
 
 
 class _Conditional:
-    """The bare optimizer in a `tf.cond`: the minimum that a wrapper must trace to skip steps."""
+    """An optimizer whose step is inside a `tf.cond`, which is the least that a wrapper must trace to skip steps."""
 
     def __init__(self, inner: Any):
         self._inner, self._applies = inner, tf.Variable(True)
@@ -72,24 +77,24 @@ class _Conditional:
 
 
 def names(family: str) -> list[str]:
-    """Return the contenders that take gradients as input. The bare optimizer comes first."""
+    """Return the names of the optimizers that are compared for a family. The one without loss scaling comes first."""
     if family == TORCH:
         return [BARE, THEIRS]
     return [BARE, OURS, OURS_APPLY, THEIRS] if family != "TensorFlow 1" else [BARE, OURS, THEIRS]
 
 
 def installed(family: str) -> bool:
-    """Return whether the family's library is installed; PyTorch is optional."""
+    """Return whether the library of an optimizer family is installed. Only PyTorch is optional."""
     return family != TORCH or importlib.util.find_spec("torch") is not None
 
 
 def optimizer(family: str, name: str, compiled: bool = False) -> Any:
-    """Return a new Adam of the family, in the contender's wrapper.
+    """Return a new Adam optimizer in the wrapper that `name` selects.
 
     Args:
-        family: a key of `FAMILIES`.
-        name: the contender's name.
-        compiled: whether XLA will compile the step. tf_keras's optimizers then must not compile their update, too.
+        family: a key of `FAMILIES`, which selects the library of the Adam optimizer.
+        name: the name of the wrapper, for example `OURS`. `BARE` selects no wrapper.
+        compiled: whether XLA will compile the whole step. tf_keras's optimizers must then not compile their update.
     """
     make, theirs = FAMILIES[family]
     if compiled and family == "tf_keras":
@@ -107,7 +112,7 @@ def optimizer(family: str, name: str, compiled: bool = False) -> Any:
 
 
 def scale(opt: Any, name: str, loss: tf.Tensor) -> tf.Tensor:
-    """Scale the loss by the contender's own method."""
+    """Scale the loss with the method that the optimizer offers. Return it unchanged if there is no loss scale."""
     if name in (BARE, LEAST, CONDITIONAL, NO_STEP):
         return loss
     if name == OURS_APPLY or (hasattr(opt, "scale_loss") and name == THEIRS):
@@ -116,7 +121,7 @@ def scale(opt: Any, name: str, loss: tf.Tensor) -> tf.Tensor:
 
 
 def apply(opt: Any, name: str, gradients: list, variables: list) -> None:
-    """Apply gradients of the scaled loss by the contender's own method."""
+    """Unscale the gradients of the scaled loss and apply them, with the methods that the optimizer offers."""
     if name == OURS_APPLY:
         opt.apply(gradients, variables)
         return
@@ -128,7 +133,10 @@ def apply(opt: Any, name: str, gradients: list, variables: list) -> None:
 
 
 def minimize(opt: Any, loss: Callable[[], tf.Tensor], variables: list) -> None:
-    """Minimize a loss. For Keras 3's optimizers, which have no `minimize`, use a tape, as Keras 3's trainer does."""
+    """Take one step that minimizes a loss.
+
+    Keras 3's optimizers have no `minimize`. Their gradients are computed with a tape, as in Keras 3's trainer.
+    """
     if hasattr(opt, "minimize"):
         opt.minimize(loss, var_list=variables)
         return

@@ -1,4 +1,4 @@
-"""One-time costs and memory: tracing, compiling and graph size with many variables, peak memory, and import time."""
+"""Measures the time of tracing, compilation and imports, the size of graphs, and peak memory."""
 
 import contextlib
 import functools
@@ -21,7 +21,6 @@ ALL = ("tracing", "compiling", "peak memory", "import")
 
 
 def cells() -> Iterator[dict[str, str]]:
-    """Yield the cells of the result table that this module measures."""
     for family in contenders.FAMILIES:
         if family != "TensorFlow 1":
             yield {"what": "tracing", "mode": "tf.function", "family": family, "workload": "1000 x 1k"}
@@ -32,7 +31,7 @@ def cells() -> Iterator[dict[str, str]]:
 
 
 def measure(cell: dict[str, str], seconds: float, least: int = 3) -> dict[str, Any]:
-    """Return `cell` with its measurements added."""
+    """Take the measurement that `cell` describes, and return a copy of `cell` with the results."""
     if cell["what"] in ("tracing", "compiling"):
         return {**cell, **tracing(cell, seconds, min(least, 3))}
     if cell["what"] == "import":
@@ -42,7 +41,7 @@ def measure(cell: dict[str, str], seconds: float, least: int = 3) -> dict[str, A
 
 
 def nodes(function: Any) -> int:
-    """Return the number of nodes of a concrete function and of the functions that it calls."""
+    """Return the number of graph nodes in a concrete function and in the functions that it calls."""
     graph = function.graph.as_graph_def()
     return len(graph.node) + sum(len(called.node_def) for called in graph.library.function)
 
@@ -61,7 +60,8 @@ def tracing(cell: dict[str, str], seconds: float, least: int) -> dict[str, Any]:
         step()
         small = steps.made({**cell, "workload": "3 x 1k"}, name)
         small()
-        tf.function(small, **options)()  # tracing a small step first triggers late imports, which must not be timed
+        # Tracing a small step first triggers late imports, which must not be timed.
+        tf.function(small, **options)()
 
     def trace(name: str) -> None:
         function = tf.function(made[name], **options)
@@ -70,7 +70,8 @@ def tracing(cell: dict[str, str], seconds: float, least: int) -> dict[str, Any]:
             function()
 
     gc.collect()
-    gc.disable()  # while a later contender is timed, the collector must not free an earlier contender's graphs
+    # The garbage collector must not free one optimizer's graphs while another optimizer is being timed.
+    gc.disable()
     try:
         each = {name: functools.partial(trace, name) for name in made}
         times = clock.in_turns(each, seconds, least, most=10, first=0)
@@ -86,29 +87,29 @@ def tracing(cell: dict[str, str], seconds: float, least: int) -> dict[str, Any]:
 
 
 def importing(times: int) -> dict[str, Any]:
-    """Time `import tf_lossscale`, and then `import tensorflow`. Return medians over several new processes."""
+    """Time `import tf_lossscale` and then `import tensorflow`. Return the median times over several fresh processes."""
     pairs = [apart("import") for _ in range(times)]
     ours, theirs = (statistics.median(pair[i] for pair in pairs) for i in (0, 1))
     return {"milliseconds": {"tf_lossscale": round(1000 * ours, 1), "tensorflow": round(1000 * theirs, 1)}}
 
 
 def apart(*what: str, env: dict[str, str] | None = None) -> Any:
-    """Run `benchmarks.apart` with these arguments in a new process, and return its result."""
+    """Run `benchmarks.apart` with these arguments in a fresh process, and return the result that it prints."""
     command = [sys.executable, "-m", "benchmarks.apart", *what]
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=env)
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def peak_apart(workload: str, name: str, without: str = "") -> float:
-    """Return the result of `peak_of_a_step` in a new process."""
+    """Call `peak_of_a_step` in a fresh process."""
     return apart("memory", workload, name, without)
 
 
 def peak_of_a_step(workload: str, name: str, without: str = "") -> float:
-    """Return the megabytes by which two steps raise the peak memory of this process.
+    """Take two steps, and return by how many megabytes they raise the peak memory of this process.
 
     The peak includes the variables, the gradients and Adam's moments. The allocator does not return memory to the
-    system, so each measurement needs a new process.
+    system, so each measurement needs a fresh process.
     """
     before = _peak()
     what = "minimize" if name in contenders.MINIMIZERS else "step"
@@ -120,6 +121,6 @@ def peak_of_a_step(workload: str, name: str, without: str = "") -> float:
 
 
 def _peak() -> int:
-    # Unlike the peak that getrusage returns, VmHWM excludes the parent process.
+    # VmHWM is the peak memory of this process. Unlike the peak that getrusage returns, it excludes the parent process.
     lines = pathlib.Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))

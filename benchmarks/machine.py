@@ -1,4 +1,4 @@
-"""The processor and the library versions of a measurement; nothing that identifies the machine."""
+"""Describes the computer that runs the benchmarks: its processor, and the versions of the libraries."""
 
 import importlib.metadata
 import os

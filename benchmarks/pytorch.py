@@ -1,15 +1,15 @@
-"""Steps of PyTorch's Adam on fixed gradients, without and with PyTorch's GradScaler."""
+"""Steps of PyTorch's Adam on fixed gradients, with and without PyTorch's GradScaler."""
 
 from collections.abc import Callable
 
 from benchmarks import contenders, workloads
 
-#: PyTorch's implementations of Adam's update, and the constructor arguments that select them.
+#: For each of PyTorch's implementations of Adam's update, the constructor arguments that select it.
 UPDATES = {"default": {}, "foreach": {"foreach": True}, "fused": {"fused": True}}
 
 
 def step(workload: str, name: str, update: str = "default") -> Callable[[], object]:
-    """Return a function that takes one step of a contender; `update` is a key of `UPDATES`."""
+    """Return a function that takes one step of PyTorch's Adam, with GradScaler unless `name` is `contenders.BARE`."""
     import torch
 
     parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in workloads.shapes(workload)]

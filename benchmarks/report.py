@@ -1,4 +1,4 @@
-"""Reports of the measured rows: lines of text, and the tables and the plot of docs/performance.md."""
+"""Formats the results of the benchmarks: as lines of text, and as the tables and the plot of docs/performance.md."""
 
 import pathlib
 import re
@@ -27,7 +27,7 @@ _SIZES = {"k": 1_000, "M": 1_000_000}
 
 
 def line(row: Row) -> str:
-    """Return a row as a line of text."""
+    """Return the result of one measurement as a line of text."""
     where = ", ".join(row[key] for key in ("what", "mode", "family", "workload"))
     ratios = "  ".join(
         f"{name} {both['processor']:.2f} (wall {both['wall']:.2f})" for name, both in row.get("ratios", {}).items()
@@ -38,7 +38,7 @@ def line(row: Row) -> str:
 
 
 def tables(results: dict[str, Any]) -> dict[str, str]:
-    """Return the tables of docs/performance.md by name. A table without measurements becomes a line that says so."""
+    """Return the tables of docs/performance.md by name. If a table has no measurements, a line says so instead."""
     rows = [row for row in results["rows"] if "refused" not in row or "ratios" in row]
     found = {
         "summary": _summary(rows),
@@ -103,7 +103,7 @@ def tables(results: dict[str, Any]) -> dict[str, str]:
     return {"machine": _machine(results), **pages}
 
 
-# The rows of the summary. Each has a label, the measured rows to select, a contender and an explanation.
+# The rows of the summary table. Each has a label, a filter for measurements, the optimizer to show and an explanation.
 _SUMMARY = (
     (
         "a training step in a `tf.function`",
@@ -164,7 +164,7 @@ def _first_calls(rows: list[Row]) -> str:
 
 
 def _measured_on(rows: Iterable[Row], machine: Row) -> str:
-    """Return a line for the end of a table. It names the machines of rows that were not measured on `machine`."""
+    """Return a line, to be shown below a table, that names other machines on which rows of the table were measured."""
     others = [row["machine"] for row in rows if row.get("machine", machine) != machine]
     shown = sorted({f"{other['processor']}, {other['cores']} cores" for other in others})
     return f"\n\nMeasured on: {'; '.join(shown)}." if shown else ""
@@ -188,7 +188,7 @@ def _megabytes(peaks: dict[str, float], trick: str) -> str:
 
 
 def renew(page: pathlib.Path, results: dict[str, Any]) -> None:
-    """Replace each table of the page. The table "step" is between the comments `<!-- step -->` and `<!-- end -->`."""
+    """Update the tables on the page. The table "step" is between the comments `<!-- step -->` and `<!-- end -->`."""
     text = page.read_text()
     for name, table in tables(results).items():
         marks = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -202,7 +202,7 @@ def overhead(row: Row) -> float:
 
 
 def growth_rows(rows: Iterable[Row]) -> list[Row]:
-    """Return the rows of kind "growth": first those with several variables, then those with one, each by size."""
+    """Return the "growth" measurements: those of several variables, then those of one variable, both sorted by size."""
     return sorted(
         (row for row in rows if row["what"] == "growth" and "ratios" in row),
         key=lambda row: (_size(row)[0] == 1, *_size(row)),
@@ -210,10 +210,10 @@ def growth_rows(rows: Iterable[Row]) -> list[Row]:
 
 
 def plot(path: pathlib.Path, results: dict[str, Any]) -> None:
-    """Plot the results for a tf.function.
+    """Plot the measurements that were taken in a `tf.function`.
 
-    The left panel shows the ratios of the optimizer's step and of the training step. The right panel shows how the
-    added time grows with the number and the size of the variables.
+    The left panel shows the times of optimizer steps and of whole training steps, divided by the times without loss
+    scaling. The right panel shows how the time that loss scaling adds depends on the number and size of the variables.
     """
     import matplotlib
     from matplotlib.figure import Figure
@@ -241,14 +241,15 @@ def plot(path: pathlib.Path, results: dict[str, Any]) -> None:
             for count, values in [_size(row)]
             if (count > 1) == many
         ]
-        # A logarithmic axis cannot show values of zero or less, which noise can cause.
+        # Noise can make the added time zero or negative, which a logarithmic axis cannot show.
         seen = [(n, added) for n, added in points if added > 0]
         if seen:
             right.plot(*zip(*seen), "o-", label=label)
     right.set(xscale="log", xlabel="n", ylabel="added per variable (µs), or per 1000 values (µs)", yscale="log")
     if right.lines:
         right.legend(fontsize=7)
-    with matplotlib.rc_context({"svg.hashsalt": "performance"}):  # a fixed salt makes the SVG file reproducible
+    # A fixed salt makes the SVG file reproducible.
+    with matplotlib.rc_context({"svg.hashsalt": "performance"}):
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
@@ -273,11 +274,11 @@ def _machine(results: dict[str, Any]) -> str:
 
 
 def _ratios(rows: list[Row], columns: dict[str, str]) -> str:
-    """Return a table of each contender's time relative to the first one's.
+    """Return a table of the optimizers' times, divided by the time of the first optimizer.
 
     Args:
-        rows: the measured rows.
-        columns: maps each contender to its column heading.
+        rows: the measurements.
+        columns: maps the name of each optimizer to its column heading.
     """
     body = [
         [row["mode"], row["family"], row["workload"], f"{row['bare_ms']:.1f} ms"]
@@ -313,7 +314,7 @@ def _bare_of(found: dict[str, float], name: str) -> float:
 
 
 def _left_out(rows: list[Row], what: str) -> str:
-    """Return the lines below a table that list which contenders could not run, in which rows, with their errors."""
+    """Return lines, to be shown below a table, that list the optimizers that could not run and their errors."""
     where: dict[tuple[str, ...], list[str]] = {}
     for row in _sorted(rows, what):
         for name, why in row.get("refused", {}).items():

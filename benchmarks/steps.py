@@ -1,4 +1,7 @@
-"""The optimizer's step, `minimize` and a whole training step: eager, in a `tf.function`, compiled and mirrored."""
+"""Times optimizer steps, calls to `minimize`, and whole training steps.
+
+They run in eager mode, in a `tf.function`, compiled by XLA, and under MirroredStrategy.
+"""
 
 import functools
 import re
@@ -16,13 +19,13 @@ GROWTH = (
     *(f"1 x {size}" for size in ("1k", "10k", "100k", "1M", "4M", "16M", "64M")),
 )
 APPLIED, SKIPPED = "applied", "skipped"
-#: The kind of measurement for `LossScaleOptimizer(jit_compile=True)`.
+#: The name under which measurements of `LossScaleOptimizer(jit_compile=True)` are stored.
 COMPILED = "compiled step"
 LARGE = "4 x 4M"
-#: The kind of measurement for `LossScaleOptimizer(diagnose="exponents")`.
+#: The name under which measurements of `LossScaleOptimizer(diagnose="exponents")` are stored.
 EXPONENTS = "exponents"
 _MANY, _FEW = ("400 x 1k", "200 x 1k", workloads.RESNET), (LARGE, workloads.SPARSE)
-#: The workloads that are measured in each mode.
+#: For each mode, the lists of gradients for which optimizer steps are measured.
 MODES = {
     "tf.function": (*_MANY, *_FEW),
     "eager": (*_MANY, *_FEW),
@@ -39,7 +42,7 @@ _COMPILED = (
 
 
 def long(cell: dict[str, str]) -> bool:
-    """Return whether a cell takes minutes to start, because XLA compiles or replicas trace hundreds of updates."""
+    """Return whether a measurement takes minutes to start, because hundreds of updates are compiled or traced."""
     return (
         cell["what"] in ("step", "ablation")
         and cell["mode"] in ("jit_compile", "mirrored")
@@ -48,11 +51,11 @@ def long(cell: dict[str, str]) -> bool:
 
 
 def cells() -> Iterator[dict[str, str]]:
-    """Yield the cells of the result table that this module measures."""
     for mode, gradients in MODES.items():
         for family in contenders.FAMILIES:
+            # TensorFlow 1's wrapper cannot run in a tf.function under a distribution strategy.
             if family == "TensorFlow 1" and mode == "mirrored":
-                continue  # TensorFlow 1's wrapper does not run in a tf.function under a strategy
+                continue
             for workload in gradients:
                 yield {"what": "step", "mode": mode, "family": family, "workload": workload}
             for workload in workloads.MODELS:
@@ -75,12 +78,17 @@ def cells() -> Iterator[dict[str, str]]:
     for workload in GROWTH:
         yield {"what": "growth", "mode": "tf.function", "family": "tf_keras legacy", "workload": workload}
     for workload in MODES["eager"]:
-        if workload != workloads.SPARSE:  # PyTorch's Adam takes no sparse gradients
+        # PyTorch's Adam does not accept sparse gradients.
+        if workload != workloads.SPARSE:
             yield {"what": "step", "mode": "eager", "family": contenders.TORCH, "workload": workload}
 
 
 def measure(cell: dict[str, str], seconds: float, **rounds: int) -> dict[str, Any]:
-    """Return `cell` with each contender's ratio to the bare optimizer, and the errors of contenders that cannot run."""
+    """Take the measurement that `cell` describes, and return a copy of `cell` with the results.
+
+    The results are the time of each optimizer, divided by the time of the first one, and the errors of the optimizers
+    that cannot run.
+    """
     ready: dict[str, Callable[[], object]] = {}
     refused: dict[str, str] = {}
     for name in _names(cell):
@@ -88,7 +96,7 @@ def measure(cell: dict[str, str], seconds: float, **rounds: int) -> dict[str, An
             step = in_mode(cell, name)
             step()
         except Exception as error:
-            # A library may raise an error of any type, and the other contenders must still be measured.
+            # A library may raise an error of any type, and the other optimizers must still be measured.
             refused[name] = _reason(error)
         else:
             ready[name] = step
@@ -107,7 +115,7 @@ def measure(cell: dict[str, str], seconds: float, **rounds: int) -> dict[str, An
 
 
 def made(cell: dict[str, str], name: str) -> Callable[[], object]:
-    """Return one contender's step as a Python function."""
+    """Return a Python function that takes one step with the optimizer `name`."""
     if cell["family"] == contenders.TORCH:
         return pytorch.step(cell["workload"], name)
     if cell["what"] == "minimize":
@@ -116,7 +124,7 @@ def made(cell: dict[str, str], name: str) -> Callable[[], object]:
 
 
 def _names(cell: dict[str, str]) -> list[str]:
-    """Return the contenders to measure. The times of all are divided by those of the first."""
+    """Return the names of the optimizers to measure. All times are divided by the time of the first optimizer."""
     special = {
         "skipped step": [APPLIED, SKIPPED],
         "growth": [contenders.BARE, contenders.OURS],
@@ -133,20 +141,26 @@ def _names(cell: dict[str, str]) -> list[str]:
 
 
 def _limits(cell: dict[str, str]) -> list[str]:
-    """Return the contenders that no compiled step can outrun: the compiled bare step, or the model without a step."""
+    """Return the names of the steps that no compiled step can outrun.
+
+    These are a compiled step without loss scaling, or a training step that applies no gradients.
+    """
     if cell["workload"] in workloads.MODELS:
         return [contenders.NO_STEP]
     return [contenders.BARE_COMPILED] if cell["mode"] != "mirrored" else []
 
 
 def _has_a_line(cell: dict[str, str]) -> bool:
-    """Return whether to measure `contenders.LEAST`. Its cost shows only with large variables and in eager mode."""
+    """Return whether to measure `contenders.LEAST`, the least work that loss scaling needs.
+
+    The cost of this work is visible only with large variables or in eager mode.
+    """
     large = cell["what"] == "step" and cell["workload"] == LARGE and cell["mode"] in ("tf.function", "jit_compile")
     return large or (cell["what"] == "training step" and cell["mode"] == "eager")
 
 
 def in_mode(cell: dict[str, str], name: str) -> Callable[[], object]:
-    """Return one contender's step as a function that runs in the cell's mode, for example compiled."""
+    """Return a function that takes one step in the mode of `cell`, for example compiled by XLA."""
     if name == contenders.BARE_COMPILED:
         return in_mode({**cell, "mode": "jit_compile"}, contenders.BARE)
     mode = cell["mode"]
@@ -161,17 +175,18 @@ def in_mode(cell: dict[str, str], name: str) -> Callable[[], object]:
 
 @functools.cache
 def _two_replicas() -> tf.distribute.Strategy:
-    """Return the process's only MirroredStrategy. A second one would reuse the first one's collective keys."""
+    """Return the process's only MirroredStrategy. A second strategy would reuse the collective keys of the first."""
     return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 
 
 def _traced(step: Callable[[], object], **options: Any) -> Callable[[], object]:
-    step()  # the eager call creates the optimizer's variables; a tf.function that creates variables is traced twice
+    # Create the optimizer's variables eagerly, because a tf.function that creates variables is traced twice.
+    step()
     return tf.function(step, **options)
 
 
 def _reason(error: Exception) -> str:
-    """Return an error's message in one line without file paths."""
+    """Return the type and message of an error on one line, without file paths."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     text = lines[-1] if "in user code" in lines[0] else lines[0]
     name = type(error).__name__
@@ -187,7 +202,7 @@ def _step(cell: dict[str, str], name: str) -> Callable[[], object]:
     gradients = workloads.gradients(cell["workload"])
     if name == SKIPPED:
         gradients[-1] *= float("nan")
-    # Variables hold the gradients, because tracing would turn tensors into constants.
+    # Keep the gradients in variables, because tracing would turn tensors into constants.
     held = [tf.Variable(g.values if isinstance(g, tf.IndexedSlices) else g, trainable=False) for g in gradients]
 
     def given() -> list:

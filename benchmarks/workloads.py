@@ -1,4 +1,4 @@
-"""Workloads: lists of gradients, and small models."""
+"""Defines what the benchmarks train: lists of variables with fixed gradients, and small models."""
 
 import itertools
 
@@ -38,7 +38,7 @@ def shapes(workload: str) -> list[tuple[int, ...]]:
 
 
 def variables(workload: str) -> list[tf.Variable]:
-    """Return new variables of a workload, all zero."""
+    """Create the variables of a workload, filled with zeros."""
     return [tf.Variable(tf.zeros(shape)) for shape in shapes(workload)]
 
 
@@ -58,10 +58,10 @@ def gradients(workload: str) -> list:
 
 
 def layers(workload: str):
-    """Return (variables, loss). The loss multiplies a few rows by each variable, reshaped to 1000 columns.
+    """Return (variables, loss). `loss()` multiplies a matrix of 8 rows by each variable, reshaped to 1000 columns.
 
-    The gradients are matrix products, as in most layers. A compiler could merge elementwise products with scaling and
-    unscaling, which would hide the cost of the loss scale.
+    The gradients are therefore matrix products, as in most layers. A compiler could fuse elementwise gradients with
+    scaling and unscaling, which would hide the cost of the loss scale.
     """
     matrices = variables(workload)
     heights = [matrix.shape.num_elements() // 1000 for matrix in matrices]
@@ -75,7 +75,7 @@ def layers(workload: str):
 
 
 def model(name: str):
-    """Return (variables, loss) of a small model. `loss()` computes the loss of one fixed batch."""
+    """Return (variables, loss) of a small model. `loss()` computes the model's loss on one fixed batch."""
     return {"convnet": _convnet, "transformer": _transformer, LENET: _lenet}[name]()
 
 

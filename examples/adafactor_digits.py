@@ -1,10 +1,11 @@
-"""Adafactor in float16 on handwritten digits, with loss scaling and weight decay of the kernels only.
+"""Trains with Adafactor in float16 on handwritten digits, with loss scaling and weight decay of only the kernels.
 
     python examples/adafactor_digits.py [--epochs 10]
 
-Trains a convolutional network on scikit-learn's digits under the policy mixed_float16, by `compile` and `fit` with
-`LossScaleOptimizer(Adafactor)`. Kernels and biases are separate parameter groups; only the kernels decay.
-Prints the accuracy on test images, the loss scale's history, and the size of Adafactor's and Adam's state.
+Trains a convolutional network on scikit-learn's digits under the policy mixed_float16. `compile` receives a
+`LossScaleOptimizer` that wraps Adafactor. Kernels and biases are separate parameter groups, because weight decay
+applies only to the kernels. Prints the accuracy on test images, the final loss scale, the size of Adafactor's state,
+and the size that Adam's state would have.
 """
 
 import argparse
@@ -14,18 +15,19 @@ import tensorflow as tf
 
 import tf_lossscale
 
-SEEN = 1347  # number of training images; the others of the 1797 images are for testing
+# The first 1347 of the 1797 images are for training, and the others for testing.
+SEEN = 1347
 
 
 def digits():
-    """Return (images, labels) for training, and the same for testing; pixels are from 0 to 1."""
+    """Return (images, labels) for training and (images, labels) for testing. Pixel values range from 0 to 1."""
     images, labels = sklearn.datasets.load_digits(return_X_y=True)
     images = (images / 16.0).reshape(-1, 8, 8, 1).astype("float32")
     return (images[:SEEN], labels[:SEEN]), (images[SEEN:], labels[SEEN:])
 
 
 def network():
-    """Return a network that computes in float16; variables and logits are float32."""
+    """Return a network that computes in float16. Its variables and logits are float32."""
     layers, half = tf.keras.layers, "mixed_float16"
     return tf.keras.Sequential(
         [
@@ -41,12 +43,12 @@ def network():
 
 
 def bytes_of(variables):
-    """Return the size of some variables in bytes."""
+    """Return the total size of the variables in bytes."""
     return sum(v.numpy().nbytes for v in variables)
 
 
 def main(arguments=None):
-    """Train, and return the accuracy on test images and the optimizer."""
+    """Train the network. Return its accuracy on test images, and the optimizer."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=10)
     epochs = parser.parse_args(arguments).epochs
@@ -58,7 +60,7 @@ def main(arguments=None):
     adafactor = tf_lossscale.optimizers.Adafactor(
         [{"params": kernels, "weight_decay": 0.01}, {"params": biases}], lr=0.05
     )
-    # 2**24 is deliberately too high: the first steps show how the scale falls.
+    # An initial scale of 2**24 is deliberately too high: the first steps overflow and lower it.
     optimizer = tf_lossscale.LossScaleOptimizer(adafactor, initial_scale=2**24)
     loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, metrics=["accuracy"])

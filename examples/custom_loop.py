@@ -2,9 +2,9 @@
 
     python examples/custom_loop.py [--steps 200]
 
-The loop of TensorFlow's mixed precision guide on synthetic data: which of ten directions a vector points in.
-Gradients are clipped between unscaling and applying, where they have their true size. Prints the loss and the
-loss scale during training, and the accuracy at the end.
+The training loop is that of TensorFlow's mixed precision guide. The network learns which of ten directions a random
+vector points in. Gradients are clipped after they are unscaled, because only then do they have their true size.
+Prints the loss and the loss scale during training, and the accuracy at the end.
 """
 
 import argparse
@@ -17,7 +17,10 @@ SIZE, CLASSES, BATCH = 32, 10, 128
 
 
 def data(seed):
-    """Yield batches endlessly: random vectors, and for each vector the index of the nearest of ten directions."""
+    """Yield batches of (vectors, labels) endlessly. The vectors are random.
+
+    A label is the index of the one of ten directions that has the largest dot product with the vector.
+    """
     random = tf.random.Generator.from_seed(seed)
     directions = tf.random.Generator.from_seed(0).normal([SIZE, CLASSES])
     while True:
@@ -26,7 +29,7 @@ def data(seed):
 
 
 def network():
-    """Return a network that computes in float16; variables and logits are float32."""
+    """Return a network that computes in float16. Its variables and logits are float32."""
     layers, half = tf.keras.layers, "mixed_float16"
     return tf.keras.Sequential(
         [
@@ -40,7 +43,7 @@ def network():
 
 
 def main(arguments=None):
-    """Train, and return the accuracy on new vectors."""
+    """Train the network, and return its accuracy on new vectors."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=200)
     steps = parser.parse_args(arguments).steps
@@ -48,7 +51,7 @@ def main(arguments=None):
     tf.keras.utils.set_random_seed(0)
     model = network()
     loss_of = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    # 2**24 is deliberately too high: the first steps show how the scale falls.
+    # An initial scale of 2**24 is deliberately too high: the first steps overflow and lower it.
     optimizer = tf_lossscale.LossScaleOptimizer(tf.keras.optimizers.Adam(3e-3), initial_scale=2**24)
 
     @tf.function
@@ -58,7 +61,7 @@ def main(arguments=None):
             scaled_loss = optimizer.get_scaled_loss(loss)
         scaled_gradients = tape.gradient(scaled_loss, model.trainable_variables)
         gradients = optimizer.get_unscaled_gradients(scaled_gradients)
-        # An infinity makes the global norm infinite and the clipped gradients NaN, so the step is still skipped.
+        # After an overflow, clipping by an infinite norm turns the gradients into NaN. The step is still skipped.
         gradients, _ = tf.clip_by_global_norm(gradients, 1.0)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables))
         return loss

@@ -1,11 +1,11 @@
-"""LeNet-5 in float16 over several replicas: one loss scale, and one decision to skip a step, for all of them.
+"""Trains LeNet-5 in float16 on several replicas, which share one loss scale and skip the same steps.
 
     python examples/distributed.py                  # two virtual devices of this machine, MirroredStrategy
     python examples/distributed.py --workers 2      # two processes, MultiWorkerMirroredStrategy; one of them dies
 
-The model and the digits are those of `tf-lossscale train`. With `--workers` the last process dies during
-training. Then all processes are restarted, and continue from the last checkpoint with its scale, counter and slots.
-Each process prints its progress.
+The model and the data are the same as in the command `tf-lossscale train`. With `--workers`, the last process exits
+during training to simulate a crash. All processes are then restarted. They resume from the last checkpoint, which
+contains the loss scale, its counter and the optimizer's slots. Each process prints its progress.
 """
 
 import argparse
@@ -23,18 +23,19 @@ import tensorflow as tf
 import tf_lossscale
 from tf_lossscale.training.lenet import Digits, lenet5
 
-BATCH = 64  # global batch size, over all replicas
+# The global batch size, that is, the number of examples per step on all replicas together.
+BATCH = 64
 SAVES_EVERY = 10
 
 
 def train(strategy, steps, directory, dies_at=None):
-    """Train, starting from the newest checkpoint if there is one. Print and return the accuracy."""
+    """Train, resuming from the newest checkpoint if there is one. Print and return the accuracy."""
     me = int(strategy.cluster_resolver.task_id or 0) if strategy.cluster_resolver else 0
     name = f"worker {me}" if strategy.cluster_resolver else "this process"
     tf.keras.utils.set_random_seed(0)
     with strategy.scope():
         model = lenet5("mixed_float16")
-        # 2**24 is deliberately too high: the first steps show how the scale falls on all replicas at once.
+        # An initial scale of 2**24 is deliberately too high: the first steps overflow and lower it on all replicas.
         optimizer = tf_lossscale.LossScaleOptimizer(
             tf.keras.optimizers.Adam(1e-3), initial_scale=2**24, dynamic_growth_steps=25
         )
@@ -42,7 +43,7 @@ def train(strategy, steps, directory, dies_at=None):
         optimizer.build(model.trainable_variables)
 
     checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, done=done)
-    # Every worker must save, but only the files of worker 0 are restored.
+    # Every worker must save checkpoints, but only those of worker 0 are restored.
     own = directory if me == 0 else directory.with_name(f"{directory.name}-of-worker-{me}")
     manager = tf.train.CheckpointManager(checkpoint, str(own), max_to_keep=2)
     newest = tf.train.latest_checkpoint(str(directory))
@@ -91,7 +92,7 @@ def train(strategy, steps, directory, dies_at=None):
 
 
 def say(line):
-    """Print a line with one write, so that the lines of several processes do not mix."""
+    """Print a line in a single write, so that the lines of several processes do not mix."""
     print(line + "\n", end="", flush=True)
 
 
@@ -101,7 +102,7 @@ def power(scale):
 
 
 def start_workers(count, arguments):
-    """Run this program in several processes, connected by TF_CONFIG. Return whether all succeeded."""
+    """Run this program in several processes, which TF_CONFIG connects. Return whether all processes succeeded."""
     sockets = [socket.socket() for _ in range(count)]
     for each in sockets:
         each.bind(("localhost", 0))
@@ -116,7 +117,8 @@ def start_workers(count, arguments):
     try:
         while any(worker.poll() is None for worker in workers):
             if any(worker.poll() for worker in workers):
-                return False  # a worker failed, and the others would wait for it forever
+                # A worker failed, and the others would wait for it forever.
+                return False
             time.sleep(0.1)
         return not any(worker.returncode for worker in workers)
     finally:
@@ -126,7 +128,7 @@ def start_workers(count, arguments):
 
 
 def main():
-    """Train in this process, or start workers that train."""
+    """Train in this process, or start worker processes that train."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--workers", type=int, default=0, help="number of processes; 0 for two devices of this one")

@@ -1,10 +1,11 @@
-"""A GAN in float16, whose two optimizers share a loss scale or have one each.
+"""Trains a GAN in float16. Its two optimizers share one loss scale, or each optimizer has its own.
 
     python examples/gan.py [--steps 1200] [--scales shared]
 
-The generator learns to put points on a circle. With one `SharedLossScale` an overflow in either network skips the step
-of both, so that neither gets ahead; with `--scales separate` each network skips only its own steps. Both losses are
-scaled inside one persistent tape. Prints the points' distance from the circle, and the skipped steps.
+The generator learns to put points on a circle. By default, the optimizers share one `SharedLossScale`: an overflow in
+either network skips the step of both, so that neither network gets ahead. With `--scales separate`, an overflow skips
+only the step of the network in which it occurs. Both losses are scaled inside one persistent tape. Prints the mean
+distance of the points from the circle, and the number of skipped steps.
 """
 
 import argparse
@@ -18,20 +19,23 @@ NOISE, BATCH, RADIUS = 8, 128, 2.0
 
 
 def network(outputs):
-    """Return a network that computes in float16; variables and outputs are float32."""
+    """Return a network that computes in float16. Its variables and outputs are float32."""
     layers = tf.keras.layers
     hidden = [layers.Dense(64, activation="leaky_relu", dtype="mixed_float16") for _ in range(2)]
     return tf.keras.Sequential([*hidden, layers.Dense(outputs, dtype="float32")])
 
 
 def circle():
-    """Return points on the circle."""
+    """Return a batch of random points on the circle."""
     angle = tf.random.uniform([BATCH, 1], 0.0, 6.2831853)
     return RADIUS * tf.concat([tf.cos(angle), tf.sin(angle)], axis=1)
 
 
 def make_step(generator, discriminator, optimizers, block):
-    """Return a function that trains both networks. Both optimizers take their steps inside the context `block()`."""
+    """Return a function that takes one training step of both networks.
+
+    Both optimizers apply their gradients inside the context manager that `block()` returns.
+    """
     loss_of = tf.keras.losses.BinaryCrossentropy(from_logits=True)
 
     @tf.function
@@ -52,7 +56,7 @@ def make_step(generator, discriminator, optimizers, block):
 
 
 def main(arguments=None):
-    """Train, and return the mean distance of generated points from the circle."""
+    """Train both networks. Return the mean distance of generated points from the circle."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=1200)
     parser.add_argument("--scales", choices=["shared", "separate"], default="shared")
@@ -60,7 +64,7 @@ def main(arguments=None):
 
     tf.keras.utils.set_random_seed(0)
     generator, discriminator = network(2), network(1)
-    # 2**24 is deliberately too high: the first steps show how the scale falls.
+    # An initial scale of 2**24 is deliberately too high: the first steps overflow and lower it.
     shared = tf_lossscale.SharedLossScale(initial_scale=2**24, dynamic_growth_steps=500)
 
     def optimizer():

@@ -1,10 +1,10 @@
-"""LeNet-5 on handwritten digits, trained in six ways with MindSpore's mixed-precision API.
+"""Trains LeNet-5 on handwritten digits in six ways, with an API like MindSpore's for mixed precision.
 
     python examples/lenet_mixed_precision.py [--epochs 3]
 
-The six ways are the automatic levels O2 and O3, one float16 layer by hand, a fixed and a dynamic loss scale manager,
-and a custom training cell. Prints for each way the first and last loss, the number of float16 layers, and the final
-scale.
+The six ways are automatic mixed precision of level O2, automatic mixed precision of level O3, a single layer that is
+set to float16 by hand, a fixed loss scale manager, a dynamic loss scale manager, and a user-defined training step. For
+each way, prints the losses of the first and the last epoch, the number of float16 layers, and the final loss scale.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def lenet5():
 
 
 def digits():
-    """Return scikit-learn's 1797 digits, scaled from 8 x 8 to 32 x 32."""
+    """Return batches of scikit-learn's 1797 digits, enlarged from 8 x 8 to 32 x 32 pixels."""
     images, labels = load_digits(return_X_y=True)
     images = np.kron(images.reshape(-1, 8, 8) / 16.0, np.ones((4, 4)))[..., np.newaxis].astype("float32")
     return tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(2000, seed=0).batch(BATCH, drop_remainder=True)
@@ -54,26 +54,26 @@ LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 def by_model(network, epochs, **kwargs):
-    """Train with `amp.Model`; return the network, its optimizer, and the loss of each epoch."""
+    """Train with `amp.Model`. Return the network, its optimizer, and the loss of each epoch."""
     model = amp.Model(network, LOSS, keras.optimizers.SGD(0.02, momentum=0.9), **kwargs)
     history = model.train(epochs, digits(), callbacks=[amp.LossMonitor(27)], verbose=0)
     return network, model.optimizer, history.history["loss"]
 
 
 class ClippedCell(amp.TrainOneStepWithLossScaleCell):
-    """A user-defined training cell that clips the unscaled gradients."""
+    """A user-defined training step, which MindSpore calls a cell. It clips the unscaled gradients."""
 
     def construct(self, *inputs):
-        """Take one step; return the loss, whether it overflowed, and the scale."""
+        """Take one step. Return the loss, whether the step overflowed, and the loss scale."""
         scale = self.sens
         loss, gradients = self.loss_and_gradients(*inputs)
-        # clipping turns infinity into NaN, so the step is still skipped
+        # Clipping turns an infinite gradient into NaN, so the step is still skipped.
         gradients, _ = tf.clip_by_global_norm(gradients, 5.0)
         return loss, self.update(gradients), scale
 
 
 def by_cell(epochs):
-    """Train with `ClippedCell` and a dynamic scale. Return the network, its optimizer, and the loss of each epoch."""
+    """Train with `ClippedCell`. Return the network, its optimizer, and the loss of each epoch."""
     network = amp.auto_mixed_precision(lenet5(), "O2")
     manager = amp.DynamicLossScaleManager(init_loss_scale=2**16, scale_window=20)
     cell = ClippedCell(amp.WithLossCell(network, LOSS), keras.optimizers.SGD(0.02, momentum=0.9), manager)
@@ -94,7 +94,10 @@ def in_float16(network):
 
 
 def main(arguments=None):
-    """Train in all six ways; return {name: (loss of each epoch, layers in float16, loss scale at the end)}."""
+    """Train in all six ways, and return a dictionary of the results by name.
+
+    A result is the loss of each epoch, the number of float16 layers, and the final loss scale.
+    """
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=3)
     epochs = parser.parse_args(arguments).epochs

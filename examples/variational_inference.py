@@ -2,14 +2,14 @@
 
     python examples/variational_inference.py [--steps 300]
 
-Each weight has a normal distribution instead of a value. `tf_lossscale.probability.minimize` trains the means and
-widths of these distributions. Sampled networks classify the images in float16. The evidence lower bound is multiplied
-by 1e-5, as if it were a minor term of a larger loss. In float16 without a loss scale the gradients of the images'
-likelihood vanish, and the posterior becomes the prior.
+Each weight is a normal distribution instead of a number. `tf_lossscale.probability.minimize` trains the means and the
+standard deviations of these distributions. Networks that are sampled from them classify the images in float16. The
+evidence lower bound is multiplied by 1e-5, as if it were a minor term of a larger loss. Without loss scaling, the
+gradients of the likelihood then underflow to zero in float16, and the posterior becomes equal to the prior.
 
-Trains in float32, in float16 without loss scaling, and in float16 with loss scaling. For each training, prints the
-loss per image; the distance of the posterior's means from the prior's, in standard deviations; and the accuracy on
-test images, averaged over samples.
+The network is trained three times: in float32, in float16 without loss scaling, and in float16 with loss scaling. For
+each run, prints the loss per image; the distance of the posterior's means from the prior's means, in standard
+deviations of the prior; and the accuracy on test images, averaged over samples.
 """
 
 import argparse
@@ -22,9 +22,9 @@ import tensorflow_probability as tfp
 import tf_lossscale
 
 tfd = tfp.distributions
-# Numbers of pixels, hidden units and digits.
+# The sizes of the layers: 64 pixels, 32 hidden units and 10 digits.
 SIZES = (64, 32, 10)
-# Number of training images; the others of the 1797 images are for testing.
+# The first 1347 of the 1797 images are for training, and the others for testing.
 SEEN = 1347
 WEIGHT = 1e-5
 
@@ -37,19 +37,19 @@ def digits():
 
 
 def shapes():
-    """Return the shape of each layer's matrix, whose last row is the bias."""
+    """Return the shape of each layer's weight matrix. The last row of a weight matrix is the bias."""
     return [(fan_in + 1, fan_out) for fan_in, fan_out in itertools.pairwise(SIZES)]
 
 
 def prior():
-    """Return a normal distribution around zero for each weight."""
+    """Return the prior: for each weight, a normal distribution around zero."""
     return tfd.JointDistributionSequential(
         [tfd.Independent(tfd.Normal(tf.zeros(shape), shape[0] ** -0.5), 2) for shape in shapes()]
     )
 
 
 def posterior():
-    """Return a normal distribution with trainable float32 mean and width for each weight."""
+    """Return the posterior: for each weight, a normal distribution with trainable float32 parameters."""
     softplus = tfp.bijectors.Softplus()
     return tfd.JointDistributionSequential(
         [
@@ -66,7 +66,10 @@ def posterior():
 
 
 def logits(images, layers, dtype):
-    """Return the logits of each image for each sample of the layers, computed in `dtype`."""
+    """Compute in `dtype` the logits that each sampled network assigns to each image.
+
+    `layers` contains the weight matrix of each layer. The leading axis of a matrix, if any, is that of the samples.
+    """
     values = tf.cast(images, dtype)
     for i, layer in enumerate(layers):
         matrix = tf.cast(layer, dtype)
@@ -75,7 +78,7 @@ def logits(images, layers, dtype):
 
 
 def fit(steps, dtype, scaled):
-    """Train a posterior. Return the loss per image, its means' distance from the prior's means, and the accuracy."""
+    """Train a posterior. Return the loss per image, the distance from the prior, and the accuracy on test images."""
     images, labels = digits()
     p, q = prior(), posterior()
 
@@ -87,7 +90,7 @@ def fit(steps, dtype, scaled):
         layers = q.sample(seed=seed)
         return -WEIGHT * (log_likelihood(layers) + (p.log_prob(layers) - q.log_prob(layers)) / SEEN)
 
-    # Adam's default epsilon, 1e-7, is much larger than these gradients.
+    # Use a tiny epsilon, because Adam's default of 1e-7 is much larger than these gradients.
     optimizer = tf.keras.optimizers.Adam(0.01, epsilon=1e-16)
     if scaled:
         optimizer = tf_lossscale.LossScaleOptimizer(optimizer)
@@ -102,7 +105,7 @@ def fit(steps, dtype, scaled):
 
 
 def main(arguments=None):
-    """Train in float32, in float16, and in float16 with loss scaling. Return {name of the training: accuracy}."""
+    """Train in float32, in float16, and in float16 with loss scaling. Return a dictionary of the accuracies."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=300)
     steps = parser.parse_args(arguments).steps

@@ -1,1 +1,4 @@
-"""Fuzzer: compares random training programs with a NumPy model, and injects faults such as kills: `python -m fuzz`."""
+"""Fuzz tests: compare random training programs with a NumPy model, and inject faults such as killed processes.
+
+Run them with `python -m fuzz`.
+"""

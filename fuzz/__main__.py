@@ -1,9 +1,10 @@
-"""`python -m fuzz`: runs random training programs and injects faults, for some minutes.
+"""`python -m fuzz`: runs random training programs and injects faults for a given number of minutes.
 
     python -m fuzz [--minutes 10] [--seed 1] [--only programs|libraries|faults]
 
-A program that fails is shrunk and printed as a test case. If a fault finds a bug, the call that repeats the fault is
-printed. The exit code is 1 after a failure, else 0.
+A program is a random sequence of training steps, whose results are compared with a NumPy model. If a program fails, it
+is shrunk and printed as a test case. If an injected fault reveals a bug, the function call that repeats the fault is
+printed. The exit code is 1 if anything failed; otherwise it is 0.
 """
 
 import argparse
@@ -52,9 +53,10 @@ def main(arguments=None):
 
 
 def _turns(only):
-    """Yield tasks endlessly: functions (seed, counts, deadline) that run programs or inject a fault."""
+    """Yield functions of (seed, counts, deadline) endlessly. Each one runs some random programs or injects a fault."""
     local, clusters = iter(faults.FAULTS), iter(cluster_faults.FAULTS)
-    in_turn = [*itertools.islice(local, 2), *clusters, *local]  # the faults of clusters are slow, so they start early
+    # Faults in clusters are slow, so they start early.
+    in_turn = [*itertools.islice(local, 2), *clusters, *local]
     each = itertools.cycle(map(_fault, filter(_possible, in_turn)))
     while True:
         for which in [only] if only else ["programs", "faults", "libraries", "faults"]:
@@ -62,7 +64,7 @@ def _turns(only):
 
 
 def _possible(fault):
-    """Return whether this machine can inject a fault. If it cannot, print the reason."""
+    """Return whether the fault can be injected on this computer. If it cannot, print the reason."""
     reason = getattr(fault, "why_not", None)
     if reason:
         print(f"skipped: {fault.__name__}, which {reason}", flush=True)
@@ -71,7 +73,7 @@ def _possible(fault):
 
 def _fault(fault):
     def turn(seed, counts, deadline):
-        """Inject the fault; return a description of the failure, or None."""
+        """Inject the fault. If it reveals a bug, return a description of the bug; otherwise return None."""
         del deadline
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
             try:
@@ -87,7 +89,7 @@ def _fault(fault):
 
 def _programs(which):
     def turn(seed, counts, deadline):
-        """Run some programs. If one fails, return a description of it after shrinking; otherwise return None."""
+        """Run some random programs. If one fails, return a description of the failure; otherwise return None."""
 
         def check(program):
             running.run(program)

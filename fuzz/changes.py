@@ -1,7 +1,7 @@
 """Changes that a training loop makes to its gradients before it applies them, implemented in TensorFlow and NumPy.
 
-Add a change as a pair of functions in `CHANGES`. Both take the list of all gradients, which may contain None and sparse
-gradients, and an integer from 0 to 3 that differs from step to step.
+To add a change, add a pair of functions to `CHANGES`. Both functions take the list of all gradients, some of which may
+be None or sparse, and an integer from 0 to 3 that varies from step to step.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def _of_values(function, gradient):
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """A change to gradients, implemented twice.
+    """A change to gradients, implemented in TensorFlow and in NumPy.
 
     Args:
-        ours: the function for gradients in TensorFlow.
-        model: the function for gradients in NumPy.
-        compiled: whether XLA can compile the function for TensorFlow.
+        ours: the implementation in TensorFlow.
+        model: the implementation in NumPy.
+        compiled: whether XLA can compile the implementation in TensorFlow.
     """
 
     ours: Callable[[list[Any], tf.Tensor], list[Any]]
@@ -53,7 +53,7 @@ def _present(gradients):
 
 
 def _drop_first(gradients, number):
-    """Replace the first gradient by None, unless it is the only one."""
+    """Replace the first gradient that is not None with None, unless it is the only gradient left."""
     del number
     present = _present(gradients)
     return [None if len(present) > 1 and i == present[0] else g for i, g in enumerate(gradients)]
@@ -70,28 +70,28 @@ def _kind(gradient):
 
 
 def _reuse(gradients, number):
-    """Replace the last variable's gradient by the first gradient that has its shape and dtype."""
+    """Replace the last gradient with the first other gradient of the same shape and dtype, if there is one."""
     del number
     fitting = [g for g in gradients[:-1] if _fit(g, gradients[-1])]
     return [*gradients[:-1], fitting[0]] if fitting else gradients
 
 
 def _swap(gradients, number):
-    """Exchange the gradients of the first and the last variable, if shapes and dtypes agree."""
+    """Exchange the first and the last gradient if they have the same shape and dtype."""
     del number
     first, last = gradients[0], gradients[-1]
     return [last, *gradients[1:-1], first] if _fit(first, last) and len(gradients) > 1 else gradients
 
 
 def _add(gradients, number):
-    """Add the gradient of the first variable to that of the last one, if shapes and dtypes agree."""
+    """Add the first gradient to the last gradient if they have the same shape and dtype."""
     del number
     first, last = gradients[0], gradients[-1]
     return [*gradients[:-1], first + last] if _fit(first, last) else gradients
 
 
 def _in_cond(gradients, number):
-    """Choose between the gradients and twice the gradients in one `tf.cond`."""
+    """Use a `tf.cond` to return either the gradients or the doubled gradients."""
     present = _present(gradients)
     chosen = tf.cond(
         number > 1,
@@ -165,7 +165,7 @@ CHANGES = {
     "function": _each(lambda values, n: _doubled(values), _twice),
     "py_function": _each(_in_python, _half, compiled=False),
     "stop_gradient": _each(lambda values, n: tf.stop_gradient(values), lambda values, n: values),
-    # In a tf.while_loop that XLA compiles, tf.clip_by_value turns a NaN into a number, with or without this package.
+    # XLA must not compile this change: tf.clip_by_value in a compiled tf.while_loop turns a NaN into a number.
     "clip_by_value": _each(
         lambda values, n: tf.clip_by_value(values, -1.0, 1.0), lambda values, n: _within_one(values), compiled=False
     ),

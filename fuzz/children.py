@@ -1,4 +1,4 @@
-"""Child processes of the fuzzer, which may be killed or denied system resources."""
+"""Runs functions in child processes, which can be killed or denied system resources during fuzz tests."""
 
 import functools
 import multiprocessing
@@ -21,21 +21,22 @@ def _context():
 
 
 def run(function, *arguments, killed_at=None, killed_after=None, may_crash=False):
-    """Call a function in a new process.
+    """Call a function in a fresh process, and kill the process if requested.
 
     Args:
-        function: a module-level function, whose first argument is a callback `begin`. The process is not killed before
-            the function calls `begin()`.
-        *arguments: the arguments after `begin`; the first is the directory where the function writes.
-        killed_at: number of file operations (open, rename, remove) in the directory after `begin`, before the kill.
-        killed_after: seconds between `begin` and the kill.
-        may_crash: whether a segmentation fault of the process counts as a kill.
+        function: a module-level function whose first argument is a callback `begin`. The process is killed only after
+            the function has called `begin()`.
+        *arguments: the other arguments of the function. The first one is the directory to which the function writes.
+        killed_at: number of file operations, such as open or rename, that the process may perform in the directory
+            between the call to `begin()` and the kill.
+        killed_after: number of seconds between the call to `begin()` and the kill.
+        may_crash: whether a segmentation fault of the process is treated like a kill.
 
     Returns:
         The function's result, or None if the process was killed.
 
     Raises:
-        AssertionError: the function raised an error; the message contains it.
+        AssertionError: the function raised an error, or the process did not end in time.
     """
     mine, other = _context().Pipe()
     process = _context().Process(target=_child, args=(other, function, arguments, killed_at))
@@ -61,7 +62,7 @@ def run(function, *arguments, killed_at=None, killed_after=None, may_crash=False
         process.kill()
         process.join()
         mine.close()
-    raise AssertionError(f"{function.__name__} has not ended after {PATIENCE} seconds")
+    raise AssertionError(f"the child process that runs {function.__name__} has not ended after {PATIENCE} seconds")
 
 
 def _child(connection, function, arguments, killed_at):
@@ -78,7 +79,8 @@ def _child(connection, function, arguments, killed_at):
     except BaseException:
         connection.send(("raised", traceback.format_exc()))
     connection.close()
-    os._exit(0)  # unlike sys.exit, os._exit does not wait for threads
+    # Unlike sys.exit, os._exit does not wait for threads.
+    os._exit(0)
 
 
 def _die_at(count, directory):

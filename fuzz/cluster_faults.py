@@ -1,4 +1,4 @@
-"""Faults in clusters: kill a worker, under MultiWorkerMirroredStrategy and with parameter servers."""
+"""Kills a worker of a cluster, under MultiWorkerMirroredStrategy and under ParameterServerStrategy."""
 
 import functools
 import json
@@ -30,7 +30,10 @@ def _undisturbed():
 
 
 def worker_of_fit_killed(random, directory):
-    """Kill one of two workers during a step of `fit`. After a restart, BackupAndRestore must reach the same result."""
+    """Kill one of two workers during `fit`, and start both again.
+
+    Training resumes with BackupAndRestore. Its result must be the same as that of a run without the kill.
+    """
     batch = random.randint(1, cluster_job.EPOCHS * cluster_job.BATCHES)
     dies = (batch, random.randrange(2), random.uniform(0, 0.1))
     outcomes = _fit(directory, *dies)
@@ -42,7 +45,7 @@ def worker_of_fit_killed(random, directory):
 
 
 def worker_of_parameter_server_killed(random, directory):
-    """Kill a worker during scheduled steps. Each step must be taken once; only the interrupted one may run twice."""
+    """Kill a worker while it runs a scheduled step. This step may run twice. Every other step must run exactly once."""
     command = ["-m", "fuzz.cluster_job", "parameter_server", str(random.randrange(10**6))]
     found = _result(*cluster.run_coordinator(command, pathlib.Path(directory, "output")))
     again = found["iterations"] - found["steps"]

@@ -1,10 +1,11 @@
-"""The program of each process of a cluster; TF_CONFIG says which process it is.
+"""The script that every process of a cluster runs. TF_CONFIG says which process of the cluster it is.
 
     TF_CONFIG=... python -m fuzz.cluster_job fit DIRECTORY [BATCH WORKER SECONDS]
     TF_CONFIG=... python -m fuzz.cluster_job parameter_server SEED
 
-`fit` trains with BackupAndRestore over all workers; WORKER kills itself SECONDS after batch number BATCH began.
-`parameter_server` schedules steps on workers and kills one of them. Both print their result as JSON.
+`fit` trains on all workers with BackupAndRestore. With the optional arguments, the worker number WORKER kills itself
+SECONDS after batch number BATCH began. `parameter_server` schedules training steps on workers and kills one worker.
+Both commands print their result as JSON.
 """
 
 import json
@@ -27,7 +28,7 @@ TF_KERAS = FAMILIES[1]
 
 
 def fit(directory, dies=None):
-    """Train a model on data with one overflowing batch in every epoch; return the final state."""
+    """Train a model on data in which one batch of every epoch overflows. Return the final state."""
     strategy, keras = strategies.get("workers_2"), TF_KERAS.keras
     x = np.random.default_rng(0).normal(size=(8 * BATCHES, 2)).astype("float32")
     y = x @ np.float32([[2.0], [-1.0]])
@@ -49,7 +50,8 @@ def fit(directory, dies=None):
     ]
     model.fit(x, y, batch_size=8, epochs=EPOCHS, shuffle=False, verbose=0, callbacks=callbacks)
     if dies:
-        threading.Event().wait()  # if the kill has not come yet, wait for it
+        # The kill may still be pending. Wait for it.
+        threading.Event().wait()
     return {
         "scale": [float(optimizer.loss_scale), int(optimizer.dynamic_counter.numpy())],
         "optimizer": [np.asarray(value).tolist() for value in optimizer.get_weights()],
@@ -58,7 +60,7 @@ def fit(directory, dies=None):
 
 
 def parameter_server(seed):
-    """Schedule steps on two workers and kill one of them. The coordinator repeats the interrupted step on the other."""
+    """Schedule steps on two workers, and kill one worker. The other worker repeats the interrupted step."""
     choose = random.Random(seed)
     bad = [choose.random() < 0.3 for _ in range(60)]
     dies_at, worker = choose.randrange(5, 55), choose.randrange(2)

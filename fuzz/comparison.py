@@ -1,4 +1,4 @@
-"""Comparison of a program's run in TensorFlow with its run in NumPy."""
+"""Compares the results of a random training program in TensorFlow with the results of a NumPy model."""
 
 import numpy as np
 import tensorflow as tf
@@ -7,27 +7,27 @@ from fuzz import model
 from fuzz.changes import CHANGES
 from fuzz.program import ADAM, LAZY, MOMENTUM, RATE, SCALED, SHAPES
 
-#: For each dtype, the largest tolerated difference between a variable and the NumPy model. It is relative to the
-#: largest value that the variable has had.
+#: For each dtype, the largest tolerated difference between a TensorFlow variable and its value in the NumPy model. The
+#: difference is relative to the largest value that the variable has had so far.
 TOLERANCES = {"float16": 2.0**-7, "bfloat16": 2.0**-4, "float32": 2.0**-19, "float64": 2.0**-19}
 
 
 def inner_model(family, name):
-    """Return the NumPy update rule of a family's optimizer."""
+    """Return the NumPy implementation of an optimizer. `name` is the update rule, for example "adam"."""
     if name == "adam":
         return model.Adam(RATE, **ADAM, hat=family.name == "sonnet", lazy=family.name == "sonnet")
     return model.SGD(RATE, MOMENTUM if name == "momentum" else 0.0, lazy=family.name in LAZY)
 
 
 def changed(names, gradients, number):
-    """Apply the named changes to NumPy's gradients, in order."""
+    """Apply the named changes to NumPy gradients, one after another."""
     for name in names:
         gradients = CHANGES[name].model(gradients, number)
     return gradients
 
 
 class Model:
-    """Runs a fuzzed program in NumPy, as the reference for the run in TensorFlow."""
+    """Runs a random training program in NumPy. The result is the reference for the run in TensorFlow."""
 
     def __init__(self, program, family):
         self.program = program
@@ -37,7 +37,7 @@ class Model:
         self.adam_sees_skipped = family.counts
 
     def call(self, step):
-        """Call the loop of a step once. A repeating loop takes the step several times."""
+        """Take the step in NumPy, as many times as the step's training loop repeats it."""
         loop = self.program.loops[step.loop]
         times = {"no": 1, "if": int(step.number > 1), "while": step.number}[loop.repeated]
         for _ in range(times):
@@ -59,9 +59,9 @@ class Comparison:
     """Compares a program's run in TensorFlow with the NumPy model, step by step.
 
     Args:
-        machine: the run in TensorFlow: an object with the attributes `family` and `variables` and the methods
-            `state()`, `iterations()`, `copies(variable)` and `all_variables()`.
-        program: the program.
+        machine: the object that runs the program in TensorFlow. It has the attributes `family` and `variables` and the
+            methods `state()`, `iterations()`, `copies(variable)` and `all_variables()`.
+        program: the random training program.
     """
 
     def __init__(self, machine, program):
@@ -74,14 +74,14 @@ class Comparison:
             self._tolerances = [max(self._tolerances)] * len(program.dtypes)
 
     def step(self, step):
-        """Take a step in the model."""
+        """Take a step in the NumPy model."""
         before = self.expected.training.values
         self.expected.call(step)
         for k, (old, new) in enumerate(zip(before, self.expected.training.values)):
             self._sizes[k] = max(self._sizes[k], np.abs(old).max(), np.abs(new).max())
 
     def check(self, where):
-        """Raise an AssertionError if the machine's state differs from the model's.
+        """Raise an AssertionError if the state in TensorFlow differs from the state in the NumPy model.
 
         Args:
             where: the beginning of the error's message, such as "after step 3".
@@ -107,4 +107,5 @@ class Comparison:
             for copy in machine.copies(variable):
                 found = np.asarray(copy, np.float64).reshape(value.shape)
                 np.testing.assert_allclose(found, value, rtol=0, atol=atol, err_msg=f"{where}: variable {i}")
-            training.values[i] = found  # continue from TensorFlow's value, so that rounding errors do not accumulate
+            # Continue from TensorFlow's value, so that rounding errors do not accumulate.
+            training.values[i] = found

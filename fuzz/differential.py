@@ -1,11 +1,13 @@
-"""`python -m fuzz.differential`: compares this package with the originals on random training programs.
+"""`python -m fuzz.differential`: compares this package with other loss scale optimizers on random programs.
 
     python -m fuzz.differential [--minutes 10] [--seed 1] [--only tf24]
 
-The originals are the loss scale optimizers of tf_keras, Keras 3, TensorFlow 2.4 and TensorFlow 2.8. Each runs in a
-separate process; the two of TensorFlow run in the environments that `make record` creates. A difference is a failure,
-unless a row of docs/differences.md describes it. A program whose results differ is shrunk and printed. The exit code
-is 1 after a failure, else 0.
+The other optimizers, called originals, are those of tf_keras, Keras 3, TensorFlow 2.4 and TensorFlow 2.8. Each one
+runs in a separate process. TensorFlow 2.4 and 2.8 run in the virtual environments that `make record` creates.
+
+A program is a random sequence of training steps. If this package's results differ from an original's, this is a
+failure, unless a row of docs/differences.md describes the difference. A program that fails is shrunk and printed. The
+exit code is 1 if a program failed; otherwise it is 0.
 """
 
 import argparse
@@ -38,13 +40,13 @@ MOST_FAILURES = 3
 
 @dataclasses.dataclass(frozen=True)
 class Original:
-    """An original: the loss scale optimizer of another library or release, to compare this package with.
+    """A loss scale optimizer of another library or TensorFlow release, which this package is compared with.
 
     Args:
-        name: the original's name in `fuzz.originals`.
-        family: the family whose inner optimizers this package wraps for the comparison.
-        modes: the modes of the programs that the original can run.
-        environment: the name of the original's environment in `tests.conformance.record`, or None for the current one.
+        name: a key of `fuzz.originals.ORIGINALS`.
+        family: the optimizer family that this package wraps for the comparison.
+        modes: the ways in which the optimizer can run: "eager", "function" (in a `tf.function`) or "compiled".
+        environment: the name of a virtual environment in `tests.conformance.record`, or None for the current one.
     """
 
     name: str
@@ -65,12 +67,12 @@ ORIGINALS = {
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """A step after which the state of this package differs from the original's."""
+    """A step after which the state of this package differs from the state of the optimizer it is compared with."""
 
     original: Original
     program: Any
     step: Any
-    #: The loss scale before the step.
+    #: The loss scale of both optimizers before the step.
     before: float
     theirs: dict[str, Any]
     ours: dict[str, Any]
@@ -81,17 +83,17 @@ class Difference:
 
     @property
     def largest_scale(self):
-        """The largest possible scale after the step. A loop may repeat the step and double the scale each time."""
+        """The largest possible loss scale after the step. A loop may repeat the step and double the scale each time."""
         return self.before * 2.0 ** (self.step.number if self.loop.repeated == "while" else 0)
 
     @property
     def only_here_skipped(self):
-        """Whether this package skipped the step, although the original applied it."""
+        """Whether this package skipped a step that the other optimizer applied."""
         return "error" not in {**self.theirs, **self.ours} and self.ours["loss_scale"] < self.theirs["loss_scale"]
 
 
-#: The deliberate differences. A key is the start of a row in docs/differences.md; its function returns whether the row
-#: describes a `Difference`.
+#: The deliberate differences from other loss scale optimizers. Each key is the beginning of a row in
+#: docs/differences.md, and its value is a function that returns whether this row describes a `Difference`.
 ROWS: dict[str, Callable[[Difference], bool]] = {
     "an overflow that only the scaling causes, in a `tf.function`": lambda d: (
         d.original.family != "keras3"
@@ -108,10 +110,10 @@ ROWS: dict[str, Callable[[Difference], bool]] = {
 
 
 class Child:
-    """Runs programs on an original in a separate process.
+    """Runs random programs with another loss scale optimizer in a separate process.
 
     Raises:
-        NotHere: the original's environment cannot be created on this machine.
+        NotHere: the optimizer's virtual environment cannot be created on this computer.
     """
 
     def __init__(self, original):
@@ -127,7 +129,7 @@ class Child:
         )
 
     def __call__(self, program, gradients):
-        """Run a program; return its state after each step."""
+        """Run a program, and return the state after each step."""
         self._process.stdin.write(originals.encoded(program, gradients) + "\n")
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
@@ -140,30 +142,31 @@ class Child:
 
 
 def in_this_process(original):
-    """Return a function that runs programs on an original as `Child` does, but in this process."""
+    """Return a function that runs random programs like a `Child`, but in this process."""
     optimizers, wrapper = originals.ORIGINALS[original.name]()
     return lambda program, gradients: originals.run(program, gradients, optimizers, wrapper)
 
 
 def ours(original, program, gradients):
-    """Run a program with this package's wrapper; return its state after each step."""
+    """Run a program with this package's loss scale optimizer, and return the state after each step."""
     optimizers, _ = originals.ORIGINALS[original.family]()
     return originals.run(program, gradients, optimizers, tf_lossscale.LossScaleOptimizer)
 
 
 def compare(original, run_original, program):
-    """Run a program on this package and on an original.
+    """Run a program with this package and with another loss scale optimizer, and compare the states.
 
     Args:
-        original: an Original.
+        original: the Original to compare with.
         run_original: a Child or the result of `in_this_process`.
         program: a Program.
 
     Returns:
-        The number of steps that agree, and the row of the deliberate difference that ended the program, or None.
+        The number of steps after which the states agree, and the key in `ROWS` that describes the first difference.
+        The key is None if the states agree after all steps.
 
     Raises:
-        AssertionError: the states differ, and no row describes the difference.
+        AssertionError: the states differ, and no function in `ROWS` recognizes the difference.
     """
     gradients = [program.gradients(step) for step in program.steps]
     theirs = run_original(program, gradients)
@@ -180,7 +183,9 @@ def compare(original, run_original, program):
             for row, is_it in ROWS.items():
                 if is_it(difference):
                     return i, row
-            raise AssertionError(f"after step {i} at scale {before}:\n original: {expected}\n here:     {got}")
+            raise AssertionError(
+                f"the states differ after step {i} at scale {before}:\n original:     {expected}\n tf-lossscale: {got}"
+            )
         before = expected.get("loss_scale")
     assert len(theirs) == len(found)
     return len(theirs), None
@@ -196,7 +201,7 @@ def _agree(expected, got, tolerances):
 
 
 def main(arguments=None):
-    """Compare random programs until the time is over, and return the exit code."""
+    """Compare results of random programs until the time is up, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m fuzz.differential", description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=10.0, help="start no further program after this time")
     parser.add_argument("--seed", type=int, help="the seed of an earlier run, to repeat it")
@@ -236,7 +241,7 @@ def _children(names):
 
 
 def _some_programs(seed, original, child, counts, deadline):
-    """Compare some programs. If one differs, return a description of it after shrinking; otherwise return None."""
+    """Compare the results of some programs. If they differ, return a description; otherwise return None."""
 
     def check(program):
         tf.keras.backend.clear_session()

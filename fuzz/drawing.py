@@ -1,20 +1,21 @@
-"""Draws random programs, and shrinks the first one that fails."""
+"""Draws random training programs with Hypothesis, and shrinks the first program that fails."""
 
 import time
 import traceback
 
 import hypothesis
 
-AT_ONCE = 10  # number of programs in one run of Hypothesis
+# The number of programs that Hypothesis draws in one run.
+AT_ONCE = 10
 
 
 def settings(most, shrink=True, **more):
-    """Return settings of Hypothesis for training programs, which are slow and large.
+    """Return Hypothesis settings for training programs, which are slow and large.
 
     Args:
-        most: the largest number of programs.
+        most: the maximum number of programs.
         shrink: whether to shrink a program that fails.
-        **more: further settings.
+        **more: additional Hypothesis settings.
     """
     return hypothesis.settings(
         max_examples=most,
@@ -27,16 +28,16 @@ def settings(most, shrink=True, **more):
 
 
 def failure(strategy, check, seed, deadline):
-    """Check some programs until a deadline.
+    """Check up to `AT_ONCE` random programs, or fewer if the deadline passes first.
 
     Args:
         strategy: the Hypothesis strategy that draws the programs.
         check: a function that runs a program, and raises an error if the program fails.
         seed: the seed of the programs.
-        deadline: a value of the clock `time.monotonic`. Shrinking a failed program may take longer.
+        deadline: a time on the clock `time.monotonic`. Shrinking a failed program may end later.
 
     Returns:
-        The end of the traceback of the shrunk failure, and the shrunk program; None if no program fails.
+        None if no program fails. Otherwise the end of the traceback and the shrunk program.
     """
     failed = []
 

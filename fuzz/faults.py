@@ -1,7 +1,7 @@
-"""Faults on one machine: saved files stay intact, a failed save changes no state, and every variable stays finite.
+"""Injects faults on one computer. Saved files and the training state must survive, and variables must stay finite.
 
 Each function in `FAULTS` takes a `random.Random` and an empty directory, and raises an AssertionError if it finds a
-bug. If this machine cannot inject a fault, the function's attribute `why_not` holds the reason.
+bug. If a fault cannot be injected on this computer, its function has an attribute `why_not` with the reason.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ def _a_format(random):
 
 
 def killed_while_saving(random, directory):
-    """Kill the process during one of several saves. Earlier saves are intact; the last one is intact or unreadable."""
+    """Kill a process while it saves. Earlier saves must be intact. Later saves must be either intact or unreadable."""
     name, kind = _a_format(random)
     begins = random.randint(2, STEPS)
     when = random.choice([{"killed_at": random.randrange(8)}, {"killed_after": random.uniform(0, 0.05)}])
@@ -59,7 +59,7 @@ def assert_whole(name, kind, directory, surely, what):
 
 
 def killed_train_command(random, directory):
-    """Kill `tf-lossscale train` while it saves. `--resume` must then lead to the result of an undisturbed run."""
+    """Kill `tf-lossscale train` while it saves. `--resume` must lead to the same result as an uninterrupted run."""
     options = ["--steps", "6", "--no-compare", "--out", f"{directory}/run"]
     assert children.run(saves.train_command, f"{directory}/run", options, 2) == 130
     resume = ["--resume", *options[2:]]
@@ -80,7 +80,7 @@ def _whole_train_run():
 
 
 def _refused(begin, directory, name, kind, refuse):
-    """Train, and save while `refuse` makes writing fail. The training must still end as an undisturbed run does."""
+    """Train, and call `refuse` after save 3 so that later saves fail. The failed saves must not affect the training."""
     trainee = Trainee(name)
     for i in range(STEPS):
         trainee.step(i)
@@ -90,7 +90,7 @@ def _refused(begin, directory, name, kind, refuse):
             refuse(directory)
         if i > 2:
             before = trainee.state()
-            # When a write fails, h5py raises one of several types of errors.
+            # h5py raises errors of several types when a write fails.
             with contextlib.suppress(OSError, ValueError, RuntimeError, tf.errors.OpError):
                 trainee.save(kind, directory, i + 1)
             assert_same(trainee.state(), before, f"{name}, {kind}: the state after a save that was refused")
@@ -108,7 +108,7 @@ def small_files_only(random, directory):
 
 
 def _is_hdf5(kind):
-    # HDF5 may crash on a file that cannot grow; the optimizer does not matter.
+    # The HDF5 library itself may crash if a file cannot grow.
     return kind in ("h5", "weights")
 
 
@@ -167,14 +167,15 @@ def _become_nobody(directory):
 
 
 def copied(random, directory):
-    """Pickle or deep-copy an optimizer during training. The copy has the same state, and is independent."""
+    """Pickle or deep-copy an optimizer during training. The copy must have the same state, but not share it."""
     del directory
     name = random.choice(sorted(FORMATS))
     trainee, cut = Trainee(name), random.randrange(1, STEPS)
     for i in range(cut):
         trainee.step(i)
     before = trainee.optimizer.state(), trainee.optimizer.get_weights()
-    # tf_keras's optimizers cannot be pickled. A pickle of Keras 3's contains no slots, so its weights are not compared.
+    # tf_keras's optimizers cannot be pickled. Keras 3's optimizers lose their slots when they are pickled, so the
+    # weights of the copy are not compared.
     if name == "keras3" and random.random() < 0.5:
         again = pickle.loads(pickle.dumps(trainee.optimizer))
     else:
@@ -190,7 +191,10 @@ def copied(random, directory):
 
 
 def saved_while_another_thread_steps(random, directory):
-    """Save checkpoints while another thread takes steps. All values are finite and in range, and no step is lost."""
+    """Save checkpoints while another thread takes steps.
+
+    All saved values must be finite and in range, and the optimizer must count every step.
+    """
     family = random.choice(FAMILIES)
     optimizer = LossScaleOptimizer(family.adam(), initial_scale=64.0, dynamic_growth_steps=3)
     weight = tf.Variable(tf.ones(1000))
@@ -223,7 +227,7 @@ def saved_while_another_thread_steps(random, directory):
 
 
 def forked(random, directory):
-    """Fork during training. The child reads and sets the optimizer's state, and the parent's state does not change."""
+    """Fork during training. If the child sets the optimizer's state, the parent's state must not change."""
     name = random.choice(sorted(FORMATS))
     children.run(_fork, directory, name, random.randrange(1, STEPS))
 
@@ -235,7 +239,8 @@ def _fork(begin, directory, name, cut):
         if i == cut:
             child = os.fork()
             if not child:
-                signal.alarm(20)  # a forked child has no TensorFlow threads, so it may hang
+                # TensorFlow's threads do not survive a fork, so the child may hang.
+                signal.alarm(20)
                 try:
                     assert_same(trainee.state(), expected(name)[cut], "the child")
                     trainee.optimizer.set_state({"loss_scale": 3.0, "dynamic_counter": 0})

@@ -1,4 +1,4 @@
-"""Runs programs in loops of a library: `fit`, TensorFlow Probability's `minimize`, or a session."""
+"""Runs random training programs with Keras's `fit`, with `tf_lossscale.probability.minimize` or in a TF1 session."""
 
 import numpy as np
 import tensorflow as tf
@@ -10,7 +10,7 @@ from tf_lossscale import LossScaleOptimizer, probability
 
 
 class Whole:
-    """Base of classes that take all steps of a program in one call, with one variable of shape (2,)."""
+    """Base class for running all steps of a program in one library call. The only variable has the shape (2,)."""
 
     def __init__(self, program):
         self.program = program
@@ -36,7 +36,7 @@ class Whole:
 
 
 class Fit(Whole):
-    """Runs a program in `fit`. Each example is one step, and the kernel's gradient equals the example."""
+    """Runs a program with `fit`. Each training example makes one step, and the kernel's gradient equals the example."""
 
     def __init__(self, program):
         super().__init__(program)
@@ -52,7 +52,7 @@ class Fit(Whole):
         self.variables = list(self.model.trainable_variables)
 
     def run(self, comparison, directory):
-        """Train the model and compare its state whenever `fit` calls its callbacks."""
+        """Train the model. Whenever `fit` calls its callbacks, compare the state with the NumPy model."""
         steps, done = self.program.steps, []
 
         def on_train_batch_end(batch, logs):
@@ -68,14 +68,14 @@ class Fit(Whole):
 
 
 class Probability(Whole):
-    """Runs a program in `tf_lossscale.probability.minimize`. Only the scale is compared after every step."""
+    """Runs a program with `tf_lossscale.probability.minimize`. Only the loss scale is compared after every step."""
 
     def __init__(self, program):
         super().__init__(program)
         self.variables = [tf.Variable(tf.ones(2))]
 
     def run(self, comparison, directory):
-        """Minimize the loss; compare the scale after each step, and the variable at the end."""
+        """Minimize the loss. Compare the loss scale after each step, and the final variable, with the NumPy model."""
         [variable], gradients, calls = self.variables, tf.constant(self.gradients), tf.Variable(-1, trainable=False)
         scales = probability.minimize(
             lambda: tf.reduce_sum(variable * tf.gather(gradients, calls.assign_add(1))),
@@ -93,7 +93,7 @@ class Probability(Whole):
 
 
 class Session(Machine):
-    """Runs a program in a `tf.compat.v1.Session`, with its loops as operations of a graph."""
+    """Runs a program in a `tf.compat.v1.Session`. Its training steps are operations of a graph."""
 
     def __init__(self, program):
         self._graph, self._inputs = tf.Graph(), None
@@ -122,7 +122,7 @@ class Session(Machine):
         return [self._session.run(variable)]
 
     def run(self, comparison, directory):
-        """Take the steps one by one and compare after each."""
+        """Take the steps one by one. Compare the state with the NumPy model after each step."""
         with self._graph.as_default(), self._session:
             for i, step in enumerate(self.program.steps):
                 self.call(step)

@@ -1,6 +1,6 @@
-"""A program's training loops in TensorFlow, for this package's wrapper and for the originals.
+"""The training loops of a random program in TensorFlow, for loss scale optimizers of this and other libraries.
 
-It runs on Python 3.8, too, because old releases of TensorFlow need it.
+The module must also run on Python 3.8, which old releases of TensorFlow need.
 """
 
 import functools
@@ -11,16 +11,17 @@ from fuzz.changes import CHANGES
 
 
 class Loops:
-    """The traced loops of a program.
+    """The training loops of a random program, as Python functions or as TensorFlow functions.
 
     Args:
         program: a Program.
-        variables: the user's variables.
-        optimizer: the wrapped optimizer of these variables.
+        variables: the variables to train.
+        optimizer: the loss scale optimizer.
         strategy: a strategy with two replicas, or None.
     """
 
-    applies_by_position = False  # whether `apply(gradients, variables)` replaces `apply_gradients`
+    # Whether to call `apply(gradients, variables)` instead of `apply_gradients`.
+    applies_by_position = False
 
     def __init__(self, program, variables, optimizer, strategy=None):
         self.program, self.variables, self.optimizer, self.strategy = program, variables, optimizer, strategy
@@ -28,18 +29,17 @@ class Loops:
         self._calls = [self._traced(loop) for loop in program.loops]
 
     def gradients(self, step):
-        """Return the gradients of a step and the rows of the sparse gradient; see `Program.gradients`."""
+        """Return the gradients of a step and the row indices of its sparse gradient; see `Program.gradients`."""
         return self.program.gradients(step)
 
     def call(self, step):
-        """Take a step."""
         gradients, rows = self.gradients(step)
         inputs = [*map(tf.constant, gradients), tf.constant(rows), tf.constant(step.number)]
         for function in self._calls[step.loop]:
             function(*inputs)
 
     def _traced(self, loop):
-        """Return the functions that a step of the loop calls, in order."""
+        """Return the functions that are called one after another to take a step of the loop."""
         if loop.calls == "two_functions":
             kept = [tf.Variable(tf.zeros_like(variable), trainable=False) for variable in self.variables]
             parts = [functools.partial(self._keep, loop, kept), functools.partial(self._apply_kept, loop, kept)]
@@ -105,7 +105,7 @@ class Loops:
         return _changed(loop.scaled, tape.gradient(scaled, self.variables), number)
 
     def _unscaled(self, loop, gradients):
-        """Unscale the gradients, if `loop.place` says so inside a tf.function or a `tf.cond`."""
+        """Unscale the gradients, inside a `tf.function` or a `tf.cond` if `loop.place` demands it."""
         present = [i for i, gradient in enumerate(gradients) if gradient is not None]
         unscale = functools.partial(self.optimizer.get_unscaled_gradients, [gradients[i] for i in present])
         if loop.place == "function":

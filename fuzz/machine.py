@@ -1,4 +1,4 @@
-"""Runs a program in TensorFlow, with this package's wrapper."""
+"""Runs a random training program in TensorFlow, with this package's loss scale optimizer."""
 
 import sonnet
 import tensorflow as tf
@@ -11,7 +11,7 @@ from tf_lossscale import LossScaleOptimizer
 
 
 def inner_optimizer(family, name, ema=None):
-    """Return a family's optimizer with the named update rule; for `ema` see `Program.ema`."""
+    """Return an optimizer of a family. `name` is the update rule, for example "adam"; for `ema` see `Program.ema`."""
     makers = family.optimizers
     averages = {} if ema is None else {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": ema or None}
     if family.name == "tf1":
@@ -20,7 +20,8 @@ def inner_optimizer(family, name, ema=None):
             "momentum": lambda: makers.MomentumOptimizer(RATE, MOMENTUM),
             "adam": lambda: makers.AdamOptimizer(RATE, *ADAM.values()),
         }[name]()
-    if family.name == "sonnet":  # Sonnet's SGD has no variables, and would raise an error for `variables`
+    # Sonnet's SGD has no variables, so access to its attribute `variables` would raise an error.
+    if family.name == "sonnet":
         inner = {
             "sgd": lambda: makers.SGD(RATE),
             "momentum": lambda: makers.Momentum(RATE, MOMENTUM),
@@ -33,7 +34,7 @@ def inner_optimizer(family, name, ema=None):
 
 
 class Machine(Loops):
-    """Runs a program: holds its variables, its optimizer and its traced loops."""
+    """Runs a random program in TensorFlow. Creates the program's variables, optimizer and training loops."""
 
     def __init__(self, program):
         self.family = next(family for family in ALL_FAMILIES if family.name == program.family)
@@ -52,11 +53,11 @@ class Machine(Loops):
         super().__init__(program, variables, optimizer, strategy)
 
     def run(self, comparison, directory):
-        """Take the steps and compare each with the model.
+        """Take all steps. After each step, compare the state with the NumPy model.
 
         Args:
             comparison: a Comparison.
-            directory: where checkpoints are written.
+            directory: the directory for checkpoints.
         """
         for i, step in enumerate(self.program.steps):
             self.between(step.before, directory)
@@ -75,15 +76,18 @@ class Machine(Loops):
             comparison.check("after finalize_variable_values")
 
     def _is_ambiguous(self, error):
-        """Return whether an error says that it is unknown if the gradients are scaled.
+        """Return whether an error means that the optimizer cannot tell whether the gradients are scaled.
 
-        Only programs that mix the calls of UNSCALED and of SCALED may raise it.
+        Only a program that mixes calls from `UNSCALED` with calls from `SCALED` may cause this error.
         """
         contracts = {loop.calls in SCALED for loop in self.program.loops}
         return len(contracts) == 2 and "one of two ways" in str(error)
 
     def between(self, what, directory):
-        """Save the state, overwrite it and restore it, as `Step.before` says."""
+        """Save the state, overwrite it and restore it.
+
+        If `what` is "state", use the optimizer's methods. If it is "checkpoint", use a checkpoint.
+        """
         if what == "state":
             state = self.optimizer.state()
             if self.program.rules.dynamic:
@@ -97,21 +101,22 @@ class Machine(Loops):
             checkpoint.read(path).assert_existing_objects_matched()
 
     def state(self):
-        """Return the loss scale and its counters by name."""
+        """Return a dictionary of the loss scale and its counters."""
         return self.optimizer.state()
 
     def iterations(self):
-        """Return `iterations` on each replica."""
+        """Return the optimizer's step count on each replica."""
         return list(map(int, self.copies(self.optimizer.iterations)))
 
     def all_variables(self):
-        """Return the variables of the user and of the optimizer."""
+        """Return the trained variables and the variables of the optimizer."""
         return [*self.variables, *self.optimizer.variables]
 
     def copies(self, variable):
-        """Return the values of a variable on all replicas."""
+        """Return the value of a variable on each replica."""
         if not isinstance(variable, (tf.Variable, tf.distribute.DistributedValues)):
-            variable = variable.value  # a Keras 3 variable wraps a tf.Variable
+            # The `value` of a Keras 3 variable is a tf.Variable.
+            variable = variable.value
         return [
             each.numpy()
             for each in (self.strategy.experimental_local_results(variable) if self.strategy else [variable])

@@ -24,7 +24,7 @@ class Rules:
     dynamic: bool = True
 
     def arguments(self):
-        """Return keyword arguments for the wrapper's constructor."""
+        """Return the keyword arguments for the constructor of `LossScaleOptimizer`."""
         if not self.dynamic:
             return {"dynamic": False, "initial_scale": self.initial_scale}
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -41,7 +41,7 @@ class LossScale:
         self.good = self.bad = self.total = self.skipped = 0
 
     def step(self, finite):
-        """Update the scale after a step; return whether the step is applied."""
+        """Update the scale, depending on whether the gradients are finite. Return whether the step is applied."""
         rules = self.rules
         if not rules.dynamic:
             return True
@@ -72,36 +72,39 @@ class Rows:
     indices: np.ndarray
 
     def dense(self, shape):
-        """Return the dense gradient."""
+        """Return the gradient as a dense array."""
         found = np.zeros(shape, self.values.dtype)
         np.add.at(found, self.indices, self.values)
         return found
 
 
 def on_values(function, gradient):
-    """Apply a function to the values of a dense or sparse gradient; None stays None."""
+    """Apply a function to the values of a dense or sparse gradient. A gradient that is None is left unchanged."""
     if gradient is None:
         return None
     return Rows(function(gradient.values), gradient.indices) if isinstance(gradient, Rows) else function(gradient)
 
 
 def scaled(gradient, scale, dtype):
-    """Return the gradient of the scaled loss: a float32 product, rounded to the dtype of the variable."""
+    """Multiply the gradient by the scale in float32, and round the product to the dtype of the variable."""
     return on_values(lambda values: (np.float32(scale) * values).astype(dtype), gradient)
 
 
 def unscaled(gradient, scale):
-    """Return the gradient divided by the scale, in the gradient's dtype."""
+    """Divide the gradient by the scale. The result has the gradient's dtype."""
     return on_values(lambda values: (values.astype(np.float64) / np.float64(scale)).astype(values.dtype), gradient)
 
 
 class SGD:
-    """`w -= rate * g`; with a momentum `m = momentum * m + g` and `w -= rate * m`.
+    """Stochastic gradient descent.
+
+    Without momentum, a step computes `w -= rate * g`. With momentum, it computes `m = momentum * m + g` and then
+    `w -= rate * m`.
 
     Args:
         rate: learning rate.
-        momentum: 0 for none.
-        lazy: whether a sparse gradient updates only the momentum of its rows.
+        momentum: decay rate of the momentum; 0 means no momentum.
+        lazy: whether a sparse gradient changes the momentum of only the rows that it contains.
     """
 
     def __init__(self, rate=0.0625, momentum=0.0, lazy=False):
@@ -109,13 +112,13 @@ class SGD:
         self.slots = {}
 
     def update(self, key, gradient, rows, step):
-        """Return the array to subtract from a variable.
+        """Return the array that a step subtracts from a variable.
 
         Args:
-            key: a key for the variable's slots.
-            gradient: a dense float64 array.
-            rows: the rows of a sparse gradient, or `...` for all rows.
-            step: the number of the optimizer's step, from 1.
+            key: a dictionary key that identifies the variable.
+            gradient: the gradient as a dense float64 array.
+            rows: the row indices of a sparse gradient, or `...` for a dense gradient.
+            step: the number of the optimizer's step, counted from 1.
         """
         del step
         if not self.momentum:
@@ -129,15 +132,16 @@ class SGD:
 
 
 class Adam:
-    """Adam of Kingma and Ba, https://arxiv.org/abs/1412.6980, in the efficient order of section 2.
+    """The Adam optimizer of Kingma and Ba, https://arxiv.org/abs/1412.6980.
 
     Args:
         rate: learning rate.
         beta_1: decay rate of the first moment.
         beta_2: decay rate of the second moment.
-        epsilon: added to the root of the second moment.
-        hat: whether epsilon is added to the bias-corrected estimate, as in the paper's algorithm 1.
-        lazy: whether a sparse gradient updates only the moments and values of its rows.
+        epsilon: constant that is added to the square root of the second moment.
+        hat: True to add epsilon after bias correction, as in the paper's algorithm 1. False to add it before bias
+            correction, as in the more efficient form of section 2.
+        lazy: whether a sparse gradient changes the moments and values of only the rows that it contains.
     """
 
     def __init__(self, rate=0.0625, beta_1=0.5, beta_2=0.75, epsilon=0.0625, hat=False, lazy=False):
@@ -145,7 +149,7 @@ class Adam:
         self.slots = {}
 
     def update(self, key, gradient, rows, step):
-        """Return the array to subtract from a variable; see `SGD.update`."""
+        """Return the array that a step subtracts from a variable; see `SGD.update`."""
         first, second = self.slots.setdefault(key, (np.zeros_like(gradient), np.zeros_like(gradient)))
         rows = rows if self.lazy else ...
         (b1, b2), g = self.betas, gradient[rows]
@@ -161,13 +165,13 @@ class Adam:
 
 @dataclasses.dataclass
 class Averages:
-    """Moving averages of variables, updated in each applied step with the decay 0.5.
+    """Moving averages of variables. Each applied step updates the averages with a decay of 0.5.
 
     Args:
-        frequency: the variables are replaced by the averages in every `frequency`-th step; 0 for never.
-        starts_late: True for Keras 3's rule: the averages start as the variables after the first applied step. False
-            for tf_keras's rule: they start as the variables before that step, and a step updates only the averages of
-            variables with a gradient.
+        frequency: number of steps after which the averages are copied to the variables; 0 means never.
+        starts_late: whether to follow Keras 3's rule. With Keras 3's rule, the averages start as the values of the
+            variables after the first applied step. With tf_keras's rule, they start as the values before that step,
+            and a step updates the average of a variable only if the variable has a gradient.
     """
 
     frequency: int
@@ -175,13 +179,13 @@ class Averages:
 
 
 class Training:
-    """The training in the model: variables, an update rule and a loss scale.
+    """Training in NumPy, with variables, an update rule and a loss scale.
 
     Args:
-        rules: the rules of the loss scale.
-        inner: an `SGD` or an `Adam`.
+        rules: the arguments of the loss scale.
+        inner: the update rule, an `SGD` or an `Adam`.
         values: initial values of the variables.
-        averaging: an `Averages`, or None.
+        averaging: an `Averages`, or None to train without moving averages.
     """
 
     def __init__(self, rules, inner, values, averaging=None):
@@ -189,13 +193,14 @@ class Training:
         self.inner = inner
         self.values = [np.asarray(value, np.float64) for value in values]
         self.iterations = 0
-        self.averaging, self.averages = averaging, []  # the first step creates the averages
+        # The first step fills the list of averages.
+        self.averaging, self.averages = averaging, []
 
     def step(self, of_replicas, count_skipped):
-        """Take a step; return whether it was applied.
+        """Take a training step. Return whether the step was applied.
 
         Args:
-            of_replicas: for each replica, the unscaled gradient of each variable, or None.
+            of_replicas: for each replica, a list of the variables' unscaled gradients, any of which may be None.
             count_skipped: whether a skipped step advances `iterations`.
         """
         reduced = [self._reduced(i, column) for i, column in enumerate(zip(*of_replicas, strict=True))]
@@ -222,11 +227,11 @@ class Training:
                 self.values[i] = self.averages[i]
 
     def finalize(self):
-        """Replace the variables by their averages."""
+        """Replace the variables with their moving averages."""
         self.values = list(self.averages)
 
     def _reduced(self, i, gradients):
-        """Return the sum of the replicas' gradients of variable `i`, in their dtype, and the rows with a gradient."""
+        """Return the sum of the replicas' gradients of variable `i`, and the indices of rows that have a gradient."""
         if gradients[0] is None:
             return None
         rows = np.unique(np.concatenate([g.indices for g in gradients])) if isinstance(gradients[0], Rows) else ...

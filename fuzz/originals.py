@@ -1,9 +1,10 @@
-"""Runs programs on an original, the loss scale optimizer of another library or release.
+"""Runs random training programs with the loss scale optimizer of another library or TensorFlow release.
 
     python -m fuzz.originals NAME
 
-reads one program per line from stdin, and writes the states after its steps as one line to stdout, both as JSON. The
-module runs on Python 3.8, too, because old releases of TensorFlow need it.
+The command reads one program per line from stdin. For each program it writes one line to stdout, which contains the
+state after every step. Both lines are JSON. The module must also run on Python 3.8, which old releases of TensorFlow
+need.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def _keras3():
     return keras
 
 
-#: For each name of an original, the module of the inner optimizers and the wrapper's class.
+#: For each loss scale optimizer that this package is compared with, a function that returns the module of the inner
+#: optimizers and the class of the loss scale optimizer.
 ORIGINALS = {
     "tensorflow": lambda: (tf.keras.optimizers, tf.keras.mixed_precision.LossScaleOptimizer),
     "tf_keras_legacy": lambda: (_tf_keras().optimizers.legacy, _tf_keras().mixed_precision.LossScaleOptimizer),
@@ -45,12 +47,12 @@ ORIGINALS = {
 
 
 class Running(Loops):
-    """Runs a program with an original, or with this package's wrapper through the same calls.
+    """Runs a program with a loss scale optimizer, which may be this package's or another library's.
 
     Args:
         program: a Program.
-        gradients: the result of `Program.gradients` for each step. NumPy's random generators differ between versions,
-            so the original's process must not draw gradients of its own.
+        gradients: the result of `Program.gradients` for each step. They are an argument because another
+            version of NumPy would draw other random numbers.
         optimizers: the module of the inner optimizers.
         wrapper: the class that wraps an inner optimizer.
     """
@@ -61,7 +63,7 @@ class Running(Loops):
         inner = optimizers.Adam(RATE, **ADAM) if program.inner == "adam" else optimizers.SGD(RATE, momentum=momentum)
         optimizer = wrapper(inner, **arguments(program.rules))
         variables = [tf.Variable(tf.ones(shape, dtype)) for shape, dtype in zip(SHAPES, program.dtypes)]
-        # Build the slots now. The originals create none in a first step that they skip.
+        # Create the slots now. Other loss scale optimizers do not create them in a first step that they skip.
         build = getattr(optimizer, "build", None) or optimizer._create_all_weights
         build(variables)
         super().__init__(program, variables, optimizer)
@@ -70,7 +72,7 @@ class Running(Loops):
         return self._gradients[self._taken]
 
     def states(self, directory):
-        """Take the steps; yield the state after each, or the class of the error that ends the program."""
+        """Take the steps. Yield the state after each step, or the class of the error that ends the program."""
         for step in self.program.steps:
             try:
                 note = self.between(step.before, directory)
@@ -82,7 +84,7 @@ class Running(Loops):
             yield dict(self.state(), note=note)
 
     def between(self, what, directory):
-        """Do what `Step.before` says: save and restore, change the learning rate, or read the config."""
+        """Save and restore the state, change the learning rate or read the config, as `what` says."""
         optimizer = self.optimizer
         if what == "checkpoint":
             checkpoint = tf.train.Checkpoint(optimizer=optimizer, variables=self.variables)
@@ -100,7 +102,7 @@ class Running(Loops):
         return None
 
     def state(self):
-        """Return the scale, its counter, `iterations` and the variables."""
+        """Return the loss scale, its counter, the step count and the variables."""
         optimizer = self.optimizer
         keras3 = not hasattr(optimizer, "get_scaled_loss")
         scale = optimizer.dynamic_scale if keras3 else optimizer.loss_scale
@@ -114,14 +116,14 @@ class Running(Loops):
 
 
 def arguments(rules):
-    """Return the rules as arguments of an original's constructor, without the rules that originals lack."""
+    """Return the rules as constructor arguments, without the arguments that other libraries do not have."""
     if not rules.dynamic:
         return {"dynamic": False, "initial_scale": rules.initial_scale}
     return {"initial_scale": rules.initial_scale, "dynamic_growth_steps": rules.growth_steps}
 
 
 def run(program, gradients, optimizers, wrapper):
-    """Run a program; return its state after each step, or the class of the error that the constructor raised."""
+    """Run a program. Return the state after each step, or the class of the error that the constructor raised."""
     with np.errstate(all="ignore"), tempfile.TemporaryDirectory() as directory:
         try:
             running = Running(program, gradients, optimizers, wrapper)
@@ -131,13 +133,13 @@ def run(program, gradients, optimizers, wrapper):
 
 
 def encoded(program, gradients):
-    """Return a program and its gradients as JSON."""
+    """Encode a program and its gradients as a line of JSON."""
     lists = [[[each.tolist() for each in dense], rows.tolist()] for dense, rows in gradients]
     return json.dumps({"program": dataclasses.asdict(program), "gradients": lists})
 
 
 def decoded(line):
-    """Return the program and the gradients from a line of JSON; the inverse of `encoded`."""
+    """Decode a program and its gradients from a line of JSON that `encoded` returned."""
     message = json.loads(line)
     given = message["program"]
     loops = tuple(Loop(**{key: _tuples(value) for key, value in loop.items()}) for loop in given["loops"])
@@ -152,9 +154,10 @@ def _tuples(value):
 
 
 def main(name):
-    """Run the program in each line of stdin, and print its states as one line."""
+    """Run the program in each line of stdin. Print the states after its steps as one line."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # send the libraries' prints to stderr, because stdout is for the states alone
+    # Redirect the output of the libraries to stderr, because stdout must contain only the states.
+    os.dup2(2, 1)
     logging.disable(logging.ERROR)
     optimizers, wrapper = ORIGINALS[name]()
     for line in sys.stdin:

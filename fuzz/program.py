@@ -1,6 +1,6 @@
-"""The definition of a program: variables, an optimizer, loops and steps.
+"""Defines a random training program: its variables, optimizer, training loops and steps.
 
-The module runs on Python 3.8, too, because old releases of TensorFlow need it.
+The module must also run on Python 3.8, which old releases of TensorFlow need.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ import numpy as np
 
 from fuzz.model import Rules
 
-# The shapes of the variables. The second variable may have sparse gradients. The first and the last variable have the
-# same shape, so that a change can exchange their gradients.
+# The shapes of a program's variables. The second variable may have sparse gradients. The first and the last variable
+# have the same shape, so that a program can exchange their gradients.
 SHAPES = ((2,), (4, 3), (), (2,))
-#: The number of rows of a sparse gradient.
+#: The number of rows in a sparse gradient.
 ROWS = 3
 FAMILIES = ("keras3", "tf_keras", "tf_keras_legacy", "tf1", "sonnet")
-#: The families in which a sparse gradient updates the momentum of its own rows alone.
+#: The optimizer families in which a sparse gradient changes the momentum of only the rows that it contains.
 LAZY = ("tf_keras_legacy", "tf1", "sonnet")
 INNER = ("sgd", "momentum", "adam")
-#: The families whose optimizers have the argument `use_ema`.
+#: The optimizer families that have the argument `use_ema`.
 AVERAGING = FAMILIES[:2]
-#: The modes of a custom training loop.
+#: The ways to run a custom training loop. "mirrored" means under MirroredStrategy.
 MODES = ("function", "compiled", "eager", "mirrored")
-#: For each mode of a library's loop, the families that it works with.
+#: For each training loop that a library provides, the optimizer families that work with it.
 LIBRARY_MODES = {
     "fit": FAMILIES[:3],
     "fit_compiled": FAMILIES[:3],
@@ -33,32 +33,33 @@ LIBRARY_MODES = {
 }
 RATE, MOMENTUM, ADAM = 0.0625, 0.75, {"beta_1": 0.5, "beta_2": 0.75, "epsilon": 0.0625}
 DTYPES = ("float32", "float16", "bfloat16", "float64")
-#: The calls of a loop. With those of UNSCALED, TensorFlow 2's, the optimizer gets unscaled gradients. With those of
-#: SCALED, Keras 3's, the optimizer itself unscales the gradients.
+#: The ways in which a training loop can call the optimizer. In `UNSCALED`, the ways of TensorFlow 2, the optimizer
+#: receives unscaled gradients. In `SCALED`, the ways of Keras 3, the optimizer receives scaled gradients.
 UNSCALED = ("unscaled", "minimize", "compute_gradients", "two_functions")
 SCALED = ("apply", "apply_gradients")
-#: The calls of UNSCALED that TensorFlow 2's wrapper has, too.
+#: The elements of `UNSCALED` that TensorFlow 2's own loss scale optimizer also supports.
 ORIGINAL_CALLS = ("unscaled", "minimize", "two_functions")
 BAD = ("nan", "inf", "-inf", "huge")
 
-# Larger scales make the wrapper's arithmetic inexact: the inverse of 2**126 is the smallest normal float32 number.
+# For each dtype, the largest loss scale of a program. Larger scales have subnormal inverses, which are inexact.
 LARGEST_SCALE = {"float32": 2.0**126, "float64": 2.0**126, "bfloat16": 2.0**126, "float16": 2.0**14}
 
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-    """A training step; a program has one or two of them, over the same variables.
+    """A training loop. A program has one or two loops, which train the same variables.
 
     Args:
-        calls: an element of UNSCALED or SCALED.
-        scaled: names of changes to the gradients of the scaled loss.
-        unscaled: names of changes to the unscaled gradients.
-        missing: the variable that the loss does not use, or None.
+        calls: the way in which the loop calls the optimizer, an element of `UNSCALED` or `SCALED`.
+        scaled: names of the changes that the loop makes to the gradients of the scaled loss.
+        unscaled: names of the changes that the loop makes to the unscaled gradients.
+        missing: the index of a variable that the loss does not use, or None if the loss uses all variables.
         sparse: whether the second variable's gradient is sparse.
-        place: where the loop unscales gradients: "here", in a "function" or in a "cond".
-        recompute: whether the loss is in `tf.recompute_grad`.
-        backwards: whether the loop applies the pairs in reverse order.
-        repeated: "no", "if" (the step is in a `tf.cond`) or "while" (in a `tf.while_loop`).
+        place: where to unscale gradients: in a `tf.function` ("function"), in a `tf.cond` ("cond") or directly in the
+            loop ("here").
+        recompute: whether `tf.recompute_grad` wraps the loss.
+        backwards: whether the loop applies the (gradient, variable) pairs in reverse order.
+        repeated: whether the step is in a `tf.cond` ("if"), in a `tf.while_loop` ("while") or in neither ("no").
     """
 
     calls: str = "unscaled"
@@ -74,15 +75,15 @@ class Loop:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One call of a loop.
+    """One step of a training loop.
 
     Args:
-        seed: seed of the gradients.
+        seed: seed of the random gradients.
         number: an integer that parts of the step use, for example as the number of iterations of a `tf.while_loop`.
-        bad: an element of BAD, which replaces one value of the gradients, or None.
-        loop: the index of the program's loop that takes the step.
-        before: an action before the step, or None. "checkpoint" and "state" save and restore, "learning_rate" halves
-            the learning rate, and "config" makes a second wrapper from the config of the first.
+        bad: an element of `BAD` that replaces one value of the gradients, or None to leave them unchanged.
+        loop: the index of the training loop that takes the step.
+        before: what to do before the step, or None. "checkpoint" and "state" save and restore the state,
+            "learning_rate" halves the learning rate, and "config" creates an optimizer from the optimizer's config.
     """
 
     seed: int = 0
@@ -94,7 +95,7 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A random training program: variables, an optimizer, loops and steps."""
+    """A random training program: variables, an optimizer, training loops and steps."""
 
     family: str = "tf_keras"
     inner: str = "sgd"
@@ -103,11 +104,11 @@ class Program:
     rules: Rules = dataclasses.field(default_factory=Rules)
     loops: tuple[Loop, ...] = (Loop(),)
     steps: tuple[Step, ...] = (Step(),)
-    #: `steps_per_execution` of `fit`.
+    #: The argument `steps_per_execution` of Keras's `compile`.
     at_once: int = 1
-    #: `ema_overwrite_frequency` of the moving averages, with 0 for never; None for no averages.
+    #: The optimizer's argument `ema_overwrite_frequency`. 0 means never, and None means that there are no averages.
     ema: int | None = None
-    #: The wrapper's argument `jit_compile`.
+    #: The argument `jit_compile` of `LossScaleOptimizer`.
     jit_compile: bool = False
 
     @property
@@ -115,7 +116,7 @@ class Program:
         return 2 if self.mode == "mirrored" else 1
 
     def gradients(self, step):
-        """Return the gradients of the unscaled loss and the rows of the sparse one; axis 0 is the replica."""
+        """Return the gradients and the row indices of the sparse gradient. Axis 0 of each array is the replica."""
         loop, random = self.loops[step.loop], np.random.default_rng(step.seed)
         shapes = [(ROWS, 3) if i == 1 and loop.sparse else shape for i, shape in enumerate(SHAPES[: len(self.dtypes)])]
         found = [np.float32(random.integers(-32, 33, (self.replicas, *shape)) / 16) for shape in shapes]
@@ -128,5 +129,5 @@ class Program:
 
     @property
     def huge(self):
-        """A gradient value that overflows when it is scaled, but not in the optimizer's slots."""
+        """A finite gradient value that overflows when it is scaled, but is small enough for the optimizer's slots."""
         return 1024.0 if "float16" in self.dtypes else 1e16 if self.inner == "adam" else 1e35

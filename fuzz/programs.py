@@ -1,4 +1,4 @@
-"""Hypothesis strategies that generate programs."""
+"""Hypothesis strategies that generate random training programs."""
 
 import hypothesis.strategies as st
 
@@ -31,7 +31,7 @@ def _some(elements, most):
 def _ema(family, mode):
     if family not in AVERAGING:
         return st.none()
-    # Under MirroredStrategy, Keras 3 fails if averages overwrite the variables.
+    # Under MirroredStrategy, Keras 3 fails if moving averages overwrite the variables.
     return st.sampled_from([None, None, 0] if mode == "mirrored" else [None, None, 0, 3])
 
 
@@ -64,41 +64,43 @@ def _loops(draw, program, of=None):
         calls = "apply"
     if program["family"] == "tf1" and calls == "apply":
         calls = "unscaled"
-    # XLA does not support a momentum update of single rows.
+    # XLA does not support a momentum update of individual rows.
     rows_alone = program["inner"] == "momentum" and program["family"] in LAZY
     sparse = variables > 1 and calls != "two_functions" and not (rows_alone and program["mode"] == "compiled")
-    # Keras 3's Adam squares sparse rows before it sums those with the same index.
+    # Keras 3's Adam squares the rows of a sparse gradient before it sums rows with the same index.
     squares_rows = program["inner"] == "adam" and program["family"] == "keras3"
-    # Collectives cannot gather sparse bfloat16 gradients.
+    # TensorFlow's collective operations cannot gather sparse bfloat16 gradients.
     gathered = program["mode"] == "mirrored" and "bfloat16" in program["dtypes"]
     sparse = sparse and not squares_rows and not gathered and draw(st.booleans())
-    # XLA rounds half-precision results less often than eager mode, so they overflow later.
+    # XLA rounds half-precision results less often than eager mode does, so overflows occur later.
     exact = program["mode"] != "compiled" or set(program["dtypes"]) <= {"float32", "float64"}
     scaled = () if calls in ("minimize", "compute_gradients") or not exact else draw(_some(changes, 2))
     return Loop(
         calls=calls,
-        # The norm of scaled gradients may overflow, because it squares them.
+        # Clipping by the norm squares the scaled gradients, which may overflow.
         scaled=tuple(name for name in scaled if name != "clip_by_norm"),
         unscaled=draw(_some(changes, 3)) if calls in ("unscaled", "compute_gradients", "two_functions") else (),
         missing=draw(st.none() | st.integers(0, variables - 1)) if variables > 1 else None,
         sparse=sparse,
         place=draw(st.sampled_from(["here", "here", "function", "cond"])),
         recompute=not sparse and draw(st.booleans()),
-        backwards=program["family"] != "sonnet" and draw(st.booleans()),  # Sonnet finds slots by variable order
+        # Sonnet assigns slots to variables by their order.
+        backwards=program["family"] != "sonnet" and draw(st.booleans()),
         repeated=draw(st.sampled_from(["no", "no", "if", "while"])) if function and calls != "two_functions" else "no",
     )
 
 
 @st.composite
 def programs(draw, most_steps=60, families=FAMILIES, modes=MODES):
-    """Generate programs of at most `most_steps` steps."""
+    """Generate random training programs of at most `most_steps` steps."""
     program = {"family": draw(st.sampled_from(families)), "inner": draw(st.sampled_from(INNER))}
     modes = [mode for mode in modes if mode != "mirrored" or program["family"] != "sonnet"]
     program["mode"] = draw(st.sampled_from(modes))
     half = [] if program["inner"] == "adam" else ["float16", "bfloat16"]
     dtype = st.sampled_from(["float32", "float32", "float64", *half])
     dtypes = draw(st.lists(dtype, min_size=1, max_size=4).map(tuple))
-    if program["mode"] == "mirrored":  # TensorFlow reduces all gradients as one tensor, which has one dtype
+    # MirroredStrategy reduces all gradients as one tensor, so they must have the same dtype.
+    if program["mode"] == "mirrored":
         dtypes = dtypes[:1] * len(dtypes)
     program["dtypes"] = dtypes
     rules = program["rules"] = draw(_rules(min(LARGEST_SCALE[dtype] for dtype in dtypes)))
@@ -126,12 +128,12 @@ def _steps(draw, most, rules, loops, between, finite=2):
 
 @st.composite
 def library_programs(draw, most_steps=60):
-    """Generate programs that run in a library's loop."""
+    """Generate programs that run in a training loop of a library, for example in Keras's `fit`."""
     mode = draw(st.sampled_from(sorted(LIBRARY_MODES)))
     family = draw(st.sampled_from(LIBRARY_MODES[mode]))
     program = {"family": family, "mode": mode, "inner": draw(st.sampled_from(INNER)), "ema": draw(_ema(family, mode))}
     rules = draw(_rules(LARGEST_SCALE["float32"]))
-    # Keras 3's `fit` leaves unscaling to the optimizer, as `apply` does.
+    # In Keras 3's `fit`, the optimizer receives scaled gradients and unscales them, as in `apply`.
     calls = "apply" if family == "keras3" and mode.startswith("fit") else "minimize"
     loops = (Loop(calls),)
     program["jit_compile"] = mode in ("fit", "probability") and draw(_ONE_IN_FOUR)
@@ -145,7 +147,7 @@ def library_programs(draw, most_steps=60):
 
 @st.composite
 def original_programs(draw, families, modes, most_steps=40):
-    """Generate programs that also run on an original, because they use only arguments and calls that it supports."""
+    """Generate programs that use only arguments and methods that other loss scale optimizers also support."""
     program = {"family": draw(st.sampled_from(families)), "inner": draw(st.sampled_from(INNER))}
     program["mode"] = draw(st.sampled_from(modes))
     half = [] if program["inner"] == "adam" else ["float16", "bfloat16"]
@@ -154,7 +156,7 @@ def original_programs(draw, families, modes, most_steps=40):
     largest = min(LARGEST_SCALE[dtype] for dtype in program["dtypes"])
     found = draw(_rules(largest))
     keras3 = program["family"] == "keras3"
-    # Keras 3's scale has no lower bound, so it must start high.
+    # Keras 3's loss scale has no lower bound, so it must start high.
     scale = max(found.initial_scale, 1024.0) if keras3 else found.initial_scale
     rules = Rules(initial_scale=scale, growth_steps=found.growth_steps, dynamic=found.dynamic or keras3)
     program["rules"] = rules

@@ -1,4 +1,4 @@
-"""Runs a program in TensorFlow and in NumPy, and compares the results."""
+"""Runs a random training program in TensorFlow and in NumPy, and compares the results."""
 
 import tempfile
 
@@ -18,7 +18,7 @@ def run(program):
         program: a Program.
 
     Raises:
-        AssertionError: the results differ; the message says after which step.
+        AssertionError: the results differ. The message names the step after which they differ.
     """
     with np.errstate(all="ignore"), tempfile.TemporaryDirectory() as directory:
         machine = MACHINES.get(program.mode, Machine)(program)

@@ -1,4 +1,4 @@
-"""Models that save themselves after each step, in any format. Fault injection interrupts the saves."""
+"""Models that are saved after every training step, in one of several formats. Injected faults interrupt the saves."""
 
 import functools
 import os
@@ -23,12 +23,12 @@ SUFFIX = {"keras": ".keras", "h5": ".h5", "weights": ".weights.h5", "saved_model
 
 
 def batch(i):
-    """Return the batch of step i. The batch of every third step overflows."""
+    """Return the training batch of step `i`. In every third step, the batch causes an overflow."""
     return BATCH * np.float32(np.inf if i % 3 == 1 else i + 1)
 
 
 class Trainee:
-    """A model that takes the same steps in every process. Every third step overflows.
+    """A small model that takes the same training steps in every process. Every third step overflows.
 
     Args:
         name: the name of the optimizer's family.
@@ -48,7 +48,7 @@ class Trainee:
         self.model.train_on_batch(batch(i), np.ones((4, 1), np.float32))
 
     def save(self, kind, directory, i):
-        """Write save number i."""
+        """Save the model in the format `kind`, as save number `i`."""
         if kind == "checkpoint":
             self._manager(directory).save(checkpoint_number=i)
             return
@@ -59,7 +59,7 @@ class Trainee:
             self.model.save(path, **({"save_format": "tf"} if kind == "saved_model" else {}))
 
     def load(self, kind, directory, i):
-        """Restore save number i."""
+        """Restore the model from save number `i`, a file or folder in the format `kind`."""
         if kind == "checkpoint":
             self._checkpoint().restore(str(pathlib.Path(directory, f"ckpt-{i}"))).assert_existing_objects_matched()
         elif kind == "weights":
@@ -76,19 +76,19 @@ class Trainee:
         return tf.train.CheckpointManager(self._checkpoint(), str(directory), max_to_keep=None)
 
     def state(self):
-        """Return the weights, the scale and its counter."""
+        """Return the weights of the model, the loss scale and its counter."""
         numbers = (float(self.optimizer.loss_scale), int(self.optimizer.dynamic_counter))
         return [*map(np.asarray, self.model.get_weights()), *map(np.asarray, numbers)]
 
     def is_finite(self):
-        """Return whether every variable is finite."""
+        """Return whether all variables of the model and of the optimizer are finite."""
         variables = [*self.model.get_weights(), *(np.asarray(v) for v in self.optimizer.variables)]
         return all(np.isfinite(np.asarray(value, np.float64)).all() for value in variables)
 
 
 @functools.cache
 def expected(name):
-    """Return the states of an undisturbed Trainee: the initial state and the state after each step."""
+    """Return the states of an uninterrupted training run: the initial state, and the state after each step."""
     trainee = Trainee(name)
     states = [trainee.state()]
     for i in range(STEPS):
@@ -98,7 +98,7 @@ def expected(name):
 
 
 def train(begin, directory, name, kind, begins):
-    """Train and save after every step; call `begin` before save number `begins`."""
+    """Train, and save after every step. Call the callback `begin` just before save number `begins`."""
     trainee = Trainee(name)
     for i in range(STEPS):
         trainee.step(i)
@@ -108,7 +108,7 @@ def train(begin, directory, name, kind, begins):
 
 
 def saved_numbers(kind, directory):
-    """Return the numbers of all saves, including interrupted ones."""
+    """Return the numbers of all saves in the directory, including interrupted saves."""
     if kind == "checkpoint":
         return sorted(int(path.stem.rpartition("-")[2]) for path in pathlib.Path(directory).glob("ckpt-*.index"))
     return sorted(int(path.name.partition(".")[0]) for path in pathlib.Path(directory).iterdir())
@@ -121,10 +121,12 @@ def assert_same(one, other, what):
 
 
 def train_command(begin, directory, options, interrupted_at):
-    """Run `tf-lossscale train` with Ctrl-C after some steps; call `begin` right before Ctrl-C.
+    """Run `tf-lossscale train`, and send SIGINT to it after `interrupted_at` steps.
+
+    Right before the signal, call the callback `begin`. If `interrupted_at` is None, the command is not interrupted.
 
     Returns:
-        The exit code.
+        The exit code of the command.
     """
     del directory
     step, taken = lenet.Run.step, []

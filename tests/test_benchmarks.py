@@ -201,7 +201,7 @@ def test_cells_that_take_minutes_to_begin_are_measured_on_demand(tmp_path, capsy
 @pytest.mark.usefixtures("only_tiny")
 def test_no_cell_is_begun_when_the_time_is_over(tmp_path, capsys):
     command.main(["--minutes", "0", "--json", str(tmp_path / "numbers.json")])
-    assert capsys.readouterr().out == "1 cells are left after 0 minutes: continue with --missing\n"
+    assert capsys.readouterr().out == "measurements left after 0 minutes: 1; continue with --missing\n"
 
 
 @pytest.mark.usefixtures("only_tiny")

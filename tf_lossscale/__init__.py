@@ -1,4 +1,4 @@
-"""Loss scaling for float16 training in TensorFlow, around any optimizer.
+"""Loss scaling for float16 training in TensorFlow, with any optimizer.
 
 >>> import tf_lossscale
 >>> tf_lossscale.LossScaleOptimizer.__name__

@@ -60,8 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0 if all went well, 2 for bad arguments or files, 130 after Ctrl-C.
     """
     if argv is None and sys.argv[1:2] not in (["run"], ["probe"]):
-        # TensorFlow's C++ logs, about its build and the machine, would only clutter the output. A program that `run` or
-        # `probe` starts chooses its own log level.
+        # The log messages of TensorFlow's C++ code describe its build and the machine, and would only clutter the
+        # output. A program that `run` or `probe` starts chooses its own log level.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -94,13 +94,14 @@ def _run(argv: list[str]) -> int:
 
 
 def _flush() -> None:
-    """Flush stdout. Discard its content on failure, or Python would exit with 120."""
+    """Flush stdout. If that fails, discard its contents, so that Python does not exit with code 120."""
     if sys.stdout is None or sys.stdout.closed:
         return
     try:
         sys.stdout.flush()
     except OSError:
-        with contextlib.suppress(OSError):  # a replaced sys.stdout may have no file descriptor
+        # A replaced sys.stdout may have no file descriptor.
+        with contextlib.suppress(OSError):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, sys.stdout.fileno())
             os.close(nowhere)

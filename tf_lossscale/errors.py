@@ -1,4 +1,4 @@
-"""Messages that several errors share, and the argument checks that raise them.
+"""Checks of arguments, which raise errors with consistent messages.
 
 Every message names the argument, the value it got, what is allowed, and what to do.
 The errors are built-in exceptions, so that old ``except ValueError`` code keeps working.
@@ -12,9 +12,10 @@ from typing import Any
 
 
 class NotWrappable(TypeError, ValueError):
-    """The error for an object that cannot be wrapped, because it is no optimizer or already a LossScaleOptimizer.
+    """The error for an object that is not an optimizer, or is already a LossScaleOptimizer.
 
-    TensorFlow raised a ValueError up to 2.3 and a TypeError from 2.4 on. Code that catches either keeps working.
+    Up to version 2.3 TensorFlow raised a ValueError, and from 2.4 on a TypeError. Code that catches either error keeps
+    working.
 
     >>> issubclass(NotWrappable, TypeError), issubclass(NotWrappable, ValueError)
     (True, True)
@@ -37,7 +38,7 @@ def positive_number(name: str, value: Any, remedy: str) -> float:
 
     Raises:
         TypeError: `value` is not a number.
-        ValueError: `value` is zero, negative, infinite, NaN, or outside float32.
+        ValueError: `value` is zero, negative, infinite, NaN, or outside the range of float32.
     """
     number = _as_float(name, value, remedy)
     if not FLOAT32_ZERO < number <= FLOAT32_MAX:
@@ -61,7 +62,7 @@ def whole_number(name: str, value: Any, remedy: str) -> int:
 
     Raises:
         TypeError: `value` is not a number.
-        ValueError: `value` is below 1, not whole, or above what an int64 holds.
+        ValueError: `value` is below 1, not whole, or too large for an int64.
     """
     return _whole(name, value, remedy, 1)
 
@@ -82,7 +83,7 @@ def count(name: str, value: Any, remedy: str) -> int:
 
     Raises:
         TypeError: `value` is not a number.
-        ValueError: `value` is negative, not whole, or above what an int64 holds.
+        ValueError: `value` is negative, not whole, or too large for an int64.
     """
     return _whole(name, value, remedy, 0)
 
@@ -112,13 +113,15 @@ def boolean(name: str, value: Any, remedy: str) -> bool:
 
 
 FLOAT32_MAX = 3.4028234663852886e38
-FLOAT32_ZERO = 2.0**-150  # this and smaller positive numbers are rounded to zero in float32
+# In float32 this number and all smaller positive numbers are rounded to zero.
+FLOAT32_ZERO = 2.0**-150
 
 
 def _whole(name: str, value: Any, remedy: str, least: int) -> int:
     number = _as_float(name, value, remedy)
     if isinstance(value, numbers.Integral):
-        whole = int(value)  # the float `number` may be rounded
+        # Convert the argument itself, because the float `number` may be rounded.
+        whole = int(value)
     elif math.isfinite(number) and number == int(number):
         whole = int(number)
     else:
@@ -140,5 +143,6 @@ def _as_float(name: str, value: Any, remedy: str) -> float:
         raise TypeError(f"`{name}` must be a number, but got: {value!r}. {remedy}")
     try:
         return float(value)
-    except OverflowError:  # the int is too large for a float
+    except OverflowError:
+        # The value is an int that is too large for a float.
         return math.inf if value > 0 else -math.inf

@@ -57,7 +57,7 @@ def minimize(
         loss_fn: a function that returns the loss, a floating tensor of any shape. It may take an argument `seed`. The
             loss may be float16: the scaled loss, which could overflow, is never computed, only its gradients.
         num_steps: the number of steps; with a convergence criterion, the maximum number.
-        optimizer: a `tf_lossscale.LossScaleOptimizer`, around an optimizer of any family.
+        optimizer: a `tf_lossscale.LossScaleOptimizer` around any optimizer.
         convergence_criterion: one of `tfp.optimizer.convergence_criteria`. It receives unscaled values.
         batch_convergence_reduce_fn: decides whether to stop. It gets a tensor with one bool for each value of the loss,
             and returns a bool scalar.
@@ -65,7 +65,7 @@ def minimize(
         trace_fn: a function of `tfp.math.MinimizeTraceableQuantities`, with unscaled values. Its result is traced.
         return_full_length_trace: whether the trace has `num_steps` entries even if the criterion stops earlier.
         jit_compile: whether XLA compiles the loop.
-        seed: any seed that `tfp.random.sanitize_seed` accepts. Each step derives a new one and passes it to `loss_fn`.
+        seed: any seed that `tfp.random.sanitize_seed` accepts. Each step derives a new seed and passes it to `loss_fn`.
         name: a name for the operations.
 
     Returns:
@@ -128,7 +128,7 @@ def fit_surrogate_posterior(
         target_log_prob_fn: a function that takes a sample of the posterior and returns its log density, of shape
             `[sample_size]`.
         surrogate_posterior: a distribution of TensorFlow Probability with trainable variables.
-        optimizer: a `tf_lossscale.LossScaleOptimizer`, around an optimizer of any family.
+        optimizer: a `tf_lossscale.LossScaleOptimizer` around any optimizer.
         num_steps: the number of steps; with a convergence criterion, the maximum number.
         convergence_criterion: one of `tfp.optimizer.convergence_criteria`. It receives unscaled values.
         trace_fn: a function of `tfp.math.MinimizeTraceableQuantities`, with unscaled values. Its result is traced.

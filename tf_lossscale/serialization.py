@@ -10,8 +10,8 @@ from typing import Any
 from tf_lossscale.libraries import import_hooks
 from tf_lossscale.wrapper import families
 
-# For each Keras library, the (package, class name) pairs that occur in files, each with the module that registers the
-# class when it is imported.
+# For each Keras library, the (package, class name) pairs that occur in saved files, each with the module that registers
+# the class when it is imported.
 _REGISTERED = {
     "keras": {
         ("tf_lossscale", "LossScaleOptimizer"): "tf_lossscale.adapters.keras3",
@@ -40,7 +40,8 @@ def register_when_imported() -> None:
 
 
 def _register(library: types.ModuleType) -> None:
-    name = families.library_in(library.__name__)  # in sys.modules, tf_keras may be named "keras"
+    # A program may have stored tf_keras as `sys.modules["keras"]`, so the module's own name decides.
+    name = families.library_in(library.__name__)
     for (package, class_name), module in _REGISTERED.get(name, {}).items():
         if module not in sys.modules:
             library.saving.register_keras_serializable(package)(_deferred(library, package, class_name, module))
@@ -51,11 +52,13 @@ def _deferred(library: Any, package: str, class_name: str, module: str) -> type:
 
     def from_config(config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
         importlib.import_module(module)
-        # `get_registered_object` would read a copy that Keras made at the start of loading, before this import.
+        # `get_registered_object` would not find the class. It reads a copy of the registry that Keras made when it
+        # began to load the file, before the class was imported.
         cls = library.saving.get_custom_objects()[f"{package}>{class_name}"]
         return cls.from_config(config, custom_objects)
 
-    def get_config(self: Any) -> dict[str, Any]:  # both Keras libraries refuse to register a class without get_config
+    # Both Keras libraries refuse to register a class without `get_config`.
+    def get_config(self: Any) -> dict[str, Any]:
         return {}
 
     return type(class_name, (), {"from_config": staticmethod(from_config), "get_config": get_config})

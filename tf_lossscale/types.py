@@ -23,7 +23,7 @@ DType: TypeAlias = "str | tf.DType | np.dtype[Any] | type[np.generic]"
 #: The gradient of one variable; None if the loss does not depend on it.
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
 
-#: The gradients that a tape returns, in the structure of its sources.
+#: The gradients that `tape.gradient(loss, sources)` returns, in the structure of `sources`.
 Gradients: TypeAlias = "Gradient | Sequence[Gradients] | dict[str, Gradients]"
 
 
@@ -47,14 +47,14 @@ class Variable(Protocol):
 
 
 class AppliesGradients(Protocol):
-    """An optimizer of Keras or TensorFlow."""
+    """An optimizer with a method `apply_gradients`, as in Keras and TensorFlow."""
 
     @property
     def apply_gradients(self) -> Callable[..., Any]: ...
 
 
 class Applies(Protocol):
-    """An optimizer of Sonnet or Keras 3."""
+    """An optimizer with a method `apply`, as in Sonnet and Keras 3."""
 
     @property
     def apply(self) -> Callable[..., Any]: ...
@@ -70,7 +70,7 @@ Loss: TypeAlias = "tf.Tensor | Callable[[], tf.Tensor]"
 #: A variable, a sequence of variables, or a function that returns either.
 Variables: TypeAlias = "Variable | Iterable[Variable] | Callable[[], Variable | Iterable[Variable]]"
 
-# Types of arguments that a function returns unchanged, or as a value of the same structure.
+# Type variables for arguments that a function returns unchanged, or as a value of the same structure.
 Same = TypeVar("Same")
 SameFunction = TypeVar("SameFunction", bound=Callable[..., Any])
 SameGradient = TypeVar("SameGradient", bound="Gradient")

@@ -1,4 +1,4 @@
-"""Writing of files, completely or not at all. Every failure raises an OSError."""
+"""Writes files completely or not at all. Every failure raises an OSError."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pathlib
 import re
 from collections.abc import Iterator
 
-# The parts of TensorFlow's messages that name the failed operation, which does not help a user.
+# The names of operations in TensorFlow's error messages. They do not help a user, so they are removed.
 _NODES = re.compile(r"\{\{.*?\}\} | \[Op:\w+\]")
 
 
@@ -28,7 +28,7 @@ def whole_file(path: pathlib.Path, mode: int | None = None) -> Iterator[pathlib.
         mode: the permissions with which the temporary file is created; None if the caller creates it.
 
     Yields:
-        The path to write to; it has the file's suffix.
+        The path of the temporary file, which has the same suffix as `path`.
 
     Raises:
         OSError: the file cannot be written. The old file is then unchanged.
@@ -36,7 +36,8 @@ def whole_file(path: pathlib.Path, mode: int | None = None) -> Iterator[pathlib.
     temporary = path.with_name(f".tf-lossscale-{path.stem}.tmp{path.suffix}")
     try:
         if mode is not None:
-            temporary.unlink(missing_ok=True)  # a killed process may have left its temporary file
+            # A killed process may have left its temporary file behind.
+            temporary.unlink(missing_ok=True)
             temporary.touch(mode, exist_ok=False)
         yield temporary
         with temporary.open("rb+") as file:
@@ -45,7 +46,7 @@ def whole_file(path: pathlib.Path, mode: int | None = None) -> Iterator[pathlib.
     except OSError as error:
         if error.filename is None or os.fspath(error.filename) != str(temporary):
             raise
-        # Name the file that the user passed in the message, not the temporary file.
+        # The message should name the file that the user passed, not the temporary file.
         raise type(error)(error.errno, error.strerror, str(path)) from error
     finally:
         with contextlib.suppress(OSError):

@@ -34,7 +34,9 @@ def test_a_second_keras_2_beside_that_of_tensorflow_is_not_taken_for_it(only_ker
     stranger = type("_BaseOptimizer", (), {"__module__": "tf_keras.src.optimizers.optimizer"})
     ours = type("_BaseOptimizer", (), {"__module__": "keras.src.optimizers.optimizer"})
     assert families.adapter_for(stranger()) is None
-    with pytest.raises(TypeError, match=r"must not be of the package tf_keras .* Use tf\.keras in place of tf_keras"):
+    with pytest.raises(
+        TypeError, match=r"must not come from the package tf_keras .* Use tf\.keras instead of tf_keras"
+    ):
         tf_lossscale.LossScaleOptimizer(stranger())
     assert families.adapter_for(ours()) is families.load("tf_keras")
 

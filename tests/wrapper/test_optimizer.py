@@ -334,6 +334,45 @@ def test_it_is_built_in_the_scope_of_a_strategy(family):
 
 
 @families
+@pytest.mark.parametrize("method", ["apply_gradients", "apply"])
+def test_a_step_outside_of_run_is_refused_if_it_would_make_the_copies_different(family, method):
+    strategy = strategies.get("mirrored_2")
+    with strategy.scope():
+        weight = family.variable(2.0)
+        optimizer = LossScaleOptimizer(family.sgd(), initial_scale=8.0)
+    before = optimizer.state()
+    scaled_gradient = tf.constant(24.0)
+    optimizer.scale_loss(0.0)
+
+    def step():
+        if method == "apply":
+            optimizer.apply([scaled_gradient], [weight])
+        else:
+            optimizer.apply_gradients([(scaled_gradient, weight)])
+
+    for outside in (step, tf.function(step)):
+        with pytest.raises(ValueError, match=r"created under MirroredStrategy and has 2 copies.*strategy\.run"):
+            outside()
+    assert optimizer.state() == before
+    strategy.run(step)
+    copies = strategy.experimental_local_results(getattr(weight, "_value", weight))
+    assert [copy.numpy() for copy in copies] == [-1.0, -1.0]
+
+
+@families
+def test_a_step_outside_of_run_needs_no_strategy_if_there_is_one_replica(family):
+    with strategies.get("mirrored_1").scope():
+        weight = tf.Variable(2.0)
+        optimizer = LossScaleOptimizer(family.sgd(), initial_scale=8.0)
+    for gradient in (3.0, np.inf):
+        optimizer.get_scaled_loss(tf.constant(0.0))
+        gradients = optimizer.get_unscaled_gradients([tf.constant(8.0 * gradient)])
+        optimizer.apply_gradients(zip(gradients, [weight]))
+    assert weight.numpy() == 0.5
+    assert float(optimizer.loss_scale) == 4.0
+
+
+@families
 def test_two_optimizers_of_one_program_keep_their_scales_apart(family):
     weights = [tf.Variable(1.0), tf.Variable(1.0)]
     generator, discriminator = (LossScaleOptimizer(family.sgd(), initial_scale=8.0) for _ in range(2))

@@ -136,7 +136,7 @@ def test_nothing_is_set_while_a_function_is_traced():
     def step():
         optimizer.change_rules(max_scale=8.0)
 
-    with pytest.raises(RuntimeError, match="while a graph is built"):
+    with pytest.raises(RuntimeError, match="while a graph is being built"):
         step()
     assert optimizer.max_scale is None
 

@@ -14,14 +14,14 @@ from tf_lossscale.layers.keras3 import with_layer_names
 from tf_lossscale.libraries import keras_versions
 from tf_lossscale.wrapper import family, hyperparameters, optimizer
 from tf_lossscale.wrapper import options as options_lib
-from tf_lossscale.wrapper.grads_and_vars import assign_all
+from tf_lossscale.wrapper.grads_and_vars import assign_all, tensors_of
 from tf_lossscale.wrapper.parts import of_inner
 
 keras: Any = keras_versions.keras_3()
 
 
 class Family(family.Family):
-    """The family of Keras 3's optimizers."""
+    """The adapter for Keras 3's optimizers."""
 
     optimizers = keras.optimizers
     optimizers_name = "tf.keras.optimizers"
@@ -48,7 +48,8 @@ class Family(family.Family):
 
     def set_options(self, wanted: dict[str, Any]) -> None:
         if replicas.several_processes():
-            # Keras's fit fails before it calls any optimizer, with an error that does not name the cause.
+            # If several processes train, Keras 3's `fit` fails before it calls the optimizer, and its error does not
+            # name the cause.
             logging.warning(
                 "model.fit of Keras 3 fails under %s, with any optimizer. Write a custom training loop, or use a model "
                 "and an optimizer of tf_keras (pip install tf-keras).",
@@ -65,15 +66,18 @@ class Family(family.Family):
     def build(self, variables: list[Any]) -> None:
         def build() -> None:
             with tf.init_scope(), keras.name_scope(self.scope):
-                _move_under_strategy(self.inner)
-                before = len(self.inner.variables)  # Loading has set these: the step count and the learning rate.
+                _move_under_strategy(self.inner, variables)
+                # `set_weights` has already loaded the variables that exist before `build`: the step count and the
+                # learning rate.
+                before = len(self.inner.variables)
                 self.inner.build(variables)
                 loaded, self.loaded_weights = self.loaded_weights, None
                 if loaded is not None and _fit(loaded, self.inner.variables):
                     assign_all(self.inner.variables[before:], loaded[before:])
                 elif loaded is not None:
                     _warn_of_other_variables(self.inner, len(loaded), True)
-                    self.set_iterations(0)  # Loading has set the step count, but the slots start at zero.
+                    # The step count was loaded, but the slots start at zero, so the count is reset as well.
+                    self.set_iterations(0)
 
         if not self.inner.built and variables:
             replicas.once(build)
@@ -99,23 +103,26 @@ class Family(family.Family):
     def apply(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> None:
         with contextlib.ExitStack() as stack:
             for each in _with_parts(self.inner):
-                # The gradients are summed and unscaled already. `list` returns the (gradient, variable) pairs as they
-                # are.
+                # The gradients are already summed and unscaled, so Keras must do neither. `list` takes the place of
+                # Keras's summation and returns the (gradient, variable) pairs unchanged.
                 stack.enter_context(replicas.overriding(each, _all_reduce_sum_gradients=list, loss_scale_factor=None))
             self.inner.apply(gradients, variables, **kwargs)
 
     def count_skipped_step(self) -> Any:
-        # With gradient accumulation `_iterations` counts the micro-steps in the accumulators: a skipped step adds none.
+        # With gradient accumulation, `_iterations` counts micro-steps. A skipped step adds nothing to the accumulators,
+        # so it is not counted.
         counting = [each for each in _with_parts(self.inner) if not each.gradient_accumulation_steps]
         return [each._iterations.assign_add(1) for each in counting]
 
     def start_averages(self) -> Any:
-        # Keras starts an average in the step with iteration 0. If that step is skipped, the average would stay zero:
-        # later steps would average with zeros, and `finalize_variable_values` would set the weights to zero.
+        # Keras initializes a moving average in the step in which `iterations` is 0. If that step is skipped, the
+        # average is initialized here. Otherwise it would start at zero, and `finalize_variable_values` would overwrite
+        # the weights with averages that are too small.
         return [
             average.assign(tf.where(tf.equal(each.iterations, 0), tf.convert_to_tensor(variable), average.value))
             for each in _with_parts(self.inner)
-            if each.use_ema and each.built  # A part of a MultiOptimizer without variables is not built.
+            # A MultiOptimizer may contain an optimizer that has no variables and is therefore not built.
+            if each.use_ema and each.built
             for variable, average in zip(each._trainable_variables, each._model_variables_moving_average)
             if average is not None
         ]
@@ -134,13 +141,15 @@ class Family(family.Family):
 
     @classmethod
     def from_config(cls, config: Any, custom_objects: dict[str, Any] | None) -> Any:
-        # Keras 3's `optimizers.deserialize` does not find its own Lamb, and its `saving` module reads no old config.
+        # `keras.optimizers.deserialize` does not recognize Keras's own Lamb, so `keras.saving` reads the configs that
+        # have a `module`. It cannot read older configs, which do not.
         if "module" in config:
             return keras.saving.deserialize_keras_object(config, custom_objects=custom_objects)
         return keras.optimizers.deserialize(config, custom_objects=custom_objects)
 
     def copied(self, memo: dict[int, Any]) -> Any:
-        # The copy that Keras makes of a built optimizer has no state.
+        # Keras's own copy of a built optimizer has no state. The optimizer is therefore created again from its config,
+        # and the values of its variables are copied.
         inner = self.inner
         new = type(inner).from_config(inner.get_config())
         # A Keras config does not contain the variables that are excluded from weight decay.
@@ -159,7 +168,7 @@ class Family(family.Family):
         return slots[self.inner._get_variable_index(variable)] if slots else None
 
     def set_iterations(self, value: int) -> None:
-        # With gradient accumulation `_iterations` counts micro-steps, and `iterations` counts steps.
+        # With gradient accumulation, `_iterations` counts micro-steps, whereas `iterations` counts complete steps.
         self.inner._iterations.assign(value * (self.inner.gradient_accumulation_steps or 1))
 
 
@@ -171,8 +180,8 @@ class LossScaleOptimizer(
 ):
     """The wrapper around a Keras 3 optimizer.
 
-    Its base class is Keras's own LossScaleOptimizer, because `compile` would wrap any other class again. No code of
-    that class runs, and the wrapper has no variables except the loss scale's.
+    The class derives from Keras's own LossScaleOptimizer, because `compile` would wrap an optimizer of any other class
+    again. It runs no code of that base class, and the only variables that it adds are those of the loss scale.
     """
 
     _family_class = Family
@@ -186,12 +195,12 @@ class LossScaleOptimizer(
 
     @property
     def built(self) -> bool:
-        """Whether the inner optimizer has its variables."""
+        """Whether the inner optimizer has created its variables."""
         return self._optimizer.built
 
     @property
     def iterations(self) -> Any:
-        """The inner optimizer's count of steps."""
+        """The inner optimizer's step count."""
         return self._optimizer.iterations
 
     @iterations.setter
@@ -200,29 +209,19 @@ class LossScaleOptimizer(
 
     @property
     def dynamic_scale(self) -> Any:
-        """The variable of the loss scale, by its name in Keras 3."""
+        """The loss scale variable. Keras 3 uses this name for it."""
         return self._loss_scale.current_loss_scale
 
     @property
     def step_counter(self) -> Any:
-        """The counter of finite steps, by its name in Keras 3."""
+        """The number of finite steps since the scale last changed. Keras 3 uses this name for it."""
         return self._loss_scale.good_steps
 
-    def finalize_variable_values(self, var_list: list[Any] | None = None) -> None:
-        """Overwrite the variables with their moving average, if the inner optimizer keeps one.
-
-        Args:
-            var_list: the variables. The default is all variables for which the optimizer is built.
-        """
-        variables = self._given_or_known(var_list, "finalize_variable_values()")
-        self._optimizer.finalize_variable_values(variables)
-        # Keras calls this method last in `fit`.
-        self._stall.report(self)
-
+    finalize_variable_values = optimizer.finalize_variable_values
     exclude_from_weight_decay = of_inner(keras.optimizers.Optimizer.exclude_from_weight_decay)
 
     def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
-        """Raise ValueError: Keras has no such method on TensorFlow."""
+        """Raise ValueError, because Keras does not support this method with the TensorFlow backend."""
         raise ValueError(
             "Keras does not support `stateless_apply` with the TensorFlow backend. Call `apply(scaled_gradients, "
             "variables)`, which updates the variables in place."
@@ -236,14 +235,16 @@ class LossScaleOptimizer(
             super().set_weights(weights)
             return
         # When Keras loads the optimizer of an .h5 model, the optimizer does not know the model's variables yet. The
-        # step count, the learning rate and the loss scale are set at once, and the slots when the optimizer is built.
+        # step count, the learning rate and the loss scale are set immediately. The slots are set when the optimizer is
+        # built.
         values = [keras.ops.convert_to_numpy(weight) for weight in weights]
         of_scale = list(self._loss_scale.variables)
         loaded = self._family.loaded_weights = values[: len(values) - len(of_scale)]
         super().set_weights([*loaded[: len(self.weights)], *values[len(loaded) :]])
 
-    # `.keras` files have the order of Keras's own LossScaleOptimizer, so that each class reads the other's files. In
-    # Keras's files the first value is a step count that is always 0; in ours it is the count towards the hysteresis.
+    # The values in a `.keras` file have the same order as those of Keras's own LossScaleOptimizer, so that each class
+    # can read the other's files. The first value that Keras writes is a step count that is always 0. This class writes
+    # the number of overflows that count towards the hysteresis in that position.
 
     def save_own_variables(self, store: Any) -> None:
         scale = self._loss_scale()
@@ -268,7 +269,8 @@ class LossScaleOptimizer(
                 type(self._optimizer).__name__,
             )
             values = values[: len(inner)]
-        # For example, a layer was frozen after the training. Keras warns about the mismatch as well.
+        # The number of saved variables differs if, for example, a layer was frozen after training. Keras warns about
+        # this as well.
         if len(values) != len(inner):
             _warn_of_other_variables(self._optimizer, len(values), bool(of_scale))
             inner = values = []
@@ -277,7 +279,8 @@ class LossScaleOptimizer(
         self._loss_scale.bring_into_range()
 
     def _checkpoint_adapter(self, path: str) -> None:
-        # TensorFlow calls this before it restores any part: the names in the file tell which class wrote it.
+        # TensorFlow calls this method before it restores any part of a checkpoint. The names in the checkpoint tell
+        # which class wrote it.
         names = [name for name, _ in tf.train.list_variables(path)]
         self.__dict__["_keras_wrote"] = any("/dynamic_scale/.ATTRIBUTES" in name for name in names)
 
@@ -293,8 +296,8 @@ class LossScaleOptimizer(
         return self._optimizer._lookup_dependency(name, *args)
 
 
-# Values in a checkpoint of Keras's LossScaleOptimizer that the wrapper does not need, and their dtypes. A fixed scale
-# needs neither Keras's scale nor its counter.
+# Values in a checkpoint of Keras's LossScaleOptimizer that the wrapper does not need, with their dtypes. The last two
+# are needed only for a dynamic scale.
 _UNUSED = {
     "_iterations": tf.int64,
     "_learning_rate": tf.float32,
@@ -304,7 +307,7 @@ _UNUSED = {
 
 
 def _part_of_keras_wrapper(wrapper: LossScaleOptimizer, name: str) -> Any:
-    """Return the counterpart of an object in a checkpoint of Keras's LossScaleOptimizer."""
+    """Return the object to restore from the part called `name` in a checkpoint of Keras's LossScaleOptimizer."""
     parts = {"inner_optimizer": wrapper._optimizer}
     if wrapper.dynamic:
         parts["dynamic_scale"] = wrapper._loss_scale._lookup_dependency("current_loss_scale")
@@ -317,7 +320,7 @@ def _part_of_keras_wrapper(wrapper: LossScaleOptimizer, name: str) -> Any:
                 if dtype is None
                 else tf.Variable(tf.zeros([], dtype), trainable=False)
             )
-        # The wrapper keeps the object alive, because the checkpoint has only a weak reference.
+        # The wrapper keeps a reference to the object, because the checkpoint has only a weak reference to it.
         wrapper.__dict__.setdefault("_meaningless", {})[name] = parts[name]
     return parts[name]
 
@@ -336,31 +339,34 @@ def _warn_of_other_variables(inner: Any, saved: int, with_scale: bool) -> None:
 
 
 def _are_of_a_wrapper(values: list[Any]) -> bool:
-    """Return whether the saved values begin with those of a wrapper, which has a learning rate of zero."""
+    """Return whether the saved values begin with a wrapper's four scalars, of which the second is always zero."""
     return len(values) >= 4 and all(value.shape == () for value in values[:4]) and values[1][()] == 0
 
 
 def _unless_assigned(
     change: Callable[..., list[Any]], gradients: list[Any], variables: list[Any], *args: Any
 ) -> list[Any]:
-    """Change gradients, except those that Keras assigns to their variables as new values (for float8)."""
+    """Apply `change` to all gradients that Keras does not assign to their variables as new values (for float8)."""
     assigned = [getattr(variable, "overwrite_with_gradient", False) for variable in variables]
     changed = change([None if new else g for g, new in zip(gradients, assigned)], variables, *args)
     return [g if new else other for g, other, new in zip(gradients, changed, assigned)]
 
 
 def _require_valid(options: dict[str, Any]) -> None:
-    """Raise for options out of range, by creating a Keras optimizer with them."""
+    """Raise an error for options that are out of range, by passing them to the constructor of a Keras optimizer."""
     if options:
         keras.optimizers.SGD(**options)
 
 
-def _move_under_strategy(inner: Any) -> None:
+def _move_under_strategy(inner: Any, variables: list[Any]) -> None:
     """Move an unbuilt optimizer that was created outside the strategy's scope into the scope.
 
-    Keras records the strategy, and creates the step count and the learning rate, in the constructor.
+    In its constructor, a Keras optimizer records the strategy and creates the step count and the learning rate. A step
+    outside of `strategy.run` needs the strategy under which the trained variables were created.
     """
     strategy = tf.distribute.get_strategy()
+    if not tf.distribute.has_strategy():
+        strategy = replicas.strategy_of(tensors_of(variables)[0]) or strategy
     for each in _with_parts(inner):
         if each._distribution_strategy is strategy:
             continue
@@ -368,10 +374,11 @@ def _move_under_strategy(inner: Any) -> None:
         for name in ("_iterations", "_learning_rate"):
             variable = vars(each).get(name)
             if isinstance(variable, keras.Variable):
-                # Keep the Keras variable, to which other objects may refer, and put a new TensorFlow variable into it.
+                # Keep the Keras variable, because other objects may refer to it, but put a new TensorFlow variable into
+                # it.
                 variable._initialize(keras.ops.convert_to_numpy(variable))
 
 
 def _with_parts(inner: Any) -> list[Any]:
-    """Return an optimizer and its parts: a MultiOptimizer consists of several optimizers."""
+    """Return a list of an optimizer and, if it is a MultiOptimizer, the optimizers in it."""
     return [inner, *getattr(inner, "optimizers", [])]

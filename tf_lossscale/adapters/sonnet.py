@@ -14,7 +14,7 @@ from tf_lossscale.wrapper import family, optimizer
 
 
 class Family(family.Family):
-    """The family of Sonnet 2's optimizers."""
+    """The adapter for Sonnet 2's optimizers."""
 
     options = ()
     delegated = ("step",)
@@ -39,7 +39,8 @@ class Family(family.Family):
         return tuple(name for name in arguments if name in vars(self.inner) and name != "learning_rate")
 
 
-# Defined outside of the class, because Sonnet's metaclass puts a name scope around each method in a class.
+# These methods are defined in a separate class, because Sonnet's metaclass puts a name scope around each method that is
+# defined in a subclass of `sonnet.Optimizer`.
 class _Wrapper(optimizer.LossScaleOptimizer):
     _family_class = Family
     _family: Family
@@ -48,7 +49,7 @@ class _Wrapper(optimizer.LossScaleOptimizer):
         tf.Module.__init__(self, name="loss_scale_optimizer")
 
     def apply(self, updates: Iterable[Any], parameters: Iterable[Any] | None = None) -> None:
-        """Apply updates to the parameters, or skip the step on all replicas if one of them is not finite.
+        """Apply updates to the parameters, or skip the step on all replicas if any update is not finite.
 
         The updates are gradients of the scaled loss. After `get_unscaled_gradients` they are already unscaled,
         and are not divided again. As with every Sonnet optimizer, the caller has reduced them over the replicas.
@@ -59,13 +60,13 @@ class _Wrapper(optimizer.LossScaleOptimizer):
 
         Raises:
             ValueError: the lengths differ, or all updates are None.
-            RuntimeError: it is not known whether the updates are scaled.
+            RuntimeError: it is unclear whether the updates are scaled.
         """
         super().apply(updates, parameters)
 
     @property  # type: ignore[misc]
     def iterations(self) -> Any:
-        """The inner optimizer's `step`, which counts its steps."""
+        """The inner optimizer's step count, which Sonnet calls `step`."""
         return readable(self._optimizer.step)
 
 

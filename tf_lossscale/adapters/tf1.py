@@ -15,7 +15,7 @@ _Optimizer: Any = tf.compat.v1.train.Optimizer
 
 
 class Family(family.Family):
-    """The family of the optimizers of `tf.compat.v1.train`."""
+    """The adapter for the optimizers of `tf.compat.v1.train`."""
 
     options = ()
     slots_need_gradients = True
@@ -40,7 +40,8 @@ class Family(family.Family):
 
     def apply(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> Any:
         if replicas.several_replicas():
-            # These optimizers sum over the replicas themselves, so one replica passes the sum, and the rest pass zeros.
+            # These optimizers sum the gradients over the replicas again, so one replica passes the sum, and the others
+            # pass zeros.
             first = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0)
             gradients = [_only_if(first, gradient) for gradient in gradients]
         return self.inner.apply_gradients(list(zip(gradients, variables)), **kwargs)
@@ -51,12 +52,12 @@ class Family(family.Family):
         return super().obstacle()
 
     def count_skipped_step(self) -> Any:
-        # A skipped step does not count in `global_step`.
+        # The steps are counted only in `global_step`, which a skipped step does not increment.
         return tf.no_op()
 
     @property
     def learning_rate_name(self) -> str:
-        """The attribute that holds the learning rate."""
+        """The name of the attribute in which the inner optimizer stores its learning rate."""
         return "_lr" if hasattr(self.inner, "_lr") else "_learning_rate"
 
     def given_learning_rate(self) -> Any:
@@ -97,7 +98,7 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
     def apply_gradients(  # type: ignore[override]  # TensorFlow 1's arguments
         self, grads_and_vars: Any, global_step: Any = None, name: Any = None, **kwargs: Any
     ) -> Any:
-        """Apply unscaled gradients, or skip the step; a skipped step does not count in `global_step`.
+        """Apply unscaled gradients, or skip the step. A skipped step does not increment `global_step`.
 
         Args:
             grads_and_vars: any iterable of (gradient, variable).
@@ -122,15 +123,15 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
         grad_loss: Any = None,
         tape: Any = None,
     ) -> Any:
-        """Take one step; the arguments are those of `tf.compat.v1.train.Optimizer.minimize`.
+        """Take one step: scale the loss, then compute, unscale and apply its gradients.
 
         Args:
             loss: a tensor, or in eager mode a function that returns one.
             global_step: a variable that counts the applied steps.
             var_list: the variables. The default is all trainable variables of the graph.
-            gate_gradients: as in the original.
-            aggregation_method: as in the original.
-            colocate_gradients_with_ops: as in the original.
+            gate_gradients: as in `tf.compat.v1.train.Optimizer.minimize`.
+            aggregation_method: as in `tf.compat.v1.train.Optimizer.minimize`.
+            colocate_gradients_with_ops: as in `tf.compat.v1.train.Optimizer.minimize`.
             name: a name for the operation.
             grad_loss: the gradient of the final objective with respect to the loss; None for ones.
             tape: the tape that recorded the loss, in eager mode.
@@ -159,7 +160,7 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
 
     @property
     def learning_rate(self) -> Any:
-        """The inner optimizer's learning rate, as it was given: a number, a tensor, a variable or a function."""
+        """The learning rate that was passed to the inner optimizer: a number, a tensor, a variable or a function."""
         return readable(getattr(self._optimizer, self._family.learning_rate_name))
 
     @learning_rate.setter
@@ -177,10 +178,12 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
     _restore_slot_variable = of_inner(_Optimizer._restore_slot_variable)
     _create_or_restore_slot_variable = of_inner(_Optimizer._create_or_restore_slot_variable)
 
-    # Checkpoints are written with the names of TensorFlow 1.15's wrapper. A bare optimizer's names are read, too.
+    # Checkpoints are written with the names that TensorFlow 1.15's loss scale optimizer used. Checkpoints of an
+    # optimizer without a wrapper can be restored as well.
 
     def __dir__(self) -> list[str]:
-        # tf.train.Checkpoint saves the slots of objects with this method, and the inner optimizer saves its own slots.
+        # tf.train.Checkpoint saves the slots of each object that has a method `get_slot_names`. The wrapper hides this
+        # method, because the slots are already saved for the inner optimizer.
         return [name for name in super().__dir__() if name != "get_slot_names"]
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:

@@ -18,12 +18,13 @@ tf_keras: Any = keras_versions.keras_2()
 
 
 class Family(family.Family):
-    """The family of `tf_keras.optimizers`."""
+    """The adapter for `tf_keras.optimizers`."""
 
     optimizers = tf_keras.optimizers
     optimizers_name = f"{tf_keras.__name__}.optimizers"
     options = (*CLIPS, "weight_decay", "use_ema", "ema_momentum", "ema_overwrite_frequency")
-    # tf_keras reads `name` in a warning about files that do not fit the optimizer.
+    # `name` can be read on the wrapper, because tf_keras uses it in a warning about files that do not fit the
+    # optimizer.
     delegated = (
         *(*CLIPS, "use_ema", "ema_momentum", "jit_compile", "name"),
         *("_iterations", "_learning_rate", "_mesh", "_run_with_dtensor"),
@@ -33,28 +34,30 @@ class Family(family.Family):
     def __init__(self, inner: Any):
         super().__init__(inner)
         self._variables: list[weakref.ref[Any]] = []
-        # The inner optimizer may sum over workers outside of any strategy.
+        # An optimizer class may override `aggregate_gradients` to sum over workers without a distribution strategy.
         if type(inner).aggregate_gradients is not tf_keras.optimizers.Optimizer.aggregate_gradients:
             self.own_aggregation = inner.aggregate_gradients
 
     def parts_changed(self) -> Any:
-        # tf_keras caches the list of an optimizer's parts when it is first saved or restored.
+        # When an optimizer is first saved or restored, tf_keras caches the list of the objects that the optimizer
+        # tracks.
         vars(self.inner).pop("_coalesced_children", None)
 
     def unscale(self, gradients: list[Any], factor: tf.Tensor, variables: list[Any] | None = None) -> list[Any]:
+        # `scaling.unscale` uses an optimization barrier, which DTensor neither supports nor needs.
         if not self.inner._mesh:
             return super().unscale(gradients, factor, variables)
-        # DTensor has no rule for the optimization barrier in `scaling.unscale`, and needs no barrier.
         divided = lambda values: scaling.divide(values, factor)  # noqa: E731
         return [scaling.over_values(divided, gradient) for gradient in scaling.floating(gradients)]
 
     def build(self, variables: list[Any]) -> None:
         inner = self.inner
         if tf.distribute.has_strategy():
-            # tf_keras records the strategy in the constructor, which may run outside of its scope.
+            # tf_keras records the strategy in the optimizer's constructor, which may run outside of the strategy's
+            # scope.
             inner._distribution_strategy = tf.distribute.get_strategy()
         replicas.give_copies(inner, ("_iterations", "_learning_rate", "_current_learning_rate"), inner._variables)
-        # tf_keras does not store the variables that an optimizer is built for, so the family does.
+        # tf_keras does not store the variables that an optimizer is built for, so the adapter stores them.
         if not self.is_built:
             self._variables = [weakref.ref(variable) for variable in variables]
         with tf.init_scope():
@@ -71,7 +74,7 @@ class Family(family.Family):
     def gradients(
         self, loss: tf.Tensor, variables: list[Any], grad_loss: Any, tape: tf.GradientTape
     ) -> list[tuple[Any, Any]]:
-        # The method of the inner optimizer has no argument `grad_loss`.
+        # The inner optimizer's `compute_gradients` has no argument `grad_loss`.
         if grad_loss is not None:
             return super().gradients(loss, variables, grad_loss, tape)
         return self.inner.compute_gradients(loss, variables, tape)
@@ -87,15 +90,15 @@ class Family(family.Family):
         return "the optimizer is on a DTensor mesh" if self.inner._mesh else super().obstacle()
 
     def count_skipped_step(self) -> Any:
-        # In eager mode Nadam updates its momentum product once per step only if its own step count agrees with
-        # `iterations`.
+        # In eager mode, Nadam updates its momentum product once per step only if its counter `_u_product_counter`
+        # agrees with `iterations`.
         if tf.executing_eagerly() and hasattr(self.inner, "_u_product_counter"):
             self.inner._u_product_counter += 1
         return super().count_skipped_step()
 
     def start_averages(self) -> Any:
-        # In a traced function, some of Nadam's steps read its momentum product without updating it first. While the
-        # product is 1, as after a skipped first step, Nadam divides by zero.
+        # In a traced function, some of Nadam's steps read its momentum product without updating it first. If the first
+        # step was skipped, the product is still 1, and Nadam would divide by zero.
         if tf.executing_eagerly() or not hasattr(self.inner, "_u_product"):
             return None
         product = self.inner._u_product
@@ -110,7 +113,8 @@ class Family(family.Family):
         return hyperparameters.names(self.inner)
 
     def config(self) -> Any:
-        # Without TensorFlow 2's behavior, Keras 2's `fit` converts the optimizer to a legacy optimizer.
+        # If TensorFlow 2 behavior is disabled, Keras 2's `fit` reads the config in order to create a legacy optimizer
+        # from it.
         if not tf.__internal__.tf2.enabled():
             self.require_graph_mode()
         return tf_keras.optimizers.serialize(self.inner)
@@ -118,13 +122,14 @@ class Family(family.Family):
     @classmethod
     def from_config(cls, config: Any, custom_objects: dict[str, Any] | None) -> Any:
         config = configs.by_registered_name(config, tf_keras.saving)
-        # Keras 2 does not find its own Lion and Adafactor by name; in TensorFlow 2.15 it does not find AdamW either.
+        # Keras 2 cannot look up its own Lion and Adafactor by name. In TensorFlow 2.15, it cannot look up AdamW either.
         known = {name: getattr(tf_keras.optimizers, name) for name in ("Adafactor", "AdamW", "Lion")}
         known.update(custom_objects or {})
         return tf_keras.optimizers.deserialize(config, custom_objects=known)
 
     def copied(self, memo: dict[int, Any]) -> Any:
-        # A tf_keras optimizer holds its strategy, which cannot be copied: the copy gets the same strategy.
+        # A tf_keras optimizer has a reference to its strategy. A strategy cannot be copied, so the copy refers to the
+        # same one.
         strategy = self.inner._distribution_strategy
         memo[id(strategy)] = strategy
         return super().copied(memo)
@@ -150,7 +155,7 @@ class LossScaleOptimizer(
     _is_wrapped_by_loss_scale_optimizer = True
 
     def _init_base(self) -> None:
-        # A subclass may override `aggregate_gradients`.
+        # A user's subclass of this wrapper may override `aggregate_gradients`.
         if type(self).aggregate_gradients is not LossScaleOptimizer.aggregate_gradients:
             self._family.own_aggregation = self.aggregate_gradients
         if self._optimizer._mesh:
@@ -158,17 +163,7 @@ class LossScaleOptimizer(
 
     aggregate_gradients = of_inner(tf_keras.optimizers.Optimizer.aggregate_gradients)
 
-    def finalize_variable_values(self, var_list: list[Any] | None = None) -> None:
-        """Overwrite the variables with their moving average, if the inner optimizer keeps one.
-
-        Args:
-            var_list: the variables. The default is all variables for which the optimizer is built.
-        """
-        variables = self._given_or_known(var_list, "finalize_variable_values()")
-        self._optimizer.finalize_variable_values(variables)
-        # Keras calls this method last in `fit`.
-        self._stall.report(self)
-
+    finalize_variable_values = optimizer.finalize_variable_values
     exclude_from_weight_decay = of_inner(tf_keras.optimizers.Optimizer.exclude_from_weight_decay)
 
     def load_own_variables(self, store: Any) -> None:
@@ -176,5 +171,5 @@ class LossScaleOptimizer(
         self._loss_scale.bring_into_range()
 
     def get_updates(self, loss: Any, params: list[Any]) -> list[Any]:
-        """Raise the error of `apply_gradients` in a legacy graph, where Keras 2's `fit` calls this method."""
+        """Raise the error of `apply_gradients` in a legacy graph. Keras 2's `fit` calls this method only there."""
         return [self.apply_gradients(list(zip(self.get_gradients(loss, params), params)))]

@@ -19,8 +19,9 @@ from tf_lossscale.wrapper.parts import of_inner
 tf_keras: Any = keras_versions.keras_2()
 
 _Optimizer = tf_keras.optimizers.legacy.Optimizer
-# Keras 2's own wrapper for these optimizers; in graph mode `compile` checks for this class. The public name
-# is its base class, which cannot be instantiated in the scope of a ParameterServerStrategy to find this class.
+# Keras 2's own wrapper class for legacy optimizers, which `compile` checks for in graph mode. Only its base class has a
+# public name. Creating an instance to find the class would fail in the scope of a ParameterServerStrategy, so the
+# subclasses of the base class are searched.
 _Wrapper: Any = next(
     each for each in tf_keras.mixed_precision.LossScaleOptimizer.__subclasses__() if issubclass(each, _Optimizer)
 )
@@ -30,12 +31,12 @@ _ALWAYS_AGGREGATING = (
     tf.distribute.experimental.CentralStorageStrategy,
     tf.distribute.experimental.ParameterServerStrategy,
 )
-# In graph mode Keras 2's session initializes only the variables that it knows.
+# In graph mode, Keras 2's session initializes only the variables that were registered with this function.
 variables.tell_of_new(tf_keras.__internal__.backend.track_variable)
 
 
 class Family(family.Family):
-    """The family of `tf_keras.optimizers.legacy`."""
+    """The adapter for `tf_keras.optimizers.legacy`."""
 
     optimizers = tf_keras.optimizers.legacy
     optimizers_name = f"{tf_keras.__name__}.optimizers.legacy"
@@ -56,8 +57,8 @@ class Family(family.Family):
         inner = self.inner
         _require_no_clipping_in_central_storage(inner)
         replicas.give_copies(inner, ("_iterations",), inner._weights)
-        # Created under the optimizer's name, as in the original: only the names in a checkpoint distinguish Adam from
-        # Adamax.
+        # The variables are created in a name scope with the optimizer's name, as in tf_keras. In a checkpoint, only
+        # these names distinguish Adam from Adamax.
         with tf.name_scope(inner._name), tf.init_scope():
             inner._create_all_weights(variables)
 
@@ -68,7 +69,8 @@ class Family(family.Family):
 
     def reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
         gradients = without_none(self.inner._transform_unaggregated_gradients, gradients, variables)
-        # The optimizer may sum over workers without a strategy, and its aggregator can be replaced at any time.
+        # Users can override `_aggregate_gradients` or replace the aggregator, for example to sum over workers without a
+        # strategy. The aggregator can be replaced at any time, so it is checked in each step.
         aggregates = (
             type(self.inner)._aggregate_gradients is not _Optimizer._aggregate_gradients
             or self.inner.gradient_aggregator is not _USUAL_AGGREGATOR
@@ -138,8 +140,8 @@ class LossScaleOptimizer(
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("lr", "learning_rate"):
             _require_number(name, value)
-            # Reading the learning rate creates a float32 variable. Without it, setting 2 would create an int32
-            # variable.
+            # Reading the learning rate creates its variable with dtype float32. If the variable did not exist yet,
+            # assigning the integer 2 would create an int32 variable.
             _ = self._optimizer.learning_rate
         elif "_optimizer" in vars(self) and name in self._optimizer._hyper and self._is_delegated(name):
             _require_number(name, value)
@@ -148,7 +150,7 @@ class LossScaleOptimizer(
     # Methods that old code calls on optimizers, and therefore on the wrapper.
 
     def get_slot(self, var: Any, slot_name: str) -> Any:
-        """Return the inner optimizer's slot variable of `var`."""
+        """Return the inner optimizer's slot variable for `var`."""
         slot = self._optimizer.get_slot(var, slot_name)
         if slot is not None:
             _require_not_saved_beside(self._optimizer)
@@ -169,7 +171,7 @@ class LossScaleOptimizer(
 
     @property
     def variables(self) -> optimizer.CallableList:
-        """The inner optimizer's variables, as in `weights`. `variables()` works, too."""
+        """The inner optimizer's variables, the same as `weights`. `variables()` returns the same list."""
         return optimizer.CallableList(self._optimizer.weights)
 
     @property
@@ -183,13 +185,14 @@ class LossScaleOptimizer(
 
     def _lookup_dependency(self, name: str, *args: Any) -> Any:
         found = self._optimizer._lookup_dependency(name, *args)
-        # TensorFlow 2.0 to 2.2 saved the inner optimizer as a part of the wrapper. From 2.3 on that part is empty.
+        # TensorFlow 2.0 to 2.2 saved the inner optimizer in a child object called `base_optimizer`. In checkpoints of
+        # newer versions, this object is empty.
         return self._optimizer if found is None and name == "base_optimizer" else found
 
     def _create_or_restore_slot_variable(
         self, slot_variable_position: Any, slot_name: str, variable: Any, **kwargs: Any
     ) -> Any:
-        # A checkpoint may be restored outside of the strategy's scope, but its slots must be created inside.
+        # A checkpoint may be restored outside of the strategy's scope, but slots must be created inside the scope.
         with replicas.scope_of(variable):
             return self._optimizer._create_or_restore_slot_variable(
                 slot_variable_position, slot_name, variable, **kwargs
@@ -206,7 +209,8 @@ def _require_number(name: str, value: Any) -> None:
 
 def _require_not_saved_beside(inner: Any) -> None:
     """Raise an error if the checkpoint being written holds both the wrapper and its inner optimizer."""
-    # TensorFlow calls this function for each object, and raises an error if two objects have the same slots.
+    # While TensorFlow writes a checkpoint, it asks each object for its slots, and raises an error if two objects return
+    # the same ones.
     saving = sys._getframe(2)
     if saving.f_code.co_name != "serialize_slot_variables":
         return

@@ -1,4 +1,4 @@
-"""Compiles an optimizer step as one XLA cluster, for calls in eager mode, in a tf.function or in a replica."""
+"""Compiles an optimizer step as one XLA cluster, which runs in eager mode, in a tf.function or on a replica."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from absl import logging
 
 from tf_lossscale.core import constants, replicas
 
-#: The maximum number of compiled steps for each optimizer and replica. Further steps run without XLA.
+#: XLA compiles at most this many versions of an optimizer's step for each replica. Further versions run without XLA.
 _MOST = 8
 
 
@@ -20,14 +20,15 @@ class Clusters:
     """The functions that XLA has compiled for the steps of one optimizer.
 
     >>> clusters = Clusters()
-    >>> [clusters.compiled(2.0, lambda x: 2.0 * x, tf.constant(2.0))(tf.constant(3.0)).numpy().item() for _ in range(2)]
+    >>> [clusters.compile(2.0, lambda x: 2.0 * x, tf.constant(2.0))(tf.constant(3.0)).numpy().item() for _ in range(2)]
     [6.0, 6.0]
     >>> len(clusters)
     1
     """
 
     def __init__(self) -> None:
-        # Maps a key to (compiled step or None, weak references). An entry is removed when a referenced object is freed.
+        # Maps the key of a step's constants to (compiled step, weak references). The step is None if it cannot be
+        # compiled. An entry is removed when one of the referenced objects is garbage-collected.
         self._steps: dict[tuple[Any, ...], tuple[Any, list[weakref.ref[Any]]]] = {}
         self._logged: set[str] = set()
 
@@ -35,29 +36,30 @@ class Clusters:
         return sum(step is not None for step, _ in self._steps.values())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Clusters:
-        # A copied optimizer cannot use the compiled functions, which hold the original optimizer's variables.
+        # A copy of an optimizer cannot use the compiled functions, because they contain the original optimizer's
+        # variables.
         return Clusters()
 
-    def compiled(
+    def compile(
         self, held: Any, function: Callable[..., Any], *arguments: Any, ignored: Sequence[str] = ()
     ) -> Callable[..., Any] | None:
         """Return a function compiled by XLA.
 
-        In eager mode a function is compiled once for all calls with the same constants in `held`. In a graph it is
-        traced again with the rest of the graph.
+        In eager mode a function is compiled once for all calls with the same constants in `held`. In a graph the
+        function is traced as a part of that graph.
 
         Args:
             held: all Python objects that the function reads, except its arguments.
             function: a function of tensors that returns a tensor. XLA's errors show its name.
-            *arguments: tensors, lists of them, or None.
+            *arguments: the arguments to trace the function with: tensors, lists of tensors, or None.
             ignored: names of attributes in `held` that the function sets before it reads them.
 
         Returns:
-            A function with the same arguments; None if it might differ from `function` in later calls, for a reason
-            that is logged once.
+            A compiled function with the same arguments. None if `function` cannot be compiled, or if the compiled
+            function might return wrong results in later calls; the reason is logged once.
         """
         if not tf.executing_eagerly():
-            return _compiled(function)
+            return _with_xla(function)
         identified: list[Any] = []
         try:
             key = (replicas.replica(), *constants.key(held, ignored, identified))
@@ -77,20 +79,22 @@ class Clusters:
     def _traced(
         self, key: tuple[Any, ...], held: Any, function: Callable[..., Any], arguments: Any, ignored: Sequence[str]
     ) -> Any:
-        """Trace a function. Return None if it works only in eager mode, or sets Python attributes in each step."""
+        """Trace a function. Return None if tracing fails, or if each call sets Python attributes."""
         with constants.put_back(held):
             try:
-                traced = _compiled(function).get_concrete_function(*arguments)
+                traced = _with_xla(function).get_concrete_function(*arguments)
                 after = (key[0], *constants.key(held, ignored))
             except constants.Unknown:
                 after = ()
             except Exception as error:
-                # The step then runs without XLA: it raises the same error, or succeeds if only tracing fails.
+                # A step that cannot be traced runs without XLA. It raises the same error, unless the error occurs only
+                # in tracing.
                 self.log_once(f"TensorFlow cannot trace them ({type(error).__name__}: {str(error).splitlines()[0]})")
                 return None
         if after == key:
             return traced
-        # If tracing made the key longer, it filled a cache. The next trace may succeed, so nothing is logged.
+        # A key that is longer after tracing shows that tracing filled a cache. The next trace may succeed, so nothing
+        # is logged.
         if len(after) <= len(key):
             self.log_once("each step sets a Python attribute of the optimizer, which a compiled step cannot do")
         return None
@@ -104,7 +108,7 @@ class Clusters:
         """Log a warning that steps are not compiled, once for each reason.
 
         Args:
-            reason: the reason, which becomes the end of the warning's sentence.
+            reason: the reason, worded as the end of the warning's sentence.
         """
         if reason not in self._logged:
             self._logged.add(reason)
@@ -119,9 +123,9 @@ def _drop(clusters: weakref.ref[Clusters], key: tuple[Any, ...], dead: weakref.r
 
 
 class Cluster(NamedTuple):
-    """The Python objects that a step reads, needed to compile the step as one function.
+    """The Python objects that a step reads, and the `Clusters` object that compiles the step as one function.
 
-    >>> Cluster(Clusters(), "double").compiled(lambda x: 2.0 * x, tf.constant(2.0))(tf.constant(2.0)).numpy().item()
+    >>> Cluster(Clusters(), "double").compile(lambda x: 2.0 * x, tf.constant(2.0))(tf.constant(2.0)).numpy().item()
     4.0
     """
 
@@ -131,13 +135,13 @@ class Cluster(NamedTuple):
     #: Names of attributes that each step sets before it reads them.
     ignored: tuple[str, ...] = ()
 
-    def compiled(self, function: Callable[..., Any], *arguments: Any) -> Callable[..., Any] | None:
-        """Compile a step of this cluster with XLA; see `Clusters.compiled`."""
-        return self.clusters.compiled(self.held, function, *arguments, ignored=self.ignored)
+    def compile(self, function: Callable[..., Any], *arguments: Any) -> Callable[..., Any] | None:
+        """Compile a step of this cluster with XLA; see `Clusters.compile`."""
+        return self.clusters.compile(self.held, function, *arguments, ignored=self.ignored)
 
 
 def joined(clusters: Sequence[Cluster | None]) -> Cluster | None:
-    """Return one cluster for the steps of several optimizers, or None if one of the steps is not compiled.
+    """Combine the clusters of several optimizers into one. Return None if one of the optimizers has no cluster.
 
     >>> joined([Cluster(Clusters(), "a"), Cluster(Clusters(), "b")]).held
     ['a', 'b']
@@ -145,7 +149,7 @@ def joined(clusters: Sequence[Cluster | None]) -> Cluster | None:
     True
 
     Args:
-        clusters: the clusters of the optimizers, at least one.
+        clusters: the cluster of each optimizer, or None for an optimizer whose step is not compiled; at least one item.
     """
     compiled = [each for each in clusters if each is not None]
     if len(compiled) < len(clusters):
@@ -154,12 +158,12 @@ def joined(clusters: Sequence[Cluster | None]) -> Cluster | None:
     return Cluster(compiled[0].clusters, [each.held for each in compiled], ignored)
 
 
-def _compiled(function: Callable[..., Any]) -> Any:
+def _with_xla(function: Callable[..., Any]) -> Any:
     return tf.function(function, jit_compile=True, autograph=False)
 
 
 def obstacle(gradients: Sequence[Any], variables: Sequence[Any]) -> str | None:
-    """Return the reason why a step with these gradients cannot be a cluster, or None.
+    """Return why a step with these gradients cannot be compiled as one cluster. If it can, return None.
 
     >>> obstacle([tf.constant([1.0])], [tf.Variable([1.0])]) is None
     True

@@ -1,4 +1,4 @@
-"""Builds hashable keys of the Python constants that a trace freezes, and restores attributes that tracing sets."""
+"""Builds hashable keys from the Python constants that tracing freezes, and restores attributes that tracing sets."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ import tensorflow as tf
 
 #: Libraries whose functions depend only on their arguments and closures.
 _LIBRARIES = ("tensorflow", "keras", "tf_keras", "sonnet", "tf_lossscale")
-#: Prefixes of attributes in which libraries track an object's parts. No optimizer update reads these attributes.
+#: Libraries track an object's parts in attributes with these prefixes. No optimizer update reads such attributes.
 _BOOKKEEPING = ("_self_", "_snt_", "_tracker")
-#: The maximum number of values in an array that is compared by value in each step.
+#: Arrays with up to this many values are compared by value in each step.
 _FEW = 64
 
 
 class Unknown(Exception):
-    """A Python object with an unknown effect on a traced function. The message contains the path to the object.
+    """Raised for a Python object whose effect on a traced function is unknown. The message contains the object's path.
 
     >>> key({"rate": print})
     Traceback (most recent call last):
     tf_lossscale.core.constants.Unknown: `rate` is a Python function
 
     Args:
-        what: a noun phrase for the object.
+        what: a noun phrase that describes the object.
         path: the attributes and keys that lead to the object.
     """
 
@@ -38,11 +38,11 @@ class Unknown(Exception):
 
 
 def key(value: Any, ignored: Collection[str] = (), identified: list[Any] | None = None) -> tuple[Any, ...]:
-    """Return the constants, at any depth of an object, that the trace of a function with this object would freeze.
+    """Return a hashable key of the Python constants in an object, at any depth, that tracing would freeze.
 
-    Numbers, strings, small arrays and small tensors are in the key by value. Variables and strategies are in it by
+    Numbers, strings, small arrays and small tensors are in the key by value. Variables and strategies are in the key by
     their ids, because a traced function keeps using the ones that it was traced with. Do not use a key after one of
-    these objects has died: a new object may get the same id.
+    these objects was garbage-collected: a new object may get the same id.
 
     >>> class SGD:
     ...     def __init__(self, momentum):
@@ -53,28 +53,28 @@ def key(value: Any, ignored: Collection[str] = (), identified: list[Any] | None 
     Args:
         value: an optimizer, or any other object.
         ignored: names of attributes that are left out.
-        identified: a list to which the variables and strategies that are in the key by id are added.
+        identified: a list. The variables and strategies that are in the key by id are appended to it.
 
     Returns:
         A hashable tuple that differs if any of the constants differs.
 
     Raises:
-        Unknown: a part of the object may affect a function in a way that its attributes do not show.
+        Unknown: a part of the object may affect a function in a way that the part's attributes do not show.
     """
     found: list[Any] = []
     identified = [] if identified is None else identified
-    # Maps the id of each object whose attributes or items are compared to (number, object). The reference to the
+    # Maps ids to pairs (number, object), for all objects whose attributes or items are in the key. The reference to the
     # object prevents Python from reusing the id.
     numbers: dict[int, tuple[int, Any]] = {}
     waiting = [("", value)]
-    # Each eager step computes a key, so this is a loop, which is faster than recursion.
+    # Each eager step computes a key. A loop computes it faster than recursion.
     while waiting:
         path, value = waiting.pop()
         kind = type(value)
         if kind in _BY_VALUE:
             found += (kind, value)
         elif kind is float:
-            # Unlike floats, their representations compare NaN as equal to NaN, and 0.0 as different from -0.0.
+            # The key contains floats as strings, so that NaN equals NaN, and 0.0 differs from -0.0.
             found += (kind, repr(value))
         elif _is_variable(kind):  # type: ignore[arg-type]
             identified.append(value)
@@ -110,7 +110,7 @@ def _is_variable(kind: type) -> bool:
 def _values(array: Any, path: str) -> tuple[Any, ...]:
     if isinstance(array, tf.Tensor):
         if not hasattr(array, "numpy"):
-            raise Unknown("a tensor of a graph", path)
+            raise Unknown("a symbolic tensor", path)
         if (array.shape.num_elements() or 0) > _FEW:
             raise Unknown(f"an array of more than {_FEW} values", path)
         array = np.asarray(array.numpy())
@@ -163,7 +163,7 @@ def _named_parts(
 
 @contextlib.contextmanager
 def put_back(value: Any) -> Iterator[None]:
-    """At the end of the block, restore all attributes, dicts and lists in an object.
+    """Restore all attributes, dicts and lists in an object at the end of a `with` block.
 
     >>> class Counting:
     ...     steps, seen = 1, {}
@@ -174,7 +174,7 @@ def put_back(value: Any) -> Iterator[None]:
     1
 
     Args:
-        value: any object for which `key` returns a key.
+        value: any object that `key` accepts.
     """
     before: list[tuple[Any, Any]] = []
     _remember(before, value, set())
@@ -182,7 +182,7 @@ def put_back(value: Any) -> Iterator[None]:
         yield
     finally:
         for container, content in before:
-            # TensorFlow tracks each modification of some containers, so an unchanged one is left alone.
+            # TensorFlow tracks each modification of some containers, so unchanged containers are left alone.
             if list(map(id, _items(container))) != list(map(id, _items(content))):
                 container.clear()
                 (container.extend if isinstance(container, (list, deque)) else container.update)(content)
@@ -192,7 +192,7 @@ _CONTAINERS = (dict, list, tuple, deque, set, frozenset)
 
 
 def _remember(before: list[tuple[Any, Any]], value: Any, seen: set[int]) -> None:
-    """Collect (container, copy of its content) for an object and all objects in it."""
+    """Collect all containers in an object, at any depth, each with a copy of its contents."""
     if id(value) in seen or _is_variable(type(value)):  # type: ignore[arg-type]
         return
     seen.add(id(value))

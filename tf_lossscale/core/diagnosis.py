@@ -1,4 +1,4 @@
-"""Records which variables' gradients overflowed, how often, and whether to infinity or NaN; and the gradient norm."""
+"""Records how often the gradient of each variable was infinite or NaN, and the norm of all gradients."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tf_lossscale.core.variables import LazyVariable, Variables, unless, value_o
 
 
 class Diagnosis(Variables):
-    """Counts the steps in which each variable's gradient was not finite, in variables that are not saved.
+    """Counts, for each trained variable, the steps in which its gradient was not finite. The counts are not saved.
 
-    An applied step computes only the norm. A skipped step checks each gradient.
+    An applied step only computes the norm of the gradients. A skipped step also checks each gradient.
 
     >>> diagnosis = Diagnosis()
     >>> gradients = [tf.constant([1.0]), tf.constant([float("inf")])]
@@ -26,22 +26,22 @@ class Diagnosis(Variables):
 
     def __init__(self) -> None:
         super().__init__(name="diagnosis")
-        # For each table, a tuple with the names of the trained variables, one for each row.
+        # For each table of counts, a tuple with the names of the trained variables, one name for each row.
         self.__dict__["_tables"] = []
 
-    #: The number of steps, including skipped ones, an int64 scalar variable.
+    #: An int64 scalar variable: the number of steps, including skipped ones.
     steps = LazyVariable(0, tf.int64, tracked=False)
-    #: The norm of the last step's gradients over all variables, a float32 scalar variable.
+    #: A float32 scalar variable: the norm of all gradients of the last step.
     gradient_norm = LazyVariable(0.0, tf.float32, tracked=False)
 
     def prepare(self, names: tuple[str, ...]) -> None:
-        """Create the variables that record a step, outside of the step's graph.
+        """Create the variables in which steps are recorded, outside of the step's graph.
 
         Args:
             names: the names of the trained variables.
         """
         if names not in self._tables:
-            # No replica creates a table before all replicas have evaluated the condition above.
+            # All replicas evaluate the condition `names not in self._tables` before any of them creates a table.
             replicas.once(lambda: self._make(names))
 
     def record(
@@ -53,10 +53,10 @@ class Diagnosis(Variables):
             names: the names of the trained variables, one for each gradient.
             applied: bool scalar, False if the step was skipped.
             gradients: the gradients, reduced over the replicas; each may be None.
-            evidence: the gradients again, or for each gradient the `finite.nonfinite_kind` that all replicas agree on.
+            evidence: for each gradient, the `finite.nonfinite_kind` that all replicas agree on, or the gradient itself.
 
         Returns:
-            The operations, for legacy graphs to run.
+            The operations that a session has to run in a legacy graph.
         """
         self.prepare(names)
         step = value_or_zero(self.steps) + 1
@@ -69,7 +69,10 @@ class Diagnosis(Variables):
         return done + unless(applied, note)
 
     def counts(self) -> dict[str, np.ndarray]:
-        """Map each variable's name to [bad steps, last bad step, steps with infinity, steps with NaN]."""
+        """Return a dict from variable names to [bad steps, last bad step, steps with infinity, steps with NaN].
+
+        A step is bad for a variable if the variable's gradient was infinite or NaN.
+        """
         found: dict[str, np.ndarray] = {}
         for names in self._tables:
             for name, row in zip(names, tf.convert_to_tensor(self._table(names)).numpy()):
@@ -80,7 +83,7 @@ class Diagnosis(Variables):
 
     def _make(self, names: tuple[str, ...]) -> None:
         self._tables.append(names)
-        # Reading these variables creates them.
+        # Each of these variables is created when it is first read.
         _ = self.steps, self.gradient_norm, self._table(names)
 
     def _table(self, names: tuple[str, ...]) -> tf.Variable:
@@ -88,7 +91,7 @@ class Diagnosis(Variables):
 
 
 def global_norm(gradients: list[Any]) -> tf.Tensor:
-    """Return the norm over all gradients.
+    """Return the global norm of the gradients.
 
     >>> global_norm([tf.constant([3.0]), None, tf.constant([4.0])]).numpy().item()
     5.0

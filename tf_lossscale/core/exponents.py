@@ -13,17 +13,18 @@ from tf_lossscale.core.graphs import operations
 from tf_lossscale.core.variables import LazyVariable, Variables, unless, value_or_zero
 from tf_lossscale.precision.counts import COLUMNS, INFINITE, LOWEST, NAN, ZEROS, ExponentCounts, column
 
-#: The number of steps from one counted step to the next, unless the user chooses another.
+#: The default interval from one counted step to the next, in steps.
 EVERY = 100
 
 _SUM, _FIRST = tf.VariableAggregation.SUM, tf.VariableAggregation.ONLY_FIRST_REPLICA
 
 
 class Exponents(Variables):
-    """The counts of the last counted step by variable and exponent, in variables that are not saved.
+    """Counts the values of gradients by variable and exponent, and keeps the counts of the last counted step.
 
-    The first step is counted, and then every `every`-th step. All other steps only increment the number of steps. Each
-    replica counts its own gradients in its own copy of the variables; reading the counts adds the copies up.
+    The first step is counted, and then every `every`-th step. All other steps only increment the number of steps. The
+    counts are variables that are not saved. Each replica counts its own gradients in its own copy of the variables;
+    reading the counts adds the copies up.
 
     >>> exponents = Exponents(every=100)
     >>> gradients = [tf.constant([0.75, 0.0])]
@@ -36,7 +37,7 @@ class Exponents(Variables):
         every: the number of steps from one counted step to the next.
 
     Raises:
-        ValueError: the strategy in use has no variables of which each replica writes its own copy.
+        ValueError: the strategy in use does not give each replica its own copy of the variables.
     """
 
     def __init__(self, every: int):
@@ -44,15 +45,16 @@ class Exponents(Variables):
         super().__init__(name="exponents")
         self.__dict__.update(
             every=every,
-            # For each table of counts, a tuple with the names of the trained variables, one for each row.
+            # For each table of counts, a tuple with the names of the trained variables, one name for each row.
             _tables=[],
-            _known={},  # maps a replica to the values of `steps` and `following`, until a graph may change them
+            # For each replica, a cache of the values of `steps` and `following`, used until a graph may change them.
+            _known={},
             _in_graphs=False,
         )
 
-    #: The number of steps, an int64 scalar variable.
+    #: An int64 scalar variable: the number of steps.
     steps = LazyVariable(0, tf.int64, tracked=False, aggregation=_FIRST)
-    #: The number of the next step to count, an int64 scalar variable.
+    #: An int64 scalar variable: the number of the next step whose gradients are counted.
     following = LazyVariable(0, tf.int64, tracked=False, aggregation=_FIRST)
 
     def record(
@@ -66,10 +68,10 @@ class Exponents(Variables):
             scale: a function that returns the loss scale of these gradients, a float32 scalar.
 
         Returns:
-            The operations, for legacy graphs to run.
+            The operations that a session has to run in a legacy graph.
 
         Raises:
-            ValueError: the strategy in use has no variables of which each replica writes its own copy.
+            ValueError: the strategy in use does not give each replica its own copy of the variables.
         """
         if tf.executing_eagerly() and not self.counts_next():
             steps, following = self._numbers()
@@ -79,8 +81,8 @@ class Exponents(Variables):
         _require_own_copies()
         if not tf.executing_eagerly():
             self.__dict__["_in_graphs"] = True
-        # Discard only this replica's entry. A replica that reads the variables again waits for all other replicas,
-        # so either all replicas or none must find their entry discarded.
+        # Each replica discards only its own cached values. If it discarded those of a slower replica as well, that
+        # replica would read the variables again in the current step, and wait forever for the other replicas.
         self._known.pop(replicas.replica(), None)
         rows = names()
         replicas.once(lambda: self._make(rows))
@@ -99,32 +101,37 @@ class Exponents(Variables):
         return [*done, *operations(self.steps.assign(step))]
 
     def counts_next(self) -> bool:
-        """Return whether the next step may be counted: in eager mode exactly, otherwise always True."""
+        """Return whether the next step may be counted. In a graph or a cross-replica context this is always True."""
         if not tf.executing_eagerly() or tf.distribute.in_cross_replica_context():
             return True
         steps, following = self._numbers()
         return steps + 1 >= following
 
     def count_next(self) -> None:
-        """Request that the next step is counted."""
-        # Before the first step the variable does not exist, and the first step is always counted.
+        """Make the next step count its gradients."""
+        # Before the first step there is no variable to assign to. The first step is counted in any case.
         if "following" not in self._all():
             return
         if tf.compat.v1.executing_eagerly_outside_functions():
             self.following.assign(0)
             self._known.clear()
         else:
-            # The initializer assigns 0. It already exists, so this works in a finalized graph.
+            # Running the variable's initializer assigns 0. This works in a finalized graph, because it adds no
+            # operation.
             tf.compat.v1.get_default_session().run(self.following.initializer)
 
     def stop(self) -> None:
-        """Count no further steps. Call this in eager mode; traced functions then only increment the number of steps."""
+        """Stop counting gradients, also in functions that are already traced. Call this in eager mode."""
         if "following" in self._all():
             self.following.assign(tf.int64.max)
             self._known.clear()
 
     def last(self) -> ExponentCounts | None:
-        """Read the counts of the last counted step, in eager mode or in the default session. None if there is none."""
+        """Read the counts of the last counted step, in eager mode or in the default session.
+
+        Returns:
+            The counts, or None if no step was counted.
+        """
         made = self._all()
         found = [(self._table(names), names) for i, names in enumerate(self._tables) if f"counts_{i}" in made]
         steps = [int(_value(counted_step)) for (_, counted_step, _), _ in found]
@@ -134,11 +141,11 @@ class Exponents(Variables):
         return ExponentCounts(names, _value(counts), float(_value(scale)), max(steps))
 
     def steps_taken(self) -> int:
-        """Return the number of steps, in eager mode or in the default session."""
+        """Read the number of steps, in eager mode or in the default session."""
         return int(_value(self.steps)) if "steps" in self._all() else 0
 
     def _numbers(self) -> tuple[int, int]:
-        """Return `steps` and `following` in eager mode, from the cache unless a graph may have changed them."""
+        """Return the values of `steps` and `following` in eager mode. Use the cache unless a graph may change them."""
         found = None if self._in_graphs else self._known.get(replicas.replica())
         if found is None:
             replicas.once(self._make_numbers)
@@ -147,7 +154,7 @@ class Exponents(Variables):
         return found
 
     def _keep(self, numbers: tuple[int, int]) -> None:
-        # If a tf.function also takes steps, it changes the variables without updating this cache.
+        # If a tf.function also takes steps, it changes the variables without updating the cache of their values.
         if not self._in_graphs:
             self._known[replicas.replica()] = numbers
 
@@ -185,12 +192,12 @@ def table(gradients: list[Any]) -> tf.Tensor:
             IndexedSlices are counted, including rows with the same index.
 
     Returns:
-        An int64 tensor of shape [gradients, COLUMNS]; zeros for None.
+        An int64 tensor of shape [number of gradients, COLUMNS]. The row of a gradient None contains zeros.
     """
     each = [_Bits(gradient) for gradient in gradients]
     rows = tf.stack([bits.by_exponent() for bits in each])
     zeros = tf.stack([bits.number(0) for bits in each])
-    # Most steps are finite. The values are read a third time only if a step is not.
+    # Counting infinities reads the values a third time. This is done only if any value is infinite or NaN.
     infinite = tf.cond(
         tf.reduce_any(rows[:, NAN] > 0),
         lambda: tf.stack([bits.number(bits.infinity) for bits in each]),
@@ -206,7 +213,7 @@ def _from_to(before: int, after: int) -> np.ndarray:
 
 
 class _Bits:
-    """The bits of a gradient's values: a sign, an exponent, a mantissa."""
+    """The bits of a gradient's values: sign, exponent and mantissa."""
 
     def __init__(self, gradient: Any):
         if gradient is None:
@@ -222,7 +229,7 @@ class _Bits:
         self.infinity = (2**self._exponent - 1) << self._mantissa
 
     def by_exponent(self) -> tf.Tensor:
-        """Return an int64 row of counts by exponent, in which zeros count in the lowest column and infinity as NaN."""
+        """Return an int64 row of counts by exponent. It counts zeros in the lowest column, and infinities as NaN."""
         exponents = 2**self._exponent
         found = _histogram(
             self._as_index(tf.bitwise.right_shift(self._bits, self._constant(self._mantissa))), 2 * exponents
@@ -233,7 +240,7 @@ class _Bits:
         return tf.cast(row, tf.int64)
 
     def number(self, of: int) -> tf.Tensor:
-        """Return how many values have these bits, ignoring the sign bit: an int64 tensor of shape [1]."""
+        """Return how many values have the bits `of`, ignoring the sign bit: an int64 tensor of shape [1]."""
         magnitude = tf.bitwise.bitwise_and(self._bits, self._constant(2 ** (self._mantissa + self._exponent) - 1))
         found = _histogram(self._as_index(tf.bitwise.bitwise_xor(magnitude, self._constant(of))), 1)
         return tf.cast(found, tf.int64)
@@ -264,7 +271,7 @@ def _require_own_copies() -> None:
 
 
 def _value(variable: tf.Variable) -> Any:
-    """Return the value of a variable; 0 in a session in which it was not initialized."""
+    """Return the value of a variable; 0 if the variable was not initialized in the session."""
     if tf.executing_eagerly():
         return tf.convert_to_tensor(variable).numpy()
     try:

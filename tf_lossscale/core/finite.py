@@ -1,4 +1,4 @@
-"""The definition of a finite step: every value of every reduced gradient is finite."""
+"""Checks whether a step is finite: every value of every reduced gradient must be finite."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
 
     Args:
         gradients: tensors or IndexedSlices of any floating dtype and shape, or None. Rows of IndexedSlices with the
-            same index count as their sum, which is what will be applied.
+            same index are added up before the check, because their sum is what an optimizer applies.
 
     Returns:
         A bool scalar tensor; True if there is no gradient at all.
@@ -49,13 +49,13 @@ def is_finite(gradient: Any) -> tf.Tensor:
 
 
 def nonfinite_kind(gradient: Any) -> tf.Tensor:
-    """Return NaN for a gradient with a NaN, else infinity for one with an infinity, else 0.
+    """Return NaN if a gradient contains NaN; otherwise infinity if it contains infinity; otherwise 0.
 
     >>> [nonfinite_kind(tf.constant([1.0, x])).numpy().item() for x in (2.0, -float("inf"), float("nan"))]
     [0.0, inf, nan]
 
     Args:
-        gradient: a tensor or IndexedSlices. A sum of rows that overflows counts as infinity.
+        gradient: a tensor or IndexedSlices. If the sum of rows with the same index overflows, it counts as infinity.
 
     Returns:
         A float32 scalar tensor.
@@ -66,7 +66,7 @@ def nonfinite_kind(gradient: Any) -> tf.Tensor:
 
 
 def agreed(gradients: list[Any], *, exactly: bool, all_values: bool) -> list[Any]:
-    """Return evidence, equal on all replicas, of whether the gradients of all replicas are finite.
+    """Return tensors, equal on all replicas, that are finite if and only if the gradients of all replicas are.
 
     >>> gradients = [tf.constant([float("inf")])]
     >>> [evidence.numpy().item() for evidence in agreed(gradients, exactly=True, all_values=False)]
@@ -76,11 +76,11 @@ def agreed(gradients: list[Any], *, exactly: bool, all_values: bool) -> list[Any
         gradients: this replica's tensors, IndexedSlices or None.
         exactly: whether to return the `nonfinite_kind` of each gradient. If False, a single 0 or NaN is returned for
             all gradients.
-        all_values: whether to return the gradients themselves, summed over the replicas by the caller, with the
-            infinity or NaN of any replica added.
+        all_values: whether to return this replica's gradients, which the caller must have summed over the replicas,
+            plus the infinity or NaN that any replica has in the same gradient.
 
     Returns:
-        A list of tensors; None for None.
+        A list of one tensor, or of one item for each gradient. The item of a gradient None is None.
     """
     if not exactly and not all_values:
         return replicas.all_reduce([tf.where(all_finite(gradients), 0.0, float("nan"))])

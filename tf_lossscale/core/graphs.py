@@ -9,12 +9,12 @@ import tensorflow as tf
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-#: Decorator that keeps AutoGraph, in a user's tf.function, from converting a function that is graph code already.
+#: Decorator for functions that AutoGraph must not convert when a user's tf.function calls them.
 do_not_convert: Callable[[_Function], _Function] = tf.autograph.experimental.do_not_convert
 
 
 def operations(result: Any) -> list[Any]:
-    """Return the operations in a result, in a graph.
+    """Return the operations in a result that was computed in a graph. In eager mode there are none.
 
     >>> operations(None)
     []
@@ -37,13 +37,13 @@ def operations(result: Any) -> list[Any]:
 
 
 def finished(result: Any) -> tf.Tensor:
-    """Return a tensor that is True once all operations in a result are done. A branch can return it.
+    """Return the tensor True, computed after all operations in a result. A branch of `tf.cond` can return it.
 
     >>> finished(None).numpy().item()
     True
 
     Args:
-        result: as in `operations`.
+        result: a structure of operations, tensors and other objects, as in `operations`.
 
     Returns:
         A bool scalar tensor.
@@ -66,25 +66,26 @@ def runs_in_order() -> bool:
     if tf.compat.v1.executing_eagerly_outside_functions():
         return True
     graph: Any = tf.compat.v1.get_default_graph()
-    # Branches and loops have subclasses of FuncGraph, so the loop passes through them to the tf.function.
+    # The graphs of branches and loops are subclasses of FuncGraph. The loop skips them and ends at the graph of a
+    # tf.function.
     while graph is not None and type(graph) is not tf.__internal__.FuncGraph:
         graph = getattr(graph, "outer_graph", None)
     return graph is not None
 
 
-def compiled() -> bool:
+def in_xla_context() -> bool:
     """Return whether XLA compiles the function that is being traced.
 
-    >>> compiled()
+    >>> in_xla_context()
     False
-    >>> bool(tf.function(lambda: tf.constant(compiled()), jit_compile=True)())
+    >>> bool(tf.function(lambda: tf.constant(in_xla_context()), jit_compile=True)())
     True
     """
     if tf.executing_eagerly():
         return False
     graph: Any = tf.compat.v1.get_default_graph()
     while graph is not None:
-        # This method is private. The doctest above fails if the method's result changes.
+        # `_get_control_flow_context` is private. The doctest of `in_xla_context` fails if the method's result changes.
         context = graph._get_control_flow_context()
         while context is not None:
             if context.IsXLAContext():
@@ -97,8 +98,8 @@ def compiled() -> bool:
 def optimization_barrier(tensor: tf.Tensor) -> tf.Tensor:
     """Return the tensor as a value that is opaque to the graph optimizer.
 
-    In a tf.function the optimizer would turn `g * scale * (1 / scale)` into `g * (scale * (1 / scale))`, and an
-    overflow that only the scaling causes would be hidden.
+    Otherwise, in a tf.function, the optimizer would turn `g * scale * (1 / scale)` into `g * (scale * (1 / scale))`,
+    and hide an overflow that only the scaling causes.
 
     >>> optimization_barrier(tf.constant(1.0)).numpy().item()
     1.0

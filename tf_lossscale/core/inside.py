@@ -1,4 +1,4 @@
-"""A loss that is scaled only while its gradients are computed, for libraries that own the tape."""
+"""Scales a loss only while its gradients are computed, for libraries that create the gradient tape themselves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def scaled_inside(
     scale: Callable[[tf.Tensor], tf.Tensor],
     unscale: Callable[[list[Any]], list[Any]],
 ) -> Callable[..., Any]:
-    """Return a function with the same loss, whose gradients are computed from the scaled loss and then unscaled.
+    """Return a function that computes the same loss. Its gradients are computed from the scaled loss and then unscaled.
 
     >>> weight = tf.Variable(3.0)
     >>> loss_fn = scaled_inside(lambda: weight**2, lambda g: g * 8.0, lambda grads: [g / 8.0 for g in grads])
@@ -23,7 +23,7 @@ def scaled_inside(
     (9.0, 6.0)
 
     Args:
-        loss_fn: a function that returns the loss, or a tuple that begins with it.
+        loss_fn: a function that returns the loss, or a tuple that begins with the loss.
         scale: a function that multiplies the upstream gradient by the scale.
         unscale: a function that divides the variables' gradients by the scale.
 
@@ -32,7 +32,8 @@ def scaled_inside(
         gradients.
 
     Raises:
-        TypeError: in a call, if `loss_fn` returns anything else.
+        TypeError: `loss_fn` returned neither a loss nor a tuple that begins with a loss. The new function raises this
+            error.
     """
 
     def same_loss(*args: Any, **kwargs: Any) -> Any:
@@ -59,7 +60,7 @@ def scaled_inside(
 def _loss_of(result: Any) -> tf.Tensor:
     """Return the loss in the result of a loss function.
 
-    A list is refused, because it may be a loss with further results, or several losses.
+    A list is rejected, because it may be a loss with further results, or several losses.
     """
     part = result[0] if isinstance(result, tuple) and result else result
     try:
@@ -69,7 +70,7 @@ def _loss_of(result: Any) -> tf.Tensor:
     if loss is None or not loss.dtype.is_floating:
         raise TypeError(
             "`loss_fn` must return the loss, a floating tensor, or a tuple that begins with the loss, but returned: "
-            f"{result!r}. Add several losses up, and return a tuple in place of a list."
+            f"{result!r}. Return the sum of several losses, and further results in a tuple, not in a list."
         )
     return loss
 

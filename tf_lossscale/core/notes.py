@@ -1,4 +1,4 @@
-"""Notes on tensors: by which loss scale a loss or gradient was scaled, and from what a gradient was computed.
+"""Notes on tensors: which loss scale scaled a loss or gradient, and what a gradient was computed from.
 
 Each note is an attribute of the tensor. No other module reads or writes these attributes.
 """
@@ -28,18 +28,18 @@ def note_scaled_loss(loss: Any, loss_scale: Any) -> None:
 
     Args:
         loss: a nested structure of tensors.
-        loss_scale: the object.
+        loss_scale: the loss scale.
     """
     for part in tf.nest.flatten(loss):
         setattr(part, _LOSS_SCALED_BY, weakref.ref(loss_scale))
 
 
 def loss_is_scaled_by(loss: Any, loss_scale: Any) -> bool:
-    """Return whether a part of a loss is noted as multiplied by a loss scale.
+    """Return whether any part of a loss has a note that it was multiplied by this loss scale.
 
     Args:
         loss: a nested structure of tensors; other objects have no notes.
-        loss_scale: the object.
+        loss_scale: the loss scale.
     """
     return any(_refers_to(loss_scale, part, _LOSS_SCALED_BY) for part in tf.nest.flatten(loss))
 
@@ -54,7 +54,7 @@ def note_unscaled(gradients: Iterable[Any], loss_scale: Any, scaled: Iterable[An
 
     Args:
         gradients: tensors, IndexedSlices or None.
-        loss_scale: the object.
+        loss_scale: the loss scale.
         scaled: the gradients before the division, which are noted as scaled.
     """
     for gradient in gradients:
@@ -66,7 +66,7 @@ def note_unscaled(gradients: Iterable[Any], loss_scale: Any, scaled: Iterable[An
 
 
 def any_and_all_unscaled(gradients: Iterable[Any]) -> tuple[bool, bool]:
-    """Return whether any gradient, and whether every gradient, is noted as divided by a loss scale.
+    """Return whether any of the gradients, and whether all of them, are noted as divided by a loss scale.
 
     Args:
         gradients: tensors, IndexedSlices or None; None does not count.
@@ -79,17 +79,19 @@ def any_and_all_unscaled(gradients: Iterable[Any]) -> tuple[bool, bool]:
 
 
 def any_is_unscaled_by(gradients: Iterable[Any], loss_scale: Any) -> bool:
-    """Return whether a gradient is noted as divided by this loss scale."""
+    """Return whether any of the gradients is noted as divided by this loss scale."""
     return any(_refers_to(loss_scale, gradient, _UNSCALED_BY) for gradient in gradients)
 
 
 def is_scaled(gradient: Any) -> bool:
-    """Return whether a gradient is noted as scaled, because it was an argument of `get_unscaled_gradients`."""
+    """Return whether a gradient was an argument of `get_unscaled_gradients`, and is therefore still scaled."""
     return hasattr(gradient, _SCALED)
 
 
 def note_quotients(unscaled: Iterable[Any], scaled: Iterable[Any]) -> None:
-    """Note which scaled gradient each unscaled gradient was computed from. In eager mode this keeps it in memory.
+    """Note which scaled gradient each unscaled gradient was computed from.
+
+    In eager mode the note keeps the scaled gradient in memory.
 
     >>> scaled, unscaled = tf.constant(8.0), tf.constant(1.0)
     >>> note_quotients([unscaled, None], [scaled, None])
@@ -106,7 +108,7 @@ def note_quotients(unscaled: Iterable[Any], scaled: Iterable[Any]) -> None:
 
 
 def quotient_of(gradient: Any) -> Any:
-    """Return the scaled gradient that `note_quotients` noted, or None."""
+    """Return the scaled gradient that `note_quotients` noted for this gradient. Without a note, return None."""
     return getattr(gradient, _QUOTIENT_OF, None)
 
 
@@ -115,14 +117,14 @@ def note_origin(tensor: Any, origin: Any) -> None:
 
     Args:
         tensor: an unscaled gradient.
-        origin: an object of `core.fast.packing`.
+        origin: an instance of `Scaled` or `Share`, two classes of `core.fast.packing`.
     """
     if not tf.executing_eagerly():
         setattr(tensor, _ORIGIN, origin)
 
 
 def origin(tensor: Any) -> Any:
-    """Return what `note_origin` noted, or None.
+    """Return what `note_origin` noted for a tensor. Without a note, return None.
 
     >>> origin(tf.constant(2.0)) is None
     True

@@ -1,4 +1,4 @@
-"""The replicas of the strategy in use: whether a step uses a merge call, and sums over the replicas."""
+"""The replicas of the strategy in use: checks whether a step uses a merge call, and computes sums over the replicas."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def several_replicas() -> bool:
 def uses_merge_call() -> bool:
     """Return whether a step uses `merge_call` to continue in the cross-replica context.
 
-    The replicas of a TPU run one program. In their replica contexts they reduce together and take the same branch.
+    A step on a TPU does not, because all replicas run one program. They sum the gradients and take the same branch in
+    their replica contexts.
 
     >>> uses_merge_call()
     False
@@ -38,7 +39,7 @@ def uses_merge_call() -> bool:
 
 
 def workers_step_alone() -> bool:
-    """Return whether workers share variables but step independently, so that one may move the scale in another's step.
+    """Return whether workers share the loss scale but step independently, so one may change it during another's step.
 
     >>> workers_step_alone()
     False
@@ -65,8 +66,8 @@ def write_independently() -> bool:
     False
 
     Returns:
-        True under MirroredStrategy where XLA compiles the function that the replicas run on GPUs, and inside
-        `independent_writes`.
+        True inside `independent_writes`, and under MirroredStrategy if XLA compiles the function that the replicas run
+        on GPUs.
     """
     return tf.distribute.has_strategy() and tf.__internal__.distribute.strategy_supports_no_merge_call()
 
@@ -83,7 +84,7 @@ def can_write_independently() -> bool:
 
 
 def independent_writes() -> contextlib.AbstractContextManager[None]:
-    """Make each replica write its own copies of the variables; see `write_independently`.
+    """Make each replica write its own copies of the variables in a `with` block; see `write_independently`.
 
     >>> with independent_writes():
     ...     write_independently()
@@ -111,7 +112,7 @@ def is_missing_copies(variable: tf.Variable) -> bool:
 
 
 def scope_of(variable: tf.Variable) -> contextlib.AbstractContextManager[Any]:
-    """Return the scope of the strategy that a variable was created under; a null context inside a strategy.
+    """Return the scope of a variable's strategy; a null context if the variable has none or a strategy is in use.
 
     >>> with scope_of(tf.Variable(1.0)):
     ...     tf.distribute.has_strategy()
@@ -120,14 +121,23 @@ def scope_of(variable: tf.Variable) -> contextlib.AbstractContextManager[Any]:
     Args:
         variable: any variable.
     """
-    strategy = getattr(variable, "distribute_strategy", None) or getattr(variable, "_distribute_strategy", None)
+    strategy = strategy_of(variable)
     if strategy is None or tf.distribute.has_strategy():
         return contextlib.nullcontext()
     return strategy.scope()
 
 
+def strategy_of(variable: tf.Variable) -> tf.distribute.Strategy | None:
+    """Return the strategy under which a variable was created. If there was no strategy, return None.
+
+    >>> strategy_of(tf.Variable(1.0)) is None
+    True
+    """
+    return getattr(variable, "distribute_strategy", None) or getattr(variable, "_distribute_strategy", None)
+
+
 def give_copies(holder: Any, names: Iterable[str], listed: list[Any]) -> None:
-    """Recreate, with its value, each variable of an object for which `is_missing_copies` is true.
+    """Recreate an optimizer's variables for which `is_missing_copies` is true, and keep their values.
 
     >>> class Count:
     ...     steps = None
@@ -135,8 +145,8 @@ def give_copies(holder: Any, names: Iterable[str], listed: list[Any]) -> None:
 
     Args:
         holder: an optimizer.
-        names: the attributes to recreate; those that are not variables do not change.
-        listed: the holder's list of its variables, which changes, too.
+        names: the names of the optimizer's attributes. Attributes that are not variables are left alone.
+        listed: the optimizer's list of its variables, in which new variables replace old ones.
     """
     for name in names:
         old = getattr(holder, name, None)
@@ -151,7 +161,7 @@ def give_copies(holder: Any, names: Iterable[str], listed: list[Any]) -> None:
 
 
 def explain_refused_merge_call(error: RuntimeError) -> None:
-    """Raise an error with a remedy if TensorFlow refused a `merge_call`. Return for any other error.
+    """Raise an error with a remedy if TensorFlow refused a `merge_call`. Do nothing for any other error.
 
     >>> explain_refused_merge_call(RuntimeError("another error"))
 
@@ -188,7 +198,7 @@ def once(function: Callable[[], Any]) -> None:
     Args:
         function: a function without arguments, called in the cross-replica context if there is one.
     """
-    # Directly inside strategy.scope() there is no replica context, and this is None.
+    # Directly inside strategy.scope() there is no replica context, and `context` is None.
     context = tf.distribute.get_replica_context()
     if context is None or not tf.distribute.has_strategy():
         function()
@@ -208,9 +218,9 @@ def once(function: Callable[[], Any]) -> None:
 
 
 def _in_scope(strategy: tf.distribute.Strategy, function: Callable[[], Any]) -> None:
-    """Call a function in a strategy's scope, in a new thread, because a thread cannot leave its replica context.
+    """Call a function in a strategy's scope. This takes a new thread: a thread cannot leave its replica context.
 
-    In a replica context a checkpoint would restore a new variable on that replica alone.
+    If a variable is created in a replica context, a checkpoint restores it on that replica alone.
     """
 
     def call() -> None:
@@ -222,9 +232,9 @@ def _in_scope(strategy: tf.distribute.Strategy, function: Callable[[], Any]) -> 
 
 
 def local_copies(places: Callable[[], Iterable[tuple[Any, str]]]) -> contextlib.AbstractContextManager[None]:
-    """If `write_independently`, temporarily set attributes to this replica's copies of their variables.
+    """Temporarily set attributes to this replica's copies of their variables, if `write_independently()` is true.
 
-    Otherwise each write would synchronize all replicas, which is impossible inside a tf.cond.
+    Each write to a distributed variable would synchronize all replicas, which is impossible inside a tf.cond.
 
     >>> class Count:
     ...     steps = None
@@ -232,7 +242,7 @@ def local_copies(places: Callable[[], Iterable[tuple[Any, str]]]) -> contextlib.
     ...     pass
 
     Args:
-        places: a function that returns (object, attribute) pairs; each attribute is a variable.
+        places: a function that returns pairs (object, name of an attribute that contains a variable).
     """
     return _holding_local_copies(places()) if write_independently() else contextlib.nullcontext()
 
@@ -250,13 +260,13 @@ def _holding_local_copies(places: Iterable[tuple[Any, str]]) -> Iterator[None]:
 
 
 def _local_copy(variable: Any) -> Any:
-    # A worker has one copy for each of its replicas, and all workers have the same number of replicas.
+    # A worker has one copy of each variable for each of its replicas, and all workers have the same number of replicas.
     copies = tf.distribute.get_strategy().experimental_local_results(variable)
     return copies[replica() % len(copies)]
 
 
 def replica() -> int:
-    """Return the number of the calling replica, in a replica context.
+    """Return the number of the calling replica. Call this in a replica context.
 
     >>> replica()
     0
@@ -267,10 +277,10 @@ def replica() -> int:
 
 @contextlib.contextmanager
 def overriding(holder: Any, **attributes: Any) -> Iterator[None]:
-    """Temporarily overrides attributes of an object.
+    """Override attributes of an object temporarily.
 
-    The threads of several replicas may be in the block at the same time; the last one to leave
-    restores the values that the first one found.
+    The threads of several replicas may be in the `with` block at the same time. The last thread to leave the block
+    restores the original values.
 
     >>> class Count:
     ...     steps = 1
@@ -283,7 +293,7 @@ def overriding(holder: Any, **attributes: Any) -> Iterator[None]:
 
     Args:
         holder: an object. The values are set in its `__dict__`, without calling `__setattr__`.
-        **attributes: the values.
+        **attributes: the temporary value of each attribute.
     """
     held = holder.__dict__
     depth, before = held.get(_OVERRIDDEN, (0, {name: held[name] for name in attributes if name in held}))
@@ -305,13 +315,13 @@ _OVERRIDDEN = "_overridden_by_tf_lossscale"
 
 
 def not_in_replica_context(method: str) -> ValueError:
-    """Return the error for a step in a cross-replica context.
+    """Return the error to raise if a step is taken in a cross-replica context.
 
     >>> str(not_in_replica_context("apply"))[:51]
     'apply() must be called in a replica context. Call i'
 
     Args:
-        method: the method's name, for the message.
+        method: the name of the method that was called, for the message.
     """
     return ValueError(
         f"{method}() must be called in a replica context. Call it inside the function that you give to strategy.run(), "
@@ -330,12 +340,12 @@ def sum_over_replicas(gradients: list[Any]) -> list[Any]:
         gradients: this replica's tensors, IndexedSlices or None.
 
     Returns:
-        A list of the same length.
+        A list as long as `gradients`.
     """
     if not tf.distribute.has_strategy():
         return gradients
     sums: list[Any] = [None] * len(gradients)
-    # One all-reduce for each dtype, in which TensorFlow concatenates the tensors.
+    # Each dtype takes one all-reduce, for which TensorFlow concatenates the tensors.
     for dtype in {g.dtype: None for g in gradients if g is not None}:
         here = [i for i, g in enumerate(gradients) if g is not None and g.dtype == dtype]
         for i, total in zip(here, all_reduce([gradients[i] for i in here])):
@@ -353,14 +363,14 @@ def all_reduce(tensors: list[Any]) -> list[Any]:
         tensors: this replica's tensors or IndexedSlices.
 
     Returns:
-        A list of the same length.
+        A list as long as `tensors`.
     """
     context: Any = tf.distribute.get_replica_context()
     if tf.compat.v1.executing_eagerly_outside_functions() or not uses_merge_call():
         return list(context.all_reduce(tf.distribute.ReduceOp.SUM, tensors))
 
-    # The method's result has a gradient, for which it looks up the graph's variables by name: in a legacy graph it does
-    # not find the copies of the second replica.
+    # In a legacy graph `context.all_reduce` fails. To give its result a gradient, it looks up the graph's variables by
+    # name, and does not find the copies on the second replica.
     def across_replicas(strategy: tf.distribute.Strategy, *per_replica: Any) -> list[Any]:
         pairs = [(each, each) for each in per_replica]
         return strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, pairs)

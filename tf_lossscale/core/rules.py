@@ -1,4 +1,4 @@
-"""The rule by which a step moves a loss scale: pure functions over (scale, good steps, bad steps)."""
+"""The rules that change a loss scale after each step, as pure functions of (scale, good steps, bad steps)."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Counts(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """The rule by which a dynamic loss scale moves.
+    """The rules by which a dynamic loss scale changes.
 
-    The algorithm, on every step; a test executes these lines::
+    The algorithm of each step; a test executes these lines::
 
         if every_gradient_is_finite:
             good += 1
@@ -62,13 +62,14 @@ class Rules:
     4.0
 
     Args:
-        growth_steps: number of finite steps in a row after which the scale grows.
-        growth_factor: factor by which the scale grows; above 1.
-        backoff_factor: factor by which an overflow lowers the scale; between 0 and 1.
-        hysteresis: number of overflows that lower the scale; consecutive overflows if `finite_step_resets`.
-        min_scale: lower bound of a scale that is lowered.
-        max_scale: upper bound of a scale that grows; None for float32's maximum.
-        finite_step_resets: whether a finite step resets the count of overflows; TensorFlow 1's contrib did not.
+        growth_steps: the number of finite steps in a row after which the scale grows.
+        growth_factor: the factor by which the scale is multiplied when it grows; above 1.
+        backoff_factor: the factor by which the scale is multiplied when it is lowered; between 0 and 1.
+        hysteresis: the number of overflows after which the scale is lowered.
+        min_scale: the scale is never lowered below this value.
+        max_scale: the scale never grows above this value; None for float32's maximum.
+        finite_step_resets: whether a finite step resets the count of overflows. False is the rule of TensorFlow 1's
+            tf.contrib.
 
     Source: the state machine of `tf.keras.mixed_precision.LossScaleOptimizer`
     (https://www.tensorflow.org/versions/r2.8/api_docs/python/tf/keras/mixed_precision/LossScaleOptimizer),
@@ -84,7 +85,7 @@ class Rules:
     finite_step_resets: bool = True
 
     def checked(self) -> Rules:
-        """Return the same rules as plain Python numbers, or raise.
+        """Return the same rules as plain Python numbers. Raise an error if a rule is invalid.
 
         >>> Rules(growth_steps=3.0).checked().growth_steps
         3
@@ -124,7 +125,7 @@ class Rules:
         )
 
     def next(self, finite: Any, before: Counts) -> Counts:
-        """Return the state after a step, with the same few scalar operations for both outcomes.
+        """Return the state after a step. Finite and non-finite steps take the same few scalar operations.
 
         Args:
             finite: bool scalar; False if any value of any reduced gradient is infinite or NaN.

@@ -18,7 +18,7 @@ def scale_loss(loss: Any, scale: tf.Tensor) -> Any:
     24.0
 
     Args:
-        loss: a floating tensor of any shape, or a nested structure of them.
+        loss: a floating tensor of any shape, or a nested structure of such tensors.
         scale: float32 scalar.
 
     Returns:
@@ -48,7 +48,7 @@ def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
     [[1.0, 2.0]]
 
     Args:
-        gradients: floating tensors, IndexedSlices (kept sparse) or None (kept).
+        gradients: floating tensors, IndexedSlices or None. IndexedSlices stay sparse, and None stays None.
         scale: float32 scalar.
 
     Returns:
@@ -69,8 +69,9 @@ def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
 def divide(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
     """Return the rounded quotient, in the dtype of the values; float16 and bfloat16 are divided in float32.
 
-    A product with the reciprocal of the scale has the same bits if the scale is a power of two up to 2**126. Above that
-    the reciprocal is subnormal, which kernels treat as zero; in float16 it is zero from 2**25 on.
+    A product with the reciprocal of the scale is sure to have the same bits only if the scale is a power of two up to
+    2**126. For larger scales the reciprocal is subnormal, which kernels treat as zero. In float16 the reciprocal is
+    zero for scales from 2**25 on.
 
     >>> divide(tf.constant(2.0**127), tf.constant(2.0**127)).numpy().item()
     1.0
@@ -87,7 +88,7 @@ def divide(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
 
 
 def multiplied(gradient: Any, scale: tf.Tensor) -> Any:
-    """Return a gradient times the scale, at least in float32; None for None.
+    """Return a gradient times the scale, in float64 for a float64 gradient, else in float32. None stays None.
 
     >>> multiplied(tf.constant(2.0, tf.float16), tf.constant(2.0**16)).numpy().item()
     131072.0
@@ -105,13 +106,13 @@ def multiplied(gradient: Any, scale: tf.Tensor) -> Any:
 
 
 def floating(gradients: Iterable[Any]) -> list[Any]:
-    """Return gradients as tensors, IndexedSlices or None.
+    """Convert gradients to tensors, except IndexedSlices and None.
 
     >>> floating([None, 2.0])[1].numpy().item()
     2.0
 
     Args:
-        gradients: values that TensorFlow converts to tensors, IndexedSlices or None.
+        gradients: values that TensorFlow can convert to tensors, IndexedSlices or None.
 
     Raises:
         TypeError: a gradient is not of a floating dtype.

@@ -1,4 +1,4 @@
-"""Loss scales: the variables that the rules change."""
+"""Loss scales: the base class, a fixed scale, and a dynamic scale that changes according to rules."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 
 
 class LossScale(Variables):
-    """A loss scale and how it changes from step to step. Derive from it to write your own rule.
+    """A loss scale and how it changes from step to step. Derive from this class to write your own rule.
 
     A subclass defines `__call__` and, if the scale reacts to gradients, `check` and `move`. If `may_skip` is True, each
-    step calls `check`, then `move`; otherwise it calls neither. A `tf.function` traces them once: write them with
-    TensorFlow's operations. Pass an instance as `LossScaleOptimizer(inner, loss_scale_manager=...)`.
+    step calls `check`, then `move`; otherwise it calls neither. Write both methods with TensorFlow's operations,
+    because a `tf.function` traces them only once. Pass an instance as the argument `loss_scale_manager` of
+    `LossScaleOptimizer`.
 
     >>> import tf_lossscale
     >>> class Scheduled(tf_lossscale.LossScale):
@@ -47,17 +48,20 @@ class LossScale(Variables):
     512.0
     """
 
-    #: False if every step is applied, whatever its gradients. Then `check` and `move` are not called.
+    #: Whether a step may be skipped. If False, every step is applied, whatever its gradients, and `check` and `move`
+    #: are not called.
     may_skip = False
     #: Whether `check` and `move` also get the norm of all gradients, as the argument `norm`.
     uses_norm = False
-    #: Whether XLA may compile `check` and `move`. Not inherited, because a subclass may run Python code in each step.
+    #: Whether XLA may compile `check` and `move`. A subclass does not inherit the value, because it may run Python code
+    #: in each step.
     traceable = False
     #: Names of attributes that no step reads, which compiled steps therefore ignore.
     not_in_a_step: tuple[str, ...] = ("_restored", "_stall_actions")
 
     def __init__(self) -> None:
-        # A module reserves its name in the graph. The name "loss_scale" must stay free for contrib's variable.
+        # A tf.Module reserves its name in the graph. The name "loss_scale" must stay free for the variable of that name
+        # in tf.contrib.
         super().__init__(name="loss_scaling")
 
     def as_loss_scale(self) -> LossScale:
@@ -66,11 +70,11 @@ class LossScale(Variables):
 
     @property
     def reads_gradients(self) -> bool:
-        """Whether a derived class overrides `check`, which may then use the gradients' values."""
+        """Whether a subclass overrides `check`. The override may read the gradients' values."""
         return type(self).check is not LossScale.check
 
     def prepare(self) -> None:
-        """Create the variables that record the outcome of a step, before the first step."""
+        """Before the first step, create the variables that record the outcome of each step."""
         if self.may_skip:
             _ = self.total_steps, self.skipped_steps, self.skipped_in_a_row, self.last_step_skipped
 
@@ -81,14 +85,15 @@ class LossScale(Variables):
         )
 
     def bring_into_range(self) -> None:
-        """Do nothing, because checkpoints contain only dynamic scales."""
+        """Do nothing, because only a dynamic scale is loaded from checkpoints and can be out of range."""
 
     def check(self, gradients: Iterable[Gradient], **norm: tf.Tensor) -> tf.Tensor:
         """Return whether to apply a step; by default, whether its gradients are finite.
 
         Args:
-            gradients: unscaled, summed over the replicas: tensors, IndexedSlices or None.
-            **norm: if `uses_norm`, the keyword `norm`: the norm of all gradients, a float32 scalar tensor.
+            gradients: tensors, IndexedSlices or None, already unscaled and summed over the replicas.
+            **norm: the keyword argument `norm`, present if `uses_norm` is True: the norm of all gradients, a float32
+                scalar tensor.
 
         Returns:
             A bool scalar tensor.
@@ -104,20 +109,20 @@ class LossScale(Variables):
             **norm: as in `check`.
 
         Returns:
-            The results of `assign`, for legacy graphs to run.
+            The results of `assign`, which a session has to run in a legacy graph.
         """
         del applied, norm
         return []
 
     def record(self, applied: tf.Tensor, **norm: tf.Tensor) -> list[Any]:
-        """Move the scale after a step, and count the step.
+        """Change the scale after a step, and count the step.
 
         Args:
             applied: as in `move`.
             **norm: as in `move`.
 
         Returns:
-            The operations that do it, for legacy graphs to run.
+            The operations that a session has to run in a legacy graph.
         """
         return [*self.move(applied, **norm), *self.count(applied)]
 
@@ -128,48 +133,49 @@ class LossScale(Variables):
             applied: as in `move`.
 
         Returns:
-            The operations that do it, for legacy graphs to run.
+            The operations that a session has to run in a legacy graph.
         """
         if not self.may_skip:
             return []
         done = [self.last_step_skipped.assign(tf.logical_not(applied)), add_one(self.total_steps)]
-        # An applied step does not change the counts of skipped steps. In a legacy graph it writes them anyway, because
-        # they can be read only after a first write if nothing initialized them.
+        # An applied step does not change the counts of skipped steps. In a legacy graph it assigns their old values to
+        # them, because a variable that was not initialized can be read only after an assignment.
         if not tf.compat.v1.executing_eagerly_outside_functions():
             done += [count.assign(value_or_zero(count)) for count in (self.skipped_steps, self.skipped_in_a_row)]
         return done
 
     def skip(self) -> list[Any]:
-        """Count a skipped step. The branch that skips calls this before `record`.
+        """Count a skipped step. This is called only for skipped steps, before `record`.
 
         Returns:
-            The operations that do it, for legacy graphs to run.
+            The operations that a session has to run in a legacy graph.
         """
         return [add_one(self.skipped_steps), self.skipped_in_a_row.assign(self.skipped_before() + 1)]
 
     def skipped_before(self) -> tf.Tensor:
-        """Return how many steps were skipped right before this one, an int64 scalar tensor."""
+        """Return how many steps in a row were skipped right before this one, as an int64 scalar tensor."""
         return tf.where(value_or_zero(self.last_step_skipped), value_or_zero(self.skipped_in_a_row), 0)
 
     @property
     def lowest(self) -> float | None:
-        """The lower bound of the scale, a float; None if many skipped steps in a row are not reported as a stall."""
+        """The lower bound of the scale, a float. If it is None, many skipped steps in a row are not reported."""
         return None
 
     def stall_reported(self, action: Any) -> tf.Variable:
-        """Return whether a stall was reported, a bool scalar variable.
+        """Return the bool scalar variable that records whether a stall was reported.
 
         Args:
-            action: the reaction to a stall. Each action has a variable, shared by all optimizers with this scale.
+            action: the reaction to a stall. Each reaction has its own variable, which all optimizers with this scale
+                share.
         """
-        # The list is set in `__dict__`, so that TensorFlow does not track it.
+        # The list of actions is set in `__dict__`, so that TensorFlow does not track the list.
         actions = self.__dict__.setdefault("_stall_actions", [])
         if action not in actions:
             actions.append(action)
         return self._weight(f"stall_reported_{actions.index(action)}", False, tf.bool, tracked=False)
 
     def defers(self, optimizer: Any, update: Any) -> bool:
-        """Return False: a step does not wait for the steps of other optimizers.
+        """Return False, because a step does not wait for the steps of other optimizers.
 
         Args:
             optimizer: the optimizer that takes the step.
@@ -178,10 +184,11 @@ class LossScale(Variables):
         del optimizer, update
         return False
 
-    # These variables are not saved: checkpoints of TensorFlow's own class lack them, but must restore completely.
+    # The variables that count steps are not saved, because checkpoints of TensorFlow's own LossScaleOptimizer lack
+    # them, but must still restore completely.
 
     total_steps = LazyVariable(0, tf.int64, tracked=False)
-    """The number of steps, skipped ones too, an int64 scalar variable."""
+    """The number of steps, including skipped steps, an int64 scalar variable."""
     skipped_steps = LazyVariable(0, tf.int64, tracked=False)
     """The number of skipped steps, an int64 scalar variable."""
     skipped_in_a_row = LazyVariable(0, tf.int64, tracked=False)
@@ -226,7 +233,7 @@ class DynamicLossScale(LossScale):
 
     Args:
         initial_scale: the scale to start with, a finite number above 0.
-        rules: the rules by which it moves.
+        rules: the rules by which the scale changes; None for the default rules.
     """
 
     may_skip = True
@@ -244,7 +251,7 @@ class DynamicLossScale(LossScale):
         self._make_weights()
 
     def _make_weights(self) -> None:
-        # Reading these variables creates them.
+        # Each of these variables is created when it is first read.
         _ = self.current_loss_scale, self.good_steps, self.bad_steps
         self.__dict__["_restored"] = False
 
@@ -252,7 +259,7 @@ class DynamicLossScale(LossScale):
 
     @property
     def current_loss_scale(self) -> tf.Variable:
-        """The scale, a float32 scalar variable."""
+        """The current scale, a float32 scalar variable."""
         return self._weight("current_loss_scale", self.initial_scale, tf.float32)
 
     good_steps = LazyVariable(0, tf.int64)
@@ -260,7 +267,7 @@ class DynamicLossScale(LossScale):
 
     @property
     def bad_steps(self) -> tf.Variable | None:
-        """The number of overflows since the scale last moved, an int64 scalar variable; None without a hysteresis."""
+        """The number of overflows since the scale last changed, an int64 scalar variable. None without a hysteresis."""
         return self._weight("bad_steps", 0, tf.int64) if self.rules.counts_overflows else None
 
     @property
@@ -291,7 +298,7 @@ class DynamicLossScale(LossScale):
         return tf.convert_to_tensor(self.current_loss_scale)
 
     def _lookup_dependency(self, name: str, *args: Any) -> Any:
-        # TensorFlow calls this right before it restores a variable, and offers no callback after it.
+        # TensorFlow calls this method right before it restores a variable, and calls no method afterwards.
         self.__dict__["_restored"] = True
         return super()._lookup_dependency(name, *args)
 
@@ -324,8 +331,8 @@ class DynamicLossScale(LossScale):
             loaded: any number.
 
         Returns:
-            The number, clipped to the range from `min_scale` (or `initial_scale`, if that is lower) to `max_scale`. In
-            place of infinity and NaN, `initial_scale`.
+            The number, clipped to the range from `min_scale` (or `initial_scale`, if that is lower) to `max_scale`. For
+            infinity and NaN, `initial_scale`.
         """
         low, high = self.rules.min_scale, self.rules.max_scale or errors.FLOAT32_MAX
         low, high = (float(np.float32(bound)) for bound in (min(low, self.initial_scale), high))
@@ -341,8 +348,8 @@ class DynamicLossScale(LossScale):
         del norm
         scale, good_steps, bad_steps = self.current_loss_scale, self.good_steps, self.bad_steps
         after = self.rules.next(applied, Counts(scale, good_steps, 0 if bad_steps is None else bad_steps))
-        # In a graph a checkpoint may restore an infinite or NaN scale unnoticed. Every step would then be skipped, and
-        # the scale would never recover.
+        # In a graph a checkpoint may restore an infinite or NaN scale unnoticed. If it were not replaced, every step
+        # would be skipped, and the scale would never recover.
         moved = tf.where(tf.math.is_finite(after.scale), after.scale, self.initial_scale)
         done = [scale.assign(moved), good_steps.assign(tf.cast(after.good, good_steps.dtype))]
         if bad_steps is not None:
@@ -351,7 +358,7 @@ class DynamicLossScale(LossScale):
 
 
 def adopted(value: Any) -> LossScale | None:
-    """Return an object as a loss scale, or None if it cannot be one.
+    """Convert an object to a loss scale. Return None if the object cannot be used as one.
 
     >>> class Constant:
     ...     def __call__(self):
@@ -364,8 +371,8 @@ def adopted(value: Any) -> LossScale | None:
     True
 
     Args:
-        value: a LossScale, or a callable that returns the scale, with a method `update(grads)` that moves it and
-            returns an operation (None in eager mode) and whether to apply the gradients.
+        value: a LossScale, or a callable that returns the scale and has a method `update(grads)`. The method changes
+            the scale. It returns an operation (None in eager mode), and whether to apply the gradients.
     """
     if isinstance(value, LossScale):
         return value
@@ -389,14 +396,14 @@ class _Adopted(LossScale):
 
 
 def moved_by_update(loss_scale: Any, gradients: Iterable[Any]) -> tf.Tensor:
-    """Let an object's `update` check gradients and move the scale. Return whether to apply the gradients.
+    """Call an object's `update`, which checks gradients and changes the scale.
 
     Args:
         loss_scale: an object that `adopted` accepts.
-        gradients: unscaled, summed over the replicas: tensors, IndexedSlices or None.
+        gradients: tensors, IndexedSlices or None, already unscaled and summed over the replicas.
 
     Returns:
-        A bool scalar tensor, known once the scale has moved.
+        Whether to apply the gradients, a bool scalar tensor that is computed after the scale has changed.
     """
     update, apply = loss_scale.update(list(gradients))
     with tf.control_dependencies(operations(update)):

@@ -1,4 +1,4 @@
-"""One step: unscale, reduce, check, apply or skip, record."""
+"""Takes one step: unscales, reduces and checks the gradients, applies or skips them, and records the outcome."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Update(abc.ABC):
     aggregate = True
     #: Whether the step calls `observe` to record which gradients were not finite.
     observes = False
-    #: The cluster with which XLA compiles the step; None to leave it uncompiled.
+    #: The cluster with which XLA compiles the step; None if the step is not compiled.
     cluster: clusters.Cluster | None = None
 
     def count_exponents(self) -> list[tf.Operation]:
-        """Count this replica's scaled gradients by exponent, and return the operations that count."""
+        """Count this replica's scaled gradients by exponent. Return the operations that update the counts."""
         return []
 
     @abc.abstractmethod
@@ -54,16 +54,22 @@ class Update(abc.ABC):
         """Apply reduced gradients without reducing them again, in a replica context."""
 
     def skip(self) -> Any:
-        """Do the work of a skipped step, in a cross-replica context if there is one."""
+        """Do what the optimizer has to do in a skipped step. Called in a cross-replica context if there is one."""
         return None
 
     def observe(self, applied: tf.Tensor, gradients: Gradients, evidence: Gradients) -> Any:
-        """Record the outcome of the step, given the reduced gradients and evidence of whether each is finite."""
+        """Record the outcome of the step.
+
+        Args:
+            applied: a bool scalar, False if the step was skipped.
+            gradients: the reduced gradients.
+            evidence: a tensor for each gradient, finite if and only if the gradient is finite on all replicas.
+        """
         del applied, gradients, evidence
 
 
 def step(loss_scale: LossScale, update: Update) -> Any:
-    """Apply the gradients on all replicas, or skip them on all.
+    """Apply the gradients on all replicas, or skip the step on all replicas.
 
     >>> from tf_lossscale.core.state import DynamicLossScale
     >>> class Descent(Update):
@@ -78,21 +84,22 @@ def step(loss_scale: LossScale, update: Update) -> Any:
     0.75
 
     Args:
-        loss_scale: the loss scale, which decides and moves once.
-        update: the gradients, and the functions that reduce and apply them.
+        loss_scale: the loss scale, which decides whether to apply the gradients, and then changes once.
+        update: provides the gradients, and methods that reduce and apply them.
 
     Returns:
         In eager mode, whether the step was applied; in a legacy graph, the operation to run.
     """
     try:
-        # In a legacy graph the control dependency ensures that exponents are counted, and before the scale moves.
+        # In a legacy graph the control dependency ensures that the exponents are counted before the scale changes.
         with tf.control_dependencies(update.count_exponents()):
             gradients = update.unscale()
             agreed = None
             if update.aggregate:
                 gradients = update.reduce(gradients)
             elif loss_scale.may_skip and replicas.several_replicas():
-                # The caller has summed the gradients. Replicas may still differ, but must take the same decision.
+                # The caller has summed the gradients. They may still differ between replicas, which must all make the
+                # same decision.
                 all_values = loss_scale.reads_gradients or loss_scale.uses_norm
                 agreed = finite.agreed(gradients, exactly=update.observes, all_values=all_values)
             take = _take if update.cluster is None else _take_compiled
@@ -117,7 +124,7 @@ def _take(loss_scale: LossScale, update: Update, gradients: Gradients, agreed: G
             apply = lambda tensors: update.apply(gradients_of(tensors))  # noqa: E731
             return strategy.extended.call_for_each_replica(apply, args=(per_replica,))
 
-        # After the sum all replicas have the same gradients, so one decision holds for all.
+        # After the sum all replicas have the same gradients, so one decision applies to all replicas.
         first = gradients_of(_first(strategy, per_replica))
         evidence = None if agreed is None else _first(strategy, agreed)
         return _decide(loss_scale, update, first, evidence, apply_on_each_replica, per_replica)
@@ -133,13 +140,13 @@ def _decide(
     apply: Callable[[list[Any]], Any],
     to_apply: list[Any],
 ) -> Any:
-    """Check gradients, call `apply(to_apply)` or skip the step, and record the outcome; once for all replicas."""
+    """Check gradients, call `apply(to_apply)` or skip the step, and record the outcome."""
     evidence = gradients if agreed is None else agreed
     norm = {"norm": diagnosis.global_norm(evidence)} if loss_scale.uses_norm else {}
     applied = loss_scale.check(evidence, **norm)
 
     def skip() -> list[Any]:
-        # If this raises an error, the step is not counted as skipped.
+        # If `update.skip` raises an error, the step is not counted as skipped.
         done = update.skip()
         with tf.control_dependencies(operations(done)):
             return [done, loss_scale.skip()]
@@ -149,7 +156,7 @@ def _decide(
         return [recorded, update.observe(applied, gradients, evidence)] if update.observes else recorded
 
     if tf.executing_eagerly():
-        # This is the only place where an eager step waits for the device.
+        # An eager step waits for the device only to convert `applied` to a Python bool.
         outcome = bool(applied)
         _ = apply(to_apply) if outcome else skip()
         record()
@@ -165,7 +172,7 @@ def _first(strategy: tf.distribute.Strategy, per_replica: list[Any]) -> list[Any
 def _take_compiled(loss_scale: LossScale, update: Update, gradients: Gradients, agreed: Gradients | None) -> Any:
     """Take the step in one function that XLA compiles. Each replica uses its own copies of the variables.
 
-    The step runs without XLA if the compiled function might be wrong for later steps.
+    The step runs without XLA if the compiled function might return wrong results in later steps.
     """
     tensors, gradients_of = as_arguments(gradients, True)
 
@@ -175,7 +182,7 @@ def _take_compiled(loss_scale: LossScale, update: Update, gradients: Gradients, 
             return tf.logical_not(loss_scale.last_step_skipped) if loss_scale.may_skip else tf.constant(True)
 
     with replicas.independent_writes():
-        compiled = update.cluster.compiled(  # type: ignore[union-attr]
+        compiled = update.cluster.compile(  # type: ignore[union-attr]
             LossScaleOptimizer_with_jit_compile, tensors, agreed
         )
         applied = None if compiled is None else compiled(tensors, agreed)
@@ -186,7 +193,7 @@ def _take_compiled(loss_scale: LossScale, update: Update, gradients: Gradients, 
 
 @has_faster_twin
 def as_arguments(gradients: Gradients, to_compile: bool) -> tuple[list[Any], Callable[[list[Any]], Gradients]]:
-    """Return tensors that stand for gradients in a function's arguments, and a function that restores the gradients.
+    """Return tensors to pass to a function instead of gradients, and a function that restores the gradients.
 
     >>> tensors, gradients_of = as_arguments([None, tf.constant(2.0)], False)
     >>> len(tensors), gradients_of([tf.constant(3.0)])[1].numpy().item()
@@ -197,7 +204,7 @@ def as_arguments(gradients: Gradients, to_compile: bool) -> tuple[list[Any], Cal
         to_compile: whether XLA compiles the function.
 
     Returns:
-        Tensors, and a function of the same number of tensors that returns the gradients.
+        A list of tensors, and a function that takes a list of the same length and returns the gradients.
     """
 
     def back(tensors: list[tf.Tensor]) -> Gradients:
@@ -224,11 +231,11 @@ def apply_or_skip(
 
     Args:
         applied: bool scalar tensor.
-        gradients: passed to `apply`.
-        apply: the function to call in the branch that applies.
-        skip: the function to call in the branch that skips.
+        gradients: the gradients to pass to `apply`.
+        apply: a function of the gradients, called if `applied` is True.
+        skip: a function without arguments, called if `applied` is False.
 
     Returns:
-        Tensors, for later operations to wait for.
+        Tensors that later operations have to wait for.
     """
     return [tf.cond(applied, lambda: finished(apply(gradients)), lambda: finished(skip()))]

@@ -1,4 +1,4 @@
-"""Registers faster twins of plain functions. The plain function defines the result."""
+"""Registers twins of plain functions. A twin is faster; the plain function defines the correct result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 def has_faster_twin(plain: _Function) -> _Function:
     """Decorate a plain function, so that a module of `core/fast` can register a faster twin for it.
 
-    A call runs the twin if there is one. `plain` is always the plain function:
+    A call runs the twin if there is one. The attribute `plain` is always the plain function:
 
     >>> import tensorflow as tf
     >>> from tf_lossscale.core import scaling
@@ -23,7 +23,7 @@ def has_faster_twin(plain: _Function) -> _Function:
         plain: a function of positional arguments.
 
     Returns:
-        The function to call.
+        A function that calls the twin, or the plain function if there is no twin.
     """
 
     @functools.wraps(plain)
@@ -35,7 +35,7 @@ def has_faster_twin(plain: _Function) -> _Function:
 
 
 def faster(function: Any) -> Callable[[_Function], _Function]:
-    """Decorate the faster twin of a function, with the same arguments and, bit for bit, the same results.
+    """Decorate the faster twin of a function. The twin takes the same arguments and returns the same bits.
 
     >>> @has_faster_twin
     ... def double(number):
@@ -47,10 +47,10 @@ def faster(function: Any) -> Callable[[_Function], _Function]:
     (6, 6, True)
 
     Args:
-        function: the result of `has_faster_twin`.
+        function: a function that is decorated with `has_faster_twin`.
 
     Returns:
-        A decorator.
+        A decorator for the twin.
     """
 
     def register(twin: _Function) -> _Function:

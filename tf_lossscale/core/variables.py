@@ -1,4 +1,4 @@
-"""Untrained variables, in every kind of graph and under every strategy."""
+"""Creates variables that are not trained, in every kind of graph and under every strategy."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ class Variables(tf.Module):
         return self._weights[key]
 
     def give_copies(self) -> None:
-        """Recreate, with its value, each variable for which `replicas.is_missing_copies` is true."""
+        """Recreate the variables for which `replicas.is_missing_copies` is true, and keep their values."""
         for name, variable in self._all().items():
             self._weight(name, None, variable.dtype, name in self._tracked_names)
 
     def move_to_mesh(self, mesh: Any) -> None:
-        """Move the variables to a DTensor mesh, replicated, with their values.
+        """Move the variables and their values to a DTensor mesh, where each device has a copy.
 
         Args:
             mesh: a `tf.experimental.dtensor.Mesh`.
@@ -137,9 +137,9 @@ _listeners: list[Callable[[Any], Any]] = []
 
 
 def tell_of_new(listener: Callable[[Any], Any]) -> None:
-    """Call a function with each variable of a legacy graph, existing or new.
+    """Call a function with each existing variable of a legacy graph, and later with each new one.
 
-    Libraries that initialize variables in their own session need this list of variables.
+    Libraries that initialize variables in their own session have to know these variables.
 
     >>> told = []
     >>> tell_of_new(told.append)
@@ -201,7 +201,7 @@ def add_one(variable: tf.Variable) -> Any:
 
 @has_faster_twin
 def unless(fine: tf.Tensor, change: Callable[[], Any]) -> list[tf.Operation]:
-    """Change variables under a condition.
+    """Change variables unless a condition is true.
 
     >>> variable = tf.Variable(3)
     >>> unless(tf.constant(False), lambda: variable.assign(4))
@@ -211,10 +211,10 @@ def unless(fine: tf.Tensor, change: Callable[[], Any]) -> list[tf.Operation]:
 
     Args:
         fine: a bool scalar; `change` runs if it is False.
-        change: a function that assigns, and returns the results of `assign`.
+        change: a function that assigns to variables, and returns the results of `assign`.
 
     Returns:
-        The operations, for legacy graphs to run.
+        The operations that a session has to run in a legacy graph.
     """
     if tf.executing_eagerly():
         if not fine:
@@ -224,9 +224,9 @@ def unless(fine: tf.Tensor, change: Callable[[], Any]) -> list[tf.Operation]:
 
 
 def readable(variable: Any) -> Any:
-    """Make `bool`, `int` and `float` of a variable read its value, if its class does not define them.
+    """Let `bool`, `int` and `float` read a variable's value, even if the variable's class does not support them.
 
-    Without `__bool__` an object is true. MirroredStrategy's variables do not define it, so that
+    An object without `__bool__` is true. MirroredStrategy's variables do not define `__bool__`, so that
     `if optimizer.last_step_skipped:` would be true after every step.
 
     >>> with tf.distribute.MirroredStrategy(["cpu:0"]).scope():
@@ -293,7 +293,8 @@ def _variable(
         "aggregation": tf.VariableAggregation.NONE if together else aggregation,
     }
     if not saved and not tf.executing_eagerly():
-        # Make this a local variable of the legacy graph, because a Saver restores all global variables.
+        # In a legacy graph a variable that is not saved must be local, because a Saver saves and restores all global
+        # variables.
         local = [tf.compat.v1.GraphKeys.LOCAL_VARIABLES]
         return tf.compat.v1.Variable(tf.constant(value, dtype), collections=local, use_resource=True, **shared)
     return readable(tf.Variable(tf.constant(value, dtype), **shared))

@@ -1,4 +1,4 @@
-"""Layers and models of both Keras libraries: the module that knows a layer's library."""
+"""Finds out which Keras library a layer or model belongs to, and which module of this folder handles the library."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tf_lossscale.wrapper import families
 
 
 def layers_of(layer: Any) -> Any:
-    """Return the module of this folder for a Keras layer.
+    """Return the module of `tf_lossscale.layers` that handles the library of a Keras layer.
 
     >>> import tensorflow as tf
     >>> layers_of(tf.keras.layers.Dense(1)).__name__
@@ -19,7 +19,7 @@ def layers_of(layer: Any) -> Any:
         layer: a layer of Keras 3 or tf_keras, or of a class derived from one.
 
     Returns:
-        A module of this folder.
+        The module `keras3` or `tf_keras` of `tf_lossscale.layers`.
 
     Raises:
         TypeError: the object is not a Keras layer.
@@ -43,13 +43,13 @@ def is_layer(value: Any) -> bool:
 
 
 def _library_of(value: Any) -> str | None:
-    """Return the name of a layer's Keras library, or None for another object."""
+    """Return the name of a layer's Keras library. For any other object, return None."""
     found = (families.library_in(base.__module__) for base in type(value).__mro__ if base.__name__ == "Layer")
     return next((library for library in found if library in families.MODULES), None)
 
 
 def layers_in(library: str) -> Any:
-    """Return the module of this folder for a Keras library.
+    """Return the module of `tf_lossscale.layers` that handles a Keras library.
 
     >>> layers_in("tf_keras").library.__name__
     'tf_keras'
@@ -58,7 +58,7 @@ def layers_in(library: str) -> Any:
         library: "keras" or "tf_keras".
 
     Returns:
-        A module of this folder.
+        The module `keras3` or `tf_keras` of `tf_lossscale.layers`.
     """
     return importlib.import_module(f"tf_lossscale.layers.{families.MODULES[library]}")
 

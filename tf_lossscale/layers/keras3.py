@@ -14,14 +14,14 @@ keras = library = keras_versions.keras_3()
 # `keras.src.losses.loss` is private. Keras's losses call its function `scale_loss_for_distribution`.
 _losses = keras_versions.keras_3("src.losses.loss")
 
-# The names of the dtype policies.
+# Keras 3's dtype policies, under the same names as tf_keras's in `layers/tf_keras.py`.
 Policy = keras.DTypePolicy
 global_policy = keras.config.dtype_policy
 set_global_policy = keras.config.set_dtype_policy
 
 
 def set_compute_dtype(layer: Any, dtype: str) -> None:
-    """Set the dtype that a layer, built or not, computes in; its variables stay float32.
+    """Set the compute dtype of a layer, which may already be built. The layer's variables stay float32.
 
     >>> layer = keras.layers.Dense(2)
     >>> set_compute_dtype(layer, "float16")
@@ -36,7 +36,7 @@ def set_compute_dtype(layer: Any, dtype: str) -> None:
 
 
 def compile_as_given(model: Any, **arguments: Any) -> None:
-    """Compile a model without wrapping the optimizer, also under a mixed_float16 policy.
+    """Compile a model without wrapping the optimizer, even under a mixed_float16 policy.
 
     >>> model = keras.Sequential([keras.layers.Dense(2)])
     >>> compile_as_given(model, optimizer=keras.optimizers.SGD())
@@ -53,9 +53,9 @@ def compile_as_given(model: Any, **arguments: Any) -> None:
 def with_layer_names(objects: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
     """Return the objects of a checkpoint with Keras 3's names added to those of Keras 2.
 
-    Keras 2 names the layers of a functional or sequential model `layer-0`, `layer-1`. Keras 3 has them in a list
-    `_operations`; that of a sequential model is in `_functional`, and starts with the input layer. A weight `kernel` is
-    `_kernel` in some of Keras 3's layers.
+    Keras 2 names the layers of a functional or sequential model `layer-0`, `layer-1`. Keras 3 keeps them in a list
+    `_operations`. In a sequential model this list is in the attribute `_functional`, and starts with the input layer.
+    Some of Keras 3's layers keep the weight `kernel` as `_kernel`.
 
     >>> there = with_layer_names({"model": {"layer-0": "dense"}, "dense": {"kernel": "weight"}})
     >>> there["dense"]
@@ -64,7 +64,8 @@ def with_layer_names(objects: dict[str, dict[str, str]]) -> dict[str, dict[str, 
     ('model/_operations', {'0': 'dense'})
 
     Args:
-        objects: path of an object -> name of a part -> path of that part.
+        objects: a dict that maps the path of each object to a dict, which maps the names of the object's parts to their
+            paths.
 
     Returns:
         A dict of the same form with more names.
@@ -109,7 +110,7 @@ def note_steps(model: Any, steps: int) -> None:
 
     Args:
         model: a model that is trained without Keras's `fit`.
-        steps: the number of steps of the epoch that ends.
+        steps: the number of steps in the epoch that has just ended.
     """
     del model, steps
 

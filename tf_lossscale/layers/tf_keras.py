@@ -13,17 +13,18 @@ from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 tf_keras = library = keras_versions.keras_2()
 autocast_variable = keras_versions.keras_2("src.mixed_precision.autocast_variable")
 
-# Layers that read their variables as they are; an embedding looked up in a cast table would lose its sparse gradient.
+# Layers whose variables are not cast when they are read. If the table of an Embedding were cast, its gradient would not
+# be sparse.
 _CAST_BY_THEMSELVES = ("BatchNormalizationBase", "LayerNormalization", "Embedding")
 
-# The names of the dtype policies.
+# tf_keras's dtype policies, under the same names as Keras 3's in `layers/keras3.py`.
 Policy = tf_keras.mixed_precision.Policy
 global_policy = tf_keras.mixed_precision.global_policy
 set_global_policy = tf_keras.mixed_precision.set_global_policy
 
 
 def set_compute_dtype(layer: Any, dtype: str) -> None:
-    """Set the dtype that a layer, built or not, computes in; its variables stay float32.
+    """Set the compute dtype of a layer, which may already be built. The layer's variables stay float32.
 
     >>> layer = tf_keras.layers.Dense(2)
     >>> set_compute_dtype(layer, "bfloat16")
@@ -35,7 +36,7 @@ def set_compute_dtype(layer: Any, dtype: str) -> None:
         dtype: "float32", "float16" or "bfloat16".
     """
     policy = tf_keras.mixed_precision.Policy("float32" if dtype == "float32" else f"mixed_{dtype}")
-    # tf_keras has no public way to change the policy of an existing layer, or to cast its variables when read.
+    # tf_keras has no public way to change the policy of an existing layer, or to cast its variables when they are read.
     layer._set_dtype_policy(policy)
     if any(base.__name__ in _CAST_BY_THEMSELVES for base in type(layer).__mro__):
         return
@@ -43,7 +44,7 @@ def set_compute_dtype(layer: Any, dtype: str) -> None:
         if isinstance(value, tf.Variable) and value.dtype.is_floating and not hasattr(value, "true_dtype"):
             layer.__dict__[name] = autocast_variable.create_autocast_variable(value)
         elif isinstance(value, tf.Tensor) and value.dtype.is_floating and not tf.is_symbolic_tensor(value):
-            # A constant, which was cast when the layer was built.
+            # This tensor is a constant that was cast to the old dtype when the layer was built.
             layer.__dict__[name] = tf.cast(value, dtype)
 
 
@@ -84,13 +85,13 @@ def rename_metric(metric: Any, name: str) -> None:
 
 
 def note_steps(model: Any, steps: int) -> None:
-    """Set the number of steps of an epoch, which the progress bar reads from the model if the data's length is unknown.
+    """Set the number of steps in an epoch. The progress bar reads it from the model if the data's length is unknown.
 
     >>> note_steps(tf_keras.Sequential(), 3)
 
     Args:
         model: a model that is trained without Keras's `fit`.
-        steps: the number of steps of the epoch that ends.
+        steps: the number of steps in the epoch that has just ended.
     """
     model._train_counter.assign(steps)
 

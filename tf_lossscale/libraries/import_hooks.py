@@ -1,4 +1,4 @@
-"""Actions that run when a module is imported, or immediately if it is imported already."""
+"""Runs an action when a module is imported, or immediately if the module was imported before."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Action = Callable[[types.ModuleType], None]
 
 
 def when_imported(module: str, action: Action, after: Sequence[str] = ()) -> Callable[[], None]:
-    """Call `action` with a module as soon as it is imported, without importing it.
+    """Call `action` with a module as soon as the program imports the module.
 
-    The action waits until the thread has finished importing every watched package and this one, so that the
-    imports of `action` find no half-initialized modules.
+    The action runs after the thread has finished importing tf_lossscale and all packages that any action waits for, so
+    that imports in the action find no half-initialized modules.
 
     >>> seen = []
     >>> cancel = when_imported("json.tool", lambda module: seen.append(module.__name__))
@@ -28,7 +28,7 @@ def when_imported(module: str, action: Action, after: Sequence[str] = ()) -> Cal
 
     Args:
         module: the dotted name, as in `sys.modules`. A file that is imported under another name is another module.
-        action: is called once, with the module. The import statement raises the errors of the action.
+        action: a function of the module, called once. The import statement raises its errors.
         after: further modules that must be imported before the action is called, in any order.
 
     Returns:
@@ -90,7 +90,8 @@ class _Finder(importlib.abc.MetaPathFinder):
             return
 
         def exec_module(module: types.ModuleType) -> None:
-            vars(loader).pop("exec_module", None)  # restore the original loader
+            # Restore the loader's own `exec_module`.
+            vars(loader).pop("exec_module", None)
             depth = self._depth_here()
             self._depth.value = depth + 1
             failed = spec.name.partition(".")[0]
@@ -99,7 +100,8 @@ class _Finder(importlib.abc.MetaPathFinder):
                 failed = ""
             finally:
                 self._depth.value = depth
-                if depth == 0:  # even a failed import may have imported other watched packages
+                # Even a failed import may have imported other watched packages.
+                if depth == 0:
                     self._run([pending for pending in self._pending if not _is_part(pending, failed)])
 
         vars(loader)["exec_module"] = exec_module
@@ -110,7 +112,8 @@ class _Finder(importlib.abc.MetaPathFinder):
 
     def _run(self, several: Sequence[_Pending]) -> None:
         for pending in several:
-            # A value None in sys.modules means that the module must not be imported, not that it is.
+            # The value None in sys.modules blocks the import of a module. It does not mean that the module was
+            # imported.
             if pending in self._pending and all(sys.modules.get(name) is not None for name in pending.needed):
                 self.forget(pending)
                 pending.action(sys.modules[pending.module])

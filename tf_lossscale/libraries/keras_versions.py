@@ -1,4 +1,4 @@
-"""The packages of Keras 2 and Keras 3. Up to TensorFlow 2.15 the package keras is Keras 2."""
+"""Imports Keras 2 and Keras 3. The package keras is Keras 2 up to TensorFlow 2.15, and Keras 3 with newer releases."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ def package_of_keras_2() -> str:
     >>> package_of_keras_2()
     'tf_keras'
     """
-    loaded = sys.modules.get("keras")  # if the package keras is Keras 2, importing TensorFlow imports it
+    # If the package keras is Keras 2, TensorFlow has imported it.
+    loaded = sys.modules.get("keras")
     is_keras_2 = getattr(loaded, "__version__", "").startswith("2.")
     return "keras" if is_keras_2 and not _is_replaced() else "tf_keras"
 
@@ -47,7 +48,7 @@ def keras_3(module: str = "") -> Any:
 
     Raises:
         ImportError: the installed package keras is Keras 2, or `sys.modules["keras"]` is another package and Keras 3
-            cannot be imported beside it.
+            cannot be imported alongside it.
     """
     if package_of_keras_2() == "keras":
         raise ImportError("This needs Keras 3, but Keras 2 is installed. Install TensorFlow 2.16 or newer.")
@@ -57,13 +58,13 @@ def keras_3(module: str = "") -> Any:
 
 
 def _is_replaced() -> bool:
-    """Return whether a program has replaced Keras by another package: `sys.modules["keras"] = tf_keras`."""
+    """Return whether a program has replaced Keras with another package: `sys.modules["keras"] = tf_keras`."""
     return getattr(sys.modules.get("keras"), "__name__", "keras") != "keras"
 
 
 @functools.cache
 def _replaced() -> Any:
-    """Import and return Keras 3 although `sys.modules["keras"]` is another package.
+    """Import and return Keras 3 even though `sys.modules["keras"]` is another package.
 
     The import reuses the modules of Keras 3 that TensorFlow has loaded.
     """
@@ -73,7 +74,8 @@ def _replaced() -> Any:
     except ImportError as error:
         raise ImportError(
             f"This needs Keras 3, but `sys.modules['keras']` is {replacement.__name__}, and Keras 3 cannot be "
-            "imported beside it. Import tf_lossscale before the replacement, or use the optimizers of tf_keras."
+            "imported alongside it. Import tf_lossscale before `sys.modules['keras']` is replaced, or use the "
+            "optimizers of tf_keras."
         ) from error
     finally:
         sys.modules["keras"] = replacement

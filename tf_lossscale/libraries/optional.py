@@ -27,7 +27,8 @@ def load(module: str, extra: str) -> Any:
     except ModuleNotFoundError as error:
         library = module.partition(".")[0]
         if error.name != library:
-            raise  # the library is installed, but another module is missing, which the error names
+            # The library is installed, but a module that it imports is missing. The error names that module.
+            raise
         remedy = f"Install it: pip install {library}"
         if extra:
             remedy = f"In a clone of tf-lossscale install the extra {extra!r}: pip install '.[{extra}]'"

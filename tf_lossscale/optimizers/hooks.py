@@ -11,7 +11,7 @@ import tensorflow as tf
 from absl import logging
 
 from tf_lossscale.core import replicas
-from tf_lossscale.core.graphs import compiled, operations
+from tf_lossscale.core.graphs import in_xla_context, operations
 
 Hook = Callable[..., Any]
 
@@ -214,7 +214,7 @@ class Hooked:
             for hooks in (*before, *after):
                 hooks.traced_without = True
             return update()
-        if compiled():
+        if in_xla_context():
             raise RuntimeError(
                 f"The step hooks of {type(self).__name__} cannot be called in a function that XLA compiles. Remove the "
                 "hooks, or leave out jit_compile (in Keras: compile(jit_compile=False))."

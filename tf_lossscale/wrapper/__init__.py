@@ -1,1 +1,1 @@
-"""LossScaleOptimizer and its public API, which is the same for every optimizer family."""
+"""LossScaleOptimizer, whose public API is the same for every optimizer family."""

@@ -1,4 +1,4 @@
-"""Checks the arguments of LossScaleOptimizer and creates the loss scale, the diagnosis and the compiled steps."""
+"""Checks the arguments of LossScaleOptimizer, and creates its loss scale, diagnostics and cache of compiled steps."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def loss_scale(
     8.0
 
     Args:
-        dynamic: whether the scale moves.
+        dynamic: whether the scale changes during training.
         initial_scale: a finite number above 0; None for the default.
-        growth_steps: finite steps in a row after which the scale grows; None for the default.
+        growth_steps: the number of finite steps in a row after which the scale grows; None for the default.
         skip_nonfinite: whether a step with a non-finite gradient is skipped; None for the default.
         manager: None, or an object with a method `as_loss_scale`, whose result is returned. All other arguments must
             then have their defaults.
@@ -36,7 +36,7 @@ def loss_scale(
 
     Raises:
         TypeError: an argument is of a wrong type.
-        ValueError: a value is out of range, or contradicts another one.
+        ValueError: a value is out of range, or contradicts another argument.
     """
     errors.boolean("dynamic", dynamic, _instead_of(dynamic, initial_scale, growth_steps))
     if skip_nonfinite is not None:
@@ -47,8 +47,9 @@ def loss_scale(
         return _of_manager(manager, alone and checked == Rules())
     if dynamic and skip_nonfinite is False:
         raise ValueError(
-            "`skip_nonfinite` cannot be False with a dynamic scale, which finds its value by overflows: each would be "
-            "applied to the weights. Leave it out, or pass dynamic=False and an `initial_scale`."
+            "`skip_nonfinite` cannot be False with a dynamic scale, because a dynamic scale overflows now and then, "
+            "and the non-finite gradients would be applied to the weights. Leave it out, or pass dynamic=False and an "
+            "`initial_scale`."
         )
     if dynamic:
         return DynamicLossScale(rules=checked) if initial_scale is None else DynamicLossScale(initial_scale, checked)
@@ -63,20 +64,21 @@ def loss_scale(
 
 
 def _instead_of(dynamic: Any, initial_scale: Any, growth_steps: Any) -> str:
-    """Return a hint for a `dynamic` that is not a bool, often because the call was written for another wrapper.
+    """Return a hint for an argument `dynamic` that is not a bool.
 
-    The argument in this position is the loss scale in TensorFlow 2.3 and the initial scale in Keras 3.
+    Such a call was often written for another LossScaleOptimizer: in this position, TensorFlow 2.3 expects the loss
+        scale, and Keras 3 expects the initial scale.
     """
     if isinstance(dynamic, str):
         return "A dynamic scale is the default: leave the argument out."
     if not isinstance(dynamic, (int, float)):
-        return "For a scale that stays the same pass dynamic=False, initial_scale=1024."
+        return "For a scale that stays the same, pass dynamic=False, initial_scale=1024."
     steps = initial_scale if growth_steps is None else growth_steps
     if steps is not None:
-        return f"In place of Keras 3's order pass initial_scale={dynamic!r}, dynamic_growth_steps={steps!r}."
+        return f"Instead of Keras 3's order, pass initial_scale={dynamic!r}, dynamic_growth_steps={steps!r}."
     return (
         "For a scale that stays the same, as a number by position was in TensorFlow 2.3, pass dynamic=False, "
-        f"initial_scale={dynamic!r}; for one that starts there and moves, as in Keras 3, pass "
+        f"initial_scale={dynamic!r}; for one that starts there and then changes, as in Keras 3, pass "
         f"initial_scale={dynamic!r}."
     )
 
@@ -84,8 +86,8 @@ def _instead_of(dynamic: Any, initial_scale: Any, growth_steps: Any) -> str:
 def _of_manager(manager: Any, alone: bool) -> LossScale:
     if not alone:
         raise ValueError(
-            "`loss_scale_manager` sets the scale and how it moves. Leave out `dynamic`, `initial_scale`, "
-            "`dynamic_growth_steps`, `skip_nonfinite` and the arguments of the rule, such as `growth_factor`."
+            "`loss_scale_manager` determines the scale and its rules. Leave out `dynamic`, `initial_scale`, "
+            "`dynamic_growth_steps`, `skip_nonfinite` and the arguments for the rules, such as `growth_factor`."
         )
     if not hasattr(manager, "as_loss_scale"):
         raise TypeError(
@@ -96,7 +98,7 @@ def _of_manager(manager: Any, alone: bool) -> LossScale:
 
 
 def diagnosis(diagnose: Any, every: Any, loss_scale: LossScale) -> tuple[Diagnosis | None, Exponents | None]:
-    """Return the recorder of overflows and the counter of gradients by exponent; None for each that is not used.
+    """Return an object that records overflows and one that counts gradients by exponent. An unused one is None.
 
     >>> diagnosis("exponents", 10, FixedLossScale(8))[1].every
     10
@@ -114,7 +116,7 @@ def diagnosis(diagnose: Any, every: Any, loss_scale: LossScale) -> tuple[Diagnos
     if not isinstance(diagnose, (bool, str)) or (isinstance(diagnose, str) and diagnose != "exponents"):
         raise (ValueError if isinstance(diagnose, str) else TypeError)(
             '"diagnose" argument to LossScaleOptimizer.__init__ must be False, True or "exponents", but got: '
-            f'{diagnose!r}. Pass True to note which gradients overflow, or "exponents" to count gradients by exponent.'
+            f'{diagnose!r}. Pass True to record overflows, or "exponents" to count gradients by exponent.'
         )
     every = errors.whole_number("diagnose_every", every, "Pass the number of steps from one count to the next.")
     if diagnose == "exponents":
@@ -135,13 +137,13 @@ def diagnosis(diagnose: Any, every: Any, loss_scale: LossScale) -> tuple[Diagnos
 
 
 def clusters(jit_compile: Any) -> Clusters | None:
-    """Return the cache of compiled steps, or None without `jit_compile`.
+    """Return a new cache of compiled steps if `jit_compile` is True, otherwise None.
 
     >>> clusters(False) is None
     True
 
     Args:
-        jit_compile: the constructor's argument: whether XLA compiles the training step.
+        jit_compile: whether XLA compiles the optimizer's step.
 
     Raises:
         TypeError: `jit_compile` is not a bool.

@@ -15,9 +15,11 @@ from tf_lossscale.wrapper import families
 from tf_lossscale.wrapper.contract import Contract
 from tf_lossscale.wrapper.parts import Parts
 
-#: While a model is saved, the inner optimizer's config also has the loss scale's state, under this key.
+#: The key of the loss scale's state in the inner optimizer's config. The config has this key only while a model is
+#: being saved.
 STATE = "loss_scale_state"
-# The names of the functions with which Keras 3 and tf_keras save a model, and Keras 3 pickles a model.
+# Names of Keras functions. Keras 3 and tf_keras save a model with the first function. Keras 3 pickles a model with the
+# second one.
 _SAVES = ("save_model", "_save_model_to_fileobj")
 
 
@@ -33,9 +35,9 @@ class Configurable(Parts):
     def _inner_config(self) -> dict[str, Any]:
         """Return the inner optimizer's config; while a model is being saved, it includes the loss scale's state.
 
-        SavedModels, and the .h5 and .keras files of legacy tf_keras optimizers, store nothing of a wrapper but its
-        config. Other formats store the wrapper's variables, but not the counts of past steps. TensorFlow's and Keras's
-        own LossScaleOptimizer can still read such a config, because it ignores the additional key.
+        SavedModels, and the .h5 and .keras files of models with legacy tf_keras optimizers, store only the config of a
+        wrapper. Other formats store the wrapper's variables, but not its counts of past steps. The LossScaleOptimizer
+        classes of TensorFlow and Keras ignore the additional key, so they can still read such a config.
         """
         inner = self._family.config()
         if not isinstance(self._loss_scale, DynamicLossScale) or not _a_model_is_being_saved():
@@ -93,7 +95,7 @@ class Configurable(Parts):
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
         """Create an optimizer from its config, or from a config of TensorFlow's LossScaleOptimizer.
 
-        Configs of TensorFlow 2.3 and older are accepted, too.
+        Configs of TensorFlow 2.3 and older are accepted as well.
 
         >>> import tensorflow as tf
         >>> from tf_lossscale import LossScaleOptimizer
@@ -124,8 +126,8 @@ class Configurable(Parts):
         of_inner = inner
         if isinstance(inner, dict):
             inner = cls._family_class.from_config(copy.deepcopy(inner), custom_objects)
-        # The family is looked up again, because tf_keras creates a legacy optimizer from an old config even if the
-        # config was passed to a class of new optimizers.
+        # The wrapper class is looked up again, because the created optimizer may belong to another family: tf_keras
+        # creates a legacy optimizer from an old config even if this class wraps its newer optimizers.
         family = families.adapter_of(inner)
         new = (this if issubclass(this, family) else family)(inner_optimizer=inner, **config)
         new._take_state(of_inner)
@@ -173,7 +175,7 @@ def by_registered_name(config: Any, saving: Any) -> Any:
     """Replace the class name in an inner optimizer's config by the name that the class is registered under, if any.
 
     While tf_keras loads an .h5 file or a SavedModel, it looks only at the class name. If a registered class has the
-    name of a built-in optimizer, tf_keras would create the built-in one.
+    same name as a built-in optimizer, tf_keras would create the built-in optimizer.
 
     Args:
         config: the inner optimizer's config. An object that is not a dict is returned unchanged.
@@ -184,7 +186,7 @@ def by_registered_name(config: Any, saving: Any) -> Any:
 
 
 def from_tf23(loss_scale: Any, custom_objects: dict[str, Any]) -> dict[str, Any]:
-    """Return the constructor's arguments for the `loss_scale` of a config from TensorFlow 2.3 or older.
+    """Convert the `loss_scale` in a config of TensorFlow 2.3 or older to arguments of LossScaleOptimizer.
 
     >>> from_tf23(128.0, {})
     {'dynamic': False, 'initial_scale': 128.0}
@@ -207,6 +209,6 @@ def from_tf23(loss_scale: Any, custom_objects: dict[str, Any]) -> dict[str, Any]
             arguments.update(growth_factor=values["multiplier"], backoff_factor=1 / values["multiplier"])
         return arguments
     raise ValueError(
-        f"`config` has a loss scale of the unknown class {kind!r}. Known are FixedLossScale and DynamicLossScale; "
-        f"pass a class of your own as custom_objects={{{kind!r}: {kind}}}."
+        f"`config` has a loss scale of the unknown class {kind!r}. The known classes are FixedLossScale and "
+        f"DynamicLossScale; pass your own class as custom_objects={{{kind!r}: {kind}}}."
     )

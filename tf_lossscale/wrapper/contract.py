@@ -1,23 +1,27 @@
-"""Decides whether the gradients of an update are scaled, and raises if that cannot be known.
+"""Decides whether the gradients passed to an update are scaled, and raises an error if this is ambiguous.
 
-For `apply_gradients`, the first of these rules that applies decides:
+An optimizer records the calls to `scale_loss`, `get_scaled_loss` and `get_unscaled_gradients`. For `apply_gradients`,
+the first of these rules that applies decides:
 
-1. Marks. Gradients that `get_unscaled_gradients` returned are marked as unscaled. Arithmetic loses the mark.
-2. The last call in the same place. A place is a function being traced, or a thread in eager mode. After `scale_loss`
-   the gradients are scaled; after `get_scaled_loss` or `get_unscaled_gradients` they are unscaled. If there was no call
-   in a function, the functions that enclose it are searched.
-3. Calls in other places that no update has followed yet, because gradients can be passed between functions and threads.
-   In eager mode these calls count together with those of rule 2. If calls disagree, the update raises.
-4. Without any call the gradients are unscaled, as TensorFlow 2 documents `apply_gradients`, and a warning names the
-   methods that were not called.
+1. Marks. Gradients that `get_unscaled_gradients` returned are marked as unscaled. The results of arithmetic on these
+   gradients have no mark.
+2. The most recent recorded call in the same place. A place is a function being traced, or a thread in eager mode. After
+   `scale_loss` the gradients are scaled; after `get_scaled_loss` or `get_unscaled_gradients` they are unscaled. If a
+   function contains no recorded call, the functions that enclose it are searched.
+3. Calls in other places that no update has followed yet. They count because gradients can be passed between functions
+   and threads. In eager mode these calls count together with those of rule 2. If the calls disagree, the update raises
+   an error.
+4. If no call was recorded, the gradients are unscaled, as the TensorFlow 2 documentation of `apply_gradients` says. A
+   warning names the methods that were not called.
 
-After one call of `scale_loss`, only one update is allowed. A second update raises, because its gradients may be scaled
-or unscaled. Unscaled gradients may go to several updates. A traced function keeps the decision made during tracing. If
-that decision came from a call in another place, a later call that implies the opposite raises, unless the later call is
-in a traced function that contains an update, too.
+A call to `scale_loss` allows only one update. A second update raises an error, because its gradients may be scaled or
+unscaled. Unscaled gradients may be passed to several updates. A traced function keeps the decision made during tracing.
+If that decision came from a call in another place, a later call that implies the opposite raises an error, unless the
+later call is in a traced function that also contains an update.
 
-`apply` takes scaled gradients. It raises if the gradients are unscaled by rules 1 to 3, and warns if they may be
-unscaled. For a Sonnet optimizer, `apply` also takes unscaled gradients, and the rules of `apply_gradients` decide.
+`apply` takes scaled gradients. It raises an error if rules 1 to 3 imply that the gradients are unscaled, and warns if
+they may be unscaled. For a Sonnet optimizer, `apply` also takes unscaled gradients, and then the rules of
+`apply_gradients` decide.
 """
 
 from __future__ import annotations
@@ -34,12 +38,12 @@ from absl import logging
 
 from tf_lossscale.core import notes
 
-# Maps the last method called to whether a following `apply_gradients` gets scaled gradients.
+# Maps the method that was called last to whether the next `apply_gradients` gets scaled gradients.
 _APPLY_GRADIENTS = {"scale_loss": True, "get_scaled_loss": False, "get_unscaled_gradients": False}
-# Maps the last method called to whether a following `apply` gets scaled gradients, for optimizers whose `apply` takes
-# both kinds. `get_scaled_loss` is missing, because either kind may follow it.
+# Maps the method that was called last to whether the next `apply` gets scaled gradients, for optimizers whose `apply`
+# accepts both scaled and unscaled gradients. `get_scaled_loss` is missing, because either may follow it.
 _APPLY = {"scale_loss": True, "get_unscaled_gradients": False}
-# Maps each method to whether gradients are still scaled after the call.
+# Maps each method to whether the gradients are still scaled after the method was called.
 _LEAVES_SCALED = {"scale_loss": True, "get_scaled_loss": True, "get_unscaled_gradients": False}
 
 _TWO_WAYS_OUT = (
@@ -50,7 +54,7 @@ _TWO_WAYS_OUT = (
 
 
 class _EagerMode:
-    """The key for calls made in eager mode. The key for calls in a traced function is the function's graph."""
+    """The key for calls made in eager mode. The key for calls made in a traced function is the function's graph."""
 
 
 _EAGER = _EagerMode()
@@ -58,9 +62,9 @@ _EAGER = _EagerMode()
 
 @dataclasses.dataclass(eq=False)
 class _Call:
-    """The last call that a thread made in one place: a traced function, or eager mode.
+    """The method that a thread called most recently in a particular traced function, or in eager mode.
 
-    `followed_in` is the set of threads that made an update after the call in the same place.
+    `followed_in` is the set of threads that have since made an update in the same function, or in eager mode.
     """
 
     method: str
@@ -68,7 +72,7 @@ class _Call:
 
 
 class Contract:
-    """The calls of one optimizer's methods, and what they imply for the gradients of the next update.
+    """Records which methods of an optimizer were called, and decides whether the next update gets scaled gradients.
 
     >>> contract = Contract()
     >>> contract.called("scale_loss")
@@ -81,25 +85,25 @@ class Contract:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        # The last call of each thread in each place. A place is the graph of a traced function, or eager mode.
+        # Maps each graph of a traced function, and `_EAGER`, to the most recent call that each thread made in it.
         self._calls: weakref.WeakKeyDictionary[Any, dict[threading.Thread, _Call]] = weakref.WeakKeyDictionary()
         self._unused_in_ended_threads: set[str] = set()
         self._answers_kept: set[bool] = set()
         self._whole_steps = threading.local()
-        # The factor that each thread last multiplied a loss by. The keys are thread identifiers.
+        # Maps the identifier of each thread to the factor by which the thread last multiplied a loss.
         self._factors: dict[int, tf.Tensor] = {}
         self._called: set[str] = set()
         self._warned: set[str] = set()
 
     def called(self, method: str) -> None:
-        """Record a call of `scale_loss`, `get_scaled_loss` or `get_unscaled_gradients`.
+        """Record a call to `scale_loss`, `get_scaled_loss` or `get_unscaled_gradients`.
 
         Args:
             method: the method's name.
 
         Raises:
-            RuntimeError: the call is in eager mode and implies that gradients are scaled, but a function was traced on
-                the assumption that they are unscaled; or the reverse.
+            RuntimeError: the call is made in eager mode, and it contradicts a traced function: either the call implies
+                scaled gradients and the function assumes unscaled gradients, or vice versa.
         """
         with self._lock:
             places = _places()
@@ -115,10 +119,10 @@ class Contract:
                     _require_an_update(call, place)
 
     def scaled_by_hand(self) -> None:
-        """Record that a function from `scale_inside` unscaled its gradients: the next update gets unscaled gradients.
+        """Record that a function from `scale_inside` has unscaled its gradients, so the next update gets unscaled ones.
 
-        Nothing is recorded after `scale_loss`. Keras 3's `fit` also passes the loss of such a function to `scale_loss`,
-        and then the gradients are still scaled once.
+        After a call to `scale_loss`, nothing is recorded. Keras 3's `fit` passes the loss that such a function returns
+        to `scale_loss`, and the gradients of that loss are still scaled.
         """
         with self._lock:
             if not any(call.method == "scale_loss" and not call.followed_in for call in self._calls_in(_places())):
@@ -127,7 +131,7 @@ class Contract:
 
     @contextlib.contextmanager
     def whole_step(self) -> Iterator[None]:
-        """Context of a complete step, from the loss to the update, in which calls never contradict earlier traces."""
+        """Return a context manager for a complete step. Calls in the step never contradict functions traced earlier."""
         self._whole_steps.depth = getattr(self._whole_steps, "depth", 0) + 1
         try:
             yield
@@ -202,23 +206,25 @@ class Contract:
         """
 
         def is_used_up(call: _Call) -> bool:
-            # One call of `scale_loss` decides about one update only. Unscaled gradients may go to several updates.
+            # One call to `scale_loss` determines only one update. Unscaled gradients may be passed to several updates.
             return scaled_after[call.method] and threading.current_thread() in call.followed_in
 
         calls, place = self._calls_before(places, lambda call: call.method in scaled_after and not is_used_up(call))
         answers = {scaled_after[call.method] for call in calls}
         here = [call for call in self._calls_in(places) if call.method in scaled_after]
         if place is None and any(map(is_used_up, here)):
-            # After an update, the gradients may be further ones of the same scaled loss, or those of an unscaled loss.
+            # In a second update after one call to `scale_loss`, the gradients may be those of the same scaled loss, or
+            # those of an unscaled loss.
             answers |= {True} if answers else {True, False}
         return answers, place is places[0]
 
     def _require_not_unscaled(self, gradients: Iterable[Any]) -> None:
-        """Raise if `apply` got unscaled gradients, which it would divide again. Warn once if they may be unscaled.
+        """Raise an error if `apply` got gradients that are already unscaled. Warn once if they may be unscaled.
 
-        The gradients that `get_unscaled_gradients` received and returned are marked. For gradients without a mark the
-        earlier calls decide. If `get_unscaled_gradients` was the last call in every place that the gradients may come
-        from, they are unscaled. If it was the last call in only some of these places, they may be unscaled.
+        The gradients that `get_unscaled_gradients` received and returned are marked. For gradients without a mark, the
+        earlier calls decide. If `get_unscaled_gradients` was the last call in every function and thread that the
+        gradients may come from, the gradients are unscaled. If it was the last call in only some of these functions and
+        threads, the gradients may be unscaled.
         """
         gradients = [gradient for gradient in gradients if gradient is not None]
         unscaled, _ = notes.any_and_all_unscaled(gradients)
@@ -244,9 +250,9 @@ class Contract:
     # The calls. -------------------------------------------------------------------------------------------------
 
     def _calls_before(self, places: list[Any], counts: Callable[[_Call], bool]) -> tuple[list[_Call], Any]:
-        """Return the calls that decide about an update, and the traced function that they are in.
+        """Return the calls that determine whether an update gets scaled gradients, and the traced function they are in.
 
-        The function is None if the calls are in eager mode or in several places.
+        The function is None if the calls were made in eager mode, or in several functions or threads.
         """
         for place in places:
             calls = [call for call in self._calls_in([place]) if counts(call)]
@@ -259,10 +265,10 @@ class Contract:
         return [call for call in (*here, *unused) if counts(call)], None
 
     def _calls_in(self, places: list[Any]) -> list[_Call]:
-        """Return this thread's last calls in the given places.
+        """Return the most recent calls that this thread made in the given traced functions, or in eager mode.
 
-        In a traced function without a call of this thread, return the calls of all threads, because each replica is
-        traced in its own thread.
+        If this thread made no call in a function, the calls that other threads made in the function are returned
+        instead, because each replica is traced in its own thread.
         """
         found: list[_Call] = []
         for place in places:
@@ -288,11 +294,11 @@ class Contract:
     # The factor of the loss, where another worker may move the scale in the middle of a step. -------------------
 
     def remember_factor(self, factor: tf.Tensor) -> None:
-        """Store the factor that this thread multiplied the loss by."""
+        """Store the factor by which this thread multiplied the loss."""
         self._factors[threading.get_ident()] = factor
 
     def remembered_factor(self) -> tf.Tensor | None:
-        """Return the factor that this thread multiplied the loss by; None if it was in another function or mode."""
+        """Return the factor that this thread stored; None if it was stored in another graph or in another mode."""
         factor = self._factors.get(threading.get_ident())
         return factor if factor is not None and getattr(factor, "graph", None) is _graph() else None
 
@@ -366,7 +372,7 @@ def _contradiction(method: str) -> RuntimeError:
 
 
 def _require_an_update(call: _Call, function: Any) -> None:
-    """Make every later run of a traced function raise unless an update follows `call` in that function."""
+    """Make every later run of a traced function raise an error, unless an update follows `call` in that function."""
 
     def check() -> tf.Tensor:
         if not call.followed_in:
@@ -375,7 +381,8 @@ def _require_an_update(call: _Call, function: Any) -> None:
 
     if not hasattr(function, "capture_call_time_value"):
         raise _contradiction(call.method)
-    # TensorFlow evaluates `check` each time the traced function is called. There is no public method for this.
+    # This private method makes TensorFlow evaluate `check` each time the traced function is called. No public method
+    # does.
     function.capture_call_time_value(check, tf.TensorSpec([], tf.int32))
 
 

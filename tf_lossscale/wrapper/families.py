@@ -122,7 +122,8 @@ def library_in(module: str) -> str:
     """
     package = module.partition(".")[0]
     if package in ("keras", "tf_keras") and keras_versions.package_of_keras_2() == "keras":
-        # If `keras` is Keras 2, the adapters derive from its classes and cannot wrap optimizers of package tf_keras.
+        # If `keras` is Keras 2, the adapters derive from its classes and cannot wrap optimizers of the separate package
+        # tf_keras.
         return "tf_keras" if package == "keras" else _SECOND_KERAS_2
     return package
 
@@ -171,8 +172,8 @@ def keras_of_tensorflow() -> str:
     return library_in(tf.keras.optimizers.Optimizer.__module__)
 
 
-# The name that `library_in` returns for the package tf_keras if tf.keras is Keras 2, too. Its optimizers are then not
-# supported.
+# If tf.keras is Keras 2 as well, optimizers of the package tf_keras are not supported, and `library_in` returns this
+# name for the package.
 _SECOND_KERAS_2 = "tf_keras beside a Keras 2"
 
 #: Maps each Keras library to the name that its modules have in `optimizers/` and in `adapters/`.
@@ -222,9 +223,9 @@ def adapter_of(inner_optimizer: Any) -> Any:
     adapter = adapter_for(inner_optimizer)
     if adapter is None and _SECOND_KERAS_2 in [library_in(base.__module__) for base in type(inner_optimizer).__mro__]:
         raise errors.NotWrappable(
-            '"inner_optimizer" must not be of the package tf_keras if tf.keras is Keras 2, as in TensorFlow 2.15, '
-            f"but got: {inner_optimizer!r}. Use tf.keras in place of tf_keras, also for the model: the classes are the "
-            "same. Or install TensorFlow 2.16 or newer."
+            '"inner_optimizer" must not come from the package tf_keras if tf.keras is Keras 2, as in TensorFlow 2.15, '
+            f"but got: {inner_optimizer!r}. Use tf.keras instead of tf_keras, for the model as well: the classes are "
+            "the same. Or install TensorFlow 2.16 or newer."
         )
     if adapter is None:
         raise errors.NotWrappable(

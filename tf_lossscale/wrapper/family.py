@@ -75,11 +75,12 @@ class Family(abc.ABC):
     def build(self, variables: list[Variable]) -> None:
         """Create those variables of the optimizer that do not exist yet.
 
-        Called in every trace, and in an eager step if its variables differ from the last step's.
+        This method is called in every trace. In eager mode it is called in each step whose variables differ from those
+        of the previous step.
         """
 
     def ensure_built(self, variables: list[Variable]) -> None:
-        """Call `build`. In eager mode without a strategy, skip it if the variables are those of the last call."""
+        """Call `build`. In eager mode without a strategy, do so only if the variables differ from the last call's."""
         remembers = tf.executing_eagerly() and not tf.distribute.has_strategy()
         same = [last() is variable for last, variable in zip(self._built_for, variables)]
         if remembers and len(self._built_for) == len(variables) and all(same):
@@ -89,7 +90,7 @@ class Family(abc.ABC):
 
     @property
     def is_built(self) -> bool:
-        """Whether the optimizer has created its slots. Options cannot be set afterwards."""
+        """Whether the optimizer has created its slots. Options can be set only before that."""
         return False
 
     def known_variables(self) -> list[Variable] | None:
@@ -103,13 +104,14 @@ class Family(abc.ABC):
     #: A user-defined function that sums gradients over the replicas. It takes and returns (gradient, variable) pairs.
     #: None if the strategy sums the gradients.
     own_aggregation: Callable[..., Any] | None = None
-    #: Whether `apply_gradients([])` counts as a finite step. Otherwise it is an error.
+    #: Whether `apply_gradients([])` counts as a finite step. If False, such a call raises an error.
     takes_empty_steps = False
     #: Whether the optimizers return the operations of an update, which a session of a legacy graph has to run.
     returns_operations = False
-    #: Whether `apply` also takes gradients that `get_unscaled_gradients` returned.
+    #: Whether the wrapper's `apply` also accepts gradients that `get_unscaled_gradients` returned.
     apply_takes_unscaled = False
-    #: An additional factor that the loss is multiplied by, such as Keras 3's `loss_scale_factor`; or None.
+    #: An additional factor by which the loss is multiplied, such as Keras 3's `loss_scale_factor`. None if there is no
+    #: such factor.
     loss_scale_factor: Any = None
 
     def gradients(
@@ -158,7 +160,7 @@ class Family(abc.ABC):
         return self.inner.iterations.assign_add(1)
 
     def start_averages(self) -> Any:
-        """Initialize averages that the optimizer initializes in its first step, in case that step is skipped."""
+        """Initialize averages that the optimizer would initialize in its first step. Called when a step is skipped."""
         return None
 
     def result(self) -> Any:
@@ -171,7 +173,7 @@ class Family(abc.ABC):
             return "the optimizer's step hooks are Python functions"
         return None
 
-    #: Names of temporary attributes of the optimizer, which each step sets before it reads them.
+    #: Names of the optimizer's temporary attributes. Each step sets them before it reads them.
     set_in_each_step: tuple[str, ...] = ()
 
     def replica_variables(self) -> Iterable[tuple[Any, str]]:
@@ -215,7 +217,7 @@ class Family(abc.ABC):
 
     @classmethod
     def from_config(cls, config: Any, custom_objects: dict[str, Any] | None) -> Any:
-        """Create an optimizer from the result of `config`."""
+        """Create an optimizer from a config that `config` returned."""
         del config, custom_objects
         raise _without_config("The inner optimizer")
 
@@ -224,7 +226,7 @@ class Family(abc.ABC):
         return copy.deepcopy(self.inner, memo)
 
     def parts_changed(self) -> Any:
-        """Drop the library's cached list of the objects that the optimizer tracks, because the loss scale was added."""
+        """Delete the list in which the library caches the objects that the optimizer tracks, if there is one."""
         return None
 
     # Restoring, for `migrate`. ----------------------------------------------------------------------------------
@@ -236,13 +238,15 @@ class Family(abc.ABC):
     #: Whether the optimizer stores slots as lists of variables and uses the newer update formulas, as Keras 3 and
     #: tf_keras do. False for optimizers that store slots and compute updates as TensorFlow 2.10 and older did.
     slots_are_lists = True
-    #: The attribute in which Nadam stores the product of its momenta, and the decay of its momentum schedule.
+    #: A pair: the name of the attribute in which Nadam stores the product of its momenta, and the decay of Nadam's
+    #: momentum schedule.
     nadam_product = ("_u_product", 1.0)
 
     def slot(self, variable: Any, name: str, attribute: str) -> Any:
         """Return a variable's slot, or None if the slot does not exist.
 
-        `name` is the slot's name in TensorFlow 2; `attribute` is the list in which Keras 3 stores slots of this kind.
+        `name` is the slot's name in TensorFlow 2. `attribute` is the attribute in which Keras 3 stores a list of these
+        slots.
         """
         del variable, name, attribute
         raise NotImplementedError(f"The family of {type(self.inner).__name__} must define slot() to find a slot.")
@@ -293,5 +297,5 @@ def _takes(function: Callable[..., Any], keyword: str) -> bool:
 
 def _without_config(name: str) -> NotImplementedError:
     return NotImplementedError(
-        f"{name} has no config, and so its LossScaleOptimizer has none. Save it with tf.train.Checkpoint."
+        f"{name} has no config, so neither does its LossScaleOptimizer. Save it with tf.train.Checkpoint."
     )

@@ -7,6 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_lossscale.core import replicas
+
 _USUAL = (tf.float32, tf.float16, tf.bfloat16, tf.float64)
 
 
@@ -43,10 +45,11 @@ def require_fitting(gradients: list[Any], variables: list[Any]) -> None:
 
     Args:
         gradients: tensors, IndexedSlices or None.
-        variables: one for each gradient.
+        variables: one variable for each gradient.
 
     Raises:
-        ValueError: the lengths differ, all gradients are None, or a gradient's shape does not fit its variable.
+        ValueError: the lengths differ, all gradients are None, a gradient's shape does not fit its variable, or a
+            variable has copies on several replicas, but no strategy is in use.
         TypeError: a gradient does not have a floating dtype, or an element of `variables` is not a variable.
     """
     if len(gradients) != len(variables):
@@ -59,6 +62,7 @@ def require_fitting(gradients: list[Any], variables: list[Any]) -> None:
             raise TypeError(
                 f"`grads_and_vars` must contain (gradient, variable) pairs, but {variable!r} is not a variable."
             )
+    _require_strategy_of(variables)
     has_gradient = False
     for gradient, variable in zip(gradients, variables):
         if gradient is None:
@@ -73,6 +77,24 @@ def require_fitting(gradients: list[Any], variables: list[Any]) -> None:
             f"No gradients provided for any variable: {names}. "
             f"Provided `grads_and_vars` is {tuple(zip(gradients, variables))}."
         )
+
+
+def _require_strategy_of(variables: list[Any]) -> None:
+    """Raise if a variable has copies on several replicas, but no strategy is in use to update all of them."""
+    if tf.distribute.has_strategy():
+        return
+    for variable in variables:
+        # A Keras 3 variable contains a TensorFlow variable.
+        variable = getattr(variable, "_value", variable)
+        if not isinstance(variable, tf.distribute.DistributedValues):
+            continue
+        strategy: Any = replicas.strategy_of(variable)
+        if strategy.num_replicas_in_sync > 1:
+            raise ValueError(
+                f"{variable.name} was created under {type(strategy).__name__} and has {strategy.num_replicas_in_sync} "
+                "copies, but this step is outside of the strategy, so the copies would become different. Take the "
+                "step inside the function that you give to strategy.run()."
+            )
 
 
 def _require_fitting_one(gradient: Any, variable: Any) -> None:
@@ -96,7 +118,7 @@ def without_none(change: Callable[..., Iterable[Any]], gradients: list[Any], var
     Args:
         change: a function that takes (gradient, variable) pairs and returns them in the same order.
         gradients: the gradients. None is not passed to `change`, and stays None in the result.
-        variables: one for each gradient.
+        variables: one variable for each gradient.
 
     Returns:
         A list as long as `gradients`.

@@ -12,7 +12,7 @@ from tf_lossscale.types import State
 from tf_lossscale.wrapper.parts import Parts
 
 # Hyperparameters that can be read and set on the wrapper, as in TensorFlow 2.4 to 2.8. An optimizer that these versions
-# do not have gets the hyperparameters of the most similar one.
+# lack has the hyperparameters of the most similar optimizer.
 _NAMES = {
     "Adadelta": ("rho",),
     "Adam": ("beta_1", "beta_2"),
@@ -67,7 +67,7 @@ class Delegating(Parts):
 
     @property
     def lr(self) -> Any:
-        """The inner optimizer's learning rate: the old name of `learning_rate`."""
+        """The inner optimizer's learning rate. `lr` is the old name of `learning_rate`."""
         return self.learning_rate
 
     @lr.setter
@@ -79,7 +79,7 @@ class Delegating(Parts):
         if "_optimizer" in vars(self) and not name.startswith("__"):
             if self._is_delegated(name):
                 return readable(getattr(self._optimizer, name))
-            # `dir` does not run the inner optimizer's properties, unlike `hasattr`.
+            # Unlike `hasattr`, `dir` does not evaluate the inner optimizer's properties.
             if name in dir(self._optimizer):
                 raise AttributeError(
                     f"'LossScaleOptimizer' object has no attribute '{name}'; "
@@ -88,8 +88,8 @@ class Delegating(Parts):
         raise AttributeError(f"'LossScaleOptimizer' object has no attribute '{name}'")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # Hyperparameters come before properties, because base classes from the optimizer library have properties with
-        # the names of some hyperparameters.
+        # Hyperparameters take precedence over properties, because the wrapper inherits properties with the names of
+        # some hyperparameters from classes of the optimizer library.
         if "_optimizer" in vars(self) and self._is_delegated(name):
             self._warn_if_traced(name)
             setattr(self._optimizer, name, value)
@@ -111,11 +111,11 @@ class Delegating(Parts):
         return known and not self._defines(name)
 
     def _defines(self, name: str) -> bool:
-        """Return whether this package's wrapper classes define an attribute, which then hides a hyperparameter."""
+        """Return whether a wrapper class of this package defines the attribute, which then hides a hyperparameter."""
         return any(name in vars(cls) for cls in type(self).__mro__ if issubclass(cls, Parts))
 
     def _warn_if_of_inner(self, name: str) -> None:
-        """Warn if the inner optimizer has an attribute of this name, which setting the wrapper's does not change."""
+        """Warn if the inner optimizer also has this attribute, because its value stays unchanged."""
         if name in vars(self._optimizer) and name not in vars(self):
             logging.warning(
                 "LossScaleOptimizer.%s is set on the wrapper alone, and the inner %s keeps its value. To change the "

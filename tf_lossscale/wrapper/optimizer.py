@@ -191,12 +191,13 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         clusters = arguments.clusters(jit_compile)
         family = adapter._family_class(inner_optimizer)
         chosen = family.checked_options(kwargs)
-        # A failed construction must leave the inner optimizer unchanged. `_save_scale_with_inner` may raise, but only
-        # before it changes the inner optimizer; nothing after it raises.
+        # If the constructor raises, the inner optimizer must be unchanged. `_save_scale_with_inner` can raise, but only
+        # before it changes the inner optimizer. No later statement raises.
         self.__dict__.update(
             _optimizer=inner_optimizer,
             _family=family,
-            _trackable=inner_optimizer,  # TensorFlow's DelegatingTrackableMixin reads this attribute.
+            # TensorFlow's DelegatingTrackableMixin reads this attribute.
+            _trackable=inner_optimizer,
             _scale=loss_scale,
             _contract=contract.Contract(),
             _traced=False,
@@ -222,7 +223,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             if not isinstance(scale, FixedLossScale):
                 logging.warning(
                     "A checkpoint of the inner %s does not hold the loss scale, because its class is not derived from "
-                    "tf.Module. Save `state()` beside the checkpoint, or derive the class from tf.Module.",
+                    "tf.Module. Save `state()` alongside the checkpoint, or derive the class from tf.Module.",
                     type(inner).__name__,
                 )
             return
@@ -358,7 +359,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         return unscaled
 
     def scale_inside(self, loss_fn: SameFunction) -> SameFunction:
-        """Wrap a loss function for a training loop in a library, which calls no method except `apply_gradients`.
+        """Wrap a loss function for a library's training loop that calls no optimizer method except `apply_gradients`.
 
         The wrapped function returns the same, unscaled loss. During backpropagation the loss is scaled, and its
         gradients are unscaled before the tape returns them. The library can therefore clip them as usual.
@@ -389,7 +390,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         return cast("SameFunction", scaled)
 
     def _factor(self) -> tf.Tensor:
-        """Return the current factor for the loss, a float32 scalar: the loss scale times any factor of the family."""
+        """Return the factor for the loss, a float32 scalar: the loss scale times `loss_scale_factor`, if it is set."""
         factor = self._family.loss_scale_factor
         return self._loss_scale() if factor is None else self._loss_scale() * factor
 
@@ -417,11 +418,11 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         skip_gradients_aggregation: bool = False,
         **kwargs: Any,
     ) -> tf.Operation | tf.Tensor | None:
-        """Apply unscaled gradients, or skip the step on all replicas if one of them is not finite.
+        """Apply unscaled gradients, or skip the step on all replicas if any gradient is not finite.
 
-        After `scale_loss` without `get_unscaled_gradients`, as in Keras 3's `fit`, the gradients are taken as scaled
-        and are unscaled first. A skipped step then does not count in `iterations`; otherwise it does. If earlier calls
-        leave open whether the gradients are scaled, this method raises.
+        After `scale_loss` without `get_unscaled_gradients`, as in Keras 3's `fit`, this method unscales the gradients
+        first. In that case `iterations` does not count a skipped step; in all other cases it does. If the earlier calls
+        leave open whether the gradients are scaled, this method raises an error.
 
         >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), initial_scale=8)
         >>> weight = tf.Variable(1.0)
@@ -433,15 +434,14 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         Args:
             grads_and_vars: any iterable of (gradient, variable) pairs. A gradient may be None. A variable is a
                 `tf.Variable` or a `keras.Variable`.
-            name: ignored; it is accepted because the originals took it.
+            name: ignored; accepted for compatibility with other optimizers.
             experimental_aggregate_gradients: False if the gradients are already summed over the replicas.
             skip_gradients_aggregation: True if the gradients are already summed over the replicas.
             **kwargs: passed to the inner optimizer.
 
         Returns:
-            In eager mode, the type of result that the inner optimizer returns: None or `iterations`. In a
-            `tf.function`, a tensor that is available when the step is complete. In a legacy graph, the operation that
-            takes the step.
+            In eager mode, None or `iterations`, whichever the inner optimizer returns. In a `tf.function`, a tensor
+            that is available when the step is complete. In a legacy graph, the operation that takes the step.
 
         Raises:
             ValueError: all gradients are None, or the call is in a cross-replica context.
@@ -495,7 +495,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     def _step(self, update: Update) -> Any:
         """Take the step, and return the result of `apply_gradients`."""
         scale = self._loss_scale
-        # A SharedLossScale defers this step, and takes it together with the steps of its other optimizers.
+        # A SharedLossScale defers this step, and later takes it together with the steps of the other optimizers that
+        # share the scale.
         outcome = None if scale.defers(self, update) else step(scale, update)
         if tf.executing_eagerly():
             if outcome is False:
@@ -526,14 +527,14 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         Args:
             loss: a function that returns the loss, or a loss tensor together with its tape.
             var_list: a variable, a list of them, or a function that returns one of these.
-            grad_loss: gradient of something with respect to the loss.
-            tape: the tape that recorded the loss; needed for a tensor.
+            grad_loss: the gradient of the final objective with respect to the loss; None for ones.
+            tape: the tape that recorded the loss; required if `loss` is a tensor.
 
         Returns:
             A list of (gradient, variable) pairs.
 
         Raises:
-            ValueError: a tensor was given without its tape.
+            ValueError: `loss` is a tensor, and `tape` is missing.
         """
         if not callable(loss) and tape is None and tf.executing_eagerly():
             raise ValueError(
@@ -571,16 +572,16 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         Args:
             loss: a function that returns the loss, or a loss tensor together with its tape.
             var_list: a variable, a list of them, or a function that returns one of these.
-            grad_loss: gradient of something with respect to the loss.
-            name: ignored; it is accepted because the originals took it.
-            tape: the tape that recorded the loss; needed for a tensor.
+            grad_loss: the gradient of the final objective with respect to the loss; None for ones.
+            name: ignored; accepted for compatibility with other optimizers.
+            tape: the tape that recorded the loss; required if `loss` is a tensor.
             **kwargs: passed to the inner optimizer.
 
         Returns:
             The result of `apply_gradients`.
 
         Raises:
-            ValueError: a tensor was given without its tape, or all gradients are None.
+            ValueError: `loss` is a tensor and `tape` is missing, or all gradients are None.
         """
         with self._contract.whole_step():
             return self.apply_gradients(self._compute_gradients(loss, var_list, grad_loss, tape), name=name, **kwargs)
@@ -588,7 +589,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     def _compute_gradients(
         self, loss: Any, var_list: Any, grad_loss: Any = None, tape: tf.GradientTape | None = None
     ) -> list[tuple[Any, Any]]:
-        """Call `compute_gradients`. User classes override this method, which `minimize` of legacy optimizers calls."""
+        """Call `compute_gradients`. In legacy optimizers, `minimize` calls this method, and subclasses override it."""
         # A user's `compute_gradients` may have no argument `grad_loss`.
         keywords = {} if grad_loss is None else {"grad_loss": grad_loss}
         return self.compute_gradients(loss, var_list, tape=tape, **keywords)
@@ -668,12 +669,17 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         "growth_factor", "The factor by which the scale grows; None if the scale is fixed."
     )
     backoff_factor: float | None = setting(
-        "backoff_factor", "The factor by which an overflow lowers the scale; None if it is fixed."
+        "backoff_factor", "The factor by which the scale is multiplied after an overflow; None if the scale is fixed."
     )
-    hysteresis: int | None = setting("hysteresis", "The number of overflows that lower the scale; None if it is fixed.")
-    min_scale: float | None = setting("min_scale", "The scale is never lowered below this; None if it is fixed.")
+    hysteresis: int | None = setting(
+        "hysteresis", "The number of overflows after which the scale is lowered; None if the scale is fixed."
+    )
+    min_scale: float | None = setting(
+        "min_scale", "The value below which the scale is never lowered; None if the scale is fixed."
+    )
     max_scale: float | None = setting(
-        "max_scale", "The scale never grows above this; None for float32's maximum, or if it is fixed."
+        "max_scale",
+        "The value above which the scale never grows; None for float32's maximum, or if the scale is fixed.",
     )
 
     def change_rules(self, **rules: Scalar | None) -> None:
@@ -695,7 +701,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             TypeError: a keyword is not one of these rules, or a value is not a number.
             ValueError: a value is out of range, the scale is fixed or user-defined, or `hysteresis` changes from 1 to a
                 larger value or back to 1.
-            RuntimeError: called while a graph is built.
+            RuntimeError: the method is called while a graph is being built.
         """
         rule_settings.change(self._loss_scale, **rules)
         for name in rules:
@@ -715,7 +721,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     @property
     def variables(self) -> CallableList:
-        """The variables of the inner optimizer, followed by those of the loss scale. `variables()` works, too."""
+        """The inner optimizer's variables, then those of the loss scale. `variables()` returns the same list."""
         return CallableList([*self.weights, *self._loss_scale.variables])
 
     @property
@@ -759,7 +765,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         self._family.build(list(var_list))
 
     def _create_all_weights(self, var_list: list[Any]) -> None:
-        """Call `build`. Legacy optimizers use this name for it."""
+        """Call `build`. Legacy optimizers have a method of this name instead of `build`."""
         self.build(var_list)
 
     def _given_or_known(self, variables: Iterable[Any] | None, call: str) -> list[Any]:
@@ -778,6 +784,19 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         if self.dynamic and tf.executing_eagerly():
             kind = f"dynamic_counter={int(tf.convert_to_tensor(self.dynamic_counter))}, {kind}"
         return f"<LossScaleOptimizer loss_scale={shown}, {kind}, inner_optimizer={type(self._optimizer).__name__}>"
+
+
+def finalize_variable_values(self: Any, var_list: list[Variable] | None = None) -> None:
+    """Overwrite the variables with their moving averages, if the inner optimizer keeps moving averages.
+
+    Keras 3 and tf_keras call this function as a method of the optimizer. The wrappers for both libraries have it.
+
+    Args:
+        var_list: the variables. The default is all variables for which the optimizer is built.
+    """
+    self._optimizer.finalize_variable_values(self._given_or_known(var_list, "finalize_variable_values()"))
+    # Keras calls this method at the end of `fit`, so a stall that no step has reported yet is reported here.
+    self._stall.report(self)
 
 
 def _warn_if_loss_cannot_hold(loss: Any, factor: Callable[[], tf.Tensor]) -> None:

@@ -88,7 +88,7 @@ class Observable(Parts):
 
     @property
     def last_step_skipped(self) -> tf.Variable | bool:
-        """Whether the last step was skipped, as a bool variable. The property does not wait for the device.
+        """Whether the last step was skipped, as a bool variable. Reading the property does not wait for the device.
 
         The value is the Python constant False if the scale is fixed and `skip_nonfinite` is not True, because then no
         step is ever skipped.
@@ -122,13 +122,13 @@ class Observable(Parts):
         (8.0, 0)
 
         Returns:
-            A dict with `loss_scale` (float) and the ints `dynamic_counter` (finite steps since the scale last moved),
+            A dict with `loss_scale` (float) and the ints `dynamic_counter` (finite steps since the scale last changed),
             `bad_steps` (overflows that count towards the hysteresis), `skipped_steps`, `skipped_in_a_row` and
             `total_steps`. Checkpoints and weight files store only the first three values; saved models and pickles
             store all of them. If the scale is fixed or user-defined, the dict contains only `loss_scale`.
 
         Raises:
-            RuntimeError: called while a graph is built.
+            RuntimeError: the method is called while a graph is being built.
         """
         _require_eager("state")
         return self._state()
@@ -165,7 +165,7 @@ class Observable(Parts):
             ValueError: a key is missing or unknown, a value is out of range, or the scale is fixed at
                 another value. The state is then unchanged.
             TypeError: the state is not a mapping, or a value is not a number.
-            RuntimeError: called while a graph is built.
+            RuntimeError: the method is called while a graph is being built.
         """
         _require_eager("set_state")
         if not isinstance(state, Mapping):
@@ -223,8 +223,8 @@ class Observable(Parts):
             replicas.
 
         Raises:
-            ValueError: the optimizer was made without `diagnose=True`.
-            RuntimeError: called while a graph is built.
+            ValueError: the optimizer was created without `diagnose=True`.
+            RuntimeError: the method is called while a graph is being built.
         """
         if self._diagnosis is None:
             raise ValueError(
@@ -237,18 +237,18 @@ class Observable(Parts):
         return OverflowReport(sorted(rows, key=lambda row: -row.steps))
 
     def count_exponents(self) -> None:
-        """Count gradients by exponent in the next step. Every `diagnose_every`-th step after it is counted, too.
+        """Count gradients by exponent in the next step, and again in every `diagnose_every`-th step after it.
 
         >>> import tensorflow as tf
         >>> from tf_lossscale import LossScaleOptimizer
         >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), diagnose="exponents")
         >>> optimizer.count_exponents()
 
-        In a legacy graph, call it inside `with session.as_default():`.
+        In a legacy graph, call this method inside `with session.as_default():`.
 
         Raises:
-            ValueError: the optimizer was made without `diagnose="exponents"`.
-            RuntimeError: called in a legacy graph without a default session.
+            ValueError: the optimizer was created without `diagnose="exponents"`.
+            RuntimeError: the method is called in a legacy graph without a default session.
         """
         exponents = self._counting("count_exponents")
         if not tf.compat.v1.executing_eagerly_outside_functions():
@@ -258,9 +258,10 @@ class Observable(Parts):
     def precision_report(self) -> PrecisionReport:
         """Report for each variable how much of its gradient vanishes or overflows in float16, and the headroom.
 
-        The report describes the last step in which gradients were counted. These are the first step, then every
-        `diagnose_every`-th step, and the step after a call of `count_exponents`, whether skipped or not. Gradients are
-        counted on each replica, multiplied by the loss scale, before they are summed over the replicas.
+        The report describes the last step in which gradients were counted. They are counted in the first step, in every
+        `diagnose_every`-th step after it, and in the step after a call to `count_exponents`, even if that step is
+        skipped. Each replica counts its own gradients while they are still multiplied by the loss scale, before they
+        are summed over the replicas.
 
         >>> import tensorflow as tf
         >>> from tf_lossscale import LossScaleOptimizer
@@ -273,11 +274,12 @@ class Observable(Parts):
         ('kernel', 0.5, 1.0)
 
         Returns:
-            The report: plain data that prints as a table.
+            A report that contains plain data and prints as a table.
 
         Raises:
-            ValueError: the optimizer was made without `diagnose="exponents"`, or no step was counted yet.
-            RuntimeError: called while a graph is built, or without a default session in a legacy graph.
+            ValueError: the optimizer was created without `diagnose="exponents"`, or no step was counted yet.
+            RuntimeError: the method is called while a graph is being built, or in a legacy graph without a default
+                session.
 
         Source: Micikevicius et al., Mixed Precision Training, figure 3, https://arxiv.org/abs/1710.03740
         """
@@ -380,6 +382,7 @@ def require_values(method: str) -> None:
 def _require_eager(method: str) -> None:
     if not tf.executing_eagerly():
         raise RuntimeError(
-            f"{method}() reads the values of variables, which do not exist while a graph is built. Call it outside of "
-            "tf.function, between steps; in a tf.compat.v1.Session, run variables such as optimizer.skipped_steps."
+            f"{method}() reads the values of variables, which are not known while a graph is being built. Call it "
+            "outside of tf.function, between steps; in a tf.compat.v1.Session, run variables such as "
+            "optimizer.skipped_steps."
         )

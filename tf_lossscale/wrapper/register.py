@@ -79,7 +79,7 @@ def wrapper_class(family: Any) -> type:
     """
     bases: list[type] = [LossScaleOptimizer]
     if issubclass(family.optimizer_class, tf.__internal__.tracking.Trackable):
-        # In checkpoints and SavedModels, the mixin stores the inner optimizer's attributes as those of the wrapper.
+        # With this mixin, checkpoints and SavedModels store the inner optimizer's attributes as those of the wrapper.
         bases.append(tf.__internal__.tracking.DelegatingTrackableMixin)
     names = {"_family_class": family, "__module__": family.__module__, "__doc__": family.__doc__}
     return type("LossScaleOptimizer", (*bases, *family.wrapper_bases), names)

@@ -48,7 +48,7 @@ def change(scale: LossScale, **changes: Any) -> None:
         raise TypeError(f"change_rules() takes {', '.join(_FIELDS)}, but got: {unknown[0] if unknown else 'nothing'}.")
     names = ", ".join(f"`{name}`" for name in changes)
     rules = vars(scale).get("rules")
-    # A loss scale or manager with an older API has no stored `Rules`: they are computed from its attributes.
+    # A loss scale or manager with an older API stores no `Rules` object. Its rules are computed from its attributes.
     if type(rules) is not Rules:
         raise ValueError(
             f"{names} cannot be changed, because {type(scale).__name__} has no such rule. Make a new "
@@ -57,7 +57,7 @@ def change(scale: LossScale, **changes: Any) -> None:
         )
     if not tf.executing_eagerly():
         raise RuntimeError(
-            f"{names} cannot be changed while a graph is built. Call change_rules() between steps, outside of "
+            f"{names} cannot be changed while a graph is being built. Call change_rules() between steps, outside of "
             "tf.function, or pass the values to the constructor."
         )
     changed = dataclasses.replace(rules, **{_FIELDS[name]: value for name, value in changes.items()}).checked()

@@ -18,7 +18,7 @@ from tf_lossscale.core.step import Update, step
 
 
 class SharedLossScale(DynamicLossScale):
-    """One scale for several optimizers. An overflow in one of them skips the steps of all, and lowers the scale once.
+    """One scale for several optimizers. An overflow in one of them skips all their steps, and lowers the scale once.
 
     Use it for GANs and for models with several losses. Pass the object to each optimizer as
     `loss_scale_manager`, and take the optimizers' steps inside a block `with shared.together():`
@@ -55,17 +55,17 @@ class SharedLossScale(DynamicLossScale):
 
     @contextlib.contextmanager
     def together(self) -> Iterator[TogetherStep]:
-        """Join the steps that optimizers take in a `with` block. At its end, all steps are applied or all are skipped.
+        """Join the steps taken in a `with` block. At the end of the block, all steps are applied or all are skipped.
 
-        Works in eager mode, in a `tf.function` and in each replica of a strategy. If the block raises, nothing is
-        applied.
+        The method works in eager mode, in a `tf.function` and in each replica of a strategy. If the block raises an
+        error, no step is applied.
 
         Yields:
             The joint step. In a legacy graph, run its attribute `operation` in a session; it is set at the end of the
             block.
 
         Raises:
-            RuntimeError: the block is nested in another one.
+            RuntimeError: the block is nested in another `together` block of the same scale.
             ValueError: only some of the optimizers got gradients that are already summed over the replicas.
         """
         if self._step is not None:
@@ -152,7 +152,7 @@ class _JointUpdate(Update):
         return [gradient for own in each for gradient in own]
 
     def _with_own(self, gradients: list[Any]) -> list[tuple[Update, list[Any]]]:
-        """Split a list of all updates' gradients, or of values for them, into (update, its part of the list) pairs."""
+        """Split a list with one element per gradient of all updates into (update, elements of this update) pairs."""
         return [(u, gradients[a:b]) for u, a, b in zip(self._updates, [0, *self._ends], self._ends)]
 
     def reduce(self, gradients: list[Any]) -> list[Any]:

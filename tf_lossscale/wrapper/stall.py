@@ -10,10 +10,10 @@ import tensorflow as tf
 from absl import logging
 
 from tf_lossscale.core import replicas
-from tf_lossscale.core.graphs import compiled, operations
+from tf_lossscale.core.graphs import in_xla_context, operations
 from tf_lossscale.core.variables import as_number, unless, value_or_zero
 
-#: The number of skipped steps in a row after which training counts as stalled, whatever the scale.
+#: The number of skipped steps in a row after which training counts as stalled.
 PATIENCE = 100
 
 
@@ -53,7 +53,7 @@ class Stall:
         """Check for a stall in eager mode, and report it. The check reads variables, and so waits for the device.
 
         Args:
-            optimizer: the LossScaleOptimizer. It is not checked if its loss scale has no `lowest` scale.
+            optimizer: the LossScaleOptimizer. The method does nothing if `lowest` of its loss scale is None.
 
         Raises:
             FloatingPointError: training has stalled, and the action is "raise".
@@ -71,8 +71,8 @@ class Stall:
     def report_in_graph(self, optimizer: Any) -> list[Any]:
         """Add operations to a graph that report a stall of the steps before this one.
 
-        Call this method in the branch that skips a step. In eager mode and under XLA it only resets the flag that
-        marks a stall as reported. Eager steps call `report` at their end, and code that XLA compiles cannot print.
+        Call this method in the branch that skips a step. In eager mode and under XLA, the method only resets the flag
+        that marks a stall as reported: eager steps call `report` when they end, and code compiled by XLA cannot print.
 
         Args:
             optimizer: the LossScaleOptimizer that skips the step.
@@ -98,9 +98,10 @@ class Stall:
             )
 
     def _can_report_here(self, reported: tf.Variable) -> bool:
-        if compiled() or replicas.workers_step_alone():
+        if in_xla_context() or replicas.workers_step_alone():
             return False
-        # The message is a string tensor, and a DTensor mesh does not support strings.
+        # A stall cannot be reported on a DTensor mesh: the message would be a string tensor, which a mesh does not
+        # support.
         if isinstance(reported, tf.experimental.dtensor.DVariable):
             return False
         return not callable(self.action) or tf.compat.v1.executing_eagerly_outside_functions()
@@ -128,7 +129,7 @@ class Stall:
 
 
 def _outside_xla(act: Callable[[], Any]) -> tf.Tensor:
-    """Add a call of `act` to the graph, and return a tensor that depends on it. XLA omits the call.
+    """Call `act` in a branch of the graph that is not run under XLA. Return a tensor that depends on the branch.
 
     Under XLA, the operation `DeviceIndex` always returns the length of its list of devices. That index selects the
     default branch, which does nothing.

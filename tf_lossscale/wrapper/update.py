@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_lossscale.core import replicas, step
 from tf_lossscale.core.clusters import Cluster, obstacle
-from tf_lossscale.core.graphs import compiled, operations
+from tf_lossscale.core.graphs import in_xla_context, operations
 from tf_lossscale.core.notes import quotient_of
 from tf_lossscale.core.scaling import multiplied
 from tf_lossscale.wrapper.readings import names_of
@@ -18,7 +18,7 @@ _TRAITS = ("constraint", "overwrite_with_gradient")
 
 
 class Update(step.Update):
-    """One update of variables by a wrapper. The constructor also builds the inner optimizer.
+    """One update of variables by a wrapper. The constructor also creates the inner optimizer's variables.
 
     Args:
         optimizer: a LossScaleOptimizer.
@@ -121,8 +121,8 @@ class Update(step.Update):
         return self.optimizer._diagnosis.record(names_of(self._variables), applied, gradients, evidence)
 
     def _compiles(self) -> bool:
-        """Return whether the step is compiled on its own; False if XLA cannot, or if XLA compiles the entire caller."""
-        if compiled():
+        """Return whether to compile the step separately. False if XLA cannot compile it, or compiles its caller."""
+        if in_xla_context():
             return False
         scale = type(self.optimizer._loss_scale)
         own_rule = None if vars(scale).get("traceable") else f"a {scale.__name__} may run Python code in each step"

@@ -1,8 +1,8 @@
 """Faster twins of plain functions in the core, with the same arguments and the same results, bit for bit.
 
-`packing` stacks small gradients, and unscales large ones as late as possible; `branching` has the cheapest
-conditional for each backend; `checks` proves gradients finite by their sums. Tests and benchmarks can switch each
-trick off; without any trick the plain functions run.
+`packing` stacks small gradients, and unscales each large gradient as late as possible. `branching` uses the cheapest
+conditional for each backend. `checks` uses sums to prove that gradients are finite. Tests and benchmarks can switch
+off each optimization (see `tricks`).
 """
 
 from tf_lossscale.core.fast import branching, checks, packing

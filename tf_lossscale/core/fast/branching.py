@@ -10,7 +10,7 @@ import tensorflow as tf
 from tf_lossscale.core import replicas, step, variables
 from tf_lossscale.core.fast import tricks
 from tf_lossscale.core.fast.packing import Packed, are_small
-from tf_lossscale.core.graphs import compiled, finished
+from tf_lossscale.core.graphs import finished, in_xla_context
 from tf_lossscale.core.twins import faster
 
 
@@ -18,13 +18,13 @@ from tf_lossscale.core.twins import faster
 def apply_or_skip(
     applied: tf.Tensor, gradients: list[Any], apply: Callable[[list[Any]], Any], skip: Callable[[], Any]
 ) -> list[Any]:
-    """Apply gradients in the cheapest conditional; see `core.step.apply_or_skip`."""
+    """Apply or skip gradients with the cheapest conditional; see `core.step.apply_or_skip`."""
     packed = Packed(gradients)
 
     def unpack_and_apply(one: tf.Tensor | None = None) -> Any:
         unpacked = packed.unpacked(one)
         done = apply(unpacked)
-        if "one at a time" in tricks.in_use and not compiled():
+        if "one at a time" in tricks.in_use and not in_xla_context():
             packed.one_at_a_time(unpacked)
         return done
 
@@ -48,26 +48,27 @@ def unless(fine: tf.Tensor, change: Callable[[], Any]) -> list[tf.Operation]:
 
 
 def loops() -> bool:
-    """Return whether `at_most_once` is faster than `tf.cond`, which is so if XLA compiles for the CPU.
+    """Return whether to use `at_most_once` instead of `tf.cond`, because XLA compiles for the CPU.
 
-    XLA turns a conditional into a selection between old and new values of all variables, which costs a small optimizer
-    as much as its step. The body of a loop stays in the loop and updates in place.
+    XLA turns a conditional into a selection between old and new values of all variables. For a simple optimizer the
+    selection takes as long as the update itself. The body of a loop, by contrast, updates the variables in place.
 
     >>> loops()
     False
     """
-    # The loop cannot contain a collective operation, which the inner optimizer may use unless it writes independently.
+    # A loop cannot contain collective operations. The inner optimizer may use them, unless each replica writes its own
+    # copies of the variables.
     no_collectives = not tf.distribute.has_strategy() or replicas.write_independently()
     return "loop" in tricks.in_use and compiled_for_the_cpu() and no_collectives
 
 
 def compiled_for_the_cpu() -> bool:
-    """Return whether XLA compiles the function being traced, on a machine without accelerators.
+    """Return whether XLA compiles the function being traced and the machine has no accelerators.
 
     >>> compiled_for_the_cpu()
     False
     """
-    return compiled() and _only_the_cpu()
+    return in_xla_context() and _only_the_cpu()
 
 
 def _only_the_cpu() -> bool:
@@ -75,15 +76,16 @@ def _only_the_cpu() -> bool:
 
 
 def at_most_once(predicate: tf.Tensor, function: Callable[[tf.Tensor], tf.Tensor], otherwise: tf.Tensor) -> tf.Tensor:
-    """Return the function's result if a predicate is true, by a loop with at most one iteration.
+    """Call a function if a predicate is true, in a loop with at most one iteration, and return its result.
 
     >>> at_most_once(tf.constant(True), lambda one: 2.0 * one, tf.constant(0.0)).numpy().item()
     2.0
 
     Args:
         predicate: bool scalar.
-        function: takes a float32 scalar 1 whose value XLA does not know; products with it stay inside the loop.
-        otherwise: the result if the predicate is false, of the same shape and dtype.
+        function: a function of the float32 scalar 1. XLA does not know this value, so products with it stay inside the
+            loop.
+        otherwise: the result if the predicate is false, with the same shape and dtype as the function's result.
     """
 
     def body(done: tf.Tensor, result: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -98,15 +100,15 @@ def at_most_once(predicate: tf.Tensor, function: Callable[[tf.Tensor], tf.Tensor
 
 
 def _call(outcome: tf.Tensor) -> None:
-    """Make a tf.cond a single operation that calls a function, instead of a switch for each input.
+    """Make TensorFlow run a tf.cond as a single operation that calls a branch, without a switch for each input.
 
-    Such a function runs on a single device, so this is limited to programs with one device.
+    The branch would run on a single device, so nothing changes in programs with several devices.
     """
-    if compiled() or tf.distribute.has_strategy() or len(tf.config.list_logical_devices()) > 1:
+    if in_xla_context() or tf.distribute.has_strategy() or len(tf.config.list_logical_devices()) > 1:
         return
     operation = outcome.op
     while operation.type == "Identity":
         operation = operation.inputs[0].op
     if operation.type in ("If", "StatelessIf"):
-        # This attribute is private. A test fails if TensorFlow renames it.
+        # `_lower_using_switch_merge` is private. A test fails if TensorFlow renames it.
         operation._set_attr("_lower_using_switch_merge", tf.compat.v1.AttrValue(b=False))

@@ -1,4 +1,4 @@
-"""Makes checks cheaper, because a finite sum proves finite values, and replaces divisions by products."""
+"""Checks sums of gradients: a finite sum proves that all values are finite. Also replaces divisions with products."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tf_lossscale.core import finite, scaling
 from tf_lossscale.core.fast import tricks
 from tf_lossscale.core.fast.branching import at_most_once, compiled_for_the_cpu, loops
 from tf_lossscale.core.fast.packing import Packed, Scaled, fit_in_a_stack, in_stacks, is_small, kept_inside
-from tf_lossscale.core.graphs import compiled
+from tf_lossscale.core.graphs import in_xla_context
 from tf_lossscale.core.twins import faster
 
 _WIDE = (tf.float32, tf.float64)
@@ -19,12 +19,12 @@ _WIDE = (tf.float32, tf.float64)
 
 @faster(scaling.divide)
 def divide(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
-    """Compute float32 quotients as float64 products, which round to the same bits, where XLA compiles for the CPU.
+    """If XLA compiles for the CPU, compute float32 quotients as float64 products, which round to the same bits.
 
     Divisions make a fused step a quarter slower. The product of a float32 number and the float64
     reciprocal has a relative error of at most 2**-52. That is too little to change the rounding to float32, because a
-    quotient of two 24-bit numbers is at least 2**-49 away from the midpoint of two such numbers. (This holds for normal
-    numbers. On the CPU, XLA flushes subnormal numbers to zero.)
+    quotient of two 24-bit numbers is at least 2**-49 away from the midpoint of two adjacent 24-bit numbers. This holds
+    for normal numbers; on the CPU, XLA flushes subnormal numbers to zero.
     """
     gains = values.dtype == tf.float32 and not is_small(values) and compiled_for_the_cpu()
     if gains and "product" in tricks.in_use:
@@ -34,16 +34,16 @@ def divide(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
 
 @faster(finite.all_finite)
 def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
-    """Check small gradients together, and large ones by their sums first; see `core.finite.all_finite`.
+    """Check small gradients together, and large gradients by their sums; see `core.finite.all_finite`.
 
-    A sum is finite only if all summands are. Large gradients are summed, which writes no tensor. A conditional
-    checks their values only if a sum is not finite.
+    A sum is finite only if all summands are, and summing a large gradient writes no other large tensor. The values of
+    large gradients are checked only if a sum is not finite.
     """
     present = [g for g in gradients if g is not None]
     if tf.executing_eagerly():
         return _all_finite_eagerly(in_stacks(present))
     found = in_stacks(Packed(present).tensors)
-    if compiled() and "one check" in tricks.in_use:
+    if in_xla_context() and "one check" in tricks.in_use:
         found = _concatenated(found)
     summed = _worth_a_sum(found) if "sum first" in tricks.in_use else []
     ids_of_summed = {id(gradient) for gradient in summed}
@@ -56,7 +56,7 @@ def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
 
 
 def _all_finite_eagerly(gradients: list[Any]) -> tf.Tensor:
-    """Check sums of wide gradients first, with one operation for each gradient instead of two."""
+    """Check the sums of gradients first, which takes one operation for each gradient instead of two."""
     sums: list[Any] = []
     others: list[Any] = []
     for gradient in gradients:
@@ -90,16 +90,16 @@ def _worth_a_sum(gradients: list[Any]) -> list[Any]:
     """Return the gradients to check by their sums. All other gradients are checked value by value."""
     sparse = [g for g in gradients if isinstance(g, tf.IndexedSlices)]
     dense = [g for g in gradients if isinstance(g, tf.Tensor)]
-    if compiled() and not loops():
+    if in_xla_context() and not loops():
         return sparse
     late = [g for g in gradients if isinstance(g, Scaled)]
     return sparse + late + ([] if fit_in_a_stack(dense) else [g for g in dense if not is_small(g)])
 
 
 def _sums_are_finite(gradients: list[Any]) -> tf.Tensor:
-    """Return a bool scalar that is True only if the gradients are finite."""
-    # Outside XLA a sum of squares is one operation. XLA needs four times as long for it as for a plain sum.
-    squares = not compiled()
+    """Return a bool scalar. If it is True, the gradients are finite; if it is False, their values must be checked."""
+    # Outside XLA a sum of squares is one operation. In XLA a sum of squares takes four times as long as a plain sum.
+    squares = not in_xla_context()
     sums = [tf.cast(_sum(gradient, squares), tf.float32) for gradient in gradients]
     known = tf.math.is_finite(sums[0] if len(sums) == 1 else tf.add_n(sums))
     # A finite value may overflow when it is divided by a scale below one.
@@ -109,24 +109,26 @@ def _sums_are_finite(gradients: list[Any]) -> tf.Tensor:
 
 
 def _sum(gradient: Any, squares: bool) -> tf.Tensor:
-    """Return a scalar, at least float32, that is finite only if the gradient is."""
+    """Return a scalar that is finite only if all values of the gradient are finite."""
     if isinstance(gradient, Scaled):
-        # Squares would overflow at about the square root of the largest possible scale.
+        # The squares of scaled gradients could overflow with loss scales of about 1e19, the square root of the largest
+        # scale.
         return tf.reduce_sum(gradient.values)
     if not isinstance(gradient, tf.IndexedSlices):
         return tf.nn.l2_loss(gradient) if squares and gradient.dtype in _WIDE else tf.reduce_sum(gradient)
     values = gradient.values
     if values.dtype == tf.float16:
         sizes = tf.reduce_sum(tf.cast(tf.abs(values), tf.float32))
-        # A sequential sum with rounding after each row stays below twice its size, and a parallel sum rounds a bit
-        # more.
+        # Rounding after each addition at most doubles a sequential sum of absolute values, and changes a parallel sum
+        # slightly more. A limit of a quarter of the float16 maximum is therefore safe.
         return tf.where(sizes <= values.dtype.max / 4, 0.0, float("inf"))
-    # If the sum of squares is finite, all values are below 1e19, and all sums of rows are finite.
+    # If the sum of squares is finite, all absolute values are below 3e19, so the sums of rows with the same index are
+    # finite as well.
     return tf.nn.l2_loss(values)
 
 
 def _finite_by_sums(gradients: list[Any]) -> tf.Tensor:
-    """Return whether gradients are finite; each value is checked only if a sum is not finite."""
+    """Return whether gradients are finite. The values are checked only if a sum is not finite."""
     known = _sums_are_finite(gradients)
 
     def check_values(one: tf.Tensor | None = None) -> tf.Tensor:

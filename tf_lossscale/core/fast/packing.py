@@ -1,4 +1,4 @@
-"""Stacks small gradients, and unscales each large gradient only when it is applied."""
+"""Stacks small gradients, and unscales each large gradient only right before it is applied."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import tensorflow as tf
 
 from tf_lossscale.core import replicas, scaling, step
 from tf_lossscale.core.fast import tricks
-from tf_lossscale.core.graphs import compiled, optimization_barrier
+from tf_lossscale.core.graphs import in_xla_context, optimization_barrier
 from tf_lossscale.core.notes import note_origin, origin
 from tf_lossscale.core.twins import faster
 
-# An operation on up to this many values costs more to start than to run. A stack has at most a megabyte.
+# An operation on up to this many values takes longer to start than to run.
 _SMALL = 2**13
+# The maximum number of values in a stack, a megabyte in float32.
 _TOGETHER = 2**18
-# Tensors up to this size may stay alive longer than necessary.
+# Gradients of up to this many values may stay in memory longer than necessary.
 _HELD = 2**22
 
 
@@ -34,10 +35,10 @@ def positions(tensors: Sequence[Any]) -> list[list[int]]:
         tensors: tensors of any dtype and shape; other objects are ignored.
 
     Returns:
-        Lists of positions, each of small tensors of one dtype, shape and device, up to a megabyte in total. Empty if
-        XLA compiles the function, because XLA fuses operations itself.
+        For each stack, the list of the positions of its tensors. The tensors in a stack are small, and have the same
+        dtype, shape and device. There are no stacks if XLA compiles the function, because XLA fuses operations itself.
     """
-    if "stacks" not in tricks.in_use or (not tf.executing_eagerly() and compiled()):
+    if "stacks" not in tricks.in_use or (not tf.executing_eagerly() and in_xla_context()):
         return []
     alike: dict[Any, list[int]] = {}
     for i, tensor in enumerate(tensors):
@@ -69,7 +70,7 @@ def stacked(tensors: Sequence[Any], group: list[int]) -> tf.Tensor:
 
 
 def in_stacks(tensors: Sequence[Any]) -> list[Any]:
-    """Return the stacks of the groups that `positions` finds, then all other tensors.
+    """Stack the tensors that can be stacked. Return the stacks, followed by all other tensors.
 
     >>> [tensor.shape.as_list() for tensor in in_stacks([tf.ones([2]), tf.ones([3]), tf.ones([2])])]
     [[2, 2], [3]]
@@ -83,14 +84,14 @@ def in_stacks(tensors: Sequence[Any]) -> list[Any]:
 
 
 def unstacked(stack: tf.Tensor, scaled: Sequence[Scaled] = ()) -> list[tf.Tensor]:
-    """Return the tensors in a stack, and note the origin of each.
+    """Return the tensors in a stack, and note for each tensor that it was in this stack.
 
     >>> [part.numpy().tolist() for part in unstacked(tf.constant([[1.0], [2.0]]))]
     [[1.0], [2.0]]
 
     Args:
         stack: a tensor whose first axis has a known size.
-        scaled: for a stack of unscaled gradients, the scaled gradient of each.
+        scaled: if the stack contains unscaled gradients, the scaled gradient that each was computed from.
     """
     parts = tf.raw_ops.Unpack(value=stack, num=stack.shape.as_list()[0], axis=0)
     for position, (part, before) in enumerate(itertools.zip_longest(parts, scaled)):
@@ -99,7 +100,7 @@ def unstacked(stack: tf.Tensor, scaled: Sequence[Scaled] = ()) -> list[tf.Tensor
 
 
 def is_small(tensor: tf.Tensor) -> bool:
-    """Return whether an operation on a tensor costs more to start than to run. False for unknown shapes.
+    """Return whether an operation on a tensor takes longer to start than to run. False for unknown shapes.
 
     >>> is_small(tf.ones([1000])), is_small(tf.ones([10_000]))
     (True, False)
@@ -131,7 +132,7 @@ def are_small(gradients: Sequence[Any]) -> bool:
 
 
 class Scaled(NamedTuple):
-    """A gradient that is still scaled, with its loss scale.
+    """A scaled gradient and its loss scale.
 
     >>> Scaled(tf.constant(8.0), tf.constant(4.0)).unscaled().numpy().item()
     2.0
@@ -141,23 +142,23 @@ class Scaled(NamedTuple):
     scale: tf.Tensor
 
     def unscaled(self, one: tf.Tensor | None = None) -> tf.Tensor:
-        """Return the unscaled gradient, with the same operations as in `unscale` and therefore the same bits.
+        """Return the unscaled gradient. `unscale` uses the same operations, so the bits are the same.
 
         Args:
-            one: a 1 created in the loop, whose value XLA does not know; None outside a loop. See `kept_inside`.
+            one: inside `at_most_once`, the scalar 1 that the loop provides; None elsewhere. See `kept_inside`.
         """
         return scaling.divide(kept_inside(self.values, one), self.scale)
 
 
 def kept_inside(values: tf.Tensor, one: tf.Tensor | None) -> tf.Tensor:
-    """Hide values from XLA, which otherwise moves computations with them out of a loop and stores the results.
+    """Multiply values by a 1 unknown to XLA, so that XLA does not move computations with them out of a loop.
 
     >>> kept_inside(tf.constant(2.0), tf.constant(1.0)).numpy().item()
     2.0
 
     Args:
         values: a floating tensor.
-        one: a 1 created in the loop, whose value XLA does not know; None outside a loop.
+        one: inside `at_most_once`, the scalar 1 that the loop provides; None elsewhere.
     """
     return values if one is None else values * tf.cast(one, values.dtype)
 
@@ -171,7 +172,7 @@ class Share(NamedTuple):
 
     stack: tf.Tensor
     position: int
-    #: The scaled gradient, if the gradient was unscaled in this stack.
+    #: The gradient before unscaling, if the whole stack was unscaled at once; otherwise None.
     scaled: Scaled | None = None
 
 
@@ -197,16 +198,17 @@ class Packed:
         self._stacked = [members for _, members in found]
         done = {i for members in self._stacked for i in members}
         self._alone = [i for i, gradient in enumerate(gradients) if gradient is not None and i not in done]
-        #: Stacks, then `Scaled` and unstacked gradients. They are finite if and only if the gradients are.
+        #: The stacks, followed by the gradients that are not in a stack. Some of these gradients are `Scaled` objects.
+        #: The stacks and gradients are finite if and only if the unpacked gradients are.
         self.tensors: list[Any] = [stack for stack, _ in found]
         for i in self._alone:
             self.tensors.append(origins[i] if scaled and isinstance(origins[i], Scaled) else gradients[i])
 
     def unpacked(self, one: tf.Tensor | None = None, tensors: Sequence[Any] | None = None) -> list[Any]:
-        """Return the gradients, computed in the caller's graph.
+        """Return the gradients, unpacked in the caller's graph.
 
         Args:
-            one: a 1 created in the loop, whose value XLA does not know; None outside a loop. See `kept_inside`.
+            one: inside `at_most_once`, the scalar 1 that the loop provides; None elsewhere. See `kept_inside`.
             tensors: replacements for `self.tensors`, for example their sums over all replicas.
         """
         tensors = self.tensors if tensors is None else tensors
@@ -224,26 +226,28 @@ class Packed:
         return gradients
 
     def one_at_a_time(self, unpacked: Sequence[Any]) -> None:
-        """Delay unscaling each large gradient until the previous one was used, so that memory holds only one.
+        """Delay unscaling each large gradient until the previous one was used, so that only one of them is in memory.
 
-        Smaller gradients stay unordered: idle cores can unscale them just before they are used.
+        Smaller gradients are not delayed, so that idle cores can unscale them.
 
         Args:
-            unpacked: the result of `unpacked`, after operations have been built on it.
+            unpacked: the gradients that `unpacked` returned. All operations that use them must already exist in the
+                graph.
         """
         late = [i for i, tensor in zip(self._alone, self.tensors[len(self._stacked) :]) if isinstance(tensor, Scaled)]
         made = [unpacked[i] for i in late if (unpacked[i].shape.num_elements() or 0) > _HELD]
         for before, after in itertools.pairwise(made):
             users = before.consumers()
             if any(_depends_on(user, after.op) for user in users):
-                # For example, clipping by the global norm makes each update depend on all gradients.
+                # The gradients cannot be unscaled one at a time if each update depends on all of them, for example
+                # through clipping by the global norm.
                 return
-            # This method is private. A test of the peak memory fails if the method stops working.
+            # `_add_control_inputs` is private. A test of the peak memory fails if the method stops working.
             after.op._add_control_inputs(users)
 
 
 def _whole_stacks(origins: Sequence[Any]) -> list[tuple[tf.Tensor, list[int]]]:
-    """Return the stacks whose members are all among the gradients with these origins, with the members' positions."""
+    """Return each stack whose members are all among these origins, with the positions of its members in `origins`."""
     found: dict[int, tuple[tf.Tensor, list[tuple[int, int]]]] = {}
     for i, made_from in enumerate(origins):
         if isinstance(made_from, Share):
@@ -256,7 +260,7 @@ def _whole_stacks(origins: Sequence[Any]) -> list[tuple[tf.Tensor, list[int]]]:
 
 
 def _depends_on(operation: Any, other: Any) -> bool:
-    """Return whether an operation of a graph depends on another."""
+    """Return whether one operation of a graph depends on the other."""
     waiting, seen = [operation], set()
     while waiting:
         one = waiting.pop()
@@ -273,22 +277,23 @@ def _depends_on(operation: Any, other: Any) -> bool:
 
 @faster(scaling.unscale)
 def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
-    """Unscale small gradients in stacks, and note the origin of large ones; see `core.scaling.unscale`."""
+    """Unscale small gradients in stacks, and note the scaled values of large ones; see `core.scaling.unscale`."""
     found = scaling.floating(gradients)
-    # The graph optimizer would turn a division by a constant into a product with the reciprocal.
+    # Without a barrier, the graph optimizer would replace a division by a constant with a product with its reciprocal.
     scale = optimization_barrier(tf.convert_to_tensor(scale))
     result: list[Any] = [None] * len(found)
     for group in positions(found):
-        # This needs no optimization barrier: the graph optimizer does not merge operations across a stack.
+        # A stack needs no optimization barrier, because the graph optimizer does not merge operations across it.
         stack = scaling.divide(stacked(found, group), scale)
         for i, part in zip(group, unstacked(stack, [Scaled(found[i], scale) for i in group])):
             result[i] = part
-    compiled_by_xla, late = compiled(), "late unscaling" in tricks.in_use
+    compiled_by_xla, late = in_xla_context(), "late unscaling" in tricks.in_use
 
     def unscaled_alone(values: tf.Tensor) -> tf.Tensor:
         values = optimization_barrier(values)
         quotient = scaling.divide(values, scale)
-        # Late unscaling excludes float16, because the finite check would sum scaled gradients, which often overflows.
+        # Float16 gradients are not unscaled late: the finite check would sum the scaled gradients, and their sum often
+        # overflows.
         if late and values.dtype != tf.float16 and (compiled_by_xla or not is_small(values)):
             note_origin(quotient, Scaled(values, scale))
         return quotient
@@ -300,8 +305,8 @@ def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
 def as_arguments(
     gradients: list[Any], to_compile: bool
 ) -> tuple[list[tf.Tensor], Callable[[list[tf.Tensor]], list[Any]]]:
-    """Return stacks and scaled gradients; see `core.step.as_arguments`."""
-    # The origins of gradients are noted only in graphs.
+    """Return stacks and scaled gradients to pass to a function; see `core.step.as_arguments`."""
+    # In eager mode no gradients are packed, because their origins are noted only in graphs.
     if tf.executing_eagerly():
         return step.as_arguments.plain(gradients, to_compile)  # type: ignore[attr-defined]
     packed = Packed(gradients, stacks=not to_compile)

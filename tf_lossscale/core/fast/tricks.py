@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 #: What each trick does, and the time or memory of a step without it (docs/performance.md, "What each trick gains").
-#: A time is a ratio to the step with all tricks.
+#: Times are relative to a step with all tricks.
 TRICKS = {
     "stacks": "one operation for all small gradients of a shape: 1.09 to 1.17 for 200 x 1k",
     "stacked sums": "one all-reduce for all small gradients of a shape: 1.06 for 200 x 1k",
@@ -24,17 +24,17 @@ in_use = set(TRICKS)
 
 @contextlib.contextmanager
 def without(*tricks: str) -> Iterator[None]:
-    """Switch tricks off for a block, in functions traced in it and in eager steps.
+    """Switch tricks off in a `with` block, for eager steps and for functions that are traced inside the block.
 
     >>> with without("stacks"):
     ...     "stacks" in in_use
     False
 
     Args:
-        *tricks: keys of `TRICKS`; none for all tricks.
+        *tricks: keys of `TRICKS`. Without any key, all tricks are switched off.
 
     Raises:
-        KeyError: there is no such trick.
+        KeyError: an argument is not a key of `TRICKS`.
     """
     removed = {trick for trick in tricks or TRICKS if TRICKS[trick] and trick in in_use}
     in_use.difference_update(removed)
