@@ -47,7 +47,7 @@ class Calls(Resolver):
 
     Args:
         module: the module's syntax tree.
-        around: what the module has to know of the other files of the project.
+        around: facts about the other files of the project.
     """
 
     def __init__(self, module: cst.Module, around: Around):
@@ -278,7 +278,7 @@ class Calls(Resolver):
         return any(not any(map(self._is_wrapper, classes)) for classes in self._tested(expression))
 
     def _tested(self, expression: cst.BaseExpression) -> Iterator[list[cst.BaseExpression]]:
-        """Yield the classes in each `isinstance` test of an expression around it; none of `callable(expression)`."""
+        """Yield the classes in each `isinstance` test in an `if` around an expression. `callable` tests no class."""
         asked = m.Call(
             m.Name("isinstance") | m.Name("callable"), [m.Arg(m.MatchIfTrue(expression.deep_equals)), m.ZeroOrMore()]
         )

@@ -53,7 +53,7 @@ def migrate(source: bytes, around: Around = _ALONE) -> Outcome:
 
     Args:
         source: the content of the file, in any encoding that Python reads.
-        around: what this file has to know of the other files of its project; see `project.Project`.
+        around: facts about the other files of the project; see `project.Project`.
 
     Returns:
         The new content, in the same encoding and with the same line endings, and the findings. If nothing changes,

@@ -200,7 +200,7 @@ def rewritten(content: bytes, around: Around) -> Outcome:
 
     Args:
         content: the file's bytes.
-        around: what the notebook has to know of the other files of its project.
+        around: facts about the other files of the project.
 
     Returns:
         The new bytes, and the findings with line numbers in the notebook file.

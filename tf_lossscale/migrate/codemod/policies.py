@@ -41,7 +41,7 @@ _DOES_NOT_READ = (
 
 
 class _Policy(NamedTuple):
-    """A call that creates a policy: its literal name or None, and its argument `loss_scale` with its place."""
+    """A call that creates a dtype policy, with its literal name or None, and the place and value of its loss scale."""
 
     call: cst.Call
     name: str | None

@@ -33,7 +33,10 @@ Exports = dict[str, list[str]]
 
 
 class Around(NamedTuple):
-    """What one file has to know of the other files of its project. Without other files, facts about them are None."""
+    """Facts about the other files of a project. The migration of one file depends on them.
+
+    If there are no other files, `wraps` and `compiles` are None.
+    """
 
     #: The old names that the file can import from other files. The keys are modules, as the file names them in its
     #: imports.
@@ -123,7 +126,7 @@ class Project:
         return with_old_names, calling
 
     def _read_exports_from(self, paths: Iterable[str]) -> None:
-        """Read the exports of files, of all files that they import, and of all files that import an old name of these.
+        """Read the exports of files, of all files that they import, and of all files that import an old name from them.
 
         Imports may be circular, so a file is read again whenever the exports of a file that it imports change.
         """
@@ -181,10 +184,10 @@ class Project:
         return any(_has_old_name(exported) for exported in self._known(path).values())
 
     def around(self, path: str) -> Around:
-        """Return what one of the files that are worth migrating has to know of the other files.
+        """Return the facts about the other files that the migration of one file depends on.
 
         Args:
-            path: the file.
+            path: the file to migrate.
         """
         requested: set[str] = set()
         for other in self._importers(path):

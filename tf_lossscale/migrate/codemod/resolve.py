@@ -56,7 +56,7 @@ class Resolver(Tree):
 
     Args:
         module: the module's syntax tree.
-        around: what the module has to know of the other files of the project.
+        around: facts about the other files of the project.
     """
 
     def __init__(self, module: cst.Module, around: Around):
