@@ -43,6 +43,7 @@ SENTENCES = [
     (["plot", "nologs"], "nologs does not exist. Pass a folder."),
     (["plot", "old.py"], "old.py is a file. Pass a folder."),
     (["plot", "logs", "--out", "nodir/a.png"], "nodir does not exist. Pass a folder."),
+    (["plot", "logs"], "logs has no event file with a loss scale."),
     (["train", "--steps", "1", "--out", "old.py"], "old.py is a file. Pass a folder as --out."),
     (["run", "logs"], "'logs' is a folder without a __main__.py. Pass a script, or -m and a module."),
     (["run", "--", "none.py"], "/none.py': [Errno 2]"),

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from tf_lossscale import __version__
 
 # For each subcommand, a module with `add_arguments(parser)` and `run(arguments)`, and the help text. The module is
-# imported only if its subcommand is called.
+# imported only if its subcommand is called. `main` prints the ImportError, OSError or ValueError that `run` raises.
 _COMMANDS = {
     "convert": (
         "tf_lossscale.migrate.checkpoints.convert_command",
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _flush()
     except KeyboardInterrupt:
         return 130
-    except OSError as error:
+    except (ImportError, OSError, ValueError) as error:
         with contextlib.suppress(OSError):
             print(f"tf-lossscale {argv[0]}: {error}", file=sys.stderr)
         with contextlib.suppress(OSError):

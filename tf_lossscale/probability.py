@@ -54,8 +54,8 @@ def minimize(
     ([16.0, 4.0, 1.0], 3.5)
 
     Args:
-        loss_fn: a function that returns the loss, a floating tensor of any shape. It may take an argument `seed`. The
-            loss may be float16: the scaled loss, which could overflow, is never computed, only its gradients.
+        loss_fn: a function that returns the loss, a floating-point tensor of any shape. It may take an argument `seed`.
+            The loss may be float16: the scaled loss, which could overflow, is never computed, only its gradients.
         num_steps: the number of steps; with a convergence criterion, the maximum number.
         optimizer: a `tf_lossscale.LossScaleOptimizer` around any optimizer.
         convergence_criterion: one of `tfp.optimizer.convergence_criteria`. It receives unscaled values.
@@ -72,7 +72,7 @@ def minimize(
         The results of `trace_fn` in all steps, stacked; by default the losses, in the dtype of the loss.
 
     Raises:
-        TypeError: `optimizer` is not a LossScaleOptimizer, or the loss is not of a floating dtype.
+        TypeError: `optimizer` is not a LossScaleOptimizer, or the loss is not of a floating-point dtype.
         ImportError: TensorFlow Probability is not installed.
 
     Source: https://www.tensorflow.org/probability/api_docs/python/tfp/math/minimize
@@ -144,7 +144,7 @@ def fit_surrogate_posterior(
         The results of `trace_fn` in all steps, stacked; by default the losses.
 
     Raises:
-        TypeError: `optimizer` is not a LossScaleOptimizer, or the loss is not of a floating dtype.
+        TypeError: `optimizer` is not a LossScaleOptimizer, or the loss is not of a floating-point dtype.
         ImportError: TensorFlow Probability is not installed.
 
     Source: https://www.tensorflow.org/probability/api_docs/python/tfp/vi/fit_surrogate_posterior

@@ -393,3 +393,12 @@ def test_a_layer_that_mixes_dtypes_itself_is_named_with_its_level_and_the_way_ou
     model = made()
     amp.to_float(model.network.layers[0], "float32")
     model.train(1, data)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_normalization_layer_at_the_input_gets_values_that_half_precision_would_round(library):
+    keras = LIBRARIES[library]
+    mean = keras.initializers.Constant(2048.0)
+    model = keras.Sequential([keras.Input((1,)), keras.layers.BatchNormalization(moving_mean_initializer=mean)])
+    amp.auto_mixed_precision(model, "O2")
+    assert float(model(tf.constant([[2049.0]]))[0, 0]) == pytest.approx(1.0, rel=1e-2)  # float16 rounds 2049 to 2048

@@ -55,11 +55,6 @@ def structure(spec, make=tf.constant, make_slices=slices):
     return [float(v) for v in spec["python"]]
 
 
-def weights_of(scale):
-    """The loss scale itself, also of a manager."""
-    return getattr(scale, "_state", scale)
-
-
 def by_arguments(cases):
     """The names of recorded cases in lists of equal arguments: one object is traced for all sequences of a list."""
     lists = {}
@@ -86,7 +81,7 @@ class Running:
             self._initialize = tf.compat.v1.global_variables_initializer()
             self.session.run(self._initialize)
         elif self.scale is not None:
-            self._initial = [(variable, variable.numpy()) for variable in weights_of(self.scale).variables]
+            self._initial = [(variable, variable.numpy()) for variable in self.scale.variables]
         self.updates, self._read = {}, None
 
     def __enter__(self):
@@ -302,7 +297,7 @@ def test_exponential_managers_move_as_recorded(names, mode):
     cases = [recorded["manager_cases"][name] for name in names]
     with Running(mode, lambda: legacy.ExponentialUpdateLossScaleManager(**cases[0]["kwargs"])) as running:
         manager = running.scale
-        counters = manager._state.good_steps, manager._state.bad_steps
+        counters = manager._num_good_steps, manager._num_bad_steps
         if mode.startswith("graph"):
             flag = tf.compat.v1.placeholder(tf.bool, [])
             update, scale = manager.update_loss_scale(flag), manager.get_loss_scale()

@@ -64,9 +64,9 @@ def test_none_and_indexed_slices_are_kept():
 
 @pytest.mark.parametrize("wrong", [3, tf.constant([1, 2]), True, "loss", tf.constant(1j)], ids=repr)
 def test_what_does_not_float_is_a_type_error_that_says_so(wrong):
-    with pytest.raises(TypeError, match="must be a floating tensor, but got dtype"):
+    with pytest.raises(TypeError, match="must be a floating-point tensor, but got dtype"):
         scaling.scale_loss(wrong, tf.constant(8.0))
-    with pytest.raises(TypeError, match="must be a floating tensor, but got dtype"):
+    with pytest.raises(TypeError, match="must be a floating-point tensor, but got dtype"):
         scaling.unscale([wrong], tf.constant(8.0))
 
 

@@ -168,6 +168,7 @@ Constant.from_config(Constant().get_config())
     "ExponentialUpdateLossScaleManager": """
 manager = ExponentialUpdateLossScaleManager(64.0, 2)
 manager.update_loss_scale(tf.constant(True))
+manager.current_loss_scale, manager.good_steps, manager.bad_steps
 """,
     "legacy.FixedLossScaleManager": """
 manager = FixedLossScaleManager(128)

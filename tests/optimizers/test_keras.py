@@ -179,6 +179,13 @@ def test_a_config_makes_an_optimizer_that_takes_the_same_steps(library, grouped)
     assert [group["lr"] for group in again.param_groups[1:]] == [0.02] * grouped
 
 
+@libraries
+def test_the_config_of_several_groups_needs_a_built_optimizer(library):
+    optimizer = two_groups(LIBRARIES[library], weights())
+    with pytest.raises(ValueError, match="this optimizer is not built"):
+        optimizer.get_config()
+
+
 @pytest.mark.sampled(7)
 @libraries
 @pytest.mark.parametrize("grouped", [False, True], ids=["one group", "two groups"])

@@ -253,11 +253,11 @@ BAD_CALLS = {
     "a shape that does not fit in apply": (ValueError, "shape", lambda o, w: o.apply(good(w), w[::-1])),
     "whole-number gradients": (
         TypeError,
-        "must be a floating tensor, but got dtype int32",
+        "must be a floating-point tensor, but got dtype int32",
         lambda o, w: o.apply_gradients([(tf.constant([1, 2]), w[0])]),
     ),
     "unscaling whole numbers": (TypeError, "floating", lambda o, w: o.get_unscaled_gradients([tf.constant([1, 2])])),
-    "a whole-number loss": (TypeError, "`loss` must be a floating tensor", lambda o, w: o.get_scaled_loss(3)),
+    "a whole-number loss": (TypeError, "`loss` must be a floating-point tensor", lambda o, w: o.get_scaled_loss(3)),
     "a whole-number loss in scale_loss": (TypeError, "floating", lambda o, w: o.scale_loss(tf.constant(3))),
     "a string as loss": (TypeError, "floating", lambda o, w: o.get_scaled_loss("loss")),
 }

@@ -14,7 +14,7 @@ _HALF = (tf.float16, tf.bfloat16)
 
 
 def set_casts(layer: Any, inputs: str | None = None, outputs: str | None = None, only_mixed: bool = False) -> None:
-    """Cast the floating tensors that a layer's `call` takes or returns. The casts replace earlier ones.
+    """Cast the floating-point tensors that a layer's `call` takes or returns. The casts replace earlier ones.
 
     >>> layer = tf.keras.layers.Dense(1, dtype="mixed_float16")
     >>> set_casts(layer, outputs="float32")
@@ -25,7 +25,7 @@ def set_casts(layer: Any, inputs: str | None = None, outputs: str | None = None,
         layer: a Keras layer or model.
         inputs: the dtype that all arguments are cast to, or None for no cast.
         outputs: the dtype that the outputs are cast to, or None for no cast.
-        only_mixed: whether to cast the arguments only if their floating dtypes differ.
+        only_mixed: whether to cast the arguments only if their floating-point dtypes differ.
     """
     attributes = vars(layer)
     own = attributes.get("call")  # an operation layer of a functional model has `call` as an instance attribute
@@ -58,7 +58,7 @@ def _floating_dtypes(values: Any) -> set[tf.DType]:
 
 
 def floats_to(dtype: str | None, values: Any, dtypes: Any = None) -> Any:
-    """Cast floating tensors in a nested structure.
+    """Cast floating-point tensors in a nested structure.
 
     >>> [each.dtype.name for each in floats_to("float32", [tf.constant(1.0, tf.float16), tf.constant(1)])]
     ['float32', 'int32']
@@ -66,7 +66,7 @@ def floats_to(dtype: str | None, values: Any, dtypes: Any = None) -> Any:
     Args:
         dtype: the dtype, or None for no cast.
         values: a tensor, or a nested structure of tensors and other objects.
-        dtypes: the dtypes to cast; None for all floating dtypes.
+        dtypes: the dtypes to cast; None for all floating-point dtypes.
 
     Returns:
         The same structure.

@@ -22,9 +22,6 @@ _MATRIX_LAYERS = frozenset(
         "Conv1DTranspose",
         "Conv2DTranspose",
         "Conv3DTranspose",
-        "Convolution1D",
-        "Convolution2D",
-        "Convolution3D",
         "DepthwiseConv1D",
         "DepthwiseConv2D",
         "SeparableConv1D",
@@ -96,14 +93,16 @@ def auto_mixed_precision(model: Same, amp_level: str = "O0", dtype: DType = "flo
         in_half = _in_half(decides, amp_level)
         if amp_level in ("O2", "O3"):
             _set(layer, dtype if in_half else "float32")
-            if _is_operation(layer):
+            if type(layer).__name__ in ("TFOpLambda", "SlicingOpLambda"):
+                # An operation in a functional model of tf_keras, such as `x + y`.
                 set_casts(layer, inputs=dtype, only_mixed=True)
             else:
                 set_casts(layer, outputs=None if in_half else dtype)
         elif in_half and not getattr(layer, _SET_BY_HAND, False) and layer.compute_dtype != dtype:
             _set(layer, dtype)
             # A recurrent cell gets no casts, because the state that it returns is its next input.
-            if layer is decides and not _is_cell(layer):
+            is_cell = hasattr(layer, "state_size") and not hasattr(layer, "cell")
+            if layer is decides and not is_cell:
                 set_casts(layer, inputs=dtype, outputs="float32")
     if amp_level in ("O2", "O3"):
         for each in _models(model):
@@ -231,32 +230,16 @@ def _in_half(layer: Any, amp_level: str) -> bool:
     return amp_level == "O1" and (bool(names & _RECTIFIERS) or is_relu)
 
 
-def _is_cell(layer: Any) -> bool:
-    return hasattr(layer, "state_size") and not hasattr(layer, "cell")
-
-
-def _is_operation(layer: Any) -> bool:
-    """Return whether a layer is an operation in a functional model of tf_keras, such as `x + y`."""
-    return type(layer).__name__ in ("TFOpLambda", "SlicingOpLambda")
-
-
 def _models(model: Any) -> Iterator[Any]:
     """Yield the model and nested models that are of user-defined classes. Their `call` may contain operations."""
-    if not _is_graph(model):
+    # The `call` of a Functional or Sequential model only passes tensors from layer to layer.
+    graphs = [base for base in type(model).__mro__ if base.__name__ in ("Functional", "Sequential")]
+    if not any(type(model).call is vars(base).get("call") for base in graphs):
         yield model
     for layer in model.layers:
         if getattr(layer, "layers", None):
             yield from _models(layer)
 
-
-def _is_graph(model: Any) -> bool:
-    """Return whether a model only passes tensors from layer to layer."""
-    return any(
-        type(model).call is base.__dict__.get("call") for base in type(model).__mro__ if base.__name__ in _GRAPHS
-    )
-
-
-_GRAPHS = ("Functional", "Sequential")
 
 # Attributes in which each library keeps a layer's own variables, without those of its sublayers.
 _OWN_VARIABLES = ("_trainable_variables", "_trainable_weights")

@@ -35,7 +35,7 @@ class FixedLossScaleManager(LossScaleManager):
     """
 
     def __init__(self, loss_scale: float = 128.0, drop_overflow_update: bool = True):
-        self._loss_scale = _scale("loss_scale", loss_scale)
+        self._loss_scale = number_of_at_least_1("loss_scale", loss_scale)
         self._drop_overflow_update = drop_overflow_update
 
     def get_loss_scale(self) -> float:
@@ -89,7 +89,7 @@ class DynamicLossScaleManager(LossScaleManager):
     bad_step_max = 1000
 
     def __init__(self, init_loss_scale: float = 2**24, scale_factor: float = 2, scale_window: int = 2000):
-        self.loss_scale = _scale("init_loss_scale", init_loss_scale)
+        self.loss_scale = number_of_at_least_1("init_loss_scale", init_loss_scale)
         given: Any = scale_factor
         if not isinstance(given, numbers.Real) or isinstance(given, bool):
             raise TypeError(f"`scale_factor` must be a number, but got: {scale_factor!r}. The usual value is 2.")
@@ -152,7 +152,7 @@ class DynamicLossScaleManager(LossScaleManager):
         """Return a loss scale for `LossScaleOptimizer` that starts with the current scale."""
         if not self._is_all_of(DynamicLossScaleManager):
             return super().as_loss_scale()
-        return DynamicLossScale(self.loss_scale, _rules(self.scale_factor, self.scale_window))
+        return DynamicLossScale(self.loss_scale, rules_of(self.scale_factor, self.scale_window))
 
 
 class FixedLossScaleUpdateCell:
@@ -214,7 +214,7 @@ class DynamicLossScaleUpdateCell(tf.Module):
         cur_iter = tf.Variable(1, trainable=False, dtype=tf.int64, name="cur_iter")
         last_overflow_iter = tf.Variable(0, trainable=False, dtype=tf.int64, name="last_overflow_iter")
         self.cur_iter, self.last_overflow_iter = readable(cur_iter), readable(last_overflow_iter)
-        self._rules = _rules(self.scale_factor, self.scale_window)
+        self._rules = rules_of(self.scale_factor, self.scale_window)
 
     def get_loss_scale(self) -> float:
         """Return the scale that the cell started with."""
@@ -269,16 +269,40 @@ def whole_above_zero(name: str, value: Any) -> int:
     return value
 
 
-def _rules(scale_factor: Any, scale_window: int) -> Rules:
-    return Rules(growth_steps=scale_window, growth_factor=scale_factor, backoff_factor=1 / scale_factor)
+def number_of_at_least_1(name: str, value: Any) -> Any:
+    """Return a loss scale. Raise an error if it is not a finite number of at least 1.
 
+    >>> number_of_at_least_1("loss_scale", 0.5)
+    Traceback (most recent call last):
+    ...
+    ValueError: `loss_scale` must be a finite number of at least 1, but got: 0.5.
 
-def _scale(name: str, value: Any) -> Any:
+    Args:
+        name: the argument's name, for the error.
+        value: the argument's value.
+
+    Raises:
+        TypeError: the value is not a number.
+        ValueError: the value is infinite, NaN or below 1.
+    """
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
         raise TypeError(f"`{name}` must be a number, but got: {value!r} of type {type(value).__name__}.")
     if not _is_finite(value) or value < 1:
         raise ValueError(f"`{name}` must be a finite number of at least 1, but got: {value!r}.")
     return value
+
+
+def rules_of(scale_factor: float, scale_window: int) -> Rules:
+    """Return the rules by which MindSpore's dynamic loss scales move.
+
+    >>> rules_of(2, 2000).backoff_factor
+    0.5
+
+    Args:
+        scale_factor: the factor by which the scale grows, and by whose reciprocal it shrinks.
+        scale_window: finite steps in a row after which the scale grows.
+    """
+    return Rules(growth_steps=scale_window, growth_factor=scale_factor, backoff_factor=1 / scale_factor)
 
 
 def _is_finite(value: Any) -> bool:

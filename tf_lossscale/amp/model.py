@@ -229,17 +229,19 @@ class Model:
             The network's outputs, cast to float32 except at level O0.
         """
         inputs = predict_data[0] if len(predict_data) == 1 else predict_data
-        is_cell = isinstance(self.network, TrainOneStepCell)
-        network = cell_training.backbone_of(self.network) if is_cell else self.network
+        network = self._keras_network()
         if network is None:
             raise ValueError("predict() needs a Keras model, but the training cell has none. Call the network itself.")
         with casting.naming_the_layer(self.amp_level):
             outputs = network(inputs, training=False)
         return outputs if self.amp_level == "O0" else casting.in_float32(outputs)
 
+    def _keras_network(self) -> Any:
+        """Return the Keras model or layer that is trained, or None if a training cell has none."""
+        return cell_training.backbone_of(self.network) if isinstance(self.network, TrainOneStepCell) else self.network
+
     def _keras(self) -> Any:
-        is_cell = isinstance(self.network, TrainOneStepCell)
-        network = cell_training.backbone_of(self.network) if is_cell else self.network
+        network = self._keras_network()
         return tf.keras if network is None else layers.library_of(network)
 
     def _callbacks(self, callbacks: Any, keras: Any) -> list[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ import tensorflow as tf
 
 from tf_lossscale.amp import managers
 from tf_lossscale.core import finite, scaling
-from tf_lossscale.core.rules import Counts, Rules
+from tf_lossscale.core.rules import Counts
 from tf_lossscale.core.variables import readable
 
 if TYPE_CHECKING:
@@ -62,14 +61,14 @@ class StaticLossScaler(tf.Module):
 
     def __init__(self, scale_value: float):
         super().__init__()
-        value = tf.Variable(_scale_value(scale_value), trainable=False, dtype=tf.float32, name="scale_value")
-        self.scale_value = readable(value)
+        value = float(managers.number_of_at_least_1("scale_value", scale_value))
+        self.scale_value = readable(tf.Variable(value, trainable=False, dtype=tf.float32, name="scale_value"))
 
     def scale(self, inputs: Same) -> Same:
         """Return the inputs times the scale.
 
         Args:
-            inputs: a floating tensor or IndexedSlices, or a nested structure of them.
+            inputs: a floating-point tensor or IndexedSlices, or a nested structure of them.
 
         Returns:
             The same structure; each tensor keeps its dtype.
@@ -83,7 +82,7 @@ class StaticLossScaler(tf.Module):
         """Return the inputs divided by the scale.
 
         Args:
-            inputs: a floating tensor or IndexedSlices, or a nested structure of them.
+            inputs: a floating-point tensor or IndexedSlices, or a nested structure of them.
 
         Returns:
             The same structure; each tensor keeps its dtype.
@@ -133,7 +132,7 @@ class DynamicLossScaler(StaticLossScaler):
         self.scale_factor = managers.whole_above_zero("scale_factor", scale_factor)
         self.scale_window = managers.whole_above_zero("scale_window", scale_window)
         self.counter = readable(tf.Variable(0, trainable=False, dtype=tf.int64, name="counter"))
-        self._rules = Rules(growth_steps=scale_window, growth_factor=scale_factor, backoff_factor=1 / scale_factor)
+        self._rules = managers.rules_of(self.scale_factor, self.scale_window)
 
     def adjust(self, grads_finite: tf.Tensor | bool) -> bool:
         """Update the scale after a step.
@@ -158,7 +157,8 @@ def _each(inputs: Same, function: Callable[[tf.Tensor], tf.Tensor]) -> Same:
         tensor = _as_tensor("inputs", value)
         if not tensor.dtype.is_floating:
             raise TypeError(
-                f"`inputs` must be floating tensors, but got a tensor of dtype {tensor.dtype.name}. Cast it first."
+                f"`inputs` must be floating-point tensors, but got a tensor of dtype {tensor.dtype.name}. Cast it "
+                "first."
             )
         if isinstance(tensor, tf.IndexedSlices):
             return tf.IndexedSlices(function(tensor.values), tensor.indices, tensor.dense_shape)
@@ -180,11 +180,3 @@ def _flag(value: Any) -> tf.Tensor:
     if value is None or isinstance(value, (str, bytes)):
         raise TypeError(f"`grads_finite` must be a bool scalar, but got: {value!r}.")
     return tf.cast(value, tf.bool)
-
-
-def _scale_value(value: Any) -> float:
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        raise TypeError(f"`scale_value` must be an int or a float, but got: {value!r} of type {type(value).__name__}.")
-    if not math.isfinite(value) or value < 1:
-        raise ValueError(f"`scale_value` must be a finite number of at least 1, but got: {value!r}.")
-    return float(value)

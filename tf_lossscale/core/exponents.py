@@ -188,7 +188,7 @@ def table(gradients: list[Any]) -> tf.Tensor:
     [[1, 2], [0, 0]]
 
     Args:
-        gradients: tensors or IndexedSlices of any floating dtype and shape, or None. All rows of
+        gradients: tensors or IndexedSlices of any floating-point dtype and shape, or None. All rows of
             IndexedSlices are counted, including rows with the same index.
 
     Returns:

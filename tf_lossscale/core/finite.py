@@ -22,8 +22,8 @@ def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
     False
 
     Args:
-        gradients: tensors or IndexedSlices of any floating dtype and shape, or None. Rows of IndexedSlices with the
-            same index are added up before the check, because their sum is what an optimizer applies.
+        gradients: tensors or IndexedSlices of any floating-point dtype and shape, or None. Rows of IndexedSlices with
+            the same index are added up before the check, because their sum is what an optimizer applies.
 
     Returns:
         A bool scalar tensor; True if there is no gradient at all.

@@ -18,14 +18,14 @@ def scale_loss(loss: Any, scale: tf.Tensor) -> Any:
     24.0
 
     Args:
-        loss: a floating tensor of any shape, or a nested structure of such tensors.
+        loss: a floating-point tensor of any shape, or a nested structure of such tensors.
         scale: float32 scalar.
 
     Returns:
         The scaled loss, of the same structure and dtype.
 
     Raises:
-        TypeError: a loss is not of a floating dtype.
+        TypeError: a loss is not of a floating-point dtype.
     """
     return tf.nest.map_structure(lambda part: _scaled(part, scale), loss)
 
@@ -34,7 +34,7 @@ def _scaled(loss: Any, factor: tf.Tensor) -> tf.Tensor:
     loss = tf.convert_to_tensor(loss)
     if not loss.dtype.is_floating:
         raise TypeError(
-            f"`loss` must be a floating tensor, but got dtype {loss.dtype.name}. "
+            f"`loss` must be a floating-point tensor, but got dtype {loss.dtype.name}. "
             "Cast it first, for example with tf.cast(loss, tf.float32)."
         )
     return tf.raw_ops.Mul(x=loss, y=tf.cast(factor, loss.dtype))
@@ -48,14 +48,14 @@ def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
     [[1.0, 2.0]]
 
     Args:
-        gradients: floating tensors, IndexedSlices or None. IndexedSlices stay sparse, and None stays None.
+        gradients: floating-point tensors, IndexedSlices or None. IndexedSlices stay sparse, and None stays None.
         scale: float32 scalar.
 
     Returns:
         A list as long as `gradients`, of the same dtypes.
 
     Raises:
-        TypeError: a gradient is not of a floating dtype.
+        TypeError: a gradient is not of a floating-point dtype.
     """
     scale = optimization_barrier(tf.convert_to_tensor(scale))
 
@@ -77,7 +77,7 @@ def divide(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
     1.0
 
     Args:
-        values: a floating tensor.
+        values: a floating-point tensor.
         scale: float32 scalar.
 
     Returns:
@@ -115,14 +115,14 @@ def floating(gradients: Iterable[Any]) -> list[Any]:
         gradients: values that TensorFlow can convert to tensors, IndexedSlices or None.
 
     Raises:
-        TypeError: a gradient is not of a floating dtype.
+        TypeError: a gradient is not of a floating-point dtype.
     """
     kept = (tf.IndexedSlices, type(None))
     found = [g if isinstance(g, kept) else tf.convert_to_tensor(g) for g in gradients]
     for gradient in found:
         if gradient is not None and not gradient.dtype.is_floating:
             raise TypeError(
-                f"A gradient must be a floating tensor, but got dtype {gradient.dtype.name}. "
+                f"A gradient must be a floating-point tensor, but got dtype {gradient.dtype.name}. "
                 "Take gradients of floating variables only."
             )
     return found

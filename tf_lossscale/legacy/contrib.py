@@ -1,10 +1,9 @@
-"""`tf.contrib.mixed_precision`: loss scale managers, and the optimizer that uses them."""
+"""The loss scale managers of `tf.contrib.mixed_precision`, and the optimizer that uses them."""
 
 from __future__ import annotations
 
 import abc
-import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
@@ -12,15 +11,12 @@ from tf_lossscale.adapters import tf1
 from tf_lossscale.core import state
 from tf_lossscale.core.graphs import do_not_convert, finished
 from tf_lossscale.core.rules import Rules
-from tf_lossscale.legacy.private_names import Replaceable, replaced
+from tf_lossscale.legacy.private_names import Replaceable
 from tf_lossscale.wrapper import families
-
-if TYPE_CHECKING:
-    pass
 
 
 class LossScaleManager(abc.ABC):
-    """The interface of a loss scale manager. Derive from it to write your own.
+    """The interface of a loss scale manager. Derive a class from it to write your own manager.
 
     >>> class Constant(LossScaleManager):
     ...     def get_loss_scale(self):
@@ -49,12 +45,12 @@ class LossScaleManager(abc.ABC):
         """
 
     def as_loss_scale(self) -> state.LossScale:
-        """Return the loss scale for a `LossScaleOptimizer`."""
+        """Return a loss scale object for a `LossScaleOptimizer`. It calls the methods of this manager."""
         return _Managed(self)
 
 
 class FixedLossScaleManager(LossScaleManager):
-    """A fixed scale. Steps with non-finite gradients are skipped, too.
+    """A manager with a fixed loss scale. Steps with non-finite gradients are still skipped.
 
     >>> FixedLossScaleManager(128).get_loss_scale().numpy().item()
     128.0
@@ -83,12 +79,12 @@ class FixedLossScaleManager(LossScaleManager):
         return tf.no_op()
 
 
-class ExponentialUpdateLossScaleManager(LossScaleManager):
-    """A scale that grows by one ratio after a number of finite steps, and shrinks by another after some overflows.
+class ExponentialUpdateLossScaleManager(LossScaleManager, state.DynamicLossScale):
+    """A manager that raises the loss scale after a number of finite steps, and lowers it after a number of overflows.
 
-    The overflows need not be consecutive. A subclass may read and assign the original's private attributes:
-    `_loss_scale`, `_num_good_steps`, `_num_bad_steps`, `_incr_every_n_steps` and others. It may assign them instead
-    of calling `super().__init__`.
+    The overflows need not be consecutive. A subclass may read and assign the private attributes of TensorFlow's class:
+    `_loss_scale`, `_num_good_steps`, `_num_bad_steps`, `_incr_every_n_steps` and others. It may also assign them
+    instead of calling `super().__init__`.
 
     >>> manager = ExponentialUpdateLossScaleManager(
     ...     64.0, 2, decr_every_n_nan_or_inf=1, decr_ratio=0.5
@@ -99,10 +95,10 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
 
     Args:
         init_loss_scale: the scale to start with.
-        incr_every_n_steps: finite steps in a row after which the scale grows.
-        decr_every_n_nan_or_inf: overflows after which the scale is lowered, never below 1.
-        incr_ratio: the factor by which the scale grows.
-        decr_ratio: the factor by which the scale is lowered.
+        incr_every_n_steps: the number of consecutive finite steps after which the scale is raised.
+        decr_every_n_nan_or_inf: the number of overflows after which the scale is lowered. It is never lowered below 1.
+        incr_ratio: the factor by which the scale is multiplied to raise it.
+        decr_ratio: the factor by which the scale is multiplied to lower it.
 
     Source: `tf.contrib.mixed_precision.ExponentialUpdateLossScaleManager` of TensorFlow 1.15.
     """
@@ -115,20 +111,45 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
         incr_ratio: float = 2,
         decr_ratio: float = 0.8,
     ):
+        state.LossScale.__init__(self)
         self._init_loss_scale = _number("init_loss_scale", init_loss_scale)
         self._incr_every_n_steps = incr_every_n_steps
         self._decr_every_n_nan_or_inf = decr_every_n_nan_or_inf
         self._incr_ratio = _number("incr_ratio", incr_ratio)
         self._decr_ratio = _number("decr_ratio", decr_ratio)
-        self._state.make_weights()
+        self._make_weights()
 
-    _loss_scale: Any = Replaceable(lambda self: self._state.current_loss_scale)
-    _num_good_steps: Any = Replaceable(lambda self: self._state.good_steps)
-    _num_bad_steps: Any = Replaceable(lambda self: self._state.bad_steps)
+    _loss_scale: Any = Replaceable(lambda self: self._weight("loss_scale", self.initial_scale, tf.float32))
+    _num_good_steps: Any = Replaceable(lambda self: self._weight("good_steps", 0, tf.int32))
+    _num_bad_steps: Any = Replaceable(lambda self: self._weight("bad_steps", 0, tf.int32))
 
-    @functools.cached_property
-    def _state(self) -> _ExponentialScale:
-        return _ExponentialScale(self)
+    # As in `tf.contrib`, the initial scale and the rules are computed from the private attributes on every use, without
+    # checks. A subclass that has its own variable for the scale may lack `_init_loss_scale`.
+    initial_scale: Any = Replaceable(lambda self: float(getattr(self, "_init_loss_scale", "nan")))
+    rules: Any = Replaceable(
+        lambda self: Rules(
+            growth_steps=self._incr_every_n_steps,
+            growth_factor=self._incr_ratio,
+            backoff_factor=self._decr_ratio,
+            hysteresis=self._decr_every_n_nan_or_inf,
+            finite_step_resets=False,
+        )
+    )
+
+    @property
+    def current_loss_scale(self) -> Any:
+        """The scale, a float32 scalar variable."""
+        return self._loss_scale
+
+    @property
+    def good_steps(self) -> Any:
+        """The number of finite steps since the scale last changed, an int32 scalar variable."""
+        return self._num_good_steps
+
+    @property
+    def bad_steps(self) -> Any:
+        """The number of overflows since the scale last changed, an int32 scalar variable."""
+        return self._num_bad_steps
 
     def _reset_stats(self) -> Any:
         done = [counter.assign(0) for counter in (self._num_good_steps, self._num_bad_steps)]
@@ -146,18 +167,21 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
             finite_grads: bool scalar, whether all gradients are finite.
 
         Returns:
-            In a graph, a tensor whose evaluation updates the scale.
+            In a graph, a tensor whose evaluation updates the scale. In eager mode, None.
         """
-        done = self._state.record(tf.cast(finite_grads, tf.bool))
+        done = self.record(tf.cast(finite_grads, tf.bool))
         return None if tf.executing_eagerly() else finished(done)
 
     def as_loss_scale(self) -> state.LossScale:
-        """Return the loss scale for a `LossScaleOptimizer`. A subclass's loss scale calls the subclass's methods."""
-        return self._state if type(self) is ExponentialUpdateLossScaleManager else super().as_loss_scale()
+        """Return a loss scale object for a `LossScaleOptimizer`.
+
+        The object is this manager itself. For a manager of a subclass, the object calls the manager's methods.
+        """
+        return self if type(self) is ExponentialUpdateLossScaleManager else super().as_loss_scale()
 
 
 class LossScaleOptimizer(tf1.LossScaleOptimizer):
-    """Wraps a `tf.compat.v1.train.Optimizer` with the loss scale of a manager.
+    """Wraps a `tf.compat.v1.train.Optimizer` and scales the loss with the loss scale of a manager.
 
     >>> manager = FixedLossScaleManager(8)
     >>> opt = LossScaleOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.5), manager)
@@ -171,7 +195,7 @@ class LossScaleOptimizer(tf1.LossScaleOptimizer):
         loss_scale_manager: a manager of this module, or an object with `get_loss_scale` and `update_loss_scale`.
 
     Raises:
-        TypeError: `opt` is not such an optimizer, or the manager lacks a method.
+        TypeError: `opt` is not a `tf.compat.v1.train.Optimizer`, or the manager lacks a method.
 
     Source: `tf.contrib.mixed_precision.LossScaleOptimizer` of TensorFlow 1.15.
     """
@@ -186,55 +210,16 @@ class LossScaleOptimizer(tf1.LossScaleOptimizer):
         given = loss_scale_manager
         if not hasattr(loss_scale_manager, "as_loss_scale"):
             loss_scale_manager = _Managed(loss_scale_manager)
-        families.release(opt)  # each graph of a TensorFlow 1 program may wrap the same optimizer again
+        # A TensorFlow 1 program may wrap the same optimizer again in each graph.
+        families.release(opt)
         super().__init__(opt, loss_scale_manager=loss_scale_manager)
-        self.__dict__["_loss_scale_manager"] = given  # writing to __dict__ bypasses TensorFlow's attribute tracking
+        # Writing to `__dict__` bypasses TensorFlow's attribute tracking.
+        self.__dict__["_loss_scale_manager"] = given
 
     @property
     def _opt(self) -> Any:
-        """The inner optimizer, under the private name that subclasses of the original read."""
+        """The inner optimizer. Subclasses that were written for TensorFlow's class read this private name."""
         return self._optimizer
-
-
-class _ExponentialScale(state.DynamicLossScale):
-    """The loss scale of an `ExponentialUpdateLossScaleManager`, in variables with contrib's names and dtypes."""
-
-    def __init__(self, manager: Any):
-        state.LossScale.__init__(self)
-        self.__dict__["_manager"] = manager  # writing to __dict__ bypasses TensorFlow's attribute tracking
-
-    def make_weights(self) -> None:
-        """Create the variables immediately, so that a graph's initializer and Saver find them."""
-        self._make_weights()
-
-    # As in contrib, the initial scale and the rules are read from the manager on every use and are not checked. A
-    # subclass of the manager that has its own variable for the scale may have no `_init_loss_scale`.
-    initial_scale: Any = Replaceable(lambda self: float(getattr(self._manager, "_init_loss_scale", "nan")))
-    rules: Any = Replaceable(lambda self: _rules_of(self._manager))
-
-    @property
-    def current_loss_scale(self) -> Any:
-        return replaced(
-            self._manager, "_loss_scale", lambda: self._weight("loss_scale", self.initial_scale, tf.float32)
-        )
-
-    @property
-    def good_steps(self) -> Any:
-        return replaced(self._manager, "_num_good_steps", lambda: self._weight("good_steps", 0, tf.int32))
-
-    @property
-    def bad_steps(self) -> Any:
-        return replaced(self._manager, "_num_bad_steps", lambda: self._weight("bad_steps", 0, tf.int32))
-
-
-def _rules_of(manager: Any) -> Rules:
-    return Rules(
-        growth_steps=manager._incr_every_n_steps,
-        growth_factor=manager._incr_ratio,
-        backoff_factor=manager._decr_ratio,
-        hysteresis=manager._decr_every_n_nan_or_inf,
-        finite_step_resets=False,
-    )
 
 
 class _Managed(state.LossScale):
@@ -257,7 +242,7 @@ class _Managed(state.LossScale):
 
 
 def _number(name: str, value: Any) -> float:
-    """Return the argument as a number, or raise the errors of TensorFlow 1."""
+    """Return an argument as a float. For None and strings, raise errors of the same types as TensorFlow 1."""
     if value is None:
         raise ValueError(f"`{name}` must be a number, but got: None.")
     if isinstance(value, str):

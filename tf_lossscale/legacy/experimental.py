@@ -1,4 +1,4 @@
-"""`tf.keras.mixed_precision.experimental` of TensorFlow 1.15 and 2.0 to 2.8.
+"""The module `tf.keras.mixed_precision.experimental` of TensorFlow 1.15 and 2.0 to 2.8.
 
 `Policy`, `global_policy`, `set_policy` and `get_layer_policy` act on the Keras library that `tf.keras` refers to.
 
@@ -26,15 +26,15 @@ __all__ = ["LossScaleOptimizer", "Policy", "get_layer_policy", "global_policy", 
 
 
 class LossScaleOptimizer(OldLossScaleOptimizer):
-    """Wraps an optimizer. The argument `loss_scale` describes the loss scale.
+    """Wraps an optimizer and scales its loss with the loss scale that the argument `loss_scale` describes.
 
     >>> import tensorflow as tf
     >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.1), "dynamic")
     >>> optimizer.loss_scale().numpy().item()
     32768.0
 
-    Up to TensorFlow 2.3, programs called the attribute: `optimizer.loss_scale()`. From 2.4 on, the attribute was a
-    tensor. Both uses work:
+    Programs for TensorFlow 2.3 and older call `optimizer.loss_scale()`. Programs for newer versions use
+    `optimizer.loss_scale` as a tensor. Both work:
 
     >>> f"{optimizer.loss_scale:.0f}", (optimizer.loss_scale / 2).numpy().item()
     ('32768', 16384.0)
@@ -45,8 +45,8 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
             be of a user-defined subclass; or the config of a LossScale.
 
     Raises:
-        TypeError: an argument is missing or unknown; `optimizer` is of no known family.
-        ValueError: `loss_scale` is none of these, or `optimizer` is wrapped already.
+        TypeError: an argument is missing or unknown, or `optimizer` is not supported.
+        ValueError: `loss_scale` has an unsupported value, or `optimizer` is already wrapped.
 
     Source: `tf.keras.mixed_precision.experimental.LossScaleOptimizer`,
     https://www.tensorflow.org/versions/r2.3/api_docs/python/tf/keras/mixed_precision/experimental/LossScaleOptimizer
@@ -56,24 +56,24 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
 
     def __init__(self, *args: Any, **kwargs: Any):
         optimizer, args, kwargs = inner_of(args, kwargs)
-        super().__init__(optimizer, loss_scale_manager=_scale_of(*args, **kwargs))
+        super().__init__(optimizer, loss_scale_manager=loss_scale_lib.get_for_wrapper(*args, **kwargs))
 
     @property
     def loss_scale(self) -> Any:
-        """The LossScale: call it for the current scale, or use it as a tensor."""
+        """The `LossScale` object. Call it to get the current scale, or use it as a tensor."""
         return self._loss_scale
 
     def get_config(self) -> dict[str, Any]:
-        """Return the configuration, from which `from_config` creates an equal optimizer."""
+        """Return the configuration, from which `from_config` creates an equivalent optimizer."""
         return {"optimizer": self._inner_config(), "loss_scale": config_of(self._loss_scale)}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
-        """Create an optimizer from a config of any version.
+        """Create an optimizer from a config that any version of TensorFlow wrote.
 
         Args:
-            config: the result of `get_config`, which is not changed.
-            custom_objects: your own classes of inner optimizers and loss scales, by name.
+            config: the return value of `get_config`. It is not modified.
+            custom_objects: a dict from name to class, with your own classes of inner optimizers and loss scales.
 
         Returns:
             A new LossScaleOptimizer with a new inner optimizer.
@@ -87,7 +87,7 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
         else:
             loss_scale = _scale_from_newer(**config)
             config = {}
-        # An old config does not name the inner optimizer's family, which may be another one than this class wraps.
+        # An old config does not say which library the inner optimizer is from, so this class may be unable to wrap it.
         fits = cls._family_class is None or issubclass(cls, families.adapter_of(optimizer))
         new: Any = (cls if fits else LossScaleOptimizer)(optimizer=optimizer, loss_scale=loss_scale, **config)
         new._take_state(inner)
@@ -95,19 +95,17 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
 
 
 def _register(module: types.ModuleType) -> None:
-    """Register the wrapper classes of a library's optimizers with its serialization."""
+    """Register this module's wrapper classes with the serialization of a Keras library."""
     library = families.library_in(module.__name__)
-    if not families.load_all(library):  # no adapters: `module` is a second copy of Keras 2
+    # If the installed `keras` is Keras 2, the separate package `tf_keras` has no adapters.
+    if not families.load_all(library):
         return
-    policies_of(library)  # registers the class Policy
+    # This call registers the class `Policy`.
+    policies_of(library)
     saving = layers.layers_in(library).library.saving
     for adapter in families.load_all(library):
         package = saving.get_registered_name(adapter).partition(">")[0]
         saving.register_keras_serializable(f"{package}.experimental")(families.joined(LossScaleOptimizer, adapter))
-
-
-def _scale_of(loss_scale: Any) -> Any:  # callers may pass the argument by its original name, `loss_scale`
-    return loss_scale_lib.get_for_wrapper(loss_scale)
 
 
 def _scale_from(config: Any, custom_objects: dict[str, Any] | None) -> Any:
@@ -153,7 +151,7 @@ def get_layer_policy(layer: Any) -> Any:
         layer: a layer of `tf.keras`.
 
     Raises:
-        ValueError: `layer` is not a layer.
+        ValueError: `layer` is not a Keras layer.
 
     Source: `tf.keras.mixed_precision.experimental.get_layer_policy`.
     """
@@ -175,7 +173,8 @@ def _scale_from_newer(
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Policy":  # the class depends on which library `tf.keras` is
+    # The class `Policy` depends on the Keras library that `tf.keras` refers to.
+    if name == "Policy":
         return _policies().Policy
     raise AttributeError(f"module 'tf_lossscale.legacy.experimental' has no attribute '{name}'")
 

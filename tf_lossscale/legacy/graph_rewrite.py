@@ -1,4 +1,4 @@
-"""MixedPrecisionLossScaleOptimizer and the graph rewrite: `tf.compat.v1.mixed_precision`, `tf.train.experimental`."""
+"""The graph rewrite and its optimizer, from `tf.compat.v1.mixed_precision` and `tf.train.experimental`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class MixedPrecisionLossScaleOptimizer(tf1.LossScaleOptimizer):
         loss_scale: "dynamic", a number, a LossScale or a config.
 
     Raises:
-        ValueError: `opt` is not such an optimizer, or `loss_scale` is none of these.
+        ValueError: `opt` is not a `tf.compat.v1.train.Optimizer`, or `loss_scale` has an unsupported value.
 
     Source: `tf.compat.v1.mixed_precision.MixedPrecisionLossScaleOptimizer`.
     """
@@ -42,12 +42,13 @@ class MixedPrecisionLossScaleOptimizer(tf1.LossScaleOptimizer):
                 "Wrap a Keras optimizer with tf_lossscale.LossScaleOptimizer."
             )
         scale = loss_scale_lib.get_for_wrapper(loss_scale)
-        families.release(opt)  # each graph of a TensorFlow 1 program may wrap the same optimizer again
+        # A TensorFlow 1 program may wrap the same optimizer again in each graph.
+        families.release(opt)
         super().__init__(opt, loss_scale_manager=scale)
 
 
 def enable_mixed_precision_graph_rewrite(opt: Same, loss_scale: Any = "dynamic") -> Same:
-    """Run float32 graphs in float16 where that is safe, and wrap the optimizer with a loss scale.
+    """Let TensorFlow rewrite float32 graphs to float16 where that is safe, and wrap the optimizer with a loss scale.
 
     >>> sgd = tf.compat.v1.train.GradientDescentOptimizer(0.1)
     >>> wrapped = enable_mixed_precision_graph_rewrite(sgd)
@@ -60,11 +61,12 @@ def enable_mixed_precision_graph_rewrite(opt: Same, loss_scale: Any = "dynamic")
         loss_scale: "dynamic", a number, a LossScale or a config.
 
     Returns:
-        A `MixedPrecisionLossScaleOptimizer`, or around other optimizers an `experimental.LossScaleOptimizer`.
+        A `MixedPrecisionLossScaleOptimizer` if `opt` is a `tf.compat.v1.train.Optimizer`; otherwise an
+        `experimental.LossScaleOptimizer`.
 
     Raises:
-        ValueError: `opt` is not an optimizer, or is wrapped already; `loss_scale` is none of these; or Keras's global
-            dtype policy is mixed.
+        ValueError: `opt` is not an optimizer, or is already wrapped; `loss_scale` has an unsupported value; or Keras's
+            global dtype policy is mixed.
 
     Source: `tf.train.experimental.enable_mixed_precision_graph_rewrite`.
     """
@@ -74,11 +76,10 @@ def enable_mixed_precision_graph_rewrite(opt: Same, loss_scale: Any = "dynamic")
             "Pass the optimizer that it wraps."
         )
     policy.require_no_mixed_policy()
-    scale = loss_scale_lib.get_for_wrapper(loss_scale)
     if isinstance(opt, tf.compat.v1.train.Optimizer):
-        wrapped: Any = MixedPrecisionLossScaleOptimizer(opt, scale)
+        wrapped: Any = MixedPrecisionLossScaleOptimizer(opt, loss_scale)
     elif families.adapter_for(opt) is not None:
-        wrapped = experimental.LossScaleOptimizer(opt, scale)
+        wrapped = experimental.LossScaleOptimizer(opt, loss_scale)
     else:
         raise ValueError(
             f'"opt" must be an instance of a tf.train.Optimizer or a tf.keras.optimizers.Optimizer, but got: {opt!r}.'
@@ -88,7 +89,7 @@ def enable_mixed_precision_graph_rewrite(opt: Same, loss_scale: Any = "dynamic")
 
 
 def disable_mixed_precision_graph_rewrite() -> None:
-    """Stop rewriting graphs. Wrapped optimizers stay wrapped.
+    """Disable the graph rewrite. Optimizers that are already wrapped stay wrapped.
 
     >>> disable_mixed_precision_graph_rewrite()
     >>> tf.config.optimizer.get_experimental_options()["auto_mixed_precision"]
@@ -101,8 +102,8 @@ def disable_mixed_precision_graph_rewrite() -> None:
 
 def _rewrite_graphs(enabled: bool) -> None:
     tf.config.optimizer.set_experimental_options({"auto_mixed_precision": enabled})
-    # A Session with its own ConfigProto reads a private flag of TensorFlow. The only public function that sets the flag
-    # also wraps an optimizer.
+    # A Session with its own ConfigProto ignores this option and reads a private flag of TensorFlow. Set the flag
+    # directly, because the only public function that sets it also wraps an optimizer.
     from tensorflow.python.training.experimental import mixed_precision_global_state as sessions
 
     if enabled and sessions.non_mixed_precision_session_created():

@@ -1,9 +1,10 @@
-"""Hints for known errors of old programs."""
+"""Hints about known errors that old programs raise."""
 
 from __future__ import annotations
 
 import os
 import sys
+import traceback
 import types
 
 _KERAS_2 = (
@@ -26,7 +27,8 @@ _DEVICES_FIRST = (
     "TensorFlow listed or configured its devices before tf.compat.v1.disable_eager_execution() or "
     "disable_v2_behavior() was called. Call it first, right after the imports."
 )
-# Parts of Keras 3's messages about arguments that only Keras 2 has, and about tensors that Keras 2 converted to arrays.
+# Words in Keras 3's error messages about arguments that only Keras 2 accepts, and about tensors that only Keras 2
+# converts to arrays.
 _OF_KERAS_3 = ("not recognized", "unexpected keyword argument", "Unrecognized keyword arguments", "KerasTensor")
 
 
@@ -53,7 +55,7 @@ def hint(error: BaseException) -> str | None:
         found = None
     if found is None and _is_of_keras_3(error) and any(words in str(error) for words in _OF_KERAS_3):
         found = _KERAS_2
-    if found is not _KERAS_2 or not _is_keras_2():
+    if found is not _KERAS_2 or os.environ.get("TF_USE_LEGACY_KERAS", "").lower() not in ("1", "true"):
         return found
     imported = (getattr(error, "name", None) or "") if isinstance(error, ImportError) else ""
     return _IMPORTS_KERAS if imported.partition(".")[0] == "keras" else None
@@ -114,18 +116,12 @@ def _of_module(module: str, name: str) -> str | None:
 
 
 def _is_of_an_optimizer_of_another_keras(error: BaseException) -> bool:
-    # The message quotes the argument: an object as "<...>", a class that the program forgot to call as "<class ...>",
-    # and a misspelled name as it is.
+    # Keras's error message quotes the argument. It shows an optimizer object as "<...>", a class that was passed
+    # instead of an object as "<class ...>", and a misspelled name unchanged.
     _, said, identifier = str(error).partition("Could not interpret optimizer identifier: ")
     return bool(said) and identifier.startswith("<") and not identifier.startswith("<class")
 
 
 def _is_of_keras_3(error: BaseException) -> bool:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace is not None and str(trace.tb_frame.f_globals.get("__name__")).startswith("keras.")
-
-
-def _is_keras_2() -> bool:
-    return os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true")
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and str(frames[-1].f_globals.get("__name__")).startswith("keras.")

@@ -1,4 +1,4 @@
-"""Changes in other libraries on request: `install` and `wrap_in_compile`, and how to undo them."""
+"""`install` and `wrap_in_compile`, which change other libraries on request, and the functions that undo the changes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tf_lossscale.legacy.patches import Patches
 
 
 class Installation:
-    """The result of `install` and `wrap_in_compile`. Used in a `with` statement, it undoes the call at the end.
+    """The return value of `install` and `wrap_in_compile`. As a context manager, it undoes the call at the end.
 
     >>> with wrap_in_compile() as installation:
     ...     pass
 
     Args:
         undo: a function that undoes the call.
-        is_first: False if an earlier call of the same function is still in effect. The `with` block then undoes
+        is_first: False if an earlier call to the same function is still in effect. The `with` block then undoes
             nothing.
     """
 
@@ -34,7 +34,7 @@ class Installation:
             self.undo()
 
     def undo(self) -> None:
-        """Undo all calls of the function that returned this object. Objects created meanwhile stay usable.
+        """Undo all calls to the function that returned this object. Objects created in the meantime stay usable.
 
         >>> wrap_in_compile().undo()
         """
@@ -42,10 +42,10 @@ class Installation:
 
 
 class _Change:
-    """A table of patches, in effect while at least one of the public functions holds it.
+    """A table of patches. They stay in effect until every public function that applied them has released them.
 
     Args:
-        table: the module of this package with the table `PLACES`. It imports TensorFlow, so it is imported late.
+        table: the name of the module that defines the table `PLACES`. It imports TensorFlow, so it is imported late.
     """
 
     def __init__(self, table: str):
@@ -54,11 +54,12 @@ class _Change:
         self._holders: set[str] = set()
 
     def hold(self, holder: str) -> bool:
-        """Put the patches into effect for the function `holder`. Return False if `holder` already holds them."""
+        """Apply the patches for the public function `holder`. Return False if it has already applied them."""
         if holder in self._holders:
             return False
         if not self._holders:
-            # Watch the Keras packages, too. The patches of their modules then wait until the package is imported.
+            # The import hook watches a Keras package from here on. Patches for its submodules therefore wait until the
+            # whole package is imported.
             for package in ("keras", "tf_keras"):
                 self._patches.when_imported(package, lambda patches, module: None)
             self._patches.when_imported("tensorflow", self._put_all)
@@ -81,11 +82,11 @@ _compile = _Change("wrap_in_compile")
 
 
 def install() -> Installation:
-    """Restore the names of TensorFlow 1.13 to 2.15 where old code looks for them.
+    """Restore the names for loss scaling of TensorFlow 1.13 to 2.15 in the modules where old code looks for them.
 
-    Call it before or after `import tensorflow`, once or repeatedly. The table in
-    `tf_lossscale/legacy/patch_table.py` lists all names, and `wrap_in_compile` is included. Nothing else changes, and
-    `uninstall()` removes the names.
+    Call the function before or after `import tensorflow`, once or repeatedly. It also has the effect of
+    `wrap_in_compile`, and changes nothing else. `uninstall()` removes the names. The table in
+    `tf_lossscale/legacy/patch_table.py` lists all of them.
 
     >>> import tensorflow as tf
     >>> with install():
@@ -97,14 +98,14 @@ def install() -> Installation:
     False
 
     Returns:
-        A context manager. The end of its block removes the names, unless they were installed before.
+        A context manager. The end of its block removes the names, unless an earlier `install()` is still in effect.
     """
     _compile.hold("install")
     return Installation(uninstall, is_first=_names.hold("install"))
 
 
 def uninstall() -> None:
-    """Undo `install`. Objects created meanwhile stay usable.
+    """Undo `install`. Objects created in the meantime stay usable.
 
     >>> uninstall()
     """
@@ -115,11 +116,13 @@ def uninstall() -> None:
 def wrap_in_compile() -> Installation:
     """Make `compile` wrap optimizers in this package's LossScaleOptimizer under the policy "mixed_float16".
 
-    Without this call, `compile` wraps them in the Keras library's own class. Nothing else changes: `compile` wraps
-    the same optimizers as before, and does not wrap one that is already wrapped, in either class. Models that are
-    compiled already keep their optimizer. Call it before or after `import tensorflow`, once or repeatedly. It applies
-    to Keras 3 and to tf_keras. A global policy of another dtype has a loss scale only if
-    `tf_lossscale.legacy.experimental` made it; `compile` wraps the optimizer under such a policy too.
+    Without this call, `compile` wraps them in the Keras library's own class. Nothing else changes: `compile` wraps the
+    same optimizers as before, and does not wrap an optimizer that is already wrapped in either class. Models that are
+    already compiled keep their optimizer. The call applies to Keras 3 and to tf_keras. It may come before or after
+    `import tensorflow`, and may be repeated.
+
+    A global policy other than "mixed_float16" can have a loss scale if `tf_lossscale.legacy.experimental` created it.
+    `compile` wraps the optimizer under such a policy as well.
 
     >>> import tensorflow as tf
     >>> import tf_lossscale
@@ -133,7 +136,7 @@ def wrap_in_compile() -> Installation:
     >>> installation.undo()
 
     Returns:
-        An object whose method `undo()` gives `compile` the library's own class back. It is also a context manager: the
-        end of its block calls `undo()`, unless an earlier `wrap_in_compile()` is still in effect.
+        An object whose method `undo()` makes `compile` use the library's own class again. The object is also a context
+        manager: the end of its block calls `undo()`, unless an earlier `wrap_in_compile()` is still in effect.
     """
     return Installation(lambda: _compile.release("wrap_in_compile"), is_first=_compile.hold("wrap_in_compile"))

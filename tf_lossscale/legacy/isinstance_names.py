@@ -1,4 +1,4 @@
-"""Old names of LossScaleOptimizer that pass one another's `isinstance` checks."""
+"""The base class of the old LossScaleOptimizers. Instances of each pass the `isinstance` checks of the others."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from tf_lossscale.wrapper import optimizer as optimizer_lib
 
 
 class WrapperName(type):
-    """Metaclass that makes every legacy wrapper name pass the others' `isinstance` checks.
+    """Metaclass of the old wrapper classes. Every loss scale optimizer passes an `isinstance` check against them.
 
-    Old code calls `isinstance(optimizer, LossScaleOptimizer)` with the class of its TensorFlow version, but another
-    version's class, `compile` or Keras may have created the optimizer. Therefore every loss scale optimizer is an
-    instance of each of these classes. Classes derived from them behave normally.
+    Old code calls `isinstance(optimizer, LossScaleOptimizer)` with the class of its TensorFlow version. The optimizer,
+    however, may have been created by the class of another version, by `compile` or by Keras. Subclasses of the old
+    wrapper classes accept only their own instances, as usual.
     """
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        # tf_keras's metaclass requires a positional first argument. Old code may pass the optimizer by keyword.
+        # Bypass the metaclass of tf_keras. It requires a positional argument, but old code may use keywords only.
         return type.__call__(cls, *args, **kwargs)
 
     def __instancecheck__(cls, instance: Any) -> bool:
@@ -30,18 +30,18 @@ class WrapperName(type):
 
 
 class OldLossScaleOptimizer(optimizer_lib.LossScaleOptimizer, metaclass=WrapperName):
-    """Base of the LossScaleOptimizers in `experimental` and `stable`, with the old arguments and methods."""
+    """Base class of `LossScaleOptimizer` in the modules `experimental` and `stable`, with the old arguments."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         inner, _, _ = inner_of(args, kwargs)
         return super().__new__(cls, inner)
 
     def _raise_if_strategy_unsupported(self) -> None:
-        """Do nothing: every strategy is supported. Subclasses of the original call or override this method."""
+        """Do nothing, because every strategy is supported. Subclasses of TensorFlow's class use this method."""
 
 
 def inner_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """Return the inner optimizer, passed under any of its names, and the remaining arguments.
+    """Split the arguments of a constructor into the inner optimizer, under any of its old names, and the rest.
 
     >>> inner_of((), {"opt": 1, "loss_scale": 8})
     (1, (), {'loss_scale': 8})
@@ -54,7 +54,7 @@ def inner_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[
         The inner optimizer, the rest of `args`, the rest of `kwargs`.
 
     Raises:
-        TypeError: there is no inner optimizer.
+        TypeError: no inner optimizer was passed.
     """
     if args:
         return args[0], args[1:], kwargs

@@ -1,4 +1,4 @@
-"""LossScale, FixedLossScale, DynamicLossScale: `tf.train.experimental` and `tf.mixed_precision.experimental`."""
+"""The loss scale classes of `tf.train.experimental` and `tf.mixed_precision.experimental`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tf_lossscale.core import replicas, state
 from tf_lossscale.core.graphs import do_not_convert, finished
 from tf_lossscale.core.variables import as_number
 from tf_lossscale.legacy import versions
-from tf_lossscale.legacy.private_names import Replaceable, replaced
+from tf_lossscale.legacy.private_names import Replaceable
 from tf_lossscale.legacy.tensor_like import TensorLike
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 
 class LossScale(TensorLike, state.LossScale, abc.ABC):
-    """A loss scale with the old interface, which checks the gradients itself. Derive from it to write your own.
+    """Base class of the old loss scales. Derive a class from it to write your own loss scale.
+
+    The method `update` checks the gradients and changes the scale.
 
     >>> class Halving(LossScale):
     ...     def __init__(self):
@@ -67,17 +69,17 @@ class LossScale(TensorLike, state.LossScale, abc.ABC):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> LossScale:
-        """Create a loss scale from a result of `get_config`."""
+        """Create a loss scale from a return value of `get_config`."""
         return cls(**config)
 
     def _add_weight(self, name: str, initial_value: Any, dtype: Any = None) -> tf.Variable:
         return self._weight(name, initial_value, tf.as_dtype(dtype or tf.float32))
 
-    #: The initial scale, which is unknown for a user-defined loss scale.
+    #: The initial scale. For a user-defined loss scale it is unknown, so it is NaN.
     initial_scale = float("nan")
 
-    # A LossScaleOptimizer of this package calls `check` and `record`. The old `update` does both at once, so `check`
-    # calls `update`.
+    # A LossScaleOptimizer of this package calls `check`, then `record`. The old method `update` does the work of both,
+    # so `check` calls `update`.
 
     def check(self, gradients: Iterable[Gradient], **norm: tf.Tensor) -> tf.Tensor:
         del norm
@@ -89,7 +91,7 @@ class LossScale(TensorLike, state.LossScale, abc.ABC):
 
 
 class FixedLossScale(LossScale, state.FixedLossScale):
-    """A fixed scale.
+    """A fixed loss scale.
 
     >>> scale = FixedLossScale(128)
     >>> scale().numpy().item()
@@ -110,7 +112,8 @@ class FixedLossScale(LossScale, state.FixedLossScale):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls.may_skip = cls.update is not FixedLossScale.update  # only a user-defined `update` can skip steps
+        # Only a user-defined `update` can skip steps.
+        cls.may_skip = cls.update is not FixedLossScale.update
 
     def __init__(self, loss_scale_value: float):
         LossScale.__init__(self)
@@ -126,7 +129,7 @@ class FixedLossScale(LossScale, state.FixedLossScale):
         return tf.convert_to_tensor(self._loss_scale_value, tf.float32)
 
     def update(self, grads: Iterable[Gradient]) -> tuple[tf.Operation | None, tf.Tensor | bool]:
-        """Return an operation that does nothing, and True: the gradients are applied."""
+        """Return an operation that does nothing, and True, because the gradients are always applied."""
         del grads
         return tf.no_op(), True
 
@@ -139,7 +142,7 @@ class FixedLossScale(LossScale, state.FixedLossScale):
 
 
 class DynamicLossScale(LossScale, state.DynamicLossScale):
-    """A scale that is multiplied after a number of finite steps, and divided by the same factor after an overflow.
+    """A loss scale that is multiplied by a factor after a number of finite steps, and divided by it after an overflow.
 
     >>> scale = DynamicLossScale(initial_loss_scale=64, increment_period=1)
     >>> _, apply = scale.update([tf.constant([1.0])])
@@ -148,11 +151,11 @@ class DynamicLossScale(LossScale, state.DynamicLossScale):
 
     Args:
         initial_loss_scale: the scale to start with.
-        increment_period: finite steps in a row after which the scale grows; truncated to an int.
-        multiplier: the factor that the scale is multiplied or divided by.
+        increment_period: the number of consecutive finite steps after which the scale grows; truncated to an int.
+        multiplier: the factor by which the scale is multiplied or divided.
 
-    Source: `tf.train.experimental.DynamicLossScale`. Unlike `tf_lossscale.LossScaleOptimizer`, it accepts
-    unusual arguments as the original did, so that old code keeps running.
+    Source: `tf.train.experimental.DynamicLossScale`. Unlike `tf_lossscale.LossScaleOptimizer`, this
+    class accepts unusual arguments, as TensorFlow's class does, so that old code keeps running.
     """
 
     def __init__(self, initial_loss_scale: float = 2**15, increment_period: int = 2000, multiplier: float = 2.0):
@@ -162,19 +165,22 @@ class DynamicLossScale(LossScale, state.DynamicLossScale):
         self._multiplier = float(multiplier)
         self._make_weights()
 
-    # The private names are the original's. A subclass may read them, or assign them instead of calling the constructor.
+    # These private attributes have the same names as in TensorFlow's class. A subclass may read them, or assign them
+    # instead of calling the constructor.
 
-    _current_loss_scale: Any = Replaceable(lambda self: self.current_loss_scale)
-    _num_good_steps: Any = Replaceable(lambda self: self.good_steps)
+    _current_loss_scale: Any = Replaceable(
+        lambda self: self._weight("current_loss_scale", self._initial_loss_scale, tf.float32)
+    )
+    _num_good_steps: Any = Replaceable(lambda self: self._weight("good_steps", 0, tf.int64))
 
     @property
     def initial_loss_scale(self) -> float:
-        """The scale at the start."""
+        """The initial scale."""
         return self._initial_loss_scale
 
     @property
     def increment_period(self) -> int:
-        """The number of finite steps in a row after which the scale grows."""
+        """The number of consecutive finite steps after which the scale grows."""
         return self._increment_period
 
     @property
@@ -189,13 +195,12 @@ class DynamicLossScale(LossScale, state.DynamicLossScale):
     @property
     def current_loss_scale(self) -> tf.Variable:
         """The scale, a float32 scalar variable."""
-        make = lambda: self._weight("current_loss_scale", self._initial_loss_scale, tf.float32)  # noqa: E731
-        return replaced(self, "_current_loss_scale", make)
+        return self._current_loss_scale
 
     @property
     def good_steps(self) -> tf.Variable:
         """The number of finite steps since the scale last changed, an int64 scalar variable."""
-        return replaced(self, "_num_good_steps", lambda: self._weight("good_steps", 0, tf.int64))
+        return self._num_good_steps
 
     def __call__(self) -> tf.Tensor:
         return state.DynamicLossScale.__call__(self)
@@ -208,8 +213,8 @@ class DynamicLossScale(LossScale, state.DynamicLossScale):
             grads: a nested structure of unscaled gradients; per-replica values in a cross-replica context.
 
         Returns:
-            A tensor whose evaluation updates the scale, or None in eager mode; and a bool scalar tensor, whether to
-            apply the gradients.
+            A pair. The first value is a tensor whose evaluation updates the scale, or None in eager mode. The second is
+            a bool scalar tensor, which says whether to apply the gradients.
         """
         if replicas.several_replicas() and not tf.distribute.in_cross_replica_context():
             context = tf.distribute.get_replica_context()
@@ -237,25 +242,25 @@ class DynamicLossScale(LossScale, state.DynamicLossScale):
 
 
 def get(identifier: LossScale | str | float | dict[str, Any] | None) -> LossScale | None:
-    """Return the loss scale for an argument `loss_scale`.
+    """Convert a value of the argument `loss_scale` to a LossScale.
 
     >>> get("dynamic").increment_period
     2000
 
     Args:
-        identifier: "dynamic", a number, a LossScale, a manager of `tf_lossscale.amp` or contrib, a config
-            {"class_name", "config"}, or None.
+        identifier: "dynamic", a number, a LossScale, a manager of `tf_lossscale.amp` or of
+            `tf_lossscale.legacy.contrib`, a config dict with the keys "class_name" and "config", or None.
 
     Returns:
         A LossScale, or None if `identifier` is None.
 
     Raises:
-        ValueError: `identifier` is none of these.
+        ValueError: `identifier` has an unsupported value.
 
-    Source: `tf.mixed_precision.experimental`, the argument `loss_scale`.
+    Source: `get` in `tensorflow/python/training/experimental/loss_scale.py` of TensorFlow 2.3.
     """
-    if identifier is None or isinstance(identifier, state.LossScale):
-        return identifier
+    if identifier is None:
+        return None
     if hasattr(identifier, "as_loss_scale"):
         return identifier.as_loss_scale()
     if isinstance(identifier, numbers.Real):
@@ -271,19 +276,19 @@ def get(identifier: LossScale | str | float | dict[str, Any] | None) -> LossScal
     )
 
 
-def get_for_wrapper(identifier: Any) -> LossScale:
-    """Return the loss scale for a wrapper's argument `loss_scale`, which must not be None.
+def get_for_wrapper(loss_scale: Any) -> LossScale:
+    """Convert the argument `loss_scale` of a wrapper to a LossScale. None is not allowed.
 
     >>> get_for_wrapper(8)
     FixedLossScale(8.0)
 
     Args:
-        identifier: as in `get`, without None.
+        loss_scale: any value that `get` accepts, except None.
 
     Raises:
-        ValueError: `identifier` is None, or not one of the values that `get` accepts.
+        ValueError: `loss_scale` is None, or is a value that `get` does not accept.
     """
-    scale = get(identifier)
+    scale = get(loss_scale)
     if scale is None:
         raise ValueError("`loss_scale` cannot be None. Pass 'dynamic' or a number, or use the optimizer unwrapped.")
     return scale
@@ -300,7 +305,7 @@ def from_loss_scale(
 
 
 def from_loss_scale(optimizer: Any, loss_scale: LossScale | str | float | dict[str, Any] | None = "dynamic") -> Any:
-    """Wrap an optimizer as `loss_scale` says. Use this function if `loss_scale` is known only at run time.
+    """Wrap an optimizer, unless `loss_scale` is None. Use this function if `loss_scale` is an option of your program.
 
     >>> import tensorflow as tf
     >>> wrapped = from_loss_scale(tf.keras.optimizers.SGD(), 128)
@@ -311,14 +316,14 @@ def from_loss_scale(optimizer: Any, loss_scale: LossScale | str | float | dict[s
     True
 
     Args:
-        optimizer: an optimizer of a family that `LossScaleOptimizer` knows.
+        optimizer: an optimizer that `LossScaleOptimizer` supports.
         loss_scale: "dynamic", a number, a LossScale, a config, or None for no loss scaling.
 
     Returns:
-        A `LossScaleOptimizer`; `optimizer` itself if `loss_scale` is None.
+        A `LossScaleOptimizer`. If `loss_scale` is None, `optimizer` itself.
 
     Raises:
-        ValueError: `loss_scale` is none of these.
+        ValueError: `loss_scale` has an unsupported value.
     """
     scale = get(loss_scale)
     if scale is None:

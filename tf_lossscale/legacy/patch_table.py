@@ -1,6 +1,6 @@
-"""The table of `install`: the names that it puts into each module.
+"""The old names that `install` restores, and the modules that it puts them into.
 
-| name | TensorFlow |
+| name or module | versions of TensorFlow that have it |
 |---|---|
 | `tf.keras.mixed_precision.LossScaleOptimizer`, and `.Policy` with a `loss_scale` | 2.0 and newer |
 | `tf.keras.mixed_precision.set_global_policy`, which refuses a mixed policy after the graph rewrite | 2.4 and newer |
@@ -9,10 +9,10 @@
 | `tf.train.experimental`, `tf.compat.v1.train.experimental` | 1.14 and newer |
 | `tf.compat.v1.mixed_precision` and its `.experimental` | 2.0 and newer |
 | `tf.contrib.mixed_precision` | 1.13 to 1.15 |
-| `tensorflow.python...`: private paths that programs import nevertheless | 1.14 and newer |
+| `tensorflow.python...`: private modules that programs import nevertheless | 1.14 and newer |
 
-Each name is put into the module that attribute access finds, and into the module that an import statement finds.
-The table in `wrap_in_compile.py` has the names that `compile` uses.
+An attribute such as `tf.keras` and an import statement may lead to two different module objects. Each name is put into
+both. The names that `compile` uses are in the table of `wrap_in_compile.py`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tf_lossscale.wrapper import families
 
 
 def _names_in(module: str) -> dict[str, Any]:
-    """Return {name: replacement} for the old names of a module."""
+    """Return a dict from each old name in a module to its replacement."""
     return {name: _value(old) for name, old in rows_in(module).items()}
 
 
@@ -52,25 +52,17 @@ def _put_names(canonical: str) -> Put:
     return lambda patches, module: patches.put(module, _names_in(canonical))
 
 
-def _put_copy(canonical: str) -> Put:
-    return lambda patches, module: patches.replace(module, _names_in(canonical))
-
-
 # TensorFlow. --------------------------------------------------------------------------------------------------------
 
 
 def _put_missing(patches: Patches, tf: types.ModuleType) -> None:
-    """Restore modules that TensorFlow removed: `contrib`, and in version 2 `mixed_precision`."""
-    missing = {name for name in map(_first_part, _PUBLIC) if not hasattr(tf, name)}
+    """Restore the modules that this version of TensorFlow lacks, such as `tf.contrib` and `tf.mixed_precision`."""
+    missing = {name for name in (module.split(".")[1] for module in _PUBLIC) if not hasattr(tf, name)}
     patches.put(tf, {name: _namespace(f"tensorflow.{name}") for name in sorted(missing)})
 
 
-def _first_part(module: str) -> str:
-    return module.split(".")[1]
-
-
 def _namespace(module: str) -> Namespace:
-    """Return a module that contains the table's names for this module, and its submodules with their names."""
+    """Return a new module object that contains the old names of `module`, and submodules with their old names."""
     below = {name[len(module) + 1 :].split(".")[0] for name in _MODULES if name.startswith(f"{module}.")}
     inner = {name: _namespace(f"{module}.{name}") for name in sorted(below)}
     return Namespace(module.rpartition(".")[2], {**_names_in(module), **inner})
@@ -86,8 +78,8 @@ _PUBLIC = [name for name in _MODULES if name.startswith("tensorflow.") and name 
 
 def _keras_mixed_precision(patches: Patches, module: types.ModuleType) -> None:
     library = families.library_in(module.LossScaleOptimizer.__module__)
-    # Load the adapters before the names are replaced, because they derive from the replaced classes. A second copy of
-    # Keras 2 has no adapters.
+    # The adapters derive from the Keras library's own classes, so load them before the names of these classes are
+    # replaced. If the installed `keras` is Keras 2, the separate package `tf_keras` has no adapters.
     if not families.load_all(library):
         return
     names = {"LossScaleOptimizer": stable.LossScaleOptimizer, "experimental": _experimental(library)}
@@ -100,14 +92,12 @@ def _keras_mixed_precision(patches: Patches, module: types.ModuleType) -> None:
 def _experimental(library: str) -> Namespace:
     policies = policy.policies_of(library)
     rows = rows_in("keras.mixed_precision.experimental")
-    names = {name: getattr(policies, name, None) or _value(old) for name, old in rows.items() if _was_there(name)}
+    # The `experimental` module never had `set_global_policy`. The table contains this name only for the codemod,
+    # because a program may use one alias for `experimental` and for the module that has the function.
+    names = {
+        name: getattr(policies, name, None) or _value(old) for name, old in rows.items() if name != "set_global_policy"
+    }
     return Namespace("experimental", names)
-
-
-def _was_there(name: str) -> bool:
-    # The experimental module never had `set_global_policy`. The table has the row for the codemod, which may follow an
-    # alias to this module.
-    return name != "set_global_policy"
 
 
 # Private paths. -----------------------------------------------------------------------------------------------------
@@ -127,9 +117,10 @@ def _private_keras(patches: Patches, module: types.ModuleType) -> None:
 
 _API = "tensorflow._api.v2"
 _ROOTS = ("tensorflow", "tensorflow.compat.v1", "tensorflow.compat.v2", f"{_API}.compat.v1", f"{_API}.compat.v2")
-_KERAS_2 = ("keras", "tf_keras")  # the package is "keras" up to TensorFlow 2.15
+# Up to TensorFlow 2.15, Keras 2 is the package "keras".
+_KERAS_2 = ("keras", "tf_keras")
 
-#: For each module, the function to call after its import. A module that does not exist has no effect.
+#: For each module, the function that patches it after its import. Modules that do not exist are ignored.
 PLACES: dict[str, Put] = {
     **dict.fromkeys(_ROOTS, _put_missing),
     **{f"{root}{name[len('tensorflow') :]}": _put_names(name) for root in (*_ROOTS, _API) for name in _PUBLIC},
@@ -149,5 +140,5 @@ PLACES: dict[str, Put] = {
     "tensorflow.python.keras.mixed_precision.loss_scale_optimizer": lambda patches, module: patches.replace(
         module, {"LossScaleOptimizer": stable.LossScaleOptimizer}
     ),
-    **{name: _put_copy(name) for name in _PRIVATE},
+    **dict.fromkeys(_PRIVATE, lambda patches, module: patches.replace(module, _names_in(module.__name__))),
 }

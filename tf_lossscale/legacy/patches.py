@@ -1,8 +1,8 @@
-"""Patches: changes to names in modules of other libraries, which can be undone."""
+"""Changes to modules of other libraries that can be undone."""
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import importlib.machinery
 import sys
 import types
@@ -17,7 +17,7 @@ Put = Callable[["Patches", types.ModuleType], None]
 
 
 class Patches:
-    """Changes to modules, which can be undone.
+    """A set of changes to modules. `undo` reverts all of them.
 
     >>> import math
     >>> patches = Patches()
@@ -30,32 +30,32 @@ class Patches:
     """
 
     def __init__(self) -> None:
-        self._undo: list[Callable[[], None]] = []
+        self._undo = contextlib.ExitStack()
 
     def when_imported(self, name: str, put: Put) -> None:
-        """Call `put(self, module)` as soon as a module is imported."""
-        self._undo.append(import_hooks.when_imported(name, lambda module: put(self, module)))
+        """Call `put(self, module)` as soon as the module with this name is imported."""
+        self._undo.callback(import_hooks.when_imported(name, lambda module: put(self, module)))
 
     def put(self, module: types.ModuleType, names: Mapping[str, Any]) -> None:
-        """Set names in a module. A value that is a `Namespace` can then be imported as a submodule.
+        """Set attributes of a module. A value that is a `Namespace` can then be imported as a submodule.
 
         Args:
             module: a module of another library.
-            names: the values, by name.
+            names: a dict from name to value.
         """
         for name, value in names.items():
             before = getattr(module, name, _MISSING)
             setattr(module, name, value)
-            self._undo.append(functools.partial(_restore, module, name, value, before))
+            self._undo.callback(_restore, module, name, value, before)
             if isinstance(value, Namespace):
                 self._make_importable(f"{module.__name__}.{name}", value)
 
     def replace(self, module: types.ModuleType, names: Mapping[str, Any]) -> None:
-        """Replace a module in `sys.modules` by a copy with changed names. The module's functions keep the old values.
+        """Replace a module in `sys.modules` with a copy that has new values. The module's functions see the old values.
 
         Args:
             module: a private module of another library.
-            names: the values, by name.
+            names: a dict from name to value.
         """
         parent, _, leaf = module.__name__.rpartition(".")
         copy = types.ModuleType(module.__name__, module.__doc__)
@@ -74,23 +74,22 @@ class Patches:
     def _enter(self, name: str, module: types.ModuleType) -> None:
         before = sys.modules.get(name)
         sys.modules[name] = module
-        self._undo.append(functools.partial(_restore_entry, name, module, before))
+        self._undo.callback(_restore_entry, name, module, before)
 
     def undo(self) -> None:
-        """Undo all changes, the last one first."""
-        while self._undo:
-            self._undo.pop()()
+        """Undo all changes in reverse order."""
+        self._undo.close()
 
 
 class Namespace(types.ModuleType):
-    """A module without a file.
+    """A module without a source file, made from a dict.
 
     >>> Namespace("contrib", {"answer": 42}).answer
     42
 
     Args:
         name: the dotted name.
-        names: the values, by name.
+        names: a dict from name to value.
     """
 
     def __init__(self, name: str, names: Mapping[str, Any]):
@@ -100,7 +99,8 @@ class Namespace(types.ModuleType):
 
 def _restore(module: types.ModuleType, name: str, ours: Any, before: Any) -> None:
     if vars(module).get(name) is not ours:
-        return  # other code has changed the name meanwhile
+        # Other code has changed the attribute in the meantime.
+        return
     if before is _MISSING:
         delattr(module, name)
     else:

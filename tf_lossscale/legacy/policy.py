@@ -14,16 +14,16 @@ from tf_lossscale.legacy import loss_scale as loss_scale_lib
 
 
 class Policies:
-    """The experimental module's functions for one Keras library, created by `policies_of`.
+    """The policy functions of `tf.keras.mixed_precision.experimental`, for one Keras library.
 
-    The Keras library gets a policy of the library's own class, so that models are saved as usual. This object
-    remembers the loss scale of the global policy.
+    `set_policy` gives the Keras library a policy of the library's own class, so that models are saved as usual. This
+    object stores the loss scale of the global policy. `policies_of` creates it.
 
     >>> policies_of("keras").Policy("mixed_float16").loss_scale.multiplier
     2.0
 
     Args:
-        library: the adapter module of the library.
+        library: the module of `tf_lossscale.layers` that handles the library.
     """
 
     def __init__(self, library: Any):
@@ -55,7 +55,7 @@ class Policies:
             self.set_global_policy(policy)
 
     def set_global_policy(self, policy: Any) -> None:
-        """Set the global policy as the library does. Refuse a mixed policy if the graph rewrite is enabled.
+        """Set the global policy with the library's own function. Raise an error if it conflicts with the graph rewrite.
 
         Args:
             policy: a policy of the library, or its name.
@@ -86,9 +86,9 @@ class Policies:
         return self._with_loss_scale(policy)
 
     def loss_scale_of_models(self) -> Any:
-        """Return the loss scale with which `compile` wraps optimizers: "dynamic", a LossScale, or None for no wrapper.
+        """Return the loss scale of the wrapper that `compile` creates. None means that `compile` creates no wrapper.
 
-        It is "dynamic" if the policy was set by the library's own functions.
+        The loss scale is a LossScale or "dynamic". It is "dynamic" if the library's own functions set the policy.
         """
         policy = self._library.global_policy()
         if policy is self._last_set[0]:
@@ -106,7 +106,7 @@ class Policies:
         return policy.name != "mixed_float16" and getattr(policy, "loss_scale", None) is not None
 
     def is_set_by_an_old_name(self) -> bool:
-        """Return whether the global policy was set with `set_policy`, or is a Policy with a loss scale."""
+        """Return whether the global policy was set with the old `set_policy`, or is of the old class `Policy`."""
         policy = self._library.global_policy()
         return policy is self._last_set[0] or isinstance(policy, self.Policy)
 
@@ -127,7 +127,7 @@ def policies_of(library: str) -> Policies:
         library: "keras" or "tf_keras".
 
     Returns:
-        The same object on every call.
+        The same object for every call with the same library.
     """
     return Policies(layers.layers_in(library))
 
@@ -186,7 +186,7 @@ def _policy_class(library: Any) -> Any:
 
         @property
         def loss_scale(self) -> Any:
-            """The LossScale, or None."""
+            """The policy's LossScale; None if the policy has no loss scale."""
             self._loss_scale = loss_scale_lib.get(self._loss_scale)
             return self._loss_scale
 
@@ -221,7 +221,7 @@ def _stable_policy_class(library: Any, with_loss_scale: Any) -> Any:
             return isinstance(instance, plain) if cls is Policy else super().__instancecheck__(instance)
 
     class Policy(plain, metaclass=Policies):
-        """Creates the library's own dtype policy, or the experimental one if `loss_scale` is passed."""
+        """Creates the library's own dtype policy, or the old `Policy` with a loss scale if `loss_scale` is passed."""
 
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
             if cls is not Policy:

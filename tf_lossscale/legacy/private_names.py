@@ -1,4 +1,4 @@
-"""Private attributes of the original loss scales and managers, which subclasses read or assign."""
+"""A descriptor for private attributes that subclasses of TensorFlow's loss scales and managers read or assign."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Replaceable:
-    """An attribute that is computed, unless a value was assigned to it.
+    """An attribute whose value is computed until a value is assigned to it.
 
     >>> class Scale:
     ...     _value = Replaceable(lambda self: 8)
@@ -15,28 +15,16 @@ class Replaceable:
     >>> scale._value
     8
     >>> scale._value = 16
-    >>> scale._value, replaced(scale, "_value"), replaced(Scale(), "_value")
-    (16, 16, None)
+    >>> scale._value
+    16
 
     Args:
-        compute: returns the value for an instance.
+        compute: a function that takes the instance and returns the value.
     """
 
     def __init__(self, compute: Callable[[Any], Any]):
         self._compute = compute
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        # This class has no `__set__`, so Python calls `__get__` only if the instance has no such attribute of its own.
+        # This class has no `__set__`, so a value that was assigned to the instance takes precedence over `__get__`.
         return self if instance is None else self._compute(instance)
-
-
-def replaced(instance: Any, name: str, default: Callable[[], Any] = lambda: None) -> Any:
-    """Return the value that was assigned to a `Replaceable`, or a default.
-
-    Args:
-        instance: the object.
-        name: the attribute.
-        default: a function that returns the default.
-    """
-    value = vars(instance).get(name)
-    return default() if value is None else value

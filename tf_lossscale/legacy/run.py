@@ -1,4 +1,4 @@
-"""The subcommand `run`: runs a script or module with the old names installed."""
+"""The subcommand `tf-lossscale run`, which calls `install` and then runs a script or module."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import importlib.util
 import io
 import multiprocessing.spawn
 import os
+import pathlib
 import runpy
 import sys
 import types
@@ -34,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_program(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that name a program: a script or a module, and its own arguments.
+    """Add the arguments that specify a program: a script or a module, and the program's own arguments.
 
     >>> parser = argparse.ArgumentParser()
     >>> add_program(parser)
@@ -49,7 +50,7 @@ def add_program(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run a script or module as `python` would, with the old names in place.
+    """Call `install`, then run a script or module as `python` would.
 
     Args:
         arguments: the parsed arguments; see `add_arguments`.
@@ -66,16 +67,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def run_program(arguments: argparse.Namespace, command: str) -> int:
-    """Run a script or module as `python` would: its own `sys.argv`, `__main__`, exit code and traceback.
+    """Run a script or module as `python` would, with the same `sys.argv`, `__main__`, exit code and traceback.
 
     Args:
-        arguments: a namespace in which `script` is a list of a path and the script's arguments, or `module` a list of
-            a name and the module's arguments.
+        arguments: a namespace. Its attribute `module` is a list of a module's name and arguments. If it is empty,
+            `script` is a list of a script's path and arguments.
         command: the name of the calling subcommand, for messages.
 
     Returns:
-        The exit code: 0 if the program succeeds, 1 after an uncaught exception, 130 after Ctrl-C, and 1 or 2 if there
-        is no such program. An exception is printed, with a hint if its cause is known.
+        The exit code: 0 if the program succeeds, 1 after an uncaught exception, 130 after Ctrl-C, and 1 or 2 if the
+        program does not exist. An uncaught exception is printed, with a hint if its cause is known.
 
     Raises:
         SystemExit: the script raised it.
@@ -96,7 +97,8 @@ def _run_script(path: str, arguments: list[str]) -> int:
     sys.argv = [path, *arguments]
     is_folder = os.path.isdir(path)
     if is_folder or zipfile.is_zipfile(path):
-        if not _holds_a_main(path):
+        content: Any = pathlib.Path(path) if is_folder else zipfile.Path(path)
+        if not any((content / name).exists() for name in ("__main__.py", "__main__.pyc")):
             if is_folder:
                 return _fail(f"{path!r} is a folder without a __main__.py. Pass a script, or -m and a module.", 2)
             return _fail(f"there is no __main__.py in {path!r}. Name the script to run.", 1)
@@ -117,16 +119,6 @@ def _run_script(path: str, arguments: list[str]) -> int:
         exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
 
     return _as_python(execute, skip=lambda frame: frame.f_code is execute.__code__)
-
-
-def _holds_a_main(path: str) -> bool:
-    """Return whether a folder or zip file contains a `__main__` that `python` can run."""
-    if os.path.isdir(path):
-        files = os.listdir(path)
-    else:
-        with zipfile.ZipFile(path) as file:
-            files = file.namelist()
-    return not {"__main__.py", "__main__.pyc"}.isdisjoint(files)
 
 
 def _run_module(name: str, arguments: list[str]) -> int:
@@ -151,7 +143,8 @@ _usual_command_line = multiprocessing.spawn.get_command_line
 
 def _spawning_with_old_names(**kwargs: Any) -> list[str]:
     command = _usual_command_line(**kwargs)
-    if "-c" in command:  # the command line of a frozen executable has no -c
+    # The command line of a frozen executable contains no "-c".
+    if "-c" in command:
         code = command.index("-c") + 1
         command[code] = f"import tf_lossscale; tf_lossscale.install(); {command[code]}"
     return command
@@ -163,7 +156,7 @@ def _look_first_in(folder: str) -> None:
 
 
 def _as_python(execute: Callable[[], Any], skip: Callable[[types.FrameType], bool]) -> int:
-    """Call the program. Print the traceback of an exception without this package's frames."""
+    """Call the function that runs the program. Print an exception's traceback without this package's frames."""
     try:
         execute()
     except SystemExit:

@@ -1,4 +1,4 @@
-"""`tf.keras.mixed_precision` of TensorFlow 2.4 and newer, while `install()` is in effect."""
+"""The class that `tf.keras.mixed_precision.LossScaleOptimizer` refers to while `install()` is in effect."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tf_lossscale.wrapper import optimizer as optimizer_lib
 class LossScaleOptimizer(OldLossScaleOptimizer):
     """Accepts the arguments of every version, and returns the equivalent `tf_lossscale.LossScaleOptimizer`.
 
-    | call | scale | from |
+    | call | scale | version of TensorFlow |
     |---|---|---|
     | `(opt)` | dynamic | 2.4 and newer |
     | `(opt, True, 1024, 500)`, `dynamic=True, initial_scale=1024, ...` | dynamic | 2.4 and newer |
     | `(opt, False, 1024)`, `dynamic=False, initial_scale=1024` | fixed | 2.4 and newer |
     | `(opt, "dynamic")`, `loss_scale="dynamic"` | dynamic | 2.0 to 2.3 |
     | `(opt, 1024)`, `loss_scale=1024` | fixed | 2.0 to 2.3 |
-    | `(opt, loss_scale)` with a LossScale or a config | as described by it | 2.0 to 2.3 |
-    | `(opt, 1024, 500)` | dynamic: starts at 1024, grows after 500 steps | Keras 3 |
+    | `(opt, loss_scale)` with a LossScale or a config | as this argument describes | 2.0 to 2.3 |
+    | `(opt, 1024, 500)` | dynamic: starts at 1024, grows after 500 steps | 2.16 and newer, with Keras 3 |
 
     >>> import tensorflow as tf
     >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), False, 1024)
@@ -31,12 +31,12 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
 
     Args:
         inner_optimizer: the optimizer that does the update; `opt` and `optimizer` are other names for it.
-        *args: as in the table.
-        **kwargs: as in the table, and all keywords of `tf_lossscale.LossScaleOptimizer`.
+        *args: the positional arguments of a row of the table.
+        **kwargs: the keyword arguments of a row of the table, or of `tf_lossscale.LossScaleOptimizer`.
 
     Raises:
         TypeError: the call matches no row of the table.
-        ValueError: a value is out of range, or the optimizer is wrapped already.
+        ValueError: a value is out of range, or the optimizer is already wrapped.
     """
 
     is_wrapper_name = True
@@ -91,10 +91,11 @@ def _is_number(value: Any) -> bool:
 
 
 def _original_for(inner: Any) -> Any:
-    """Return TensorFlow's private LossScaleOptimizer if no other class can wrap `inner`, or None."""
+    """Return TensorFlow's private LossScaleOptimizer if no other class can wrap `inner`; otherwise None."""
     if families.adapter_for(inner) is not None or not type(inner).__module__.startswith("tensorflow.python.keras."):
         return None
     from tensorflow.python.keras.mixed_precision import loss_scale_optimizer
 
-    # The name LossScaleOptimizer may be patched, but the base class of LossScaleOptimizerV1 is always TensorFlow's.
+    # The name LossScaleOptimizer may be patched, but the base class of LossScaleOptimizerV1 is always TensorFlow's
+    # own class.
     return loss_scale_optimizer.LossScaleOptimizerV1.__bases__[0]

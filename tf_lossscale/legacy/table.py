@@ -1,8 +1,7 @@
-"""A table of the old names and their replacements. This module has only data.
+"""A table of the old names and their replacements.
 
-A row of `OLD` has the old name in its canonical form, its kind, the new name, and the keyword arguments
-that were renamed. The codemod searches files for the name and rewrites it, `install` restores it, and a table of
-docs/migration.md lists it.
+A row of `OLD` contains an old name in canonical form, its kind, its new name, and the keyword arguments that were
+renamed. The codemod replaces the old names in a program, `install` restores them, and docs/migration.md lists them.
 """
 
 from __future__ import annotations
@@ -13,23 +12,25 @@ from typing import NamedTuple
 
 
 class Old(NamedTuple):
-    """An old name, and the name that replaces it.
+    """The kind and the replacement of an old name.
 
     >>> OLD["keras.mixed_precision.experimental.set_policy"].new
     'keras.mixed_precision.set_global_policy'
     """
 
-    #: The kind of name: `STABLE`, `EXPERIMENTAL` or another of the constants in this module.
+    #: The kind of the old name: `STABLE`, `EXPERIMENTAL` or another of these constants in this module.
     role: str
     new: str
-    #: Old names of keyword arguments, with the new names as values.
+    #: A dict from the old names of keyword arguments to their new names.
     renamed: Mapping[str, str] = MappingProxyType({})
 
 
-# The kinds of old names. STABLE, EXPERIMENTAL and CONTRIB are wrapper classes with the arguments (inner_optimizer,
-# dynamic, initial_scale, dynamic_growth_steps), (optimizer, loss_scale) and (opt, loss_scale_manager). POLICY has
-# (name, loss_scale), GRAPH_REWRITE (opt, loss_scale). A KERAS_FUNCTION has a new name in keras.mixed_precision. A
-# LEGACY name is unchanged in tf_lossscale.legacy. OURS is tf_lossscale.LossScaleOptimizer.
+# The kinds of old names. STABLE is a wrapper class with the arguments (inner_optimizer, dynamic, initial_scale,
+# dynamic_growth_steps). EXPERIMENTAL is a wrapper class with the arguments (optimizer, loss_scale). CONTRIB is a
+# wrapper class with the arguments (opt, loss_scale_manager). POLICY is a class with the arguments (name, loss_scale).
+# GRAPH_REWRITE is a function with the arguments (opt, loss_scale). KERAS_FUNCTION is a function that has a new name in
+# keras.mixed_precision. LEGACY is a class or function with the same name in tf_lossscale.legacy. OURS is
+# tf_lossscale.LossScaleOptimizer.
 STABLE = "stable"
 EXPERIMENTAL = "experimental"
 CONTRIB = "contrib"
@@ -41,7 +42,7 @@ OURS = "ours"
 
 WRAPPER = "tf_lossscale.LossScaleOptimizer"
 LEGACY_MODULE = "tf_lossscale.legacy"
-#: The classes of this package that accept the old arguments.
+#: For two kinds of old names, the classes of this package that accept the old arguments.
 FACES = {
     EXPERIMENTAL: f"{LEGACY_MODULE}.experimental.LossScaleOptimizer",
     CONTRIB: f"{LEGACY_MODULE}.contrib.LossScaleOptimizer",
@@ -54,7 +55,7 @@ OLD: dict[str, Old] = {WRAPPER: Old(OURS, WRAPPER)}
 
 
 def _rows(modules: tuple[str, ...], names: tuple[str, ...], role: str, new: str) -> None:
-    """Add a row for each name in each module; `{}` in the new name stands for the old one."""
+    """Add a row for each name in each module. In `new`, `{}` stands for the old name."""
     OLD.update({f"{module}.{name}": Old(role, new.format(name)) for module in modules for name in names})
 
 
@@ -76,7 +77,8 @@ _rows(_WITH_POLICIES, ("set_policy", "set_global_policy"), KERAS_FUNCTION, f"{KE
 _rows(_WITH_POLICIES, ("global_policy",), KERAS_FUNCTION, f"{KERAS}.global_policy")
 _rows(_WITH_POLICIES, ("get_layer_policy",), LEGACY, f"{LEGACY_MODULE}.experimental.{{}}")
 
-_KEPT = f"{LEGACY_MODULE}.{{}}"  # the name stays, and only the module changes
+# The name stays the same. Only the module changes.
+_KEPT = f"{LEGACY_MODULE}.{{}}"
 _rows((*_PUBLIC, "tensorflow.mixed_precision.experimental", f"{TRAINING}.loss_scale"), _SCALES, LEGACY, _KEPT)
 _rows((*_PUBLIC, f"{TRAINING}.loss_scale_optimizer"), ("MixedPrecisionLossScaleOptimizer",), LEGACY, _KEPT)
 _ENABLE, _DISABLE = "enable_mixed_precision_graph_rewrite", "disable_mixed_precision_graph_rewrite"
@@ -95,8 +97,8 @@ _MANAGERS = ("LossScaleManager", "FixedLossScaleManager", "ExponentialUpdateLoss
 _rows(_WITH_MANAGERS, _MANAGERS, LEGACY, _KEPT)
 _rows(_WITH_CONTRIB, _OPTIMIZER, CONTRIB, FACES[CONTRIB])
 
-# Removed modules that programs use as values, as in `mp = tf.keras.mixed_precision.experimental`. The value of an entry
-# is the module that contains the names today.
+# Removed modules that programs assign to a variable, as in `mp = tf.keras.mixed_precision.experimental`. The value of
+# an entry is the module that contains the names today.
 MODULES = {
     f"{KERAS}.experimental": KERAS,
     f"{KERAS}.experimental.policy": KERAS,
@@ -114,6 +116,6 @@ def rows_in(module: str) -> dict[str, Old]:
     ['LossScale', 'FixedLossScale', 'DynamicLossScale']
 
     Args:
-        module: the module, in the canonical form of the table.
+        module: the name of the module in canonical form, as in the table.
     """
     return {name.rpartition(".")[2]: old for name, old in OLD.items() if name.rpartition(".")[0] == module}

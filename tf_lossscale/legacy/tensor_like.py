@@ -1,4 +1,4 @@
-"""Callable objects that can be used as the tensor that a call returns."""
+"""Objects that can be called to get a tensor, or used like this tensor."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import tensorflow as tf
 
 
 class TensorLike:
-    """Base class of callable objects that can also be used as the tensor that a call returns.
+    """Base class of objects that can be called to get a tensor, or used like this tensor.
 
-    Code for TensorFlow 2.3 and older calls `optimizer.loss_scale()`; newer code uses the attribute as a tensor. Both
-    work if the attribute is such an object.
+    Code for TensorFlow 2.3 and older calls `optimizer.loss_scale()`. Newer code uses `optimizer.loss_scale` as a
+    tensor. Both work if the attribute is such an object.
 
     >>> class Seven(TensorLike):
     ...     def __call__(self):
@@ -37,16 +37,16 @@ class TensorLike:
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
     def _as_graph_element(self) -> tf.Tensor:
-        """Return the tensor that `Session.run` fetches."""
+        """Return the tensor that `Session.run` fetches for this object."""
         return tf.convert_to_tensor(self())
 
     def __tf_tracing_type__(self, context: Any) -> TheObject:
-        """The trace type. A tf.function distinguishes such objects by identity, not by the values of their tensors."""
+        """Return the trace type. A tf.function distinguishes such objects by identity, not by their current values."""
         del context
         return TheObject(self)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        # NumPy need not copy the array, because each conversion computes a new value.
+        # `copy` is ignored, because each conversion computes a new array.
         del copy
         return np.asarray(self().numpy(), dtype)
 
@@ -78,7 +78,7 @@ class TheObject(tf.types.experimental.TraceType):
     (True, False)
 
     Args:
-        value: a weak reference to the object.
+        value: the object. Only a weak reference to it is stored.
     """
 
     def __init__(self, value: Any):
@@ -107,22 +107,12 @@ class TheObject(tf.types.experimental.TraceType):
         return self._hash
 
 
-def _binary(name: str) -> Any:
-    function = getattr(operator, name.strip("_"))
-    return lambda self, other: function(tf.convert_to_tensor(self()), other)
-
-
-def _reflected(name: str) -> Any:
-    function = getattr(operator, name.strip("_"))
-    return lambda self, other: function(other, tf.convert_to_tensor(self()))
-
-
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
-    setattr(TensorLike, f"__{_name}__", _binary(_name))
-    setattr(TensorLike, f"__r{_name}__", _reflected(_name))
-for _name in ("lt", "le", "gt", "ge", "neg", "abs"):
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lt", "le", "gt", "ge", "neg", "abs"):
     _function = getattr(operator, _name)
     setattr(TensorLike, f"__{_name}__", lambda self, *other, _f=_function: _f(tf.convert_to_tensor(self()), *other))
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
+    _function = getattr(operator, _name)
+    setattr(TensorLike, f"__r{_name}__", lambda self, other, _f=_function: _f(other, tf.convert_to_tensor(self())))
 
 
 def _converted(value: TensorLike, dtype: Any = None, name: Any = None, as_ref: bool = False) -> Any:

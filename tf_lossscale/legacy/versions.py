@@ -2,14 +2,14 @@
 
 | behaviour | TensorFlow 1.15 | 2.0 to 2.3 | compat.v1 of 2.21 | this package |
 |---|---|---|---|---|
-| rows of IndexedSlices with the same index | summed | summed | checked as they are | summed |
-| IndexedSlices without a dense shape | ValueError | ValueError | checked | checked |
-| a lower scale, in eager mode | divided by the multiplier | the same | the same | the same |
-| a lower scale, in a graph or tf.function | times the reciprocal, in float32 | the same | the same | the same |
-| `increment_period` | truncated to an int, also from a string | the same | the same | the same |
-| a period of 0 or less | grows on every step | the same | the same | the same |
-| contrib: overflows before a finite step | still count | | | still count |
-| contrib: missing gradients and iterators | errors | | | accepted |
+| check of IndexedSlices rows with the same index | of their sum | of their sum | of each row | of their sum |
+| check of IndexedSlices without a dense shape | ValueError | ValueError | accepted | accepted |
+| lowering the scale in eager mode | divides by the multiplier | the same | the same | the same |
+| lowering the scale in a graph | multiplies by the reciprocal in float32 | the same | the same | the same |
+| `increment_period` | truncated to an int, even a string | the same | the same | the same |
+| `increment_period` of 0 or less | the scale grows on every step | the same | the same | the same |
+| `tf.contrib`: overflows before a finite step | still count | - | - | still count |
+| `tf.contrib`: gradients of None, iterators | errors | - | - | accepted |
 | fixed scale, non-finite gradients | applied | applied | applied | applied |
 """
 
@@ -24,9 +24,10 @@ from tf_lossscale.core.rules import Rules
 
 
 class DividingRules(Rules):
-    """TensorFlow's rules for the scale: growth multiplies it by `multiplier`, and an overflow divides it.
+    """TensorFlow's rules for the scale: it is multiplied by `multiplier` to grow, and divided by it after an overflow.
 
-    Only eager mode divides. A graph multiplies by the reciprocal, as TensorFlow's graph optimizer does.
+    In a graph, the scale is multiplied by the reciprocal instead of divided, because TensorFlow's graph optimizer
+    replaces the division in the same way.
 
     >>> rules = DividingRules.of(increment_period=3, multiplier=2.0)
     >>> rules.growth_steps
@@ -35,11 +36,12 @@ class DividingRules(Rules):
 
     @classmethod
     def of(cls, increment_period: int, multiplier: float) -> DividingRules:
-        """Return rules for the old arguments without checking them, because old code may pass unusual values.
+        """Create rules from the old arguments. They are not checked, because old code may pass unusual values.
 
         Args:
-            increment_period: finite steps in a row after which the scale grows. With 0 or less it grows on every step.
-            multiplier: the factor that the scale is multiplied or divided by.
+            increment_period: the number of consecutive finite steps after which the scale grows. If it is 0 or less,
+                the scale grows on every step.
+            multiplier: the factor by which the scale is multiplied or divided.
 
         Returns:
             New rules.
@@ -49,8 +51,8 @@ class DividingRules(Rules):
 
     def _lowered(self, scale: tf.Tensor) -> tf.Tensor:
         multiplier = tf.constant(self.growth_factor, tf.float32)
-        # In graphs, TensorFlow's graph optimizer replaced the original's division by a multiplication with the
-        # reciprocal. The last bit of the scale may therefore differ from eager mode.
+        # TensorFlow's loss scale divides, but in a graph TensorFlow's graph optimizer replaces the division with a
+        # multiplication by the reciprocal. The last bit of the scale may therefore differ from eager mode.
         lower = scale / multiplier if tf.executing_eagerly() else scale * (1.0 / multiplier)
         return tf.maximum(lower, self.min_scale)
 
@@ -73,15 +75,9 @@ def values_to_check(gradients: Any) -> Iterator[Any]:
     for gradient in tf.nest.flatten(gradients):
         if gradient is None:
             continue
-        for local in _on_each_replica(gradient):
+        for local in tf.distribute.get_strategy().experimental_local_results(gradient):
             if isinstance(local, tf.IndexedSlices):
                 rows, positions = tf.unique(tf.reshape(local.indices, [-1]))
                 yield tf.math.unsorted_segment_sum(local.values, positions, tf.size(rows))
             else:
                 yield tf.convert_to_tensor(local)
-
-
-def _on_each_replica(gradient: Any) -> tuple[Any, ...]:
-    if isinstance(gradient, tf.distribute.DistributedValues):
-        return tf.distribute.get_strategy().experimental_local_results(gradient)
-    return (gradient,)

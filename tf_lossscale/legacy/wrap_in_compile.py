@@ -1,4 +1,4 @@
-"""The class that `compile` wraps an optimizer in, while `wrap_in_compile()` or `install()` is in effect."""
+"""The class in which `compile` wraps an optimizer while `wrap_in_compile()` or `install()` is in effect."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from tf_lossscale.legacy.policy import policies_of
 from tf_lossscale.wrapper import families
 from tf_lossscale.wrapper import optimizer as optimizer_lib
 
-# The wrapper of each inner optimizer. A model that is compiled again with the same inner optimizer keeps its wrapper.
+# The wrapper of each inner optimizer. A model that is compiled again with the same inner optimizer gets the same
+# wrapper.
 _made: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
 
 
@@ -32,7 +33,8 @@ def stand_in_for(library: str) -> Any:
         library: "keras" or "tf_keras".
 
     Returns:
-        A class that creates this package's wrapper. Every LossScaleOptimizer is an instance of it.
+        A class whose constructor returns this package's wrapper. Every loss scale optimizer passes an `isinstance`
+        check against this class.
     """
 
     class LossScaleOptimizer(metaclass=WrapperName):
@@ -63,10 +65,11 @@ def _wrapped(inner_optimizer: Any, library: str) -> Any:
 
 
 def optimizers_for(library: str, optimizers: types.ModuleType) -> types.SimpleNamespace:
-    """Return a copy of a Keras library's module `optimizers` in which `get`, which `compile` calls, is replaced.
+    """Return a copy of a Keras library's module `optimizers` with a new function `get`, which `compile` calls.
 
-    Keras's `compile` wraps an optimizer only if the model's policy is "mixed_float16". Up to TensorFlow 2.8 a policy
-    of any dtype could have a loss scale. If the global policy has one, the new `get` wraps the optimizer.
+    Keras's `compile` wraps an optimizer only if the model's policy is "mixed_float16". Up to TensorFlow 2.8, any policy
+    could have a loss scale. The new `get` wraps the optimizer if the global policy is not "mixed_float16" but has a
+    loss scale.
 
     Args:
         library: "keras" or "tf_keras".
@@ -90,7 +93,7 @@ def _trainer_of_keras_3(patches: Patches, trainer: Any) -> None:
 
 
 def _trainer_of_tf_keras(name: str) -> Put:
-    """Return the patch for a trainer module that imports the wrapper class's module under the name `name`."""
+    """Return a function that patches a trainer module of Keras 2, which imports the wrapper's module as `name`."""
 
     def put(patches: Patches, trainer: Any) -> None:
         if families.library_in(trainer.__name__) != "tf_keras":
@@ -104,19 +107,20 @@ def _trainer_of_tf_keras(name: str) -> Put:
     return put
 
 
-# Keras 2's trainer modules. Each has the name under which it imports the wrapper class's module.
+# For each trainer module of Keras 2, the name under which it imports the module of the wrapper class.
 _KERAS_2 = {
     "training": "lso",
     "training_v1": "loss_scale_optimizer",
     "training_eager_v1": "loss_scale_optimizer",
 }
 
-#: For each module that defines a `compile`, the patch to apply after its import.
+#: For each module that defines a method `compile`, the function that patches the module after its import.
 PLACES: dict[str, Put] = {
     "keras.src.trainers.trainer": _trainer_of_keras_3,
     **{
         f"{package}.src.engine.{trainer}": _trainer_of_tf_keras(name)
-        for package in ("keras", "tf_keras")  # the package is "keras" up to TensorFlow 2.15
+        # Up to TensorFlow 2.15, Keras 2 is the package "keras".
+        for package in ("keras", "tf_keras")
         for trainer, name in _KERAS_2.items()
     },
 }

@@ -1,4 +1,4 @@
-"""A callback for `fit` of Keras 3 and tf_keras that shows the loss scale."""
+"""The callback `LossScaleMonitor`, which shows the loss scale during `fit` in Keras 3 and tf_keras."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
     """A callback that adds `loss_scale` and `skipped_steps` to the logs of `fit`.
 
     If the optimizer has `diagnose=True`, the callback also adds `grad_norm`, the norm of the gradients. If it has
-    `diagnose="exponents"`, the callback writes the counts of exponents to `log_dir`, for `tf-lossscale plot`. The
-    progress bar, `History`, and callbacks that come later in the list, like `CSVLogger` and `TensorBoard`, show the
-    logs. The callback warns when too many steps are skipped. If training has stalled, reading the values also triggers
-    the optimizer's `on_stall`.
+    `diagnose="exponents"`, the callback writes the exponent counts of the gradients to `log_dir`, for the command
+    `tf-lossscale plot`. The logs appear in the progress bar, in `History`, and in callbacks that come later in the
+    list, like `CSVLogger` and `TensorBoard`. The callback warns when too many steps are skipped. If training has
+    stalled, reading the loss scale also triggers the optimizer's `on_stall`.
 
     >>> import tf_lossscale
     >>> model = tf.keras.Sequential([tf.keras.Input((1,)), tf.keras.layers.Dense(1)])
@@ -44,12 +44,12 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
 
     Args:
         update_freq: "epoch" to read the values at the end of each epoch, or a number n to read them after every n
-            batches as well. Reading waits for the running steps.
-        log_dir: a folder in which to write TensorBoard scalars at each reading, as `write_summary` does; None to write
-            nothing. With `diagnose="exponents"` the counts of each newly counted step are written, too, as histograms
-            for TensorBoard and as a line of `exponents.jsonl`.
-        max_skipped: the share of skipped steps above which the callback warns. The callback compares it at each reading
-            once at least 50 steps have been taken since the last comparison.
+            batches as well. Each reading waits until the steps in progress have finished.
+        log_dir: a folder to which the callback writes TensorBoard scalars at each reading, like `write_summary`; None
+            to write nothing. With `diagnose="exponents"`, it also writes the exponent counts of each newly counted
+            step: as histograms for TensorBoard, and as a line of `exponents.jsonl`.
+        max_skipped: the share of skipped steps above which the callback warns. The share is checked at a reading if at
+            least 50 steps have been taken since the previous check.
         optimizer: the optimizer whose loss scale is shown; None for the model's optimizer.
 
     Raises:
@@ -69,7 +69,8 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         if update_freq != "epoch":
             remedy = 'Pass "epoch", or after how many batches to read.'
             self.update_freq = errors.whole_number("update_freq", update_freq, remedy)
-            # Defined only if needed: if a callback has this method, Keras waits for each batch.
+            # Keras waits for each batch if a callback has the method `on_train_batch_end`, so the method is set only
+            # if it is needed.
             self.on_train_batch_end = self._after_batch
         self.max_skipped = errors.positive_number("max_skipped", max_skipped, "Pass a share, for example 0.2.")
         if optimizer is not None:
@@ -79,10 +80,12 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         self._optimizer = optimizer
         self._log_dir = "" if log_dir is None else str(log_dir)
         self._writer = None if log_dir is None else tf.summary.create_file_writer(str(log_dir))
-        self._counted = 0  # the last step whose exponent counts were written
+        # The number of the last step whose exponent counts were written.
+        self._counted = 0
         self._read: dict[str, Any] = {}
         self._tensors: dict[str, Any] = {}
-        self._since = (0, 0)  # (total steps, skipped steps) at the previous check of the share of skipped steps
+        # The number of all steps and the number of skipped steps at the previous check of `max_skipped`.
+        self._since = (0, 0)
         self._warned = False
 
     @property
@@ -113,7 +116,8 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         logs = logs if logs is not None else {}
         if (batch + 1) % self.update_freq == 0:
             self._look(logs)
-        logs.update(self._read)  # between two readings the progress bar shows the values of the last reading
+        # Between two readings, the progress bar shows the values of the last reading.
+        logs.update(self._read)
 
     def _look(self, logs: dict[str, Any]) -> None:
         optimizer = self._watched
@@ -133,8 +137,8 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         if counts is None or counts.step == self._counted:
             return
         self._counted = counts.step
-        # In an optimizer that was loaded from a file, the steps of the exponent counts start from 1 again, whereas its
-        # `total_steps` continues. The difference is the number of steps before loading.
+        # After an optimizer is loaded from a file, the step numbers of its exponent counts start from 1 again, but its
+        # `total_steps` continues. The difference is the number of steps that were taken before the optimizer was saved.
         earlier = max(self._counts()[0] - optimizer._exponents.steps_taken(), 0)
         counts = dataclasses.replace(counts, step=counts.step + earlier)
         write_histograms(counts)
@@ -147,11 +151,12 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         return self._value("total_steps", scale), self._value("skipped_steps", scale)
 
     def _value(self, name: str, holder: Any = None) -> Any:
-        """Return an attribute of `holder`, by default of the optimizer, as a Python number."""
+        """Return an attribute of `holder` as a Python number. If `holder` is None, the optimizer is used."""
         holder = self._watched if holder is None else holder
         if tf.executing_eagerly():
             return value_of(getattr(holder, name))
-        if name not in self._tensors:  # all readings evaluate the same tensor, so that the graph does not grow
+        # In a graph, all readings evaluate the same tensor, so that the graph does not grow.
+        if name not in self._tensors:
             value = getattr(holder, name)
             self._tensors[name] = value_or_zero(value) if isinstance(value, tf.Variable) else value
         return value_of(self._tensors[name])
@@ -169,7 +174,8 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
             )
         self._warned = share > self.max_skipped
 
-    # tf_keras calls the following methods of every callback, also of one that is not derived from its own class.
+    # tf_keras calls these three methods on every callback, even on one that is not derived from
+    # `tf_keras.callbacks.Callback`.
 
     def _implements_train_batch_hooks(self) -> bool:
         return "on_train_batch_end" in vars(self)

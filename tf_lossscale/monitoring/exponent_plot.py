@@ -1,4 +1,4 @@
-"""Heat maps of gradient exponents against float16's range: for each variable, and over the steps of a run."""
+"""Heat maps of the exponents of gradients, with float16's range marked: by variable, and over the steps of a run."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ from tf_lossscale.precision.report import MAXIMUM, NORMAL, SUBNORMAL
 from tf_lossscale.precision.report_text import power
 from tf_lossscale.writing import whole_file
 
-# (lowest exponent, label) of each range of float16. Values below the first range vanish.
+# The ranges that a heat map marks, each as (lowest exponent, label). Values below the first range round to zero in
+# float16.
 _RANGES = ((SUBNORMAL - 1, "sub-\nnormal"), (NORMAL, "normal"), (MAXIMUM + 1, "over-\nflow"))
-_COLOURS = "viridis"  # a colour map ordered by lightness, which colour-blind readers can read, too
 
-# Smaller shares are drawn in the same colour as this share.
+# The lightness of this colour map increases steadily, so that colour-blind people can read it.
+_COLOURS = "viridis"
+
+# The smallest share of values with a colour of its own. Smaller shares are drawn in the same colour.
 _SMALLEST_SHARE = 1e-4
 
-# In inches: the height of a row, and the width and the largest height of the figure.
+# Sizes in inches: the height of a row, the width of a figure, and the maximum height of a figure.
 _ROW, _WIDTH, _TALLEST = 0.17, 8.0, 80.0
 _LONGEST_NAME = 34
 _DPI = 100
@@ -82,14 +85,14 @@ def draw_steps(run: Sequence[ExponentCounts], out: pathlib.Path) -> None:
 
 
 def steps_on(axis: Any, run: Sequence[ExponentCounts]) -> Any:
-    """Draw the exponents of all gradients over the steps of a run, and the range of float16, on an axis.
+    """Draw a heat map of the exponents of all gradients over the steps of a run, with float16's range marked.
 
     Args:
-        axis: the matplotlib axis.
+        axis: the matplotlib `Axes` to draw on.
         run: the exponent counts of at least one step.
 
     Returns:
-        The matplotlib mesh, which `colour_bar` takes.
+        The matplotlib mesh, to pass to `colour_bar`.
     """
     low, high = _range(run)
     totals = np.concatenate([_shares(counts.counts.sum(axis=0, keepdims=True)) for counts in run])
@@ -100,7 +103,7 @@ def steps_on(axis: Any, run: Sequence[ExponentCounts]) -> Any:
 
 
 def colour_bar(figure: Any, mesh: Any, axes: Any, label: str) -> None:
-    """Draw a colour bar below the axes, which shows the share that each colour stands for.
+    """Draw a colour bar below the axes. It shows which share of the values each colour stands for.
 
     Args:
         figure: the matplotlib figure.
@@ -113,7 +116,9 @@ def colour_bar(figure: Any, mesh: Any, axes: Any, label: str) -> None:
 
 
 def save(figure: Any, out: pathlib.Path) -> None:
-    """Write a figure to a file. A failure leaves no partial file. An SVG file contains no date, to be reproducible.
+    """Write a figure to a file. A failure leaves no partial file.
+
+    An SVG file contains no date, so that the same figure always produces the same file.
 
     Args:
         figure: the matplotlib figure.
@@ -129,7 +134,8 @@ def _figure(width: float, height: float) -> Any:
 
 def _colours() -> dict[str, Any]:
     norm = optional.load("matplotlib.colors", "plot").LogNorm(_SMALLEST_SHARE, 1.0)
-    return {"cmap": _COLOURS, "norm": norm, "rasterized": True}  # without rasterizing, the SVG takes megabytes
+    # Without rasterizing, an SVG file would take several megabytes.
+    return {"cmap": _COLOURS, "norm": norm, "rasterized": True}
 
 
 def _range(run: Sequence[ExponentCounts]) -> tuple[int, int]:
@@ -144,7 +150,10 @@ def _shares(counts: np.ndarray) -> np.ndarray:
 
 
 def _with_margins(shares: np.ndarray, low: int, high: int) -> tuple[list[int], np.ndarray]:
-    """Return the edges and shares of the cells: zeros, a gap, the exponents, a gap, infinite values and NaNs."""
+    """Return the bin edges along the exponent axis, and the share of values in each bin.
+
+    The bins are the zeros, a gap, the exponents, another gap, and the infinite values together with the NaNs.
+    """
     edges = [low - 4, low - 1, *range(low, high + 2), high + 2, high + 5]
     bins = shares[:, FINITE][:, low - LOWEST : high + 1 - LOWEST]
     gap = np.zeros([len(shares), 1])
@@ -153,7 +162,7 @@ def _with_margins(shares: np.ndarray, low: int, high: int) -> tuple[list[int], n
 
 
 def _mark_ranges(axis: Any, low: int, high: int, along: str) -> None:
-    """Draw float16's ranges as lines, name them beside the axis, and write exponents as ticks."""
+    """Mark float16's ranges with lines, label the ranges beside the axis, and label the ticks with exponents."""
     stroke = optional.load("matplotlib.patheffects", "plot").withStroke(linewidth=3, foreground="white")
     line = axis.axvline if along == "x" else axis.axhline
     begins = [low, *(begin for begin, _ in _RANGES), high + 1]
@@ -163,7 +172,8 @@ def _mark_ranges(axis: Any, low: int, high: int, along: str) -> None:
         middle = (begin + end) / 2
         if along == "x":
             where = {"xy": (middle, 1), "xycoords": ("data", "axes fraction"), "xytext": (0, 4), "ha": "center"}
-            if begin == low:  # a narrow range: its name must not reach into the next one
+            # The first range is narrow, so its label is aligned to the right to keep it away from the next label.
+            if begin == low:
                 where |= {"xy": (end - 1, 1), "ha": "right"}
         else:
             where = {"xy": (1, middle), "xycoords": ("axes fraction", "data"), "xytext": (4, 0), "va": "center"}
@@ -175,7 +185,7 @@ def _mark_ranges(axis: Any, low: int, high: int, along: str) -> None:
 
 
 def _edges(steps: Sequence[int]) -> list[float]:
-    """Return the edges of the cells of steps, halfway between two steps. Step 1 begins at 0.5.
+    """Return the edges of the heat map's columns. An edge is halfway between two counted steps; step 1 begins at 0.5.
 
     >>> _edges([1, 11, 21])
     [0.5, 6.0, 16.0, 26.0]

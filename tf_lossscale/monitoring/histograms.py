@@ -1,4 +1,4 @@
-"""Write the counts of exponents to TensorBoard as histograms."""
+"""Write the exponent counts of gradients to TensorBoard as histograms."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _KIND = tf.compat.v1.SummaryMetadata(plugin_data=tf.compat.v1.SummaryMetadata.Pl
 def write_histograms(counts: ExponentCounts, step: Any = None) -> None:
     """Write a histogram of exponents for each variable to the default `tf.summary` writer.
 
-    The bucket from e to e + 1 counts the values of the scaled gradient from 2**e to 2**(e + 1). The function
-    `tf.summary.histogram` cannot write it, because it needs the values themselves.
+    The bucket from e to e + 1 counts the values of the scaled gradient with a magnitude from 2**e to 2**(e + 1).
+    `tf.summary.histogram` cannot be used, because it needs the values themselves instead of counts.
 
     >>> import tempfile
     >>> from tf_lossscale.precision.counts import COLUMNS
@@ -26,7 +26,7 @@ def write_histograms(counts: ExponentCounts, step: Any = None) -> None:
 
     Args:
         counts: the exponent counts of one step.
-        step: the step in TensorBoard, an int; None for the step of the counts.
+        step: the step to show in TensorBoard, an int; None for `counts.step`.
     """
     for name, row in zip(counts.names, counts.counts[:, FINITE]):
         seen = np.flatnonzero(row)

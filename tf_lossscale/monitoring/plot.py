@@ -1,4 +1,6 @@
-"""The subcommand `tf-lossscale plot`, which draws the scale, loss, skipped steps and exponents in a folder of logs."""
+"""The subcommand `tf-lossscale plot`. From a folder of logs, it plots the loss scale, the loss, the skipped steps and
+the exponents of the gradients.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,6 @@ import functools
 import itertools
 import os
 import pathlib
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,8 @@ from tf_lossscale.precision import records
 from tf_lossscale.precision.counts import ExponentCounts
 from tf_lossscale.writing import whole_file
 
-# Curve -> tags of its scalars: the tag that `write_summary` writes, and those of Keras's TensorBoard callback.
+# For each curve, the tags of its scalars: the tag that `write_summary` writes, and the tag that Keras's TensorBoard
+# callback writes.
 _TAGS = {
     "loss_scale": ("loss_scale", "epoch_loss_scale"),
     "loss": ("loss", "epoch_loss"),
@@ -44,9 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "loss_scale_exponents.png and loss_scale_exponents_by_step.png"
     )
     parser.add_argument("--out", type=pathlib.Path, metavar="FILE", help=what)
-    parser.add_argument(
-        "--step", type=int, metavar="N", help="counted step whose exponents are drawn (default: the last)"
-    )
+    what = "counted step whose exponents are drawn (default: the last)"
+    parser.add_argument("--step", type=int, metavar="N", help=what)
     parser.add_argument("--force", action="store_true", help="write over pictures that are there already")
 
 
@@ -54,38 +55,39 @@ def run(arguments: argparse.Namespace) -> int:
     """Run `tf-lossscale plot`.
 
     Args:
-        arguments: as `add_arguments` described them.
+        arguments: the parsed arguments; see `add_arguments`.
 
     Returns:
-        The exit code: 0, or 2 after an error.
+        The exit code, 0.
+
+    Raises:
+        ImportError: an optional library is missing.
+        OSError: a file cannot be read or written.
+        ValueError: the folder contains nothing to plot, or a picture already exists and `--force` is not set.
     """
     out = arguments.out or arguments.logdir / "loss_scale.png"
-    try:
-        if out.suffix not in (".png", ".svg"):
-            raise ValueError(f"--out must end in .png or .svg, but got: {out}.")
-        for folder in (arguments.logdir, out.parent):
-            if not folder.is_dir():
-                problem = "is a file" if folder.exists() else "does not exist"
-                raise NotADirectoryError(f"{folder} {problem}. Pass a folder.")
-        # Reading the event files takes a while, so a missing matplotlib is reported first.
-        optional.load("matplotlib.figure", "plot")
-        pictures = _pictures(arguments.logdir, out, arguments.step)
-        for path in pictures:
-            if path.exists() and not arguments.force:
-                raise ValueError(f"{path} exists. Choose another --out, or add --force to overwrite it.")
-        for path, (draw_it, runs) in pictures.items():
-            draw_it(path)
-            print(f"drew {path} from {len(runs)} run{'s' * (len(runs) > 1)}: {', '.join(runs)}")
-    except (ValueError, ImportError, OSError) as error:
-        print(f"tf-lossscale plot: {error}", file=sys.stderr)
-        return 2
+    if out.suffix not in (".png", ".svg"):
+        raise ValueError(f"--out must end in .png or .svg, but got: {out}.")
+    for folder in (arguments.logdir, out.parent):
+        if not folder.is_dir():
+            problem = "is a file" if folder.exists() else "does not exist"
+            raise NotADirectoryError(f"{folder} {problem}. Pass a folder.")
+    # Reading the event files takes a while, so check for matplotlib first.
+    optional.load("matplotlib.figure", "plot")
+    pictures = _pictures(arguments.logdir, out, arguments.step)
+    for path in pictures:
+        if path.exists() and not arguments.force:
+            raise ValueError(f"{path} exists. Choose another --out, or add --force to overwrite it.")
+    for path, (draw_it, runs) in pictures.items():
+        draw_it(path)
+        print(f"drew {path} from {len(runs)} run{'s' * (len(runs) > 1)}: {', '.join(runs)}")
     return 0
 
 
 def _pictures(
     logdir: pathlib.Path, out: pathlib.Path, step: int | None
 ) -> dict[pathlib.Path, tuple[Callable[[pathlib.Path], None], list[str]]]:
-    """Return a dict from the path of each picture to the function that draws it and the names of its runs."""
+    """Return a dict from the path of each picture to the function that draws it and to the names of its runs."""
     runs, counted = read(logdir), _counted(logdir)
     if not runs and not counted:
         raise ValueError(
@@ -113,7 +115,7 @@ def _pictures(
 
 
 def _counted(logdir: pathlib.Path) -> dict[str, list[ExponentCounts]]:
-    """Return the exponent counts of each run that has any, by the name of the run."""
+    """Return a dict from the name of each run with exponent counts to these counts."""
     paths = sorted(path.parent for path in logdir.rglob(records.FILE))
     found = {_name_of(path, logdir): records.read(path) for path in paths}
     return {name: run for name, run in found.items() if run}
@@ -135,14 +137,14 @@ def _name_of(folder: pathlib.Path, logdir: pathlib.Path) -> str:
 
 
 def read(logdir: pathlib.Path) -> dict[str, dict[str, Series]]:
-    """Read the loss scale from the event files of a folder.
+    """Read the loss scale, the loss and the number of skipped steps from the event files of a folder.
 
     Args:
-        logdir: the folder. Event files in its subfolders are read, too.
+        logdir: the folder. Event files in its subfolders are read as well.
 
     Returns:
-        For each folder with a loss scale, a dict from curve (`loss_scale`, `loss`, `skipped_steps`) to a list of
-        (step, value).
+        A dict from the name of each run that logged a loss scale to the curves of the run. The curves are a dict from
+        `loss_scale`, `loss` and `skipped_steps` to a list of (step, value).
     """
     runs: dict[str, dict[str, Series]] = {}
     for path in sorted(logdir.rglob("*.tfevents.*")):
@@ -175,7 +177,7 @@ def draw(runs: dict[str, dict[str, Series]], out: pathlib.Path) -> None:
     axes[0].set_yscale("log", base=2)
     axes[0].legend(title="x: steps skipped since the last reading", loc="best")
     axes[-1].set_xlabel("step")
-    axes[-1].yaxis.get_major_locator().set_params(integer=True)  # counts of steps are whole numbers
+    axes[-1].yaxis.get_major_locator().set_params(integer=True)
     with whole_file(out) as temporary:
         figure.savefig(temporary, dpi=120)
 
@@ -184,7 +186,7 @@ _LABELS = {"loss_scale": "loss scale", "loss": "loss", "skipped_steps": "skipped
 
 
 def _skips(run: dict[str, Series]) -> list[int]:
-    """Return the steps at which the count of skipped steps rose."""
+    """Return the steps at which the number of skipped steps increased."""
     series = [(0, 0.0), *run["skipped_steps"]]
     return [step for (_, before), (step, value) in itertools.pairwise(series) if value > before]
 
@@ -202,5 +204,6 @@ def _scalars(path: pathlib.Path) -> list[tuple[str, int, float]]:
                     number = tf.make_ndarray(value.tensor) if value.HasField("tensor") else value.simple_value
                     found.append((kinds[value.tag], event.step, float(number)))
     except tf.errors.DataLossError:
-        pass  # a killed run leaves an incomplete last record; the records before it are valid
+        # If a run was killed, its last record is incomplete. The records before it are valid.
+        pass
     return found

@@ -1,4 +1,4 @@
-"""The subcommand `tf-lossscale probe`, which reports whether float16 fits the gradients of a float32 program."""
+"""The subcommand `tf-lossscale probe`, which reports whether a float32 program's gradients would fit in float16."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from tf_lossscale.precision.report_text import whether_float16_fits
 
 _EVERY = 10
 
-# Module of Keras or tf_keras -> name of the base class of optimizers in it. Keras 3 has no `legacy.optimizer_v2`.
+# For each module of Keras and tf_keras that defines a base class of optimizers, the name of this class. Keras 3 has no
+# module `legacy.optimizer_v2`.
 _PLACES = {
     f"{package}.src.optimizers.{module}": name
     for package in ("keras", "tf_keras")
@@ -53,10 +54,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Run `tf-lossscale probe`.
 
     Args:
-        arguments: as `add_arguments` described them.
+        arguments: the parsed arguments; see `add_arguments`.
 
     Returns:
-        The exit code of the program. If the program succeeded but no gradient was counted, 2.
+        The exit code of the program, or 2 if the program succeeded but no gradient was counted.
     """
     with every_optimizer_probed(arguments.every) as probes:
         try:
@@ -69,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def every_optimizer_probed(every: int) -> Iterator[dict[str, Any]]:
-    """Count the gradients of each Keras optimizer that takes a step inside the `with` block.
+    """Count the gradients by exponent for each Keras optimizer that takes a step inside the `with` block.
 
     >>> with every_optimizer_probed(1) as probes:
     ...     import tensorflow as tf
@@ -82,8 +83,8 @@ def every_optimizer_probed(every: int) -> Iterator[dict[str, Any]]:
         every: the number of steps from one counted step to the next.
 
     Yields:
-        A dict from the name of each optimizer that took a step to its `Probe`, or to None if the optimizer already
-        scales its loss.
+        A dict with an entry for each optimizer that took a step. The key is the optimizer's name. The value is its
+        `Probe`, or None if the optimizer already scales its loss.
     """
     patches, probes = Patches(), _Probes(every)
     for module, name in _PLACES.items():
@@ -100,17 +101,19 @@ class _Probes:
         self.by_name: dict[str, Any] = {}
         self.entered = contextlib.ExitStack()
         self._every = every
-        # id -> optimizer. The reference keeps the optimizer alive, so that no other object gets its id.
+        # The optimizers that took a step, by id. The dict keeps each optimizer alive, so that no other object can get
+        # the same id.
         self._known: dict[int, Any] = {}
 
     def watch(self, name: str, patches: Patches, module: types.ModuleType) -> None:
-        """Patch an optimizer class so that each of its optimizers is probed from its first step on."""
+        """Patch an optimizer class so that each instance is probed from its first step on."""
         cls: Any = getattr(module, name)
         methods = {method: getattr(cls, method) for method in ("apply", "apply_gradients") if hasattr(cls, method)}
         patches.put(cls, {method: self._watched(original) for method, original in methods.items()})
 
     def _watched(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        from tf_lossscale.core.graphs import do_not_convert  # imported late: it imports TensorFlow
+        # This import loads TensorFlow, so it is done as late as possible.
+        from tf_lossscale.core.graphs import do_not_convert
 
         @do_not_convert
         @functools.wraps(method)
@@ -120,8 +123,8 @@ class _Probes:
                 self._known[id(optimizer)] = optimizer
                 probe = self._enter(optimizer)
                 if probe is not None:
-                    # The probe replaces the optimizer's methods for later steps. This step has already called the
-                    # original method, so it is counted separately.
+                    # The probe replaces the optimizer's methods, which takes effect from the next step on. The current
+                    # step is already in the original method, so it is counted explicitly.
                     bound = probe.method(bound)
             return bound(*args, **kwargs)
 
@@ -185,7 +188,7 @@ def _say(message: str) -> None:
 
 
 def _code(stop: SystemExit) -> int:
-    """Return the exit code with which Python would end on this SystemExit, and print its message if it has one."""
+    """Return the exit code that Python would use for this SystemExit. Print its message if it has one."""
     if stop.code is None or isinstance(stop.code, int):
         return stop.code or 0
     print(stop.code, file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Count the gradients of a bare float32 optimizer by exponent, to see whether float16 would fit them."""
+"""Count the gradients of an optimizer without a loss scale by exponent, to see whether they would fit in float16."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from tf_lossscale.wrapper.readings import names_of, require_values
 
 @contextlib.contextmanager
 def probe(optimizer: Any, every: int = EVERY) -> Iterator[Probe]:
-    """Count the gradients of a bare optimizer by exponent inside a `with` block, for a program that trains in float32.
+    """Count the gradients of an optimizer without a loss scale by exponent, inside a `with` block.
 
-    The report says how much of the gradients float16 would lose, without a loss scale and with the best loss scale.
-    Training takes bit for bit the same steps as without the probe. After the block the optimizer is unchanged, and the
-    report can still be read.
+    Use it in a program that trains in float32. The report says how much of the gradients would be lost in float16,
+    without a loss scale and with the best loss scale. Training takes bit for bit the same steps as without the probe.
+    The end of the block restores the optimizer's methods. The report can still be read after the block.
 
     >>> import tf_lossscale
     >>> optimizer, weight = tf.keras.optimizers.SGD(0.5), tf.Variable([1.0, 1.0], name="weight")
@@ -38,29 +38,30 @@ def probe(optimizer: Any, every: int = EVERY) -> Iterator[Probe]:
     >>> row.vanished_unscaled
     0.5
 
-    If a `tf.function` takes the step, trace it inside the block, and do not call it outside the block. If `fit` of a
-    Keras model was called before the block, call `compile` again inside the block.
+    If the step is in a `tf.function`, trace the function inside the block, and do not call it outside the block. If
+    `fit` of a Keras model was called before the block, call `compile` again inside the block.
 
     Args:
-        optimizer: any optimizer that `LossScaleOptimizer` can wrap, but that is not wrapped.
+        optimizer: an optimizer that `LossScaleOptimizer` could wrap, but that is not wrapped.
         every: the number of steps from one counted step to the next. The first step is counted.
 
     Yields:
         A `Probe`. Its `precision_report()` returns the report.
 
     Raises:
-        TypeError: the optimizer is of no known family, is a LossScaleOptimizer, or is wrapped in one; or `every` is not
-            a number.
+        TypeError: the optimizer is not supported, is a LossScaleOptimizer, or is wrapped in one; or `every` is not a
+            number.
         ValueError: `every` is less than 1, or the replicas of the current strategy share their variables.
-        RuntimeError: another probe counts the optimizer's steps.
+        RuntimeError: another probe is counting the optimizer's steps.
     """
     every = errors.whole_number("every", every, "Pass the number of steps from one count to the next.")
     if families.scales_losses(optimizer) or families.is_wrapped(optimizer):
         raise TypeError(
-            f"probe() takes an optimizer without a loss scale, but got: {optimizer!r}. Count with "
-            'LossScaleOptimizer(..., diagnose="exponents") and precision_report().'
+            f"probe() takes an optimizer without a loss scale, but got: {optimizer!r}. Count its gradients "
+            'with LossScaleOptimizer(..., diagnose="exponents") and precision_report().'
         )
-    families.adapter_of(optimizer)  # raises an error if the optimizer is of no known family
+    # This call raises an error if no adapter supports the optimizer.
+    families.adapter_of(optimizer)
     counting = Probe(families.of(optimizer), every)
     methods = {name: counting.method(getattr(optimizer, name)) for name in _METHODS if hasattr(optimizer, name)}
     if any(name in vars(optimizer) for name in methods):
@@ -77,7 +78,7 @@ def probe(optimizer: Any, every: int = EVERY) -> Iterator[Probe]:
 
 
 class Probe:
-    """The counts and the report of an optimizer whose gradients `probe` counts.
+    """Holds the exponent counts that `probe` collects for an optimizer, and creates the report.
 
     >>> optimizer, weight = tf.keras.optimizers.SGD(0.5), tf.Variable([1.0], name="weight")
     >>> with probe(optimizer) as counting:
@@ -94,26 +95,27 @@ class Probe:
         self._family = family
         self._exponents = Exponents(every)
         self._thread = _Thread()
-        self._in_float16 = False  # whether some gradient was a float16 tensor
+        # True once a counted gradient was a float16 tensor.
+        self._in_float16 = False
 
     def precision_report(self) -> PrecisionReport:
-        """Return how much float16 would lose of each variable's gradient in the last counted step.
+        """Report how much of each variable's gradient in the last counted step would be lost in float16.
 
         Returns:
             The report, which holds plain data and prints as a table.
 
         Raises:
-            ValueError: no step was counted yet.
-            RuntimeError: called while a graph is built, or without a default session in a legacy graph.
+            ValueError: no step has been counted yet.
+            RuntimeError: called while a graph is being built, or in a TensorFlow 1 graph without a default session.
         """
         return precision_report(self.counts())
 
     def counts(self) -> ExponentCounts:
-        """Return the counts of the last counted step.
+        """Return the exponent counts of the last counted step.
 
         Raises:
-            ValueError: no step was counted yet.
-            RuntimeError: called while a graph is built, or without a default session in a legacy graph.
+            ValueError: no step has been counted yet.
+            RuntimeError: called while a graph is being built, or in a TensorFlow 1 graph without a default session.
         """
         require_values("precision_report")
         found = self._exponents.last()
@@ -126,11 +128,11 @@ class Probe:
         return dataclasses.replace(found, full_precision=not self._in_float16)
 
     def count_exponents(self) -> None:
-        """Start counting: the next step is counted, and every `every`-th step after it."""
+        """Count the next step, and then every `every`-th step after it."""
         self._exponents.count_next()
 
     def method(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that counts the gradients in its arguments and then calls a method of the optimizer.
+        """Wrap a method of the optimizer. The result counts the gradients in its arguments, then calls the method.
 
         Args:
             method: a bound method that takes gradients and variables, or (gradient, variable) pairs.
@@ -138,15 +140,17 @@ class Probe:
 
         @do_not_convert
         def counted(*args: Any, **kwargs: Any) -> Any:
-            # If one counted method calls another, its gradients are already counted.
+            # If one wrapped method calls another, the outer method has already counted the gradients.
             if self._thread.inside or tf.distribute.in_cross_replica_context():
                 return method(*args, **kwargs)
             variables = [*args[1:2], *(kwargs[name] for name in _SECOND if name in kwargs)]
             named = [name for name in _FIRST if name in kwargs]
             if not args and not named:
-                return method(*args, **kwargs)  # raises an error, because the gradients are missing
+                # The gradients are missing, so the optimizer raises an error.
+                return method(*args, **kwargs)
             given = list(args[0] if args else kwargs.pop(named[0]))
-            args = (given, *args[1:])  # the list, because counting has exhausted an iterator
+            # Pass the list to the optimizer, because the original argument may be an iterator that is now exhausted.
+            args = (given, *args[1:])
             done = self._record(given, variables) if given else []
             self._thread.inside = True
             try:
@@ -158,7 +162,7 @@ class Probe:
         return counted
 
     def _record(self, given: list[Any], variables: list[Any]) -> list[Any]:
-        """Count gradients, which are given as (gradient, variable) pairs or as separate lists."""
+        """Count gradients by exponent. The list `given` contains gradients, or (gradient, variable) pairs."""
         if isinstance(given[0], (tuple, list)):
             gradients, known = unzip(given)
         else:
@@ -169,15 +173,15 @@ class Probe:
         return self._exponents.record(lambda: names_of(known), lambda: gradients, lambda: tf.constant(factor))
 
 
-#: Methods of optimizers that take the gradients of a step.
+#: The optimizer methods that receive the gradients of a step.
 _METHODS = ("apply_gradients", "apply")
-#: Names of the first argument of these methods, which contains the gradients.
+#: The keyword names for the gradients in `apply_gradients` and `apply`.
 _FIRST = ("grads_and_vars", "grads", "updates")
-#: Names of the second argument of `apply`, which contains the variables.
+#: The keyword names for the variables in `apply`.
 _SECOND = ("trainable_variables", "parameters")
 
 
 class _Thread(threading.local):
-    """Whether a counted method is running in this thread. Each replica of a strategy has its own thread."""
+    """Thread-local state, because each replica runs in its own thread. `inside` is True while a wrapped method runs."""
 
     inside = False

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def write_summary(optimizer: LossScaleOptimizer, step: Scalar | None = None, loss: Scalar | None = None) -> None:
     """Write the scalars `loss_scale` and `skipped_steps`, and the loss if it is passed.
 
-    If the optimizer has `diagnose=True`, the scalar `grad_norm` is written, too. If it has `diagnose="exponents"` and
-    the last step was counted, a histogram of exponents is written for each variable, but only in eager mode.
+    If the optimizer has `diagnose=True`, the scalar `grad_norm` is written as well. If it has `diagnose="exponents"`, a
+    histogram of exponents is written for each variable, but only in eager mode and only if the last step was counted.
 
     Call the function in custom loops, in eager mode or in a `tf.function`. It writes to the default `tf.summary`
     writer, and respects `tf.summary.record_if`.
@@ -70,7 +70,7 @@ def write_scalars(optimizer: LossScaleOptimizer, step: Any, loss: Any) -> None:
 
 
 def require_ours(optimizer: Any) -> None:
-    """Raise an error unless an object is a `LossScaleOptimizer` of this package, whose loss scale can be read.
+    """Raise an error if an object is not a `LossScaleOptimizer` of this package.
 
     >>> require_ours(LossScaleOptimizer(tf.keras.optimizers.SGD()))
 
@@ -88,15 +88,16 @@ def require_ours(optimizer: Any) -> None:
         )
 
 
-@do_not_convert  # otherwise AutoGraph would warn that it cannot convert the import
+# Without this decorator, AutoGraph would warn that it cannot convert the import.
+@do_not_convert
 def require_tensorboard(caller: str, otherwise: str) -> None:
     """Raise an error if TensorBoard, which `tf.summary.scalar` needs, cannot be imported.
 
     >>> require_tensorboard("write_summary(...)", "remove the call")
 
     Args:
-        caller: the call that writes scalars, for the error message.
-        otherwise: what the user can do instead of installing TensorBoard, for the error message.
+        caller: the call that writes scalars, as text for the error message.
+        otherwise: what the user can do instead of installing TensorBoard, as text for the error message.
 
     Raises:
         ImportError: TensorBoard is not installed, or its import fails.

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from absl import logging
 
-from tf_lossscale.optimizers import adafactor_rule, arguments, hooks, parameter_groups
-from tf_lossscale.optimizers.group_configs import GroupConfigs
+from tf_lossscale.optimizers import adafactor_rule, arguments, group_configs, hooks, parameter_groups
 from tf_lossscale.optimizers.parameter_groups import ParameterGroup
 from tf_lossscale.optimizers.rates import FirstRate, Rate
-from tf_lossscale.optimizers.torch_surface import TorchSurface
+
+if TYPE_CHECKING:
+    from tf_lossscale.types import Variable
 
 
 def _option(name: str) -> property:
@@ -29,7 +30,7 @@ def _option(name: str) -> property:
     return property(read, write, doc=f"`{name}` of the first group; setting it sets all groups without their own.")
 
 
-class AdafactorBase(GroupConfigs, TorchSurface):
+class AdafactorBase(hooks.Hooked):
     """The part of Adafactor that is common to both Keras libraries. `keras3.Adafactor` documents it."""
 
     hyperparameter_names = ("beta2_decay", "eps", "d", "weight_decay", "foreach", "maximize")
@@ -41,22 +42,38 @@ class AdafactorBase(GroupConfigs, TorchSurface):
     foreach = _option("foreach")
     maximize = _option("maximize")
 
+    _groups: list[ParameterGroup]
+    _defaults: dict[str, Any]
+    #: For each variable's key, its parameter group and its position in the group.
+    _places: dict[Any, tuple[ParameterGroup, int]]
+    _moments: dict[Any, dict[str, Any]]
+    #: Whether `build` adds variables that are in no group to the first group.
+    _takes_more: bool
+    #: The positions of each group's variables, in an optimizer that was created from a config and is not built.
+    _positions: list[list[int]] | None
+    #: Whether the optimizer has logged how much memory `foreach` needs.
+    _said: bool
+
     # Provided by the class for each Keras library. --------------------------------------------------------------
 
     name: str
-    _learning_rate: Any
-    _iterations: Any
-    _is_built: bool
-    build: Callable[..., Any]
     add_variable: Callable[..., Any]
+    apply_gradients: Callable[..., Any]
+    _is_built: bool
     _use_weight_decay: Callable[[Any], bool]
+    #: Returns a key that identifies a variable.
+    _var_key: Callable[[Any], Any]
+    #: The keyword arguments of the library's optimizers that Adafactor accepts.
+    _keras_arguments: tuple[str, ...]
+    #: The library's module of learning rate schedules.
+    _schedules: Any
 
-    def _key(self, variable: Any) -> Any:
-        """Return a key that identifies a variable."""
+    def _init_keras(self, **arguments: Any) -> None:
+        """Call the constructor of the library's optimizer."""
         raise NotImplementedError
 
-    def _new_rate_variable(self, value: float) -> Any:
-        """Create a float64 variable for a learning rate. float32 would be inexact for float64 parameters."""
+    def _tensor_variable(self, variable: Any) -> Any:
+        """Return the tf.Variable behind a variable of Keras 3 or tf_keras."""
         raise NotImplementedError
 
     def _new_moment(self, variable: Any, name: str, shape: Sequence[int], dtype: tf.DType) -> Any:
@@ -67,23 +84,38 @@ class AdafactorBase(GroupConfigs, TorchSurface):
         """Add variables to a built optimizer, without creating their state."""
         raise NotImplementedError
 
-    def _is_schedule(self, source: Any) -> bool:
+    def _set_iterations(self, steps: int) -> None:
         raise NotImplementedError
-
-    #: For each variable's key, its parameter group and its position in the group.
-    _places: dict[Any, tuple[ParameterGroup, int]]
-    _moments: dict[Any, dict[str, Any]]
-    #: Whether `build` adds variables that are in no group to the first group.
-    _takes_more: bool
-    #: Whether the optimizer has logged how much memory `foreach` needs.
-    _said: bool
 
     # Construction. ----------------------------------------------------------------------------------------------
 
-    def _prepare(self, params: Any, options: dict[str, Any]) -> list[dict[str, Any]]:
-        """Check the arguments before anything is created. Return the initial parameter groups."""
+    def __init__(
+        self,
+        params: Iterable[Variable] | Iterable[dict[str, Any]] | None = None,
+        lr: Any = 1e-2,
+        beta2_decay: float = -0.8,
+        eps: tuple[float | None, float] = (None, 1e-3),
+        d: float = 1.0,
+        weight_decay: float = 0.0,
+        *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        **kwargs: Any,
+    ):
+        options = {
+            "lr": kwargs.pop("learning_rate", lr),
+            "beta2_decay": beta2_decay,
+            "eps": eps,
+            "d": d,
+            "weight_decay": weight_decay,
+            "foreach": foreach,
+            "maximize": maximize,
+        }
+        for name in kwargs:
+            if name not in self._keras_arguments:
+                raise TypeError(f"Adafactor.__init__() got an unexpected keyword argument '{name}'")
         arguments.check(options)
-        given = [{"params": []}] if params is None else parameter_groups.groups_of(params)
+        groups = [{"params": []}] if params is None else parameter_groups.groups_of(params)
         # Write to __dict__, because both Keras libraries replace assigned lists and dicts by tracked copies.
         self.__dict__.update(
             _groups=[],
@@ -95,11 +127,46 @@ class AdafactorBase(GroupConfigs, TorchSurface):
             _positions=None,
             _said=False,
         )
-        return given
+        self._init_keras(weight_decay=weight_decay, **kwargs)
+        for group in groups:
+            self._add_group(group)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor and the parameter groups, as plain Python values.
+
+        Raises:
+            ValueError: the optimizer has several parameter groups and is not built.
+        """
+        return {**super().get_config(), **group_configs.config_of(self)}  # type: ignore[misc]
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
+        """Create an optimizer from a config. Its groups get their variables when it is built.
+
+        Args:
+            config: a dict.
+            custom_objects: user-defined learning rate schedules, a dict from names to classes or functions.
+        """
+        return group_configs.optimizer_of(cls, config, custom_objects)
+
+    def build(self, variables: Iterable[Any]) -> None:
+        """Create the state for the variables, and for the variables of the parameter groups.
+
+        Args:
+            variables: an iterable of `tf.Variable` or `keras.Variable`.
+
+        Raises:
+            ValueError: a variable is in none of the groups that were passed to the constructor.
+        """
+        if self._is_built:
+            return
+        super().build(self._take(variables))  # type: ignore[misc]
+        for group in self._groups:
+            self._make_state(group)
 
     def _add_group(self, given: dict[str, Any]) -> None:
         for variable in given["params"]:
-            if self._key(variable) in self._places:
+            if self._var_key(variable) in self._places:
                 raise ValueError(
                     f"{variable.name} is in more than one parameter group: some parameters appear twice. Pass it in "
                     "one group only."
@@ -122,13 +189,17 @@ class AdafactorBase(GroupConfigs, TorchSurface):
             self._make_state(group)
 
     def _file(self, group: ParameterGroup) -> None:
-        self._places.update({self._key(variable): (group, i) for i, variable in enumerate(group["params"])})
+        self._places.update({self._var_key(variable): (group, i) for i, variable in enumerate(group["params"])})
 
     def _take(self, variables: Iterable[Any]) -> list[Any]:
         """Assign variables to groups. Return these variables, followed by all others that are in a group."""
         variables = list(variables)
-        self._place_by_config(variables)
-        others = [variable for variable in variables if self._key(variable) not in self._places]
+        if self._positions is not None:
+            for group, positions in zip(self._groups, self._positions):
+                group["params"] = [variables[i] for i in positions]
+                self._file(group)
+            self._positions = None
+        others = [variable for variable in variables if self._var_key(variable) not in self._places]
         if others and not self._takes_more:
             raise ValueError(
                 f"{others[0].name} is in no parameter group of this optimizer. Add it with "
@@ -137,20 +208,24 @@ class AdafactorBase(GroupConfigs, TorchSurface):
             )
         self._groups[0]["params"] = [*self._groups[0]["params"], *others]
         self._file(self._groups[0])
-        known = {self._key(variable) for variable in variables}
-        return [*variables, *(variable for variable in self._parameters() if self._key(variable) not in known)]
+        known = {self._var_key(variable) for variable in variables}
+        return [*variables, *(variable for variable in self._parameters() if self._var_key(variable) not in known)]
 
     def _make_state(self, group: ParameterGroup) -> None:
         if group["params"]:
             group.steps = self.add_variable((len(group["params"]),), dtype="float32", name="steps")
         for variable in group["params"]:
             dtype = tf.as_dtype(getattr(variable, "true_dtype", variable.dtype))
-            self._moments[self._key(variable)] = {
+            self._moments[self._var_key(variable)] = {
                 name: self._new_moment(variable, name, shape, dtype)
                 for name, shape in adafactor_rule.moment_shapes(variable.shape).items()
             }
 
+    def _parameters(self) -> list[Any]:
+        return [variable for group in self._groups for variable in group["params"]]
+
     def _all_built(self) -> bool:
+        """If the optimizer is not built, build it for the variables of all groups. Return False if there are none."""
         parameters = self._parameters()
         if not self._is_built and parameters:
             with tf.init_scope():
@@ -158,7 +233,8 @@ class AdafactorBase(GroupConfigs, TorchSurface):
         return self._is_built
 
     def _moments_of(self, variable: Any) -> dict[str, Any]:
-        return self._moments[self._key(variable)]
+        """Return a variable's second moments by name; see `adafactor_rule.moment_shapes`."""
+        return self._moments[self._var_key(variable)]
 
     # The options of all groups. ---------------------------------------------------------------------------------
 
@@ -184,18 +260,40 @@ class AdafactorBase(GroupConfigs, TorchSurface):
         doc="The first group's learning rate, by PyTorch's name.",
     )
 
+    # Called by Keras. -------------------------------------------------------------------------------------------
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any = None) -> None:
+        """Update one variable.
+
+        Args:
+            gradient: a tensor or IndexedSlices.
+            variable: a variable that the optimizer is built for.
+            learning_rate: ignored, because the variable's group has its own.
+        """
+        del learning_rate
+        self._update_all([(gradient, variable)], lambda _, function, arguments: function(variable, *arguments))
+
+    def _apply_weight_decay(self, variables: Any) -> None:
+        pass  # Adafactor's own update includes the weight decay
+
     # The update. ------------------------------------------------------------------------------------------------
+
+    def _update_on_devices(self, distribution: Any, grads_and_vars: Iterable[tuple[Any, Any]]) -> None:
+        def call(variable: Any, function: Any, arguments: Any) -> None:
+            distribution.extended.update(variable, function, args=arguments, group=False)
+
+        self._update_all(grads_and_vars, call)
 
     def _update_all(self, grads_and_vars: Iterable[tuple[Any, Any]], call: Callable[..., Any]) -> None:
         """Update the variables. `call(variable, function, arguments)` calls a function on the variable's device."""
         groups: dict[int, tuple[ParameterGroup, list[tuple[int, Any, Any]]]] = {}
         for gradient, variable in grads_and_vars:
-            if self._key(variable) not in self._places:
+            if self._var_key(variable) not in self._places:
                 raise ValueError(
                     f"{variable.name} is not one of the variables that this {self.name} was built for. Add it with "
                     "add_param_group({'params': [variable]})."
                 )
-            group, index = self._places[self._key(variable)]
+            group, index = self._places[self._var_key(variable)]
             groups.setdefault(id(group), (group, []))[1].append((index, gradient, variable))
         for group, members in groups.values():
             self._update_group(group, members, call)

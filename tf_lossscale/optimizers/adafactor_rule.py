@@ -58,7 +58,7 @@ def step_sizes(steps: tf.Tensor, lr: tf.Tensor, beta2_decay: float) -> tuple[tf.
     ([0.0, 0.25], [0.5, 0.25])
 
     Args:
-        steps: the numbers of the steps, counted from 1; a floating tensor.
+        steps: the numbers of the steps, counted from 1; a floating-point tensor.
         lr: the learning rate, a scalar of the same dtype.
         beta2_decay: the exponent, at most 0.
 
@@ -93,7 +93,7 @@ def update(
     (0.25, [2, 3])
 
     Args:
-        parameter: a floating tensor X.
+        parameter: a floating-point tensor X.
         gradient: a tensor G of the same shape and dtype.
         moments: the second moments, in the order of `moment_shapes`, of the parameter's dtype.
         weight: the first result of `step_sizes`, a scalar of the `compute_dtype`.

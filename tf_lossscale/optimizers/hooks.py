@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -65,7 +66,7 @@ class Hooks:
     """
 
     def __init__(self) -> None:
-        self._hooks: dict[int, Hook] = {}
+        self._hooks: OrderedDict[int, Hook] = OrderedDict()
         #: Whether a tf.function was traced while there were no hooks. It does not call hooks that are registered later.
         self.traced_without = False
 
@@ -87,9 +88,7 @@ class Hooks:
         key = next(_names)
         self._hooks[key] = hook
         if prepend:
-            others = [(k, h) for k, h in self._hooks.items() if k != key]
-            self._hooks.clear()
-            self._hooks.update([(key, hook), *others])
+            self._hooks.move_to_end(key, last=False)
         return Handle(self._hooks, key)
 
     def __iter__(self) -> Iterator[Hook]:

@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
 from tf_lossscale.libraries import keras_versions
-from tf_lossscale.optimizers.adafactor import AdafactorBase
-
-if TYPE_CHECKING:
-    from tf_lossscale.types import Variable
+from tf_lossscale.optimizers.torch_surface import TorchSurface
 
 keras: Any = keras_versions.keras_3()
 
-_OPTIONS = (
-    "name",
-    "clipnorm",
-    "clipvalue",
-    "global_clipnorm",
-    "use_ema",
-    "ema_momentum",
-    "ema_overwrite_frequency",
-    "loss_scale_factor",
-    "gradient_accumulation_steps",
-)
-
 
 @keras.saving.register_keras_serializable(package="tf_lossscale")
-class Adafactor(AdafactorBase, keras.optimizers.Optimizer):
+class Adafactor(TorchSurface, keras.optimizers.Optimizer):
     r"""Adafactor with the algorithm and the methods of `torch.optim.Adafactor`, as an optimizer of Keras 3.
 
     For a parameter X with gradient G (-G with `maximize`), at its t-th step::
@@ -98,46 +83,28 @@ class Adafactor(AdafactorBase, keras.optimizers.Optimizer):
     https://arxiv.org/abs/1804.04235
     """
 
-    def __init__(
-        self,
-        params: Iterable[Variable] | Iterable[dict[str, Any]] | None = None,
-        lr: Any = 1e-2,
-        beta2_decay: float = -0.8,
-        eps: tuple[float | None, float] = (None, 1e-3),
-        d: float = 1.0,
-        weight_decay: float = 0.0,
-        *,
-        foreach: bool | None = None,
-        maximize: bool = False,
-        **kwargs: Any,
-    ):
-        lr = kwargs.pop("learning_rate", lr)
-        for name in kwargs:
-            if name not in _OPTIONS:
-                raise TypeError(f"Adafactor.__init__() got an unexpected keyword argument '{name}'")
-        options = {
-            "lr": lr,
-            "beta2_decay": beta2_decay,
-            "eps": eps,
-            "d": d,
-            "weight_decay": weight_decay,
-            "foreach": foreach,
-            "maximize": maximize,
-        }
-        given = self._prepare(params, options)
+    _keras_arguments = (
+        "name",
+        "clipnorm",
+        "clipvalue",
+        "global_clipnorm",
+        "use_ema",
+        "ema_momentum",
+        "ema_overwrite_frequency",
+        "loss_scale_factor",
+        "gradient_accumulation_steps",
+    )
+    _schedules = keras.optimizers.schedules
+
+    def _init_keras(self, **arguments: Any) -> None:
         # Keras would store a number as float32. A callable is a placeholder, which the first group's rate replaces.
-        super().__init__(learning_rate=float, weight_decay=weight_decay, **kwargs)
-        for group in given:
-            self._add_group(group)
+        keras.optimizers.Optimizer.__init__(self, learning_rate=float, **arguments)
 
     # Required by AdafactorBase. ---------------------------------------------------------------------------------
 
     @property
     def _is_built(self) -> bool:  # type: ignore[override]
         return self.built
-
-    def _key(self, variable: Any) -> Any:
-        return self._var_key(variable)
 
     def _tensor_variable(self, variable: Any) -> Any:
         return variable.value if isinstance(variable, keras.Variable) else variable
@@ -152,31 +119,11 @@ class Adafactor(AdafactorBase, keras.optimizers.Optimizer):
         with self._distribution_strategy.extended.colocate_vars_with(self._tensor_variable(variable)):
             return self.add_variable(shape, dtype=dtype.name, name=f"{path}_{name}")
 
-    def _is_schedule(self, source: Any) -> bool:
-        return isinstance(source, keras.optimizers.schedules.LearningRateSchedule)
-
     def _set_iterations(self, steps: int) -> None:
         self._iterations.assign(steps * (self.gradient_accumulation_steps or 1))
 
     def _built_for(self) -> list[Any]:
-        return self._trainable_variables if self.built else super()._built_for()
-
-    # Required by Keras. -----------------------------------------------------------------------------------------
-
-    def build(self, variables: Iterable[Any]) -> None:
-        """Create the state for the variables, and for the variables of the parameter groups.
-
-        Args:
-            variables: an iterable of `tf.Variable` or `keras.Variable`.
-
-        Raises:
-            ValueError: a variable is in none of the groups that were passed to the constructor.
-        """
-        if self.built:
-            return
-        super().build(self._take(variables))
-        for group in self._groups:
-            self._make_state(group)
+        return self._trainable_variables
 
     def _join(self, variables: list[Any]) -> None:
         if self.use_ema or self.gradient_accumulation_steps:
@@ -185,41 +132,13 @@ class Adafactor(AdafactorBase, keras.optimizers.Optimizer):
                 "`gradient_accumulation_steps` is set."
             )
         for variable in variables:
-            self._trainable_variables_indices[self._key(variable)] = len(self._trainable_variables)
+            self._trainable_variables_indices[self._var_key(variable)] = len(self._trainable_variables)
             self._trainable_variables.append(variable)
-
-    def _apply_weight_decay(self, variables: list[Any]) -> None:
-        pass  # Adafactor's own update includes the weight decay
 
     def _distributed_tf_update_step(
         self, distribution: Any, grads_and_vars: Iterable[tuple[Any, Any]], learning_rate: Any
     ) -> None:
         del learning_rate  # each group has its own learning rate
-
-        def beside(variable: Any, function: Any, arguments: Any) -> None:
-            distribution.extended.update(variable, function, args=arguments, group=False)
-
         grads_and_vars = list(grads_and_vars)
         variables = [self._tensor_variable(variable) for _, variable in grads_and_vars]
-        self._between_hooks(variables, lambda: self._update_all(grads_and_vars, beside))
-
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any = None) -> None:
-        """Update one variable.
-
-        Args:
-            gradient: a tensor or IndexedSlices.
-            variable: a variable that the optimizer is built for.
-            learning_rate: ignored, because the variable's group has its own.
-        """
-        self._update_all([(gradient, variable)], lambda _, function, arguments: function(variable, *arguments))
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), **self._own_config()}
-
-    @classmethod
-    def _serialized_schedule(cls, schedule: Any) -> dict[str, Any]:
-        return keras.saving.serialize_keras_object(schedule)
-
-    @classmethod
-    def _deserialized_schedule(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None) -> Any:
-        return keras.saving.deserialize_keras_object(config, custom_objects=custom_objects)
+        self._between_hooks(variables, lambda: self._update_on_devices(distribution, grads_and_vars))

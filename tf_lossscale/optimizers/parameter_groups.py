@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections import UserDict
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -12,7 +13,7 @@ from tf_lossscale.optimizers import arguments
 from tf_lossscale.optimizers.rates import Rate
 
 
-class ParameterGroup(MutableMapping[str, Any]):
+class ParameterGroup(UserDict[str, Any]):
     """A parameter group: a mapping with the variables, "params", and their options, as in PyTorch's `param_groups`.
 
     "lr" reads and assigns the learning rate's variable, so that a traced tf.function uses the new value.
@@ -34,38 +35,32 @@ class ParameterGroup(MutableMapping[str, Any]):
     """
 
     def __init__(self, entries: dict[str, Any], rate: Rate, own: Iterable[str]):
-        self._entries = entries
+        self.data = entries
         self.rate = rate
         self.own = frozenset(own)
         self.steps: Any = None
 
     def __getitem__(self, name: str) -> Any:
-        return self.rate.read() if name == "lr" else self._entries[name]
+        return self.rate.read() if name == "lr" else self.data[name]
 
     def __setitem__(self, name: str, value: Any) -> None:
         arguments.check({name: value})
         if name == "lr":
             self.rate.write(value)
             value = None
-        self._entries[name] = value
+        self.data[name] = value
 
     def __delitem__(self, name: str) -> None:
         if name in arguments.DEFAULTS or name == "params":
             raise KeyError(f"{name!r} of a parameter group cannot be deleted; assign another value.")
-        del self._entries[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
+        del self.data[name]
 
     def __repr__(self) -> str:
         return repr(dict(self))
 
     def reorder(self, names: Iterable[str]) -> None:
         """Reorder the entries: the given names come first."""
-        self._entries = {name: self._entries[name] for name in dict.fromkeys([*names, *self._entries])}
+        self.data = {name: self.data[name] for name in dict.fromkeys([*names, *self.data])}
 
 
 def groups_of(params: Any) -> list[dict[str, Any]]:
@@ -159,4 +154,6 @@ def _require_variable(variable: Any) -> None:
     if not hasattr(variable, "assign"):
         raise ValueError(f"A parameter must be a variable, but got a tensor that is not a variable: {variable!r}.")
     if not tf.as_dtype(variable.dtype).is_floating:
-        raise ValueError(f"A parameter must be of a floating dtype, but {variable.name} is of {variable.dtype!r}.")
+        raise ValueError(
+            f"A parameter must be of a floating-point dtype, but {variable.name} is of {variable.dtype!r}."
+        )

@@ -47,7 +47,7 @@ class Rate:
     def now(self) -> tf.Tensor:
         """Return the learning rate of the next step, a scalar."""
         source = self.source
-        if self._optimizer._is_schedule(source):
+        if isinstance(source, self._optimizer._schedules.LearningRateSchedule):
             source = source(self._optimizer._iterations)
         elif callable(source):
             source = source()

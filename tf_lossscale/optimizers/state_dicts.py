@@ -46,14 +46,12 @@ def checked(state_dict: Mapping[str, Any], parameters: Sequence[Any], sizes: Seq
                 "it for them."
             )
         arguments.check(group)
-    states = {_as_number(number): state for number, state in state_dict["state"].items()}
+    # JSON turns integer keys into strings.
+    states = {
+        int(key) if isinstance(key, str) and key.isdigit() else key: state for key, state in state_dict["state"].items()
+    }
     numbers = [number for group in groups for number in group["params"]]
     return [_checked_state(p, number, states.get(number) or {}) for p, number in zip(parameters, numbers)]
-
-
-def _as_number(key: Any) -> Any:
-    # JSON turns integer keys into strings.
-    return int(key) if isinstance(key, str) and key.isdigit() else key
 
 
 def _checked_state(variable: Any, number: Any, entry: Mapping[str, Any]) -> dict[str, np.ndarray]:

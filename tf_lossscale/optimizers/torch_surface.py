@@ -10,35 +10,12 @@ import numpy as np
 import tensorflow as tf
 
 from tf_lossscale.optimizers import hooks, parameter_groups, state_dicts
+from tf_lossscale.optimizers.adafactor import AdafactorBase
 from tf_lossscale.optimizers.parameter_groups import ParameterGroup
 
 
-class TorchSurface(hooks.Hooked):
+class TorchSurface(AdafactorBase):
     """The methods of PyTorch's optimizers. As in PyTorch, a variable's attribute `grad` holds its gradient."""
-
-    # What the optimizer's class provides. -----------------------------------------------------------------------
-
-    _groups: list[ParameterGroup]
-    _defaults: dict[str, Any]
-    apply_gradients: Callable[..., Any]
-
-    def _all_built(self) -> bool:
-        """If the optimizer is not built, build it for the variables of all groups. Return False if there are none."""
-        raise NotImplementedError
-
-    def _add_group(self, given: dict[str, Any]) -> None:
-        raise NotImplementedError
-
-    def _moments_of(self, variable: Any) -> dict[str, Any]:
-        """Return a variable's second moments by name; see `adafactor_rule.moment_shapes`."""
-        raise NotImplementedError
-
-    def _tensor_variable(self, variable: Any) -> Any:
-        """Return the tf.Variable behind a variable of Keras 3 or tf_keras."""
-        raise NotImplementedError
-
-    def _set_iterations(self, steps: int) -> None:
-        raise NotImplementedError
 
     # Groups. ----------------------------------------------------------------------------------------------------
 
@@ -77,9 +54,6 @@ class TorchSurface(hooks.Hooked):
             KeyError: `param_group` has no "params".
         """
         self._add_group(parameter_groups.one_group(param_group))
-
-    def _parameters(self) -> list[Any]:
-        return [variable for group in self._groups for variable in group["params"]]
 
     # The step. --------------------------------------------------------------------------------------------------
 

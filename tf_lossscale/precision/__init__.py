@@ -1,1 +1,4 @@
-"""Counts of gradients by exponent, and reports of what float16 loses of them. This package does not use TensorFlow."""
+"""Exponent counts of gradients, and reports of how much of the gradients is lost in float16.
+
+This subpackage does not use TensorFlow.
+"""

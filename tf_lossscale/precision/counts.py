@@ -1,4 +1,4 @@
-"""Counts of gradients by exponent: how many values of each variable's gradient lie between two powers of two."""
+"""Exponent counts: how many values of each variable's gradient lie between consecutive powers of two."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import math
 
 import numpy as np
 
-#: The lowest and the highest exponent floor(log2|g|) with a bin. The first bin also counts all smaller values, and the
-#: last bin all larger finite values.
+#: The lowest and the highest exponent, floor(log2|g|), that have a bin. The first bin also counts all smaller nonzero
+#: values, and the last bin also counts all larger finite values.
 LOWEST, HIGHEST = -64, 31
 BINS = HIGHEST - LOWEST + 1
 
-#: Columns of `ExponentCounts.counts`: the zeros, the bins, the infinite values, the NaNs.
+#: The columns of `ExponentCounts.counts`: zeros, a bin for each exponent, infinite values, NaNs.
 ZEROS, FINITE, INFINITE, NAN = 0, slice(1, BINS + 1), BINS + 1, BINS + 2
 COLUMNS = BINS + 3
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ExponentCounts:
-    """The values of each variable's gradient in one step, counted by exponent.
+    """The number of values with each exponent, for each variable's gradient in one step.
 
     >>> row = np.zeros([1, COLUMNS], np.int64)
     >>> row[0, column(-20)] = 5
@@ -31,10 +31,10 @@ class ExponentCounts:
         names: the names of the variables, all different.
         counts: int64 of shape [variables, COLUMNS]: the zeros, the finite values by exponent from LOWEST to HIGHEST,
             the infinite values, the NaNs.
-        scale: the loss scale that multiplied the gradients; 1.0 if none did.
-        step: the step that was counted, from 1.
-        full_precision: True if the gradients were computed in float32, as when `probe` counts them. If a layer computes
-            its gradient in float16, values that are too small for float16 are counted as zeros.
+        scale: the loss scale by which the gradients were multiplied; 1.0 without loss scaling.
+        step: the number of the counted step, starting from 1.
+        full_precision: True if the gradients were computed in float32, for example in a program that `probe` observes.
+            If they were computed in float16, values too small for float16 became zeros and are counted as zeros.
     """
 
     names: tuple[str, ...]
@@ -57,9 +57,9 @@ class ExponentCounts:
     def at(self, scale: float) -> ExponentCounts:
         """Return the counts that the same gradients would have at another loss scale, without rounding to float16.
 
-        Multiplying gradients by 2**k moves every count by k bins. For factors between two powers of two, the logarithms
-        of the values in a bin are assumed to be spread evenly: for a factor of 2**(k + f) with 0 < f < 1, the share
-        1 - f of the values moves by k bins, and the share f by k + 1 bins.
+        If the gradients are multiplied by 2**k, every count moves by k bins. If the factor is 2**(k + f) with
+        0 < f < 1, the logarithms of the values in a bin are assumed to be spread evenly: a share of 1 - f of the values
+        moves by k bins, and a share of f moves by k + 1 bins.
 
         Args:
             scale: a finite number above 0.
@@ -78,12 +78,12 @@ class ExponentCounts:
 
 
 def column(exponent: int) -> int:
-    """Return the column of `ExponentCounts.counts` that counts the values with an exponent.
+    """Return the column of `ExponentCounts.counts` that counts the values with the given exponent.
 
     >>> column(LOWEST), column(HIGHEST), column(HIGHEST + 5)
     (1, 96, 96)
 
     Args:
-        exponent: floor(log2|g|) of a finite value g other than zero.
+        exponent: floor(log2|g|) of a finite nonzero value g.
     """
     return 1 + min(max(exponent, LOWEST), HIGHEST) - LOWEST

@@ -1,4 +1,4 @@
-"""The file `exponents.jsonl`, in which a run stores its counts of exponents: a line of JSON for each counted step."""
+"""The file `exponents.jsonl`, which contains a run's exponent counts: a line of JSON for each counted step."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 
 from tf_lossscale.precision.counts import COLUMNS, FINITE, INFINITE, LOWEST, NAN, ZEROS, ExponentCounts, column
 
-#: The name of the file with the exponent counts in the folder of a run.
+#: In the folder of a run, the name of the file that contains the exponent counts.
 FILE = "exponents.jsonl"
 
 
 def append(folder: pathlib.Path | str, counts: ExponentCounts) -> None:
-    """Append the exponent counts of a step to the file of a run.
+    """Append the exponent counts of a step to the file `exponents.jsonl` of a run.
 
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
@@ -43,16 +43,17 @@ def read(folder: pathlib.Path | str) -> list[ExponentCounts]:
         folder: the folder of the run.
 
     Returns:
-        The counts, ordered by step. A resumed run may repeat steps: if the file holds several counts of one step, only
-        the last of them is returned. If the run was killed while it wrote the last line, this line is ignored.
+        The exponent counts of each counted step, ordered by step. If the file contains several lines for one step,
+        because the run was resumed from an earlier step, only the last of these lines is used. If the run was killed
+        while it was writing the last line, that line is ignored.
 
     Raises:
-        FileNotFoundError: the folder has no file of exponent counts.
-        ValueError: a line other than the last one is damaged.
+        FileNotFoundError: the folder contains no file `exponents.jsonl`.
+        ValueError: a complete line is damaged.
     """
     path = pathlib.Path(folder) / FILE
     found: dict[int, ExponentCounts] = {}
-    # The last part is empty, or an incomplete line if the run was killed.
+    # The part after the last newline is empty, or an incomplete line if the run was killed.
     *lines, _ = path.read_text(encoding="utf-8").split("\n")
     for number, line in enumerate(lines, 1):
         try:
@@ -66,7 +67,7 @@ def read(folder: pathlib.Path | str) -> list[ExponentCounts]:
 def as_record(counts: ExponentCounts) -> dict[str, Any]:
     """Return exponent counts as a dict that can be written as JSON.
 
-    Only the bins from a variable's lowest exponent to its highest exponent are stored.
+    For each variable, only the bins from the lowest to the highest exponent that occurs are stored.
 
     >>> row = np.zeros([1, COLUMNS], np.int64)
     >>> row[0, column(-3)] = 5
@@ -88,13 +89,13 @@ def as_record(counts: ExponentCounts) -> dict[str, Any]:
 
 
 def from_record(record: dict[str, Any]) -> ExponentCounts:
-    """Return the exponent counts in a record of `as_record`.
+    """Create exponent counts from a dict that `as_record` returned.
 
     >>> from_record({"step": 1, "scale": 1.0, "full_precision": False, "variables": {}}).names
     ()
 
     Args:
-        record: a dict that `as_record` returned, possibly written as JSON and read again.
+        record: the dict. It may have been written as JSON and read back.
 
     Raises:
         KeyError, TypeError, ValueError: the dict is not a record of exponent counts.

@@ -1,4 +1,4 @@
-"""Reports of how much float16 loses of gradients, and of the loss scale at which it loses least."""
+"""Reports of how much of the gradients is lost in float16, and of the loss scale at which the least is lost."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ from tf_lossscale.precision.counts import FINITE, INFINITE, LOWEST, NAN, ZEROS, 
 from tf_lossscale.precision.records import append
 from tf_lossscale.precision.report_text import about_the_scale, about_the_variables, table
 
-#: Exponents of float16's largest number (65504), smallest normal number and smallest subnormal number. Normal numbers
-#: have 11 significant bits, subnormal numbers have fewer. Values of at most 2**-25 round to zero.
+#: The exponents of float16's largest number (65504), smallest normal number and smallest subnormal number. Normal
+#: numbers have 11 significant bits, subnormal numbers have fewer. Values of at most 2**-25 round to zero.
 MAXIMUM, NORMAL, SUBNORMAL = 15, -14, -24
 
-#: A variable is affected if more than this share of its values lies below float16's normal range.
+#: A report names a variable as affected by float16 if more than this share of its gradient's values lies below
+#: float16's normal range.
 AFFECTED = 0.1
 
-_LARGEST_SCALE = 127  # the exponent of the largest power of two in float32
+# A loss scale is a float32 number. The largest power of two in float32 is 2**127.
+_LARGEST_SCALE = 127
 
 
 @dataclasses.dataclass(frozen=True)
 class VariablePrecision:
-    """A row of a precision report: how much float16 loses of one variable's gradient.
+    """A row of a precision report: how much of one variable's gradient is lost in float16.
 
-    `zeros` is a share of all values. All other shares are shares of the values that are not zero, because many
-    gradients consist mostly of zeros even in float32, for example behind a ReLU.
+    `zeros` is a share of all values. All other shares are shares of the nonzero values, because many gradients consist
+    mostly of zeros even in float32, for example in networks with ReLU activations.
 
     >>> row = VariablePrecision("kernel", values=9, zeros=0.1, subnormal=0.2, overflow=0.0, nan=0.0, headroom=3,
     ...                         vanished=0.05, vanished_unscaled=1.0, vanished_at_half=0.1, vanished_at_twice=0.0)
@@ -42,17 +44,18 @@ class VariablePrecision:
         variable: the variable's name.
         values: the number of values.
         zeros: the share of zeros.
-        subnormal: the share in float16's subnormal range, at the loss scale of the counts.
+        subnormal: the share in float16's subnormal range, at the report's loss scale.
         overflow: the share above float16's range, including infinite values.
         nan: the share of NaNs.
         headroom: the number of times that the loss scale can double before the largest value overflows. It is negative
-            if the value overflows already. None if the largest value is unknown, because some value is infinite or no
-            value is finite.
+            if the largest value already overflows. None if the largest value is unknown, because some value is infinite
+            or NaN, or because all values are zero.
         vanished: the share that rounds to zero in float16.
         vanished_unscaled: the share that would round to zero at a loss scale of 1.
         vanished_at_half: the share that would round to zero at half the loss scale.
         vanished_at_twice: the share that would round to zero at twice the loss scale.
-        rounded: whether the values may be rounded to float16 already. If so, some zeros may be values that vanished.
+        rounded: whether the values may already have been rounded to float16. Some of the zeros may then be values that
+            vanished.
     """
 
     variable: str
@@ -70,23 +73,23 @@ class VariablePrecision:
 
     @property
     def below_normal(self) -> float:
-        """The share of values below float16's normal range, which vanish or lose bits."""
+        """The share of values below float16's normal range, which vanish or lose precision."""
         return self.vanished + self.subnormal
 
     @property
     def any_nonzero(self) -> bool:
-        """Whether some value is not zero. Otherwise all shares except `zeros` are 0 and meaningless."""
+        """Whether any value is nonzero. If all values are zero, the shares other than `zeros` are meaningless."""
         return self.values > 0 and self.zeros < 1
 
     @property
     def only_zeros(self) -> bool:
-        """Whether all values are zero and may have been rounded to zero by float16."""
+        """Whether all values are zero, possibly because float16 rounded them to zero."""
         return self.rounded and self.zeros == 1
 
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class PrecisionReport:
-    """A report of how much float16 loses of the gradients of one step. It prints as two sentences and a table.
+    """A report of how much of one step's gradients is lost in float16. It prints as two sentences and a table.
 
     >>> from tf_lossscale.precision.counts import COLUMNS
     >>> counts = np.zeros([1, COLUMNS], np.int64)
@@ -99,7 +102,7 @@ class PrecisionReport:
 
     Args:
         counts: the exponent counts of the step's gradients.
-        scale: the loss scale that the report assumes. 0 stands for the scale that multiplied the gradients.
+        scale: the loss scale for which the report is computed; 0 for the scale by which the gradients were multiplied.
     """
 
     counts: ExponentCounts
@@ -111,7 +114,7 @@ class PrecisionReport:
 
     @property
     def step(self) -> int:
-        """The step whose gradients were counted."""
+        """The number of the step whose gradients were counted."""
         return self.counts.step
 
     @property
@@ -130,11 +133,13 @@ class PrecisionReport:
 
     @functools.cached_property
     def best_scale(self) -> float | None:
-        """The highest power of two at which no value overflows. At this loss scale float16 loses least.
+        """The highest power of two at which no value overflows. At this loss scale the least is lost in float16.
 
-        None if the gradients do not determine it, because every value is zero, infinite or NaN. If some gradients
-        overflowed in float16, their true size is unknown. The value is then only an upper bound, below the scale that
-        multiplied the gradients. If finite values reach 2**32, beyond the last bin, it is also only an upper bound.
+        The scale is None if there is neither a finite nonzero value nor a value that overflowed in float16.
+
+        The scale is only an upper bound if some values overflowed in float16, because their true size is unknown. It
+        is then below the scale by which the gradients were multiplied. It is also only an upper bound if a finite value
+        is at least 2**32, because the last bin does not tell the size of such values.
         """
         top = _highest(self.counts.counts.sum(axis=0))
         before = math.log2(self.counts.scale)
@@ -145,15 +150,15 @@ class PrecisionReport:
 
     @property
     def overflow_is_open(self) -> bool:
-        """Whether float16 made values infinite or NaN, so that the size of the largest value is unknown."""
+        """Whether values may have overflowed in float16, so that the size of the largest value is unknown."""
         return bool(not self.counts.full_precision and self.counts.counts[:, [INFINITE, NAN]].any())
 
     @property
     def affected(self) -> tuple[VariablePrecision, ...]:
-        """The rows of the variables whose gradients float16 affects at this scale, the most affected variable first.
+        """The rows of the variables whose gradients float16 affects at the report's scale, the most affected first.
 
         A gradient is affected if some of its values overflow or are NaN, if more than a tenth of them lie below
-        float16's normal range, or if float16 may have left only zeros.
+        float16's normal range, or if all of them are zero, possibly because float16 rounded them to zero.
         """
         rows = [row for row in self.rows if row.overflow or row.nan or row.below_normal > AFFECTED or row.only_zeros]
         return tuple(sorted(rows, key=lambda row: -max(row.overflow + row.nan, row.below_normal, row.only_zeros)))
@@ -182,7 +187,7 @@ class PrecisionReport:
         return {**facts, "sentences": list(self.sentences), "rows": rows, "total": dataclasses.asdict(self.total)}
 
     def write(self, folder: Any, step: int | None = None) -> None:
-        """Append the exponent counts to the file `exponents.jsonl` of a run, which `tf-lossscale plot` draws.
+        """Append the exponent counts to a run's file `exponents.jsonl`, which `tf-lossscale plot` reads.
 
         >>> import tempfile
         >>> from tf_lossscale.precision.counts import COLUMNS
@@ -191,7 +196,8 @@ class PrecisionReport:
 
         Args:
             folder: the folder of the run. It is created if it does not exist.
-            step: the step of the run. None for `report.step`, which starts from 1 again after an optimizer is loaded.
+            step: the number of the step in the run; None for `report.step`, which starts from 1 again after an
+                optimizer is loaded from a file.
 
         Raises:
             OSError: the file cannot be written.
@@ -203,11 +209,11 @@ class PrecisionReport:
 
     @property
     def sentences(self) -> tuple[str, str]:
-        """Two sentences: one about the scale at which float16 loses least, and one about the variables it affects."""
+        """A sentence about the scale at which the least is lost, and one about the variables that float16 affects."""
         return about_the_scale(self), about_the_variables(self)
 
     def __rich__(self) -> Any:
-        """Return the sentences and the table in the form that `rich.print` prints."""
+        """Return the sentences and the table as an object that `rich.print` can print."""
         return table(self)
 
     def __repr__(self) -> str:
@@ -219,7 +225,7 @@ class PrecisionReport:
 
 
 def precision_report(counts: ExponentCounts) -> PrecisionReport:
-    """Return a report of how much float16 loses of gradients that were counted by exponent.
+    """Report how much of one step's gradients is lost in float16, computed from their exponent counts.
 
     >>> from tf_lossscale.precision.counts import COLUMNS
     >>> counts = np.zeros([2, COLUMNS], np.int64)
@@ -246,8 +252,10 @@ def precision_report(counts: ExponentCounts) -> PrecisionReport:
         counts: the exponent counts of one step.
 
     Returns:
-        The report. Its counts are a histogram like figure 3 of Micikevicius and others, *Mixed Precision Training*,
-        2018 (https://arxiv.org/abs/1710.03740), which shows gradients of activations.
+        The report.
+
+    Source: figure 3 of Micikevicius and others, *Mixed Precision Training*, 2018 (https://arxiv.org/abs/1710.03740),
+    shows such a histogram of exponents for gradients of activations.
     """
     return PrecisionReport(counts)
 
@@ -282,7 +290,7 @@ def _rows(counts: ExponentCounts, scale: float) -> Iterator[VariablePrecision]:
 def _rounded(counts: ExponentCounts) -> np.ndarray:
     """Return for each variable whether its gradient may have been rounded to float16.
 
-    This is possible if every finite value of the gradient lies in float16's range.
+    A gradient was not rounded if it was computed in float32, or if a finite nonzero value lies outside float16's range.
     """
     outside = np.array(counts.counts[:, FINITE])
     outside[:, SUBNORMAL - LOWEST : MAXIMUM + 1 - LOWEST] = 0
@@ -290,14 +298,15 @@ def _rounded(counts: ExponentCounts) -> np.ndarray:
 
 
 def _lost(counts: ExponentCounts, rounded: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return how many values of each variable vanish, become subnormal and overflow at a loss scale."""
+    """Return three arrays: how many values of each variable vanish, are subnormal and overflow at a loss scale."""
     at = counts.at(scale).counts
     vanished = at[:, column(LOWEST) : column(SUBNORMAL - 1)].sum(axis=1)
     halvings = math.log2(counts.scale) - math.log2(scale)
     if halvings >= 1:
-        # The bin of exponent -25 holds values from 2**-25 to 2**-24, of which only 2**-25 itself rounds to zero. Among
-        # float32 values this is one of millions. float16 values were multiples of 2**-24 before the scale was halved:
-        # after one halving all values in the bin are 2**-25, after two halvings half of them, and so on.
+        # The bin of exponent -25 contains the values from 2**-25 to 2**-24. Only 2**-25 itself rounds to zero, which is
+        # negligible among float32 values. However, float16 values were multiples of 2**-24 before the loss scale was
+        # halved. After one halving, all values in the bin are equal to 2**-25; after two halvings, half of them are;
+        # and so on.
         vanished = vanished + np.where(rounded, at[:, column(SUBNORMAL - 1)] * 2.0 ** (1 - halvings), 0)
     below_normal = at[:, column(LOWEST) : column(NORMAL)].sum(axis=1)
     overflow = at[:, column(MAXIMUM + 1) : INFINITE + 1].sum(axis=1)
@@ -312,6 +321,6 @@ def _headroom(counts: ExponentCounts, row: np.ndarray, scale: float) -> int | No
 
 
 def _highest(row: np.ndarray) -> int | None:
-    """Return the highest exponent that some finite nonzero value has; None if there is no such value."""
+    """Return the highest exponent of the finite nonzero values, or None if there are no such values."""
     exponents = np.flatnonzero(row[FINITE])
     return int(exponents[-1]) + LOWEST if exponents.size else None

@@ -10,11 +10,12 @@ from tf_lossscale.precision.counts import INFINITE, NAN
 if TYPE_CHECKING:
     from tf_lossscale.precision.report import PrecisionReport, VariablePrecision
 
-#: Float16 fits if at most the first share of all values, and at most the second share of each variable's values, are
-#: outside its normal range.
+#: Gradients fit in float16 if at most the share `LITTLE` of all values, and at most the share `LITTLE_OF_ONE` of each
+#: variable's values, are outside float16's normal range.
 LITTLE, LITTLE_OF_ONE = 0.01, 0.1
 
-_NAMED = 3  # the largest number of variables that a sentence names
+# The largest number of variables that a sentence lists by name.
+_NAMED = 3
 _NOTE = (
     "* All values are in float16's range. If float16 computed them, values that vanished are among the zeros.\n"
     "Zeros are a share of all values, the others of the values that are not zero. Headroom is in powers of two."
@@ -25,7 +26,7 @@ def about_the_scale(report: PrecisionReport) -> str:
     """Return the sentence about the best scale, at which no value overflows and the fewest values are lost.
 
     Args:
-        report: the report whose gradients the sentence is about.
+        report: the report.
     """
     best, total, counted = report.best_scale, report.total, power(report.counts.scale)
     if not total.values:
@@ -72,7 +73,7 @@ def about_the_variables(report: PrecisionReport) -> str:
 
 
 def whether_float16_fits(report: PrecisionReport) -> str:
-    """Return a sentence on whether float16 fits these gradients, without a loss scale or with the best one.
+    """Return a sentence on whether the gradients fit in float16, without a loss scale or with the best one.
 
     Args:
         report: a report on gradients that were computed in float32.
@@ -109,10 +110,11 @@ def whether_float16_fits(report: PrecisionReport) -> str:
 
 
 def table(report: PrecisionReport) -> Any:
-    """Return the step, the sentences, the table and a note on the table, in the form that `rich.print` prints.
+    """Return the step, the sentences, the table and a note on the table as an object that `rich.print` can print.
 
-    The table shows which share of the values vanishes without a loss scale and at some loss scales: half the report's
-    scale, the scale and twice the scale, or only the best scale if the gradients are unscaled.
+    The table shows the share of values that vanish without a loss scale, at half the report's scale, at this scale and
+    at twice this scale. If the report's scale is 1, the table shows only the shares without a loss scale and at the
+    best scale.
 
     Args:
         report: the report.

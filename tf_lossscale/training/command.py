@@ -1,4 +1,4 @@
-"""The subcommand `train`: trains, shows the progress, saves a checkpoint at Ctrl-C, resumes from a checkpoint."""
+"""The subcommand `tf-lossscale train`, which shows its progress, saves a checkpoint on Ctrl-C and can be resumed."""
 
 from __future__ import annotations
 
@@ -43,9 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--growth-steps", _at_least(1), "good steps until the scale doubles", metavar="N")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("runs"), help="folder (default: %(default)s)")
     parser.add_argument("--resume", action="store_true", help="continue the run in the folder from its last checkpoint")
-    parser.add_argument(
-        "--no-compare", action="store_true", help="train only with loss scaling, without the two runs to compare with"
-    )
+    what = "train only with loss scaling, without the two runs to compare with"
+    parser.add_argument("--no-compare", action="store_true", help=what)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -55,27 +54,29 @@ def run(arguments: argparse.Namespace) -> int:
         arguments: the parsed arguments; see `add_arguments`.
 
     Returns:
-        The exit code: 0 at the end, 130 after Ctrl-C, 2 after an error.
+        The exit code: 0 if the training finished, 130 after Ctrl-C.
+
+    Raises:
+        ImportError: an optional library is missing.
+        OSError: a file cannot be read or written.
+        ValueError: `--resume` is combined with a setting, or the run to resume is missing or damaged.
     """
     given = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(Settings)}
     given = {name: value for name, value in given.items() if value is not None}
-    try:
-        if arguments.out.exists() and not arguments.out.is_dir():
-            raise NotADirectoryError(f"{arguments.out} is a file. Pass a folder as --out.")
-        for module in ("matplotlib.figure", "rich.console", "sklearn.datasets", "tqdm"):
-            optional.load(module, "train")  # a library that turns out to be missing at the end would waste the training
-        from tf_lossscale.training import saved
+    if arguments.out.exists() and not arguments.out.is_dir():
+        raise NotADirectoryError(f"{arguments.out} is a file. Pass a folder as --out.")
+    # Some libraries are needed only after the training. Check for them now, so that no training is wasted.
+    for module in ("matplotlib.figure", "rich.console", "sklearn.datasets", "tqdm"):
+        optional.load(module, "train")
+    from tf_lossscale.training import saved
 
-        if not arguments.resume:
-            return _train(Settings(**given), None, arguments.out, compare=not arguments.no_compare)
-        if given:
-            options = ", ".join("--" + name.replace("_", "-") for name in given)
-            raise ValueError(f"--resume continues with the settings with which the run began. Leave out: {options}.")
-        settings, state = saved.read(arguments.out)
-        return _train(settings, state, arguments.out, compare=not arguments.no_compare)
-    except (ValueError, ImportError, OSError) as error:
-        print(f"tf-lossscale train: {error}", file=sys.stderr)
-        return 2
+    if not arguments.resume:
+        return _train(Settings(**given), None, arguments.out, compare=not arguments.no_compare)
+    if given:
+        options = ", ".join("--" + name.replace("_", "-") for name in given)
+        raise ValueError(f"--resume continues with the settings with which the run began. Leave out: {options}.")
+    settings, state = saved.read(arguments.out)
+    return _train(settings, state, arguments.out, compare=not arguments.no_compare)
 
 
 def _train(settings: Settings, state: dict[str, Any] | None, out: pathlib.Path, *, compare: bool) -> int:

@@ -1,4 +1,4 @@
-"""LeNet-5 on real handwritten digits in float16, in a custom loop, with and without loss scaling."""
+"""Train LeNet-5 on handwritten digits in a custom loop, in float32 and in float16 with and without loss scaling."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tf_lossscale.precision.counts import ExponentCounts
 from tf_lossscale.training.settings import Settings, Setup
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
-#: The number of steps between two counts of the gradients' exponents.
+#: The exponents of the gradients are counted once in this many steps.
 COUNTED_EVERY = 5
 
 _BATCH = 64
@@ -22,7 +22,7 @@ _TEST_IMAGES = 360
 
 
 class Record(NamedTuple):
-    """The record of one step: loss, loss scale, whether it was skipped, and the share of zeros in the gradients.
+    """The loss and loss scale of one step, whether the step was skipped, and the share of zeros in its gradients.
 
     >>> Record(loss=2.5, scale=1024.0, skipped=True, zeros=0.25).skipped
     True
@@ -38,7 +38,7 @@ class Digits:
     """scikit-learn's 1797 handwritten digits, scaled to 32 x 32, in batches whose order depends on the seed.
 
     Args:
-        seed: the seed of the order. The test digits are the same for every seed.
+        seed: the seed for the order of the training digits. The test digits are the same for every seed.
     """
 
     def __init__(self, seed: int):
@@ -51,7 +51,7 @@ class Digits:
         self.test = tf.constant(images[test]), tf.constant(labels[test])
 
     def batches(self, first: int, last: int) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
-        """Yield the batches of the steps in range(first, last). A step has the same batch in every run."""
+        """Yield the batches of the steps in range(first, last). A batch depends only on the step and the seed."""
         per_epoch = len(self._train) // _BATCH
         for step in range(first, last):
             epoch, within = divmod(step, per_epoch)
@@ -90,7 +90,7 @@ class Run:
     """One training run: the model, the optimizer, the compiled step and the records of its steps.
 
     Args:
-        setup: how to train: in float32, or in float16 without or with loss scaling.
+        setup: how to train: in float32, or in float16 with or without loss scaling.
         settings: the run's settings.
     """
 
@@ -98,7 +98,7 @@ class Run:
         tf.keras.utils.set_random_seed(settings.seed)
         self.setup = setup
         self.model = lenet5(setup.policy)
-        # With a fixed scale of 1, every step equals a step of the inner optimizer.
+        # Without loss scaling, a fixed scale of 1 makes the wrapper take the same steps as the inner optimizer.
         scale: dict[str, Any] = {"dynamic": False, "initial_scale": 1}
         if setup.scaled:
             scale = {"initial_scale": settings.initial_scale, "dynamic_growth_steps": settings.growth_steps}
@@ -124,7 +124,7 @@ class Run:
         return loss, zeros
 
     def step(self, images: tf.Tensor, labels: tf.Tensor) -> Record:
-        """Take one step, and return its record. The record holds the scale by which this step multiplied the loss."""
+        """Take one step, and return its record. The record contains the loss scale that was used in this step."""
         scale = float(self.optimizer.loss_scale)
         counted = self.setup.scaled and len(self.history) % COUNTED_EVERY == 0
         if counted:
@@ -134,7 +134,7 @@ class Run:
         self.history.append(Record(float(loss), scale, skipped, float(zeros) / self._size))
         if counted:
             counts = self.optimizer.precision_report().counts
-            # The optimizer's own step number starts at 0 in a resumed run.
+            # In a resumed run, the optimizer's own step number starts over, so the number of records is used instead.
             self.exponents.append(dataclasses.replace(counts, step=len(self.history)))
         return self.history[-1]
 
@@ -154,5 +154,5 @@ def _inner_optimizer(settings: Settings) -> Any:
     if settings.optimizer == "sgd":
         # SGD's step is proportional to the gradient, so the learning rate makes up for the small weight of the loss.
         return optimizers.SGD(0.02 / settings.loss_weight, momentum=0.9)
-    # The other optimizers divide by the gradient's magnitude, so epsilon must be smaller than that magnitude.
+    # Adam and RMSprop divide by the gradient's magnitude, so epsilon must be smaller than that magnitude.
     return {"adam": optimizers.Adam, "rmsprop": optimizers.RMSprop}[settings.optimizer](1e-3, epsilon=1e-16)

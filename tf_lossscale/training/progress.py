@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 from tf_lossscale.libraries import optional
 
-# A narrow terminal cuts off the end of the line, so the important part comes first.
+# A narrow terminal cuts off the end of the line, so the text and the step number come before the bar.
 _BAR = "{desc} {n_fmt}/{total_fmt} {bar} [{elapsed}]"
 _LINES = 10
 

@@ -22,7 +22,7 @@ def print_table(runs: Sequence[Run], test: Any, settings: Settings) -> None:
 
     Args:
         runs: the finished runs.
-        test: images and labels.
+        test: the test images and their labels.
         settings: the settings that all runs share.
     """
     table = optional.load("rich.table", "train").Table(
@@ -39,7 +39,7 @@ def print_table(runs: Sequence[Run], test: Any, settings: Settings) -> None:
 
 
 def plot(history: Sequence[Record], exponents: Sequence[ExponentCounts], path: pathlib.Path) -> None:
-    """Plot the loss and the loss scale over the steps, with marks at skipped steps, and the gradients' exponents.
+    """Plot the loss, the loss scale and the gradients' exponents over the steps, and mark the skipped steps.
 
     >>> import os, tempfile
     >>> history = [Record(2.5, 1024.0, True, 0.0), Record(2.0, 512.0, False, 0.0)]
@@ -50,7 +50,8 @@ def plot(history: Sequence[Record], exponents: Sequence[ExponentCounts], path: p
 
     Args:
         history: a record for each step.
-        exponents: the counts of the scaled gradients' exponents in some steps. Runs saved by older versions have none.
+        exponents: the exponent counts of the scaled gradients in some of the steps; empty if an older version saved the
+            run.
         path: the PNG file to write.
     """
     counted = bool(exponents)
@@ -68,7 +69,8 @@ def plot(history: Sequence[Record], exponents: Sequence[ExponentCounts], path: p
     for axes, values in ((above, loss), (below, scale)):
         axes.plot(steps[skipped], values[skipped], "x", color="tab:red", label=f"{len(skipped)} skipped steps")
         axes.grid(alpha=0.3)
-    above.legend(loc="upper right")  # the loss falls, so the upper right corner of its plot is empty
+    # The loss falls, so the upper right corner of its plot is empty.
+    above.legend(loc="upper right")
     for axes in heat:
         exponent_plot.colour_bar(
             figure, exponent_plot.steps_on(axes, exponents), [above, below, axes], "share of all values"

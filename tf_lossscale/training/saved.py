@@ -1,4 +1,4 @@
-"""Files of a training run: a checkpoint, and `state.json`, which names the checkpoint and holds all other state.
+"""The files of a training run: a checkpoint, and `state.json`, which names the checkpoint and contains all other state.
 
 A checkpoint is deleted only when `state.json` names a newer one, so that a run stopped at any moment can be resumed.
 """
@@ -23,11 +23,12 @@ from tf_lossscale.writing import checkpoint_errors_are_os_errors, name_latest_ch
 
 STATE = "state.json"
 _FOLDER = "checkpoint"
-_NUMBERED = re.compile(r"ckpt-\d+[._].*")  # files of a checkpoint, including those of an interrupted write
+# Matches the names of a checkpoint's files, including the files of an interrupted write.
+_NUMBERED = re.compile(r"ckpt-\d+[._].*")
 
 
 def make_ready(out: pathlib.Path) -> None:
-    """Create the folder. Raise an error now, before the training, if its files could not be written later.
+    """Create the folder of a run, and check before the training that files can be written to it.
 
     Args:
         out: the folder.
@@ -48,7 +49,7 @@ def make_ready(out: pathlib.Path) -> None:
 
 
 def save(run: Run, settings: Settings, out: pathlib.Path) -> None:
-    """Write a checkpoint, then the file that names it, then delete the older checkpoints.
+    """Write a checkpoint and `state.json`, which names the checkpoint. Then delete the older checkpoints.
 
     Args:
         run: the run to save.
@@ -93,7 +94,7 @@ def read(out: pathlib.Path) -> tuple[Settings, dict[str, Any]]:
         The settings and the state.
 
     Raises:
-        ValueError: the folder contains no saved run, or its file is damaged.
+        ValueError: the folder contains no saved run, or `state.json` is damaged.
     """
     path = out / STATE
     if not path.exists():
@@ -101,7 +102,7 @@ def read(out: pathlib.Path) -> tuple[Settings, dict[str, Any]]:
     try:
         state = json.loads(path.read_text())
         state["history"] = [Record(*record) for record in state["history"]]
-        # Runs that older versions saved have no "exponents".
+        # A file that an older version wrote has no key "exponents".
         state["exponents"] = [from_record(record) for record in state.get("exponents", [])]
         return Settings(**state["settings"]), state
     except (ValueError, TypeError, KeyError) as error:
@@ -135,7 +136,8 @@ def restore(run: Run, state: dict[str, Any], out: pathlib.Path) -> None:
 
 def _checkpoint(run: Run) -> tf.train.Checkpoint:
     checkpoint = tf.train.Checkpoint(model=run.model, optimizer=run.optimizer)
-    _ = checkpoint.save_counter  # reading `save_counter` creates it, and assert_consumed() expects it
+    # `assert_consumed()` expects the variable `save_counter`, which is created when the attribute is read.
+    _ = checkpoint.save_counter
     return checkpoint
 
 

@@ -10,7 +10,7 @@ OPTIMIZERS = ("adam", "rmsprop", "sgd")
 
 @dataclasses.dataclass
 class Settings:
-    """The settings of a run. They are saved beside its checkpoint, so that `--resume` needs no other option.
+    """The settings of a run. They are saved with its checkpoint, so that `--resume` needs no other options.
 
     >>> Settings().optimizer
     'adam'

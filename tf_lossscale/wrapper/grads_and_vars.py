@@ -50,7 +50,7 @@ def require_fitting(gradients: list[Any], variables: list[Any]) -> None:
     Raises:
         ValueError: the lengths differ, all gradients are None, a gradient's shape does not fit its variable, or a
             variable has copies on several replicas, but no strategy is in use.
-        TypeError: a gradient does not have a floating dtype, or an element of `variables` is not a variable.
+        TypeError: a gradient does not have a floating-point dtype, or an element of `variables` is not a variable.
     """
     if len(gradients) != len(variables):
         raise ValueError(
@@ -100,7 +100,7 @@ def _require_strategy_of(variables: list[Any]) -> None:
 def _require_fitting_one(gradient: Any, variable: Any) -> None:
     if not gradient.dtype.is_floating:
         raise TypeError(
-            f"The gradient of {variable.name} must be a floating tensor, but got dtype {gradient.dtype.name}."
+            f"The gradient of {variable.name} must be a floating-point tensor, but got dtype {gradient.dtype.name}."
         )
     if isinstance(gradient, tf.Tensor) and not _fits(gradient.shape, tf.TensorShape(variable.shape)):
         raise ValueError(

@@ -268,15 +268,15 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         16.0
 
         Args:
-            loss: a floating tensor of any shape, a nested structure of such tensors, or a function that returns either
-                and takes no arguments.
+            loss: a floating-point tensor of any shape, a nested structure of such tensors, or a function without
+                arguments that returns either.
 
         Returns:
             The scaled loss, with the structure and dtype of `loss`. If `loss` is a function, the result is a function
             that returns the scaled loss.
 
         Raises:
-            TypeError: the loss is not of a floating dtype.
+            TypeError: the loss is not of a floating-point dtype.
             RuntimeError: the loss is scaled already.
         """
         contract.require_unscaled_loss(loss, self._loss_scale)
@@ -305,7 +305,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             The scaled loss. A float16 or bfloat16 loss becomes float32, which can hold large scales.
 
         Raises:
-            TypeError: the loss is not of a floating dtype.
+            TypeError: the loss is not of a floating-point dtype.
             RuntimeError: the loss is scaled already.
         """
         contract.require_unscaled_loss(loss, self._loss_scale)
@@ -340,13 +340,14 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         [2.0]
 
         Args:
-            grads: an iterable of floating tensors, IndexedSlices or None. IndexedSlices stay sparse; None stays None.
+            grads: an iterable of floating-point tensors, IndexedSlices or None. IndexedSlices stay sparse, and None
+                stays None.
 
         Returns:
             A list of the unscaled gradients.
 
         Raises:
-            TypeError: a gradient is not of a floating dtype.
+            TypeError: a gradient is not of a floating-point dtype.
             RuntimeError: a gradient is already unscaled.
         """
         grads = list(grads)
@@ -375,7 +376,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
         Args:
             loss_fn: a function with any arguments that computes the loss from the trained variables. It must return a
-                floating tensor of any shape, or a tuple whose first element is such a tensor.
+                floating-point tensor of any shape, or a tuple whose first element is such a tensor.
 
         Returns:
             A function with the same arguments and results as `loss_fn`. Only the loss is differentiable, and only with
@@ -605,7 +606,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         1
 
         Args:
-            loss: a floating tensor.
+            loss: a floating-point tensor.
             params: the variables to differentiate with respect to.
 
         Returns:

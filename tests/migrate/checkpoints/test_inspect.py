@@ -7,6 +7,7 @@ import h5py
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 from tests.conformance.test_checkpoints import checkpoints  # noqa: F401
 from tests.conformance.test_restore import FILES, OLD, model_files, names
@@ -94,6 +95,28 @@ def test_a_folder_is_its_latest_checkpoint_and_a_scale_of_infinity_is_shown(tmp_
     assert inspect_json(latest, capsys)["path"] == latest
     assert inspect_json(f"{tmp_path}/ckpt-2.index", capsys)["optimizers"][0]["loss_scale"] == 4.0
     assert inspect_json(f"{tmp_path}/ckpt-2.data-00000-of-00001", capsys)["optimizers"][0]["loss_scale"] == 4.0
+
+
+@pytest.mark.parametrize("hysteresis", [1, 2])
+def test_a_keras_file_of_tf_keras_shows_the_scale_and_no_slot_of_it(tmp_path, capsys, hysteresis):
+    class Shift(tf_keras.layers.Layer):
+        def build(self, shape):
+            self.by = self.add_weight(name="by", shape=(), initializer="zeros")
+
+        def call(self, inputs):
+            return inputs + self.by
+
+    model = tf_keras.Sequential([tf_keras.Input((1,)), tf_keras.layers.Dense(1), Shift()])
+    optimizer = LossScaleOptimizer(tf_keras.optimizers.Adam(), dynamic_growth_steps=2, hysteresis=hysteresis)
+    model.compile(optimizer, "mse")
+    model.fit(np.ones((3, 1)), np.ones((3, 1)), batch_size=1, verbose=0)
+    model.save(tmp_path / "model.keras")
+    (shown,) = inspect_json(tmp_path / "model.keras", capsys)["optimizers"]
+    assert (shown["loss_scale"], shown["counter"], shown["iterations"]) == (2.0**16, 1, 3)
+    assert {slot: [each["shape"] for each in several] for slot, several in shown["slots"].items()} == {
+        "m": [[1, 1], [1], []],
+        "v": [[1, 1], [1], []],
+    }
 
 
 def test_weights_alone_are_shown_too(tmp_path, capsys):

@@ -380,3 +380,28 @@ def test_a_slot_without_a_place_is_noted(tmp_path):
     path = checkpoint(tmp_path, old, weights)
     (_, place) = migrate.restore(path, tf.keras.optimizers.SGD(0.5), weights).notes
     assert "SGD has no slots for the file's momentum" in place
+
+
+@pytest.mark.parametrize("chosen", [["w0", "w1"], ["w0"]], ids=["all variables", "one variable"])
+def test_variables_of_one_name_and_shape_never_get_the_slots_of_each_other(tmp_path, chosen):
+    weights = {name: tf.Variable([1.0, 2.0], name="Variable") for name in ("w0", "w1")}
+    saved = tf_keras.optimizers.Adam()
+    saved.apply_gradients([(tf.constant([1.0, 1.0]), weights["w0"]), (tf.constant([3.0, 3.0]), weights["w1"])])
+    path = tf.train.Checkpoint(optimizer=saved, **weights).save(str(tmp_path / "ckpt"))
+    optimizer, variables = tf.keras.optimizers.Adam(), {name: tf.Variable([0.0, 0.0]) for name in chosen}
+    if len(chosen) < len(weights):
+        with pytest.raises(ValueError, match="cannot tell which variable the slot"):
+            migrate.restore(path, optimizer, variables)
+        return
+    migrate.restore(path, optimizer, variables)
+    assert [moment.numpy()[0] for moment in optimizer._momentums] == pytest.approx([0.1, 0.3])
+
+
+def test_slots_of_keras_3_follow_the_list_of_variables_in_the_file_whatever_the_order_here(tmp_path):
+    weights = {name: tf.Variable([1.0, 2.0], name="Variable") for name in ("w0", "w1")}
+    saved = tf.keras.optimizers.Adam()
+    saved.apply_gradients([(tf.constant([1.0, 1.0]), weights["w0"]), (tf.constant([3.0, 3.0]), weights["w1"])])
+    path = tf.train.Checkpoint(optimizer=saved, **weights).save(str(tmp_path / "ckpt"))
+    optimizer = tf.keras.optimizers.Adam()
+    migrate.restore(path, optimizer, {name: tf.Variable([0.0, 0.0]) for name in ("w1", "w0")})
+    assert [moment.numpy()[0] for moment in optimizer._momentums] == pytest.approx([0.3, 0.1])

@@ -8,7 +8,6 @@ import pathlib
 
 from tf_lossscale.migrate.codemod import project
 from tf_lossscale.migrate.codemod.migrate_file import Outcome, migrate
-from tf_lossscale.migrate.codemod.sources import Sources
 
 HERE = pathlib.Path(__file__).parent / "cases"
 
@@ -33,13 +32,10 @@ class Case:
         return migrate_files(self.before)
 
 
-def others(sources: dict[str, str]) -> dict[str, tuple]:
+def others(sources: dict[str, str]) -> dict[str, project.Around]:
     """What each file has to know of the other ones."""
-    searched = Sources([f"/{name}" for name in sources], lambda path: sources[path[1:]].encode())
-    linked = project.Project(searched, searched.importers)
-    return {
-        name: (linked.known(f"/{name}"), linked.requested(f"/{name}"), searched.around(f"/{name}")) for name in sources
-    }
+    linked = project.Project([f"/{name}" for name in sources], lambda path: sources[path[1:]].encode())
+    return {name: linked.around(f"/{name}") for name in sources}
 
 
 def migrate_files(sources: dict[str, str]) -> dict[str, Outcome]:
@@ -50,7 +46,7 @@ def migrate_files(sources: dict[str, str]) -> dict[str, Outcome]:
 @functools.cache
 def _migrated(sources: tuple[tuple[str, str], ...]) -> dict[str, Outcome]:
     arguments = others(dict(sources))
-    return {name: migrate(source.encode(), *arguments[name]) for name, source in sources}
+    return {name: migrate(source.encode(), arguments[name]) for name, source in sources}
 
 
 def load() -> list[Case]:

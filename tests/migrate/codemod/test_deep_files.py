@@ -4,7 +4,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tf_lossscale.migrate.codemod import files, project, report
+from tf_lossscale.migrate.codemod import files, report
+from tf_lossscale.migrate.codemod.bindings import Bindings
 from tf_lossscale.migrate.codemod.migrate_file import migrate
 
 OLD = b"import tensorflow as tf\nopt = tf.keras.mixed_precision.LossScaleOptimizer(opt)\n"
@@ -65,7 +66,7 @@ def test_a_deep_file_without_uses_does_not_stop_the_command(tmp_path, source):
     (tmp_path / "a.py").write_text(source)
     (one,) = files.run([str(tmp_path / "a.py")])
     assert one.status == report.UNCHANGED
-    bindings = project.read("import tensorflow as tf\nmp = tf.keras.mixed_precision\n" + source)
+    bindings = Bindings("import tensorflow as tf\nmp = tf.keras.mixed_precision\n" + source)
     assert bindings.names["mp"] == ["tensorflow.keras.mixed_precision"]
 
 

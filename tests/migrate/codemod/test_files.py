@@ -9,7 +9,6 @@ import pytest
 from hypothesis import strategies as st
 
 from tf_lossscale.migrate.codemod import files, migrate_file, project, report
-from tf_lossscale.migrate.codemod.sources import Sources
 
 OLD = b"import tensorflow as tf\nopt = tf.keras.mixed_precision.LossScaleOptimizer(opt)\n"
 NEW = b"import tensorflow as tf\nimport tf_lossscale\nopt = tf_lossscale.LossScaleOptimizer(opt)\n"
@@ -216,43 +215,51 @@ def test_the_text_search_finds_what_parsing_every_file_finds(data):
         named = [line.replace("{name}", data.draw(st.sampled_from(NAMES))) for line in lines]
         text = "\n".join(line for line in named if not (path.count("/") == 0 and "from ." in line))
         sources[f"/{path}"] = text.replace("import . as other; ", "").replace("import .", "import ").encode()
-    searched = Sources(sources, sources.__getitem__)
-    by_search = project.Project(searched, searched.importers)
-    parsed = project.Project({path: project.read(source) for path, source in sources.items()})
-    found = by_search.with_old_names(searched.with_old_names)
+    searched = project.Project(sources, sources.__getitem__)
+    parsed = EveryFile(sources, sources.__getitem__)
     for path, source in sources.items():
+        around = parsed.around(path)
         try:
-            outcome = migrate_file.migrate(source, parsed.known(path), parsed.requested(path))
+            outcome = migrate_file.migrate(source, around._replace(wraps=None, compiles=None))
         except ValueError:
             continue
-        if path not in found:
+        if path not in searched.worth_migrating:
             assert outcome.source == source
             assert not outcome.findings
         else:
-            assert by_search.known(path) == parsed.known(path)
-            assert by_search.requested(path) == parsed.requested(path)
+            assert searched.around(path) == around
 
 
-@pytest.mark.parametrize("first", ["/compat.py", "/package/sub/__init__.py"])
-def test_files_that_import_each_other_pass_on_the_same_names_whichever_is_asked_first(first):
+class EveryFile(project.Project):
+    """A project that parses every file, and takes every file for one that may import each other one."""
+
+    def _search(self, paths):
+        super()._search(paths)
+        return list(self._words), []
+
+    def _importers(self, path):
+        return iter(self._words)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_files_that_import_each_other_pass_on_the_same_names_in_any_order(order):
     sources = {
-        "/helper.py": "from tensorflow.keras.mixed_precision import experimental as mp",
-        "/compat.py": "from package.sub import mp",
-        "/package/__init__.py": "",
-        "/package/sub/__init__.py": "from helper import mp\nfrom compat import mp",
+        "/helper.py": b"from tensorflow.keras.mixed_precision import experimental as mp",
+        "/compat.py": b"from package.sub import mp",
+        "/package/__init__.py": b"",
+        "/package/sub/__init__.py": b"from helper import mp\nfrom compat import mp",
     }
-    linked = project.Project({path: project.read(source) for path, source in sources.items()})
-    linked.known(first)
+    linked = project.Project(list(sources)[::order], sources.__getitem__)
     old = {"mp": ["tensorflow.keras.mixed_precision.experimental"]}
-    assert linked.known("/package/sub/__init__.py") == {"helper": old, "compat": old}
-    assert linked.known("/compat.py") == {"package.sub": old}
+    assert linked.around("/package/sub/__init__.py").known == {"helper": old, "compat": old}
+    assert linked.around("/compat.py").known == {"package.sub": old}
 
 
-def test_what_a_circle_of_imports_passes_on_does_not_depend_on_who_asks_first():
+def test_what_a_circle_of_imports_passes_on_does_not_depend_on_the_order():
     sources = {
-        "/helper.py": "from package import mp\nfrom tensorflow.keras import mixed_precision as mp",
-        "/package.py": "from helper import mp",
+        "/helper.py": b"from package import mp\nfrom tensorflow.keras import mixed_precision as mp",
+        "/package.py": b"from helper import mp",
     }
-    linked = [project.Project({path: project.read(source) for path, source in sources.items()}) for _ in range(2)]
-    linked[0].known("/package.py")
-    assert linked[0].known("/helper.py") == linked[1].known("/helper.py")
+    linked = [project.Project(list(sources)[::order], sources.__getitem__) for order in (1, -1)]
+    assert linked[0].around("/helper.py") == linked[1].around("/helper.py")
+    assert linked[0].around("/package.py") == linked[1].around("/package.py")

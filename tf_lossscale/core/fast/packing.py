@@ -157,7 +157,7 @@ def kept_inside(values: tf.Tensor, one: tf.Tensor | None) -> tf.Tensor:
     2.0
 
     Args:
-        values: a floating tensor.
+        values: a floating-point tensor.
         one: inside `at_most_once`, the scalar 1 that the loop provides; None elsewhere.
     """
     return values if one is None else values * tf.cast(one, values.dtype)

@@ -115,15 +115,11 @@ def _parts(file: File, family: Any, learning_rate: float | None) -> tuple[dict[s
         restored = restore_from(file, saved, optimizer, trained)
         restored = dataclasses.replace(restored, notes=(*restored.notes, *_notes(saved, family.optimizers)))
         parts.update(trained)
-        path = _path(file, saved)
+        path = saved.path if file.objects or len(file.optimizers) > 1 else ""
+        path = path or "optimizer"
         parts[path] = optimizer
         converted.append(Converted(path, construct, tuple(trained), restored))
     return parts, converted
-
-
-def _path(file: File, saved: Optimizer) -> str:
-    known = saved.path if file.objects or len(file.optimizers) > 1 else ""
-    return known or "optimizer"
 
 
 def _optimizer(file: File, saved: Optimizer, family: Any) -> tuple[Any, str]:
@@ -174,7 +170,7 @@ def _known_options(saved: Optimizer) -> dict[str, Any]:
         # Without `use_ema` an optimizer ignores `ema_momentum` and the other options of the moving averages.
         options = {name: value for name, value in options.items() if "ema" not in name}
     options |= {option: True for slot, option in (("vhat", "amsgrad"), ("mg", "centered")) if slot in there}
-    moved = "momentum" in there and any(np.any(tensor.value()) for tensor in there["momentum"].tensors)
+    moved = "momentum" in there and any(np.any(slot.tensor.value()) for slot in there["momentum"])
     if moved and "momentum" not in options:
         options["momentum"] = _UNKNOWN
     return options
@@ -225,11 +221,10 @@ def _trained(file: File, saved: Optimizer) -> list[str]:
     """Return the paths of the variables that have slots, in the file's order."""
     owners = set()
     for each in slots.canonical(saved.name, saved.slots).values():
-        for i in range(len(each.tensors)):
-            owner = matching.owner_of(each, i, file.variables)
+        for tensor, owner in matching.with_owners(each, file, file.variables):
             if owner is None:
                 raise ValueError(
-                    f"{file.path}: cannot tell which variable the slot {each.tensors[i].path} belongs to. Call "
+                    f"{file.path}: cannot tell which variable the slot {tensor.path} belongs to. Call "
                     "tf_lossscale.migrate.restore with the variables in the order of the optimizer."
                 )
             owners.add(owner.path)

@@ -13,7 +13,6 @@ exit code:
   2  bad arguments, or a file could not be read, converted or written; the
      output folder is as it was
 """
-_TARGETS = ("keras3", "tf_keras")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,15 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXIT_CODES
     parser.add_argument("path", metavar="CKPT", help="any file or folder that `tf-lossscale inspect` reads")
-    parser.add_argument(
-        "--to", required=True, choices=_TARGETS, help="the library of the optimizer that will continue the training"
-    )
-    parser.add_argument(
-        "--learning-rate",
-        type=float,
-        metavar="RATE",
-        help="needed for files of TensorFlow 1's optimizers, which do not hold it",
-    )
+    what = "the library of the optimizer that will continue the training"
+    parser.add_argument("--to", required=True, choices=("keras3", "tf_keras"), help=what)
+    what = "needed for files of TensorFlow 1's optimizers, which do not hold it"
+    parser.add_argument("--learning-rate", type=float, metavar="RATE", help=what)
     parser.add_argument("--out", required=True, metavar="DIR", help="the folder to create")
 
 
@@ -44,22 +38,20 @@ def run(arguments: argparse.Namespace) -> int:
         arguments: the parsed arguments; see `add_arguments`.
 
     Returns:
-        The exit code.
-    """
-    try:
-        from tf_lossscale.migrate.checkpoints.convert import convert
+        The exit code, 0.
 
-        converted = convert(arguments.path, arguments.to, arguments.out, arguments.learning_rate)
-    except (ImportError, OSError, ValueError) as error:
-        print(f"tf-lossscale convert: {error}", file=sys.stderr)
-        return 2
-    for each in converted:
+    Raises:
+        ImportError: an optional library is missing.
+        OSError: a file cannot be read or written.
+        ValueError: the file is damaged, or its optimizer cannot be converted.
+    """
+    from tf_lossscale.migrate.checkpoints.convert import convert
+
+    for each in convert(arguments.path, arguments.to, arguments.out, arguments.learning_rate):
         restored = each.restored
-        scaled = (
-            ""
-            if restored.loss_scale is None
-            else (f", loss scale {restored.loss_scale:g}, counter {restored.dynamic_counter}")
-        )
+        scaled = ""
+        if restored.loss_scale is not None:
+            scaled = f", loss scale {restored.loss_scale:g}, counter {restored.dynamic_counter}"
         _say(f"{each.path}: {each.construct}")
         _say(f"  iterations {'not in the file' if restored.iterations is None else restored.iterations}{scaled}")
         _say(f"  built for {', '.join(each.variables) or 'any variables'}")

@@ -10,8 +10,8 @@ from typing import Any
 
 from tf_lossscale.libraries import optional
 from tf_lossscale.migrate.checkpoints import slots as slot_names
-from tf_lossscale.migrate.checkpoints.matching import owner_of
-from tf_lossscale.migrate.checkpoints.saved import LIBRARIES, File, Optimizer, Slots, Tensor
+from tf_lossscale.migrate.checkpoints.matching import with_owners
+from tf_lossscale.migrate.checkpoints.saved import LIBRARIES, File, Optimizer, Tensor
 
 _EXIT_CODES = """\
 exit code:
@@ -28,11 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXIT_CODES
-    parser.add_argument(
-        "path",
-        metavar="PATH",
-        help="a checkpoint's prefix, a folder of checkpoints, a SavedModel, a .keras, .h5 or .weights.h5 file",
-    )
+    what = "a checkpoint's prefix, a folder of checkpoints, a SavedModel, a .keras, .h5 or .weights.h5 file"
+    parser.add_argument("path", metavar="PATH", help=what)
     parser.add_argument("--json", action="store_true", help="print JSON for programs instead of the tables")
 
 
@@ -43,19 +40,20 @@ def run(arguments: argparse.Namespace) -> int:
         arguments: the parsed arguments; see `add_arguments`.
 
     Returns:
-        The exit code.
+        The exit code, 0.
+
+    Raises:
+        ImportError: an optional library is missing.
+        OSError: a file cannot be read or written.
+        ValueError: the file is damaged, or of no known kind.
     """
     from tf_lossscale.migrate.checkpoints.read import read
 
-    try:
-        file = read(arguments.path)
-        if arguments.json:
-            print(json.dumps(describe(file), indent=1, allow_nan=False))
-        else:
-            _print_tables(file)
-    except (ImportError, OSError, ValueError) as error:
-        print(f"tf-lossscale inspect: {error}", file=sys.stderr)
-        return 2
+    file = read(arguments.path)
+    if arguments.json:
+        print(json.dumps(describe(file), indent=1, allow_nan=False))
+    else:
+        _print_tables(file)
     return 0
 
 
@@ -94,7 +92,10 @@ def _optimizer(optimizer: Optimizer, file: File) -> dict[str, Any]:
         "learning_rate": _number(optimizer.learning_rate),
         "hyperparameters": {name: _number(value) for name, value in optimizer.hyperparameters.items()},
         "slots": {
-            slot: [{"variable": _owner(each, i, file), **_tensor(each.tensors[i])} for i in range(len(each.tensors))]
+            slot: [
+                {"variable": owner.path if owner else None, **_tensor(tensor)}
+                for tensor, owner in with_owners(each, file, file.variables)
+            ]
             for slot, each in slot_names.canonical(optimizer.name, optimizer.slots).items()
         },
     }
@@ -102,11 +103,6 @@ def _optimizer(optimizer: Optimizer, file: File) -> dict[str, Any]:
 
 def _tensor(tensor: Tensor) -> dict[str, Any]:
     return {"path": tensor.path, "name": tensor.name, "shape": list(tensor.shape), "dtype": tensor.dtype}
-
-
-def _owner(slots: Slots, i: int, file: File) -> str | None:
-    owner = owner_of(slots, i, file.variables)
-    return owner.path if owner else None
 
 
 def _number(value: float | None) -> float | str | None:
@@ -142,7 +138,7 @@ def _rows(optimizer: Optimizer) -> list[tuple[str, str]]:
     ]
     there += [(name, _or_missing(value)) for name, value in optimizer.hyperparameters.items()]
     slots = slot_names.canonical(optimizer.name, optimizer.slots)
-    there += [("slots", ", ".join(f"{slot} ({len(each.tensors)})" for slot, each in slots.items()) or "none")]
+    there += [("slots", ", ".join(f"{slot} ({len(each)})" for slot, each in slots.items()) or "none")]
     return there if optimizer.wrapper else [row for row in there if row[0] not in ("loss scale", "counter")]
 
 
@@ -168,12 +164,11 @@ def _variables(file: File) -> Any:
     of_nobody = []
     for optimizer in file.optimizers:
         for slot, each in slot_names.canonical(optimizer.name, optimizer.slots).items():
-            for i, tensor in enumerate(each.tensors):
-                owner = _owner(each, i, file)
+            for saved, (tensor, owner) in zip(each, with_owners(each, file, file.variables)):
                 if owner is None:
-                    of_nobody.append((each.names[i] or tensor.path, str(tensor.shape), tensor.dtype, slot))
+                    of_nobody.append((saved.name or tensor.path, str(tensor.shape), tensor.dtype, slot))
                 else:
-                    slots_of.setdefault(owner, []).append(slot)
+                    slots_of.setdefault(owner.path, []).append(slot)
     for variable in file.variables:
         slots = ", ".join(slots_of.get(variable.path, []))
         table.add_row(variable.path, str(variable.shape), variable.dtype, slots)

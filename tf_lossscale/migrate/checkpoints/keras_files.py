@@ -11,7 +11,7 @@ from typing import Any
 
 from tf_lossscale.core.rules import KEYWORDS, Rules
 from tf_lossscale.migrate.checkpoints import slots as slot_names
-from tf_lossscale.migrate.checkpoints.saved import File, Optimizer, Slots, Tensor, UnreadableError, damage_is_said
+from tf_lossscale.migrate.checkpoints.saved import File, Optimizer, Slot, Tensor, UnreadableError, damage_is_said
 from tf_lossscale.wrapper.configs import STATE as _STATE
 from tf_lossscale.wrapper.configs import from_tf23
 
@@ -231,16 +231,11 @@ def _without_scale_by_place(optimizer: Optimizer, stored: list[Tensor], config: 
     if optimizer.wrapper and optimizer.family == "keras3" and len(stored) >= 4:
         return _without_keras_3s_wrapper(optimizer, stored)
     if optimizer.family == "tf_keras" and _STATE in _inner_config(config):
-        # tf_lossscale wrote the file. The scale and the counter are the last variables; with hysteresis, the count of
-        # overflows follows.
-        count = 3 if _rules_of(config["config"]).counts_overflows else 2
-        *stored, scale, counter = stored[: len(stored) - count + 2]
-        optimizer.scale, optimizer.counter = float(scale.value()), int(counter.value())
+        # tf_lossscale wrote the file. The last variables are the scale, the counter and, with hysteresis, the count of
+        # overflows. `_of_config` read their values from the config.
+        rules = Rules(**{name: config["config"][name] for name in KEYWORDS if name in config["config"]})
+        return stored[: -3 if rules.counts_overflows else -2]
     return stored
-
-
-def _rules_of(settings: dict[str, Any]) -> Rules:
-    return Rules(**{name: settings[name] for name in KEYWORDS if name in settings})
 
 
 def _without_keras_3s_wrapper(optimizer: Optimizer, stored: list[Tensor]) -> list[Tensor]:
@@ -262,17 +257,12 @@ def _fill_from_list(optimizer: Optimizer, stored: list[Tensor], variables: list[
     if not stored:
         return
     if not groups or len(stored) != count * sum(map(len, groups)):
-        optimizer.slots = {"variables": Slots(stored, [None] * len(stored), [""] * len(stored))} if stored else {}
+        optimizer.slots = {"variables": [Slot(tensor, None, "") for tensor in stored]}
         return
     for group in groups:
         part, stored = stored[: count * len(group)], stored[count * len(group) :]
         for i, slot in enumerate(group):
-            tensors = part[i :: len(group)]
-            of = _owners(tensors, variables)
-            optimizer.slots[slot] = Slots(tensors, of, [v.name if v else "" for v in of])
-
-
-def _owners(tensors: list[Tensor], variables: list[Tensor]) -> list[Tensor | None]:
-    """Return the variable of each slot. Slots and variables have the same order, but some variables have no slot."""
-    left = iter(variables)
-    return [next((variable for variable in left if variable.shape == tensor.shape), None) for tensor in tensors]
+            left = iter(variables)
+            for tensor in part[i :: len(group)]:
+                owner = next((variable for variable in left if variable.shape == tensor.shape), None)
+                optimizer.slots.setdefault(slot, []).append(Slot(tensor, owner, owner.name if owner else ""))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tf_lossscale.migrate.checkpoints.saved import File, Slots, Tensor
+from tf_lossscale.migrate.checkpoints.saved import File, Slot, Tensor
 
 
 def pairs(file: File, variables: Any) -> list[tuple[Tensor, Any]]:
@@ -54,18 +54,25 @@ def notes(matched: list[tuple[Tensor, Any]]) -> list[str]:
     return [f"The variables have other names in the file, so they were matched by order: {order}."]
 
 
-def owner_of(slots: Slots, i: int, known: Sequence[Tensor]) -> Tensor | None:
-    """Return the variable of the file that the i-th tensor of a slot belongs to."""
-    if slots.of[i] is not None:
-        return slots.of[i]
-    name = slots.names[i]
-    fitting = [
-        v for v in known if v.shape == slots.tensors[i].shape and (name == v.name or name.endswith(f"/{v.name}"))
-    ]
-    if fitting:
-        return max(fitting, key=lambda v: len(v.name))
-    # If the names in the file identify no variable, slots and variables are paired by their order.
-    return known[i] if len(known) == len(slots.tensors) and known[i].shape == slots.tensors[i].shape else None
+def with_owners(slots: Sequence[Slot], file: File, known: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Yield each tensor of a slot with the variable of the file that it belongs to, or None if that is unknown.
+
+    Args:
+        slots: one slot of all variables.
+        file: the file.
+        known: the variables with which slots are paired by order if their names identify no variable of the file.
+    """
+    by_order = known if len(known) == len(slots) else [None] * len(slots)
+    for (tensor, owner, name), other in zip(slots, by_order):
+        if owner is None:
+            fitting = [v for v in file.variables if v.shape == tensor.shape and f"/{name}".endswith(f"/{v.name}")]
+            longest = max((len(v.name) for v in fitting), default=0)
+            best = [v for v in fitting if len(v.name) == longest]
+            if len(best) == 1:
+                owner = best[0]
+            elif other is not None and other.shape == tensor.shape:
+                owner = other
+        yield tensor, owner
 
 
 def name_of(variable: Any) -> str:

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from tf_lossscale.migrate.checkpoints import slots as slot_names
-from tf_lossscale.migrate.checkpoints.saved import File, Optimizer, Slots, Tensor, damage_is_said
+from tf_lossscale.migrate.checkpoints.saved import File, Optimizer, Slot, Tensor, damage_is_said
 
 KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _TOLD_BY_SLOTS = {"velocity": "rmsprop", "v": "adam"}
@@ -165,15 +165,12 @@ class _Graph:
 
     def _with_slot_variables(self, node: int, family: str) -> Optimizer:
         """Read an optimizer of TensorFlow 1, TensorFlow 2.0 to 2.10 or tf_keras legacy, which has slot variables."""
-        slots: dict[str, Slots] = {}
+        slots: dict[str, list[Slot]] = {}
         for slot in self._nodes[node].slot_variables:
             tensor = self.tensor(slot.slot_variable_node_id)
             owner = self.tensor(slot.original_variable_node_id)
             if tensor is not None:
-                each = slots.setdefault(slot.slot_name, Slots([], [], []))
-                each.tensors.append(tensor)
-                each.of.append(owner)
-                each.names.append(owner.name if owner else "")
+                slots.setdefault(slot.slot_name, []).append(Slot(tensor, owner, owner.name if owner else ""))
         names = [self._attribute(child).full_name for child in self._children[node].values() if self._attribute(child)]
         hyper = {name: self._number(node, name) for name in self._children[node]}
         numbers: dict[str, Any] = {name: value for name, value in hyper.items() if isinstance(value, (int, float))}
@@ -184,8 +181,9 @@ class _Graph:
         of_tf1 = family == "tf1"
         if of_tf1:
             slots = slot_names.of_tf1(slots)
-            iterations = slot_names.steps_of_powers(powers) if powers else self._global_step()
-        name = slot_names.class_of(set(slots), {*numbers, *cache}, names or [t.name for t in _all(slots)], of_tf1)
+            iterations = slot_names.steps_of_powers(powers) if powers else self._number(0, "global_step")
+        names = names or [slot.tensor.name for each in slots.values() for slot in each]
+        name = slot_names.class_of(set(slots), {*numbers, *cache}, names, of_tf1)
         return Optimizer(
             path="",
             family=family,
@@ -198,33 +196,26 @@ class _Graph:
             extra={**cache, **powers},
         )
 
-    def _global_step(self) -> int | None:
-        return self._number(0, "global_step")
-
     def _with_lists(self, node: int, family: str) -> Optimizer:
         """Read an optimizer of Keras 3 or tf_keras, which stores a list of variables for each slot."""
         children = self._children[node]
         order = self._children[children["_trainable_variables"]] if family == "keras3" else {}
-        lists: dict[str, Slots] = {}
+        lists: dict[str, list[Slot]] = {}
         for attribute, child in children.items():
             if attribute in ("_variables", "_trainable_variables"):
                 continue
             entries = self._children[child]
             if not entries or not all(i.isdigit() for i in entries):
                 continue
-            made = Slots([], [], [])
             for i in sorted(entries, key=int):
                 tensor = self.tensor(entries[i])
                 if tensor is not None:
-                    made.tensors.append(tensor)
-                    made.of.append(self.tensor(order[i]) if i in order else None)
-                    made.names.append(tensor.name)
-            if made.tensors:
-                lists[attribute] = made
+                    owner = self.tensor(order[i]) if i in order else None
+                    lists.setdefault(attribute, []).append(Slot(tensor, owner, tensor.name))
         names = [self._attribute(children["_iterations"]).full_name.rpartition("/")[0]]
-        names += [each.names[0].partition("/")[0] for each in lists.values()]
+        names += [each[0].name.partition("/")[0] for each in lists.values()]
         # The name of a slot variable usually contains the optimizer's name, but tf_keras may omit it.
-        slot = lists["_velocities"].names[0] if "_velocities" in lists else ""
+        slot = lists["_velocities"][0].name if "_velocities" in lists else ""
         more = [each for part, each in _TOLD_BY_SLOTS.items() if part in slot.split("/")]
         known = {"momentum_cache"} if "_u_product" in children else {"momentums"} & children.keys()
         name = slot_names.class_of_lists(set(lists), known, names)
@@ -296,7 +287,3 @@ class _Graph:
 
         leads_there(0, ())
         return found
-
-
-def _all(slots: dict[str, Slots]) -> list[Tensor]:
-    return [tensor for each in slots.values() for tensor in each.tensors]

@@ -123,7 +123,9 @@ def restore_from(file: File, saved: Optimizer, optimizer: Any, variables: Any) -
     values = [(variable, tensor.value()) for tensor, variable in pairs]
     planned = _planned_slots(file, saved, kind, pairs, inner)
     if not family.is_built:
-        build = family.build if optimizer is inner else _build_of(optimizer)
+        builds = family if optimizer is inner else optimizer
+        # Optimizers of tf_keras.optimizers.legacy, and Keras's own wrappers around them, have no `build`.
+        build = getattr(builds, "build", None) or builds._create_all_weights
         build([variable for variable, _ in values if getattr(variable, "trainable", True)])
     values += _places(file, family, inner, kind, planned, values, notes)
 
@@ -191,8 +193,7 @@ def _planned_slots(file: File, saved: Optimizer, kind: str, pairs: list[Any], in
     for slot, each in slot_names.canonical(kind, saved.slots).items():
         if slot not in slot_names.ATTRIBUTES[kind]:
             continue
-        for i, tensor in enumerate(each.tensors):
-            owner = matching.owner_of(each, i, known)
+        for tensor, owner in matching.with_owners(each, file, known):
             if owner is None:
                 raise ValueError(
                     f"{file.path}: cannot tell which variable the slot {tensor.path} {tensor.shape} belongs to. Pass "
@@ -213,11 +214,6 @@ def _planned_slots(file: File, saved: Optimizer, kind: str, pairs: list[Any], in
                 value = np.float32(-_learning_rate_now(inner)) * value
             planned.append((slot, variable, value))
     return planned
-
-
-def _build_of(wrapper: Any) -> Any:
-    """Return the method that creates a wrapper's variables. Its name depends on the library."""
-    return getattr(wrapper, "build", None) or wrapper._create_all_weights
 
 
 def _places(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -47,15 +47,14 @@ class Tensor:
         return np.asarray(self.read())
 
 
-@dataclasses.dataclass
-class Slots:
-    """One slot of all variables, for example the momenta."""
+class Slot(NamedTuple):
+    """A tensor that an optimizer keeps for one trained variable, for example its momentum."""
 
-    tensors: list[Tensor]
-    #: For each tensor of the slot, the trained variable that it belongs to; None if unknown.
-    of: list[Tensor | None]
-    #: For each tensor of the slot, a name that may end with the name of the trained variable; "" if there is none.
-    names: list[str]
+    tensor: Tensor
+    #: The trained variable; None if unknown.
+    owner: Tensor | None
+    #: A name that may end with the name of the trained variable; "" if there is none.
+    name: str
 
 
 @dataclasses.dataclass
@@ -75,7 +74,8 @@ class Optimizer:
     counter: int | None = None
     learning_rate: float | None = None
     hyperparameters: dict[str, float] = dataclasses.field(default_factory=dict)
-    slots: dict[str, Slots] = dataclasses.field(default_factory=dict)
+    #: The slots of all trained variables by the slot's name, for example "momentum".
+    slots: dict[str, list[Slot]] = dataclasses.field(default_factory=dict)
     #: State of the optimizer that belongs to no trained variable, such as Nadam's product of momenta.
     extra: dict[str, float] = dataclasses.field(default_factory=dict)
     #: Whether the file holds the configs of the optimizer and of its wrapper, with all of their arguments.

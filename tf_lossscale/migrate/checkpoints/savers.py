@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from tf_lossscale.migrate.checkpoints import slots as slot_names
-from tf_lossscale.migrate.checkpoints.saved import File, Optimizer, Slots, Tensor
+from tf_lossscale.migrate.checkpoints.saved import File, Optimizer, Slot, Tensor
 
 _SCALES = ("current_loss_scale", "loss_scale")
 _STATE = (*_SCALES, "good_steps", "bad_steps", "beta1_power", "beta2_power")
@@ -31,13 +31,15 @@ def read(path: str, names: list[str], tensor: Any) -> File:
         if of is not None and name not in state:
             variable, optimizer, number = of
             owners.setdefault(optimizer, {}).setdefault(variable, []).append((number, name))
-    optimizers = [_optimizer(*each, tensors) for each in owners.items()] or _without_slots(state)
+    optimizers = [_optimizer(*each, tensors) for each in owners.items()]
+    scaled = any(last_part(name) in _SCALES for name in state)
+    if scaled and not optimizers:  # the only trace of an optimizer without slots is its loss scale
+        optimizers = [Optimizer(path="", family="tf1", name="SGD", wrapper=None)]
     for each in optimizers:
         _state(each, state, tensors)
-    slots = {tensor.name for each in optimizers for slot in each.slots.values() for tensor in slot.tensors}
+    slots = {slot.tensor.name for each in optimizers for several in each.slots.values() for slot in several}
     variables = [each for name, each in tensors.items() if name not in slots and name not in state]
-    wrapper = any(last_part(name) in _SCALES for name in state)
-    writer = "TensorFlow 1.x (tf.train.Saver)" if wrapper or optimizers else "tf.train.Saver"
+    writer = "TensorFlow 1.x (tf.train.Saver)" if optimizers else "tf.train.Saver"
     return File(path, "tf.compat.v1.train.Saver", writer, variables, optimizers)
 
 
@@ -66,21 +68,12 @@ def _optimizer(name: str, of: dict[str, list[tuple[str, str]]], tensors: dict[st
     known = slot_names.SAVER_SUFFIXES.get(name, ())
     fitting = next((each for each in known if len(each) == len(numbers)), None)
     called = dict(zip(numbers, fitting)) if fitting else {number: f"{name}_{number}" for number in numbers}
-    slots: dict[str, Slots] = {}
+    slots: dict[str, list[Slot]] = {}
     for variable, parts in of.items():
         for number, key in parts:
-            slot = slots.setdefault(called[number], Slots([], [], []))
-            slot.tensors.append(tensors[key])
-            slot.of.append(tensors[variable])
-            slot.names.append(variable)
+            slots.setdefault(called[number], []).append(Slot(tensors[key], tensors[variable], variable))
     today = slot_names.today(name) if fitting else None
     return Optimizer(path=name, family="tf1", name=today, wrapper=None, slots=slots)
-
-
-def _without_slots(state: dict[str, Tensor]) -> list[Optimizer]:
-    """Return an optimizer without slots if the file has a loss scale, the only trace that such an optimizer leaves."""
-    scaled = any(last_part(name) in _SCALES for name in state)
-    return [Optimizer(path="", family="tf1", name="SGD", wrapper=None)] if scaled else []
 
 
 def _state(optimizer: Optimizer, state: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:

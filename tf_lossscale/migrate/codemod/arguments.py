@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import libcst as cst
 import libcst.matchers as m
@@ -35,9 +35,6 @@ class Written(NamedTuple):
     consumed: tuple[cst.CSTNode, ...] = ()
 
 
-#: A function that returns the name of the loss scale class that an expression instantiates, such as
-#: "FixedLossScale", or None.
-LossScaleOf = Callable[[cst.BaseExpression], str | None]
 Binding = dict[str, int]
 
 SIGNATURES = {
@@ -94,13 +91,11 @@ def _power(base: float, exponent: float) -> float:
     return float(base) ** exponent
 
 
-_OPERATORS: dict[type, Callable[..., float]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
+# The operators that loss scales are written with.
+_OPERATORS: dict[type, Any] = {
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
     ast.Pow: _power,
-    ast.UAdd: operator.pos,
     ast.USub: operator.neg,
 }
 
@@ -127,16 +122,16 @@ def code(node: cst.CSTNode) -> str:
 
 
 def scale_arguments(
-    expression: cst.BaseExpression, loss_scale_of: LossScaleOf
+    expression: cst.BaseExpression, kind: str | None = None
 ) -> tuple[list[Argument], list[cst.CSTNode]] | None:
     """Return the arguments of LossScaleOptimizer that mean the same as an old `loss_scale` argument.
 
-    >>> scale_arguments(cst.parse_expression("'dynamic'"), lambda _: None)
+    >>> scale_arguments(cst.parse_expression("'dynamic'"))
     ([], [])
 
     Args:
         expression: the value of the old argument.
-        loss_scale_of: a function that returns the name of the loss scale class that an expression instantiates.
+        kind: the loss scale class that the expression instantiates: "FixedLossScale", "DynamicLossScale" or None.
 
     Returns:
         The new arguments, and the nodes of the expression that the new arguments drop. None if the equivalent
@@ -146,23 +141,21 @@ def scale_arguments(
         return [], []
     value = number(expression)
     if value is not None and value > 0:
-        return [("dynamic", "False"), ("initial_scale", expression)], []
-    kind = loss_scale_of(expression) if isinstance(expression, cst.Call) else None
-    if kind not in ("FixedLossScale", "DynamicLossScale") or not isinstance(expression, cst.Call):
-        return None
-    bound = bind(expression.args, SIGNATURES[kind])
+        return _fixed(expression), []
+    bound = bind(expression.args, SIGNATURES[kind]) if kind and isinstance(expression, cst.Call) else None
     if bound is None:
         return None
     given = {name: expression.args[index].value for name, index in bound.items()}
     if any((value := number(each)) is not None and value <= 0 for each in given.values()):
         return None
-    written = _fixed(given) if kind == "FixedLossScale" else _dynamic(given)
+    if kind == "FixedLossScale":
+        return (_fixed(given["loss_scale_value"]), [expression.func]) if given else None
+    written = _dynamic(given)
     return None if written is None else (written, [expression.func])
 
 
-def _fixed(given: dict[str, cst.BaseExpression]) -> list[Argument] | None:
-    """Translate the arguments of FixedLossScale into arguments of LossScaleOptimizer."""
-    return [("dynamic", "False"), ("initial_scale", given["loss_scale_value"])] if given else None
+def _fixed(scale: cst.BaseExpression) -> list[Argument]:
+    return [("dynamic", "False"), ("initial_scale", scale)]
 
 
 def _dynamic(given: dict[str, cst.BaseExpression]) -> list[Argument] | None:

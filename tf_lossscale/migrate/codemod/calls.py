@@ -22,7 +22,8 @@ from tf_lossscale.migrate.codemod.arguments import (
     scale_arguments,
     text,
 )
-from tf_lossscale.migrate.codemod.project import UNKNOWN
+from tf_lossscale.migrate.codemod.bindings import UNKNOWN
+from tf_lossscale.migrate.codemod.project import Around
 from tf_lossscale.migrate.codemod.resolve import Meaning, Resolver, is_none
 
 # The kinds of objects that an expression may hold. A WRAPPER is a `tf_lossscale.LossScaleOptimizer` once the call that
@@ -36,20 +37,23 @@ POLICY = "policy"
 OPTIMIZER = "optimizer of Keras or tf.compat.v1.train"
 OTHER = "something else"
 
+_COMPILE = m.Attribute(attr=m.Name("compile"))
+_SUPER_INIT = m.Call(m.Attribute(m.Call(m.Name("super")), m.Name("__init__")))
 _FROM_CONFIG = m.Attribute(attr=m.Name("from_config"))
 
 
-class Calls:
-    """Analyzes the calls of old names in one module.
+class Calls(Resolver):
+    """Analyzes the calls of old names and the objects in one module.
 
     Args:
-        resolver: resolves the names in the module.
+        module: the module's syntax tree.
+        around: facts about the other files of the project.
     """
 
-    def __init__(self, resolver: Resolver):
-        self._resolver = resolver
-        self._written: dict[cst.Call, Written | Unprovable] = {}
-        self._open: set[cst.CSTNode] = set()
+    def __init__(self, module: cst.Module, around: Around):
+        super().__init__(module, around)
+        self._written: dict[cst.Call, Written] = {}
+        self._examined: set[cst.CSTNode] = set()
 
     def written(self, call: cst.Call, meaning: Meaning) -> Written:
         """Return the new form of a call of a wrapper's constructor.
@@ -62,60 +66,28 @@ class Calls:
             Unprovable: no new form of the call is provably equivalent.
         """
         if call not in self._written:
-            try:
-                self._written[call] = self._decided(call, meaning)
-            except Unprovable as refusal:
-                self._written[call] = refusal
-        outcome = self._written[call]
-        if isinstance(outcome, Unprovable):
-            raise outcome
-        return outcome
+            self._written[call] = self._decided(call, meaning)
+        return self._written[call]
 
     def _decided(self, call: cst.Call, meaning: Meaning) -> Written:
         roles = meaning.roles
-        if roles <= {table.STABLE, table.OURS}:
-            return self._stable(call, roles)
-        if roles == {table.EXPERIMENTAL}:
-            return self._experimental(call)
         if roles == {table.CONTRIB}:
             return _unchanged(call, table.FACES[table.CONTRIB])
         if roles <= {table.STABLE, table.OURS, table.EXPERIMENTAL}:
-            # The name may mean the old or the new class. The arguments show which of the two is called.
-            if self._has_old_arguments(call):
-                return self._experimental(call)
-            if self._is_certainly_stable(call):
+            # If the name may mean the old or the new class, the arguments show which of the two is called.
+            if roles == {table.EXPERIMENTAL} or self._has_old_arguments(call):
+                return self._experimental(call, roles)
+            if table.EXPERIMENTAL not in roles or self._is_certainly_stable(call):
                 return _unchanged(call, table.WRAPPER)
         raise Unprovable(
-            f"this may be a call of {_listed(meaning)}, and the arguments fit both. "
-            f"Write {table.WRAPPER} or {names.HELPER}"
+            f"this may be a call of {' or '.join(sorted({dotted for dotted, _ in meaning.old}))}, and the arguments "
+            f"fit both. Write {table.WRAPPER} or {names.HELPER}"
         )
 
-    def is_old_base(self, owner: cst.ClassDef) -> bool | None:
-        """Return whether a subclass calls `super().__init__` with arguments that only the older base class takes.
-
-        Returns None if the arguments do not tell which base class is meant.
-        """
-        calls = [
-            call
-            for call in m.findall(owner.body, m.Call(func=m.Attribute(m.Call(m.Name("super")), m.Name("__init__"))))
-            if isinstance(call, cst.Call)
-        ]
-        if calls and all(self._has_old_arguments(call) for call in calls):
-            return True
-        return False if calls and all(self._is_certainly_stable(call) for call in calls) else None
-
-    # The four kinds of calls. -----------------------------------------------------------------------------------
-
-    def _stable(self, call: cst.Call, roles: set[str]) -> Written:
-        if self._has_old_arguments(call):
-            second = _argument(call, 1, "dynamic")
-            if roles == {table.STABLE} and second is not None and number(second) is not None:
-                raise Unprovable(
-                    "a number as the second argument is a fixed scale in TensorFlow 2.3 and the initial scale in "
-                    "Keras 3. Write dynamic=False, initial_scale=N for a fixed scale, or initial_scale=N"
-                )
-            return self._experimental(call)
-        return _unchanged(call, table.WRAPPER)
+    def takes_newer_arguments(self, owner: cst.ClassDef) -> bool:
+        """Return whether a subclass calls `super().__init__` with arguments that only the newer base class takes."""
+        calls = [call for call in m.findall(owner.body, _SUPER_INIT) if isinstance(call, cst.Call)]
+        return bool(calls) and all(self._is_certainly_stable(c) and not self._has_old_arguments(c) for c in calls)
 
     def _has_old_arguments(self, call: cst.Call) -> bool:
         """Return whether the arguments of a call fit only the old signature `(optimizer, loss_scale)`."""
@@ -128,10 +100,10 @@ class Calls:
         if second is None:
             return False
         values = self._literals(second)
-        return "'dynamic'" in values or number(second) is not None or self.loss_scale_class(second) is not None
+        return "dynamic" in values or number(second) is not None or self.loss_scale_class(second) is not None
 
     def _literals(self, expression: cst.BaseExpression | None, through: int = 1) -> set[str]:
-        """Return which of the values True, False and 'dynamic' an expression may have, and "?" if any other.
+        """Return which of the values True, False and "dynamic" an expression may have, and "?" if any other.
 
         Args:
             expression: an expression, or None if the expression is unknown.
@@ -140,7 +112,7 @@ class Calls:
         if isinstance(expression, cst.IfExp):
             return self._literals(expression.body, through) | self._literals(expression.orelse, through)
         if isinstance(expression, cst.Name) and expression.value not in ("True", "False") and through:
-            values = self._resolver.values(expression)
+            values = self.values(expression)
             return {literal for value in values for literal in self._literals(value, through - 1)}
         return {_literal(expression)}
 
@@ -159,25 +131,33 @@ class Calls:
             or len(call.args) > 2
         )
 
-    def _experimental(self, call: cst.Call) -> Written:
+    def _experimental(self, call: cst.Call, roles: set[str]) -> Written:
+        second = _argument(call, 1, "dynamic")
+        if roles == {table.STABLE} and second is not None and number(second) is not None:
+            raise Unprovable(
+                "a number as the second argument is a fixed scale in TensorFlow 2.3 and the initial scale in Keras 3. "
+                "Write dynamic=False, initial_scale=N for a fixed scale, or initial_scale=N"
+            )
         if any(argument.star for argument in call.args):
             return _unchanged(call, table.FACES[table.EXPERIMENTAL])
-        bound = bind(call.args, SIGNATURES[table.EXPERIMENTAL])
-        if bound is None:
-            bound = bind(call.args, ("inner_optimizer", "loss_scale"))
-            bound = bound and {"optimizer" if k == "inner_optimizer" else k: v for k, v in bound.items()}
-        if bound is None or "optimizer" not in bound:
+        newer = ("inner_optimizer", "loss_scale")
+        bound = bind(call.args, SIGNATURES[table.EXPERIMENTAL]) or bind(call.args, newer) or {}
+        optimizer = bound.get("optimizer", bound.get("inner_optimizer"))
+        if optimizer is None:
             raise Unprovable("the arguments do not fit the signature (optimizer, loss_scale)")
         if "loss_scale" not in bound:
-            return Written(table.WRAPPER, [_inner(call, bound["optimizer"])])
-        return self._wrapped(call, bound["optimizer"], bound["loss_scale"])
+            return Written(table.WRAPPER, [_inner(call, optimizer)])
+        return self._wrapped(call, optimizer, bound["loss_scale"])
 
     def _wrapped(self, call: cst.Call, optimizer: int, scale: int) -> Written:
         """Return a call of LossScaleOptimizer, or of `from_loss_scale` if the scale is known only at run time."""
         value = call.args[scale].value
-        if self._literals(value) <= {"True", "'dynamic'"}:
+        is_read = isinstance(value, cst.Attribute) and value.attr.value in ("loss_scale", "_loss_scale")
+        if is_read and self.kinds(value.value) & {WRAPPER, FACE, LEFT}:
+            raise Unprovable("two wrappers share one loss scale. Give both of them a tf_lossscale.SharedLossScale")
+        if self._literals(value) <= {"True", "dynamic"}:
             value = cst.SimpleString("'dynamic'")
-        converted = self.scale(value)
+        converted = scale_arguments(value, self.loss_scale_class(value))
         if converted is None:
             return Written(names.HELPER, [(None, optimizer), (None, scale)])
         arguments, consumed = converted
@@ -185,22 +165,11 @@ class Calls:
         new: list[Argument] = [inner, *arguments] if optimizer < scale else [*arguments, inner]
         return Written(table.WRAPPER, new, tuple(consumed))
 
-    def scale(self, value: cst.BaseExpression) -> tuple[list[Argument], list[cst.CSTNode]] | None:
-        """Return the arguments of LossScaleOptimizer for an old loss scale, or None if it is known only at run time.
-
-        Raises:
-            Unprovable: the loss scale is that of another wrapper.
-        """
-        is_read = isinstance(value, cst.Attribute) and value.attr.value in ("loss_scale", "_loss_scale")
-        if is_read and self.kinds(value.value) & {WRAPPER, FACE, LEFT}:
-            raise Unprovable("two wrappers share one loss scale. Give both of them a tf_lossscale.SharedLossScale")
-        return scale_arguments(value, self.loss_scale_class)
-
     # Objects. ---------------------------------------------------------------------------------------------------
 
     def loss_scale_class(self, expression: cst.BaseExpression) -> str | None:
         """Return the name of the loss scale class that an expression instantiates, without its module, or None."""
-        meaning = self._resolver.meaning(expression.func) if isinstance(expression, cst.Call) else None
+        meaning = self.meaning(expression.func) if isinstance(expression, cst.Call) else None
         if meaning is None or not meaning.sure:
             return None
         new = {old.new.rpartition(".")[2] for _, old in meaning.old}
@@ -208,19 +177,14 @@ class Calls:
 
     def is_global_policy(self, expression: cst.BaseExpression) -> bool:
         """Return whether an expression calls `global_policy()` of the old or the new API."""
-        dotted = self._resolver.dotted(expression.func) if isinstance(expression, cst.Call) else ()
+        dotted = self.dotted(expression.func) if isinstance(expression, cst.Call) else ()
         return any(d.endswith(".global_policy") for d in dotted)
-
-    def is_compile(self, call: cst.Call) -> bool:
-        """Return whether a call compiles a Keras model with an optimizer, unlike `re.compile(...)`."""
-        if not m.matches(call.func, m.Attribute(attr=m.Name("compile"))) or optimizer_of(call) is None:
-            return False
-        return not all(map(_is_in_module, self._resolver.dotted(call.func)))
 
     @functools.cached_property
     def compiled(self) -> list[cst.Call]:
-        """The calls in this module that compile a Keras model."""
-        return [node for node in self._resolver.parents if isinstance(node, cst.Call) and self.is_compile(node)]
+        """The calls in this module that compile a Keras model with an optimizer, unlike `re.compile(...)`."""
+        calls = [node for node in self.parents if isinstance(node, cst.Call) and m.matches(node.func, _COMPILE)]
+        return [c for c in calls if optimizer_of(c) and not all(map(_is_in_module, self.dotted(c.func)))]
 
     def why_compiled(self, calls: Sequence[cst.Call]) -> str | None:
         """Return the reason to suspect that a call of `compile` created the optimizer, or None.
@@ -228,14 +192,15 @@ class Calls:
         The suspect is the first of the given calls, or else a call in another file.
         """
         if calls:
-            return f"Suspected because of compile() in line {self._resolver.start(calls[0])[0]}."
-        return self._resolver.around.reason
+            return f"Suspected because of compile() in line {self.start(calls[0])[0]}."
+        if self.around.compiles is None:
+            return "Suspected because the files that call compile() were not given."
+        return "Suspected because another file calls compile()." if self.around.compiles else None
 
     def kinds(self, expression: cst.BaseExpression) -> set[str]:
         """Return the kinds of objects that an expression may hold: constants of this module, and UNKNOWN."""
-        guarded = self._guard(expression)
-        if guarded:
-            return {guarded}
+        if isinstance(expression, (cst.Name, cst.Attribute)) and self._is_guarded(expression):
+            return {WRAPPER}
         if isinstance(expression, cst.IfExp):
             return self.kinds(expression.body) | self.kinds(expression.orelse)
         if isinstance(expression, (cst.NamedExpr, cst.Await)):
@@ -244,7 +209,7 @@ class Calls:
             return self._kinds_of_call(expression)
         if not isinstance(expression, (cst.Name, cst.Attribute)):
             return {UNKNOWN}
-        found = self._kinds_of(self._resolver.values(expression))
+        found = self._kinds_of(self.values(expression))
         return found - {UNKNOWN} | {WRAPPER} if UNKNOWN in found and self.is_annotated(expression) else found
 
     def _kinds_of(self, values: Iterable[cst.BaseExpression | None]) -> set[str]:
@@ -253,36 +218,38 @@ class Calls:
         for value in values:
             if value is None:
                 found.add(UNKNOWN)
-            elif value not in self._open and not is_none(value):
-                self._open.add(value)
+            elif value not in self._examined and not is_none(value):
+                self._examined.add(value)
                 found |= self.kinds(value)
-                self._open.discard(value)
+                self._examined.discard(value)
         return found or {UNKNOWN}
 
     def is_annotated(self, expression: cst.BaseExpression) -> bool:
         """Return whether the type annotation of a variable or attribute is a wrapper class, or Optional of one."""
-        classes = self._resolver.annotated_classes(expression)
+        classes = self.annotated_classes(expression)
         return bool(classes) and all(self._is_wrapper(cls) for cls in classes)
 
     def _is_wrapper(self, cls: cst.BaseExpression) -> bool:
-        meaning = self._resolver.meaning(cls)
+        meaning = self.meaning(cls)
         return bool(meaning.old) and meaning.roles <= {table.STABLE, table.EXPERIMENTAL, table.OURS}
 
     def _kinds_of_call(self, call: cst.Call) -> set[str]:
-        meaning = self._resolver.meaning(call.func)
+        meaning = self.meaning(call.func)
         if self.is_global_policy(call):
             return {POLICY}
         if meaning.old and meaning.sure:
             return {self._kind_of_old(call, meaning)}
-        dotted = self._resolver.dotted(call.func)
+        dotted = self.dotted(call.func)
         made = call.func.value if m.matches(call.func, _FROM_CONFIG) else None
         made = call.args[0].value if dotted == {"typing.cast"} and call.args else made
         if names.HELPER in dotted or (made and self._is_wrapper(made)):
             return {WRAPPER}
-        if (dotted and dotted <= set(table.FACES.values())) or self._is_partial_of_old_class(call.func):
+        if dotted and dotted <= set(table.FACES.values()):
             return {FACE}
         if UNKNOWN in dotted:
-            return {OTHER} if self._is_own_class(call.func) else self._kinds_of(self._resolver.returned(call.func))
+            classes = self._definitions(call.func)
+            is_own = classes and len(classes) == len(self.assignments(call.func))
+            return {OTHER} if is_own else self._kinds_of(self.returned(call.func))
         is_optimizer = all(names.canonical(d).startswith(("keras.optimizers.", "tensorflow.train.")) for d in dotted)
         return {OPTIMIZER} if is_optimizer else {UNKNOWN}
 
@@ -300,38 +267,29 @@ class Calls:
             return LEFT
         return FACE if target in table.FACES.values() else WRAPPER
 
-    def _is_partial_of_old_class(self, func: cst.BaseExpression) -> bool:
-        """Return whether a variable holds a `functools.partial` of a LossScaleOptimizer with the old signature."""
-        made: set[str] = set()
-        for value in self._resolver.values(func) if isinstance(func, (cst.Name, cst.Attribute)) else ():
-            is_partial = isinstance(value, cst.Call) and self._resolver.dotted(value.func) == {"functools.partial"}
-            first = value.args[:1] if is_partial and isinstance(value, cst.Call) else ()
-            made |= self._resolver.dotted(first[0].value) if first else {UNKNOWN}
-        old = {name for name, row in table.OLD.items() if row.role == table.EXPERIMENTAL} | {*table.FACES.values()}
-        return bool(made) and old.issuperset(map(names.canonical, made))
+    def _is_guarded(self, expression: cst.BaseExpression) -> bool:
+        """Return whether an `if` around an expression is true only for a wrapper."""
+        if any(classes and all(map(self._is_wrapper, classes)) for classes in self._tested(expression)):
+            return True
+        return any(self._wraps_under(condition, expression) for condition in self._conditions(expression))
 
-    def _is_own_class(self, func: cst.BaseExpression) -> bool:
-        if not isinstance(func, cst.Name):
-            return False
-        nodes = [getattr(a, "node", None) for a in self._resolver.assignments(func)]
-        return bool(nodes) and all(isinstance(node, cst.ClassDef) for node in nodes)
+    def told_otherwise(self, expression: cst.BaseExpression) -> bool:
+        """Return whether an `if` around an expression has a condition that is false for every wrapper."""
+        return any(not any(map(self._is_wrapper, classes)) for classes in self._tested(expression))
 
-    def _guard(self, expression: cst.BaseExpression) -> str | None:
-        """Return WRAPPER if an `if` around the expression is true only for a wrapper, or None."""
-        name = get_full_name_for_node(expression) if isinstance(expression, (cst.Name, cst.Attribute)) else None
-        if name is None:
-            return None
-        for condition in self._conditions(expression):
-            if any(self._tests(test, name) for test in _conditions(condition)) or self._wraps_under(
-                condition, expression
-            ):
-                return WRAPPER
-        return None
+    def _tested(self, expression: cst.BaseExpression) -> Iterator[list[cst.BaseExpression]]:
+        """Yield the classes in each `isinstance` test in an `if` around an expression. `callable` tests no class."""
+        asked = m.Call(
+            m.Name("isinstance") | m.Name("callable"), [m.Arg(m.MatchIfTrue(expression.deep_equals)), m.ZeroOrMore()]
+        )
+        for test in [test for condition in self._conditions(expression) for test in _conjuncts(condition)]:
+            if isinstance(test, cst.Call) and m.matches(test, asked):
+                yield [argument.value for argument in test.args[1:]]
 
     def _conditions(self, expression: cst.CSTNode) -> Iterator[cst.BaseExpression]:
         """Yield the conditions of all `if` statements that enclose an expression within its function."""
         inner = expression
-        for node in self._resolver.ancestors(expression, stop=(cst.FunctionDef, cst.Lambda)):
+        for node in self.ancestors(expression, stop=(cst.FunctionDef, cst.Lambda)):
             if isinstance(node, (cst.If, cst.IfExp)) and inner is node.body:
                 yield node.test
             inner = node
@@ -341,30 +299,10 @@ class Calls:
         shown = _bare(condition)
         return shown is not None and any(
             isinstance(value, cst.Call)
-            and self._resolver.meaning(value.func).roles & {*names.WRAPPERS}
+            and self.meaning(value.func).roles & {*names.WRAPPERS}
             and any(_bare(other) == shown for other in self._conditions(value))
-            for value in self._resolver.values(expression)
+            for value in self.values(expression)
         )
-
-    def told_otherwise(self, expression: cst.BaseExpression) -> bool:
-        """Return whether an `if` around an expression has a condition that is false for every wrapper."""
-        asked = m.Call(
-            m.Name("isinstance") | m.Name("callable"), [m.Arg(m.MatchIfTrue(expression.deep_equals)), m.ZeroOrMore()]
-        )
-        tests = [test for condition in self._conditions(expression) for test in _conditions(condition)]
-        return any(
-            isinstance(test, cst.Call)
-            and m.matches(test, asked)
-            and not any(self._is_wrapper(argument.value) for argument in test.args[1:])
-            for test in tests
-        )
-
-    def _tests(self, test: cst.BaseExpression, name: str) -> bool:
-        if not isinstance(test, cst.Call) or len(test.args) != 2:
-            return False
-        if not self._resolver.is_builtin(test.func, "isinstance") or get_full_name_for_node(test.args[0].value) != name:
-            return False
-        return self._is_wrapper(test.args[1].value)
 
 
 def _is_in_module(dotted: str) -> bool:
@@ -377,16 +315,16 @@ def optimizer_of(call: cst.Call) -> cst.BaseExpression | None:
     return _argument(call, 0, "optimizer") if len(call.args) > 1 or any(a.keyword for a in call.args) else None
 
 
-def _conditions(test: cst.BaseExpression) -> Sequence[cst.BaseExpression]:
+def _conjuncts(test: cst.BaseExpression) -> Sequence[cst.BaseExpression]:
     if isinstance(test, cst.BooleanOperation) and isinstance(test.operator, cst.And):
-        return [*_conditions(test.left), *_conditions(test.right)]
+        return [*_conjuncts(test.left), *_conjuncts(test.right)]
     return [test]
 
 
 def _literal(value: cst.BaseExpression | None) -> str:
     if isinstance(value, cst.Name) and value.value in ("True", "False"):
         return value.value
-    return "'dynamic'" if value is not None and text(value) == "dynamic" else "?"
+    return "dynamic" if value is not None and text(value) == "dynamic" else "?"
 
 
 def _bare(condition: cst.BaseExpression) -> str | None:
@@ -408,7 +346,3 @@ def _inner(call: cst.Call, index: int) -> Argument:
 
 def _unchanged(call: cst.Call, target: str) -> Written:
     return Written(target, as_they_are(call))
-
-
-def _listed(meaning: Meaning) -> str:
-    return " or ".join(sorted({dotted for dotted, _ in meaning.old}))

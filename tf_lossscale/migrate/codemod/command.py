@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import shutil
 import sys
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -100,11 +98,7 @@ def _jobs(value: str) -> int:
 
 
 def _say(message: str) -> None:
-    line = f"tf-lossscale migrate: {message}"
-    if sys.stderr.isatty():
-        width = shutil.get_terminal_size().columns
-        line = textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
-    print(line, file=sys.stderr)
+    print(f"tf-lossscale migrate: {message}", file=sys.stderr)
 
 
 def _print_findings(reports: Sequence[report.FileReport], console: Any) -> None:

@@ -11,26 +11,28 @@ import libcst as cst
 
 from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names, report
-from tf_lossscale.migrate.codemod.arguments import code
+from tf_lossscale.migrate.codemod.arguments import Written, code, rewritten
 from tf_lossscale.migrate.codemod.calls import Calls
-from tf_lossscale.migrate.codemod.resolve import Resolver
 
 MARK = "# TODO(tf-lossscale):"
 
+#: Returns the edited form of an expression inside a replaced node.
 Now = Callable[[cst.BaseExpression], cst.BaseExpression]
+#: Creates the replacement of a node whose inner nodes have been edited.
+Make = Callable[[cst.CSTNode, Now], cst.CSTNode]
 
 
 class Edits:
     """The planned edits of one file.
 
     Args:
-        resolver: resolves the names in the file.
+        module: the analysis of the file.
     """
 
-    def __init__(self, resolver: Resolver):
-        self._resolver = resolver
+    def __init__(self, module: Calls):
+        self._module = module
         #: Maps a node to the function that creates its replacement. The nodes inside it are edited first.
-        self.expressions: dict[cst.CSTNode, Callable[[cst.CSTNode, Now], cst.CSTNode]] = {}
+        self.expressions: dict[cst.CSTNode, Make] = {}
         #: Nodes that the edits remove. Names in them no longer count as used.
         self.gone: set[cst.CSTNode] = set()
         #: Maps a statement to the TODO comments to insert above it.
@@ -47,26 +49,35 @@ class Edits:
 
     def changed_statements(self) -> set[cst.CSTNode]:
         """Return the statements whose own code changes, without the statements that enclose them."""
-        return {self._resolver.statement(node) for node in (*self.expressions, *self.imports)}
+        return {self._module.statement(node) for node in (*self.expressions, *self.imports)}
 
     def touched(self) -> set[cst.CSTNode]:
         """Return the nodes that change, and all their ancestors."""
         nodes = [*self.expressions, *self.todos, *self.imports]
-        return {around for node in nodes for around in (node, *self._resolver.ancestors(node))}
+        return {around for node in nodes for around in (node, *self._module.ancestors(node))}
 
-    def replace(self, node: cst.CSTNode, make: Callable[[cst.CSTNode, Now], cst.CSTNode], new: str) -> None:
-        """Plan to replace a node, and report the change."""
+    def is_settled(self, node: cst.CSTNode) -> bool:
+        """Return whether it is decided that a node stays or goes, so that no other edit of it may be planned."""
+        return node in self.frozen or node in self.gone
+
+    def replace(self, node: cst.CSTNode, make: Make, shown: str | None = None) -> None:
+        """Plan to replace a node, and report the change. By default, the report shows the result of `make`."""
         self.expressions[node] = make
-        self._report(node, report.REWRITTEN, new=new)
+        self._report(node, report.REWRITTEN, new=shown or code(make(node, lambda old: old)))
+
+    def rewrite_call(self, call: cst.Call, written: Written, func: str | None = None) -> None:
+        """Plan the new form of a call, which calls the function with the dotted name `func` if one is given."""
+        new = cst.parse_expression(func) if func else None
+        self.replace(call, lambda updated, now: rewritten(updated, written, new, now))
 
     def replace_name(self, node: cst.CSTNode, dotted: str) -> None:
         """Plan to replace a name by a dotted name, and report the change."""
         self.gone.add(node)
-        self.replace(node, lambda updated, now: with_parentheses_of(updated, cst.parse_expression(dotted)), dotted)
+        self.replace(node, lambda updated, now: with_parentheses_of(updated, cst.parse_expression(dotted)))
 
     def rename_attribute(self, node: cst.Attribute, new: str) -> None:
         """Plan to replace the last part of a dotted name, and report the change."""
-        self.replace(node, lambda updated, now: updated.with_changes(attr=cst.Name(new)), f"{code(node.value)}.{new}")
+        self.replace(node, lambda updated, now: updated.with_changes(attr=cst.Name(new)))
 
     def refuse(self, node: cst.Call, reason: str, what: cst.BaseExpression | None = None) -> None:
         """Leave a call unchanged with a TODO comment, and freeze the function that it calls.
@@ -85,16 +96,16 @@ class Edits:
             self.frozen.add(node)
         if not isinstance(node, cst.Name) or node.value in self.pinned:
             return
-        canonical = {names.canonical(dotted) for dotted in self._resolver.dotted(node)}
+        canonical = {names.canonical(dotted) for dotted in self._module.dotted(node)}
         if canonical & {*table.OLD, *names.EMPTIED}:
             self.pinned.add(node.value)
-            for value in self._resolver.values(node):
+            for value in self._module.values(node):
                 if isinstance(value, (cst.Name, cst.Attribute)):
                     self.freeze(value)
 
     def todo(self, node: cst.CSTNode, reason: str) -> None:
         """Leave a node unchanged, and put a TODO comment with the reason above its statement."""
-        comments = self.todos.setdefault(self._resolver.statement(node), [])
+        comments = self.todos.setdefault(self._module.statement(node), [])
         if reason not in comments:
             comments.append(reason)
         self._report(node, report.TODO, reason=reason)
@@ -109,9 +120,8 @@ class Edits:
         self._report(node, report.NOTICE, reason=reason)
 
     def _report(self, node: cst.CSTNode, kind: str, new: str | None = None, reason: str | None = None) -> None:
-        line, column = self._resolver.start(node)
-        old = " ".join(code(node).split())
-        finding = report.Finding(line, column, kind, _short(old), new and _short(new), reason)
+        line, column = self._module.start(node)
+        finding = report.Finding(line, column, kind, _short(code(node)), new and _short(new), reason)
         if finding not in self.findings:
             self.findings.append(finding)
 
@@ -132,14 +142,12 @@ class Visitor:
     A planner defines methods such as `visit_Call`, which `Tree.visit` calls for every node of that type.
 
     Args:
-        resolver: resolves the names in the module.
-        calls: the analysis of the calls in the module.
+        module: the analysis of the module.
         edits: receives the planned edits.
     """
 
-    def __init__(self, resolver: Resolver, calls: Calls, edits: Edits):
-        self._resolver = resolver
-        self._calls = calls
+    def __init__(self, module: Calls, edits: Edits):
+        self._module = module
         self._edits = edits
 
     def finish(self) -> None:

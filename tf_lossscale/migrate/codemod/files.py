@@ -13,7 +13,6 @@ from typing import NamedTuple, TypeVar
 
 from tf_lossscale.migrate.codemod import names, notebooks, project, report
 from tf_lossscale.migrate.codemod.migrate_file import migrate
-from tf_lossscale.migrate.codemod.sources import Sources
 from tf_lossscale.writing import whole_file
 
 _NEVER = ("__pycache__", "node_modules", "site-packages")
@@ -27,8 +26,6 @@ class Job(NamedTuple):
 
     path: str
     shown: str
-    known: project.Known
-    requested: tuple[str, ...]
     around: project.Around
 
 
@@ -86,14 +83,9 @@ def run(paths: Sequence[str], jobs: int = 0) -> Iterator[report.FileReport]:
         A report for each file, with the new content of the file.
     """
     real = {path: os.path.realpath(path) for path in paths}
-    sources = Sources(real.values(), _source)
-    linked = project.Project(sources, sources.importers)
-    worth = linked.with_old_names(sources.with_old_names)
-    work = [
-        Job(at, path, linked.known(at), tuple(sorted(linked.requested(at))), sources.around(at))
-        for path in paths
-        if (at := real[path]) in worth
-    ]
+    files = project.Project(real.values(), _source)
+    worth = files.worth_migrating
+    work = [Job(real[path], path, files.around(real[path])) for path in paths if real[path] in worth]
     done = map_in_processes(_migrate, work, min(jobs or os.cpu_count() or 1, max(1, len(work) // _FEW)))
     for path in paths:
         if real[path] in worth:
@@ -157,7 +149,7 @@ def _source(path: str) -> bytes:
     reports the error.
     """
     try:
-        content = _read(path)
+        content = pathlib.Path(path).read_bytes()
     except OSError:
         return b"\0"
     if not path.endswith(_NOTEBOOK):
@@ -168,20 +160,13 @@ def _source(path: str) -> bytes:
         return b"\0" if names.is_worth_parsing(content) else b""
 
 
-def _read(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
-
-
 def _migrate(job: Job) -> report.FileReport:
     try:
-        old = _read(job.path)
+        old = pathlib.Path(job.path).read_bytes()
         if job.path.endswith(_NOTEBOOK):
-            new, findings = notebooks.rewritten(
-                old, lambda source, words: migrate(source, job.known, {*job.requested, *words}, job.around)[:2]
-            )
+            new, findings = notebooks.rewritten(old, job.around)
         else:
-            new, findings = migrate(old, job.known, job.requested, job.around)[:2]
+            new, findings = migrate(old, job.around)
         if new == old:
             return report.FileReport(job.shown, report.UNCHANGED, findings)
         return report.FileReport(job.shown, report.CHANGED, findings, old=old, new=new)
@@ -223,7 +208,7 @@ def write(reports: Iterable[report.FileReport]) -> Iterator[report.FileReport]:
 
 def _write(changed: report.FileReport) -> None:
     path = os.path.realpath(changed.path)
-    if _read(path) != changed.old:
+    if pathlib.Path(path).read_bytes() != changed.old:
         raise ValueError("the file changed after it was read, so it was not rewritten. Run the command again")
     write_atomically(path, changed.new)
 

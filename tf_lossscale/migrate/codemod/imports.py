@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import libcst as cst
-import libcst.matchers as m
 from libcst.metadata import GlobalScope, ImportAssignment
 
 from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names
-from tf_lossscale.migrate.codemod.calls import Calls
-from tf_lossscale.migrate.codemod.edits import Edits, Visitor
-from tf_lossscale.migrate.codemod.project import join
-from tf_lossscale.migrate.codemod.resolve import Resolver, module_of
+from tf_lossscale.migrate.codemod.bindings import join
+from tf_lossscale.migrate.codemod.edits import Visitor
+from tf_lossscale.migrate.codemod.resolve import module_of
 
 _MIXED_PRECISION = "keras.mixed_precision"
 # Modules that TensorFlow removed completely.
@@ -21,44 +17,19 @@ _GONE = (f"{_MIXED_PRECISION}.experimental.", "tensorflow.contrib.mixed_precisio
 
 
 class ImportPlanner(Visitor):
-    """Plans the edits of a module's imports, after the uses of the imported names have been edited.
-
-    Args:
-        resolver: resolves the names in the module.
-        calls: the analysis of the calls in the module.
-        edits: receives the planned edits.
-        requested: the names that other files import from this file, or "*" for all names.
-    """
-
-    def __init__(self, resolver: Resolver, calls: Calls, edits: Edits, requested: set[str]):
-        super().__init__(resolver, calls, edits)
-        self._statements: list[cst.Import | cst.ImportFrom] = []
-        self._requested = requested | _listed_in_all(resolver.parents)
+    """Plans the edits of a module's imports, after the uses of the imported names have been edited."""
 
     def visit_ImportFrom(self, node: cst.ImportFrom) -> None:
-        self._statements.append(node)
-
-    def visit_Import(self, node: cst.Import) -> None:
-        self._statements.append(node)
-
-    def finish(self) -> None:
-        for statement in self._statements:
-            if isinstance(statement, cst.ImportFrom):
-                self._import_from(statement)
-            else:
-                self._import(statement)
-
-    def _import_from(self, node: cst.ImportFrom) -> None:
         module = module_of(node)
         if isinstance(node.names, cst.ImportStar):
             self._star(node, node.names, module)
             return
         for alias in node.names:
-            if not self._is_project(module, alias.evaluated_name):
+            if alias.evaluated_name not in self._module.around.known.get(module, {}):
                 bound = alias.evaluated_alias or alias.evaluated_name
                 self._decide(node, alias, join(module, alias.evaluated_name), bound)
 
-    def _import(self, node: cst.Import) -> None:
+    def visit_Import(self, node: cst.Import) -> None:
         for alias in node.names:
             dotted = alias.evaluated_name
             if alias.asname:
@@ -74,7 +45,8 @@ class ImportPlanner(Visitor):
         elif new is None and name not in names.EMPTIED:
             if name not in table.OLD:
                 self._without_counterpart(node, alias, dotted, bound)
-        elif self._may_change(dotted, name):
+        # In a file that does not import TensorFlow, Keras may run on another backend.
+        elif self._module.imports_tensorflow or not dotted.startswith("keras.") or "experimental" in dotted:
             self._with_counterpart(node, alias, dotted, bound, new)
 
     def _without_counterpart(self, node: cst.CSTNode, alias: cst.ImportAlias, dotted: str, bound: str) -> None:
@@ -88,7 +60,7 @@ class ImportPlanner(Visitor):
         if not is_private and not is_gone:
             if names.in_unused_copy(dotted):
                 self._edits.notice(node, f"{dotted} {names.NOT_USED}")
-        elif is_gone and self._is_unused(node, bound):
+        elif is_gone and not self._uses(node, bound)[0] and not self._is_exported(node, bound):
             self._edits.replace_import(node, alias, None)
         elif moved := names.moved(dotted):
             self._edits.replace_import(node, alias, _import(moved, bound))
@@ -108,37 +80,25 @@ class ImportPlanner(Visitor):
         """
         is_gone = names.canonical(dotted).startswith(_GONE)
         uses, remain = self._uses(node, bound)
-        if new is None and is_gone and self._is_unused(node, bound):
-            self._edits.replace_import(node, alias, None)
-        elif bound in self._edits.pinned:
+        may_go = not remain and not self._is_exported(node, bound)
+        if bound in self._edits.pinned:
             if new is not None:
                 self._edits.notice(node, f"{bound} stays because not every use of it could be rewritten.")
-        elif uses and not remain and not self._is_exported(node, bound):
+        elif may_go and (uses or (new is None and is_gone)):
             self._edits.replace_import(node, alias, None)
         elif new is not None:
             self._edits.replace_import(node, alias, new)
         elif not remain and is_gone:
             self._edits.todo(node, f"{dotted} no longer exists. Other files import {bound} from this file.")
 
-    def _is_unused(self, node: cst.CSTNode, bound: str) -> bool:
-        return not self._uses(node, bound)[0] and not self._is_exported(node, bound)
-
-    def _may_change(self, dotted: str, name: str) -> bool:
-        standalone = dotted.startswith("keras.") and "experimental" not in dotted
-        return not standalone or self._resolver.imports_tensorflow
-
     def _new(self, dotted: str, name: str, bound: str) -> str | None:
-        old = table.OLD.get(name)
-        if old is None and names.in_unused_copy(dotted) and name in names.CURRENT:
+        old, target = table.OLD.get(name), table.MODULES.get(name)
+        if old is not None:
+            target = table.WRAPPER if old.role == table.EXPERIMENTAL else old.new
+        elif names.in_unused_copy(dotted) and name in names.CURRENT:
             target = name
-        elif old is None and name not in table.MODULES:
+        if target is None:
             return None
-        elif old is None:
-            target = table.MODULES[name]
-        elif old.role == table.EXPERIMENTAL:
-            target = table.WRAPPER
-        else:
-            target = old.new
         if target.startswith("keras."):
             target = _library(dotted) + target[len("keras") :]
         return None if target == dotted else _import(target, bound)
@@ -150,25 +110,22 @@ class ImportPlanner(Visitor):
         elif name in table.MODULES or (name in names.EMPTIED and name != _MIXED_PRECISION):
             self._edits.replace_import(node, star, None)
 
-    def _is_project(self, module: str, name: str) -> bool:
-        return self._resolver.knows(module, name)
-
     def _uses(self, statement: cst.CSTNode, bound: str) -> tuple[int, int]:
         """Return how often this file uses an imported name, and how many of the uses remain after the edits."""
         uses = remain = 0
-        for node in self._resolver.names.get(bound, ()):
-            if not self._resolver.is_read(node) and not self._resolver.is_deleted(node):
+        for node in self._module.names.get(bound, ()):
+            if not self._module.is_read(node) and not self._module.is_deleted(node):
                 continue
-            assignments = self._resolver.assignments(node)
+            assignments = self._module.assignments(node)
             if any(isinstance(a, ImportAssignment) and a.node is statement for a in assignments):
                 uses += 1
                 gone = self._edits.gone
-                remain += node not in gone and not any(a in gone for a in self._resolver.ancestors(node))
-        return uses, remain + (bound in self._resolver.annotated)
+                remain += node not in gone and not any(a in gone for a in self._module.ancestors(node))
+        return uses, remain + (bound in self._module.annotated)
 
     def _is_exported(self, statement: cst.CSTNode, bound: str) -> bool:
-        is_global = isinstance(self._resolver.scopes.get(statement), GlobalScope)
-        return is_global and bool({bound, "*"} & self._requested)
+        is_global = isinstance(self._module.scopes.get(statement), GlobalScope)
+        return is_global and bool({bound, "*"} & (self._module.around.requested | self._module.listed_in_all))
 
 
 def _import(dotted: str, bound: str) -> str:
@@ -181,10 +138,3 @@ def _library(dotted: str) -> str:
         if dotted.startswith(f"{root}."):
             return root
     return "tensorflow.keras"
-
-
-def _listed_in_all(nodes: Iterable[cst.CSTNode]) -> set[str]:
-    listed = m.Assign([m.AssignTarget(m.Name("__all__"))], m.List() | m.Tuple())
-    lists = [node for node in nodes if isinstance(node, cst.Assign) and m.matches(node, listed)]
-    strings = [string for each in lists for string in m.findall(each, m.SimpleString())]
-    return {str(string.evaluated_value) for string in strings if isinstance(string, cst.SimpleString)}

@@ -6,25 +6,31 @@ import ast
 import concurrent.futures
 import threading
 import warnings
-from collections.abc import Collection
 from typing import NamedTuple
 
 import libcst as cst
 
 from tf_lossscale.migrate.codemod.calls import Calls
-from tf_lossscale.migrate.codemod.edits import MARK, Edits
+from tf_lossscale.migrate.codemod.edits import MARK, Edits, Visitor
 from tf_lossscale.migrate.codemod.imports import ImportPlanner
 from tf_lossscale.migrate.codemod.objects import ObjectPlanner
 from tf_lossscale.migrate.codemod.plan import Planner
 from tf_lossscale.migrate.codemod.policies import PolicyPlanner, RefusalPlanner
-from tf_lossscale.migrate.codemod.project import Around, Known
+from tf_lossscale.migrate.codemod.project import Around
 from tf_lossscale.migrate.codemod.report import TODO, Finding
-from tf_lossscale.migrate.codemod.resolve import Resolver
 from tf_lossscale.migrate.codemod.rewrite import Rewriter, comments, loses_comments
 from tf_lossscale.migrate.codemod.strategies import StrategyPlanner
 from tf_lossscale.migrate.codemod.unseen import UnseenPlanner
 
 _ALONE = Around()
+# The planners, in running order. Those in one row share a walk over the syntax tree.
+_PLANNERS: tuple[tuple[type[Visitor], ...], ...] = (
+    (RefusalPlanner, PolicyPlanner),
+    (Planner,),
+    (ObjectPlanner, StrategyPlanner, UnseenPlanner),
+    # Imports come last, because the remaining uses of each name are known only then.
+    (ImportPlanner,),
+)
 # The stack size of the parsing thread, in bytes. Only deeply nested files use much of it.
 _STACK = 512 * 2**20
 _TOO_DEEP = "is nested too deeply for the parser. Split its longest expression or chain of branches, and migrate again"
@@ -37,9 +43,7 @@ class Outcome(NamedTuple):
     findings: tuple[Finding, ...]
 
 
-def migrate(
-    source: bytes, known: Known | None = None, requested: Collection[str] = (), around: Around = _ALONE
-) -> Outcome:
+def migrate(source: bytes, around: Around = _ALONE) -> Outcome:
     """Rewrite the uses of old names in one file.
 
     >>> old = b"from tensorflow.keras.mixed_precision import LossScaleOptimizer\\nopt = LossScaleOptimizer(inner)\\n"
@@ -49,9 +53,7 @@ def migrate(
 
     Args:
         source: the content of the file, in any encoding that Python reads.
-        known: old names that this file can import from other modules of the project; see `project.Project`.
-        requested: the names that other modules import from this file, or "*" for all names.
-        around: facts about the other files of the project.
+        around: facts about the other files of the project; see `project.Project`.
 
     Returns:
         The new content, in the same encoding and with the same line endings, and the findings. If nothing changes,
@@ -61,39 +63,29 @@ def migrate(
         ValueError: the file does not parse, is nested too deeply, or changes when it is decoded and encoded again.
     """
     try:
-        return _migrated(source, known, requested, around)
+        return _migrated(source, around)
     except RecursionError as error:
         raise ValueError(_TOO_DEEP) from error
 
 
-def _migrated(source: bytes, known: Known | None, requested: Collection[str], around: Around) -> Outcome:
+def _migrated(source: bytes, around: Around) -> Outcome:
     module = _parsed(source)
     if module.bytes != source:
         raise ValueError("the file cannot be rewritten, because decoding and encoding it changes its bytes")
-    resolver = Resolver(module, known, around)
-    calls, edits = Calls(resolver), Edits(resolver)
-    of_module = resolver, calls, edits
-    for visitors in (
-        [RefusalPlanner(*of_module), PolicyPlanner(*of_module)],
-        [Planner(*of_module)],
-        [ObjectPlanner(*of_module), StrategyPlanner(*of_module), UnseenPlanner(*of_module)],
-        # Imports come last, because the remaining uses of each name are known only then.
-        [ImportPlanner(*of_module, set(requested))],
-    ):
-        resolver.visit(*visitors)
+    analysis = Calls(module, around)
+    edits = Edits(analysis)
+    for planners in _PLANNERS:
+        visitors = [planner(analysis, edits) for planner in planners]
+        analysis.visit(*visitors)
         for visitor in visitors:
             visitor.finish()
     result = module.visit(Rewriter(edits)).bytes
     if result != source:
-        if loses_comments(source, result):
-            raise ValueError(
-                "the file was not changed, because the rewrite would lose a comment. Please report this as a bug"
-            )
         wrong = python_error(result)
-        if wrong is not None:
+        if wrong or loses_comments(source, result):
             raise ValueError(
-                "the file was not changed, because the rewritten code would not parse. Please report this as a bug: "
-                f"{_first_line(wrong)}"
+                f"the file was not changed, because the rewrite would {'not parse' if wrong else 'lose a comment'}. "
+                "Please report this as a bug"
             )
     findings = (*sorted(edits.findings), *_left_by_an_earlier_run(source, edits))
     return Outcome(result, findings)
@@ -101,14 +93,14 @@ def _migrated(source: bytes, known: Known | None, requested: Collection[str], ar
 
 def _left_by_an_earlier_run(source: bytes, edits: Edits) -> list[Finding]:
     """Return a finding for each TODO comment of an earlier run that this run did not produce again."""
-    found = {finding.reason for finding in edits.findings if finding.kind == TODO}
-    findings = []
-    for comment in comments(source) if MARK.encode() in source else ():
-        if comment.string.startswith(MARK):
-            reason = comment.string[len(MARK) :].strip()
-            if not any(known and known.startswith(reason) for known in found):
-                findings.append(Finding(*comment.start, TODO, comment.string, reason=reason))
-    return sorted(findings)
+    found = [finding.reason or "" for finding in edits.findings if finding.kind == TODO]
+    left = [each for each in comments(source) if each.string.startswith(MARK)] if MARK.encode() in source else []
+    reasons = [(comment, comment.string.removeprefix(MARK).strip()) for comment in left]
+    return [
+        Finding(*comment.start, TODO, comment.string, reason=reason)
+        for comment, reason in reasons
+        if not any(each.startswith(reason) for each in found)
+    ]
 
 
 def _parsed(source: bytes) -> cst.Module:

@@ -34,41 +34,27 @@ _ROOTS = (
     ("keras.mixed_precision.experimental.experimental.", "keras.mixed_precision.experimental."),
 )
 
+_OPTIMIZER = "loss_scale_optimizer"
+# Private modules. Names in them that the table of old names lacks have no counterpart.
+PRIVATE = {
+    *(f"{KERAS}{folder}.{module}" for folder in ("", ".experimental") for module in ("loss_scale", _OPTIMIZER)),
+    *(f"{TRAINING}.{module}" for module in ("loss_scale", _OPTIMIZER, "mixed_precision")),
+    *(f"{CONTRIB_MODULE}.python.{module}" for module in ("loss_scale_manager", _OPTIMIZER)),
+}
+
 # Modules whose imports are removed if the rewritten code no longer uses them.
-EMPTIED = (
-    f"{KERAS}.experimental.loss_scale",
-    f"{KERAS}.loss_scale",
-    f"{KERAS}.experimental.loss_scale_optimizer",
-    f"{KERAS}.loss_scale_optimizer",
-    f"{TRAINING}.loss_scale",
-    f"{TRAINING}.loss_scale_optimizer",
-    f"{TRAINING}.mixed_precision",
-    f"{CONTRIB_MODULE}.python.loss_scale_manager",
-    f"{CONTRIB_MODULE}.python.loss_scale_optimizer",
-    KERAS,
-    *table.MODULES,
-)
+EMPTIED = (*PRIVATE, KERAS, *table.MODULES)
 
 # Names that `keras.mixed_precision` still has today. They are old only in TensorFlow's private copy of Keras; see
 # `in_unused_copy`.
 CURRENT = (KERAS, f"{KERAS}.set_global_policy", f"{KERAS}.global_policy")
 
-# Private modules. Names in them that the table of old names lacks have no counterpart.
-PRIVATE = {name for name in EMPTIED if name != KERAS and name not in table.MODULES}
-
 # Maps a private module to the private names in it that current TensorFlow still has.
 KEPT = {
-    f"{TRAINING}.loss_scale": ("_assign_if_finite", "_is_all_finite", "_op_in_graph_mode"),
-    "tensorflow.python.keras.mixed_precision.loss_scale": ("deserialize", "serialize"),
-    "tensorflow.python.keras.mixed_precision.loss_scale_optimizer": (
-        "_DynamicLossScaleState",
-        "_UnwrapPreventer",
-        "_assign_if_finite",
-        "_is_all_finite",
-        "_multiply_gradient",
-        "_op_in_graph_mode",
-        "strategy_supports_loss_scaling",
-    ),
+    f"{TRAINING}.loss_scale": "_assign_if_finite _is_all_finite _op_in_graph_mode",
+    "tensorflow.python.keras.mixed_precision.loss_scale": "deserialize serialize",
+    "tensorflow.python.keras.mixed_precision.loss_scale_optimizer": "_DynamicLossScaleState _UnwrapPreventer "
+    "_assign_if_finite _is_all_finite _multiply_gradient _op_in_graph_mode strategy_supports_loss_scaling",
 }
 
 GONE_HOOK = "was a private method of the old class. tf_lossscale has no such method."
@@ -102,18 +88,11 @@ OLD_RUN = "experimental_run_v2"
 # While a notebook is rewritten, a name with this prefix replaces each line of IPython's own syntax.
 IPYTHON = "_tf_lossscale_line_"
 
-# Private methods of the old wrapper classes that subclasses may override. tf_lossscale does not call these methods.
-HOOKS = (
-    "_apply_gradients",
-    "_apply_gradients_cross_replica",
-    "_compute_gradients",
-    "_get_gradients",
-    "_raise_if_strategy_unsupported",
-    "_unscale_grads",
-)
-
 # Private methods of the old wrapper classes that tf_lossscale's wrappers do not have.
-GONE_HOOKS = {*HOOKS} - {"_compute_gradients", "_get_gradients"}
+GONE_HOOKS = {"_apply_gradients", "_apply_gradients_cross_replica", "_raise_if_strategy_unsupported", "_unscale_grads"}
+
+# Private methods of the old wrapper classes that subclasses may override. tf_lossscale does not call these methods.
+HOOKS = {*GONE_HOOKS, "_compute_gradients", "_get_gradients"}
 
 # Substrings that most old names contain.
 _PARTS = ("mixed_precision", "LossScale", "training.experimental")
@@ -173,7 +152,7 @@ def is_kept(dotted: str) -> bool:
         dotted: a qualified name, as written in the code.
     """
     module, _, name = dotted.rpartition(".")
-    return name in KEPT.get(module, ())
+    return name in KEPT.get(module, "").split()
 
 
 def moved(dotted: str) -> str | None:
@@ -185,10 +164,8 @@ def moved(dotted: str) -> str | None:
     Args:
         dotted: a qualified name, as written in the code.
     """
-    for old, new in MOVED.items():
-        if f"{dotted}.".startswith(f"{old}."):
-            return new + dotted[len(old) :]
-    return None
+    found = (new + dotted[len(old) :] for old, new in MOVED.items() if f"{dotted}.".startswith(f"{old}."))
+    return next(found, None)
 
 
 def in_unused_copy(dotted: str) -> bool:
@@ -216,11 +193,7 @@ def canonical(dotted: str) -> str:
     Returns:
         The canonical name. A name of another library is returned unchanged.
     """
-    name = dotted + "."
-    changed = True
-    while changed:
-        changed = False
-        for old, new in _ROOTS:
-            if name.startswith(old):
-                name, changed = new + name[len(old) :], True
-    return name[:-1]
+    for old, new in _ROOTS:
+        if f"{dotted}.".startswith(old):
+            return canonical(f"{new}{dotted[len(old) :]}".rstrip("."))
+    return dotted

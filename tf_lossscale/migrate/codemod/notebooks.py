@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-import json.decoder
-import json.scanner
+import itertools
+import json
 import re
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names
-from tf_lossscale.migrate.codemod.migrate_file import python_error
+from tf_lossscale.migrate.codemod.migrate_file import Outcome, migrate, python_error
+from tf_lossscale.migrate.codemod.project import Around
 from tf_lossscale.migrate.codemod.report import NOTICE, Finding
 
 _BETWEEN = "# tf_lossscale: cell {}\n"
@@ -28,24 +29,15 @@ _IPYTHON = re.compile(r"\s*[%!?]|.*\?\s*$|\s*[\w.,\s\[\]]+=\s*[%!]")
 _OF_PYTHON = re.compile(r"%%(time|timeit|capture|prun|debug|mypy)\b")
 _WORD = re.compile(r"[^\W\d]\w*")
 _OLD = {"mixed_precision", *(name.rsplit(".", 1)[1] for name in table.OLD if not name.endswith(".get"))}
-# The pure-Python JSON scanner is needed because the C version ignores a decoder's `parse_string`.
-_SCANNER: Any = json.scanner.py_make_scanner  # type: ignore[attr-defined]
-_SCAN_STRING: Any = json.decoder.scanstring  # type: ignore[attr-defined]
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _LEFT = "lines of IPython syntax are not changed. Replace the old name in this line by hand."
-
-
-class _Placed(str):
-    """A string in a JSON document, with the offsets where it starts and ends."""
-
-    start: int
-    end: int
 
 
 class _Cell(NamedTuple):
     """A code cell: its source, and the JSON strings of the file that make up this source."""
 
     source: str
-    parts: list[_Placed]
+    parts: list[re.Match[str]]
     is_list: bool
 
 
@@ -72,7 +64,7 @@ class Notebook:
         try:
             self._text = content.decode()
             self._cells = list(_cells(self._text))
-        except (ValueError, TypeError, RecursionError) as error:
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             raise ValueError(f"the file is not a notebook: {error}") from error
         self._kept: list[str] = []
         # The first line of each cell in the joined module.
@@ -88,18 +80,17 @@ class Notebook:
 
     def _as_module(self, number: int, source: str) -> str:
         """Return a cell's source as Python code that ends with a line break."""
-        lines = source.splitlines(keepends=True)
-        if python_error(source):
-            if source.lstrip().startswith("%%") and not _OF_PYTHON.match(source.lstrip()):
-                lines = [self._keep(source.removesuffix("\n"))]
+        code = source
+        if python_error(code):
+            if code.lstrip().startswith("%%") and not _OF_PYTHON.match(code.lstrip()):
+                code = self._keep(source.removesuffix("\n"))
             else:
-                lines = list(self._without_ipython(lines))
-                if python_error("".join(lines)):
-                    if names.is_worth_parsing(source.encode()):
-                        raise ValueError(f"code cell {number + 1} is neither Python nor IPython, so it does not parse")
-                    lines = [self._keep(source.removesuffix("\n"))]
-        joined = "".join(lines)
-        return joined if joined.endswith("\n") or not joined else joined + "\n"
+                code = "".join(self._without_ipython(source.splitlines(keepends=True)))
+        if python_error(code):
+            if names.is_worth_parsing(source.encode()):
+                raise ValueError(f"code cell {number + 1} is neither Python nor IPython, so it does not parse")
+            code = self._keep(source.removesuffix("\n"))
+        return code if code.endswith("\n") or not code else code + "\n"
 
     def _without_ipython(self, lines: list[str]) -> Iterator[str]:
         indent, goes_on = "", False
@@ -125,28 +116,22 @@ class Notebook:
             The new bytes of the file. Unchanged cells, and everything between cells, keep their bytes.
 
         Raises:
-            ValueError: the rewritten source cannot be split into cells.
+            ValueError: the rewritten source cannot be split into the same cells.
         """
         before, *new = _CELLS.split(source)
-        if len(new) != len(self._cells):
+        new[:1] = [before + first for first in new[:1]]
+        if len(new) != len(self._cells) or any(text and not cell.parts for text, cell in zip(new, self._cells)):
             raise ValueError(
-                "the file was not changed, because the rewrite would lose a cell. Please report this as a bug"
+                "the file was not changed, because the rewrite would lose or fill a cell. Please report this as a bug"
             )
-        if before and new:
-            new[0] = before + new[0]
         result, done = [], 0
         for cell, changed in zip(self._cells, new):
             changed = _NAMES.sub(lambda match: self._kept[int(match[1])], changed)
             if not cell.source.endswith("\n"):
                 changed = changed.removesuffix("\n")
             if changed != cell.source:
-                if not cell.parts:
-                    raise ValueError(
-                        "the file was not changed, because the rewrite would fill an empty cell. "
-                        "Please report this as a bug"
-                    )
-                result += [self._text[done : cell.parts[0].start], _encoded(changed, cell, self._text)]
-                done = cell.parts[-1].end
+                result += [self._text[done : cell.parts[0].start()], _encoded(changed, cell, self._text)]
+                done = cell.parts[-1].end()
         return "".join([*result, self._text[done:]]).encode()
 
     @property
@@ -174,75 +159,48 @@ class Notebook:
         number = bisect.bisect(self._starts, finding.line) - 1
         parts, line = self._cells[number].parts, finding.line - self._starts[number]
         part = parts[min(line, len(parts) - 1)] if len(parts) > line else parts[0]
-        return dataclasses.replace(finding, line=1 + self._text.count("\n", 0, part.start))
-
-    def cell_with(self, migrate: Callable[[bytes], object]) -> int | None:
-        """Return the number, counted from 1, of the first code cell that cannot be migrated; None if there is none.
-
-        Args:
-            migrate: a function that raises ValueError for such a cell.
-        """
-        for number, source in enumerate(_CELLS.split(self.source)[1:], 1):
-            try:
-                migrate(source.encode())
-            except ValueError:
-                return number
-        return None
-
-
-# JSON with positions. ---------------------------------------------------------------------------------------------
-
-
-def _decoded(text: str) -> Any:
-    """Parse a JSON document, and record the position of each string in it."""
-
-    def placed(document: str, after_quote: int, strict: bool = True) -> tuple[_Placed, int]:
-        value, end = _SCAN_STRING(document, after_quote, strict)
-        string = _Placed(value)
-        string.start, string.end = after_quote - 1, end
-        return string, end
-
-    decoder: Any = json.JSONDecoder()
-    decoder.parse_string = placed
-    decoder.scan_once = _SCANNER(decoder)
-    return decoder.decode(text)
+        return dataclasses.replace(finding, line=1 + self._text.count("\n", 0, part.start()))
 
 
 def _cells(text: str) -> Iterator[_Cell]:
     """Yield the code cells of a notebook in order. A notebook of nbformat 3 has its cells in worksheets."""
-    notebook = _decoded(text)
-    if not isinstance(notebook, dict):
-        raise ValueError("its JSON is not an object")
+    strings = list(_STRING.finditer(text))
+    # Each string is parsed as its number in the file, so its position is known.
+    numbers = itertools.count()
+    numbered = _STRING.sub(lambda _: f'"{next(numbers)}"', text)
+
+    def decoded(number: str) -> str:
+        return str(json.loads(strings[int(number)][0]))
+
+    notebook = json.loads(numbered, object_pairs_hook=lambda pairs: {decoded(key): value for key, value in pairs})
     for sheet in (notebook, *notebook.get("worksheets", ())):
         for cell in sheet.get("cells", ()):
             source = cell.get("source", cell.get("input"))
-            if source is not None and cell.get("cell_type") == "code":
-                parts: Any = [source] if isinstance(source, str) else source
-                yield _Cell("".join(parts), parts, not isinstance(source, str))
+            if source is not None and decoded(cell["cell_type"]) == "code":
+                parts = [source] if isinstance(source, str) else source
+                is_list = not isinstance(source, str)
+                yield _Cell("".join(map(decoded, parts)), [strings[int(part)] for part in parts], is_list)
 
 
 def _encoded(source: str, cell: _Cell, text: str) -> str:
     """Return a cell's new source as JSON, in the layout of the old JSON. Unchanged lines keep their bytes."""
     first, last = cell.parts[0], cell.parts[-1]
-    only_ascii = text[first.start : last.end].isascii()
+    only_ascii = text[first.start() : last.end()].isascii()
     if not cell.is_list:
         return json.dumps(source, ensure_ascii=only_ascii)
-    kept: dict[str, str] = {part: text[part.start : part.end] for part in cell.parts}
-    before = text[text.rindex("[", 0, first.start) + 1 : first.start]
-    between = text[first.end : cell.parts[1].start] if len(cell.parts) > 1 else f",{before}"
+    kept = {json.loads(part[0]): part[0] for part in cell.parts}
+    before = text[text.rindex("[", 0, first.start()) + 1 : first.start()]
+    between = text[first.end() : cell.parts[1].start()] if len(cell.parts) > 1 else f",{before}"
     lines = source.splitlines(keepends=True)
     return between.join(kept.get(line) or json.dumps(line, ensure_ascii=only_ascii) for line in lines)
 
 
-def rewritten(
-    content: bytes, migrate: Callable[[bytes, set[str]], tuple[bytes, tuple[Finding, ...]]]
-) -> tuple[bytes, tuple[Finding, ...]]:
+def rewritten(content: bytes, around: Around) -> Outcome:
     """Rewrite the code cells of a notebook.
 
     Args:
         content: the file's bytes.
-        migrate: a function that takes a module's source and a set of names. It returns the rewritten source, in which
-            these names stay imported, and the findings.
+        around: facts about the other files of the project.
 
     Returns:
         The new bytes, and the findings with line numbers in the notebook file.
@@ -252,12 +210,13 @@ def rewritten(
     """
     notebook = Notebook(content)
     try:
-        new, findings = migrate(notebook.source.encode(), notebook.words)
+        outcome = migrate(notebook.source.encode(), around._replace(requested=around.requested | notebook.words))
     except ValueError as error:
-        number = notebook.cell_with(lambda source: migrate(source, set()))
-        message = str(error)
-        if number:
-            message = f"code cell {number} {message.removeprefix('the file ')}"
-        raise ValueError(message) from error
-    findings = (*findings, *notebook.left())
-    return notebook.with_source(new.decode()), tuple(notebook.in_file(finding) for finding in findings)
+        for number, source in enumerate(_CELLS.split(notebook.source)[1:], 1):
+            try:
+                migrate(source.encode())
+            except ValueError:
+                raise ValueError(f"code cell {number} {str(error).removeprefix('the file ')}") from error
+        raise
+    findings = (*outcome.findings, *notebook.left())
+    return Outcome(notebook.with_source(outcome.source.decode()), tuple(map(notebook.in_file, findings)))

@@ -8,11 +8,10 @@ import libcst.matchers as m
 from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import calls as kinds
 from tf_lossscale.migrate.codemod import names
-from tf_lossscale.migrate.codemod.arguments import code, number, text
+from tf_lossscale.migrate.codemod.arguments import code, text
+from tf_lossscale.migrate.codemod.bindings import UNKNOWN
 from tf_lossscale.migrate.codemod.calls import Calls, optimizer_of
 from tf_lossscale.migrate.codemod.edits import Edits, Visitor, with_parentheses_of
-from tf_lossscale.migrate.codemod.project import UNKNOWN
-from tf_lossscale.migrate.codemod.resolve import Resolver
 from tf_lossscale.migrate.codemod.tree import methods
 
 # Kinds of objects whose attribute `loss_scale` cannot be called. Wrappers have a tensor there, and plain optimizers
@@ -26,11 +25,12 @@ _NAMED_LOSS_SCALE = m.Name("loss_scale") | m.Attribute(attr=m.Name("loss_scale")
 # Methods of the old wrapper class that Keras's current class does not have.
 _METHODS = ("get_scaled_loss", "get_unscaled_gradients")
 _COMPILED = "compile() under mixed_float16 wraps a bare optimizer in Keras's own class"
-_TAKES = "_loss_scale takes an object with the methods __call__() and update(grads), such as a LossScale"
+_TAKES = "_loss_scale takes an object with the methods __call__() and update(grads), such as a LossScale, not a number."
 _UPDATED = (
     "if {} is the loss scale of a LossScaleOptimizer, it is a tensor and has no update. The wrapper updates its loss "
     "scale automatically."
 )
+_NO_STATE = "the loss scale is a tensor and has no {}. The wrapper updates its loss scale itself."
 _IF_WRAPPED = "if {0} is a LossScaleOptimizer, write {0}.{1}"
 _GIVE = "Give compile() a tf_lossscale.LossScaleOptimizer."
 
@@ -38,8 +38,8 @@ _GIVE = "Give compile() a tf_lossscale.LossScaleOptimizer."
 class ObjectPlanner(Visitor):
     """Plans the edits of wrappers' attributes in one module."""
 
-    def __init__(self, resolver: Resolver, calls: Calls, edits: Edits):
-        super().__init__(resolver, calls, edits)
+    def __init__(self, module: Calls, edits: Edits):
+        super().__init__(module, edits)
         self._handled: set[cst.CSTNode] = set()
         self._open: set[cst.CSTNode] = set()
         # Maps a function and the code of an optimizer in it to the node to report, and to what fails at this node if
@@ -48,7 +48,13 @@ class ObjectPlanner(Visitor):
 
     def visit_Call(self, node: cst.Call) -> None:
         self._call_of_loss_scale(node)
-        self._tested(node)
+        # The tests `isinstance(x, LossScaleOptimizer)` and `hasattr(x, "get_scaled_loss")` are false for an instance of
+        # Keras's own class.
+        tested, what = [argument.value for argument in node.args] if len(node.args) == 2 else (None, None)
+        if tested and self._module.is_builtin(node.func, "isinstance"):
+            self._compared(node, tested, what)
+        elif tested and text(what) in _METHODS and self._module.is_builtin(node.func, "hasattr"):
+            self._suspect(node, tested, f"has no {text(what)}")
 
     def finish(self) -> None:
         for node, what in self._suspected.values():
@@ -58,14 +64,14 @@ class ObjectPlanner(Visitor):
 
     def _why_suspected(self, node: cst.CSTNode) -> str | None:
         """Return why compile() may have created the optimizer; None if the project compiles only wrapped optimizers."""
-        compiled = self._calls.compiled
-        bare = [call for call in compiled if self._calls.kinds(optimizer_of(call)) != {kinds.WRAPPER}]
-        train_step = methods(self._resolver.enclosing(node, cst.ClassDef)).get("train_step")
+        compiled = self._module.compiled
+        bare = [call for call in compiled if self._module.kinds(optimizer_of(call)) != {kinds.WRAPPER}]
+        train_step = methods(self._module.enclosing(node, cst.ClassDef)).get("train_step")
         # The method `train_step` of a Keras model has the parameters self and data.
         if not bare and train_step and len(train_step.params.params) == 2:
             return "Suspected because this class is a Keras model."
-        only_wrapped = compiled and not bare and not self._resolver.around.compiles
-        return None if only_wrapped else self._calls.why_compiled(bare)
+        only_wrapped = compiled and not bare and not self._module.around.compiles
+        return None if only_wrapped else self._module.why_compiled(bare)
 
     def visit_Attribute(self, node: cst.Attribute) -> None:
         if node not in self._handled and node.attr.value in _OF_WRAPPERS:
@@ -74,74 +80,62 @@ class ObjectPlanner(Visitor):
             self._update(node)
         if node.attr.value in names.GONE_HOOKS and self._is_hook_of_wrapper(node):
             self._edits.todo(node, f"{node.attr.value} {names.GONE_HOOK}")
-        if node.attr.value in _METHODS and self._may_be_compiled(node.value):
-            self._say(node, node.value, f"has no {node.attr.value}")
+        if node.attr.value in _METHODS:
+            self._suspect(node, node.value, f"has no {node.attr.value}")
 
     def _is_hook_of_wrapper(self, node: cst.Attribute) -> bool:
         """Return whether a private method belongs to a wrapper, or is inherited from one by a subclass."""
-        owner = self._resolver.enclosing(node, cst.ClassDef)
+        owner = self._module.enclosing(node, cst.ClassDef)
         is_inherited = code(node.value) == "self" and node.attr.value not in methods(owner)
         if m.matches(node.value, m.Call(m.Name("super"))) or is_inherited:
-            return self._resolver.is_wrapper_class(owner)
-        return bool(self._calls.kinds(node.value) & {kinds.WRAPPER, kinds.FACE})
+            return self._module.is_wrapper_class(owner)
+        return bool(self._module.kinds(node.value) & {kinds.WRAPPER, kinds.FACE})
 
     def _update(self, node: cst.Attribute) -> None:
         """Report `loss_scale.update(...)` if it is not known what kind of object `loss_scale` is."""
         scale = node.value
-        if self._calls.kinds(scale) != {UNKNOWN} or self._calls.told_otherwise(scale):
-            return
-        values = [value for value in self._resolver.values(scale) if value is not None]
-        named = [each for each in (scale, *values) if m.matches(each, _NAMED_LOSS_SCALE)]
+        values = [scale, *(value for value in self._module.values(scale) if value is not None)]
+        named = [each for each in values if m.matches(each, _NAMED_LOSS_SCALE)]
         owners = [each.value for each in named if isinstance(each, cst.Attribute)]
-        if any(self._is_own_wrapper(each) or kinds.WRAPPER in self._calls.kinds(each) for each in owners):
+        if not named or any(isinstance(each, cst.Call) for each in values) or not self._module.uses_an_old_name:
             return
-        are_names = all(m.matches(each, m.Name() | m.Attribute()) for each in (scale, *values))
-        if named and are_names and self._resolver.uses_an_old_name:
+        if any(self._is_own_wrapper(owner) or kinds.WRAPPER in self._module.kinds(owner) for owner in owners):
+            return
+        if self._module.kinds(scale) == {UNKNOWN} and not self._module.told_otherwise(scale):
             self._edits.notice(node, _UPDATED.format(code(scale)))
 
     def visit_Comparison(self, node: cst.Comparison) -> None:
-        tested = self._resolver.type_tested(node)
+        tested = self._module.type_tested(node)
         if tested is not None:
             self._compared(node, tested, node.comparisons[0].comparator)
 
-    def _tested(self, node: cst.Call) -> None:
-        """Report `isinstance(x, LossScaleOptimizer)` and `hasattr(x, "get_scaled_loss")`.
-
-        Both are false if `x` is an instance of Keras's own class.
-        """
-        if len(node.args) != 2:
-            return
-        tested, what = (argument.value for argument in node.args)
-        if self._resolver.is_builtin(node.func, "isinstance"):
-            self._compared(node, tested, what)
-        elif self._resolver.is_builtin(node.func, "hasattr") and text(what) in _METHODS:
-            self._lacks(node, tested, f"has no {text(what)}")
-
     def _compared(self, node: cst.CSTNode, tested: cst.BaseExpression, what: cst.BaseExpression) -> None:
-        if self._resolver.meaning(what).roles & {table.STABLE, table.EXPERIMENTAL}:
-            self._lacks(node, tested, "is no instance of this class")
+        if self._module.meaning(what).roles & {table.STABLE, table.EXPERIMENTAL}:
+            self._suspect(node, tested, "is no instance of this class")
 
-    def _lacks(self, node: cst.CSTNode, tested: cst.BaseExpression, what: str) -> None:
-        if self._may_be_compiled(tested):
-            self._say(node, tested, what)
+    def _suspect(self, node: cst.CSTNode, optimizer: cst.BaseExpression, what: str) -> None:
+        """Record what fails if compile() created an optimizer. Each function gets one notice for each optimizer."""
+        if self._may_be_compiled(optimizer):
+            place = self._module.enclosing(node, cst.FunctionDef), code(optimizer)
+            self._suspected.setdefault(place, (node, what))
 
     def _may_be_compiled(self, expression: cst.BaseExpression) -> bool:
         """Return whether `model.optimizer`, or a function's parameter, may be an optimizer that `compile` created."""
-        is_known = UNKNOWN not in self._calls.kinds(expression) and not self._calls.is_annotated(expression)
+        is_known = UNKNOWN not in self._module.kinds(expression) and not self._module.is_annotated(expression)
         if expression in self._open or is_known:
             return False
         if isinstance(expression, cst.Name):
-            reaching = [getattr(a, "node", None) for a in self._resolver.reaching(expression)]
+            reaching = [getattr(a, "node", None) for a in self._module.reaching(expression)]
             parameters = [node for node in reaching if isinstance(node, cst.Param)]
             if parameters:
                 # Methods of a Keras model read self.optimizer. An optimizer that is passed to a method comes from the
                 # program itself, unless this file calls compile().
-                is_possible = self._calls.compiled or self._resolver.enclosing(expression, cst.ClassDef) is None
+                is_possible = self._module.compiled or self._module.enclosing(expression, cst.ClassDef) is None
                 is_own = expression.value == "self" or any(map(self._is_given_a_wrapper, parameters))
-                return bool(is_possible) and self._resolver.uses_old_api and not is_own
+                return bool(is_possible) and self._module.uses_old_api and not is_own
         elif not isinstance(expression, cst.Attribute) or expression.attr.value != "optimizer":
             return False
-        values = [value for value in self._resolver.values(expression) if value is not None]
+        values = [value for value in self._module.values(expression) if value is not None]
         if not values:
             return isinstance(expression, cst.Attribute)
         self._open.add(expression)
@@ -151,86 +145,69 @@ class ObjectPlanner(Visitor):
 
     def _is_given_a_wrapper(self, parameter: cst.Param) -> bool:
         """Return whether a call in this file passes a wrapper to the function that has this parameter."""
-        function = self._resolver.enclosing(parameter, cst.FunctionDef)
-        if function is None:
-            return False
-        uses = self._resolver.names.get(function.name.value, ())
-        calls = [call for use in uses if isinstance(call := self._resolver.parents.get(use), cst.Call)]
-        return any(kinds.WRAPPER in self._calls.kinds(argument.value) for call in calls for argument in call.args)
+        function = self._module.enclosing(parameter, cst.FunctionDef)
+        uses = self._module.names.get(function.name.value, ()) if function else ()
+        calls = [call for use in uses if isinstance(call := self._module.parents.get(use), cst.Call)]
+        return any(kinds.WRAPPER in self._module.kinds(argument.value) for call in calls for argument in call.args)
 
     def _is_of_model(self, expression: cst.BaseExpression) -> bool:
         """Return whether an expression is `model.optimizer` and this file never assigns it."""
-        is_unknown = self._resolver.values(expression) == [None] and isinstance(expression, cst.Attribute)
+        is_unknown = self._module.values(expression) == [None] and isinstance(expression, cst.Attribute)
         return is_unknown and self._may_be_compiled(expression)
-
-    def _say(self, node: cst.CSTNode, optimizer: cst.BaseExpression, what: str) -> None:
-        """Record what fails if compile() created an optimizer. Each function gets one notice for each optimizer."""
-        place = self._resolver.enclosing(node, cst.FunctionDef), code(optimizer)
-        self._suspected.setdefault(place, (node, what))
 
     def _call_of_loss_scale(self, node: cst.Call) -> None:
         """Handle `opt.loss_scale()`. The attribute was callable up to TensorFlow 2.3, and is now a tensor."""
         func = node.func
+        if isinstance(func, cst.Name) and not node.args:
+            self._call_of_kept_loss_scale(node, func)
         if node.args or not isinstance(func, cst.Attribute) or func.attr.value not in _SCALES:
-            if isinstance(func, cst.Name) and not node.args:
-                self._call_of_kept_loss_scale(node, func)
             return
-        found = self._calls.kinds(func.value)
-        of_model = self._is_of_model(func.value) and self._resolver.uses_an_old_name
+        found = self._module.kinds(func.value)
+        of_model = self._is_of_model(func.value) and self._module.uses_an_old_name
         if of_model:
-            self._say(node, func.value, "has no loss_scale")
+            self._suspect(node, func.value, "has no loss_scale")
         if of_model or (kinds.WRAPPER in found and found <= _HAVE_A_TENSOR):
             self._handled.add(func)
-            self._edits.replace(
-                node,
-                lambda updated, now: with_parentheses_of(
-                    updated,
-                    updated.func.with_changes(attr=cst.Name("loss_scale")),
-                ),
-                f"{code(func.value)}.loss_scale",
-            )
-        elif (
-            (UNKNOWN in found or kinds.WRAPPER in found)
-            # A wrapper's `_loss_scale` can still be called, unlike its `loss_scale`.
-            and func.attr.value == "loss_scale"
-            and (self._resolver.uses_an_old_name or (self._is_wrapped_elsewhere() and code(func.value) != "self"))
-            and not self._is_own_method(func)
-            and not self._calls.told_otherwise(func)
-            and not self._calls.told_otherwise(func.value)
-        ):
+            name = cst.Name("loss_scale")
+            self._edits.replace(node, lambda old, now: with_parentheses_of(old, old.func.with_changes(attr=name)))
+        # A wrapper's `_loss_scale` can still be called, unlike its `loss_scale`.
+        elif found & {UNKNOWN, kinds.WRAPPER} and func.attr.value == "loss_scale" and self._may_be_of_wrapper(func):
             self._handled.add(func)
             self._edits.todo(node, _IF_WRAPPED.format(code(func.value), "loss_scale: it is a tensor, not a function."))
 
-    def _is_wrapped_elsewhere(self) -> bool:
-        """Return whether another file may wrap this file's optimizers in a LossScaleOptimizer."""
-        wraps = self._resolver.around.wraps
-        return self._resolver.imports_tensorflow if wraps is None else wraps
+    def _may_be_of_wrapper(self, attribute: cst.Attribute) -> bool:
+        """Return whether the owner of an attribute `loss_scale`, whose kind is unknown, may be a wrapper."""
+        wraps, is_self = self._module.around.wraps, code(attribute.value) == "self"
+        is_wrapped_elsewhere = self._module.imports_tensorflow if wraps is None else wraps
+        if not self._module.uses_an_old_name and (is_self or not is_wrapped_elsewhere):
+            return False
+        owner = self._module.enclosing(attribute, cst.ClassDef)
+        is_subclass = owner and any(self._module.meaning(base.value).old for base in owner.bases)
+        if is_self and (is_subclass or attribute.attr.value in methods(owner)):
+            return False
+        return not self._module.told_otherwise(attribute) and not self._module.told_otherwise(attribute.value)
 
     def _call_of_kept_loss_scale(self, node: cst.Call, func: cst.Name) -> None:
-        for value in self._resolver.values(func):
+        for value in self._module.values(func):
             if not isinstance(value, cst.Attribute) or value.attr.value != "loss_scale":
                 continue
-            if kinds.WRAPPER in self._calls.kinds(value.value):
+            if kinds.WRAPPER in self._module.kinds(value.value):
                 shown = f"{code(value.value)}.loss_scale"
                 self._edits.todo(
                     node, f"{func.value} is a tensor, which cannot be called and does not change. Read {shown} instead."
                 )
 
-    def _is_own_method(self, func: cst.Attribute) -> bool:
-        owner = self._resolver.enclosing(func, cst.ClassDef)
-        is_subclass = owner and any(self._resolver.meaning(base.value).old for base in owner.bases)
-        return code(func.value) == "self" and bool(is_subclass or func.attr.value in methods(owner))
-
     def _attribute(self, node: cst.Attribute) -> None:
         """Handle private attributes of a wrapper, and attributes of its old loss scale object."""
-        found = self._calls.kinds(node.value)
+        found = self._module.kinds(node.value)
         attribute = node.attr.value
-        if attribute == "_loss_scale" and not self._resolver.is_read(node):
-            self._replaced(node, found)
+        if attribute == "_loss_scale" and not self._module.is_read(node):
+            if found & {kinds.WRAPPER, kinds.FACE} or self._is_own_wrapper(node.value):
+                self._edits.notice(node, _TAKES)
             return
-        if kinds.WRAPPER not in found or not self._resolver.is_read(node):
+        if kinds.WRAPPER not in found or not self._module.is_read(node):
             return
-        parent = self._resolver.parents[node]
+        parent = self._module.parents[node]
         if attribute == "_optimizer":
             if found <= _PLAIN_OR_WRAPPER:
                 self._edits.rename_attribute(node, "inner_optimizer")
@@ -241,44 +218,25 @@ class ObjectPlanner(Visitor):
             # If `_loss_scale` is stored or returned, it keeps its name, because other code may call the object.
             and not isinstance(parent, (cst.Assign, cst.AnnAssign, cst.NamedExpr, cst.Return))
             and found <= _PLAIN_OR_WRAPPER
-            and not self._resolver.assigns("_loss_scale")
+            and not self._module.assigns("_loss_scale")
         ):
             self._edits.rename_attribute(node, "loss_scale")
 
-    def _replaced(self, node: cst.Attribute, found: set[str]) -> None:
-        """Report `opt._loss_scale = ...` if `opt` is a wrapper, or `self` in a subclass of a wrapper."""
-        if not found & {kinds.WRAPPER, kinds.FACE} and not self._is_own_wrapper(node.value):
-            return
-        value = self._resolver.value_assigned_to(node)
-        dotted = map(names.canonical, self._resolver.dotted(value.func) if isinstance(value, cst.Call) else ())
-        is_tensor = any(name.startswith("tensorflow.") and name not in table.OLD for name in dotted)
-        if is_tensor or (value is not None and number(value) is not None):
-            self._edits.todo(node, f"{_TAKES}, not a number or tensor.")
-        else:
-            self._edits.notice(node, f"{_TAKES}.")
-
     def _is_own_wrapper(self, expression: cst.BaseExpression) -> bool:
         """Return whether an expression is `self` in a subclass of an old wrapper class."""
-        owner = self._resolver.enclosing(expression, cst.ClassDef)
-        return code(expression) == "self" and self._resolver.is_wrapper_class(owner)
+        owner = self._module.enclosing(expression, cst.ClassDef)
+        return code(expression) == "self" and self._module.is_wrapper_class(owner)
 
     def _state(self, outer: cst.Attribute, node: cst.Attribute, found: set[str]) -> None:
         name = outer.attr.value
-        if node.attr.value == "_loss_scale" and (name == "multiplier" or not self._resolver.is_read(outer)):
+        if node.attr.value == "_loss_scale" and (name == "multiplier" or not self._module.is_read(outer)):
             # The object in `_loss_scale` of a current wrapper has this attribute too, so the code stays.
             return
         if name in names.STATE and found <= _PLAIN_OR_WRAPPER:
-            new = names.STATE[name]
+            new = cst.Name(names.STATE[name])
             self._handled.add(node)
-            self._edits.replace(
-                outer,
-                lambda updated, now: updated.with_changes(value=updated.value.value, attr=cst.Name(new)),
-                f"{code(node.value)}.{new}",
-            )
+            self._edits.replace(outer, lambda old, now: old.with_changes(value=old.value.value, attr=new))
         elif name in names.STATE:
             self._edits.todo(outer, _IF_WRAPPED.format(code(node.value), f"{names.STATE[name]}."))
         elif node.attr.value == "_loss_scale" or name in ("update", "multiplier", "get_config"):
-            self._edits.todo(
-                outer,
-                f"the loss scale is a tensor and has no {name}. The wrapper updates its loss scale itself.",
-            )
+            self._edits.todo(outer, _NO_STATE.format(name))

@@ -10,28 +10,15 @@ from libcst.metadata import ClassScope
 
 from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names
-from tf_lossscale.migrate.codemod.arguments import COMMA, Written, as_they_are, code, rewritten, text
-from tf_lossscale.migrate.codemod.calls import Calls
-from tf_lossscale.migrate.codemod.edits import Edits, Now, Visitor, with_parentheses_of
-from tf_lossscale.migrate.codemod.project import UNKNOWN
-from tf_lossscale.migrate.codemod.resolve import Meaning, Resolver
+from tf_lossscale.migrate.codemod.arguments import COMMA, Written, as_they_are, code, text
+from tf_lossscale.migrate.codemod.bindings import UNKNOWN
+from tf_lossscale.migrate.codemod.edits import Now, Visitor, with_parentheses_of
+from tf_lossscale.migrate.codemod.resolve import Meaning
 
-# Types of syntax nodes that can lie between a class's name and the test, annotation or assignment that contains it.
-_TRANSPARENT = (
-    cst.Arg,
-    cst.BinaryOperation,
-    cst.BooleanOperation,
-    cst.ComparisonTarget,
-    cst.Element,
-    cst.IfExp,
-    cst.Index,
-    cst.List,
-    cst.Subscript,
-    cst.SubscriptElement,
-    cst.Tuple,
-)
-
-_SEVERAL = (cst.Tuple, cst.List)
+# Types of expressions that can lie between a class's name and the test, annotation or assignment that contains it, and
+# types of the parts of these expressions.
+_TRANSPARENT = (cst.BinaryOperation, cst.BooleanOperation, cst.IfExp, cst.List, cst.Subscript, cst.Tuple)
+_PARTS = (cst.Arg, cst.ComparisonTarget, cst.Element, cst.Index, cst.SubscriptElement)
 
 # Uses of a module as a value. A row has the type of the node around the module, the number of levels up from this node
 # to an outer node, and the pattern that the outer node matches if the codemod can track the module.
@@ -49,26 +36,23 @@ _NOT = m.UnaryOperation(m.Not())
 _ASSERTS = m.Attribute(attr=m.Name("assertIsInstance") | m.Name("assertNotIsInstance"))
 _TYPING = {"typing.cast", "typing.TypeVar"}
 
-_OLDER = f"If the subclass is called with loss_scale, derive it from {table.FACES[table.EXPERIMENTAL]}."
+# The roles of a class that depends on the version of TensorFlow.
+_OF_TWO = {table.STABLE, table.EXPERIMENTAL}
 _CHOOSE = f"Write {table.WRAPPER} or {table.FACES[table.EXPERIMENTAL]}."
 
 
 class Planner(Visitor):
     """Plans the edits of all uses of old names in one module."""
 
-    def __init__(self, resolver: Resolver, calls: Calls, edits: Edits):
-        super().__init__(resolver, calls, edits)
-        self._handled: set[cst.CSTNode] = set()
-
     # Calls. -----------------------------------------------------------------------------------------------------
 
     def visit_Call(self, node: cst.Call) -> None:
-        is_getattr = self._resolver.is_builtin(node.func, "getattr")
-        if len(node.args) == 2 + is_getattr and (is_getattr or self._resolver.is_builtin(node.func, "hasattr")):
+        is_getattr = self._module.is_builtin(node.func, "getattr")
+        if len(node.args) == 2 + is_getattr and (is_getattr or self._module.is_builtin(node.func, "hasattr")):
             self._probe(node, is_getattr)
-        elif is_getattr and len(node.args) == 2 and self._resolver.meaning(node).old:
+        elif is_getattr and len(node.args) == 2 and self._module.meaning(node).old:
             self._reference(node)
-        meaning = self._resolver.meaning(node.func)
+        meaning = self._module.meaning(node.func)
         if meaning.old:
             self._rename_arguments(node, meaning)
             self._call_of_old_name(node, meaning)
@@ -84,33 +68,23 @@ class Planner(Visitor):
         if node.func in self._edits.frozen or not meaning.roles & {*names.WRAPPERS}:
             # The arguments do not change. `visit_Name` or `visit_Attribute` replaces the name.
             return
-        self._handled.add(node.func)
-        written = self._calls.written(node, meaning)
+        written = self._module.written(node, meaning)
         func = None if self._keeps_name(node.func, written.target) else written.target
-        if func is None and self._is_unchanged(node, written):
-            return
-        if func is not None:
-            self._edits.gone.add(node.func)
-        self._edits.gone.update(written.consumed)
-        self._handled.update(written.consumed)
-
-        new = cst.parse_expression(func) if func else None
-        self._edits.replace(
-            node,
-            lambda updated, now: rewritten(updated, written, new, now),
-            code(rewritten(node, written, new, lambda old: old)),
-        )
+        (self._edits.gone if func else self._edits.frozen).add(node.func)
+        if func or not self._is_unchanged(node, written):
+            self._edits.gone.update(written.consumed)
+            self._edits.rewrite_call(node, written, func)
 
     def _is_unchanged(self, node: cst.Call, written: Written) -> bool:
         return list(written.arguments) == as_they_are(node) and (
-            written.target == table.WRAPPER or not self._resolver.meaning(node.func).roles & {table.EXPERIMENTAL}
+            written.target == table.WRAPPER or not self._module.meaning(node.func).roles & {table.EXPERIMENTAL}
         )
 
     def _probe(self, node: cst.Call, is_getattr: bool) -> None:
         """Make `hasattr(module, "old name")`, and `getattr` with a default, look up the new name."""
-        if (attribute := text(node.args[1].value)) is None or self._resolver.is_shim(node, attribute):
+        if (attribute := text(node.args[1].value)) is None or self._module.is_shim(node, attribute):
             return
-        full = {names.canonical(f"{d}.{attribute}") for d in self._resolver.dotted(node.args[0].value) if d != UNKNOWN}
+        full = {names.canonical(f"{d}.{attribute}") for d in self._module.dotted(node.args[0].value) if d != UNKNOWN}
         if len(full) != 1:
             return
         (name,) = full
@@ -122,25 +96,18 @@ class Planner(Visitor):
         if new is None or new == f"{table.KERAS}.{attribute}":
             return
         module, short = (names.POLICIES if new == table.KERAS else new).rsplit(".", 1)
-        quote = node.args[1].value.quote if isinstance(node.args[1].value, cst.SimpleString) else '"'
-        string = cst.SimpleString(quote + short + quote)
-        if module == table.KERAS:
-            self._edits.replace(node.args[1].value, lambda updated, now: string, short)
-            return
-        self._edits.gone.add(node.args[0].value)
-        self._handled.add(node.args[0].value)
-
-        def make(updated: cst.CSTNode, now: object) -> cst.CSTNode:
-            first, second, *others = updated.args
-            first = first.with_changes(value=cst.parse_expression(module))
-            return updated.with_changes(args=[first, second.with_changes(value=string), *others])
-
-        self._edits.replace(node, make, code(make(node, None)))
+        if module != table.KERAS:
+            self._edits.replace_name(node.args[0].value, module)
+        if short != attribute:
+            self._edits.replace(
+                node.args[1].value,
+                lambda updated, now: updated.with_changes(value=updated.value.replace(attribute, short)),
+            )
 
     def visit_Comparison(self, node: cst.Comparison) -> None:
         """Replace `type(x) is LossScaleOptimizer` with `isinstance`, because wrappers are instances of subclasses."""
-        tested = self._resolver.type_tested(node)
-        if tested is None or not self._resolver.meaning(node.comparisons[0].comparator).roles & set(names.WRAPPERS):
+        tested = self._module.type_tested(node)
+        if tested is None or not self._module.meaning(node.comparisons[0].comparator).roles & set(names.WRAPPERS):
             return
         is_not = isinstance(node.comparisons[0].operator, (cst.IsNot, cst.NotEqual))
 
@@ -149,90 +116,84 @@ class Planner(Visitor):
             call = cst.Call(cst.Name("isinstance"), [cst.Arg(now(tested), comma=COMMA), cst.Arg(cls)])
             return with_parentheses_of(updated, cst.UnaryOperation(cst.Not(), call) if is_not else call)
 
-        self._edits.replace(node, make, code(make(node, lambda old: old)))
+        self._edits.replace(node, make)
 
     # Names and attributes. --------------------------------------------------------------------------------------
 
     def visit_Attribute(self, node: cst.Attribute) -> bool:
-        if node in self._edits.frozen:
+        if self._edits.is_settled(node):
             return False
-        if node in self._handled:
-            return node not in self._edits.gone
-        if not self._resolver.is_read(node):
+        if not self._module.is_read(node):
             return self._assigned(node)
-        if self._is_tried(node) and self._resolver.is_shim(node, node.attr.value):
+        # The attribute may be a whole statement, as `module.name` in a `try` block.
+        if isinstance(self._module.parents[node], cst.Expr) and self._module.is_shim(node, node.attr.value):
             self._edits.freeze(node)
             return False
         if node.attr.value == "mixed_precision" and self._is_in_unused_copy(node):
             self._out_of_unused_copy(node)
-        meaning = self._resolver.meaning(node)
+        meaning = self._module.meaning(node)
         if meaning.old:
             self._reference(node)
             return bool(meaning.roles & {table.KERAS_FUNCTION, table.POLICY}) and node not in self._edits.gone
-        dotted = {names.canonical(d) for d in self._resolver.dotted(node) if d != UNKNOWN}
+        dotted = {names.canonical(d) for d in self._module.dotted(node) if d != UNKNOWN}
         if dotted & table.MODULES.keys():
-            return self._module(node, dotted)
+            return self._removed_module(node, dotted)
         return self._without_counterpart(node, {d.rpartition(".")[0] for d in dotted})
 
     def _without_counterpart(self, node: cst.Attribute, owners: set[str]) -> bool:
         """Report a name from a removed or private module that is missing from the table of old names."""
-        if isinstance(node.value, cst.Name) and owners and owners <= table.MODULES.keys() - table.OLD.keys():
+        if owners and owners <= table.MODULES.keys() - table.OLD.keys():
             self._edits.todo(node, f"{code(node)} has no counterpart.")
             return False
-        if owners & names.PRIVATE and all(map(names.is_kept, self._resolver.dotted(node))):
+        if owners & names.PRIVATE and all(map(names.is_kept, self._module.dotted(node))):
             self._edits.notice(node, f"{code(node)} {names.STILL_THERE}")
         elif owners & names.PRIVATE:
             self._edits.todo(node, f"{code(node)} is private and has no counterpart.")
         return True
 
     def _is_in_unused_copy(self, node: cst.Attribute) -> bool:
-        dotted = self._resolver.dotted(node)
-        return all(map(names.in_unused_copy, dotted)) and not self._resolver.through_project(node)
+        dotted = self._module.dotted(node)
+        return all(map(names.in_unused_copy, dotted)) and not self._module.through_project(node)
 
     def _out_of_unused_copy(self, node: cst.Attribute) -> None:
         """Replace `tensorflow.python.keras.mixed_precision` with `tensorflow.keras.mixed_precision`."""
         python = node.value.value if isinstance(node.value, cst.Attribute) else None
         if isinstance(python, cst.Attribute) and python.attr.value == "python":
-            self._edits.expressions[python] = lambda updated, now: updated.value
-            self._edits.replace(node.value, lambda updated, now: updated, f"{code(python.value)}.keras")
+            self._edits.replace(python, lambda updated, now: updated.value)
         else:
             self._edits.todo(node, f"{code(node)} {names.NOT_USED} Import keras from tensorflow.")
 
     def _assigned(self, node: cst.Attribute) -> bool:
         """Report assignments to old names, such as `tf.keras.mixed_precision.LossScaleOptimizer = ...`."""
-        if self._resolver.dotted(node.value) == {UNKNOWN}:
+        if self._module.dotted(node.value) == {UNKNOWN}:
             return True
-        if self._resolver.is_shim(node, node.attr.value):
+        if self._module.is_shim(node, node.attr.value):
             self._edits.freeze(node.value)
             return False
-        gone = {names.canonical(d) for d in self._resolver.dotted(node)} & table.MODULES.keys()
-        same = f"{table.KERAS}.{node.attr.value}"
-        old = {old.role for _, old in self._resolver.meaning(node).old if old.new != same}
-        if not gone and old <= {table.OURS}:
-            return True
+        gone = {names.canonical(d) for d in self._module.dotted(node)} & table.MODULES.keys()
+        meaning, same = self._module.meaning(node), f"{table.KERAS}.{node.attr.value}"
+        if not gone and {old.role for _, old in meaning.old if old.new != same} <= {table.OURS}:
+            owners = {names.canonical(d) for d in self._module.dotted(node.value)}
+            return bool(meaning.old) or self._without_counterpart(node, owners)
         self._edits.todo(node, "the rewritten code uses another name, so this assignment has no effect.")
         return False
 
-    def _is_tried(self, node: cst.Attribute) -> bool:
-        """Return whether an attribute is a whole statement, such as `module.name` in a `try` block."""
-        return isinstance(self._resolver.parents[node], cst.Expr)
-
     def visit_Name(self, node: cst.Name) -> None:
-        if node in self._handled or node in self._edits.frozen or not self._resolver.is_read(node):
+        if self._edits.is_settled(node) or not self._module.is_read(node):
             return
-        if self._resolver.dotted(node) - {UNKNOWN}:
+        if self._module.dotted(node) - {UNKNOWN}:
             self._out_of_sight(node)
-        if self._resolver.meaning(node).old:
+        if self._module.meaning(node).old:
             self._reference(node)
 
     def _reference(self, node: cst.BaseExpression) -> None:
         """Plan the replacement of an old name that is not called as a wrapper's constructor."""
-        meaning = self._resolver.meaning(node)
+        meaning = self._module.meaning(node)
         roles = meaning.roles
         if roles & {table.KERAS_FUNCTION, table.POLICY}:
             self._policy_name(node, meaning)
             return
-        target = self._target(node, roles) or self._told_by_subclass(node, roles)
+        target = self._target(node, roles)
         if target is None:
             self._edits.todo(
                 node, f"{code(node)} may be either of two classes, which take different arguments. {_CHOOSE}"
@@ -243,112 +204,81 @@ class Planner(Visitor):
 
     def _target(self, node: cst.BaseExpression, roles: set[str]) -> str | None:
         if roles <= set(names.WRAPPERS):
-            context = self._context(node)
-            if context == "type" or roles <= {table.STABLE, table.OURS}:
+            if roles <= {table.STABLE, table.OURS} or self._is_only_tested(node):
                 return table.FACES[table.CONTRIB] if roles == {table.CONTRIB} else table.WRAPPER
+            subclass = self._module.parents.get(self._module.parents[node])
+            if roles == _OF_TWO and isinstance(subclass, cst.ClassDef) and self._module.takes_newer_arguments(subclass):
+                return table.WRAPPER
             return table.FACES[next(iter(roles))] if len(roles) == 1 else None
-        new = {old.new for _, old in self._resolver.meaning(node).old}
+        new = {old.new for _, old in self._module.meaning(node).old}
         return new.pop() if len(new) == 1 else None
 
-    def _told_by_subclass(self, node: cst.BaseExpression, roles: set[str]) -> str | None:
-        """Return which of two possible base classes takes the arguments of a subclass's `super().__init__` call.
-
-        If the arguments do not decide this, the newer class is returned.
-        """
-        owner = self._resolver.enclosing(node, cst.ClassDef)
-        if owner is None or all(base.value is not node for base in owner.bases):
-            return None
-        if not roles <= {table.STABLE, table.EXPERIMENTAL, table.OURS}:
-            return None
-        is_old = self._calls.is_old_base(owner)
-        if is_old is None:
-            self._edits.notice(node, f"{code(node)} may be either of two classes. The newer one is written. {_OLDER}")
-        return table.FACES[table.EXPERIMENTAL] if is_old else table.WRAPPER
-
-    def _context(self, node: cst.BaseExpression) -> str:
-        """Return "type" for a class that is only tested or annotated, "value" if it may be called or subclassed."""
+    def _is_only_tested(self, node: cst.BaseExpression) -> bool:
+        """Return whether a class is only tested or annotated. Otherwise it may be called or subclassed."""
         inner: cst.CSTNode = node
-        for outer in self._resolver.ancestors(node):
+        for outer in self._module.ancestors(node):
             if isinstance(outer, (cst.Annotation, cst.Comparison, cst.Attribute, cst.MatchClass)):
-                return "type"
+                return True
             if getattr(outer, "test", None) is inner or m.matches(outer, _NOT):
-                return "type"
+                return True
             if isinstance(outer, cst.Call):
-                is_test = any(self._resolver.is_builtin(outer.func, f) for f in ("isinstance", "issubclass"))
-                is_test = is_test or m.matches(outer.func, _ASSERTS) or self._resolver.dotted(outer.func) <= _TYPING
-                return "type" if is_test else "value"
+                is_test = any(self._module.is_builtin(outer.func, f) for f in ("isinstance", "issubclass"))
+                return is_test or m.matches(outer.func, _ASSERTS) or self._module.dotted(outer.func) <= _TYPING
             if isinstance(outer, (cst.Assign, cst.AnnAssign, cst.NamedExpr)) and outer.value is inner:
-                if getattr(self._resolver.parents[outer], "func", None) is outer:
-                    # The class is called at once, as in `(name := class)(...)`.
-                    return "value"
-                # An alias in a class body can be called through an instance, which the codemod does not track.
-                in_class = isinstance(self._resolver.scopes.get(outer), ClassScope)
-                is_followed = not in_class and not isinstance(inner, cst.BooleanOperation)
-                return "type" if is_followed and self._is_alias(outer, node) else "value"
-            if not isinstance(outer, _TRANSPARENT):
-                return "value"
+                # The class may be called at once, as in `(name := class)(...)`. An alias in a class body can be called
+                # through an instance, which the codemod does not track.
+                is_called = getattr(self._module.parents[outer], "func", None) is outer
+                in_class = isinstance(self._module.scopes.get(outer), ClassScope)
+                return not (is_called or in_class or isinstance(inner, cst.BooleanOperation)) and _is_alias(outer)
+            if not isinstance(outer, (*_TRANSPARENT, *_PARTS)):
+                return False
             inner = outer
-        return "value"
-
-    def _is_alias(self, statement: cst.Assign | cst.AnnAssign | cst.NamedExpr, node: cst.BaseExpression) -> bool:
-        """Return whether an assignment binds a class in its value only to variables, not to attributes or items."""
-        within = {node, *self._resolver.ancestors(node)}
-        targets = [t.target for t in statement.targets] if isinstance(statement, cst.Assign) else [statement.target]
-        parts = [p for t in targets for p in ([e.value for e in t.elements] if isinstance(t, _SEVERAL) else [t])]
-        values = [(part, self._resolver.value_assigned_to(part)) for part in parts]
-        return all(isinstance(part, cst.Name) for part, value in values if value is None or value in within)
+        return False
 
     def _keeps_name(self, node: cst.BaseExpression, target: str) -> bool:
         """Return whether a use can keep its name because the name's import or assignment is rewritten."""
         if isinstance(node, cst.Name) and node.value in self._edits.pinned:
             return False
-        meaning = self._resolver.meaning(node)
+        meaning = self._module.meaning(node)
         if meaning.roles <= {table.OURS}:
             return target == table.WRAPPER
         bound = {table.WRAPPER if o.role in (table.STABLE, table.EXPERIMENTAL) else o.new for _, o in meaning.old}
         if bound != {target}:
             return False
         if isinstance(node, cst.Name):
-            assignments = self._resolver.assignments(node)
+            assignments = self._module.assignments(node)
             return bool(assignments) and not any(isinstance(getattr(a, "scope", None), ClassScope) for a in assignments)
-        return self._resolver.through_project(node)
+        return self._module.through_project(node)
 
     def _policy_name(self, node: cst.BaseExpression, meaning: Meaning) -> None:
-        if node in self._edits.expressions:
-            return
         short = {dotted.rsplit(".", 1)[1] for dotted, _ in meaning.old}
-        if self._edits.legacy_policies and len(short) == 1 and self._context(node) != "type":
+        if self._edits.legacy_policies and len(short) == 1 and not self._is_only_tested(node):
             self._edits.replace_name(node, f"{names.POLICIES}.{short.pop()}".replace("set_global_policy", "set_policy"))
         else:
             self._rename_keras(node, meaning)
 
     def _rename_keras(self, node: cst.BaseExpression, meaning: Meaning) -> None:
-        """Rename `set_policy` in `x.experimental.set_policy`. The method `_module` removes `.experimental`."""
+        """Rename `set_policy` in `x.experimental.set_policy`. The method `_removed_module` removes `.experimental`."""
         new = {old.new.rsplit(".", 1)[1] for _, old in meaning.old}
         old_module = any(not d.endswith(o.new) for d, o in meaning.old)
         if len(new) != 1 or not old_module or self._is_pinned(node):
             return
         (short,) = new
-        if isinstance(node, cst.Attribute) and not self._resolver.through_project(node):
+        if isinstance(node, cst.Attribute) and not self._module.through_project(node):
             shown = code(node.with_changes(attr=cst.Name(short))).replace(".experimental", "").replace(".policy", "")
             self._edits.replace(node, lambda u, now: u.with_changes(attr=cst.Name(short)), shown)
-        elif isinstance(node, cst.Name) and not self._resolver.assignments(node) and short != node.value:
-            self._edits.replace(node, lambda u, now: u.with_changes(value=short), short)
+        elif isinstance(node, cst.Name) and not self._module.assignments(node) and short != node.value:
+            self._edits.replace(node, lambda u, now: u.with_changes(value=short))
 
     def _is_pinned(self, node: cst.BaseExpression) -> bool:
         while isinstance(node, cst.Attribute):
             node = node.value
         return isinstance(node, cst.Name) and node.value in self._edits.pinned
 
-    def _module(self, node: cst.Attribute, dotted: set[str]) -> bool:
-        """Plan the replacement of a removed module, and report a name in it that has no counterpart."""
-        parent = self._resolver.parents[node]
-        if isinstance(parent, cst.Attribute) and parent.value is node and parent not in self._edits.expressions:
-            full = {names.canonical(d) for d in self._resolver.dotted(parent)}
-            if not any(name in table.OLD or name in table.MODULES for name in full):
-                self._edits.todo(parent, f"{code(parent)} has no counterpart.")
-                return False
-        if self._resolver.through_project(node):
+    def _removed_module(self, node: cst.Attribute, dotted: set[str]) -> bool:
+        """Plan the replacement of a removed module."""
+        parent = self._module.parents[node]
+        if self._module.through_project(node):
             return True
         self._out_of_sight(node)
         new = {table.MODULES.get(name, name) for name in dotted}
@@ -356,7 +286,7 @@ class Planner(Visitor):
             if node.attr.value in ("experimental", "policy"):
                 self._edits.expressions[node] = lambda updated, now: updated.value
                 if not isinstance(parent, cst.Attribute):
-                    self._edits.replace(node, self._edits.expressions[node], code(node.value))
+                    self._edits.replace(node, self._edits.expressions[node])
             return True
         if len(new) == 1 and not isinstance(parent, cst.Attribute):
             (module,) = new
@@ -366,16 +296,16 @@ class Planner(Visitor):
 
     def _out_of_sight(self, node: cst.BaseExpression) -> None:
         """Report a removed module that is used as a value in a place where the codemod cannot follow it."""
-        if not {names.canonical(dotted) for dotted in self._resolver.dotted(node)} & table.MODULES.keys():
+        if not {names.canonical(dotted) for dotted in self._module.dotted(node)} & table.MODULES.keys():
             return
-        outer = self._resolver.parents[node]
+        outer = self._module.parents[node]
         while isinstance(outer, (cst.IfExp, cst.BooleanOperation)):
-            outer = self._resolver.parents[outer]
-        function = self._resolver.enclosing(outer, cst.FunctionDef)
+            outer = self._module.parents[outer]
+        function = self._module.enclosing(outer, cst.FunctionDef)
         if isinstance(outer, cst.Return) and function and not function.decorators and not _must_be_given(function):
             # The codemod resolves calls of such a function to the returned module.
             return
-        above = [outer, *self._resolver.ancestors(outer)]
+        above = [outer, *self._module.ancestors(outer)]
         if any(isinstance(outer, kind) and not m.matches(above[up], follows) for kind, up, follows in _VALUES):
             self._edits.notice(node, _NOT_FOLLOWED)
 
@@ -384,3 +314,9 @@ def _must_be_given(function: cst.FunctionDef) -> bool:
     """Return whether a function has required arguments besides `self`."""
     parameters = (*function.params.posonly_params, *function.params.params, *function.params.kwonly_params)
     return any(p.default is None and p.name.value not in ("self", "cls") for p in parameters)
+
+
+def _is_alias(statement: cst.Assign | cst.AnnAssign | cst.NamedExpr) -> bool:
+    """Return whether an assignment binds only variables, not attributes or items."""
+    targets = [t.target for t in statement.targets] if isinstance(statement, cst.Assign) else [statement.target]
+    return not any(m.findall(target, m.Attribute() | m.Subscript()) for target in targets)

@@ -7,26 +7,18 @@ has `loss_scale=None` instead, calls of `compile` in the file get `auto_scale_lo
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import libcst as cst
 from libcst.helpers import get_full_name_for_node
 
 from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import calls as kinds
 from tf_lossscale.migrate.codemod import names
-from tf_lossscale.migrate.codemod.arguments import (
-    SIGNATURES,
-    Unprovable,
-    Written,
-    as_they_are,
-    bind,
-    code,
-    rewritten,
-    text,
-)
+from tf_lossscale.migrate.codemod.arguments import SIGNATURES, Unprovable, Written, as_they_are, bind, code, text
+from tf_lossscale.migrate.codemod.bindings import UNKNOWN
 from tf_lossscale.migrate.codemod.calls import Calls
 from tf_lossscale.migrate.codemod.edits import Edits, Visitor
-from tf_lossscale.migrate.codemod.project import UNKNOWN
-from tf_lossscale.migrate.codemod.resolve import Resolver
 
 _WRAPS = (
     "compile() under mixed_float16 wraps a bare optimizer in Keras's own class. For this package's class give "
@@ -48,26 +40,47 @@ _DOES_NOT_READ = (
 )
 
 
+class _Policy(NamedTuple):
+    """A call that creates a dtype policy, with its literal name or None, and the place and value of its loss scale."""
+
+    call: cst.Call
+    name: str | None
+    place: int
+    scale: cst.BaseExpression
+
+    @property
+    def has_scale(self) -> bool:
+        """Whether the loss scale is not None."""
+        return code(self.scale) != "None"
+
+    @property
+    def is_default(self) -> bool:
+        """Whether the policy has the loss scale that a policy of its name has by default."""
+        if self.name == "mixed_float16":
+            return text(self.scale) in ("auto", "dynamic")
+        return text(self.scale) == "auto" or (self.name is not None and not self.has_scale)
+
+
 class PolicyPlanner(Visitor):
     """Plans the edits of dtype policies in one module."""
 
-    def __init__(self, resolver: Resolver, calls: Calls, edits: Edits):
-        super().__init__(resolver, calls, edits)
-        # For each policy: its constructor call, its name, and the index of the argument `loss_scale`.
-        self._policies: list[tuple[cst.Call, cst.BaseExpression, int]] = []
+    def __init__(self, module: Calls, edits: Edits):
+        super().__init__(module, edits)
+        self._policies: list[_Policy] = []
         self._wraps = False
         self._reads: list[cst.Attribute] = []
         # Expressions that read the attribute `should_cast_variables` of a policy.
         self._casts: list[cst.Attribute] = []
 
     def visit_Call(self, node: cst.Call) -> None:
-        meaning = self._resolver.meaning(node.func)
+        meaning = self._module.meaning(node.func)
         if meaning.roles & {table.POLICY, table.KERAS_FUNCTION}:
             self._inferred(node)
         if meaning.old and meaning.roles <= {table.POLICY}:
             bound = bind(node.args, SIGNATURES[table.POLICY])
             if bound and len(bound) == len(SIGNATURES[table.POLICY]):
-                self._policies.append((node, node.args[bound["name"]].value, bound["loss_scale"]))
+                name, place = text(node.args[bound["name"]].value), bound["loss_scale"]
+                self._policies.append(_Policy(node, name, place, node.args[place].value))
         elif meaning.roles & set(names.WRAPPERS):
             self._wraps = True
 
@@ -85,81 +98,58 @@ class PolicyPlanner(Visitor):
             self._edits.todo(node, _INFER.format(code(first)))
 
     def visit_Attribute(self, node: cst.Attribute) -> None:
-        if node.attr.value not in _OF_OLD_POLICIES or not self._resolver.is_read(node):
+        if node.attr.value not in _OF_OLD_POLICIES or not self._module.is_read(node):
             return
-        found = self._calls.kinds(node.value)
+        found = self._module.kinds(node.value)
         if found == {kinds.POLICY}:
             (self._reads if node.attr.value == "loss_scale" else self._casts).append(node)
         elif found == {UNKNOWN} and self._may_be_policy(node.value):
             self._edits.todo(node, _NOT_IN_KERAS.format(code(node.value), node.attr.value))
 
     def finish(self) -> None:
-        if self._reads or not all(self._is_default(policy) for policy in self._policies):
-            if (
-                self._calls.compiled
-                and not self._reads
-                and all(code(p.args[i].value) == "None" for p, _, i in self._policies)
-            ):
+        if self._reads or not all(policy.is_default for policy in self._policies):
+            if self._module.compiled and not self._reads and not any(policy.has_scale for policy in self._policies):
                 self._never_wrap()
             else:
                 self._edits.legacy_policies = True
         self._read_from_old_policies()
-        if not self._edits.legacy_policies:
-            for policy, _, index in self._policies:
-                kept = [(keyword, i) for keyword, i in as_they_are(policy) if i != index]
-                self._rewrite(policy, Written("", kept))
-        for policy, name, index in self._policies:
-            scaled = text(name) in (None, "mixed_float16") and code(policy.args[index].value) != "None"
-            is_suspect = bool(self._calls.compiled) or (not self._wraps or self._is_argument(policy.args[index].value))
-            if scaled and is_suspect and (why := self._calls.why_compiled(self._calls.compiled)):
-                is_default = self._is_default((policy, name, index))
-                self._edits.notice(policy, f"{_WRAPS if is_default else _DOES_NOT_READ} {why}")
+        for call, _, place, _ in self._policies if not self._edits.legacy_policies else ():
+            kept = [(keyword, index) for keyword, index in as_they_are(call) if index != place]
+            self._edits.rewrite_call(call, Written("", kept))
+        for policy in self._policies:
+            is_suspect = self._module.compiled or not self._wraps or self._is_argument(policy.scale)
+            why = self._module.why_compiled(self._module.compiled) if is_suspect else None
+            if why and policy.name in (None, "mixed_float16") and policy.has_scale:
+                self._edits.notice(policy.call, f"{_WRAPS if policy.is_default else _DOES_NOT_READ} {why}")
 
     def _may_be_policy(self, expression: cst.BaseExpression) -> bool:
         """Return whether the name of an object of unknown type suggests that it is a dtype policy."""
-        name = (get_full_name_for_node(expression) or "").rsplit(".", 1)[-1]
-        return name.lower().endswith(("dtype_policy", "precision_policy")) or (
-            name.lower() == "policy" and self._resolver.uses_an_old_name
-        )
-
-    def _is_default(self, policy: tuple[cst.Call, cst.BaseExpression, int]) -> bool:
-        call, name, index = policy
-        scale = call.args[index].value
-        if text(scale) == "auto":
-            return True
-        if text(name) == "mixed_float16":
-            return text(scale) == "dynamic"
-        return text(name) is not None and code(scale) == "None"
+        name = (get_full_name_for_node(expression) or "").rsplit(".", 1)[-1].lower()
+        is_named = name == "policy" and self._module.uses_an_old_name
+        return is_named or name.endswith(("dtype_policy", "precision_policy"))
 
     def _is_argument(self, scale: cst.BaseExpression) -> bool:
         """Return whether a loss scale is a parameter of a function.
 
         Another file may call such a function and then `compile`.
         """
-        reaching = self._resolver.reaching(scale) if isinstance(scale, cst.Name) else []
+        reaching = self._module.reaching(scale) if isinstance(scale, cst.Name) else []
         return any(isinstance(getattr(assignment, "node", None), cst.Param) for assignment in reaching)
 
     def _read_from_old_policies(self) -> None:
         for read in (*self._reads, *self._casts):
-            for policy in (read.value, *self._resolver.values(read.value)):
-                if isinstance(policy, cst.Call) and f"{names.POLICIES}.global_policy" not in self._resolver.dotted(
+            for policy in (read.value, *self._module.values(read.value)):
+                if isinstance(policy, cst.Call) and f"{names.POLICIES}.global_policy" not in self._module.dotted(
                     policy.func
                 ):
-                    short = "global_policy" if self._calls.is_global_policy(policy) else "Policy"
+                    short = "global_policy" if self._module.is_global_policy(policy) else "Policy"
                     self._edits.replace_name(policy.func, f"{names.POLICIES}.{short}")
 
     def _never_wrap(self) -> None:
         """Give `compile` the argument `auto_scale_loss=False`, which has the effect of the old `loss_scale=None`."""
-        for call in self._calls.compiled:
+        for call in self._module.compiled:
             if not any(a.star or (a.keyword and a.keyword.value == "auto_scale_loss") for a in call.args):
-                self._rewrite(call, Written("", [*as_they_are(call), ("auto_scale_loss", "False")]))
-
-    def _rewrite(self, call: cst.Call, written: Written) -> None:
-        self._edits.replace(
-            call,
-            lambda updated, now: rewritten(updated, written, None, now),
-            code(rewritten(call, written, None, lambda old: old)),
-        )
+                self._edits.rewrite_call(call, Written("", [*as_they_are(call), ("auto_scale_loss", "False")]))
 
 
 class RefusalPlanner(Visitor):
@@ -167,11 +157,11 @@ class RefusalPlanner(Visitor):
 
     def visit_Call(self, node: cst.Call) -> None:
         self._named_by_string(node)
-        meaning = self._resolver.meaning(node.func)
+        meaning = self._module.meaning(node.func)
         if not meaning.roles & {*names.WRAPPERS}:
             return
         try:
-            written = self._calls.written(node, meaning)
+            written = self._module.written(node, meaning)
         except Unprovable as refusal:
             self._edits.refuse(node, f"{refusal}.")
             return
@@ -180,12 +170,12 @@ class RefusalPlanner(Visitor):
 
     def _named_by_string(self, node: cst.Call) -> None:
         """Report `setattr(module, "old name", ...)` and `mock.patch.object(module, "old name")`."""
-        if len(node.args) < 2 or any(self._resolver.is_builtin(node.func, name) for name in ("getattr", "hasattr")):
+        if len(node.args) < 2 or any(self._module.is_builtin(node.func, name) for name in ("getattr", "hasattr")):
             return
         module, name = node.args[0].value, text(node.args[1].value)
-        if name and self._resolver.is_shim(node, name):
+        if name and self._module.is_shim(node, name):
             return
-        full = {names.canonical(f"{dotted}.{name}") for dotted in self._resolver.dotted(module)}
+        full = {names.canonical(f"{dotted}.{name}") for dotted in self._module.dotted(module)}
         new = {table.FACES.get(old.role, old.new) for d in full if (old := table.OLD.get(d)) and old.new != d}
         if new:
             self._edits.refuse(node, f"the string names {name}. Its replacement is {' or '.join(sorted(new))}.", module)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import difflib
 import json
@@ -80,12 +79,8 @@ def counts(reports: Iterable[FileReport]) -> dict[str, int]:
     Returns:
         The numbers under the keys `files`, `changed`, `unchanged`, `error`, `rewritten`, `todo` and `notice`.
     """
-    counted = collections.Counter({k: 0 for k in ("files", CHANGED, UNCHANGED, ERROR, REWRITTEN, TODO, NOTICE)})
-    for report in reports:
-        counted["files"] += 1
-        counted[report.status] += 1
-        counted.update(finding.kind for finding in report.findings)
-    return dict(counted)
+    found = [key for report in reports for key in ("files", report.status, *(f.kind for f in report.findings))]
+    return {key: found.count(key) for key in ("files", CHANGED, UNCHANGED, ERROR, REWRITTEN, TODO, NOTICE)}
 
 
 def as_json(reports: Iterable[FileReport], written: bool) -> str:
@@ -107,12 +102,7 @@ def as_json(reports: Iterable[FileReport], written: bool) -> str:
         "written": written,
         "summary": counts(reports),
         "files": [
-            {
-                "path": report.path,
-                "status": report.status,
-                "error": report.error,
-                "findings": [dataclasses.asdict(finding) for finding in report.findings],
-            }
+            {key: value for key, value in dataclasses.asdict(report).items() if key not in ("old", "new")}
             for report in reports
             if report.status != UNCHANGED or report.findings
         ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import libcst as cst
@@ -14,7 +14,9 @@ from libcst.metadata import ClassScope, ImportAssignment
 
 from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names
-from tf_lossscale.migrate.codemod.project import UNKNOWN, Around, Known, join, leads_to_old
+from tf_lossscale.migrate.codemod.arguments import text
+from tf_lossscale.migrate.codemod.bindings import UNKNOWN, join
+from tf_lossscale.migrate.codemod.project import Around, leads_to_old
 from tf_lossscale.migrate.codemod.tree import Tree, methods
 
 # The customary names of the libraries. If a file does not bind such a name, or may bind it with a star import like
@@ -26,6 +28,12 @@ _TESTED = m.SaveMatchedNode(m.DoNotCare(), "tested")
 _TYPE_TEST = m.Comparison(
     m.Attribute(_TESTED, m.Name("__class__")) | m.Call(m.Name("type"), [m.Arg(_TESTED)]),
     [m.ComparisonTarget(m.Is() | m.IsNot() | m.Equal() | m.NotEqual())],
+)
+
+
+_CLASS = m.SaveMatchedNode(m.DoNotCare(), "class")
+_OPTIONAL = m.BinaryOperation(_CLASS, m.BitOr(), m.Name("None")) | m.Subscript(
+    m.Name("Optional") | m.Attribute(attr=m.Name("Optional")), [m.SubscriptElement(m.Index(_CLASS))]
 )
 
 
@@ -48,24 +56,30 @@ class Resolver(Tree):
 
     Args:
         module: the module's syntax tree.
-        known: old names that other files of the project re-export; see the module `project`.
         around: facts about the other files of the project.
     """
 
-    def __init__(self, module: cst.Module, known: Known | None = None, around: Around | None = None):
+    def __init__(self, module: cst.Module, around: Around):
         super().__init__(module)
-        self.around = around or Around()
-        self._known = known or {}
+        self.around = around
         self._open: set[cst.CSTNode] = set()
+        # The values assigned to attributes, by the class around the assignment and the code of the attribute.
         self._attributes: dict[tuple[cst.CSTNode | None, str], list[cst.BaseExpression]] = {}
+        # The same for names in the body of a class.
+        self._in_bodies: dict[tuple[cst.CSTNode | None, str], list[cst.BaseExpression]] = {}
         self._annotations: dict[tuple[cst.CSTNode | None, str], cst.Annotation] = {}
         self._returned: dict[cst.CSTNode | None, list[cst.BaseExpression]] = {}
         #: The words in string annotations. Each of them may be a use of an imported name.
         self.annotated: set[str] = set()
         self._dotted: dict[cst.CSTNode, set[str]] = {}
-        self.stars: list[str] = []
+        statements = [node for node in self.parents if isinstance(node, cst.ImportFrom)]
+        imports = [
+            alias.evaluated_name for node in self.parents if isinstance(node, cst.Import) for alias in node.names
+        ]
+        imports += map(module_of, statements)
+        self._stars = [module_of(node) for node in statements if isinstance(node.names, cst.ImportStar)]
         #: True if this file imports TensorFlow or tf_keras. Otherwise, its `keras` may run on another backend.
-        self.imports_tensorflow = False
+        self.imports_tensorflow = any(re.match(r"(tensorflow|tf_keras)\b", module) for module in imports)
         self.visit(self)
 
     # Names. -----------------------------------------------------------------------------------------------------
@@ -111,11 +125,10 @@ class Resolver(Tree):
 
     def _resolved(self, expression: cst.BaseExpression) -> set[str]:
         if isinstance(expression, cst.Attribute):
-            through = {f"{base}.{expression.attr.value}" for base in self.dotted(expression.value) if base != UNKNOWN}
+            bases = self.dotted(expression.value)
+            through = {f"{base}.{expression.attr.value}" for base in bases - {UNKNOWN}}
             if through:
-                return {d for name in through for d in self._expanded(name)} | (
-                    {UNKNOWN} if UNKNOWN in self.dotted(expression.value) else set()
-                )
+                return {dotted for name in through for dotted in self.around.expanded(name)} | (bases & {UNKNOWN})
             return self._of_values(self._attribute_values(expression))
         if isinstance(expression, cst.Name):
             return self._of_name(expression)
@@ -123,13 +136,12 @@ class Resolver(Tree):
             return self.dotted(expression.body) | self.dotted(expression.orelse)
         if (
             isinstance(expression, cst.Call)
-            and self.is_builtin(expression.func, "getattr")
             and len(expression.args) == 2
-            and isinstance(expression.args[1].value, cst.SimpleString)
+            and self.is_builtin(expression.func, "getattr")
         ):
-            attribute = expression.args[1].value.evaluated_value
+            attribute = text(expression.args[1].value)
             bases = self.dotted(expression.args[0].value) - {UNKNOWN}
-            return {f"{base}.{attribute}" for base in bases} or {UNKNOWN}
+            return {f"{base}.{attribute}" for base in bases if attribute} or {UNKNOWN}
         if isinstance(expression, cst.Call) and not expression.args:
             return self._module_from(expression.func)
         return {UNKNOWN}
@@ -140,28 +152,16 @@ class Resolver(Tree):
         The function may be defined in another file.
         """
         values = self.returned(function)
-        found = (
-            self._of_values(values)
-            if values
-            else {module for dotted in self.dotted(function) for module in self._expanded(f"{dotted}()")}
-        )
+        exported = {module for dotted in self.dotted(function) for module in self.around.expanded(f"{dotted}()")}
+        found = self._of_values(values) if values else exported
         return found if any(names.canonical(module) in names.EMPTIED for module in found) else {UNKNOWN}
 
     def through_project(self, expression: cst.BaseExpression) -> bool:
         """Return whether an expression such as `compat.Policy` reads a name that a module of the project re-exports."""
         if not isinstance(expression, cst.Attribute):
             return False
-        name = expression.attr.value
-        for base in self.dotted(expression.value):
-            package, _, module = base.rpartition(".")
-            package = package if package.strip(".") else base[: len(base) - len(base.lstrip("."))]
-            if self.knows(base, name) or self.knows(package, f"{module}.{name}"):
-                return True
-        return False
-
-    def knows(self, module: str, name: str) -> bool:
-        """Return whether a module of the project re-exports a name."""
-        return name in self._known.get(module, {})
+        read = {f"{base}.{expression.attr.value}" for base in self.dotted(expression.value)}
+        return any(self.around.expanded(dotted) != {dotted} for dotted in read)
 
     def is_wrapper_class(self, owner: cst.ClassDef | None) -> bool:
         """Return whether a class derives directly from an old wrapper class."""
@@ -170,9 +170,7 @@ class Resolver(Tree):
 
     def is_builtin(self, expression: cst.BaseExpression, name: str) -> bool:
         """Return whether an expression is the builtin function with a given name, and not a variable."""
-        if not isinstance(expression, cst.Name) or expression.value != name:
-            return False
-        return not self.assignments(expression)
+        return isinstance(expression, cst.Name) and expression.value == name and not self.assignments(expression)
 
     def type_tested(self, comparison: cst.Comparison) -> cst.BaseExpression | None:
         """Return `x` from comparisons like `type(x) is ...` and `x.__class__ != ...`; None for other comparisons."""
@@ -184,18 +182,13 @@ class Resolver(Tree):
         found: set[str] = set()
         assignments = self.assignments(name)
         if not assignments:
-            starred = {
-                dotted
-                for star in self.stars
-                for dotted in self._expanded(join(star, name.value))
-                if leads_to_old(dotted)
-            }
-            by_custom = LIBRARIES.get(name.value) if self.stars else None
-            return starred or {by_custom or UNKNOWN}
+            starred = {d for star in self._stars for d in self.around.expanded(join(star, name.value))}
+            by_custom = LIBRARIES.get(name.value) if self._stars else None
+            return {dotted for dotted in starred if leads_to_old(dotted)} or {by_custom or UNKNOWN}
         for assignment in self.reaching(name):
             if isinstance(assignment, ImportAssignment):
                 imported = assignment.get_qualified_names_for(name.value)
-                found |= {dotted for each in imported for dotted in self._expanded(each.name)} or {UNKNOWN}
+                found |= {dotted for each in imported for dotted in self.around.expanded(each.name)} or {UNKNOWN}
             else:
                 value = self.assigned_value(assignment)
                 if value is None:
@@ -213,26 +206,6 @@ class Resolver(Tree):
             found |= self.dotted(value)
             self._open.discard(value)
         return found
-
-    def _expanded(self, dotted: str) -> set[str]:
-        """Return the names that a dotted name stands for if a module of the project re-exports it."""
-        parts = dotted.split(".")
-        for split in range(len(parts) - 1, 0, -1):
-            module = ".".join(parts[:split]) or "."
-            module = module if module.strip(".") else dotted[: len(dotted) - len(dotted.lstrip("."))]
-            exported = self._known.get(module, {})
-            if parts[split] in exported:
-                rest = "".join(f".{part}" for part in parts[split + 1 :])
-                return {d if d == UNKNOWN else d + rest for d in exported[parts[split]]}
-            # If a package imports a module, the names in the module are exported under keys like "module.name".
-            if (two := ".".join(parts[split : split + 2])) in exported:
-                rest = "".join(f".{part}" for part in parts[split + 2 :])
-                return {d if d == UNKNOWN else d + rest for d in exported[two]}
-            starred = {join(star, ".".join(parts[split:])) for star in exported.get("*", ())}
-            starred = {name for name in starred if leads_to_old(name)}
-            if starred:
-                return starred
-        return {dotted}
 
     # Values. ----------------------------------------------------------------------------------------------------
 
@@ -257,25 +230,18 @@ class Resolver(Tree):
             if not _is_self(expression.value):
                 owners = [cls for value in self.values(expression.value) for cls in self._class_of(value)]
             found = [self._annotations.get((owner, expression.attr.value)) for owner in owners]
-        if None in found:
-            return []
-        return [cls for each in found if each for cls in self._classes(each.annotation)]
+        return [self._class(each.annotation) for each in found if each] if None not in found else []
 
     def _annotation(self, node: object) -> cst.Annotation | None:
         outer = node if isinstance(node, cst.Param) else self.parents.get(node)
         return outer.annotation if isinstance(outer, (cst.Param, cst.AnnAssign)) else None
 
-    def _classes(self, annotation: cst.BaseExpression) -> list[cst.BaseExpression]:
-        """Return the classes in an annotation. For a union these are its members except None."""
+    def _class(self, annotation: cst.BaseExpression) -> cst.BaseExpression:
+        """Return the class in an annotation, without quotes, `Optional[...]` or `| None` around it."""
         if isinstance(annotation, cst.SimpleString):
-            return self._classes(self._quoted(annotation))
-        if isinstance(annotation, cst.BinaryOperation):
-            return [*self._classes(annotation.left), *self._classes(annotation.right)]
-        generic = get_full_name_for_node(annotation) if isinstance(annotation, cst.Subscript) else None
-        if generic and generic.rsplit(".", 1)[-1] in ("Optional", "Union"):
-            parts = [element.slice.value for element in annotation.slice if isinstance(element.slice, cst.Index)]
-            return [cls for part in parts for cls in self._classes(part)]
-        return [] if is_none(annotation) else [annotation]
+            return self._class(self._quoted(annotation))
+        optional = m.extract(annotation, _OPTIONAL)
+        return self._class(cst.ensure_type(optional["class"], cst.BaseExpression)) if optional else annotation
 
     def _quoted(self, string: cst.SimpleString) -> cst.BaseExpression:
         """Parse a string annotation. The names in the result get the scope that contains the string."""
@@ -314,10 +280,7 @@ class Resolver(Tree):
 
         Other values, such as classes, are ignored, because a subclass may replace them.
         """
-        name = text.removeprefix("self.")
-        lines = [line.body for line in owner.body.body if isinstance(line, cst.SimpleStatementLine)]
-        assigned = [s for line in lines for s in line if isinstance(s, cst.Assign)]
-        values = [s.value for s in assigned if any(get_full_name_for_node(t.target) == name for t in s.targets)]
+        values = self._in_bodies.get((owner, text), [])
         return [v for v in values if any(names.canonical(dotted) in names.EMPTIED for dotted in self.dotted(v))]
 
     def _class_of(self, value: cst.BaseExpression | None) -> list[cst.ClassDef]:
@@ -369,26 +332,20 @@ class Resolver(Tree):
         """Return whether the module assigns to an attribute of this name anywhere."""
         return any(text.endswith(f".{attribute}") for _, text in self._attributes)
 
+    @functools.cached_property
+    def listed_in_all(self) -> set[str]:
+        """The strings in assignments of lists to `__all__`."""
+        listed = m.Assign([m.AssignTarget(m.Name("__all__"))], m.List() | m.Tuple())
+        lists = [node for node in self.parents if isinstance(node, cst.Assign) and m.matches(node, listed)]
+        strings = [string for each in lists for string in m.findall(each, m.SimpleString())]
+        return {str(string.evaluated_value) for string in strings if isinstance(string, cst.SimpleString)}
+
     # Facts that scopes lack. --------------------------------------------------------------------------------------
 
     def visit_Annotation(self, node: cst.Annotation) -> None:
         """Record the words in string annotations."""
         for string in m.findall(node, m.SimpleString()):
             self.annotated.update(re.findall(r"\w+", cst.ensure_type(string, cst.SimpleString).value))
-
-    def visit_Import(self, node: cst.Import) -> None:
-        """Record whether TensorFlow is imported."""
-        self._note_modules(alias.evaluated_name for alias in node.names)
-
-    def visit_ImportFrom(self, node: cst.ImportFrom) -> None:
-        """Record star imports, and whether TensorFlow is imported."""
-        self._note_modules([module_of(node)])
-        if isinstance(node.names, cst.ImportStar):
-            self.stars.append(module_of(node))
-
-    def _note_modules(self, modules: Iterable[str]) -> None:
-        if any(module.split(".", 1)[0] in ("tensorflow", "tf_keras") for module in modules):
-            self.imports_tensorflow = True
 
     def visit_Assign(self, node: cst.Assign) -> None:
         """Record the value of each assignment `self.x = value`."""
@@ -406,9 +363,11 @@ class Resolver(Tree):
         self._note_attribute(node.target, node.value)
 
     def _note_attribute(self, target: cst.BaseExpression, value: cst.BaseExpression | None) -> None:
-        text = get_full_name_for_node(target) if isinstance(target, cst.Attribute) else None
-        if text is not None and value is not None:
-            self._attributes.setdefault((self.enclosing(target, cst.ClassDef), text), []).append(value)
+        place, name = self.enclosing(target, cst.ClassDef), get_full_name_for_node(target)
+        if isinstance(target, cst.Attribute) and name and value:
+            self._attributes.setdefault((place, name), []).append(value)
+        elif isinstance(self.scopes.get(target), ClassScope) and value:
+            self._in_bodies.setdefault((place, f"self.{name}"), []).append(value)
 
     def visit_Return(self, node: cst.Return) -> None:
         """Record the value of a `return` statement for the function around it."""

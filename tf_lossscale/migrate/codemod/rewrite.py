@@ -12,6 +12,7 @@ from typing import Any
 import libcst as cst
 import libcst.matchers as m
 
+from tf_lossscale.migrate.codemod.arguments import code
 from tf_lossscale.migrate.codemod.edits import MARK, Edits
 from tf_lossscale.migrate.codemod.names import IPYTHON
 
@@ -93,14 +94,9 @@ class Rewriter(cst.CSTTransformer):
         lines[-1] = lines[-1].with_changes(trailing_whitespace=updated_node.trailing_whitespace)
         return cst.FlattenSentinel(lines)
 
-    def leave_ImportFrom(self, original_node: cst.ImportFrom, updated_node: cst.ImportFrom) -> Any:
-        return self._imports(original_node)
-
-    def leave_Import(self, original_node: cst.Import, updated_node: cst.Import) -> Any:
-        return self._imports(original_node)
-
-    def _imports(self, statement: cst.Import | cst.ImportFrom) -> Any:
+    def leave_ImportFrom(self, original_node: Any, updated_node: Any) -> Any:
         """Return the statements that replace an import statement."""
+        statement = original_node
         planned = self._edits.imports
         aliases = [statement.names] if isinstance(statement.names, cst.ImportStar) else list(statement.names)
         kept: list[Any] = [alias for alias in aliases if alias not in planned]
@@ -111,11 +107,13 @@ class Rewriter(cst.CSTTransformer):
             kept[-1] = kept[-1].with_changes(comma=aliases[-1].comma)
             statements.append(statement.with_changes(names=kept))
         new = dict.fromkeys(planned.get(alias) for alias in aliases)
-        statements += [_line(code).body[0] for code in new if code]
+        statements += [_line(each).body[0] for each in new if each]
         if not statements:
             return cst.RemoveFromParent()
         statements[-1] = statements[-1].with_changes(semicolon=statement.semicolon)
         return cst.FlattenSentinel(statements)
+
+    leave_Import = leave_ImportFrom
 
     def leave_IndentedBlock(
         self, original_node: cst.IndentedBlock, updated_node: cst.IndentedBlock
@@ -129,21 +127,15 @@ class Rewriter(cst.CSTTransformer):
         self, original_node: cst.Try, updated_node: cst.Try
     ) -> cst.BaseStatement | cst.FlattenSentinel | cst.RemovalSentinel:
         """Replace a `try` with one of its branches if all have become equal. Remove it if all are empty."""
-        blocks = [updated_node.body, *(handler.body for handler in updated_node.handlers)]
-        if updated_node.orelse or updated_node.finalbody or original_node.deep_equals(updated_node):
+        branches = {code(each.body) for each in (updated_node, *updated_node.handlers)}
+        has_comment = m.findall(updated_node.with_changes(leading_lines=()), m.Comment())
+        is_plain = m.matches(updated_node, _PLAIN_TRY) and not has_comment
+        if len(branches) > 1 or not is_plain or original_node.deep_equals(updated_node):
             return updated_node
-        rungs = [block.body[0] for block in blocks if len(block.body) == 1]
-        if len(rungs) != len(blocks) or not blocks[1:] or not all(m.matches(rung, _PLAIN) for rung in rungs):
-            return updated_node
-        if m.findall(updated_node.with_changes(leading_lines=()), m.Comment()):
-            return updated_node
-        first = rungs[0]
-        bare = [rung.with_changes(leading_lines=()) for rung in rungs]
-        if not all(bare[0].deep_equals(rung) for rung in bare[1:]):
-            return updated_node
-        if m.matches(first, m.SimpleStatementLine([m.Pass()])):
-            return cst.SimpleStatementLine([_REMOVED], leading_lines=updated_node.leading_lines)
-        return first.with_changes(leading_lines=updated_node.leading_lines)
+        line = updated_node.body.body[0]
+        if m.matches(line, m.SimpleStatementLine([m.Pass()])):
+            line = cst.SimpleStatementLine([_REMOVED])
+        return line.with_changes(leading_lines=updated_node.leading_lines)
 
     def leave_Module(self, original_node: cst.Module, updated_node: cst.Module) -> cst.Module:
         updated_node = _without_removed(updated_node)
@@ -160,8 +152,9 @@ _IMPORTS = m.Import() | m.ImportFrom()
 _IMPORT_LINE = m.SimpleStatementLine([m.AtLeastN(_IMPORTS, n=1)])
 _DOCSTRING = m.SimpleStatementLine([m.Expr(m.SimpleString())])
 _IPYTHON_LINE = m.SimpleStatementLine([m.Expr(m.Name(m.MatchIfTrue(lambda name: name.startswith(IPYTHON))))])
-# A statement that `leave_Try` may merge: an import, `pass`, or an assignment whose value is a name or attribute.
-_PLAIN = m.SimpleStatementLine([_IMPORTS | m.Pass() | m.Assign(value=m.Name() | m.Attribute())])
+# A `try` that may be merged: each branch is an import, `pass`, or an assignment whose value is a name or attribute.
+_PLAIN = m.IndentedBlock([m.SimpleStatementLine([_IMPORTS | m.Pass() | m.Assign(value=m.Name() | m.Attribute())])])
+_PLAIN_TRY = m.Try(_PLAIN, [m.AtLeastN(m.ExceptHandler(_PLAIN), n=1)], orelse=None, finalbody=None)
 _PACKAGE = m.ImportAlias(m.Name("tf_lossscale") | _OF_PACKAGE, None)
 _IMPORTS_PACKAGE = m.SimpleStatementLine(
     [m.ZeroOrMore(), m.Import([m.ZeroOrMore(), _PACKAGE, m.ZeroOrMore()]), m.ZeroOrMore()]
@@ -192,8 +185,8 @@ def _wrapped(reason: str) -> list[str]:
     return textwrap.wrap(f"{MARK} {reason}", 100, subsequent_indent="#   ", break_long_words=False)
 
 
-def _line(code: str) -> cst.SimpleStatementLine:
-    return cst.SimpleStatementLine([cst.parse_statement(code).body[0]])
+def _line(statement: str) -> cst.SimpleStatementLine:
+    return cst.SimpleStatementLine([cst.parse_statement(statement).body[0]])
 
 
 def _without_removed(block: Any) -> Any:

@@ -13,7 +13,6 @@ from tf_lossscale.migrate.codemod import names
 from tf_lossscale.migrate.codemod.arguments import text
 from tf_lossscale.migrate.codemod.calls import Calls
 from tf_lossscale.migrate.codemod.edits import Edits, Visitor
-from tf_lossscale.migrate.codemod.resolve import Resolver
 
 # Matches `strategy.run = strategy.experimental_run_v2`, a fallback for TensorFlow versions without `run`.
 _SHIM = m.Assign([m.AssignTarget(m.Attribute(attr=m.Name("run")))])
@@ -24,22 +23,19 @@ _OWN = f"this file defines {names.OLD_RUN} and keeps it. Calls in other files be
 class StrategyPlanner(Visitor):
     """Plans the edits of tf.distribute strategies in one module."""
 
-    def __init__(self, resolver: Resolver, calls: Calls, edits: Edits):
-        super().__init__(resolver, calls, edits)
+    def __init__(self, module: Calls, edits: Edits):
+        super().__init__(module, edits)
         self._uses: list[cst.Attribute] = []
         self._own: list[cst.CSTNode] = []
 
-    def visit_Attribute(self, node: cst.Attribute) -> None:
-        if node.attr.value == names.OLD_RUN and not m.matches(self._resolver.parents[node], _SHIM):
-            (self._uses if self._resolver.is_read(node) else self._own).append(node)
-
-    def visit_FunctionDef(self, node: cst.FunctionDef) -> None:
-        if node.name.value == names.OLD_RUN:
-            self._own.append(node.name)
-
-    def visit_AssignTarget(self, node: cst.AssignTarget) -> None:
-        if isinstance(node.target, cst.Name) and node.target.value == names.OLD_RUN:
-            self._own.append(node.target)
+    def visit_Name(self, node: cst.Name) -> None:
+        outer = self._module.parents[node]
+        if node.value != names.OLD_RUN or m.matches(self._module.parents.get(outer, outer), _SHIM):
+            return
+        if isinstance(outer, cst.Attribute) and self._module.is_read(outer):
+            self._uses.append(outer)
+        else:
+            self._own.append(node)
 
     def visit_SimpleString(self, node: cst.SimpleString) -> None:
         if text(node) == names.OLD_RUN:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import libcst as cst
+import libcst.matchers as m
 from libcst.metadata import (
     Assignment,
     BuiltinAssignment,
@@ -27,26 +28,8 @@ _Node = TypeVar("_Node", bound=cst.CSTNode)
 
 # Context managers of TensorFlow. They suppress no errors, so code after such a `with` block runs only if the whole
 # block ran.
-_CONTEXTS = ("scope", "as_default", "device", "init_scope", "name_scope", "variable_scope", "GradientTape", "Session")
-
-
-class _Walk(cst.CSTVisitor):
-    """Records the parents of nodes. Layout nodes such as whitespace, about half of all nodes, are skipped."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.parents: dict[cst.CSTNode, cst.CSTNode] = {}
-        self._around: list[cst.CSTNode] = []
-
-    def on_visit(self, node: cst.CSTNode) -> bool:
-        is_layout = isinstance(node, _LAYOUT)
-        if self._around and not is_layout:
-            self.parents[node] = self._around[-1]
-        self._around.append(node)
-        return not is_layout
-
-    def on_leave(self, original_node: cst.CSTNode) -> None:
-        self._around.pop()
+_CONTEXT = m.Name(m.MatchRegex("(scope|as_default|device|(init|name|variable)_scope|GradientTape|Session)$"))
+_ONLY_SETS_A_CONTEXT = m.With([m.AtLeastN(m.WithItem(m.Call(_CONTEXT | m.Attribute(attr=_CONTEXT))), n=1)])
 
 
 class Tree:
@@ -57,11 +40,15 @@ class Tree:
     """
 
     def __init__(self, module: cst.Module):
-        self.module = module
-        walk = _Walk()
-        module.visit(walk)
-        #: Node -> parent. The nodes are in source order, with each parent before its children.
-        self.parents = walk.parents
+        #: Node -> parent. The nodes are in source order, with each parent before its children. Layout nodes such as
+        #: whitespace, about half of all nodes, are left out.
+        self.parents: dict[cst.CSTNode, cst.CSTNode] = {}
+        waiting: list[tuple[cst.CSTNode, cst.CSTNode]] = [(child, module) for child in reversed(module.children)]
+        while waiting:
+            node, parent = waiting.pop()
+            if not isinstance(node, _LAYOUT):
+                self.parents[node] = parent
+                waiting.extend((child, node) for child in reversed(node.children))
         # LibCST copies the tree by default, in case it contains a node twice. A parsed tree never does,
         # so the copy is skipped.
         wrapper = MetadataWrapper(module, unsafe_skip_copy=True)
@@ -106,9 +93,9 @@ class Tree:
             yield parent
             parent = self.parents.get(parent)
 
-    def enclosing(self, node: cst.CSTNode, kind: type[_Node]) -> _Node | None:
-        """Return the nearest ancestor of a given type, or None."""
-        return next((a for a in self.ancestors(node) if isinstance(a, kind)), None)
+    def enclosing(self, node: cst.CSTNode, *kinds: type[_Node]) -> _Node | None:
+        """Return the nearest ancestor of one of the given types, or None."""
+        return next((a for a in self.ancestors(node) if isinstance(a, kinds)), None)
 
     def statement(self, node: cst.CSTNode) -> cst.CSTNode:
         """Return the innermost statement that contains a node."""
@@ -175,7 +162,7 @@ class Tree:
                 return assignments
         above = [used, *self.ancestors(used, stop=_SCOPES)]
         later_too = used is not name or any(isinstance(node, (cst.For, cst.While)) for node in above)
-        home = self._function_of(used)
+        home = self.enclosing(used, *_SCOPES)
         use = self.start(next((node for node in above if isinstance(node, _STATEMENTS)), used))
         reaching: list[tuple[tuple[float, int], object]] = []
         last = (0, 0)
@@ -185,21 +172,18 @@ class Tree:
             if start >= use and not later_too:
                 continue
             # An assignment in another function, which declares the name global or nonlocal, may run at any time.
-            elsewhere = node is not None and self._function_of(node) is not home
+            elsewhere = node is not None and self.enclosing(node, *_SCOPES) is not home
             reaching.append(((float("inf"), 0) if elsewhere else start, assignment))
             if node is not None and start < use and self._always_runs_before(node, above):
                 last = max(last, start)
         return [assignment for start, assignment in reaching if start >= last] or assignments
-
-    def _function_of(self, node: cst.CSTNode) -> cst.CSTNode | None:
-        return next((a for a in self.ancestors(node) if isinstance(a, _SCOPES)), None)
 
     def _binding(self, assignment: object) -> cst.CSTNode | None:
         """Return the statement that makes an assignment; None for a parameter."""
         node = getattr(assignment, "node", None)
         if node is None or isinstance(node, (cst.Param, *_STATEMENTS)):
             return None if isinstance(node, cst.Param) else node
-        return next((a for a in self.ancestors(node) if isinstance(a, _STATEMENTS)), None)
+        return self.enclosing(node, *_STATEMENTS)
 
     def _always_runs_before(self, statement: cst.CSTNode, above: list[cst.CSTNode]) -> bool:
         """Return whether a statement always runs before a use below it.
@@ -213,7 +197,7 @@ class Tree:
         block = self.parents.get(block) if isinstance(block, cst.SimpleStatementLine) else block
         while block is not None and block not in above:
             owner = self.parents.get(block)
-            if not isinstance(owner, cst.With) or not all(_only_sets_a_context(item.item) for item in owner.items):
+            if not m.matches(owner, _ONLY_SETS_A_CONTEXT):
                 return False
             block = self.parents.get(owner)
         return block is not None
@@ -233,9 +217,3 @@ def _element(values: cst.BaseExpression | None, place: int, count: int) -> cst.B
         return None
     stars = any(isinstance(each, cst.StarredElement) for each in values.elements)
     return None if stars else values.elements[place].value
-
-
-def _only_sets_a_context(expression: cst.BaseExpression) -> bool:
-    name = expression.func if isinstance(expression, cst.Call) else None
-    name = name.attr if isinstance(name, cst.Attribute) else name
-    return isinstance(name, cst.Name) and name.value in _CONTEXTS
