@@ -119,8 +119,8 @@ class Calls(Resolver):
     def _is_certainly_stable(self, call: cst.Call) -> bool:
         stars = {argument.star for argument in call.args} - {""}
         if stars:
-            # A program that supports both classes selects keyword arguments by version. It unpacks them with `**` only
-            # for the newer class.
+            # A program that supports both classes may choose the keyword arguments by the version of TensorFlow. It
+            # unpacks them with `**` only for the newer class.
             return stars == {"**"} and _argument(call, 1, "dynamic") is None
         second = _argument(call, 1, "dynamic")
         keywords = {argument.keyword.value for argument in call.args if argument.keyword}

@@ -123,7 +123,7 @@ def map_in_processes(function: Callable[[_In], _Out], items: Sequence[_In], jobs
         for result in _until_one_dies(function, items[done:], jobs):
             done += 1
             yield result
-        # One of the remaining items killed a process. The first of them runs alone, because it may be that item.
+        # One of the remaining items killed its process. The first of them runs alone to find out whether it did.
         if done < len(items):
             yield next(_until_one_dies(function, items[done : done + 1], 1), None)
             done += 1

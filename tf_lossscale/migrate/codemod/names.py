@@ -45,7 +45,7 @@ PRIVATE = {
 # Modules whose imports are removed if the rewritten code no longer uses them.
 EMPTIED = (*PRIVATE, KERAS, *table.MODULES)
 
-# Names that `keras.mixed_precision` still has today. They are old only in TensorFlow's private copy of Keras; see
+# Names that `keras.mixed_precision` still has. They count as old names only in TensorFlow's private copy of Keras; see
 # `in_unused_copy`.
 CURRENT = (KERAS, f"{KERAS}.set_global_policy", f"{KERAS}.global_policy")
 

@@ -66,7 +66,7 @@ class Planner(Visitor):
 
     def _call_of_old_name(self, node: cst.Call, meaning: Meaning) -> None:
         if node.func in self._edits.frozen or not meaning.roles & {*names.WRAPPERS}:
-            # The arguments do not change. `visit_Name` or `visit_Attribute` replaces the name.
+            # Only the name of the function changes. `visit_Name` or `visit_Attribute` replaces it.
             return
         written = self._module.written(node, meaning)
         func = None if self._keeps_name(node.func, written.target) else written.target
@@ -125,7 +125,7 @@ class Planner(Visitor):
             return False
         if not self._module.is_read(node):
             return self._assigned(node)
-        # The attribute may be a whole statement, as `module.name` in a `try` block.
+        # The attribute may be a whole statement, such as `module.name` in a `try` block.
         if isinstance(self._module.parents[node], cst.Expr) and self._module.is_shim(node, node.attr.value):
             self._edits.freeze(node)
             return False

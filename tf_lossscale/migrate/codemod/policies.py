@@ -1,7 +1,7 @@
 """Plans edits for dtype policies with a loss scale, which Keras's current policies do not have.
 
 A default loss scale is dropped. If a policy has another loss scale, or the file reads the loss scale of a policy, the
-file's policies are replaced by those of `tf_lossscale.legacy.experimental`, which have a loss scale. If every policy
+file's policies are replaced with those of `tf_lossscale.legacy.experimental`, which have a loss scale. If every policy
 has `loss_scale=None` instead, calls of `compile` in the file get `auto_scale_loss=False`.
 """
 
