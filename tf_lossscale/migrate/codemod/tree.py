@@ -40,8 +40,8 @@ class Tree:
     """
 
     def __init__(self, module: cst.Module):
-        #: Maps each node to its parent. The nodes are in source order, with each parent before its children. Layout nodes such as
-        #: whitespace, about half of all nodes, are left out.
+        #: Maps each node to its parent. The nodes are in source order, with each parent before its children. Layout
+        #: nodes such as whitespace, about half of all nodes, are left out.
         self.parents: dict[cst.CSTNode, cst.CSTNode] = {}
         waiting: list[tuple[cst.CSTNode, cst.CSTNode]] = [(child, module) for child in reversed(module.children)]
         while waiting:
