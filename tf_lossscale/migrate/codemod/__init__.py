@@ -2,12 +2,11 @@
 
 Its modules, in the order of use:
 
-- Many files: `command`, `files`, `bindings` (names that a file binds), `project` (a text search, and files that
-  re-export old names), `notebooks`, `report`, `repositories` (files that Git cannot restore).
-- One file: `migrate_file`.
-- The meaning of a name at a place in the code: `tf_lossscale.legacy.table` (the old names), `names`, `tree`, `resolve`.
-- The new form of a call: `arguments`, `calls`.
-- The plan of the changes, in running order: `policies`, `plan`, `objects`, `strategies`, `unseen`,
-  `imports`.
-- The changes: `edits` holds them, and `rewrite` applies them.
+- Handling many files: `command`, `files`, `bindings` (reads the names that a file defines), `project` (finds the files
+  that use or re-export old names), `notebooks`, `report`, `repositories` (finds the files that Git could not restore).
+- Migrating one file: `migrate_file`.
+- Resolving a name in the code: `tf_lossscale.legacy.table` (the table of old names), `names`, `tree`, `resolve`.
+- Translating a call: `arguments`, `calls`.
+- Planning the changes, in running order: `policies`, `plan`, `objects`, `strategies`, `unseen`, `imports`.
+- Applying the changes: `edits` stores the planned changes, and `rewrite` applies them to the syntax tree.
 """

@@ -20,8 +20,8 @@ class Unprovable(Exception):
     """Raised for a call that has no provably equivalent new form. The message gives the reason."""
 
 
-#: An argument of the new call, as (keyword or None, value). The value is the index of an argument of the old call,
-#: an expression from the old code, or new code in a string.
+#: An argument of the new call: its keyword or None, and its value. The value is the index of an argument of the old
+#: call, an expression from the old code, or a string of new code.
 Argument = tuple[str | None, "int | str | cst.BaseExpression"]
 
 
@@ -31,7 +31,7 @@ class Written(NamedTuple):
     # The dotted name of the new function.
     target: str
     arguments: Sequence[Argument]
-    # Nodes of the old call whose names the new call does not use.
+    # Nodes of the old call that the new call drops.
     consumed: tuple[cst.CSTNode, ...] = ()
 
 
@@ -91,7 +91,7 @@ def _power(base: float, exponent: float) -> float:
     return float(base) ** exponent
 
 
-# The operators that loss scales are written with.
+# The operators that a constant loss scale such as `2 ** 15` may contain.
 _OPERATORS: dict[type, Any] = {
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
@@ -185,7 +185,7 @@ def rewritten(
     func: cst.BaseExpression | None,
     now: Callable[[cst.BaseExpression], cst.BaseExpression],
 ) -> cst.Call:
-    """Return a call in its new form, with the whitespace and comments between the old arguments.
+    """Return a call in its new form, and keep the whitespace and comments between its arguments.
 
     Args:
         call: the call, whose inner expressions have already been rewritten.
@@ -229,7 +229,7 @@ def _spaced(old: Sequence[cst.Arg], new: list[cst.Arg]) -> list[cst.Arg]:
         elif index < len(new) - 1:
             argument = argument.with_changes(comma=COMMA, whitespace_after_arg=cst.SimpleWhitespace(""))
         else:
-            # A comment beside a dropped argument must not end up beside another argument.
+            # A comment next to a dropped argument must not end up next to another argument.
             end = cst.Arg(old[-1].value) if len(new) < len(old) and m.findall(old[-1], m.Comment()) else old[-1]
             argument = argument.with_changes(comma=end.comma, whitespace_after_arg=end.whitespace_after_arg)
         spaced.append(argument)

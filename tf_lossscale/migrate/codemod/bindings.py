@@ -19,7 +19,7 @@ class Bindings(ast.NodeVisitor):
     ['tensorflow.keras.mixed_precision']
 
     Args:
-        source: Python code. If it does not parse, which the second pass reports, it binds nothing.
+        source: Python code. Code that does not parse is treated as an empty module.
     """
 
     def __init__(self, source: str | bytes = ""):
@@ -96,7 +96,7 @@ class Bindings(ast.NodeVisitor):
 
 
 def _assigned(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
-    """Yield each assigned name with its value. For `a, b = x, y` these are two pairs."""
+    """Yield each assigned name with its value. `a, b = x, y` yields two pairs."""
     if isinstance(target, ast.Name):
         yield target.id, value
     elif isinstance(target, (ast.Tuple, ast.List)):
@@ -111,7 +111,7 @@ def _module_of(node: ast.ImportFrom) -> str:
 
 
 def join(module: str, name: str) -> str:
-    """Return the dotted name of a name in a module. The module may be relative.
+    """Join a module and a name in it to a dotted name. The module may be relative.
 
     >>> join("..", "compat"), join("a.b", "c")
     ('..compat', 'a.b.c')

@@ -1,4 +1,4 @@
-"""Determines the new form of each call of an old name, and what kind of object an expression holds."""
+"""Determines the new form of each call of an old name, and the kinds of objects that expressions may evaluate to."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from tf_lossscale.migrate.codemod.bindings import UNKNOWN
 from tf_lossscale.migrate.codemod.project import Around
 from tf_lossscale.migrate.codemod.resolve import Meaning, Resolver, is_none
 
-# The kinds of objects that an expression may hold. A WRAPPER is a `tf_lossscale.LossScaleOptimizer` once the call that
-# creates it is rewritten.
+# The kinds of objects that an expression may evaluate to. A WRAPPER is a `tf_lossscale.LossScaleOptimizer` once the
+# call that creates it has been rewritten.
 WRAPPER = "wrapper"
 # An instance of an old class from `tf_lossscale.legacy`.
 FACE = "face"
@@ -43,7 +43,7 @@ _FROM_CONFIG = m.Attribute(attr=m.Name("from_config"))
 
 
 class Calls(Resolver):
-    """Analyzes the calls of old names and the objects in one module.
+    """Analyzes one module: the calls of old names, and the kinds of objects that expressions may evaluate to.
 
     Args:
         module: the module's syntax tree.
@@ -103,11 +103,11 @@ class Calls(Resolver):
         return "dynamic" in values or number(second) is not None or self.loss_scale_class(second) is not None
 
     def _literals(self, expression: cst.BaseExpression | None, through: int = 1) -> set[str]:
-        """Return which of the values True, False and "dynamic" an expression may have, and "?" if any other.
+        """Return the values that an expression may have: True, False, "dynamic", and "?" for any other value.
 
         Args:
             expression: an expression, or None if the expression is unknown.
-            through: the number of times that a variable may be replaced by the values assigned to it.
+            through: how often to look up the values of a variable. If it is 0, a variable has the value "?".
         """
         if isinstance(expression, cst.IfExp):
             return self._literals(expression.body, through) | self._literals(expression.orelse, through)
@@ -119,8 +119,8 @@ class Calls(Resolver):
     def _is_certainly_stable(self, call: cst.Call) -> bool:
         stars = {argument.star for argument in call.args} - {""}
         if stars:
-            # A program that supports both classes selects keyword arguments by version. It unpacks them with `**` only
-            # for the newer class.
+            # A program that supports both classes may choose the keyword arguments by the version of TensorFlow. It
+            # unpacks them with `**` only for the newer class.
             return stars == {"**"} and _argument(call, 1, "dynamic") is None
         second = _argument(call, 1, "dynamic")
         keywords = {argument.keyword.value for argument in call.args if argument.keyword}
@@ -168,7 +168,7 @@ class Calls(Resolver):
     # Objects. ---------------------------------------------------------------------------------------------------
 
     def loss_scale_class(self, expression: cst.BaseExpression) -> str | None:
-        """Return the name of the loss scale class that an expression instantiates, without its module, or None."""
+        """Return the class name, without the module, if an expression instantiates a loss scale; otherwise None."""
         meaning = self.meaning(expression.func) if isinstance(expression, cst.Call) else None
         if meaning is None or not meaning.sure:
             return None
@@ -182,14 +182,14 @@ class Calls(Resolver):
 
     @functools.cached_property
     def compiled(self) -> list[cst.Call]:
-        """The calls in this module that compile a Keras model with an optimizer, unlike `re.compile(...)`."""
+        """Calls of a Keras model's `compile` with an optimizer. Functions like `re.compile` are left out."""
         calls = [node for node in self.parents if isinstance(node, cst.Call) and m.matches(node.func, _COMPILE)]
         return [c for c in calls if optimizer_of(c) and not all(map(_is_in_module, self.dotted(c.func)))]
 
     def why_compiled(self, calls: Sequence[cst.Call]) -> str | None:
-        """Return the reason to suspect that a call of `compile` created the optimizer, or None.
+        """Return why a call of `compile` may have created an optimizer, or None if no file calls `compile`.
 
-        The suspect is the first of the given calls, or else a call in another file.
+        If `calls` is not empty, the reason names the first of these calls. Otherwise it names the other files.
         """
         if calls:
             return f"Suspected because of compile() in line {self.start(calls[0])[0]}."
@@ -198,7 +198,7 @@ class Calls(Resolver):
         return "Suspected because another file calls compile()." if self.around.compiles else None
 
     def kinds(self, expression: cst.BaseExpression) -> set[str]:
-        """Return the kinds of objects that an expression may hold: constants of this module, and UNKNOWN."""
+        """Return the kinds of objects that an expression may evaluate to: constants of this module, or UNKNOWN."""
         if isinstance(expression, (cst.Name, cst.Attribute)) and self._is_guarded(expression):
             return {WRAPPER}
         if isinstance(expression, cst.IfExp):
@@ -213,7 +213,7 @@ class Calls(Resolver):
         return found - {UNKNOWN} | {WRAPPER} if UNKNOWN in found and self.is_annotated(expression) else found
 
     def _kinds_of(self, values: Iterable[cst.BaseExpression | None]) -> set[str]:
-        """Return the kinds of the possible values of a variable or results of a function, ignoring None."""
+        """Return the kinds of objects that these expressions may evaluate to. The constant None is ignored."""
         found: set[str] = set()
         for value in values:
             if value is None:
@@ -225,7 +225,7 @@ class Calls(Resolver):
         return found or {UNKNOWN}
 
     def is_annotated(self, expression: cst.BaseExpression) -> bool:
-        """Return whether the type annotation of a variable or attribute is a wrapper class, or Optional of one."""
+        """Return whether a variable or attribute is annotated with a wrapper class, possibly inside `Optional`."""
         classes = self.annotated_classes(expression)
         return bool(classes) and all(self._is_wrapper(cls) for cls in classes)
 
@@ -268,17 +268,20 @@ class Calls(Resolver):
         return FACE if target in table.FACES.values() else WRAPPER
 
     def _is_guarded(self, expression: cst.BaseExpression) -> bool:
-        """Return whether an `if` around an expression is true only for a wrapper."""
+        """Return whether an expression is inside an `if` that is true only for a wrapper."""
         if any(classes and all(map(self._is_wrapper, classes)) for classes in self._tested(expression)):
             return True
         return any(self._wraps_under(condition, expression) for condition in self._conditions(expression))
 
     def told_otherwise(self, expression: cst.BaseExpression) -> bool:
-        """Return whether an `if` around an expression has a condition that is false for every wrapper."""
+        """Return whether an expression is inside an `if` that is false for every wrapper."""
         return any(not any(map(self._is_wrapper, classes)) for classes in self._tested(expression))
 
     def _tested(self, expression: cst.BaseExpression) -> Iterator[list[cst.BaseExpression]]:
-        """Yield the classes in each `isinstance` test in an `if` around an expression. `callable` tests no class."""
+        """Yield the tested classes for each `isinstance` test of an expression in an `if` that encloses it.
+
+        For each `callable` test of the expression, yield an empty list.
+        """
         asked = m.Call(
             m.Name("isinstance") | m.Name("callable"), [m.Arg(m.MatchIfTrue(expression.deep_equals)), m.ZeroOrMore()]
         )
@@ -295,7 +298,7 @@ class Calls(Resolver):
             inner = node
 
     def _wraps_under(self, condition: cst.BaseExpression, expression: cst.BaseExpression) -> bool:
-        """Return whether a wrapper is assigned to a variable or attribute under the same condition elsewhere."""
+        """Return whether a wrapper is assigned to a variable or attribute inside an `if` with the same condition."""
         shown = _bare(condition)
         return shown is not None and any(
             isinstance(value, cst.Call)
@@ -328,7 +331,7 @@ def _literal(value: cst.BaseExpression | None) -> str:
 
 
 def _bare(condition: cst.BaseExpression) -> str | None:
-    """Return the name of a condition that is only a name, without `self.`, or None for any other condition."""
+    """Return a condition that is only a name, without the prefix `self.`; None for any other condition."""
     return (get_full_name_for_node(condition) or "").removeprefix("self.") or None
 
 

@@ -37,11 +37,11 @@ class Edits:
         self.gone: set[cst.CSTNode] = set()
         #: Maps a statement to the TODO comments to insert above it.
         self.todos: dict[cst.CSTNode, list[str]] = {}
-        #: Maps an import alias or a star to the code of the import that replaces it, or to None if it is removed.
+        #: Maps an imported name or `*` to the code of the import that replaces it, or to None if it is removed.
         self.imports: dict[cst.CSTNode, str | None] = {}
         #: Nodes that must stay unchanged.
         self.frozen: set[cst.CSTNode] = set()
-        #: Names that frozen nodes use, so that their imports and assignments must stay.
+        #: Names whose imports and assignments must stay, because unchanged code uses them.
         self.pinned: set[str] = set()
         #: True if dtype policies in this file need a loss scale, and therefore come from `tf_lossscale.legacy`.
         self.legacy_policies = False
@@ -57,21 +57,21 @@ class Edits:
         return {around for node in nodes for around in (node, *self._module.ancestors(node))}
 
     def is_settled(self, node: cst.CSTNode) -> bool:
-        """Return whether it is decided that a node stays or goes, so that no other edit of it may be planned."""
+        """Return whether a node must stay or will be removed. No other edit of such a node may be planned."""
         return node in self.frozen or node in self.gone
 
     def replace(self, node: cst.CSTNode, make: Make, shown: str | None = None) -> None:
-        """Plan to replace a node, and report the change. By default, the report shows the result of `make`."""
+        """Plan to replace a node, and report the change. By default, the report shows the code that `make` creates."""
         self.expressions[node] = make
         self._report(node, report.REWRITTEN, new=shown or code(make(node, lambda old: old)))
 
     def rewrite_call(self, call: cst.Call, written: Written, func: str | None = None) -> None:
-        """Plan the new form of a call, which calls the function with the dotted name `func` if one is given."""
+        """Plan the new form of a call. If the dotted name `func` is given, it replaces the called function."""
         new = cst.parse_expression(func) if func else None
         self.replace(call, lambda updated, now: rewritten(updated, written, new, now))
 
     def replace_name(self, node: cst.CSTNode, dotted: str) -> None:
-        """Plan to replace a name by a dotted name, and report the change."""
+        """Plan to replace a name with a dotted name, and report the change."""
         self.gone.add(node)
         self.replace(node, lambda updated, now: with_parentheses_of(updated, cst.parse_expression(dotted)))
 
@@ -80,9 +80,9 @@ class Edits:
         self.replace(node, lambda updated, now: updated.with_changes(attr=cst.Name(new)))
 
     def refuse(self, node: cst.Call, reason: str, what: cst.BaseExpression | None = None) -> None:
-        """Leave a call unchanged with a TODO comment, and freeze the function that it calls.
+        """Put a TODO comment above a call, and leave the called function unchanged.
 
-        If `what` is given, that part of the call is frozen instead of the function.
+        If `what` is given, this part of the call is left unchanged instead of the function.
         """
         self.todo(node, reason)
         self.freeze(what or node.func)

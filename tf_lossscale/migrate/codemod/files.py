@@ -17,7 +17,7 @@ from tf_lossscale.writing import whole_file
 
 _NEVER = ("__pycache__", "node_modules", "site-packages")
 _NOTEBOOK = ".ipynb"
-# Up to this many files are migrated in one process, because starting others takes longer.
+# Up to this many files are migrated in one process, because starting more processes would take longer.
 _FEW = 8
 
 
@@ -101,7 +101,7 @@ _Out = TypeVar("_Out")
 
 
 def map_in_processes(function: Callable[[_In], _Out], items: Sequence[_In], jobs: int) -> Iterator[_Out | None]:
-    """Map a function over items in several processes, and go on if an item kills its process.
+    """Map a function over items in several processes, and continue if an item kills its process.
 
     >>> list(map_in_processes(abs, [-1, 2], jobs=1))
     [1, 2]
@@ -123,7 +123,7 @@ def map_in_processes(function: Callable[[_In], _Out], items: Sequence[_In], jobs
         for result in _until_one_dies(function, items[done:], jobs):
             done += 1
             yield result
-        # One of the remaining items killed a process. The first of them runs alone, because it may be that item.
+        # One of the remaining items killed its process. The first of them runs alone to find out whether it did.
         if done < len(items):
             yield next(_until_one_dies(function, items[done : done + 1], 1), None)
             done += 1
@@ -145,8 +145,8 @@ def _until_one_dies(function: Callable[[_In], _Out], items: Sequence[_In], jobs:
 def _source(path: str) -> bytes:
     """Return the source of a file, or the code cells of a notebook as one module.
 
-    For a file that cannot be read, the source is a zero byte. It counts as worth migrating, so that the migration
-    reports the error.
+    Return a null byte for a file that cannot be read. The text search selects such a file for migration, and the
+    migration reports the error.
     """
     try:
         content = pathlib.Path(path).read_bytes()
@@ -187,8 +187,8 @@ def _failed(path: str, error: OSError | ValueError) -> report.FileReport:
 def write(reports: Iterable[report.FileReport]) -> Iterator[report.FileReport]:
     """Write the files that `run` migrated, each completely or not at all.
 
-    Call it after `run` has migrated all files. A user who interrupts the command then either finds every file
-    unchanged, or has already seen all messages.
+    Call this function after `run` has migrated all files. If the user interrupts the command earlier, no file has
+    changed.
 
     Args:
         reports: the reports of `run`.

@@ -50,7 +50,7 @@ class ImportPlanner(Visitor):
             self._with_counterpart(node, alias, dotted, bound, new)
 
     def _without_counterpart(self, node: cst.CSTNode, alias: cst.ImportAlias, dotted: str, bound: str) -> None:
-        """Plan the import of a name that the table of old names lacks.
+        """Plan the edit of an import of a name that is missing from the table of old names.
 
         The name may come from a removed module, a private module or another library.
         """
@@ -74,9 +74,9 @@ class ImportPlanner(Visitor):
     def _with_counterpart(
         self, node: cst.CSTNode, alias: cst.ImportAlias, dotted: str, bound: str, new: str | None
     ) -> None:
-        """Plan the new import of a name in the table, or of a module all of whose names are in the table.
+        """Plan the edit of an import of an old name, or of a module whose names are all old.
 
-        `new` is None if the name has not moved.
+        `new` is the code of the new import, or None if there is none.
         """
         is_gone = names.canonical(dotted).startswith(_GONE)
         uses, remain = self._uses(node, bound)

@@ -23,12 +23,12 @@ from tf_lossscale.migrate.codemod.strategies import StrategyPlanner
 from tf_lossscale.migrate.codemod.unseen import UnseenPlanner
 
 _ALONE = Around()
-# The planners, in running order. Those in one row share a walk over the syntax tree.
+# The planners, in running order. Those in the same row share one walk over the syntax tree.
 _PLANNERS: tuple[tuple[type[Visitor], ...], ...] = (
     (RefusalPlanner, PolicyPlanner),
     (Planner,),
     (ObjectPlanner, StrategyPlanner, UnseenPlanner),
-    # Imports come last, because the remaining uses of each name are known only then.
+    # Imports are planned last, because the remaining uses of each imported name are known only then.
     (ImportPlanner,),
 )
 # The stack size of the parsing thread, in bytes. Only deeply nested files use much of it.
@@ -122,7 +122,7 @@ def _parsed(source: bytes) -> cst.Module:
 
 
 def python_error(source: str | bytes) -> Exception | None:
-    """Return the exception with which Python refuses to parse a source, or None if the source is valid."""
+    """Return the exception that Python raises when it parses a source, or None if the source is valid."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

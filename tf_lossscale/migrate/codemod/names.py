@@ -16,7 +16,7 @@ HELPER = "tf_lossscale.legacy.from_loss_scale"
 # The module whose dtype policies have a loss scale.
 POLICIES = f"{table.LEGACY_MODULE}.experimental"
 
-# The packages of the libraries that had the old names. A module of the project with the same name is ignored.
+# The top-level packages that contain old names. Their imports are never resolved to files of the project.
 LIBRARIES = ("tensorflow", "tensorflow_core", "keras", "tf_keras", "tf_lossscale")
 
 # Prefixes of dotted names, with the prefixes that replace them in the canonical form. The replacement is repeated
@@ -30,7 +30,7 @@ _ROOTS = (
     ("tf_keras.", "keras."),
     ("keras.src.", "keras."),
     ("keras.api._v2.keras.", "keras."),
-    # No library had this module, but resolving an alias may produce its name.
+    # Resolving an alias may produce `experimental` twice, although no library had such a module.
     ("keras.mixed_precision.experimental.experimental.", "keras.mixed_precision.experimental."),
 )
 
@@ -45,7 +45,7 @@ PRIVATE = {
 # Modules whose imports are removed if the rewritten code no longer uses them.
 EMPTIED = (*PRIVATE, KERAS, *table.MODULES)
 
-# Names that `keras.mixed_precision` still has today. They are old only in TensorFlow's private copy of Keras; see
+# Names that `keras.mixed_precision` still has. They count as old names only in TensorFlow's private copy of Keras; see
 # `in_unused_copy`.
 CURRENT = (KERAS, f"{KERAS}.set_global_policy", f"{KERAS}.global_policy")
 
@@ -96,8 +96,8 @@ HOOKS = {*GONE_HOOKS, "_compute_gradients", "_get_gradients"}
 
 # Substrings that most old names contain.
 _PARTS = ("mixed_precision", "LossScale", "training.experimental")
-# Only a file that contains one of these words or another old name is parsed. `TODO(tf-lossscale)` marks comments that
-# an earlier run of the codemod left.
+# The text search selects a file for parsing if it contains one of these words or another old name.
+# `TODO(tf-lossscale)` marks the comments of an earlier run of the codemod.
 _WORDS = (
     *(part.encode() for part in _PARTS),
     b"get_scaled_loss",
@@ -105,7 +105,7 @@ _WORDS = (
     b"should_cast_variables",
     OLD_RUN.encode(),
     b"TODO(tf-lossscale)",
-    # A file with null bytes may be UTF-16, in which the search finds no word. Parsing such a file reports the error.
+    # A UTF-16 file contains null bytes and none of the other words. It is selected so that the parser reports an error.
     b"\0",
 )
 _COPY = re.compile(r"tensorflow(_core)?\.python\.keras\.mixed_precision\b(?!\.device_compatibility_check)")

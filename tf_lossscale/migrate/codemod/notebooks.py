@@ -1,7 +1,7 @@
 """Joins the code cells of a notebook into one module, and puts the rewritten cells back into the file.
 
-In the module, comments separate the cells, and a name replaces each line of IPython's own syntax. The bytes of the
-file outside rewritten cells do not change.
+In the module, a comment marks the start of each cell, and a placeholder name stands for each line of IPython's own
+syntax. The bytes of the file outside rewritten cells do not change.
 """
 
 from __future__ import annotations
@@ -122,7 +122,8 @@ class Notebook:
         new[:1] = [before + first for first in new[:1]]
         if len(new) != len(self._cells) or any(text and not cell.parts for text, cell in zip(new, self._cells)):
             raise ValueError(
-                "the file was not changed, because the rewrite would lose or fill a cell. Please report this as a bug"
+                "the file was not changed, because the rewrite would remove a cell or add code to an empty cell. "
+                "Please report this as a bug"
             )
         result, done = [], 0
         for cell, changed in zip(self._cells, new):
@@ -136,7 +137,7 @@ class Notebook:
 
     @property
     def words(self) -> set[str]:
-        """The words in lines of IPython's own syntax. Imports of these words are kept."""
+        """The words in lines of IPython's own syntax. Imports of names among these words are kept."""
         return {word for text in self._kept for word in _WORD.findall(text)}
 
     def left(self) -> Iterator[Finding]:
@@ -165,7 +166,7 @@ class Notebook:
 def _cells(text: str) -> Iterator[_Cell]:
     """Yield the code cells of a notebook in order. A notebook of nbformat 3 has its cells in worksheets."""
     strings = list(_STRING.finditer(text))
-    # Each string is parsed as its number in the file, so its position is known.
+    # The JSON parser loses the positions of strings. Before parsing, each string is therefore replaced by its index.
     numbers = itertools.count()
     numbered = _STRING.sub(lambda _: f'"{next(numbers)}"', text)
 

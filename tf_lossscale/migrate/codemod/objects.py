@@ -14,8 +14,8 @@ from tf_lossscale.migrate.codemod.calls import Calls, optimizer_of
 from tf_lossscale.migrate.codemod.edits import Edits, Visitor, with_parentheses_of
 from tf_lossscale.migrate.codemod.tree import methods
 
-# Kinds of objects whose attribute `loss_scale` cannot be called. Wrappers have a tensor there, and plain optimizers
-# never had a function.
+# Kinds of objects whose attribute `loss_scale` cannot be called. The attribute of a wrapper is a tensor, and a plain
+# optimizer never had a function of this name.
 _HAVE_A_TENSOR = {kinds.WRAPPER, kinds.FACE, kinds.OPTIMIZER}
 # Kinds of objects that must be wrappers if they have an attribute `_optimizer` or `_loss_scale`.
 _PLAIN_OR_WRAPPER = {kinds.WRAPPER, kinds.OPTIMIZER}
@@ -42,8 +42,8 @@ class ObjectPlanner(Visitor):
         super().__init__(module, edits)
         self._handled: set[cst.CSTNode] = set()
         self._open: set[cst.CSTNode] = set()
-        # Maps a function and the code of an optimizer in it to the node to report, and to what fails at this node if
-        # compile() created the optimizer.
+        # The notices for optimizers that compile() may have created. A key is the enclosing function and the source
+        # code of the optimizer. A value is the node to report and the reason why it fails for such an optimizer.
         self._suspected: dict[tuple[cst.CSTNode | None, str], tuple[cst.CSTNode, str]] = {}
 
     def visit_Call(self, node: cst.Call) -> None:
@@ -114,7 +114,7 @@ class ObjectPlanner(Visitor):
             self._suspect(node, tested, "is no instance of this class")
 
     def _suspect(self, node: cst.CSTNode, optimizer: cst.BaseExpression, what: str) -> None:
-        """Record what fails if compile() created an optimizer. Each function gets one notice for each optimizer."""
+        """Record a node that fails if compile() created the optimizer. A function gets one notice per optimizer."""
         if self._may_be_compiled(optimizer):
             place = self._module.enclosing(node, cst.FunctionDef), code(optimizer)
             self._suspected.setdefault(place, (node, what))
@@ -128,8 +128,8 @@ class ObjectPlanner(Visitor):
             reaching = [getattr(a, "node", None) for a in self._module.reaching(expression)]
             parameters = [node for node in reaching if isinstance(node, cst.Param)]
             if parameters:
-                # Methods of a Keras model read self.optimizer. An optimizer that is passed to a method comes from the
-                # program itself, unless this file calls compile().
+                # A method of a Keras model reads self.optimizer. If an optimizer is passed to a method instead, the
+                # program itself created it, unless this file calls compile().
                 is_possible = self._module.compiled or self._module.enclosing(expression, cst.ClassDef) is None
                 is_own = expression.value == "self" or any(map(self._is_given_a_wrapper, parameters))
                 return bool(is_possible) and self._module.uses_old_api and not is_own
@@ -176,7 +176,7 @@ class ObjectPlanner(Visitor):
             self._edits.todo(node, _IF_WRAPPED.format(code(func.value), "loss_scale: it is a tensor, not a function."))
 
     def _may_be_of_wrapper(self, attribute: cst.Attribute) -> bool:
-        """Return whether the owner of an attribute `loss_scale`, whose kind is unknown, may be a wrapper."""
+        """Return whether `x` in the expression `x.loss_scale` may be a wrapper, if its kind is unknown."""
         wraps, is_self = self._module.around.wraps, code(attribute.value) == "self"
         is_wrapped_elsewhere = self._module.imports_tensorflow if wraps is None else wraps
         if not self._module.uses_an_old_name and (is_self or not is_wrapped_elsewhere):
@@ -230,7 +230,7 @@ class ObjectPlanner(Visitor):
     def _state(self, outer: cst.Attribute, node: cst.Attribute, found: set[str]) -> None:
         name = outer.attr.value
         if node.attr.value == "_loss_scale" and (name == "multiplier" or not self._module.is_read(outer)):
-            # The object in `_loss_scale` of a current wrapper has this attribute too, so the code stays.
+            # The object in the `_loss_scale` of a current wrapper has the same attribute, so this code stays unchanged.
             return
         if name in names.STATE and found <= _PLAIN_OR_WRAPPER:
             new = cst.Name(names.STATE[name])

@@ -15,18 +15,18 @@ from tf_lossscale.migrate.codemod.bindings import UNKNOWN
 from tf_lossscale.migrate.codemod.edits import Now, Visitor, with_parentheses_of
 from tf_lossscale.migrate.codemod.resolve import Meaning
 
-# Types of expressions that can lie between a class's name and the test, annotation or assignment that contains it, and
-# types of the parts of these expressions.
+# Types of expressions that may enclose the name of a class inside a test, annotation or assignment, and types of the
+# parts of these expressions.
 _TRANSPARENT = (cst.BinaryOperation, cst.BooleanOperation, cst.IfExp, cst.List, cst.Subscript, cst.Tuple)
 _PARTS = (cst.Arg, cst.ComparisonTarget, cst.Element, cst.Index, cst.SubscriptElement)
 
-# Uses of a module as a value. A row has the type of the node around the module, the number of levels up from this node
-# to an outer node, and the pattern that the outer node matches if the codemod can track the module.
+# Each row describes a use of a module as a value: the type of the node that contains the module, the number of levels
+# from this node up to an outer node, and the pattern that the outer node matches if the codemod can track the module.
 _VALUES: Any = (
     (cst.Arg, 1, m.Call(m.Name("getattr") | m.Name("hasattr"), [m.Arg(), m.Arg(m.SimpleString()), m.ZeroOrMore()])),
     (cst.Element, 2, m.Assign([m.AssignTarget(m.Tuple() | m.List()), m.ZeroOrMore()])),
     (cst.Assign, 0, m.Assign([m.AssignTarget(~m.Subscript()), m.ZeroOrMore()])),
-    # The codemod cannot track a module in these nodes, so the pattern is one that they never match.
+    # The codemod cannot track a module inside nodes of these types. Their pattern therefore matches none of them.
     ((cst.DictElement, cst.Param, cst.WithItem, cst.Return), 0, m.Pass()),
 )
 _NOT_FOLLOWED = (
@@ -36,7 +36,7 @@ _NOT = m.UnaryOperation(m.Not())
 _ASSERTS = m.Attribute(attr=m.Name("assertIsInstance") | m.Name("assertNotIsInstance"))
 _TYPING = {"typing.cast", "typing.TypeVar"}
 
-# The roles of a class that depends on the version of TensorFlow.
+# The roles of a name that means different classes in different versions of TensorFlow.
 _OF_TWO = {table.STABLE, table.EXPERIMENTAL}
 _CHOOSE = f"Write {table.WRAPPER} or {table.FACES[table.EXPERIMENTAL]}."
 
@@ -66,7 +66,7 @@ class Planner(Visitor):
 
     def _call_of_old_name(self, node: cst.Call, meaning: Meaning) -> None:
         if node.func in self._edits.frozen or not meaning.roles & {*names.WRAPPERS}:
-            # The arguments do not change. `visit_Name` or `visit_Attribute` replaces the name.
+            # Only the name of the function changes. `visit_Name` or `visit_Attribute` replaces it.
             return
         written = self._module.written(node, meaning)
         func = None if self._keeps_name(node.func, written.target) else written.target
@@ -125,7 +125,7 @@ class Planner(Visitor):
             return False
         if not self._module.is_read(node):
             return self._assigned(node)
-        # The attribute may be a whole statement, as `module.name` in a `try` block.
+        # The attribute may be a whole statement, such as `module.name` in a `try` block.
         if isinstance(self._module.parents[node], cst.Expr) and self._module.is_shim(node, node.attr.value):
             self._edits.freeze(node)
             return False
@@ -214,7 +214,7 @@ class Planner(Visitor):
         return new.pop() if len(new) == 1 else None
 
     def _is_only_tested(self, node: cst.BaseExpression) -> bool:
-        """Return whether a class is only tested or annotated. Otherwise it may be called or subclassed."""
+        """Return whether a class is used only in a test or annotation. Otherwise it may be called or subclassed."""
         inner: cst.CSTNode = node
         for outer in self._module.ancestors(node):
             if isinstance(outer, (cst.Annotation, cst.Comparison, cst.Attribute, cst.MatchClass)):
@@ -225,7 +225,7 @@ class Planner(Visitor):
                 is_test = any(self._module.is_builtin(outer.func, f) for f in ("isinstance", "issubclass"))
                 return is_test or m.matches(outer.func, _ASSERTS) or self._module.dotted(outer.func) <= _TYPING
             if isinstance(outer, (cst.Assign, cst.AnnAssign, cst.NamedExpr)) and outer.value is inner:
-                # The class may be called at once, as in `(name := class)(...)`. An alias in a class body can be called
+                # The class may be called directly, as in `(name := class)(...)`. An alias in a class body can be called
                 # through an instance, which the codemod does not track.
                 is_called = getattr(self._module.parents[outer], "func", None) is outer
                 in_class = isinstance(self._module.scopes.get(outer), ClassScope)
@@ -276,7 +276,6 @@ class Planner(Visitor):
         return isinstance(node, cst.Name) and node.value in self._edits.pinned
 
     def _removed_module(self, node: cst.Attribute, dotted: set[str]) -> bool:
-        """Plan the replacement of a removed module."""
         parent = self._module.parents[node]
         if self._module.through_project(node):
             return True
@@ -295,7 +294,7 @@ class Planner(Visitor):
         return True
 
     def _out_of_sight(self, node: cst.BaseExpression) -> None:
-        """Report a removed module that is used as a value in a place where the codemod cannot follow it."""
+        """Report a removed module that is used as a value in code where the codemod cannot track it."""
         if not {names.canonical(dotted) for dotted in self._module.dotted(node)} & table.MODULES.keys():
             return
         outer = self._module.parents[node]
@@ -303,7 +302,7 @@ class Planner(Visitor):
             outer = self._module.parents[outer]
         function = self._module.enclosing(outer, cst.FunctionDef)
         if isinstance(outer, cst.Return) and function and not function.decorators and not _must_be_given(function):
-            # The codemod resolves calls of such a function to the returned module.
+            # The codemod can track a module that is returned by a function without required arguments.
             return
         above = [outer, *self._module.ancestors(outer)]
         if any(isinstance(outer, kind) and not m.matches(above[up], follows) for kind, up, follows in _VALUES):

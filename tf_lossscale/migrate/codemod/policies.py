@@ -1,7 +1,7 @@
 """Plans edits for dtype policies with a loss scale, which Keras's current policies do not have.
 
 A default loss scale is dropped. If a policy has another loss scale, or the file reads the loss scale of a policy, the
-file's policies are replaced by those of `tf_lossscale.legacy.experimental`, which have a loss scale. If every policy
+file's policies are replaced with those of `tf_lossscale.legacy.experimental`, which have a loss scale. If every policy
 has `loss_scale=None` instead, calls of `compile` in the file get `auto_scale_loss=False`.
 """
 
@@ -41,7 +41,7 @@ _DOES_NOT_READ = (
 
 
 class _Policy(NamedTuple):
-    """A call that creates a dtype policy, with its literal name or None, and the place and value of its loss scale."""
+    """A call that creates a dtype policy, with the policy's name if it is a literal, and the loss scale argument."""
 
     call: cst.Call
     name: str | None
@@ -55,7 +55,7 @@ class _Policy(NamedTuple):
 
     @property
     def is_default(self) -> bool:
-        """Whether the policy has the loss scale that a policy of its name has by default."""
+        """Whether the loss scale is the default of a policy with this name."""
         if self.name == "mixed_float16":
             return text(self.scale) in ("auto", "dynamic")
         return text(self.scale) == "auto" or (self.name is not None and not self.has_scale)
@@ -85,10 +85,10 @@ class PolicyPlanner(Visitor):
             self._wraps = True
 
     def _inferred(self, node: cst.Call) -> None:
-        """Replace policy names that old versions inferred.
+        """Replace policy names that told old versions to infer the dtype.
 
-        None, and "infer" of TensorFlow 2.0, mean float32. The dtype of "infer_float32_vars" depends on the data, so
-        this name is only reported.
+        None means float32, and so does the name "infer" of TensorFlow 2.0. The dtype of "infer_float32_vars" depends
+        on the data, so this name is only reported.
         """
         first = node.args[0].value if node.args else cst.Name("float32")
         if code(first) == "None" or text(first) == "infer":

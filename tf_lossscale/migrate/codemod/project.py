@@ -1,6 +1,6 @@
 """The files of a project, and the old names that each of them re-exports, possibly under other names.
 
-A text search decides which files have to be read. Files that import a re-exported old name have to be migrated, too.
+A text search decides which files have to be read. Files that import a re-exported old name have to be migrated as well.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _CALLED = re.compile(rb"\.loss_scale\(\)")
 _WRAPS = re.compile(rb"LossScaleOptimizer|enable_mixed_precision_graph_rewrite")
 # Stands for a relative import in the set of words that a file's imports contain.
 _DOT = b"."
-# The maximum number of times that a file of circular imports is read. A few times suffice, unless a statement like
-# `mp = other.mp.experimental` in a circle adds a longer name every time.
+# The maximum number of times that a file in an import cycle is read. Usually a few times suffice, but a statement like
+# `mp = other.mp.experimental` in a cycle adds a longer name every time.
 _ROUNDS = 20
 
 #: Maps a name that a file exports to the dotted names that it may refer to. The key "*" maps to the library modules
@@ -97,8 +97,8 @@ class Project:
         self._wrapping: set[str] = set()
         self._compiling: set[str] = set()
         with_old_names, calling = self._search(paths)
-        # A call of `loss_scale()` is an old use only if some file may wrap the optimizer. A single file may belong to a
-        # project whose other files do so.
+        # A call of `loss_scale()` uses the old API only if some file may wrap the optimizer. If only one file is given,
+        # another file of its project may wrap the optimizer.
         if self._wrapping or len(self._words) == 1:
             with_old_names += calling
         self._exports: dict[str, Exports] = {}
@@ -107,7 +107,7 @@ class Project:
         self.worth_migrating = {*with_old_names, *filter(self._takes_old_name, self._bindings)}
 
     def _search(self, paths: Iterable[str]) -> tuple[list[str], list[str]]:
-        """Search the files, and return those that may contain an old name, and others that call `loss_scale()`."""
+        """Return the files that may contain an old name, and the remaining files that call `loss_scale()`."""
         with_old_names, calling = [], []
         for path in paths:
             source = self._load(path)
@@ -126,7 +126,7 @@ class Project:
         return with_old_names, calling
 
     def _read_exports_from(self, paths: Iterable[str]) -> None:
-        """Read the exports of files, of all files that they import, and of all files that import an old name from them.
+        """Read the exports of files, of the files that they import, and of the files that import old names from them.
 
         Imports may be circular, so a file is read again whenever the exports of a file that it imports change.
         """
@@ -144,7 +144,7 @@ class Project:
             waiting |= dict.fromkeys(provider for _, provider, _ in self._imported(path) if not times_read[provider])
 
     def _exported(self, path: str) -> Exports:
-        """Return the old names that a file re-exports, as far as the exports of other files are known."""
+        """Return the old names that a file re-exports, given the exports of other files that were read so far."""
         bindings = self._bindings_of(path)
         around = Around(self._known(path))
         exported: Exports = {}
@@ -169,7 +169,7 @@ class Project:
         return self._bindings[path]
 
     def _imported(self, path: str) -> Iterator[tuple[str, str, list[str]]]:
-        """Yield the module as written, its file, and the imported names for each import from another file."""
+        """For each import from a file of the project, yield the module as written, its file, and the imported names."""
         for module, wanted in self._bindings_of(path).imports:
             for candidate, inside in [(module, wanted), *((join(module, name), []) for name in wanted)]:
                 provider = self._find(path, candidate)
@@ -201,7 +201,7 @@ class Project:
         return around._replace(wraps=bool(self._wrapping - {path}), compiles=bool(self._compiling - {path}))
 
     def _importers(self, path: str) -> Iterator[str]:
-        """Yield the files whose import statements may import a file, according to the words in them."""
+        """Yield the files that may import a file, because their import statements contain its module name."""
         word = _tail(path).encode()
         package = os.path.dirname(path) + os.sep if os.path.basename(path) == "__init__.py" else None
         for other, words in self._words.items():
@@ -209,7 +209,7 @@ class Project:
                 yield other
 
     def _find(self, path: str, module: str) -> str | None:
-        """Return the file of a module that the file at `path` imports; None if it is not in the project."""
+        """Return the file of a module that the file at `path` imports; None if the module is not in the project."""
         if not module.startswith("."):
             return self._find_absolute(path, module)
         rest = module.lstrip(".")
@@ -250,7 +250,6 @@ def _tail(path: str) -> str:
 
 
 def _level(module: str) -> int:
-    """Return the number of dots at the beginning of a relative module name."""
     return len(module) - len(module.lstrip("."))
 
 

@@ -30,7 +30,7 @@ class Finding:
     line: int
     # The column in the old file, counted from 0.
     column: int
-    # REWRITTEN, TODO or NOTICE. The code stays under TODO, with a comment above it, and under NOTICE, without one.
+    # REWRITTEN, TODO or NOTICE. TODO and NOTICE leave the code unchanged, but TODO puts a comment above it.
     kind: str
     old: str
     new: str | None = None

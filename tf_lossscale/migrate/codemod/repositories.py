@@ -19,7 +19,7 @@ def without_committed_version(paths: Iterable[str]) -> list[str]:
         paths: the files to check.
 
     Returns:
-        Those of the paths whose content Git cannot restore, grouped by folder.
+        The paths of the files whose current content Git cannot restore, grouped by folder.
     """
     by_folder: dict[str, list[str]] = {}
     for path in paths:

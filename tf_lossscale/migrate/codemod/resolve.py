@@ -63,9 +63,9 @@ class Resolver(Tree):
         super().__init__(module)
         self.around = around
         self._open: set[cst.CSTNode] = set()
-        # The values assigned to attributes, by the class around the assignment and the code of the attribute.
+        # The values assigned to attributes. A key is the enclosing class and the source code of the attribute.
         self._attributes: dict[tuple[cst.CSTNode | None, str], list[cst.BaseExpression]] = {}
-        # The same for names in the body of a class.
+        # The values assigned to names in the body of a class. A key is the class and `self.NAME`.
         self._in_bodies: dict[tuple[cst.CSTNode | None, str], list[cst.BaseExpression]] = {}
         self._annotations: dict[tuple[cst.CSTNode | None, str], cst.Annotation] = {}
         self._returned: dict[cst.CSTNode | None, list[cst.BaseExpression]] = {}
@@ -78,7 +78,7 @@ class Resolver(Tree):
         ]
         imports += map(module_of, statements)
         self._stars = [module_of(node) for node in statements if isinstance(node.names, cst.ImportStar)]
-        #: True if this file imports TensorFlow or tf_keras. Otherwise, its `keras` may run on another backend.
+        #: True if this file imports TensorFlow or tf_keras. Otherwise, Keras may run on another backend in this file.
         self.imports_tensorflow = any(re.match(r"(tensorflow|tf_keras)\b", module) for module in imports)
         self.visit(self)
 
@@ -117,7 +117,7 @@ class Resolver(Tree):
         """Return the possible qualified names of an expression; UNKNOWN stands for any other value."""
         if expression not in self._dotted:
             found = self._resolved(expression)
-            # Within a circle of aliases the result is incomplete, so it is not cached.
+            # The result is not cached while a cycle of aliases is being resolved, because it may be incomplete.
             if self._open:
                 return found
             self._dotted[expression] = found
@@ -169,7 +169,7 @@ class Resolver(Tree):
         return any(self.meaning(base.value).roles & {*names.WRAPPERS} for base in bases)
 
     def is_builtin(self, expression: cst.BaseExpression, name: str) -> bool:
-        """Return whether an expression is the builtin function with a given name, and not a variable."""
+        """Return whether an expression refers to the builtin function with a given name, rather than to a variable."""
         return isinstance(expression, cst.Name) and expression.value == name and not self.assignments(expression)
 
     def type_tested(self, comparison: cst.Comparison) -> cst.BaseExpression | None:
@@ -334,7 +334,7 @@ class Resolver(Tree):
 
     @functools.cached_property
     def listed_in_all(self) -> set[str]:
-        """The strings in assignments of lists to `__all__`."""
+        """The names in `__all__`, if it is assigned a literal list or tuple."""
         listed = m.Assign([m.AssignTarget(m.Name("__all__"))], m.List() | m.Tuple())
         lists = [node for node in self.parents if isinstance(node, cst.Assign) and m.matches(node, listed)]
         strings = [string for each in lists for string in m.findall(each, m.SimpleString())]

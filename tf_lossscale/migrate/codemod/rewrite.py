@@ -63,7 +63,7 @@ class Rewriter(cst.CSTTransformer):
     # Statements. ------------------------------------------------------------------------------------------------
 
     def _with_comments(self, original: cst.CSTNode, updated: Any) -> Any:
-        """Put TODO comments above a statement, together with comments of its old code that its new code lacks."""
+        """Put TODO comments above a statement, together with those of its comments that the rewrite dropped."""
         first, *others = updated.nodes if isinstance(updated, cst.FlattenSentinel) else [updated]
         if not isinstance(first, _LINES):
             return updated
@@ -83,9 +83,9 @@ class Rewriter(cst.CSTTransformer):
     def leave_SimpleStatementLine(
         self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
     ) -> cst.BaseStatement | cst.FlattenSentinel | cst.RemovalSentinel:
-        """Split a line into one line for each import if several imports replace its import."""
+        """Put each import on its own line if several imports replace one import."""
         if not updated_node.body:
-            # The block around this line removes it later, and keeps its comments.
+            # The function `_without_removed` later removes this empty statement, and keeps its comments.
             return updated_node.with_changes(body=[_REMOVED])
         if len(original_node.body) > 1 or len(updated_node.body) == 1:
             return updated_node
@@ -126,7 +126,7 @@ class Rewriter(cst.CSTTransformer):
     def leave_Try(
         self, original_node: cst.Try, updated_node: cst.Try
     ) -> cst.BaseStatement | cst.FlattenSentinel | cst.RemovalSentinel:
-        """Replace a `try` with one of its branches if all have become equal. Remove it if all are empty."""
+        """Replace a `try` whose branches have become equal with one branch. Remove it if the branches are empty."""
         branches = {code(each.body) for each in (updated_node, *updated_node.handlers)}
         has_comment = m.findall(updated_node.with_changes(leading_lines=()), m.Comment())
         is_plain = m.matches(updated_node, _PLAIN_TRY) and not has_comment
@@ -213,7 +213,7 @@ def _without_removed(block: Any) -> Any:
 def _import_place(body: Sequence[cst.BaseStatement]) -> int:
     """Return the position for a new import: after the docstring and the first imports.
 
-    Lines of IPython's own syntax may stand between these imports.
+    Lines of IPython's own syntax may appear between these imports.
     """
     place = 0
     for index, line in enumerate(body):

@@ -40,8 +40,8 @@ class Tree:
     """
 
     def __init__(self, module: cst.Module):
-        #: Node -> parent. The nodes are in source order, with each parent before its children. Layout nodes such as
-        #: whitespace, about half of all nodes, are left out.
+        #: Maps each node to its parent. The nodes are in source order, with each parent before its children. Layout
+        #: nodes such as whitespace, about half of all nodes, are left out.
         self.parents: dict[cst.CSTNode, cst.CSTNode] = {}
         waiting: list[tuple[cst.CSTNode, cst.CSTNode]] = [(child, module) for child in reversed(module.children)]
         while waiting:
@@ -71,7 +71,7 @@ class Tree:
         return start.line, start.column
 
     def visit(self, *visitors: Any) -> None:
-        """Call each visitor's method for the type of each node, such as `visit_Call(node)` for a call.
+        """For each node, call the visitors' methods for its type, such as `visit_Call(node)` for a call.
 
         If a method returns False, the node's children are skipped. All visitors share one walk, because each walk of
         LibCST re-creates every node.
@@ -87,7 +87,7 @@ class Tree:
                 left.add(node)
 
     def ancestors(self, node: cst.CSTNode, stop: tuple[type, ...] = ()) -> Iterator[cst.CSTNode]:
-        """Yield the ancestors of a node, nearest first, and end before the first ancestor of a type in `stop`."""
+        """Yield the ancestors of a node, nearest first, stopping before the first ancestor of a type in `stop`."""
         parent = self.parents.get(node)
         while parent is not None and not isinstance(parent, stop):
             yield parent
@@ -210,7 +210,10 @@ def methods(owner: cst.CSTNode | None) -> dict[str, cst.FunctionDef]:
 
 
 def _element(values: cst.BaseExpression | None, place: int, count: int) -> cst.BaseExpression | None:
-    """Return one element of a tuple, list or comprehension; None for other expressions and other lengths."""
+    """Return an element of a tuple or list with `count` elements, or the element of a comprehension.
+
+    Return None for any other expression.
+    """
     if isinstance(values, (cst.GeneratorExp, cst.ListComp)):
         return values.elt
     if not isinstance(values, (cst.Tuple, cst.List)) or len(values.elements) != count:

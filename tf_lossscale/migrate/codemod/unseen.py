@@ -15,7 +15,7 @@ from tf_lossscale.migrate.codemod.edits import Visitor
 from tf_lossscale.migrate.codemod.project import leads_to_old
 from tf_lossscale.migrate.codemod.resolve import LIBRARIES
 
-# The old names without the modules before them.
+# The last part of each old name, without its module.
 _SHORT = {name.rsplit(".", 1)[1] for name in table.OLD}
 _IN_A_STRING = re.compile(
     r"[\w.]*mixed_precision\.(experimental(\.\w+)*|LossScaleOptimizer|set_policy)"
