@@ -28,7 +28,8 @@ def set_casts(layer: Any, inputs: str | None = None, outputs: str | None = None,
         only_mixed: whether to cast the arguments only if their floating-point dtypes differ.
     """
     attributes = vars(layer)
-    own = attributes.get("call")  # an operation layer of a functional model has `call` as an instance attribute
+    # In an operation layer of a functional model, `call` is an instance attribute.
+    own = attributes.get("call")
     if hasattr(own, _OWN):
         own = getattr(own, _OWN)
     attributes.pop("call", None)
@@ -48,7 +49,7 @@ def set_casts(layer: Any, inputs: str | None = None, outputs: str | None = None,
     attributes["call"] = types.MethodType(call, layer)
 
 
-# The attribute of a casting `call` that holds the layer's original `call`, if the instance had one.
+# The attribute of a `call` with casts that holds the layer's original `call`, if the instance had one.
 _OWN = "_tf_lossscale_own"
 
 
@@ -99,7 +100,7 @@ def in_float32(outputs: Any) -> Any:
 
 @contextlib.contextmanager
 def naming_the_layer(level: str) -> Iterator[None]:
-    """Explain the error of a layer whose own operations mix dtypes.
+    """Replace the error of a layer whose operations mix dtypes. The model is called inside this context.
 
     >>> with naming_the_layer("O2"):
     ...     tf.ones(1)

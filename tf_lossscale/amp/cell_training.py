@@ -1,4 +1,4 @@
-"""The training loop for training cells, which replaces Keras's `fit`."""
+"""The loop that runs a training cell on a dataset, instead of Keras's `fit`."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ def fit(cell: TrainOneStepCell, epochs: int, dataset: Any, callbacks: list[Any],
             epochs=epochs,
             steps=steps,
         )
-        model.stop_training = False  # callbacks set this attribute to end the training
+        # Callbacks set this attribute to True to end the training.
+        model.stop_training = False
         every.on_train_begin()
         logs: dict[str, Any] = {}
         for epoch in range(epochs):
@@ -125,11 +126,11 @@ def _step_of(cell: TrainOneStepCell, layers_of_keras: Any) -> Callable[[tuple[An
         return _loss_of(cell(*inputs))
 
     def on_all(training: Any, *inputs: Any) -> Any:
-        # The network knows whether it is in training mode. As an argument, `training` causes one trace for each mode.
+        # The network knows whether it is in training mode. The argument `training` only causes a trace for each mode.
         del training
         with layers_of_keras.noting_divided_losses() as divided:
             losses = strategy.run(in_replica, inputs)
-        # `divided` is filled while a loss is traced. A loss that is a tf.function is traced only once.
+        # Tracing a loss fills the list `divided`. A loss that is itself a tf.function is traced only once.
         cell.divides_loss |= bool(divided)
         operation = tf.distribute.ReduceOp.SUM if cell.divides_loss else tf.distribute.ReduceOp.MEAN
         return strategy.reduce(operation, losses, axis=None)
@@ -163,7 +164,8 @@ def _batches(dataset: Any, strategy: Any) -> tuple[Callable[[], Iterable[Any]], 
             f"`train_dataset` must yield batches, but got a {type(dataset).__name__}. For arrays pass "
             "tf.data.Dataset.from_tensor_slices((data, label)).batch(32)."
         )
-    if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):  # a list, or Keras's Sequence or PyDataset
+    # Lists, and the classes Sequence and PyDataset of Keras, have both methods.
+    if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
         return lambda: _items(dataset), len(dataset)
     return lambda: dataset, None
 
@@ -175,7 +177,7 @@ def _items(sequence: Any) -> Iterator[Any]:
 
 
 def _inputs_of(cell: TrainOneStepCell, batch: Any) -> tuple[Any, ...]:
-    """Return a batch as the cell's arguments. Raise an error if the network takes another number of inputs."""
+    """Return a batch as the cell's arguments. Raise an error if the network takes a different number of inputs."""
     inputs = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
     is_own = type(cell).construct in (TrainOneStepCell.construct, TrainOneStepWithLossScaleCell.construct)
     takes: Any = cell.network if is_own else cell.construct
@@ -189,6 +191,7 @@ def _inputs_of(cell: TrainOneStepCell, batch: Any) -> tuple[Any, ...]:
             "Map the dataset, for example with train_dataset.map(lambda batch: (batch['data'], batch['label'])), or "
             "train a network that takes such batches."
         ) from error
-    except ValueError:  # some functions written in C have no signature
+    except ValueError:
+        # Some functions that are written in C have no signature.
         pass
     return inputs

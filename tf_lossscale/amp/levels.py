@@ -1,4 +1,4 @@
-"""Levels of mixed precision: which layers of a model compute in half precision."""
+"""Levels of mixed precision, which determine the layers of a model that compute in half precision."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def auto_mixed_precision(model: Same, amp_level: str = "O0", dtype: DType = "flo
 
 
 def require_level(model: Any, amp_level: Any) -> None:
-    """Raise an error if `auto_mixed_precision` would refuse the model or the level.
+    """Raise the error that `auto_mixed_precision` raises for an unsuitable model or an unknown level.
 
     Args:
         model: any object.
@@ -147,7 +147,8 @@ def to_float(layer: Same, dtype: DType) -> Same:
     Source: MindSpore, `mindspore.nn.Cell.to_float`.
     """
     dtype = _dtype(dtype, ("float32", *_HALF))
-    layers.layers_of(layer)  # raises a TypeError if `layer` is not a layer
+    # This call raises a TypeError if `layer` is not a layer.
+    layers.layers_of(layer)
     known: Any = layer
     inner = _layers(layer) if getattr(layer, "layers", None) else list(_with_parts(layer, known.name, layer))
     for _, each, _ in inner:
@@ -275,7 +276,7 @@ def _with_parts(layer: Any, name: str, decides: Any) -> Iterator[_Entry]:
 
 def _dtype(dtype: Any, allowed: tuple[str, ...]) -> str:
     try:
-        # as_dtype would accept an int as a value of TensorFlow's enum of dtypes.
+        # `as_dtype` would also accept an int, because TensorFlow numbers its dtypes.
         name = "" if isinstance(dtype, int) else tf.as_dtype(dtype).name
     except TypeError:
         name = ""

@@ -1,4 +1,4 @@
-"""Loss scale managers. Each holds a scale and its update rule, in Python numbers and as an update cell for graphs."""
+"""Loss scale managers. Each has a scale and an update rule, which is also available as an update cell for graphs."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ class DynamicLossScaleManager(LossScaleManager):
 
 
 class FixedLossScaleUpdateCell:
-    """The update of a fixed scale, for a graph: returns the overflow flag and changes nothing.
+    """An update cell for a fixed scale. A call returns the overflow flag and changes nothing.
 
     >>> cell = FixedLossScaleUpdateCell(128.0)
     >>> bool(cell(tf.Variable(128.0), tf.constant(True)))
@@ -184,7 +184,7 @@ class FixedLossScaleUpdateCell:
 
 
 class DynamicLossScaleUpdateCell(tf.Module):
-    """The update of a dynamic scale, for a graph: updates a scale variable, and counts steps in its own variables.
+    """An update cell for a dynamic scale. A call updates a scale variable and counts steps in the cell's own variables.
 
     >>> cell = DynamicLossScaleUpdateCell(64.0, 2, 3)
     >>> scale = tf.Variable(64.0)
@@ -299,7 +299,7 @@ def rules_of(scale_factor: float, scale_window: int) -> Rules:
     0.5
 
     Args:
-        scale_factor: the factor by which the scale grows, and by whose reciprocal it shrinks.
+        scale_factor: the scale is multiplied by this factor when it grows, and divided by it after an overflow.
         scale_window: finite steps in a row after which the scale grows.
     """
     return Rules(growth_steps=scale_window, growth_factor=scale_factor, backoff_factor=1 / scale_factor)
@@ -308,5 +308,6 @@ def rules_of(scale_factor: float, scale_window: int) -> Rules:
 def _is_finite(value: Any) -> bool:
     try:
         return math.isfinite(value)
-    except OverflowError:  # the int is too large for a float
+    except OverflowError:
+        # The value is an int that is too large for a float.
         return False

@@ -15,7 +15,7 @@ from tf_lossscale.amp.step_loss import StepLoss
 from tf_lossscale.amp.train_step import TrainOneStepCell
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
-# Metric names that stand for a binary, categorical or sparse metric, depending on the shapes of the data.
+# For these names Keras chooses a binary, categorical or sparse metric by the shapes of the data.
 _OF_THE_SHAPES = ("accuracy", "acc", "crossentropy", "ce")
 
 # Levels that use a dynamic loss scale unless a manager is passed.
@@ -70,8 +70,8 @@ class Model:
     Raises:
         TypeError: the network is not a Keras model, the manager has no `as_loss_scale`, or `diagnose` is of a wrong
             type.
-        ValueError: the level is unknown; or an argument would have no effect, such as a manager beside an optimizer
-            that is wrapped already.
+        ValueError: the level is unknown; or an argument would have no effect, such as a manager together with an
+            optimizer that is already wrapped.
 
     Source: MindSpore, `mindspore.train.Model`.
     """

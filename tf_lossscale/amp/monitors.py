@@ -79,7 +79,8 @@ class LossMonitor:
 def _after_a_bar(line: str) -> str:
     """Return the text to print for a line after Keras's progress bar, which Keras leaves without a line end."""
     if sys.stdout.isatty() or "ipykernel" in sys.modules:
-        return f"\r{line:<{_BAR}}"  # the carriage return and the padding overwrite the bar
+        # The carriage return and the padding overwrite the progress bar.
+        return f"\r{line:<{_BAR}}"
     return f"\n{line}"
 
 

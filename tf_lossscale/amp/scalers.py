@@ -164,7 +164,7 @@ def _each(inputs: Same, function: Callable[[tf.Tensor], tf.Tensor]) -> Same:
             return tf.IndexedSlices(function(tensor.values), tensor.indices, tensor.dense_shape)
         return function(tensor)
 
-    # `result` handles IndexedSlices as a whole, so that only their values are scaled, not their indices.
+    # `result` receives IndexedSlices as a whole, so that it scales only their values, not their indices.
     return tf.nest.map_structure(result, inputs)
 
 

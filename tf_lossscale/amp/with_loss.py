@@ -109,6 +109,7 @@ def _takes_label_first(loss_fn: Any) -> bool:
 def _positional_parameters(function: Any) -> list[str]:
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # some functions written in C have no signature
+    except (TypeError, ValueError):
+        # Some functions that are written in C have no signature.
         return []
     return [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]

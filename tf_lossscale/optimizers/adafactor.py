@@ -1,4 +1,4 @@
-"""Adafactor with PyTorch's semantics, for both Keras libraries: arguments, groups, and the update of variables."""
+"""The part of Adafactor that is common to Keras 3 and tf_keras: arguments, parameter groups and the update."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def _option(name: str) -> property:
     def write(self: Any, value: Any) -> None:
         if self._groups:
             if name == "weight_decay" and value is None:
-                value = 0.0  # Keras uses None for "no weight decay"
+                # In Keras, None means that there is no weight decay.
+                value = 0.0
             self._set_for_all(name, value)
 
     return property(read, write, doc=f"`{name}` of the first group; setting it sets all groups without their own.")
@@ -274,7 +275,8 @@ class AdafactorBase(hooks.Hooked):
         self._update_all([(gradient, variable)], lambda _, function, arguments: function(variable, *arguments))
 
     def _apply_weight_decay(self, variables: Any) -> None:
-        pass  # Adafactor's own update includes the weight decay
+        # Do nothing: the update of Adafactor includes the weight decay.
+        pass
 
     # The update. ------------------------------------------------------------------------------------------------
 

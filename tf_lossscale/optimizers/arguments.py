@@ -1,4 +1,4 @@
-"""Checks of Adafactor's arguments."""
+"""Checks of the arguments of Adafactor."""
 
 from __future__ import annotations
 

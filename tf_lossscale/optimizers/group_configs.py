@@ -1,4 +1,4 @@
-"""Adafactor's config: its options and parameter groups. A group names its variables by their positions."""
+"""The config of Adafactor, with its options and parameter groups. A group refers to its variables by position."""
 
 from __future__ import annotations
 

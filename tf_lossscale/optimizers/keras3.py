@@ -138,7 +138,8 @@ class Adafactor(TorchSurface, keras.optimizers.Optimizer):
     def _distributed_tf_update_step(
         self, distribution: Any, grads_and_vars: Iterable[tuple[Any, Any]], learning_rate: Any
     ) -> None:
-        del learning_rate  # each group has its own learning rate
+        # Each parameter group has a learning rate of its own.
+        del learning_rate
         grads_and_vars = list(grads_and_vars)
         variables = [self._tensor_variable(variable) for _, variable in grads_and_vars]
         self._between_hooks(variables, lambda: self._update_on_devices(distribution, grads_and_vars))

@@ -1,4 +1,4 @@
-"""Learning rates of parameter groups: numbers that can be changed, or variables, schedules and functions."""
+"""Learning rates of parameter groups. A learning rate is a changeable number, a variable, a schedule or a function."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ class FirstRate(Rate):
 
     @source.setter
     def source(self, value: Any) -> None:
-        if value is not self.source:  # in both Keras libraries, assigning `_learning_rate` calls their setter
+        # Assign only a new value, because the assignment calls the setter of the Keras library.
+        if value is not self.source:
             self._optimizer._learning_rate = value
 
 

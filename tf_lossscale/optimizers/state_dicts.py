@@ -80,6 +80,7 @@ def _checked_state(variable: Any, number: Any, entry: Mapping[str, Any]) -> dict
 
 
 def _as_array(value: Any) -> np.ndarray:
-    if hasattr(value, "detach"):  # a PyTorch tensor; NumPy cannot convert it from bfloat16
+    # The value may be a PyTorch tensor. NumPy cannot convert a bfloat16 tensor.
+    if hasattr(value, "detach"):
         value = value.detach().cpu().float() if "bfloat16" in str(value.dtype) else value.detach().cpu()
     return np.asarray(value)

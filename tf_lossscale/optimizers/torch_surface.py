@@ -113,7 +113,7 @@ class TorchSurface(AdafactorBase):
     # The state. -------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state and the groups in PyTorch's layout, with NumPy arrays in place of tensors.
+        """Return the state and the groups in PyTorch's layout, with NumPy arrays instead of tensors.
 
         >>> from tf_lossscale.optimizers import Adafactor
         >>> weight = tf.Variable(tf.ones([2, 3]))
@@ -154,7 +154,7 @@ class TorchSurface(AdafactorBase):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict of this class or of PyTorch's Adafactor. PyTorch's tensors may be NumPy arrays.
 
-        Training that began in PyTorch can thus continue. `iterations`, which schedules read, becomes the largest
+        Training that began in PyTorch can thus be continued. `iterations`, which schedules read, becomes the largest
         "step" in the state dict.
 
         Args:

@@ -1,6 +1,10 @@
 """Functions that read, show, restore and convert old checkpoints and models.
 
-`saved` (what a file holds, whatever its format), `object_graphs`, `savers` and `keras_files` (one reader per format),
-`read` (finds the reader); `slots` (the slot names of each library, and differences of the formulas), `matching`
-(pairs the variables of a file with the user's), `restore`, and `saver_names` for optimizers of TensorFlow 1.
+The modules, each of which imports only modules above it:
+
+- `saved` describes the contents of a file in any format.
+- `object_graphs`, `savers` and `keras_files` each read one format, and `read` chooses the reader.
+- `slots` knows the slot names and update formulas of each library, and `matching` pairs the variables in a file with
+  the user's variables.
+- `restore` and `convert` use all of these, and `saver_names` maps the variable names of TensorFlow 1.
 """

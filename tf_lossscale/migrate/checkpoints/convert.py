@@ -21,7 +21,7 @@ from tf_lossscale.wrapper import families
 from tf_lossscale.writing import checkpoint_errors_are_os_errors, name_latest_checkpoint
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
-# Stands for the value of an optimizer's argument that the file does not hold.
+# A placeholder for an optimizer argument whose value is not in the file.
 _UNKNOWN = object()
 _SAVED_AS = {"learning_rate": "schedule", "initial_scale": "loss scale"}
 
@@ -157,7 +157,8 @@ def _optimizer(file: File, saved: Optimizer, family: Any) -> tuple[Any, str]:
         # because an optimizer with a schedule has no variable for the learning rate.
         options["learning_rate"] = library.schedules.ExponentialDecay(1.0, 1, 1.0)
     if options.get("momentum") is _UNKNOWN:
-        options["momentum"] = 0.9  # any nonzero momentum makes the optimizer create its momentum slots
+        # Any nonzero momentum makes the optimizer create its momentum slots.
+        options["momentum"] = 0.9
     return cls(**options), _in_wrapper(code, saved)
 
 
@@ -177,7 +178,7 @@ def _known_options(saved: Optimizer) -> dict[str, Any]:
 
 
 def _in_wrapper(code: str, saved: Optimizer) -> str:
-    """Return code that wraps an optimizer. The arguments of the wrapper come from the file."""
+    """Return code that wraps an optimizer, with the wrapper arguments that were read from the checkpoint."""
     if saved.wrapper is None:
         return code
     usual = {"dynamic": True, "initial_scale": 2.0**15, "dynamic_growth_steps": 2000}
@@ -199,7 +200,7 @@ def _shown(arguments: dict[str, Any]) -> str:
 
 
 def _notes(saved: Optimizer, library: Any) -> list[str]:
-    """Return notes on settings of the saved optimizer that the file does not hold."""
+    """Return notes on settings of the saved optimizer that are not in the file."""
     notes = []
     changes = saved.wrapper is not None and not saved.scale_is_fixed
     if changes and saved.counter is None:
@@ -257,7 +258,8 @@ def _write(folder: pathlib.Path, root: Any) -> None:
             tf.train.Checkpoint(root).write(str(unfinished / "ckpt"))
         name_latest_checkpoint(unfinished, "ckpt")
         if folder.exists():
-            folder.rmdir()  # raises an error if another process has written to the folder
+            # This call raises an error if another process has written to the folder in the meantime.
+            folder.rmdir()
         unfinished.rename(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)

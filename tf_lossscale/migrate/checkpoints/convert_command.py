@@ -65,7 +65,8 @@ def _say(line: str) -> None:
     """Print a line, wrapped at words in a terminal and unwrapped in a pipe."""
     if sys.stdout.isatty():
         width = shutil.get_terminal_size().columns
-        spaced = line.replace("(", "( ")  # lines of code may also be wrapped after an opening bracket
+        # The added space lets `textwrap` break a line of code after an opening bracket.
+        spaced = line.replace("(", "( ")
         folded = textwrap.fill(spaced, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
         line = folded.replace("( ", "(")
     print(line)

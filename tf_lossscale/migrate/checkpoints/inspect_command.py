@@ -123,7 +123,8 @@ def _print_tables(file: File) -> None:
         console.print()
         console.print(_variables(file))
     for line in captured.get().splitlines():
-        print(line.rstrip())  # rich pads the last column of a table with spaces
+        # rich pads the last column of a table with spaces, which are removed.
+        print(line.rstrip())
 
 
 def _rows(optimizer: Optimizer) -> list[tuple[str, str]]:

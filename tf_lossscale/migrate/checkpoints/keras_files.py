@@ -1,4 +1,4 @@
-"""Keras's own files: `.keras` archives, `.h5` models, `.weights.h5`."""
+"""Readers for the file formats of Keras: `.keras` archives, `.h5` models and `.weights.h5` files."""
 
 from __future__ import annotations
 
@@ -104,7 +104,8 @@ def _held(number: Any, digits: str) -> Any:
 
 def _h5(path: str, source: Any) -> Any:
     """Open an HDF5 file. Links in it are refused, because a link could point to any other file of this machine."""
-    import h5py  # h5py is installed, because Keras depends on it
+    # Keras depends on h5py, so it is installed.
+    import h5py
 
     file = h5py.File(source, "r")
     waiting, seen = [file], set()
@@ -195,7 +196,8 @@ def _arguments_of_wrapper(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments for the current wrapper from a wrapper's config of any version."""
     arguments = dict(settings)
     if "loss_scale" in settings:
-        with contextlib.suppress(ValueError):  # raised for a user-defined loss scale class
+        # `from_tf23` raises a ValueError for a user-defined loss scale class.
+        with contextlib.suppress(ValueError):
             arguments = from_tf23(settings["loss_scale"], {})
     names = ("dynamic", "initial_scale", "dynamic_growth_steps", *KEYWORDS)
     return {name: arguments[name] for name in names if isinstance(arguments.get(name), (int, float))}
@@ -213,7 +215,7 @@ def _numbers(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_scale_by_name(optimizer: Optimizer, stored: list[Tensor]) -> list[Tensor]:
-    """Take scale and counter by name from an `.h5` file's list of variables, and return the other variables."""
+    """Find the scale and the counter by name in the variables of an `.h5` file, and return the other variables."""
     named = {tensor.name.rpartition("/")[2]: tensor for tensor in stored}
     if not optimizer.wrapper:
         return stored
@@ -227,7 +229,7 @@ def _without_scale_by_name(optimizer: Optimizer, stored: list[Tensor]) -> list[T
 
 
 def _without_scale_by_place(optimizer: Optimizer, stored: list[Tensor], config: Any) -> list[Tensor]:
-    """Take scale and counter by position from a `.keras` file's list of variables, and return the other variables."""
+    """Find the scale and the counter by position in the variables of a `.keras` file, and return the others."""
     if optimizer.wrapper and optimizer.family == "keras3" and len(stored) >= 4:
         return _without_keras_3s_wrapper(optimizer, stored)
     if optimizer.family == "tf_keras" and _STATE in _inner_config(config):
@@ -250,7 +252,8 @@ def _fill_from_list(optimizer: Optimizer, stored: list[Tensor], variables: list[
         optimizer.iterations = int(stored[0].value())
         stored = stored[1:]
     if stored and not stored[0].shape and optimizer.family == "keras3":
-        stored = stored[1:]  # without the learning rate, which is also in the config
+        # Skip the learning rate, which is also in the config.
+        stored = stored[1:]
     stored = [tensor for tensor in stored if tensor.shape or any(not v.shape for v in variables)]
     groups = slot_names.order_in_lists(optimizer.name, optimizer.family, optimizer.hyperparameters)
     count = len(stored) // (sum(map(len, groups)) or 1)

@@ -55,7 +55,7 @@ def notes(matched: list[tuple[Tensor, Any]]) -> list[str]:
 
 
 def with_owners(slots: Sequence[Slot], file: File, known: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Yield each tensor of a slot with the variable of the file that it belongs to, or None if that is unknown.
+    """Yield each tensor of a slot together with the trained variable that it belongs to, or None if it is unknown.
 
     Args:
         slots: one slot of all variables.
@@ -105,7 +105,7 @@ def _by_names(tensors: list[Tensor], variables: list[Any]) -> list[Tensor] | Non
 
 
 def _same_name(tensor: Tensor, name: str) -> bool:
-    # Names of Keras 3's variables begin with the model's name, which the other name may lack.
+    # Variable names of Keras 3 begin with the name of the model, which may be missing in the name to compare with.
     return name == tensor.path or f"/{name}".endswith(f"/{tensor.name}") or tensor.name.endswith(f"/{name}")
 
 

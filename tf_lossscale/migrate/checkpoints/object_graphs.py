@@ -234,7 +234,7 @@ class _Graph:
         )
 
     def variables(self) -> list[Tensor]:
-        """Return the variables outside of optimizers, in Keras's order. Read all optimizers with `optimizer` before."""
+        """Return the variables outside of optimizers, in Keras's order. Call `optimizer` for every optimizer first."""
         trained = {
             node
             for owner in self._of_optimizers

@@ -44,7 +44,8 @@ def _read(given: str) -> File:
             return _saved_model(found)
         return _checkpoint(_only_checkpoint_in(found))
     if found.is_file() and found.suffix not in (".index",) and ".data-" not in found.name:
-        from tf_lossscale.migrate.checkpoints import keras_files  # imported late: it imports TensorFlow, which is slow
+        # This module imports TensorFlow, which is slow, so it is imported only when it is needed.
+        from tf_lossscale.migrate.checkpoints import keras_files
 
         with damage_is_said(given, "its beginning"), found.open("rb") as file:
             begin = file.read(8)

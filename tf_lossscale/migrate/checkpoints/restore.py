@@ -139,7 +139,8 @@ def restore_from(file: File, saved: Optimizer, optimizer: Any, variables: Any) -
         getattr(inner, attribute).assign(slot_names.nadam_product(_number(inner, "beta_1"), iterations, decay))
     if saved.learning_rate is not None:
         rate = family.given_learning_rate()
-        if not callable(rate) or hasattr(rate, "assign"):  # the given optimizer's schedule is not replaced
+        # A learning rate schedule of the given optimizer is not replaced.
+        if not callable(rate) or hasattr(rate, "assign"):
             inner.learning_rate = saved.learning_rate
     scale = _set_loss_scale(optimizer, saved)
     return Restored(iterations, scale, None if scale is None else saved.counter, tuple(notes))
@@ -293,11 +294,12 @@ def _learning_rate_now(inner: Any) -> float:
 
 
 def _set_loss_scale(optimizer: Any, saved: Optimizer) -> float | None:
-    """Set scale and counter if the optimizer has them, and return the new scale."""
+    """Set the loss scale and its counter if the optimizer has them. Return the new scale, or None."""
     if saved.scale is None:
         return None
     state: Any = getattr(optimizer, "_loss_scale", None)
-    for counter in ("good_steps", "counter"):  # this package's name of the counter, and tf_keras's
+    # The counter is called `good_steps` in this package, and `counter` in tf_keras.
+    for counter in ("good_steps", "counter"):
         if hasattr(state, "current_loss_scale") and hasattr(state, counter):
             state.current_loss_scale.assign(saved.scale)
             getattr(state, counter).assign(saved.counter or 0)

@@ -1,4 +1,4 @@
-"""The content of a file, in any format."""
+"""Classes for the contents of a checkpoint or saved model, whatever its file format."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-# Value of `Optimizer.family` -> name of the library for messages.
+# Maps each value of `Optimizer.family` to the name of the library that messages show.
 LIBRARIES = {
     "keras3": "Keras 3",
     "tf_keras": "tf_keras",
@@ -80,12 +80,12 @@ class Optimizer:
     extra: dict[str, float] = dataclasses.field(default_factory=dict)
     #: Whether the file holds the configs of the optimizer and of its wrapper, with all of their arguments.
     has_config: bool = False
-    #: The wrapper's arguments in the file's config.
+    #: The arguments of the wrapper, from its config in the file.
     wrapper_arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def of_tf1(self) -> bool:
-        """Whether this is an optimizer of TensorFlow 1, whose files and momenta do not contain the learning rate."""
+        """Whether this is an optimizer of TensorFlow 1. Its files do not store the learning rate."""
         return self.family == "tf1"
 
     @property
@@ -137,7 +137,8 @@ def damage_is_said(path: str, part: str) -> Iterator[None]:
         yield
     except (FileNotFoundError, PermissionError, UnreadableError):
         raise
-    except Exception as error:  # the type of error depends on the library and on the damaged byte
+    # The type of the error depends on the library and on the damaged byte.
+    except Exception as error:
         why = " ".join(str(error).split())[:200] or type(error).__name__
         raise UnreadableError(
             f"{path}: {part} cannot be read, because the file is cut short or damaged ({why}). Use another copy of it."

@@ -66,5 +66,6 @@ def saver_names(
 def _names(path: str | os.PathLike[str]) -> list[str]:
     import tensorflow as tf
 
-    read(path)  # a damaged file raises a clear error in `read`, and an obscure one in `list_variables`
+    # For a damaged file `read` raises a clear error, whereas `list_variables` raises an obscure one.
+    read(path)
     return [name for name, _ in tf.train.list_variables(os.fspath(path))]

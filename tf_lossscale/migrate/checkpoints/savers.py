@@ -25,7 +25,8 @@ def read(path: str, names: list[str], tensor: Any) -> File:
     """
     tensors = {name: tensor(name, name, name) for name in sorted(names)}
     state = {name: each for name, each in tensors.items() if last_part(name) in _STATE and not each.shape}
-    owners: dict[str, dict[str, list[tuple[str, str]]]] = {}  # optimizer -> variable -> (number of the slot, its name)
+    # Maps the name of an optimizer and the name of a variable to the numbers and names of the variable's slots.
+    owners: dict[str, dict[str, list[tuple[str, str]]]] = {}
     for name in tensors:
         of = _slot_of(name, tensors)
         if of is not None and name not in state:
@@ -33,7 +34,8 @@ def read(path: str, names: list[str], tensor: Any) -> File:
             owners.setdefault(optimizer, {}).setdefault(variable, []).append((number, name))
     optimizers = [_optimizer(*each, tensors) for each in owners.items()]
     scaled = any(last_part(name) in _SCALES for name in state)
-    if scaled and not optimizers:  # the only trace of an optimizer without slots is its loss scale
+    # The loss scale is the only trace of an optimizer without slots.
+    if scaled and not optimizers:
         optimizers = [Optimizer(path="", family="tf1", name="SGD", wrapper=None)]
     for each in optimizers:
         _state(each, state, tensors)
