@@ -1,6 +1,6 @@
 """Functions that read, show, restore and convert old checkpoints and models.
 
-The modules, each of which imports only modules above it:
+The modules:
 
 - `saved` describes the contents of a file in any format.
 - `object_graphs`, `savers` and `keras_files` each read one format, and `read` chooses the reader.
