@@ -58,7 +58,7 @@ def measure(cell: dict[str, str], seconds: float, least: int = 7) -> dict[str, A
 
 
 def switched_off(name: str) -> contextlib.AbstractContextManager[None]:
-    """Return a context manager that switches off the optimization `name`. The name `ALL` switches off nothing."""
+    """Return a context manager that switches off the optimization `name`. For the name `ALL` all stay on."""
     return contextlib.nullcontext() if name == ALL else fast.without(name)
 
 

@@ -4,8 +4,8 @@
     TF_CONFIG=... python -m fuzz.cluster_job parameter_server SEED
 
 `fit` trains on all workers with BackupAndRestore. With the optional arguments, the worker number WORKER kills itself
-SECONDS after batch number BATCH began. `parameter_server` schedules training steps on workers and kills one worker.
-Both commands print their result as JSON.
+SECONDS seconds after it begins batch number BATCH. `parameter_server` schedules training steps on workers and kills
+one worker. Both commands print their result as JSON.
 """
 
 import json

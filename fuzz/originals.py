@@ -170,7 +170,7 @@ def _tuples(value):
 
 
 def main(name):
-    """Run the program in each line of stdin. Print the states after its steps as one line."""
+    """Run the program in each line of stdin. For each program, print the states after its steps in one line."""
     answers = os.fdopen(os.dup(1), "w")
     # Redirect the output of the libraries to stderr, because stdout must contain only the states.
     os.dup2(2, 1)

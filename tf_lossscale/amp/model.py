@@ -135,8 +135,8 @@ class Model:
             return list(metrics - {"loss"})
         if not isinstance(metrics, Mapping) or set(metrics) & set(getattr(self.network, "output_names", None) or ()):
             return metrics
-        # Keras resolves names such as "accuracy" by the shapes of the data and names these metrics itself, so `eval`
-        # renames them.
+        # Keras resolves names such as "accuracy" from the shapes of the data, and gives the metrics names of its own.
+        # `eval` therefore renames them.
         self._metric_names = {metric: name for name, metric in metrics.items() if metric in _OF_THE_SHAPES}
         keras = layers.layers_of(self.network)
         return [

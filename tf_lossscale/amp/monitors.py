@@ -53,7 +53,8 @@ class LossMonitor:
         Args:
             keras: the module `keras` or `tf_keras`.
             optimizer: the optimizer to report on; None for the model's optimizer.
-            step_loss: a `StepLoss`; None to print the loss in Keras's logs, the mean of the epoch so far.
+            step_loss: a `StepLoss`; None to print the loss that Keras reports in its logs, the mean over the
+                epoch so far.
 
         Returns:
             A `keras.callbacks.Callback`.

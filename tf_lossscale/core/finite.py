@@ -76,11 +76,11 @@ def agreed(gradients: list[Any], *, exactly: bool, all_values: bool) -> list[Any
         gradients: this replica's tensors, IndexedSlices or None.
         exactly: whether to return the `nonfinite_kind` of each gradient. If False, a single 0 or NaN is returned for
             all gradients.
-        all_values: whether to return this replica's gradients, which the caller must have summed over the replicas,
-            plus the infinity or NaN that any replica has in the same gradient.
+        all_values: whether to return this replica's gradients, which the caller must have summed over the replicas. If
+            a gradient contains infinity or NaN on any replica, this value is added to the gradient on all replicas.
 
     Returns:
-        A list of one tensor, or of one item for each gradient. The item of a gradient None is None.
+        A list of one tensor, or of one item for each gradient. If a gradient is None, its item is None.
     """
     if not exactly and not all_values:
         return replicas.all_reduce([tf.where(all_finite(gradients), 0.0, float("nan"))])

@@ -1,4 +1,4 @@
-"""The replicas of the strategy in use: checks whether a step uses a merge call, and computes sums over the replicas."""
+"""Helpers for the replicas of the strategy in use, which tell how a step writes variables and sum over the replicas."""
 
 from __future__ import annotations
 

@@ -175,7 +175,8 @@ class ExponentialUpdateLossScaleManager(LossScaleManager, state.DynamicLossScale
     def as_loss_scale(self) -> state.LossScale:
         """Return a loss scale object for a `LossScaleOptimizer`.
 
-        The object is this manager itself. For a manager of a subclass, the object calls the manager's methods.
+        The object is this manager itself. If the manager's class is a subclass, it is a separate object that calls the
+        manager's methods.
         """
         return self if type(self) is ExponentialUpdateLossScaleManager else super().as_loss_scale()
 

@@ -115,7 +115,7 @@ def _pictures(
 
 
 def _counted(logdir: pathlib.Path) -> dict[str, list[ExponentCounts]]:
-    """Return a dict from the name of each run with exponent counts to these counts."""
+    """Return a dict that maps the names of runs to their exponent counts. Runs without counts are left out."""
     paths = sorted(path.parent for path in logdir.rglob(records.FILE))
     found = {_name_of(path, logdir): records.read(path) for path in paths}
     return {name: run for name, run in found.items() if run}

@@ -124,7 +124,7 @@ class _Probes:
                 probe = self._enter(optimizer)
                 if probe is not None:
                     # The probe replaces the optimizer's methods, which takes effect from the next step on. The current
-                    # step is already in the original method, so it is counted explicitly.
+                    # step is already running the original method, so it is counted explicitly.
                     bound = probe.method(bound)
             return bound(*args, **kwargs)
 

@@ -102,8 +102,8 @@ def update(
         eps: (eps1, eps2). An eps1 of None stands for the spacing of the dtype's numbers at 1.
         d: clipping threshold, at least 1.
         maximize: whether to ascend the gradient.
-        stacked: whether every tensor, also `weight` and `rate`, has an additional first axis with one entry for each
-            of several parameters.
+        stacked: whether every tensor, including `weight` and `rate`, has an additional first axis with one entry for
+            each of several parameters.
 
     Returns:
         The change and the new moments, with unchanged shapes and dtypes.

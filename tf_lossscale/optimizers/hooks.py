@@ -107,12 +107,12 @@ class Hooked:
     def register_step_pre_hook(self, hook: Hook) -> Handle:
         """Call `hook(optimizer, args, kwargs)` before every step; `args` begins with the optimizer.
 
-        A step is a call of `step` or `apply_gradients`, or a step of `LossScaleOptimizer`, `minimize` or `fit`. A step
+        A step is a call to `step` or `apply_gradients`, or a step of `LossScaleOptimizer`, `minimize` or `fit`. A step
         that `LossScaleOptimizer` skips calls no hook. In a `tf.function` each step calls the hook if it was registered
         before the function was traced. A step that XLA compiles cannot call hooks, and raises an error.
 
         Args:
-            hook: returns None. In a call of `step` it may also return a tuple (args, kwargs) of new arguments.
+            hook: returns None. In a direct call to `step` it may also return a tuple (args, kwargs) of new arguments.
 
         Returns:
             A handle, whose `remove()` removes the hook.
@@ -199,7 +199,7 @@ class Hooked:
     def _between_hooks(self, variables: Iterable[tf.Variable], update: Callable[[], Any]) -> Any:
         """Call `update`, with the step hooks before and after it.
 
-        In a call of `step` this method calls no hooks, because `around_step` calls them with the arguments of `step`.
+        During a call to `step`, it calls no hooks, because `around_step` calls them with the arguments of `step`.
         """
         before, after = self._step_hooks()
         if self._in_step:

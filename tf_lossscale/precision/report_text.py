@@ -110,7 +110,7 @@ def whether_float16_fits(report: PrecisionReport) -> str:
 
 
 def table(report: PrecisionReport) -> Any:
-    """Return the step, the sentences, the table and a note on the table as an object that `rich.print` can print.
+    """Return an object that `rich.print` can print: the step, a summary, the table and a note about the table.
 
     The table shows the share of values that vanish without a loss scale, at half the report's scale, at this scale and
     at twice this scale. If the report's scale is 1, the table shows only the shares without a loss scale and at the

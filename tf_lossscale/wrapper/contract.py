@@ -43,7 +43,7 @@ _APPLY_GRADIENTS = {"scale_loss": True, "get_scaled_loss": False, "get_unscaled_
 # Maps the method that was called last to whether the next `apply` gets scaled gradients, for optimizers whose `apply`
 # accepts both scaled and unscaled gradients. `get_scaled_loss` is missing, because either may follow it.
 _APPLY = {"scale_loss": True, "get_unscaled_gradients": False}
-# Maps each method to whether the gradients are still scaled after the method was called.
+# Maps each method to whether the gradients are still scaled after a call to the method.
 _LEAVES_SCALED = {"scale_loss": True, "get_scaled_loss": True, "get_unscaled_gradients": False}
 
 _TWO_WAYS_OUT = (
@@ -85,7 +85,8 @@ class Contract:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        # Maps each graph of a traced function, and `_EAGER`, to the most recent call that each thread made in it.
+        # The most recent call that each thread made in each place. The keys are the graphs of traced functions, and
+        # `_EAGER` for eager mode.
         self._calls: weakref.WeakKeyDictionary[Any, dict[threading.Thread, _Call]] = weakref.WeakKeyDictionary()
         self._unused_in_ended_threads: set[str] = set()
         self._answers_kept: set[bool] = set()

@@ -145,7 +145,7 @@ class Family(abc.ABC):
         if not self.returns_operations and not runs_in_order():
             inner = type(self.inner)
             raise RuntimeError(
-                f"{inner.__module__}.{inner.__name__} cannot train in graph mode: a Session would run only a part of "
+                f"{inner.__module__}.{inner.__name__} cannot train in graph mode: a Session would run only part of "
                 "its update. Wrap an optimizer of tf_keras.optimizers.legacy or tf.compat.v1.train, put the step into "
                 "a tf.function, or leave out tf.compat.v1.disable_eager_execution() and disable_v2_behavior()."
             )

@@ -111,7 +111,7 @@ class Delegating(Parts):
         return known and not self._defines(name)
 
     def _defines(self, name: str) -> bool:
-        """Return whether a wrapper class of this package defines the attribute, which then hides a hyperparameter."""
+        """Return whether a wrapper class of this package defines the attribute. If so, it hides a hyperparameter."""
         return any(name in vars(cls) for cls in type(self).__mro__ if issubclass(cls, Parts))
 
     def _warn_if_of_inner(self, name: str) -> None:

@@ -36,7 +36,7 @@ class Stall:
         if action not in ("warn", "raise") and not callable(action):
             raise ValueError(
                 f"`on_stall` must be 'warn', 'raise' or a function that takes the optimizer, but got: {action!r}. "
-                "It sets the reaction to 100 skipped steps in a row."
+                "It determines what happens after 100 skipped steps in a row."
             )
         self.action = action
 

@@ -18,7 +18,7 @@ from tf_lossscale.core.twins import faster
 _SMALL = 2**13
 # The maximum number of values in a stack, a megabyte in float32.
 _TOGETHER = 2**18
-# Gradients of up to this many values may stay in memory longer than necessary.
+# Gradients with at most this many values may stay in memory longer than necessary.
 _HELD = 2**22
 
 
@@ -260,7 +260,7 @@ def _whole_stacks(origins: Sequence[Any]) -> list[tuple[tf.Tensor, list[int]]]:
 
 
 def _depends_on(operation: Any, other: Any) -> bool:
-    """Return whether one operation of a graph depends on the other."""
+    """Return whether the first operation of a graph depends on the second."""
     waiting, seen = [operation], set()
     while waiting:
         one = waiting.pop()
@@ -279,7 +279,7 @@ def _depends_on(operation: Any, other: Any) -> bool:
 def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
     """Unscale small gradients in stacks, and note the scaled values of large ones; see `core.scaling.unscale`."""
     found = scaling.floating(gradients)
-    # Without a barrier, the graph optimizer would replace a division by a constant with a product with its reciprocal.
+    # Without a barrier, the graph optimizer would replace division by a constant with multiplication by the reciprocal.
     scale = optimization_barrier(tf.convert_to_tensor(scale))
     result: list[Any] = [None] * len(found)
     for group in positions(found):
@@ -323,7 +323,7 @@ def as_arguments(
 
 @faster(replicas.sum_over_replicas)
 def sum_over_replicas(gradients: list[Any]) -> list[Any]:
-    """Sum small gradients in stacks; see `core.replicas.sum_over_replicas`."""
+    """Stack small gradients, and sum the stacks over the replicas; see `core.replicas.sum_over_replicas`."""
     plain = replicas.sum_over_replicas.plain  # type: ignore[attr-defined]
     if "stacked sums" not in tricks.in_use or not tf.distribute.has_strategy():
         return plain(gradients)

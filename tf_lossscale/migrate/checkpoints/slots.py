@@ -36,7 +36,8 @@ _OF_NO_KNOWN_CLASS = {"lion", "sgdw"}
 # Class of `tf.compat.v1.train`, without "Optimizer" -> name of the current class.
 _TODAY = {"GradientDescent": "SGD", "Momentum": "SGD", "RMSProp": "RMSprop"}
 
-# Class -> how a restored optimizer of another library differs numerically, for the notes of `restore`.
+# Class -> how an optimizer that was restored from another library differs numerically from the saved one. `restore`
+# returns these notes.
 DIFFERENCES = {
     "RMSprop": (
         "RMSprop without momentum: the saved optimizer divides by sqrt(v) + epsilon, the current one by "

@@ -187,7 +187,7 @@ class Calls(Resolver):
         return [c for c in calls if optimizer_of(c) and not all(map(_is_in_module, self.dotted(c.func)))]
 
     def why_compiled(self, calls: Sequence[cst.Call]) -> str | None:
-        """Return why a call of `compile` may have created an optimizer, or None if no file calls `compile`.
+        """Return why a call to `compile` may have created an optimizer, or None if no file calls `compile`.
 
         If `calls` is not empty, the reason names the first of these calls. Otherwise it names the other files.
         """
@@ -314,7 +314,7 @@ def _is_in_module(dotted: str) -> bool:
 
 
 def optimizer_of(call: cst.Call) -> cst.BaseExpression | None:
-    """Return the optimizer that is passed to a call of `compile`, or None."""
+    """Return the optimizer that is passed to a call to `compile`, or None."""
     return _argument(call, 0, "optimizer") if len(call.args) > 1 or any(a.keyword for a in call.args) else None
 
 

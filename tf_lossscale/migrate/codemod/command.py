@@ -47,16 +47,16 @@ def run(arguments: argparse.Namespace) -> int:
 
     Returns:
         The exit code.
-    """
-    try:
-        for module in ("libcst", "rich", "tqdm"):
-            optional.load(module, "migrate")
-        from tf_lossscale.migrate.codemod import files, repositories
 
-        paths = files.find(arguments.paths)
-    except (ImportError, OSError) as error:
-        _say(str(error))
-        return 2
+    Raises:
+        ImportError: an optional library is missing.
+        FileNotFoundError: there is no file or folder at one of the paths.
+    """
+    for module in ("libcst", "rich", "tqdm"):
+        optional.load(module, "migrate")
+    from tf_lossscale.migrate.codemod import files, repositories
+
+    paths = files.find(arguments.paths)
     progress = optional.load("tqdm", "migrate").tqdm(
         files.run(paths, arguments.jobs),
         total=len(paths),
@@ -72,10 +72,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.write:
         lost = repositories.without_committed_version([r.path for r in reports if r.status == report.CHANGED])
         if lost:
-            _say(
+            message = (
                 f"Git has no committed version of {len(lost)} of the files that change, among them {lost[0]}. Only "
                 "the diff, which this command prints without --write, can bring their old content back."
             )
+            console.print(f"tf-lossscale migrate: {message}", markup=False, soft_wrap=not sys.stderr.isatty())
         planned, reports = reports, list(files.write(reports))
         _print_findings([new for old, new in zip(planned, reports) if new is not old], console)
     if arguments.json:
@@ -95,10 +96,6 @@ def _jobs(value: str) -> int:
         if int(value) >= 1:
             return int(value)
     raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, but got: {value}")
-
-
-def _say(message: str) -> None:
-    print(f"tf-lossscale migrate: {message}", file=sys.stderr)
 
 
 def _print_findings(reports: Sequence[report.FileReport], console: Any) -> None:

@@ -82,7 +82,7 @@ class Edits:
     def refuse(self, node: cst.Call, reason: str, what: cst.BaseExpression | None = None) -> None:
         """Put a TODO comment above a call, and leave the called function unchanged.
 
-        If `what` is given, this part of the call is left unchanged instead of the function.
+        `what` is the part of the call to leave unchanged instead of the function.
         """
         self.todo(node, reason)
         self.freeze(what or node.func)
@@ -127,7 +127,7 @@ class Edits:
 
 
 def with_parentheses_of(old: cst.CSTNode, new: cst.BaseExpression) -> cst.BaseExpression:
-    """Return the new expression inside the parentheses of the old expression."""
+    """Return the new expression, in the same parentheses as the old expression if it had any."""
     return new.with_changes(lpar=getattr(old, "lpar", ()), rpar=getattr(old, "rpar", ()))
 
 

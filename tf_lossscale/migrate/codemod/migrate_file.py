@@ -122,7 +122,7 @@ def _parsed(source: bytes) -> cst.Module:
 
 
 def python_error(source: str | bytes) -> Exception | None:
-    """Return the exception that Python raises when it parses a source, or None if the source is valid."""
+    """Return the exception that Python raises when it parses source code, or None if the code is valid."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

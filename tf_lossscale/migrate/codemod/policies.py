@@ -2,7 +2,7 @@
 
 A default loss scale is dropped. If a policy has another loss scale, or the file reads the loss scale of a policy, the
 file's policies are replaced with those of `tf_lossscale.legacy.experimental`, which have a loss scale. If every policy
-has `loss_scale=None` instead, calls of `compile` in the file get `auto_scale_loss=False`.
+has `loss_scale=None` instead, the argument `auto_scale_loss=False` is added to all calls to `compile` in the file.
 """
 
 from __future__ import annotations

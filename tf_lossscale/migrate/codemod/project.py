@@ -97,7 +97,7 @@ class Project:
         self._wrapping: set[str] = set()
         self._compiling: set[str] = set()
         with_old_names, calling = self._search(paths)
-        # A call of `loss_scale()` uses the old API only if some file may wrap the optimizer. If only one file is given,
+        # A call to `loss_scale()` uses the old API only if some file may wrap the optimizer. If only one file is given,
         # another file of its project may wrap the optimizer.
         if self._wrapping or len(self._words) == 1:
             with_old_names += calling
