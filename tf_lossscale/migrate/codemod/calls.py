@@ -136,7 +136,8 @@ class Calls(Resolver):
         if roles == {table.STABLE} and second is not None and number(second) is not None:
             raise Unprovable(
                 "a number as the second argument is a fixed scale in TensorFlow 2.3 and the initial scale in Keras 3. "
-                "Write dynamic=False, initial_scale=N for a fixed scale, or initial_scale=N"
+                "For a fixed scale, write dynamic=False, initial_scale=N. For one that only starts at N, write "
+                "initial_scale=N"
             )
         if any(argument.star for argument in call.args):
             return _unchanged(call, table.FACES[table.EXPERIMENTAL])
