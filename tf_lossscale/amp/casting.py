@@ -14,7 +14,7 @@ _HALF = (tf.float16, tf.bfloat16)
 
 
 def set_casts(layer: Any, inputs: str | None = None, outputs: str | None = None, only_mixed: bool = False) -> None:
-    """Cast the floating-point tensors that a layer's `call` takes or returns. The casts replace earlier ones.
+    """Cast the floating-point tensors that a layer's `call` takes or returns. Earlier casts of the layer are removed.
 
     >>> layer = tf.keras.layers.Dense(1, dtype="mixed_float16")
     >>> set_casts(layer, outputs="float32")

@@ -145,11 +145,11 @@ class DynamicLossScaleManager(LossScaleManager):
         self.cur_iter += 1
 
     def get_update_cell(self) -> DynamicLossScaleUpdateCell:
-        """Return an update cell for a graph that starts with the current scale."""
+        """Return an update cell for graphs. It starts with the current scale."""
         return DynamicLossScaleUpdateCell(self.loss_scale, self.scale_factor, self.scale_window)
 
     def as_loss_scale(self) -> LossScale:
-        """Return a loss scale for `LossScaleOptimizer` that starts with the current scale."""
+        """Return a loss scale for `LossScaleOptimizer`. It starts with the current scale."""
         if not self._is_all_of(DynamicLossScaleManager):
             return super().as_loss_scale()
         return DynamicLossScale(self.loss_scale, rules_of(self.scale_factor, self.scale_window))
@@ -174,7 +174,7 @@ class FixedLossScaleUpdateCell:
         return self._loss_scale_value
 
     def __call__(self, loss_scale: tf.Variable, overflow: tf.Tensor | bool) -> tf.Tensor:
-        """Return `overflow`. The variable does not change."""
+        """Return `overflow`. The scale variable does not change."""
         del loss_scale
         return tf.convert_to_tensor(overflow)
 
@@ -241,7 +241,7 @@ class DynamicLossScaleUpdateCell(tf.Module):
         return overflow
 
     def as_loss_scale(self) -> LossScale:
-        """Return a loss scale for `LossScaleOptimizer` with the same rule. It has its own variables."""
+        """Return a loss scale for `LossScaleOptimizer` with the rule of this cell, but with variables of its own."""
         return DynamicLossScale(self.loss_scale_value, self._rules)
 
 

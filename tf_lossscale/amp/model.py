@@ -23,7 +23,7 @@ _DYNAMIC = ("O2", "auto")
 
 
 class _OfTheLevel:
-    """The type of the default value of `loss_scale_manager`: the level decides. None would mean no loss scale."""
+    """The type of the default of `loss_scale_manager`, which lets the level choose. None means no loss scale."""
 
     def __repr__(self) -> str:
         return "<that of the level>"
@@ -130,7 +130,7 @@ class Model:
             self._step_loss = StepLoss(network)
 
     def _as_keras_takes(self, metrics: Any) -> Any:
-        """Return the metrics for `compile`, and record the names that `eval` must give them."""
+        """Return the metrics in the form that `compile` accepts, and record the names that `eval` uses for them."""
         if isinstance(metrics, (set, frozenset)):
             return list(metrics - {"loss"})
         if not isinstance(metrics, Mapping) or set(metrics) & set(getattr(self.network, "output_names", None) or ()):

@@ -49,9 +49,9 @@ class LossScaleManager(abc.ABC):
         return True
 
     def get_update_cell(self) -> Any:
-        """Return a function of (scale variable, overflow) that updates the scale in a graph, or None.
+        """Return a function of (scale variable, overflow) that updates the scale in a graph.
 
-        If None, the graph calls the Python method `update_loss_scale`, which XLA cannot compile.
+        If the result is None, the graph calls the Python method `update_loss_scale`, which XLA cannot compile.
         """
         return None
 
@@ -97,10 +97,7 @@ class _ManagedScale(LossScale):
 
 
 def _cell_is_newest(cls: type) -> bool:
-    """Return whether the update cell describes the current rule.
-
-    It does not if a subclass has overridden only the rule in Python numbers.
-    """
+    """Return False if a subclass overrides the rule in Python numbers, but not the update cell."""
 
     def age(name: str) -> int:
         return next(i for i, base in enumerate(cls.__mro__) if name in vars(base))

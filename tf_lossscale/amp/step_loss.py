@@ -51,7 +51,7 @@ class StepLoss:
         model.compute_loss = kept
 
     def read(self, logs: Mapping[str, Any]) -> float:
-        """Return the loss of the last step, or the one in `logs` if `train_step` never calls `compute_loss`.
+        """Return the loss of the last step, or the "loss" in `logs` if `train_step` never calls `compute_loss`.
 
         Args:
             logs: the logs that Keras passes to callbacks, with "loss".

@@ -40,7 +40,7 @@ class TrainOneStepCell:
 
     Args:
         network: a function of the inputs that returns the loss, with `trainable_variables`, see `WithLossCell`.
-        optimizer: an optimizer of a family that `LossScaleOptimizer` knows, or a `LossScaleOptimizer`.
+        optimizer: an optimizer that `LossScaleOptimizer` can wrap, or a `LossScaleOptimizer`.
         sens: the scale, a finite number of at least 1. The default is 1.
 
     Raises:
@@ -142,7 +142,7 @@ class TrainOneStepCell:
         return gradients
 
     def update(self, gradients: list[Gradient]) -> Any:
-        """Apply unscaled gradients, or skip the step if the loss scale says so.
+        """Apply unscaled gradients. The loss scale decides whether a step that overflows is skipped.
 
         Args:
             gradients: one for each of `weights`.
@@ -163,7 +163,8 @@ class TrainOneStepCell:
         return loss
 
     def _construct(self, training: Any, *inputs: Any) -> Any:
-        # The network knows whether it is in training mode. As an argument, `training` causes one trace for each mode.
+        # `training` is unused, because the network stores its mode. As an argument it makes tf.function trace once for
+        # each mode.
         del training
         return self.construct(*inputs)
 
@@ -229,7 +230,7 @@ class TrainOneStepWithLossScaleCell(TrainOneStepCell):
         return self.sens
 
     def update(self, gradients: list[Gradient]) -> Any:
-        """Apply unscaled gradients, or skip the step if the loss scale says so.
+        """Apply unscaled gradients. The loss scale decides whether a step that overflows is skipped.
 
         Args:
             gradients: one for each of `weights`.

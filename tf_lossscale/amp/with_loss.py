@@ -70,7 +70,7 @@ class WithLossCell:
         [1.0, 1.0]
 
         Args:
-            mode: True for training (dropout drops, batch normalization moves its averages), False for inference.
+            mode: True for training (dropout drops, batch normalization updates its averages), False for inference.
 
         Returns:
             The cell itself.

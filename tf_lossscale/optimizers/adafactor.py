@@ -32,7 +32,7 @@ def _option(name: str) -> property:
 
 
 class AdafactorBase(hooks.Hooked):
-    """The part of Adafactor that is common to both Keras libraries. `keras3.Adafactor` documents it."""
+    """The part of Adafactor that is common to both Keras libraries. See `keras3.Adafactor` for the arguments."""
 
     hyperparameter_names = ("beta2_decay", "eps", "d", "weight_decay", "foreach", "maximize")
 
@@ -226,7 +226,7 @@ class AdafactorBase(hooks.Hooked):
         return [variable for group in self._groups for variable in group["params"]]
 
     def _all_built(self) -> bool:
-        """If the optimizer is not built, build it for the variables of all groups. Return False if there are none."""
+        """If the optimizer is not built, build it for all groups' variables. Return False if they have none."""
         parameters = self._parameters()
         if not self._is_built and parameters:
             with tf.init_scope():

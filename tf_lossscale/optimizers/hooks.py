@@ -67,7 +67,8 @@ class Hooks:
 
     def __init__(self) -> None:
         self._hooks: OrderedDict[int, Hook] = OrderedDict()
-        #: Whether a tf.function was traced while there were no hooks. It does not call hooks that are registered later.
+        #: Whether a tf.function was traced while there were no hooks. Such a function never calls hooks that are
+        #: registered later.
         self.traced_without = False
 
     def register(self, hook: Hook, prepend: bool = False) -> Handle:
@@ -220,7 +221,7 @@ class Hooked:
             )
         with tf.control_dependencies(operations(tf.numpy_function(lambda: self._call(before), [], []))):
             result = update()
-        # The hooks after the step run after the reads, and a read waits for the last write to its variable.
+        # Reading a variable waits for the last write to it, so the post-hooks run when all variables are updated.
         with tf.control_dependencies([variable.read_value() for variable in variables]):
             tf.numpy_function(lambda: self._call(after), [], [])
         return result
@@ -236,7 +237,7 @@ class Hooked:
 
 
 def around_step(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a method `step`, so that it calls the step hooks before and after.
+    """Decorate a method `step`, so that the step hooks are called before and after it.
 
     Args:
         step: the method. `help` and `inspect.signature` show its documentation and signature.

@@ -62,7 +62,7 @@ class Adafactor(TorchSurface, keras.optimizers.Optimizer):
             "params" and further options (parameter groups). The names in pairs are in the group's "param_names",
             and in state dicts. None for the variables that the optimizer is built for, as usual in Keras.
         lr: the learning rate, at least 0: a number, a variable (read on every step), a `LearningRateSchedule` or a
-            function without arguments. It can be passed as `learning_rate`, too.
+            function without arguments. It can also be passed as `learning_rate`.
         beta2_decay: the exponent of w, at most 0.
         eps: (eps1, eps2), each at least 0; eps1 may be None.
         d: the largest RMS of an update before it is scaled down, at least 1.
@@ -97,7 +97,7 @@ class Adafactor(TorchSurface, keras.optimizers.Optimizer):
     _schedules = keras.optimizers.schedules
 
     def _init_keras(self, **arguments: Any) -> None:
-        # Keras would store a number as float32. A callable is a placeholder, which the first group's rate replaces.
+        # Keras would store a number as float32, so a function is passed. The first group's learning rate replaces it.
         keras.optimizers.Optimizer.__init__(self, learning_rate=float, **arguments)
 
     # Required by AdafactorBase. ---------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ import tensorflow as tf
 class Rate:
     """The learning rate of one parameter group.
 
-    A number is stored in a variable of the optimizer, so that a traced tf.function uses a new value. The variable
-    always exists, so that the saved state does not depend on the kind of learning rate.
+    A number is stored in a variable of the optimizer, so that a traced tf.function uses the new number after a
+    change. The variable always exists, so that the saved state does not depend on the kind of learning rate.
 
     Args:
         optimizer: an `AdafactorBase`.

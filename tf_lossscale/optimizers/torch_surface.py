@@ -64,7 +64,7 @@ class TorchSurface(AdafactorBase):
         The gradients are the variables' attributes `grad`. If no variable has a `grad` after the call of the closure,
         they are the gradients of the loss that the closure returns. A variable whose gradient is None does not change,
         nor does its state. A gradient of zeros counts as a step: the second moments decay, and with a `weight_decay`
-        the variable decays, too.
+        the variable decays as well.
 
         >>> from tf_lossscale.optimizers import Adafactor
         >>> weight = tf.Variable([4.0])

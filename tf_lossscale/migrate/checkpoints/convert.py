@@ -143,7 +143,7 @@ def _optimizer(file: File, saved: Optimizer, family: Any) -> tuple[Any, str]:
         )
     options = _known_options(saved)
     taken = inspect.signature(cls).parameters
-    # The file's weight_decay is for TensorFlow Addons, which does not multiply it by the learning rate.
+    # A `weight_decay` in such a file is from TensorFlow Addons, which does not multiply it by the learning rate.
     unlike = set() if saved.slots_are_lists else {"weight_decay"}
     options = {name: value for name, value in options.items() if name in taken and name not in unlike}
     for name, value in options.items():
@@ -163,7 +163,7 @@ def _optimizer(file: File, saved: Optimizer, family: Any) -> tuple[Any, str]:
 
 
 def _known_options(saved: Optimizer) -> dict[str, Any]:
-    """Return the arguments of the inner optimizer that the file holds or that its slots imply."""
+    """Return the inner optimizer's arguments that are in the file or follow from its slots."""
     there = slots.canonical(saved.name, saved.slots)
     rate = _UNKNOWN if saved.learning_rate is None else saved.learning_rate
     options: dict[str, Any] = {"learning_rate": rate, **saved.hyperparameters}

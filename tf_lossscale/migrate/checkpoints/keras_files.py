@@ -103,7 +103,7 @@ def _held(number: Any, digits: str) -> Any:
 
 
 def _h5(path: str, source: Any) -> Any:
-    """Open an HDF5 file. Links in it are refused, because a link could point to any other file of this machine."""
+    """Open an HDF5 file. Raise an error if it contains links, which could point to any other file on this machine."""
     # Keras depends on h5py, so it is installed.
     import h5py
 
@@ -247,7 +247,7 @@ def _without_keras_3s_wrapper(optimizer: Optimizer, stored: list[Tensor]) -> lis
 
 
 def _fill_from_list(optimizer: Optimizer, stored: list[Tensor], variables: list[Tensor]) -> None:
-    """Identify the variables in an optimizer's list by their order, because these files hold no names."""
+    """Identify the variables in an optimizer's list by their order, because the file contains no names."""
     if stored and not stored[0].shape:
         optimizer.iterations = int(stored[0].value())
         stored = stored[1:]

@@ -45,7 +45,7 @@ def pairs(file: File, variables: Any) -> list[tuple[Tensor, Any]]:
 
 
 def notes(matched: list[tuple[Tensor, Any]]) -> list[str]:
-    """Return a note if variables were matched only by order, and some of them have the same shape."""
+    """Return a list with a note if variables of the same shape were matched only by order; else an empty list."""
     unnamed = [tensor for tensor, variable in matched if not _same_name(tensor, name_of(variable))]
     shapes = [tensor.shape for tensor, _ in matched]
     if not any(shapes.count(tensor.shape) > 1 for tensor in unnamed):
@@ -58,9 +58,9 @@ def with_owners(slots: Sequence[Slot], file: File, known: Sequence[Tensor]) -> I
     """Yield each tensor of a slot together with the trained variable that it belongs to, or None if it is unknown.
 
     Args:
-        slots: one slot of all variables.
+        slots: the slots of one name, such as "momentum", of all trained variables.
         file: the file.
-        known: the variables with which slots are paired by order if their names identify no variable of the file.
+        known: variables to pair with the slots by order if the slots' names identify no variable in the file.
     """
     by_order = known if len(known) == len(slots) else [None] * len(slots)
     for (tensor, owner, name), other in zip(slots, by_order):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """The values that `restore` restored. A value is None if the file or the optimizer does not have it.
+    """The result of `restore`. A value is None if the file or the optimizer does not have it.
 
     >>> restored = Restored(iterations=3, loss_scale=128.0, dynamic_counter=3, notes=())
     >>> restored.loss_scale
@@ -81,7 +81,7 @@ def restore(
 
     Raises:
         FileNotFoundError: there is no file at `checkpoint_path`.
-        ValueError: the file is damaged or does not fit the optimizer and variables. The message names the part.
+        ValueError: the file is damaged or does not fit the optimizer and variables. The message says which part.
         TypeError: the optimizer is not of Keras 3 or tf_keras.
     """
     file = read(checkpoint_path)

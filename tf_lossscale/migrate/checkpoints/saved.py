@@ -74,7 +74,7 @@ class Optimizer:
     counter: int | None = None
     learning_rate: float | None = None
     hyperparameters: dict[str, float] = dataclasses.field(default_factory=dict)
-    #: The slots of all trained variables by the slot's name, for example "momentum".
+    #: For each name of a slot, for example "momentum", the slots of all trained variables.
     slots: dict[str, list[Slot]] = dataclasses.field(default_factory=dict)
     #: State of the optimizer that belongs to no trained variable, such as Nadam's product of momenta.
     extra: dict[str, float] = dataclasses.field(default_factory=dict)

@@ -80,7 +80,7 @@ def today(name: str) -> str:
 
 
 def class_of(slots: set[str], others: set[str], names: Iterable[str], of_tf1: bool = False) -> str | None:
-    """Return the class of an optimizer from its slots. If several classes have these slots, names decide.
+    """Infer an optimizer's class from its slots, or from names if several classes have these slots.
 
     >>> class_of({"m", "v"}, {"beta_1"}, ["Adamax/beta_1"])
     'Adamax'
@@ -127,7 +127,7 @@ def class_of_lists(attributes: set[str], others: set[str], names: Iterable[str])
         if {slots[slot] for slot in required(name)} <= attributes <= set(slots.values()) and name != "Nadam"
     ]
     if not attributes:
-        # Any optimizer lacks slots before its first step. After the first step only SGD without momentum lacks them.
+        # No optimizer has slots before its first step. After the first step only SGD without momentum has none.
         fitting = ["SGD"] if "momentums" in others else [*ATTRIBUTES]
     return _told_by_names(fitting, names)
 
@@ -201,7 +201,7 @@ def order_in_lists(name: str | None, family: str, config: Mapping[str, float]) -
 
 
 def steps_of_powers(powers: Mapping[str, float], betas: tuple[float, float] = (0.9, 0.999)) -> int | None:
-    """Compute the number of steps that TensorFlow 1's Adam took from the powers of its betas.
+    """Compute, from the powers of its betas, how many steps TensorFlow 1's Adam has taken.
 
     >>> steps_of_powers({"beta1_power": 0.9**8, "beta2_power": 0.999**8})
     7
