@@ -143,7 +143,8 @@ def _optimizer(file: File, saved: Optimizer, family: Any) -> tuple[Any, str]:
         )
     options = _known_options(saved)
     taken = inspect.signature(cls).parameters
-    # A `weight_decay` in such a file is from TensorFlow Addons, which does not multiply it by the learning rate.
+    # Before Keras 3 and tf_keras, only TensorFlow Addons saved a `weight_decay`. It does not multiply this value by
+    # the learning rate.
     unlike = set() if saved.slots_are_lists else {"weight_decay"}
     options = {name: value for name, value in options.items() if name in taken and name not in unlike}
     for name, value in options.items():
