@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -73,10 +75,12 @@ def run(arguments: argparse.Namespace) -> int:
         lost = repositories.without_committed_version([r.path for r in reports if r.status == report.CHANGED])
         if lost:
             message = (
-                f"Git has no committed version of {len(lost)} of the files that change, among them {lost[0]}. Only "
-                "the diff, which this command prints without --write, can bring their old content back."
+                f"tf-lossscale migrate: Git has no committed version of {len(lost)} of the files that change, among "
+                f"them {lost[0]}. Only the diff, which this command prints without --write, can bring their old "
+                "content back."
             )
-            console.print(f"tf-lossscale migrate: {message}", markup=False, soft_wrap=not sys.stderr.isatty())
+            width = shutil.get_terminal_size().columns if sys.stderr.isatty() else sys.maxsize
+            print(textwrap.fill(message, width, break_long_words=False, break_on_hyphens=False), file=sys.stderr)
         planned, reports = reports, list(files.write(reports))
         _print_findings([new for old, new in zip(planned, reports) if new is not old], console)
     if arguments.json:
