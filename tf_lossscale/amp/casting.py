@@ -1,4 +1,4 @@
-"""Casts around a layer, so that half-precision and float32 layers can be combined."""
+"""Casting of a layer's inputs and outputs, so that a model can combine half-precision and float32 layers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HALF = (tf.float16, tf.bfloat16)
 
 
 def set_casts(layer: Any, inputs: str | None = None, outputs: str | None = None, only_mixed: bool = False) -> None:
-    """Cast the floating-point tensors that a layer's `call` takes or returns. Earlier casts of the layer are removed.
+    """Cast the floating-point tensors that a layer's `call` takes or returns. This replaces the layer's previous casts.
 
     >>> layer = tf.keras.layers.Dense(1, dtype="mixed_float16")
     >>> set_casts(layer, outputs="float32")
@@ -25,10 +25,10 @@ def set_casts(layer: Any, inputs: str | None = None, outputs: str | None = None,
         layer: a Keras layer or model.
         inputs: the dtype that all arguments are cast to, or None for no cast.
         outputs: the dtype that the outputs are cast to, or None for no cast.
-        only_mixed: whether to cast the arguments only if their floating-point dtypes differ.
+        only_mixed: whether to cast the arguments only if their floating-point dtypes differ from one another.
     """
     attributes = vars(layer)
-    # In an operation layer of a functional model, `call` is an instance attribute.
+    # tf_keras layers that wrap a single operation, such as TFOpLambda, set `call` on the instance. Keep that function.
     own = attributes.get("call")
     if hasattr(own, _OWN):
         own = getattr(own, _OWN)
@@ -45,11 +45,12 @@ def set_casts(layer: Any, inputs: str | None = None, outputs: str | None = None,
         return floats_to(outputs, result)
 
     setattr(call, _OWN, own)
-    # `call` is stored as a bound method, because a deep copy of the layer binds it to the copy.
+    # Store a bound method, not a plain function: `copy.deepcopy` of the layer binds the method to the copy.
     attributes["call"] = types.MethodType(call, layer)
 
 
-# The attribute of a `call` with casts that holds the layer's original `call`, if the instance had one.
+# The casting `call` has this attribute. It stores the previous `call` of the instance, or None if only the class
+# defined `call`.
 _OWN = "_tf_lossscale_own"
 
 
@@ -65,12 +66,12 @@ def floats_to(dtype: str | None, values: Any, dtypes: Any = None) -> Any:
     ['float32', 'int32']
 
     Args:
-        dtype: the dtype, or None for no cast.
+        dtype: the dtype to cast to. If it is None, nothing is cast.
         values: a tensor, or a nested structure of tensors and other objects.
-        dtypes: the dtypes to cast; None for all floating-point dtypes.
+        dtypes: the dtypes to cast from; None for all floating-point dtypes.
 
     Returns:
-        The same structure.
+        The structure with its floating-point tensors cast. Integer tensors, variables and other objects do not change.
     """
     if dtype is None:
         return values
@@ -100,18 +101,18 @@ def in_float32(outputs: Any) -> Any:
 
 @contextlib.contextmanager
 def naming_the_layer(level: str) -> Iterator[None]:
-    """Replace the error of a layer whose operations mix dtypes. The model is called inside this context.
+    """Add the layer and the remedy to errors about mixed dtypes. Call the model inside this context manager.
 
     >>> with naming_the_layer("O2"):
     ...     tf.ones(1)
     <tf.Tensor: shape=(1,), dtype=float32, numpy=array([1.], dtype=float32)>
 
     Args:
-        level: the model's level. Errors at level O0 are not replaced.
+        level: the mixed-precision level of the model. At level O0, errors are passed on unchanged.
 
     Raises:
-        TypeError: a layer mixes dtypes. The message replaces TensorFlow's or Keras's; it names the layer, the level
-            and `to_float`.
+        TypeError: an operation in a layer has inputs of different dtypes. The message names the layer and the level,
+            and suggests `to_float`.
     """
     try:
         yield
@@ -123,12 +124,13 @@ def naming_the_layer(level: str) -> Iterator[None]:
         found = _CALLED.search(text)
         layer = f"Layer {found[1]}" if found else "A layer"
         raise TypeError(
-            f"{layer} mixes half precision and float32 at level {level}: {mixed[0]}. Its own operations need one "
-            "dtype. Call to_float(layer, 'float32') for it after the level is set, or cast in its `call`."
+            f"{layer} mixes half precision and float32 at level {level}: {mixed[0]}. All inputs of an operation "
+            "need the same dtype. After setting the level, call to_float(layer, 'float32') for this layer, or cast in "
+            "its `call`."
         ) from error
 
 
-# TensorFlow's messages for operations on different dtypes, in a graph and in eager mode.
+# TensorFlow's error messages for an operation whose inputs have different dtypes, in a graph and in eager mode.
 _MIXED = re.compile(
     r"Input '\w+' of '\w+' Op has type \w+ that does not match type \w+ of argument '\w+'"
     r"|cannot compute \w+ as input #\d+\(zero-based\) was expected to be a \w+ tensor but is a \w+ tensor"

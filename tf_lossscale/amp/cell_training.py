@@ -1,4 +1,4 @@
-"""The loop that runs a training cell on a dataset, instead of Keras's `fit`."""
+"""The training loop for training cells. Keras models use Keras's `fit` instead."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tf_lossscale.core import replicas
 
 
 def backbone_of(cell: TrainOneStepCell) -> Any:
-    """Return the Keras model that a cell trains, or None if there is none.
+    """Return the Keras model or layer that a training cell trains. Return None if it trains a plain function.
 
     >>> from tf_lossscale.amp import WithLossCell
     >>> model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
@@ -31,7 +31,7 @@ def backbone_of(cell: TrainOneStepCell) -> Any:
 
 
 def fit(cell: TrainOneStepCell, epochs: int, dataset: Any, callbacks: list[Any], keras: Any, verbose: Any) -> Any:
-    """Call a cell with every batch of a dataset, and call Keras's callbacks.
+    """Train a cell on a dataset, and call Keras callbacks as Keras's `fit` does.
 
     >>> from tf_lossscale.amp import WithLossCell
     >>> network = WithLossCell(tf.keras.layers.Dense(1), tf.keras.losses.MeanSquaredError())
@@ -42,13 +42,15 @@ def fit(cell: TrainOneStepCell, epochs: int, dataset: Any, callbacks: list[Any],
     2
 
     Args:
-        cell: a training cell, which returns the loss, or a tuple or list that begins with it. If it was created in the
-            scope of a strategy, each replica calls it with its part of the batch.
+        cell: a training cell. It returns the loss, or a tuple or list whose first element is the loss. If the cell was
+            created in the scope of a strategy, each replica calls it with a part of the batch.
         epochs: number of passes over the data.
         dataset: an iterable of batches, each a tuple of the cell's inputs.
-        callbacks: callbacks of `keras`. Their model is the backbone, with the cell's optimizer. A batch's logs hold the
-            loss of the step, an epoch's the mean of its steps. Under a strategy, the loss of the step is the mean of
-            the replicas' losses, or their sum if a loss of Keras 3 has divided them by the number of replicas.
+        callbacks: callbacks of the library `keras`. Their attribute `model` is the Keras model that the cell trains,
+            with the cell's optimizer. The logs of a batch contain the loss of the step, and the logs of an epoch
+            contain the mean loss of its steps. Under a strategy, the loss of a step is the mean of the replicas'
+            losses. If a Keras 3 loss has already divided them by the number of replicas, the loss of a step is their
+            sum.
         keras: the module `keras` or `tf_keras`.
         verbose: as in Keras's `fit`.
 
@@ -56,7 +58,7 @@ def fit(cell: TrainOneStepCell, epochs: int, dataset: Any, callbacks: list[Any],
         Keras's `History`.
 
     Raises:
-        ValueError: a callback or the data does not fit a training cell.
+        ValueError: a callback or the dataset cannot be used with a training cell.
     """
     _require_fitting_callbacks(callbacks, keras)
     layers_of_keras = layers.layers_in(keras.__name__.split(".")[0])
@@ -103,13 +105,13 @@ def fit(cell: TrainOneStepCell, epochs: int, dataset: Any, callbacks: list[Any],
 def _require_fitting_callbacks(callbacks: list[Any], keras: Any) -> None:
     if any(isinstance(each, keras.callbacks.BackupAndRestore) for each in callbacks):
         raise ValueError(
-            "BackupAndRestore cannot resume the training of a training cell: only Keras's `fit` starts in a later "
-            "epoch. Save the model and the optimizer with tf.train.Checkpoint, or train a plain network."
+            "`callbacks` must not contain BackupAndRestore if `network` is a training cell, because only Keras's `fit` "
+            "can resume in a later epoch. Save the model and the optimizer with tf.train.Checkpoint, or pass a Keras "
+            "model as `network`."
         )
 
 
 def _model_of(cell: TrainOneStepCell, keras: Any) -> Any:
-    """Return the model for callbacks: the backbone, or a new model if the backbone is a single layer or missing."""
     backbone = backbone_of(cell)
     if isinstance(backbone, keras.Model):
         return backbone
@@ -117,7 +119,7 @@ def _model_of(cell: TrainOneStepCell, keras: Any) -> Any:
 
 
 def _step_of(cell: TrainOneStepCell, layers_of_keras: Any) -> Callable[[tuple[Any, ...]], Any]:
-    """Return a function that takes one step on all replicas with a batch, and returns the loss."""
+    """Return a function that takes one training step with a batch on all replicas, and returns the loss."""
     strategy = cell.strategy
     if strategy is None:
         return lambda inputs: _loss_of(cell(*inputs))
@@ -126,11 +128,13 @@ def _step_of(cell: TrainOneStepCell, layers_of_keras: Any) -> Callable[[tuple[An
         return _loss_of(cell(*inputs))
 
     def on_all(training: Any, *inputs: Any) -> Any:
-        # The network knows whether it is in training mode. The argument `training` only causes a trace for each mode.
+        # `training` is unused, because the network stores its own mode. The argument makes tf.function trace each mode
+        # separately.
         del training
         with layers_of_keras.noting_divided_losses() as divided:
             losses = strategy.run(in_replica, inputs)
-        # Tracing a loss fills the list `divided`. A loss that is itself a tf.function is traced only once.
+        # `divided` is filled only while a loss is traced. A loss that is itself a tf.function is traced only once, so
+        # an earlier result is kept.
         cell.divides_loss |= bool(divided)
         operation = tf.distribute.ReduceOp.SUM if cell.divides_loss else tf.distribute.ReduceOp.MEAN
         return strategy.reduce(operation, losses, axis=None)
@@ -144,7 +148,7 @@ def _loss_of(outputs: Any) -> Any:
 
 
 def _batches(dataset: Any, strategy: Any) -> tuple[Callable[[], Iterable[Any]], int | None]:
-    """Return a function that reads the batches from the start, and the number of batches, or None if it is unknown."""
+    """Return a function that yields the batches of an epoch, and their number. An unknown number is None."""
     if isinstance(dataset, tf.data.Dataset):
         steps = int(dataset.cardinality())
         if steps == tf.data.INFINITE_CARDINALITY:
@@ -164,7 +168,7 @@ def _batches(dataset: Any, strategy: Any) -> tuple[Callable[[], Iterable[Any]], 
             f"`train_dataset` must yield batches, but got a {type(dataset).__name__}. For arrays pass "
             "tf.data.Dataset.from_tensor_slices((data, label)).batch(32)."
         )
-    # Lists, and the classes Sequence and PyDataset of Keras, have both methods.
+    # Lists, and Keras's classes Sequence and PyDataset, have a length and can be indexed.
     if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
         return lambda: _items(dataset), len(dataset)
     return lambda: dataset, None
@@ -177,7 +181,7 @@ def _items(sequence: Any) -> Iterator[Any]:
 
 
 def _inputs_of(cell: TrainOneStepCell, batch: Any) -> tuple[Any, ...]:
-    """Return a batch as the cell's arguments. Raise an error if the network takes a different number of inputs."""
+    """Return a batch as arguments for the cell. Raise an error if the cell takes a different number of arguments."""
     inputs = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
     is_own = type(cell).construct in (TrainOneStepCell.construct, TrainOneStepWithLossScaleCell.construct)
     takes: Any = cell.network if is_own else cell.construct
@@ -192,6 +196,6 @@ def _inputs_of(cell: TrainOneStepCell, batch: Any) -> tuple[Any, ...]:
             "train a network that takes such batches."
         ) from error
     except ValueError:
-        # Some functions that are written in C have no signature.
+        # Some functions written in C have no signature, so their arguments cannot be checked.
         pass
     return inputs

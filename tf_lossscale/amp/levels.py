@@ -1,4 +1,4 @@
-"""Levels of mixed precision, which determine the layers of a model that compute in half precision."""
+"""Mixed-precision levels. A level determines which layers of a model compute in half precision."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def auto_mixed_precision(model: Same, amp_level: str = "O0", dtype: DType = "flo
     """Set the dtype in which each layer of a model computes. The variables stay float32.
 
     ====== ======================================================================================
-    level  what is set
+    level  effect
     ====== ======================================================================================
     O0     nothing
     O1     convolution, matrix, attention and recurrent layers, ReLU and PReLU to half precision
@@ -60,12 +60,13 @@ def auto_mixed_precision(model: Same, amp_level: str = "O0", dtype: DType = "flo
     auto   convolution, matrix, attention and recurrent layers to half precision
     ====== ======================================================================================
 
-    O2 and O3 set every layer; call `to_float` afterwards to change one. O1 and auto skip layers that `to_float`
-    has set. A new level does not undo an earlier one; `to_float(model, "float32")` does.
+    O2 and O3 set every layer; call `to_float` afterwards to change individual layers. O1 and auto skip layers that
+    `to_float` has set. To undo a level, call `to_float(model, "float32")`; setting another level is not enough.
 
-    Casts keep the layers compatible. At O1 and auto half-precision layers return float32; at O2 normalization layers
-    return half precision; at O2 and O3 a model of a user-defined class gets half-precision inputs. A network at O2
-    and O3 returns half precision. `Model` and `WithLossCell` compute the loss in float32.
+    Casts are added, so that layers of different dtypes can be combined. At O1 and auto, half-precision layers return
+    float32. At O2, normalization layers return half precision. At O2 and O3, the inputs of a model of a user-defined
+    class are cast to half precision, and the network returns half precision. `Model` and `WithLossCell` compute the
+    loss in float32.
 
     >>> import tensorflow as tf
     >>> model = tf.keras.Sequential([tf.keras.layers.Dense(2), tf.keras.layers.BatchNormalization()])
@@ -94,7 +95,7 @@ def auto_mixed_precision(model: Same, amp_level: str = "O0", dtype: DType = "flo
         if amp_level in ("O2", "O3"):
             _set(layer, dtype if in_half else "float32")
             if type(layer).__name__ in ("TFOpLambda", "SlicingOpLambda"):
-                # An operation in a functional model of tf_keras, such as `x + y`.
+                # In a functional model of tf_keras, these layers wrap operations such as `x + y`.
                 set_casts(layer, inputs=dtype, only_mixed=True)
             else:
                 set_casts(layer, outputs=None if in_half else dtype)
@@ -111,11 +112,11 @@ def auto_mixed_precision(model: Same, amp_level: str = "O0", dtype: DType = "flo
 
 
 def require_level(model: Any, amp_level: Any) -> None:
-    """Raise the error that `auto_mixed_precision` raises for an unsuitable model or an unknown level.
+    """Check a model and a level, and raise the same errors as `auto_mixed_precision`.
 
     Args:
-        model: any object.
-        amp_level: any object.
+        model: the model to check.
+        amp_level: the level to check.
 
     Raises:
         TypeError: `model` is not a Keras model.
@@ -210,7 +211,7 @@ def dtype_table(model: object) -> DtypeTable:
     )
 
 
-# The attribute that marks a layer set by `to_float`.
+# `to_float` sets this attribute of a layer. Levels O1 and auto skip layers that have it.
 _SET_BY_HAND = "_tf_lossscale_set_by_hand"
 
 
@@ -232,7 +233,7 @@ def _in_half(layer: Any, amp_level: str) -> bool:
 
 
 def _models(model: Any) -> Iterator[Any]:
-    """Yield the model and nested models that are of user-defined classes. Their `call` may contain operations."""
+    """Yield the model and nested models, but only those with a `call` of their own, which may contain operations."""
     # The `call` of a Functional or Sequential model only passes tensors from layer to layer.
     graphs = [base for base in type(model).__mro__ if base.__name__ in ("Functional", "Sequential")]
     if not any(type(model).call is vars(base).get("call") for base in graphs):
@@ -242,15 +243,16 @@ def _models(model: Any) -> Iterator[Any]:
             yield from _models(layer)
 
 
-# Attributes in which each library keeps a layer's own variables, without those of its sublayers.
+# Keras 3 and tf_keras store a layer's own variables, without its sublayers' variables, in these attributes.
 _OWN_VARIABLES = ("_trainable_variables", "_trainable_weights")
 
-# A layer's name, the layer, and the layer whose type decides the dtype: the layer itself or an outer one.
+# A tuple (name, layer, deciding layer). The type of the deciding layer determines the layer's dtype. It is the layer
+# itself or a layer that contains it.
 _Entry = tuple[str, Any, Any]
 
 
 def _layers(model: Any) -> list[_Entry]:
-    """Return the layers of a model, including those of nested models."""
+    """Return an entry for each layer of a model and of its nested models."""
     if not hasattr(model, "layers"):
         raise TypeError(f"`model` must be a Keras model, but got: {model!r}.")
     return list(_walk(model))

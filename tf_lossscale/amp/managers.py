@@ -54,7 +54,7 @@ class FixedLossScaleManager(LossScaleManager):
         """
 
     def get_update_cell(self) -> FixedLossScaleUpdateCell | None:
-        """Return the update cell for graphs. Return None if overflowing steps are applied: then no update is needed."""
+        """Return the update cell for graphs. If `drop_overflow_update` is False, no cell is needed: return None."""
         return FixedLossScaleUpdateCell(self._loss_scale) if self._drop_overflow_update else None
 
     def as_loss_scale(self) -> LossScale:
@@ -65,7 +65,7 @@ class FixedLossScaleManager(LossScaleManager):
 
 
 class DynamicLossScaleManager(LossScaleManager):
-    """A manager with a dynamic loss scale. An overflow divides it, and a window of finite steps multiplies it.
+    """A manager whose loss scale is divided after an overflow and multiplied after a window of finite steps.
 
     >>> manager = DynamicLossScaleManager(init_loss_scale=64, scale_factor=2, scale_window=2)
     >>> for overflow in (False, False, True):
@@ -79,13 +79,13 @@ class DynamicLossScaleManager(LossScaleManager):
         scale_window: number of finite steps in a row after which the scale grows, an int above 0.
 
     Raises:
-        TypeError: an argument is of a wrong type.
+        TypeError: an argument has the wrong type.
         ValueError: an argument is out of range.
 
     Source: MindSpore, Enabling Mixed Precision, https://www.mindspore.cn/tutorials/en/master/beginner/mixed_precision.html
     """
 
-    #: More consecutive overflows than this raise an error.
+    #: `update_loss_scale` raises an error after more consecutive overflows than this.
     bad_step_max = 1000
 
     def __init__(self, init_loss_scale: float = 2**24, scale_factor: float = 2, scale_window: int = 2000):
@@ -121,10 +121,10 @@ class DynamicLossScaleManager(LossScaleManager):
         return True
 
     def update_loss_scale(self, overflow: object) -> None:
-        """Update the scale after a step, in Python numbers.
+        """Update the scale after a step. The scale is a Python number, not a tensor.
 
         Args:
-            overflow: whether the step overflowed; anything with a truth value.
+            overflow: whether the step overflowed: a bool, or any object with a truth value.
 
         Raises:
             RuntimeError: more than 1000 steps in a row overflowed.
@@ -156,7 +156,7 @@ class DynamicLossScaleManager(LossScaleManager):
 
 
 class FixedLossScaleUpdateCell:
-    """An update cell for a fixed scale. A call returns the overflow flag and changes nothing.
+    """An update cell for a fixed scale. Calling it returns the overflow flag and changes nothing.
 
     >>> cell = FixedLossScaleUpdateCell(128.0)
     >>> bool(cell(tf.Variable(128.0), tf.constant(True)))
@@ -184,7 +184,7 @@ class FixedLossScaleUpdateCell:
 
 
 class DynamicLossScaleUpdateCell(tf.Module):
-    """An update cell for a dynamic scale. A call updates a scale variable and counts steps in the cell's own variables.
+    """An update cell for a dynamic scale. Calling it updates a scale variable and the cell's own step counts.
 
     >>> cell = DynamicLossScaleUpdateCell(64.0, 2, 3)
     >>> scale = tf.Variable(64.0)
@@ -235,13 +235,13 @@ class DynamicLossScaleUpdateCell(tf.Module):
         good = now - 1 - self.last_overflow_iter
         after = self._rules.next(tf.logical_not(overflow), Counts(loss_scale, good, 0))
         loss_scale.assign(after.scale)
-        # Both an overflow and a growth reset the count.
+        # The count of finite steps starts again after an overflow and after the scale has grown.
         self.last_overflow_iter.assign(tf.where(after.good == 0, now, self.last_overflow_iter))
         self.cur_iter.assign(now + 1)
         return overflow
 
     def as_loss_scale(self) -> LossScale:
-        """Return a loss scale for `LossScaleOptimizer` with the rule of this cell, but with variables of its own."""
+        """Return a loss scale for `LossScaleOptimizer` that has this cell's rule but separate variables."""
         return DynamicLossScale(self.loss_scale_value, self._rules)
 
 
@@ -253,7 +253,7 @@ def whole_above_zero(name: str, value: Any) -> int:
 
     Args:
         name: the argument's name, for the message.
-        value: what the caller passed.
+        value: the argument's value.
 
     Returns:
         `value`.
@@ -270,7 +270,7 @@ def whole_above_zero(name: str, value: Any) -> int:
 
 
 def number_of_at_least_1(name: str, value: Any) -> Any:
-    """Return a loss scale. Raise an error if it is not a finite number of at least 1.
+    """Return `value` if it is a finite number of at least 1; otherwise raise an error.
 
     >>> number_of_at_least_1("loss_scale", 0.5)
     Traceback (most recent call last):
@@ -293,14 +293,14 @@ def number_of_at_least_1(name: str, value: Any) -> Any:
 
 
 def rules_of(scale_factor: float, scale_window: int) -> Rules:
-    """Return the rules by which MindSpore's dynamic loss scales move.
+    """Return the update rules of MindSpore's dynamic loss scales.
 
     >>> rules_of(2, 2000).backoff_factor
     0.5
 
     Args:
         scale_factor: the scale is multiplied by this factor when it grows, and divided by it after an overflow.
-        scale_window: finite steps in a row after which the scale grows.
+        scale_window: number of finite steps in a row after which the scale grows.
     """
     return Rules(growth_steps=scale_window, growth_factor=scale_factor, backoff_factor=1 / scale_factor)
 
@@ -309,5 +309,5 @@ def _is_finite(value: Any) -> bool:
     try:
         return math.isfinite(value)
     except OverflowError:
-        # The value is an int that is too large for a float.
+        # `value` is an int that is too large for a float.
         return False

@@ -1,4 +1,4 @@
-"""Model: a network, its loss and its optimizer, trained with mixed precision by one call."""
+"""The class `Model`, which trains a network with mixed precision."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tf_lossscale.amp.step_loss import StepLoss
 from tf_lossscale.amp.train_step import TrainOneStepCell
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
-# For these names Keras chooses a binary, categorical or sparse metric by the shapes of the data.
+# Keras resolves each of these names to a binary, categorical or sparse metric, depending on the shapes of the data.
 _OF_THE_SHAPES = ("accuracy", "acc", "crossentropy", "ce")
 
-# Levels that use a dynamic loss scale unless a manager is passed.
+# Levels that use a dynamic loss scale unless `loss_scale_manager` is passed.
 _DYNAMIC = ("O2", "auto")
 
 
 class _OfTheLevel:
-    """The type of the default of `loss_scale_manager`, which lets the level choose. None means no loss scale."""
+    """The type of the default of `loss_scale_manager`. The default is not None, because None means no loss scale."""
 
     def __repr__(self) -> str:
         return "<that of the level>"
@@ -33,7 +33,7 @@ _OF_THE_LEVEL = _OfTheLevel()
 
 
 class Model:
-    """A network with its loss and optimizer, over Keras's `compile` and `fit`. The loss is computed in float32.
+    """A network with its loss and optimizer, trained by Keras's `fit`. The loss is computed in float32.
 
     >>> import tensorflow as tf
     >>> network = tf.keras.Sequential([tf.keras.layers.Dense(1)])
@@ -43,7 +43,7 @@ class Model:
     >>> len(history.history["loss"])
     1
 
-    A training cell has its own loss and optimizer, and is passed alone:
+    A training cell already contains a loss and an optimizer, so pass it alone:
 
     >>> from tf_lossscale.amp import TrainOneStepCell, WithLossCell
     >>> network = WithLossCell(network, tf.keras.losses.MeanSquaredError())
@@ -55,20 +55,21 @@ class Model:
     Args:
         network: a Keras model (Keras 3 or tf_keras), or a `TrainOneStepCell` or `TrainOneStepWithLossScaleCell`.
         loss_fn: a loss as in `compile(loss=...)`; None for a network that is only used for prediction.
-        optimizer: an optimizer as in `compile(optimizer=...)`, an object or a name such as "adam"; it is wrapped if
-            there is a loss scale.
-        metrics: metrics as in `compile(metrics=...)`; a set of metrics; or a dict {name: metric}, whose keys name the
-            metrics in `eval` and in the logs. "loss" in a set has no effect, because `eval` always returns the loss.
+        optimizer: an optimizer object or name, as in `compile(optimizer=...)`. If a loss scale is used, the optimizer
+            is wrapped in a `LossScaleOptimizer`.
+        metrics: metrics as in `compile(metrics=...)`; a set of metrics; or a dict {name: metric}, whose keys are the
+            names of the metrics in the logs and in the result of `eval`. "loss" in a set has no effect, because `eval`
+            always returns the loss.
         amp_level: "O0", "O1", "O2", "O3" or "auto", see `auto_mixed_precision`. O0 leaves the layers as they are.
         loss_scale_manager: a manager of this package, or None for no loss scale. By default, levels O2 and auto use a
             `DynamicLossScaleManager`, and the other levels use no loss scale.
         keep_batchnorm_fp32: whether normalization layers compute in float32 at levels O2 and O3. The default is True
             at O2 and False at O3.
-        diagnose: what the wrapped optimizer records, as in `LossScaleOptimizer`: True for overflows, "exponents" for
+        diagnose: what the `LossScaleOptimizer` records: True for overflows, "exponents" for
             `model.optimizer.precision_report()`.
 
     Raises:
-        TypeError: the network is not a Keras model, the manager has no `as_loss_scale`, or `diagnose` is of a wrong
+        TypeError: the network is not a Keras model, the manager has no `as_loss_scale`, or `diagnose` has the wrong
             type.
         ValueError: the level is unknown; or an argument would have no effect, such as a manager together with an
             optimizer that is already wrapped.
@@ -117,7 +118,8 @@ class Model:
         optimizer = _wrapped(optimizer, loss_scale_manager, diagnose)
         if isinstance(metrics, Mapping) and "loss" in metrics:
             raise ValueError(
-                "`metrics` must not have the name 'loss', under which eval() returns the loss. Choose another name."
+                "`metrics` must not contain the name 'loss', under which eval() returns the loss. Choose a different "
+                "name."
             )
         # All arguments have been checked. No code above this line may change the network.
         levels.auto_mixed_precision(network, of_layers)
@@ -155,11 +157,11 @@ class Model:
         """Train the network. Keras shows its progress bar.
 
         Args:
-            epoch: whole number of passes over the data.
+            epoch: number of passes over the data, an int above 0.
             train_dataset: data as in `fit(x=...)`, including the labels, for example a batched `tf.data.Dataset`. A
                 training cell created in the scope of a strategy needs a `tf.data.Dataset`, which is split among the
                 replicas.
-            callbacks: monitors of this package or Keras callbacks; one, or a list. With a training cell, their
+            callbacks: a monitor of this package, a Keras callback, or a list of them. With a training cell, their
                 `model.optimizer` is the cell's optimizer.
             verbose: as in `fit`.
             dataset_sink_mode: must be False. The argument exists because MindSpore programs pass it.
@@ -198,12 +200,12 @@ class Model:
 
         Args:
             valid_dataset: data as in `evaluate(x=...)`, including the labels.
-            callbacks: Keras callbacks; one, or a list.
+            callbacks: a Keras callback, or a list of them.
             verbose: as in `evaluate`.
             dataset_sink_mode: must be False. The argument exists because MindSpore programs pass it.
 
         Returns:
-            The loss and the metrics by name.
+            A dict from names to values: the loss and the metrics.
 
         Raises:
             ValueError: the network is a training cell, or `dataset_sink_mode` is True.
@@ -223,7 +225,7 @@ class Model:
         """Return the network's outputs, in inference mode.
 
         Args:
-            *predict_data: the network's inputs, one batch.
+            *predict_data: one batch of the network's inputs.
 
         Returns:
             The network's outputs, cast to float32 except at level O0.
@@ -237,7 +239,6 @@ class Model:
         return outputs if self.amp_level == "O0" else casting.in_float32(outputs)
 
     def _keras_network(self) -> Any:
-        """Return the Keras model or layer that is trained, or None if a training cell has none."""
         return cell_training.backbone_of(self.network) if isinstance(self.network, TrainOneStepCell) else self.network
 
     def _keras(self) -> Any:
@@ -253,7 +254,6 @@ class Model:
 
 
 def _wrapped(optimizer: Any, manager: Any, diagnose: bool | str) -> Any:
-    """Wrap the optimizer if there is a manager and the optimizer is not wrapped already; else return it unchanged."""
     if optimizer is not None and manager is not None and not isinstance(optimizer, LossScaleOptimizer):
         return LossScaleOptimizer(optimizer, loss_scale_manager=manager, diagnose=diagnose)
     if diagnose:
@@ -265,7 +265,7 @@ def _wrapped(optimizer: Any, manager: Any, diagnose: bool | str) -> Any:
 
 
 def _level_of_layers(amp_level: str, keep_batchnorm_fp32: bool | None) -> str:
-    """Return the level to set the layers to.
+    """Return the level for `auto_mixed_precision`.
 
     O2 and O3 differ only in the dtype of the normalization layers, so `keep_batchnorm_fp32` chooses between them.
     """
@@ -277,7 +277,7 @@ def _level_of_layers(amp_level: str, keep_batchnorm_fp32: bool | None) -> str:
         return amp_level
     raise ValueError(
         f"keep_batchnorm_fp32=False has no effect at level {amp_level}, which leaves normalization layers as they are. "
-        "Pass amp_level='O3', or to_float(layer, 'float16') for the layer."
+        "Pass amp_level='O3', or call to_float(layer, 'float16') for each of these layers."
     )
 
 
@@ -285,18 +285,12 @@ def _require_no_sink(dataset_sink_mode: Any) -> None:
     if dataset_sink_mode:
         raise ValueError(
             f"`dataset_sink_mode` must be False, but got: {dataset_sink_mode!r}. TensorFlow has no data sinking: leave "
-            "it out."
+            "the argument out."
         )
 
 
 def _named_metric(keras: Any, metric: Any, name: str) -> Any:
-    """Return a metric that has the given name. A metric object is renamed.
-
-    Args:
-        keras: the adapter module for the network's layers.
-        metric: a metric object, a function of (y_true, y_pred), or the name of either.
-        name: the name in logs and in the result of `evaluate`.
-    """
+    """Return a metric with the given name. `metric` is a metric object, which is renamed, a function or a name."""
     metrics = keras.library.metrics
     metric = metrics.get(metric)
     if not isinstance(metric, metrics.Metric):

@@ -11,18 +11,19 @@ from tf_lossscale.wrapper.readings import value_of
 if TYPE_CHECKING:
     from tf_lossscale.types import Optimizer
 
-#: The width of a terminal without its last column. A line of this width overwrites a progress bar.
+#: The width of an 80-column terminal without its last column. A line that is padded to this width overwrites Keras's
+#: progress bar.
 _BAR = 79
 
 
 class LossMonitor:
-    """A monitor that prints the loss of a step, every few steps of `Model.train`.
+    """A monitor that prints the loss every few steps during `Model.train`.
 
     >>> LossMonitor().line(epoch=1, step=2, loss=0.5, optimizer=None)
     'epoch: 1 step: 2, loss is 0.5'
 
     Args:
-        per_print_times: whole number of steps between two lines.
+        per_print_times: number of steps from one printed line to the next, an int above 0.
 
     Source: MindSpore, `mindspore.train.LossMonitor`.
     """
@@ -42,7 +43,7 @@ class LossMonitor:
             optimizer: the model's optimizer.
 
         Returns:
-            One line.
+            The line, without a newline.
         """
         del optimizer
         return f"epoch: {epoch} step: {step}, loss is {loss:.6g}"
@@ -53,8 +54,8 @@ class LossMonitor:
         Args:
             keras: the module `keras` or `tf_keras`.
             optimizer: the optimizer to report on; None for the model's optimizer.
-            step_loss: a `StepLoss`; None to print the loss that Keras reports in its logs, the mean over the
-                epoch so far.
+            step_loss: a `StepLoss` that provides the loss. If it is None, the loss is read from Keras's logs, which
+                contain the mean over the epoch so far.
 
         Returns:
             A `keras.callbacks.Callback`.
@@ -78,7 +79,7 @@ class LossMonitor:
 
 
 def _after_a_bar(line: str) -> str:
-    """Return the text to print for a line after Keras's progress bar, which Keras leaves without a line end."""
+    """Return the text that prints `line` after Keras's progress bar, which does not end with a newline."""
     if sys.stdout.isatty() or "ipykernel" in sys.modules:
         # The carriage return and the padding overwrite the progress bar.
         return f"\r{line:<{_BAR}}"
@@ -95,7 +96,7 @@ class OverflowMonitor(LossMonitor):
     'epoch: 1 step: 2, loss is 0.5, loss scale is 8, overflow: False'
 
     Args:
-        per_print_times: whole number of steps between two lines.
+        per_print_times: number of steps from one printed line to the next, an int above 0.
     """
 
     def line(self, epoch: int, step: int, loss: float, optimizer: Optimizer) -> str:

@@ -60,7 +60,7 @@ class LossScaleManager(abc.ABC):
         return _ManagedScale(self)
 
     def _is_all_of(self, cls: type) -> bool:
-        """Return whether the object's class overrides no method of `cls`."""
+        """Return whether the manager's class inherits all methods of `_METHODS` from `cls` without overriding any."""
         return all(getattr(type(self), name) is getattr(cls, name) for name in _METHODS)
 
 
@@ -97,7 +97,7 @@ class _ManagedScale(LossScale):
 
 
 def _cell_is_newest(cls: type) -> bool:
-    """Return False if a subclass overrides the rule in Python numbers, but not the update cell."""
+    """Return False if a class overrides the Python rule but not the update cell, which then has an outdated rule."""
 
     def age(name: str) -> int:
         return next(i for i, base in enumerate(cls.__mro__) if name in vars(base))

@@ -23,7 +23,7 @@ def all_finite(inputs: Gradients | TensorLike) -> tf.Tensor:
     False
 
     Args:
-        inputs: a list, tuple or dict of tensors or IndexedSlices, nested or not; None is skipped.
+        inputs: a list, tuple or dict, possibly nested, of tensors or IndexedSlices. Entries that are None are skipped.
 
     Returns:
         A bool scalar tensor.
@@ -65,7 +65,7 @@ class StaticLossScaler(tf.Module):
         self.scale_value = readable(tf.Variable(value, trainable=False, dtype=tf.float32, name="scale_value"))
 
     def scale(self, inputs: Same) -> Same:
-        """Return the inputs times the scale.
+        """Return the inputs multiplied by the scale.
 
         Args:
             inputs: a floating-point tensor or IndexedSlices, or a nested structure of them.
@@ -74,7 +74,7 @@ class StaticLossScaler(tf.Module):
             The same structure; each tensor keeps its dtype.
 
         Raises:
-            TypeError: an input is None, or its dtype is not floating.
+            TypeError: an input is None, or its dtype is not a floating-point dtype.
         """
         return _each(inputs, lambda values: values * tf.cast(self.scale_value, values.dtype))
 
@@ -88,7 +88,7 @@ class StaticLossScaler(tf.Module):
             The same structure; each tensor keeps its dtype.
 
         Raises:
-            TypeError: an input is None, or its dtype is not floating.
+            TypeError: an input is None, or its dtype is not a floating-point dtype.
         """
         scale = tf.convert_to_tensor(self.scale_value)
         return _each(inputs, lambda values: scaling.unscale([values], scale)[0])
@@ -107,7 +107,7 @@ class StaticLossScaler(tf.Module):
 
 
 class DynamicLossScaler(StaticLossScaler):
-    """A loss scaler with a dynamic scale. An overflow divides it, and a window of finite steps multiplies it.
+    """A loss scaler whose scale is divided after an overflow and multiplied after a window of finite steps.
 
     >>> scaler = DynamicLossScaler(scale_value=64, scale_factor=2, scale_window=3)
     >>> scaler.adjust(tf.constant(False))
@@ -121,7 +121,7 @@ class DynamicLossScaler(StaticLossScaler):
         scale_window: number of finite steps in a row after which the scale grows, an int above 0.
 
     Raises:
-        TypeError: an argument is of a wrong type.
+        TypeError: an argument has the wrong type.
         ValueError: an argument is out of range.
 
     Source: MindSpore, `mindspore.amp.DynamicLossScaler`.
@@ -164,7 +164,7 @@ def _each(inputs: Same, function: Callable[[tf.Tensor], tf.Tensor]) -> Same:
             return tf.IndexedSlices(function(tensor.values), tensor.indices, tensor.dense_shape)
         return function(tensor)
 
-    # `result` receives IndexedSlices as a whole, so that it scales only their values, not their indices.
+    # `map_structure` passes IndexedSlices to `result` as a whole. `result` scales their values and keeps their indices.
     return tf.nest.map_structure(result, inputs)
 
 

@@ -1,4 +1,4 @@
-"""The loss of a Keras model's last step: computed in float32, and kept for monitors."""
+"""The loss of a Keras model's most recent step, computed in float32 and stored for monitors."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from tf_lossscale.amp import casting
 
 
 class StepLoss:
-    """The loss of a model's last step. The model's `compute_loss` is replaced by one that computes in float32.
+    """The loss of a model's most recent step, computed in float32.
 
-    Keras itself reports the mean of the epoch so far, and tf_keras computes the loss in the dtype of the outputs.
+    Creating a `StepLoss` replaces the model's `compute_loss` with a function that also stores the loss, because Keras's
+    logs contain only the mean of the epoch so far. The function casts the outputs to float32; tf_keras alone would
+    compute the loss in the dtype of the outputs.
 
     >>> model = tf.keras.Sequential([tf.keras.layers.Flatten()])
     >>> model.compile("sgd", "mse")
@@ -25,7 +27,7 @@ class StepLoss:
     9.0
 
     Args:
-        model: a Keras model. Its attribute `compute_loss` is replaced.
+        model: a compiled Keras model.
     """
 
     def __init__(self, model: Any):
@@ -51,9 +53,9 @@ class StepLoss:
         model.compute_loss = kept
 
     def read(self, logs: Mapping[str, Any]) -> float:
-        """Return the loss of the last step, or the "loss" in `logs` if `train_step` never calls `compute_loss`.
+        """Return the loss of the most recent step. If `train_step` does not call `compute_loss`, return `logs["loss"]`.
 
         Args:
-            logs: the logs that Keras passes to callbacks, with "loss".
+            logs: the logs that Keras passes to callbacks.
         """
         return float(tf.convert_to_tensor(self._value) if self._is_used else logs["loss"])

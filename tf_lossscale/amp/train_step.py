@@ -1,4 +1,4 @@
-"""Training cells: one call of a cell is one training step."""
+"""Training cells. Calling a cell takes one training step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TrainOneStepCell:
 
     The step runs as a tf.function, except in `strategy.run` and inside another tf.function.
 
-    To write your own step, derive a class and override `construct`:
+    To write your own step, derive from this class and override `construct`:
 
     >>> from tf_lossscale.amp import WithLossCell
     >>> class Clipped(TrainOneStepCell):
@@ -39,7 +39,8 @@ class TrainOneStepCell:
     'float32'
 
     Args:
-        network: a function of the inputs that returns the loss, with `trainable_variables`, see `WithLossCell`.
+        network: a callable that returns the loss for the inputs and has an attribute `trainable_variables`, such as a
+            `WithLossCell`.
         optimizer: an optimizer that `LossScaleOptimizer` can wrap, or a `LossScaleOptimizer`.
         sens: the scale, a finite number of at least 1. The default is 1.
 
@@ -64,7 +65,8 @@ class TrainOneStepCell:
         self.optimizer = optimizer
         #: The strategy in whose scope the cell was created, if any.
         self.strategy = tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
-        #: Whether a Keras 3 loss divides the loss by the number of replicas. Tracing the step sets it.
+        #: Whether a Keras 3 loss divides the loss by the number of replicas. This attribute is set while the step is
+        #: traced.
         self.divides_loss = False
         self._function = tf.function(self._construct)
 
@@ -126,10 +128,11 @@ class TrainOneStepCell:
 
         Args:
             network: a function of the inputs that returns the loss.
-            weights: the variables.
+            weights: the variables to differentiate with respect to.
 
         Returns:
-            A function. Its last argument is `sens`, a number or a tensor that fits the shape of the loss.
+            A function. Its last argument is `sens`, a number or a tensor that can be broadcast to the shape of the
+            loss.
         """
 
         def gradients(*inputs_and_sens: Any) -> list[Any]:
@@ -163,8 +166,8 @@ class TrainOneStepCell:
         return loss
 
     def _construct(self, training: Any, *inputs: Any) -> Any:
-        # `training` is unused, because the network stores its mode. As an argument it makes tf.function trace once for
-        # each mode.
+        # `training` is unused, because the network stores its own mode. The argument makes tf.function trace each mode
+        # separately.
         del training
         return self.construct(*inputs)
 
@@ -172,7 +175,7 @@ class TrainOneStepCell:
         """Take one step; see `construct`.
 
         Raises:
-            ValueError: the cell was created in the scope of a strategy with several replicas, and the call is not in
+            ValueError: the cell was created in the scope of a strategy with several replicas, but is called outside
                 `strategy.run`.
         """
         if tf.distribute.has_strategy():
@@ -190,7 +193,7 @@ class TrainOneStepCell:
 
 
 class TrainOneStepWithLossScaleCell(TrainOneStepCell):
-    """One training step, skipped if it overflows. A call returns (loss, overflow, scale).
+    """One training step, which is skipped if it overflows. Calling the cell returns (loss, overflow, scale).
 
     >>> from tf_lossscale.amp import DynamicLossScaleManager, WithLossCell
     >>> model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
@@ -208,7 +211,7 @@ class TrainOneStepWithLossScaleCell(TrainOneStepCell):
             scale. Leave it out if `optimizer` is a `LossScaleOptimizer`.
 
     Raises:
-        TypeError: `scale_sense` is missing or of another type.
+        TypeError: `scale_sense` is missing or has an unsupported type.
         ValueError: `scale_sense` is out of range, or is given together with a `LossScaleOptimizer`.
 
     Source: MindSpore, `mindspore.nn.TrainOneStepWithLossScaleCell`.
@@ -226,7 +229,7 @@ class TrainOneStepWithLossScaleCell(TrainOneStepCell):
 
     @property
     def scale_sense(self) -> tf.Tensor:
-        """The current loss scale; another name of `sens`."""
+        """The current loss scale; an alias of `sens`."""
         return self.sens
 
     def update(self, gradients: list[Gradient]) -> Any:

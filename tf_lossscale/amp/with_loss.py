@@ -27,14 +27,14 @@ class WithLossCell:
 
     Args:
         backbone: a Keras model or any function.
-        loss_fn: returns the loss. A function whose first two parameters are called `y_true` and `y_pred`, as in all
-            Keras losses, is called with (label, output); others are called with (output, label).
-        label_first: True if `loss_fn` takes (label, output), False if it takes (output, label). Required if the
-            parameters of `loss_fn` do not show it.
+        loss_fn: the loss function. If its first two parameters are called `y_true` and `y_pred`, as in all Keras
+            losses, it is called with (label, output). Otherwise, it is called with (output, label).
+        label_first: True if `loss_fn` takes (label, output), False if it takes (output, label). Required if the names
+            of its parameters do not show the order.
 
     Raises:
         TypeError: `loss_fn` is not a function.
-        ValueError: the parameters of `loss_fn` do not show their order, and `label_first` is missing.
+        ValueError: the names of the parameters of `loss_fn` do not show the order, and `label_first` is missing.
 
     Source: MindSpore, `mindspore.nn.WithLossCell`.
     """
@@ -80,7 +80,7 @@ class WithLossCell:
 
     @property
     def trainable_variables(self) -> list[Variable]:
-        """The backbone's variables."""
+        """The backbone's trainable variables."""
         return self.backbone.trainable_variables
 
 
@@ -100,8 +100,8 @@ def _takes_label_first(loss_fn: Any) -> bool:
         return True
     if len(names) < 2 or any(name in names[0].lower() for name in _NAMES_OF_LABELS):
         raise ValueError(
-            f"`loss_fn` may take (label, output) or (output, label): its parameters are {names}. Pass label_first=True "
-            "for (label, output), label_first=False for (output, label)."
+            f"The parameters of `loss_fn`, {names}, do not show whether it takes (label, output) or (output, label). "
+            "Pass label_first=True for (label, output), or label_first=False for (output, label)."
         )
     return False
 
@@ -110,6 +110,6 @@ def _positional_parameters(function: Any) -> list[str]:
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
-        # Some functions that are written in C have no signature.
+        # Some functions written in C have no signature, so the names of their parameters are unknown.
         return []
     return [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
