@@ -148,7 +148,7 @@ def _loss_of(outputs: Any) -> Any:
 
 
 def _batches(dataset: Any, strategy: Any) -> tuple[Callable[[], Iterable[Any]], int | None]:
-    """Return a function that yields the batches of an epoch, and their number. An unknown number is None."""
+    """Return a function that iterates over one epoch's batches, and the number of batches (None if unknown)."""
     if isinstance(dataset, tf.data.Dataset):
         steps = int(dataset.cardinality())
         if steps == tf.data.INFINITE_CARDINALITY:

@@ -95,13 +95,13 @@ def auto_mixed_precision(model: Same, amp_level: str = "O0", dtype: DType = "flo
         if amp_level in ("O2", "O3"):
             _set(layer, dtype if in_half else "float32")
             if type(layer).__name__ in ("TFOpLambda", "SlicingOpLambda"):
-                # In a functional model of tf_keras, these layers wrap operations such as `x + y`.
+                # TFOpLambda and SlicingOpLambda wrap operations such as `x + y` in functional models of tf_keras.
                 set_casts(layer, inputs=dtype, only_mixed=True)
             else:
                 set_casts(layer, outputs=None if in_half else dtype)
         elif in_half and not getattr(layer, _SET_BY_HAND, False) and layer.compute_dtype != dtype:
             _set(layer, dtype)
-            # A recurrent cell gets no casts, because the state that it returns is its next input.
+            # A recurrent cell gets no casts, because the state that it returns is an input of its next step.
             is_cell = hasattr(layer, "state_size") and not hasattr(layer, "cell")
             if layer is decides and not is_cell:
                 set_casts(layer, inputs=dtype, outputs="float32")
@@ -233,7 +233,7 @@ def _in_half(layer: Any, amp_level: str) -> bool:
 
 
 def _models(model: Any) -> Iterator[Any]:
-    """Yield the model and nested models, but only those with a `call` of their own, which may contain operations."""
+    """Yield each model and nested model that overrides `call`, because such a `call` may contain operations."""
     # The `call` of a Functional or Sequential model only passes tensors from layer to layer.
     graphs = [base for base in type(model).__mro__ if base.__name__ in ("Functional", "Sequential")]
     if not any(type(model).call is vars(base).get("call") for base in graphs):
@@ -246,13 +246,13 @@ def _models(model: Any) -> Iterator[Any]:
 # Keras 3 and tf_keras store a layer's own variables, without its sublayers' variables, in these attributes.
 _OWN_VARIABLES = ("_trainable_variables", "_trainable_weights")
 
-# A tuple (name, layer, deciding layer). The type of the deciding layer determines the layer's dtype. It is the layer
-# itself or a layer that contains it.
+# A tuple (name, layer, deciding layer). The deciding layer is the layer itself or a layer that contains it. The type of
+# the deciding layer determines the dtype.
 _Entry = tuple[str, Any, Any]
 
 
 def _layers(model: Any) -> list[_Entry]:
-    """Return an entry for each layer of a model and of its nested models."""
+    """Return a (name, layer, deciding layer) tuple for each layer of a model and of its nested models."""
     if not hasattr(model, "layers"):
         raise TypeError(f"`model` must be a Keras model, but got: {model!r}.")
     return list(_walk(model))

@@ -1,4 +1,4 @@
-"""Loss scale managers. Each has a scale and an update rule, which is also available as an update cell for graphs."""
+"""Loss scale managers. A manager has a scale and an update rule. An update cell is the same rule for graphs."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ class DynamicLossScaleUpdateCell(tf.Module):
         return overflow
 
     def as_loss_scale(self) -> LossScale:
-        """Return a loss scale for `LossScaleOptimizer` that has this cell's rule but separate variables."""
+        """Return a loss scale for `LossScaleOptimizer`. It follows this cell's rule, but has its own variables."""
         return DynamicLossScale(self.loss_scale_value, self._rules)
 
 

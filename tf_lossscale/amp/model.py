@@ -33,7 +33,7 @@ _OF_THE_LEVEL = _OfTheLevel()
 
 
 class Model:
-    """A network with its loss and optimizer, trained by Keras's `fit`. The loss is computed in float32.
+    """A network with its loss and optimizer, to train, evaluate and predict. The loss is computed in float32.
 
     >>> import tensorflow as tf
     >>> network = tf.keras.Sequential([tf.keras.layers.Dense(1)])
@@ -107,7 +107,7 @@ class Model:
             optimizer = layers.library_of(network).optimizers.get(optimizer)
         if manager_given and isinstance(optimizer, LossScaleOptimizer):
             raise ValueError(
-                "`optimizer` is a LossScaleOptimizer already: leave out `loss_scale_manager`, or pass the inner "
+                "`optimizer` is already a LossScaleOptimizer: leave out `loss_scale_manager`, or pass the inner "
                 "optimizer."
             )
         if manager_given and loss_scale_manager is not None and optimizer is None:
@@ -200,12 +200,12 @@ class Model:
 
         Args:
             valid_dataset: data as in `evaluate(x=...)`, including the labels.
-            callbacks: a Keras callback, or a list of them.
+            callbacks: a Keras callback, or a list of callbacks.
             verbose: as in `evaluate`.
             dataset_sink_mode: must be False. The argument exists because MindSpore programs pass it.
 
         Returns:
-            A dict from names to values: the loss and the metrics.
+            A dict that maps "loss" and the names of the metrics to their values.
 
         Raises:
             ValueError: the network is a training cell, or `dataset_sink_mode` is True.
@@ -290,7 +290,7 @@ def _require_no_sink(dataset_sink_mode: Any) -> None:
 
 
 def _named_metric(keras: Any, metric: Any, name: str) -> Any:
-    """Return a metric with the given name. `metric` is a metric object, which is renamed, a function or a name."""
+    """Return a metric with the given name. `metric` is a function, a name, or a metric object, which is renamed."""
     metrics = keras.library.metrics
     metric = metrics.get(metric)
     if not isinstance(metric, metrics.Metric):

@@ -60,7 +60,7 @@ class LossScaleManager(abc.ABC):
         return _ManagedScale(self)
 
     def _is_all_of(self, cls: type) -> bool:
-        """Return whether the manager's class inherits all methods of `_METHODS` from `cls` without overriding any."""
+        """Return whether the manager's class overrides none of the `_METHODS` of `cls`."""
         return all(getattr(type(self), name) is getattr(cls, name) for name in _METHODS)
 
 

@@ -29,8 +29,8 @@ class WithLossCell:
         backbone: a Keras model or any function.
         loss_fn: the loss function. If its first two parameters are called `y_true` and `y_pred`, as in all Keras
             losses, it is called with (label, output). Otherwise, it is called with (output, label).
-        label_first: True if `loss_fn` takes (label, output), False if it takes (output, label). Required if the names
-            of its parameters do not show the order.
+        label_first: True if `loss_fn` takes (label, output), False if it takes (output, label). Required if the
+            parameter names of `loss_fn` do not show the order.
 
     Raises:
         TypeError: `loss_fn` is not a function.
@@ -93,7 +93,8 @@ _NAMES_OF_LABELS = ("label", "target", "true", "truth")
 def _takes_label_first(loss_fn: Any) -> bool:
     if not callable(loss_fn):
         raise TypeError(
-            f"`loss_fn` must be a function, but got: {loss_fn!r}. For a Keras loss by name pass keras.losses.get(name)."
+            f"`loss_fn` must be a function, but got: {loss_fn!r}. To use a Keras loss by name, pass "
+            "keras.losses.get(name)."
         )
     names = _positional_parameters(loss_fn)
     if names[:2] == ["y_true", "y_pred"]:

@@ -1,7 +1,7 @@
-"""Optimizers of this package, for use with LossScaleOptimizer or alone.
+"""Optimizers of this package, for use with or without LossScaleOptimizer.
 
-`Adafactor` is the class for the library that `tf.keras` is: Keras 3, or tf_keras with `TF_USE_LEGACY_KERAS=1`. To
-choose a library, use `optimizers.keras3.Adafactor` or `optimizers.tf_keras.Adafactor`.
+`Adafactor` is the class for the library that `tf.keras` uses: Keras 3, or tf_keras if `TF_USE_LEGACY_KERAS=1` is set.
+To choose the library yourself, use `optimizers.keras3.Adafactor` or `optimizers.tf_keras.Adafactor`.
 
 >>> import tf_lossscale
 >>> tf_lossscale.optimizers.Adafactor.__module__

@@ -45,12 +45,13 @@ class AdafactorBase(hooks.Hooked):
 
     _groups: list[ParameterGroup]
     _defaults: dict[str, Any]
-    #: For each variable's key, its parameter group and its position in the group.
+    #: Maps a variable's key to the variable's parameter group and its position in the group.
     _places: dict[Any, tuple[ParameterGroup, int]]
     _moments: dict[Any, dict[str, Any]]
-    #: Whether `build` adds variables that are in no group to the first group.
+    #: Whether `build` adds variables to the first group if they are in no group.
     _takes_more: bool
-    #: The positions of each group's variables, in an optimizer that was created from a config and is not built.
+    #: For each group, the positions of its variables in the list that will be passed to `build`. This attribute is None
+    #: unless the optimizer was created by `from_config` and is not built.
     _positions: list[list[int]] | None
     #: Whether the optimizer has logged how much memory `foreach` needs.
     _said: bool
@@ -62,15 +63,15 @@ class AdafactorBase(hooks.Hooked):
     apply_gradients: Callable[..., Any]
     _is_built: bool
     _use_weight_decay: Callable[[Any], bool]
-    #: Returns a key that identifies a variable.
+    #: A function that returns a key for a variable.
     _var_key: Callable[[Any], Any]
-    #: The keyword arguments of the library's optimizers that Adafactor accepts.
+    #: The names of the Keras optimizer arguments that Adafactor accepts as `**kwargs`.
     _keras_arguments: tuple[str, ...]
-    #: The library's module of learning rate schedules.
+    #: The Keras library's module `optimizers.schedules`.
     _schedules: Any
 
     def _init_keras(self, **arguments: Any) -> None:
-        """Call the constructor of the library's optimizer."""
+        """Call the constructor of Keras's optimizer base class."""
         raise NotImplementedError
 
     def _tensor_variable(self, variable: Any) -> Any:
@@ -117,7 +118,7 @@ class AdafactorBase(hooks.Hooked):
                 raise TypeError(f"Adafactor.__init__() got an unexpected keyword argument '{name}'")
         arguments.check(options)
         groups = [{"params": []}] if params is None else parameter_groups.groups_of(params)
-        # Write to __dict__, because both Keras libraries replace assigned lists and dicts by tracked copies.
+        # Write to __dict__, because both Keras libraries replace assigned lists and dicts with tracked copies.
         self.__dict__.update(
             _groups=[],
             _defaults=options,
@@ -142,7 +143,7 @@ class AdafactorBase(hooks.Hooked):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
-        """Create an optimizer from a config. Its groups get their variables when it is built.
+        """Create an optimizer from a config. The parameter groups get their variables when the optimizer is built.
 
         Args:
             config: a dict.
@@ -151,10 +152,10 @@ class AdafactorBase(hooks.Hooked):
         return group_configs.optimizer_of(cls, config, custom_objects)
 
     def build(self, variables: Iterable[Any]) -> None:
-        """Create the state for the variables, and for the variables of the parameter groups.
+        """Create the state for `variables` and for all variables in the parameter groups.
 
         Args:
-            variables: an iterable of `tf.Variable` or `keras.Variable`.
+            variables: an iterable of `tf.Variable` or `keras.Variable` objects.
 
         Raises:
             ValueError: a variable is in none of the groups that were passed to the constructor.
@@ -175,8 +176,8 @@ class AdafactorBase(hooks.Hooked):
         with_names = [group for group in self._groups if group["params"]]
         if with_names and given["params"] and ("param_names" in given) != ("param_names" in with_names[0]):
             raise ValueError(
-                "All parameter groups must have names for their parameters, or none. Pass (name, variable) pairs for "
-                "each group or for none."
+                "Either all parameter groups or none must have names for their parameters. Pass (name, variable) pairs "
+                "in every group, or only variables in every group."
             )
         entries = {**given, **{name: value for name, value in self._defaults.items() if name not in given}}
         arguments.check(entries)
@@ -193,7 +194,7 @@ class AdafactorBase(hooks.Hooked):
         self._places.update({self._var_key(variable): (group, i) for i, variable in enumerate(group["params"])})
 
     def _take(self, variables: Iterable[Any]) -> list[Any]:
-        """Assign variables to groups. Return these variables, followed by all others that are in a group."""
+        """Assign `variables` to groups. Return `variables`, followed by all other variables in the groups."""
         variables = list(variables)
         if self._positions is not None:
             for group, positions in zip(self._groups, self._positions):
@@ -226,7 +227,7 @@ class AdafactorBase(hooks.Hooked):
         return [variable for group in self._groups for variable in group["params"]]
 
     def _all_built(self) -> bool:
-        """If the optimizer is not built, build it for all groups' variables. Return False if they have none."""
+        """Build the optimizer for the variables of all groups, if needed. Return False if all groups are empty."""
         parameters = self._parameters()
         if not self._is_built and parameters:
             with tf.init_scope():
@@ -234,7 +235,6 @@ class AdafactorBase(hooks.Hooked):
         return self._is_built
 
     def _moments_of(self, variable: Any) -> dict[str, Any]:
-        """Return a variable's second moments by name; see `adafactor_rule.moment_shapes`."""
         return self._moments[self._var_key(variable)]
 
     # The options of all groups. ---------------------------------------------------------------------------------
@@ -268,8 +268,8 @@ class AdafactorBase(hooks.Hooked):
 
         Args:
             gradient: a tensor or IndexedSlices.
-            variable: a variable that the optimizer is built for.
-            learning_rate: ignored, because the variable's group has its own.
+            variable: a variable that the optimizer was built for.
+            learning_rate: ignored, because the variable's parameter group has a learning rate.
         """
         del learning_rate
         self._update_all([(gradient, variable)], lambda _, function, arguments: function(variable, *arguments))
@@ -322,7 +322,7 @@ class AdafactorBase(hooks.Hooked):
             call(variables[0], update, (variables[1:], [members[i][1] for i in batch], weights, rates, shrink))
 
     def _advance(self, group: ParameterGroup, indices: list[int]) -> tf.Tensor:
-        """Increment the step counts of the group's variables at these indices. Return the new counts."""
+        """Increment the step counts of the variables at these indices in a group. Return their new step counts."""
         steps = self._tensor_variable(group.steps)
         if indices == list(range(len(group["params"]))):
             steps.assign_add(tf.ones(steps.shape), read_value=False)
@@ -332,7 +332,7 @@ class AdafactorBase(hooks.Hooked):
         return tf.gather(steps.read_value(), indices)
 
     def _batches(self, group: ParameterGroup, members: list[tuple[int, Any, Any]]) -> list[list[int]]:
-        """Split a group's members into batches. With `foreach`, members of the same shape and dtype share a batch."""
+        """Split the indices of `members` into batches. With `foreach`, variables of equal shape and dtype share one."""
         if not group["foreach"]:
             return [[i] for i in range(len(members))]
         batches: dict[Any, list[int]] = {}
@@ -347,9 +347,9 @@ class AdafactorBase(hooks.Hooked):
     def _update(
         self, group: ParameterGroup, variables: Any, gradients: Any, weights: Any, rates: Any, shrink: Any
     ) -> None:
-        """Update one variable, or several variables of the same shape. All are in the same group."""
+        """Update one variable, or several variables of the same shape and the same group."""
         variables = [self._tensor_variable(variable) for variable in variables]
-        # The conversion of IndexedSlices to a tensor sums rows with the same index.
+        # Converting IndexedSlices to a tensor adds up the rows with the same index.
         gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
         moments = [[self._tensor_variable(m) for m in self._moments_of(variable).values()] for variable in variables]
         options = {name: group[name] for name in ("eps", "d", "maximize")}

@@ -28,7 +28,8 @@ def moment_shapes(shape: Sequence[int]) -> dict[str, tuple[int, ...]]:
         shape: the parameter's shape.
 
     Returns:
-        A dict: `row_var` and `col_var`, over the last two dimensions, or `variance` if there are fewer than two.
+        A dict from names to shapes. With two or more dimensions, the names are `row_var` and `col_var`, for the rows
+        and columns of the last two dimensions. With fewer dimensions, the only name is `variance`.
     """
     shape = tuple(shape)
     if len(shape) < 2:
@@ -37,7 +38,7 @@ def moment_shapes(shape: Sequence[int]) -> dict[str, tuple[int, ...]]:
 
 
 def compute_dtype(dtype: tf.DType) -> tf.DType:
-    """Return the dtype that a parameter's update is computed in: float32, or float64 for float64.
+    """Return the dtype that a parameter's update is computed in: float64 for float64 parameters, otherwise float32.
 
     >>> compute_dtype(tf.float16)
     tf.float32
@@ -49,18 +50,19 @@ def compute_dtype(dtype: tf.DType) -> tf.DType:
 
 
 def step_sizes(steps: tf.Tensor, lr: tf.Tensor, beta2_decay: float) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the weights of the newest gradients and the relative step sizes, for parameters at given steps.
+    """Return the weight of the newest gradient and the relative step size for each of several step numbers.
 
-    A weight w of at least 1/2 is returned as w - 1, so that the interpolation with a weight of 1 is exact.
+    A weight w of at least 1/2 is returned as w - 1. With this value, `update` can interpolate without rounding errors
+    if w is 1.
 
     >>> weight, rate = step_sizes(tf.constant([1.0, 16.0]), tf.constant(0.5), -0.5)
     >>> weight.numpy().tolist(), rate.numpy().round(6).tolist()
     ([0.0, 0.25], [0.5, 0.25])
 
     Args:
-        steps: the numbers of the steps, counted from 1; a floating-point tensor.
+        steps: the step numbers, counted from 1; a floating-point tensor.
         lr: the learning rate, a scalar of the same dtype.
-        beta2_decay: the exponent, at most 0.
+        beta2_decay: the weight is the step number to the power of this exponent, at most 0.
 
     Returns:
         Two tensors with the shape and dtype of `steps`.
@@ -82,7 +84,7 @@ def update(
     maximize: Any = False,
     stacked: bool = False,
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    """Return what one step of Adafactor subtracts from a parameter, and its new second moments.
+    """Return the amount that one step of Adafactor subtracts from a parameter, and the new second moments.
 
     The equations are in `tf_lossscale.optimizers.Adafactor`.
 
@@ -99,14 +101,15 @@ def update(
         weight: the first result of `step_sizes`, a scalar of the `compute_dtype`.
         rate: the second result of `step_sizes`, a scalar of the `compute_dtype`.
         shrink: the fraction of X that the weight decay subtracts, a scalar like `rate`; None for no weight decay.
-        eps: (eps1, eps2). An eps1 of None stands for the spacing of the dtype's numbers at 1.
+        eps: (eps1, eps2). If eps1 is None, the distance from 1 to the next larger number of the dtype is used.
         d: clipping threshold, at least 1.
         maximize: whether to ascend the gradient.
-        stacked: whether every tensor, including `weight` and `rate`, has an additional first axis with one entry for
-            each of several parameters.
+        stacked: whether several parameters are updated at once. Every tensor, including `weight` and `rate`, then has
+            an additional first axis with one entry for each parameter.
 
     Returns:
-        The change and the new moments, with unchanged shapes and dtypes.
+        The change, with the shape and dtype of `parameter`, and the new moments, with the shapes and dtypes of
+        `moments`.
     """
     dtype, wide = parameter.dtype, compute_dtype(parameter.dtype)
     rank, size = parameter.shape.rank, parameter.shape.num_elements()
@@ -139,12 +142,12 @@ def update(
 
 
 def _half_sum_of_squares(values: tf.Tensor, axes: list[int] | None) -> tf.Tensor:
-    # For a single parameter, l2_loss reads the values once and creates no tensor of their size.
+    # For a single parameter, l2_loss reads the values once, without creating a tensor of the same size.
     return tf.nn.l2_loss(values) if axes is None else tf.reduce_sum(tf.square(values), axes, keepdims=True) / 2
 
 
 def _larger(value: tf.Tensor, least: float) -> tf.Tensor:
-    # A NaN becomes `least`, as in PyTorch. The update is NaN only for elements whose gradient is NaN.
+    # As in PyTorch, NaN is replaced with `least`, so that the update is NaN only in elements whose gradient is NaN.
     return tf.where(value > least, value, least)
 
 
@@ -155,8 +158,8 @@ def _toward(old: tf.Tensor, new: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
 
 
 def _narrowed(moment: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    # The square of a float16 number above 255 overflows. An infinite moment would make the parameter NaN in the next
-    # step.
+    # The square of a float16 number above 255 can exceed the largest float16 number. Clip the second moment, because an
+    # infinite value would make the parameter NaN in the next step.
     return moment if moment.dtype == dtype else tf.cast(tf.minimum(moment, float(dtype.max)), dtype)
 
 

@@ -31,7 +31,7 @@ def check(options: Mapping[str, Any]) -> None:
         options: some of Adafactor's options by name; other names are ignored.
 
     Raises:
-        TypeError: a value is of a wrong type.
+        TypeError: a value has the wrong type.
         ValueError: a value is out of range.
         IndexError: `eps` has fewer than two elements.
     """

@@ -1,4 +1,4 @@
-"""The config of Adafactor, with its options and parameter groups. A group refers to its variables by position."""
+"""Adafactor's Keras config: options and parameter groups. In a config, variables are referred to by position."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tf_lossscale.optimizers.parameter_groups import ParameterGroup
 
 
 def config_of(optimizer: Any) -> dict[str, Any]:
-    """Return the part of Adafactor's config that Keras's own `get_config` does not write.
+    """Return the part of Adafactor's config that Keras's own `get_config` does not contain.
 
     >>> from tf_lossscale.optimizers import Adafactor
     >>> config_of(Adafactor(eps=(None, 0.01)))["eps"]
@@ -35,7 +35,7 @@ def _positions_of(optimizer: Any) -> list[list[int]]:
     if not optimizer._is_built:
         raise ValueError(
             "The config of an Adafactor with several parameter groups refers to variables by their positions in the "
-            "list that it was built for, but this optimizer is not built. Call build(variables) first."
+            "list passed to build(), but this optimizer is not built. Call build(variables) first."
         )
     order = {optimizer._var_key(variable): i for i, variable in enumerate(optimizer._built_for())}
     return [[order[optimizer._var_key(variable)] for variable in group["params"]] for group in optimizer._groups]
@@ -55,14 +55,14 @@ def _rate_config(optimizer: Any, group: ParameterGroup) -> Any:
 
 
 def optimizer_of(cls: Any, config: dict[str, Any], custom_objects: dict[str, Any] | None) -> Any:
-    """Create an `Adafactor` from a config. Its groups get their variables when it is built.
+    """Create an `Adafactor` from a config. The parameter groups get their variables when the optimizer is built.
 
     >>> from tf_lossscale.optimizers import Adafactor
     >>> optimizer_of(Adafactor, Adafactor(d=2.0).get_config(), None).d
     2.0
 
     Args:
-        cls: the class of the optimizer.
+        cls: the class to create, one of the two `Adafactor` classes.
         config: a dict as returned by `get_config`.
         custom_objects: user-defined learning rate schedules, a dict from names to classes or functions.
     """

@@ -39,7 +39,7 @@ class Handle:
         self._key = key
 
     def remove(self) -> None:
-        """Remove the hook, also from functions that were traced with it. A second call does nothing.
+        """Remove the hook. Functions that were traced with it no longer call it. Calling `remove` again does nothing.
 
         >>> hooks = Hooks()
         >>> handle = hooks.register(print)
@@ -76,7 +76,7 @@ class Hooks:
 
         Args:
             hook: a function.
-            prepend: whether to call it before the hooks registered so far instead of after them.
+            prepend: whether to call the hook before the hooks registered so far. By default, it is called after them.
 
         Returns:
             A handle, whose `remove()` removes the hook.
@@ -99,7 +99,7 @@ class Hooks:
 class Hooked:
     """Base class of optimizers with hooks. Each method that registers a hook returns a `Handle`.
 
-    The attribute `_hooks` is a dict from kinds of events to `Hooks`, as `all_moments` returns it.
+    The attribute `_hooks` contains a `Hooks` for each kind of event. `all_moments` creates it.
     """
 
     _hooks: dict[str, Hooks]
@@ -108,12 +108,13 @@ class Hooked:
     def register_step_pre_hook(self, hook: Hook) -> Handle:
         """Call `hook(optimizer, args, kwargs)` before every step; `args` begins with the optimizer.
 
-        A step is a call to `step` or `apply_gradients`, or a step of `LossScaleOptimizer`, `minimize` or `fit`. A step
-        that `LossScaleOptimizer` skips calls no hook. In a `tf.function` each step calls the hook if it was registered
-        before the function was traced. A step that XLA compiles cannot call hooks, and raises an error.
+        A step is a call to `step` or `apply_gradients`, made by your code or by `LossScaleOptimizer`, `minimize` or
+        `fit`. The hook is not called for a step that `LossScaleOptimizer` skips. A `tf.function` calls the hook if the
+        hook was registered before the function was traced. If XLA compiles a step that has hooks, an error is raised.
 
         Args:
-            hook: returns None. In a direct call to `step` it may also return a tuple (args, kwargs) of new arguments.
+            hook: a function that returns None. When your code calls `step` itself, the hook may also return a tuple
+                (args, kwargs) that replaces the arguments of `step`.
 
         Returns:
             A handle, whose `remove()` removes the hook.
@@ -132,7 +133,7 @@ class Hooked:
         one more step
 
         Args:
-            hook: its result is ignored.
+            hook: a function. Its result is ignored.
 
         Returns:
             A handle, whose `remove()` removes the hook.
@@ -143,8 +144,8 @@ class Hooked:
         """Call `hook(optimizer)` before `state_dict`.
 
         Args:
-            hook: its result is ignored.
-            prepend: whether to call it before the hooks registered so far instead of after them.
+            hook: a function. Its result is ignored.
+            prepend: whether to call the hook before the hooks registered so far. By default, it is called after them.
 
         Returns:
             A handle, whose `remove()` removes the hook.
@@ -155,8 +156,8 @@ class Hooked:
         """Call `hook(optimizer, state_dict)` after `state_dict`.
 
         Args:
-            hook: its result replaces the state dict, unless it is None.
-            prepend: whether to call it before the hooks registered so far instead of after them.
+            hook: a function. A result other than None replaces the state dict.
+            prepend: whether to call the hook before the hooks registered so far. By default, it is called after them.
 
         Returns:
             A handle, whose `remove()` removes the hook.
@@ -167,9 +168,9 @@ class Hooked:
         """Call `hook(optimizer, state_dict)` before `load_state_dict`.
 
         Args:
-            hook: its result is loaded, unless it is None. The hook gets a copy of the state dict, so that the
-                caller's dict does not change.
-            prepend: whether to call it before the hooks registered so far instead of after them.
+            hook: a function. A result other than None is loaded instead of the state dict. The hook gets a copy of the
+                state dict, so that the caller's dict does not change.
+            prepend: whether to call the hook before the hooks registered so far. By default, it is called after them.
 
         Returns:
             A handle, whose `remove()` removes the hook.
@@ -180,8 +181,8 @@ class Hooked:
         """Call `hook(optimizer)` after `load_state_dict`.
 
         Args:
-            hook: its result is ignored.
-            prepend: whether to call it before the hooks registered so far instead of after them.
+            hook: a function. Its result is ignored.
+            prepend: whether to call the hook before the hooks registered so far. By default, it is called after them.
 
         Returns:
             A handle, whose `remove()` removes the hook.
@@ -194,13 +195,13 @@ class Hooked:
 
     @property
     def has_step_hooks(self) -> bool:
-        """Whether a step calls a hook."""
+        """Whether any step hook is registered."""
         return any(list(hooks) for moments in self._step_hooks() for hooks in moments)
 
     def _between_hooks(self, variables: Iterable[tf.Variable], update: Callable[[], Any]) -> Any:
-        """Call `update`, with the step hooks before and after it.
+        """Call `update`, and call the step hooks before and after it.
 
-        During a call to `step`, it calls no hooks, because `around_step` calls them with the arguments of `step`.
+        Inside `step`, call only `update`, because `around_step` calls the hooks with the arguments of `step`.
         """
         before, after = self._step_hooks()
         if self._in_step:
@@ -221,7 +222,8 @@ class Hooked:
             )
         with tf.control_dependencies(operations(tf.numpy_function(lambda: self._call(before), [], []))):
             result = update()
-        # Reading a variable waits for the last write to it, so the post-hooks run when all variables are updated.
+        # Reading a variable waits for the last write to it, so the post-hooks run after all variables have been
+        # updated.
         with tf.control_dependencies([variable.read_value() for variable in variables]):
             tf.numpy_function(lambda: self._call(after), [], [])
         return result
@@ -240,10 +242,10 @@ def around_step(step: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a method `step`, so that the step hooks are called before and after it.
 
     Args:
-        step: the method. `help` and `inspect.signature` show its documentation and signature.
+        step: the method to decorate.
 
     Returns:
-        The decorated method.
+        The decorated method, with the documentation and signature of `step`.
     """
 
     @functools.wraps(step)
@@ -269,7 +271,7 @@ def around_step(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def all_moments() -> dict[str, Hooks]:
-    """Return empty hooks for every kind of event.
+    """Return a dict with an empty `Hooks` for each kind of event.
 
     >>> sorted(all_moments())[:3]
     ['load_state_dict_post', 'load_state_dict_pre', 'state_dict_post']

@@ -19,22 +19,22 @@ class Adafactor(TorchSurface, keras.optimizers.Optimizer):
 
     For a parameter X with gradient G (-G with `maximize`), at its t-th step::
 
-        w     = t ** beta2_decay                            1 - beta2_t of the paper
+        w     = t ** beta2_decay                             # 1 - beta2_t in the paper
         alpha = max(eps2, RMS(X)) * min(lr, 1 / sqrt(t))
         X     = X * (1 - lr * weight_decay)
-        two or more dimensions, over the last two:
-            R = R + w * (mean of G**2 over each row - R)    row_var, shape (..., n, 1)
-            C = C + w * (mean of G**2 over each column - C) col_var, shape (..., 1, m)
+        if X has two or more dimensions, over the last two:
+            R = R + w * (mean of G**2 over each row - R)     # row_var, shape (..., n, 1)
+            C = C + w * (mean of G**2 over each column - C)  # col_var, shape (..., 1, m)
             V = R C / max(mean(R), eps1)
         otherwise:
-            V = V + w * (G**2 - V)                          variance
+            V = V + w * (G**2 - V)                           # variance
         U     = G / sqrt(max(V, eps1**2))
         X     = X - alpha * U / max(1, RMS(U) / d)
 
-    The state of an (n, m) matrix is n + m numbers, and one for t. By default eps1 is the spacing of the parameter's
-    dtype at 1.
+    The state of an (n, m) matrix consists of n + m numbers and the step count t. By default, eps1 is the distance from
+    1 to the next larger number of the parameter's dtype.
 
-    In a loop in Keras's style, or in `compile` and `fit`:
+    Use it as a Keras optimizer, with `apply_gradients`, or with `compile` and `fit`:
 
     >>> import tensorflow as tf
     >>> from tf_lossscale.optimizers import Adafactor
@@ -44,7 +44,7 @@ class Adafactor(TorchSurface, keras.optimizers.Optimizer):
     >>> round(weight.numpy().item(), 4)
     3.0
 
-    In a loop in PyTorch's style, with parameter groups:
+    Or use it as in PyTorch, with parameter groups and `step`:
 
     >>> kernel, bias = tf.Variable(tf.ones([2, 3])), tf.Variable(tf.zeros([3]))
     >>> groups = [{"params": [kernel], "weight_decay": 0.1}, {"params": [bias]}]
@@ -53,28 +53,29 @@ class Adafactor(TorchSurface, keras.optimizers.Optimizer):
     >>> loss.numpy().item(), sorted(optimizer.state_dict())
     (12.0, ['param_groups', 'state'])
 
-    The update of a half-precision parameter is computed in float32. This algorithm differs from the paper: the
-    learning rate bounds the step size and is multiplied by the parameter's size, eps1 bounds V from below instead of
-    being added to G**2, R and C are means instead of sums, and the weight decay acts on X itself.
+    The update of a half-precision parameter is computed in float32. This algorithm differs from the paper: the learning
+    rate bounds the step size and is multiplied by the parameter's RMS, eps1 bounds V from below instead of being added
+    to G**2, R and C are means instead of sums, and the weight decay acts on X itself.
 
     Args:
         params: the variables to update, as an iterable of variables, of (name, variable) pairs, or of dicts with
-            "params" and further options (parameter groups). The names in pairs are in the group's "param_names",
-            and in state dicts. None for the variables that the optimizer is built for, as usual in Keras.
+            "params" and further options (parameter groups). The names are stored in the group's "param_names" and in
+            state dicts. If `params` is None, the optimizer updates the variables that it is built for, as usual in
+            Keras.
         lr: the learning rate, at least 0: a number, a variable (read on every step), a `LearningRateSchedule` or a
             function without arguments. It can also be passed as `learning_rate`.
         beta2_decay: the exponent of w, at most 0.
-        eps: (eps1, eps2), each at least 0; eps1 may be None.
-        d: the largest RMS of an update before it is scaled down, at least 1.
+        eps: (eps1, eps2), each at least 0. If eps1 is None, it depends on the dtype as described above.
+        d: the RMS above which an update is scaled down, at least 1.
         weight_decay: the factor of the weight decay, at least 0.
-        foreach: whether parameters of the same shape and dtype are updated as one stack: fewer operations, which helps
-            with many small parameters but needs memory for the stacks. The first step logs how much.
+        foreach: whether parameters of the same shape and dtype are stacked and updated together. This saves operations
+            if there are many small parameters, but needs memory for the stacks. The first step logs how much memory.
         maximize: whether to ascend the gradient.
         **kwargs: Keras's `name, clipnorm, clipvalue, global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency,
             loss_scale_factor, gradient_accumulation_steps`.
 
     Raises:
-        TypeError: an argument is of a wrong type or unknown.
+        TypeError: an argument has the wrong type or is unknown.
         ValueError: a value is out of range, `params` is empty, or one of its entries is not a variable.
         KeyError: a parameter group has no "params".
 
@@ -97,7 +98,8 @@ class Adafactor(TorchSurface, keras.optimizers.Optimizer):
     _schedules = keras.optimizers.schedules
 
     def _init_keras(self, **arguments: Any) -> None:
-        # Keras would store a number as float32, so a function is passed. The first group's learning rate replaces it.
+        # Pass a function as a placeholder, because Keras would store a number as float32. The first group's learning
+        # rate replaces the placeholder.
         keras.optimizers.Optimizer.__init__(self, learning_rate=float, **arguments)
 
     # Required by AdafactorBase. ---------------------------------------------------------------------------------
@@ -138,7 +140,7 @@ class Adafactor(TorchSurface, keras.optimizers.Optimizer):
     def _distributed_tf_update_step(
         self, distribution: Any, grads_and_vars: Iterable[tuple[Any, Any]], learning_rate: Any
     ) -> None:
-        # Each parameter group has a learning rate of its own.
+        # `learning_rate` is unused, because each parameter group has its own learning rate.
         del learning_rate
         grads_and_vars = list(grads_and_vars)
         variables = [self._tensor_variable(variable) for _, variable in grads_and_vars]

@@ -14,9 +14,10 @@ from tf_lossscale.optimizers.rates import Rate
 
 
 class ParameterGroup(UserDict[str, Any]):
-    """A parameter group: a mapping with the variables, "params", and their options, as in PyTorch's `param_groups`.
+    """A parameter group as in PyTorch: a mapping with options and the entry "params", which contains the variables.
 
-    "lr" reads and assigns the learning rate's variable, so that a traced tf.function uses the new value.
+    The entry "lr" is stored in a variable, so that a new value also takes effect in a tf.function that is already
+    traced.
 
     >>> from tf_lossscale.optimizers import Adafactor
     >>> group = Adafactor([tf.Variable(1.0)]).param_groups[0]
@@ -25,13 +26,13 @@ class ParameterGroup(UserDict[str, Any]):
     0.005
 
     Args:
-        entries: "params" and the options, in order. The value of "lr" is ignored.
+        entries: "params" and the options, in order. The value of "lr" is ignored; `rate` replaces it.
         rate: the learning rate.
-        own: names of the options that were passed for this group. A change of the optimizer's option does not change
-            the group's own.
+        own: names of the options that were passed for this group. These options do not change when the optimizer's
+            option of the same name is changed.
 
-    The attribute `steps` is a float32 variable with one step count for each variable of the group. It is None before
-    the optimizer is built.
+    The attribute `steps` is a float32 variable with the step count of each variable of the group. It is None before the
+    optimizer is built.
     """
 
     def __init__(self, entries: dict[str, Any], rate: Rate, own: Iterable[str]):
@@ -52,7 +53,7 @@ class ParameterGroup(UserDict[str, Any]):
 
     def __delitem__(self, name: str) -> None:
         if name in arguments.DEFAULTS or name == "params":
-            raise KeyError(f"{name!r} of a parameter group cannot be deleted; assign another value.")
+            raise KeyError(f"{name!r} of a parameter group cannot be deleted; assign a new value instead.")
         del self.data[name]
 
     def __repr__(self) -> str:
@@ -66,7 +67,7 @@ class ParameterGroup(UserDict[str, Any]):
 def groups_of(params: Any) -> list[dict[str, Any]]:
     """Return the `params` argument as a list of group dicts, each with a list of variables in "params".
 
-    Named pairs become variables, with their names in "param_names".
+    The names in (name, variable) pairs are stored in "param_names".
 
     >>> variable = tf.Variable(1.0)
     >>> [sorted(group) for group in groups_of([("weight", variable)])]
@@ -79,15 +80,15 @@ def groups_of(params: Any) -> list[dict[str, Any]]:
         New dicts; the caller's dicts do not change.
 
     Raises:
-        TypeError: `params` is not such an iterable.
-        ValueError: `params` is empty, or contains something that cannot be updated.
+        TypeError: `params` is not an iterable of these objects.
+        ValueError: `params` is empty, or contains a tensor that is not a variable of a floating-point dtype.
         KeyError: a dict has no "params".
     """
     if _is_tensor(params) or isinstance(params, (Mapping, str, bytes)) or not isinstance(params, Iterable):
         hint = " The learning rate is the keyword lr." if isinstance(params, (int, float)) else ""
         raise TypeError(
             "`params` must be an iterable of variables, (name, variable) pairs or dicts, but got: "
-            f"{params!r}. Pass [variable] for a single one.{hint}"
+            f"{params!r}. Pass [variable] for a single variable.{hint}"
         )
     listed = list(params)
     if not listed:
@@ -101,7 +102,7 @@ def groups_of(params: Any) -> list[dict[str, Any]]:
 
 
 def one_group(group: Any) -> dict[str, Any]:
-    """Return a group dict with its variables as a checked list, "params" first.
+    """Check a group dict, and return a copy in which "params" is a list of variables.
 
     >>> one_group({"lr": 0.1, "params": tf.Variable(1.0)})["params"][0].numpy().item()
     1.0
@@ -128,7 +129,7 @@ def one_group(group: Any) -> dict[str, Any]:
     listed = [params] if _is_tensor(params) else list(params)
     named = [isinstance(each, tuple) and len(each) == 2 and isinstance(each[0], str) for each in listed]
     if any(named) and not all(named):
-        raise ValueError("All of a group's parameters must have names, or none. Pass (name, variable) for each.")
+        raise ValueError("Either all or none of a group's parameters must have names. Pass (name, variable) for each.")
     names = [name for name, _ in listed] if any(named) else None
     variables = [variable for _, variable in listed] if any(named) else listed
     for variable in variables:
@@ -136,7 +137,9 @@ def one_group(group: Any) -> dict[str, Any]:
     once = list({id(variable): variable for variable in variables}.values())
     if len(once) < len(variables):
         if names is not None:
-            raise ValueError(f"A parameter group contains one parameter under two names: {names}. Name it once.")
+            raise ValueError(
+                f"A parameter group contains one parameter under two names: {names}. Pass the parameter once."
+            )
         warnings.warn("A parameter group contains a parameter twice; it is updated once.", stacklevel=4)
     entries = {**group, "params": once}
     return entries if names is None else {**entries, "param_names": names}

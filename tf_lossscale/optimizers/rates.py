@@ -1,4 +1,4 @@
-"""Learning rates of parameter groups. A learning rate is a changeable number, a variable, a schedule or a function."""
+"""Learning rates of parameter groups. A learning rate is a number, a variable, a schedule or a function."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import tensorflow as tf
 class Rate:
     """The learning rate of one parameter group.
 
-    A number is stored in a variable of the optimizer, so that a traced tf.function uses the new number after a
-    change. The variable always exists, so that the saved state does not depend on the kind of learning rate.
+    A number is stored in a variable of the optimizer, so that a traced tf.function uses the new number after a change.
+    This variable is created for schedules and functions as well, so that the saved state always has the same variables.
 
     Args:
         optimizer: an `AdafactorBase`.
@@ -54,7 +54,7 @@ class Rate:
         return tf.reshape(tf.convert_to_tensor(source), [])
 
     def number(self) -> Any:
-        """Return the learning rate as a number, or as an array if it is the user's variable."""
+        """Return the learning rate as a number. If it is a variable that the user passed, return an array."""
         value = self.read()
         if callable(value):
             return float(self.now().numpy())
@@ -71,7 +71,7 @@ class FirstRate(Rate):
 
     @source.setter
     def source(self, value: Any) -> None:
-        # Assign only a new value, because the assignment calls the setter of the Keras library.
+        # Do not assign the same value again, because every assignment calls Keras's setter.
         if value is not self.source:
             self._optimizer._learning_rate = value
 

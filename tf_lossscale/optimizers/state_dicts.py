@@ -12,7 +12,7 @@ from tf_lossscale.optimizers.adafactor_rule import moment_shapes
 
 
 def checked(state_dict: Mapping[str, Any], parameters: Sequence[Any], sizes: Sequence[int]) -> list[dict[str, Any]]:
-    """Return every parameter's state in a state dict, as arrays whose shapes have been checked.
+    """Check a state dict, and return the state of every parameter as NumPy arrays.
 
     >>> import tensorflow as tf
     >>> saved = {"state": {0: {"step": 3, "variance": [0.5]}}, "param_groups": [{"params": [0, 1]}]}
@@ -25,10 +25,11 @@ def checked(state_dict: Mapping[str, Any], parameters: Sequence[Any], sizes: Seq
         sizes: the number of parameters in each group.
 
     Returns:
-        For every parameter, a dict with "step" and the second moments, or an empty dict if none were saved.
+        For every parameter, a dict with "step" and the second moments. The dict is empty if no state was saved for the
+        parameter.
 
     Raises:
-        ValueError: the groups, their options, or the shapes do not fit.
+        ValueError: the groups or the shapes do not match the optimizer's, or an option has an invalid value.
         AssertionError: a second moment is missing.
         KeyError: "state", "param_groups", or a parameter's "step" is missing.
     """
@@ -55,7 +56,6 @@ def checked(state_dict: Mapping[str, Any], parameters: Sequence[Any], sizes: Seq
 
 
 def _checked_state(variable: Any, number: Any, entry: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Return one parameter's saved state as arrays, or {} if none was saved. Raise an error if a shape is wrong."""
     if not entry:
         return {}
     shapes = moment_shapes(variable.shape)
@@ -66,7 +66,7 @@ def _checked_state(variable: Any, number: Any, entry: Mapping[str, Any]) -> dict
                 f"{' and '.join(shapes)}, but has only: {sorted(entry)}. Load a state dict of Adafactor."
             )
     if "step" not in entry:
-        raise KeyError(f"step: the loaded state of parameter {number} has only: {sorted(entry)}.")
+        raise KeyError(f"step: the loaded state of parameter {number} must have 'step', but has only: {sorted(entry)}.")
     arrays = {name: _as_array(entry[name]) for name in ("step", *shapes)}
     for name, shape in {"step": (), **shapes}.items():
         if arrays[name].size == 1 and not shape:

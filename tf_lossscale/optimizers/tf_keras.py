@@ -27,7 +27,7 @@ class Adafactor(TorchSurface, tf_keras.optimizers.Optimizer):
 
     Args:
         params: as in `keras3.Adafactor`.
-        lr: as in `keras3.Adafactor`, but not a function.
+        lr: as in `keras3.Adafactor`, but a function is not allowed.
         beta2_decay: as in `keras3.Adafactor`.
         eps: as in `keras3.Adafactor`.
         d: as in `keras3.Adafactor`.
@@ -35,7 +35,7 @@ class Adafactor(TorchSurface, tf_keras.optimizers.Optimizer):
         foreach: as in `keras3.Adafactor`. It has no effect with `use_ema`, `jit_compile` or DTensor.
         maximize: as in `keras3.Adafactor`.
         **kwargs: tf_keras's `name, clipnorm, clipvalue, global_clipnorm, use_ema, ema_momentum,
-            ema_overwrite_frequency, jit_compile, mesh`; `jit_compile` is False unless given.
+            ema_overwrite_frequency, jit_compile, mesh`; `jit_compile` is False by default.
 
     Raises:
         TypeError: as in `keras3.Adafactor`.

@@ -23,20 +23,21 @@ class TorchSurface(AdafactorBase):
     def param_groups(self) -> list[ParameterGroup]:
         """The parameter groups, whose options can be read and set by name.
 
-        "params" are the variables, and "param_names" their names if they were passed as (name, variable) pairs.
+        "params" contains the variables. If they were passed as (name, variable) pairs, "param_names" contains their
+        names.
         """
         return self._groups
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The options of groups that do not set their own."""
+        """The default options. A parameter group uses them for all options that were not passed for the group."""
         return dict(self._defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add variables with their own options, at any time: for example unfrozen layers.
+        """Add a group of variables with options, for example the variables of layers that are unfrozen during training.
 
-        The new variables start with empty state; the others keep theirs. A `tf.function` that was traced before does
-        not update the new variables. Create a new `tf.function`.
+        The new variables start without state; the state of the other variables does not change. A `tf.function` that
+        was traced before does not update the new variables. Create a new `tf.function`.
 
         >>> from tf_lossscale.optimizers import Adafactor
         >>> optimizer = Adafactor([tf.Variable(1.0)])
@@ -59,12 +60,12 @@ class TorchSurface(AdafactorBase):
 
     @hooks.around_step
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update the parameters by their gradients, and call the step hooks.
+        """Update the parameters with their gradients, and call the step hooks.
 
-        The gradients are the variables' attributes `grad`. If no variable has a `grad` after the call of the closure,
-        they are the gradients of the loss that the closure returns. A variable whose gradient is None does not change,
-        nor does its state. A gradient of zeros counts as a step: the second moments decay, and with a `weight_decay`
-        the variable decays as well.
+        The closure is called first. Then the gradient of each variable is read from its attribute `grad`. If no
+        variable has one, the gradients of the closure's loss are computed instead. A variable whose gradient is None
+        does not change, and neither does its state. A gradient of zeros counts as a step: the second moments decay, and
+        with a `weight_decay` the variable decays as well.
 
         >>> from tf_lossscale.optimizers import Adafactor
         >>> weight = tf.Variable([4.0])
@@ -77,7 +78,8 @@ class TorchSurface(AdafactorBase):
         3.0
 
         Args:
-            closure: a function without arguments that returns the loss; None if the variables have gradients.
+            closure: a function without arguments that returns the loss. It may be None if the attributes `grad` are
+                set.
 
         Returns:
             The result of the closure; None without a closure.
@@ -102,8 +104,8 @@ class TorchSurface(AdafactorBase):
         """Reset the variables' gradients.
 
         Args:
-            set_to_none: whether `grad` becomes None. If False, a gradient becomes zeros, with which the next `step`
-                updates the variable and its state; after None, `step` changes neither.
+            set_to_none: if True, `grad` becomes None, and `step` then changes neither the variable nor its state. If
+                False, `grad` becomes zeros, and `step` updates both.
         """
         for variable in self._parameters():
             before = getattr(variable, "grad", None)
@@ -123,9 +125,9 @@ class TorchSurface(AdafactorBase):
         {'step': (), 'row_var': (2, 1), 'col_var': (1, 3)}
 
         Returns:
-            A dict. "state" maps the number of every parameter that was updated to its state; parameters are numbered
-            across all groups. "param_groups" contains the groups, with these numbers as "params". Hooks can replace
-            the dict.
+            A dict. Parameters are numbered across all groups. "state" maps the number of each parameter that was
+            updated to the parameter's state. "param_groups" contains the groups, with these numbers as "params". Hooks
+            can replace the dict.
         """
         for hook in self._hooks["state_dict_pre"]:
             hook(self)
@@ -152,17 +154,17 @@ class TorchSurface(AdafactorBase):
         return np.array(self._tensor_variable(variable).numpy())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state dict of this class or of PyTorch's Adafactor. PyTorch's tensors may be NumPy arrays.
+        """Load a state dict of this class or of PyTorch's Adafactor, with PyTorch tensors or NumPy arrays.
 
-        Training that began in PyTorch can thus be continued. `iterations`, which schedules read, becomes the largest
-        "step" in the state dict.
+        In this way, training that began in PyTorch can be continued. The optimizer's `iterations`, which learning rate
+        schedules read, is set to the largest "step" in the state dict.
 
         Args:
             state_dict: a dict as returned by `state_dict`. Neither this method nor a hook changes it.
 
         Raises:
             AttributeError: `state_dict` is not a dict.
-            ValueError: its groups, or the shapes of its state, do not fit this optimizer's.
+            ValueError: its groups, or the shapes of its state, do not match this optimizer.
             AssertionError: the state of a parameter lacks a second moment.
             KeyError: `state_dict` lacks "state", "param_groups" or a parameter's "step".
         """
@@ -176,7 +178,7 @@ class TorchSurface(AdafactorBase):
         saved_groups = loaded["param_groups"]
         sizes = [len(group["params"]) for group in self._groups]
         entries = state_dicts.checked(loaded, self._parameters(), sizes)
-        # All checks are above this line, so a state dict that does not fit changes nothing.
+        # All checks are above this line, so an unsuitable state dict changes nothing.
         steps = [entry["step"] if entry else 0.0 for entry in entries]
         if any(entries):
             self._all_built()

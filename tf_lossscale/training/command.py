@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _train(Settings(**given), None, arguments.out, compare=not arguments.no_compare)
     if given:
         options = ", ".join("--" + name.replace("_", "-") for name in given)
-        raise ValueError(f"--resume continues with the settings with which the run began. Leave out: {options}.")
+        raise ValueError(f"--resume uses the settings of the run that it continues. Leave out: {options}.")
     settings, state = saved.read(arguments.out)
     return _train(settings, state, arguments.out, compare=not arguments.no_compare)
 

@@ -14,7 +14,7 @@ from tf_lossscale.precision.counts import ExponentCounts
 from tf_lossscale.training.settings import Settings, Setup
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
-#: The exponents of the gradients are counted once in this many steps.
+#: The number of steps from one count of the gradients' exponents to the next.
 COUNTED_EVERY = 5
 
 _BATCH = 64
@@ -51,7 +51,7 @@ class Digits:
         self.test = tf.constant(images[test]), tf.constant(labels[test])
 
     def batches(self, first: int, last: int) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
-        """Yield the batches of the steps in range(first, last). A batch depends only on the step and the seed."""
+        """Yield the batches for the steps `first` to `last - 1`. A batch depends only on the step and the seed."""
         per_epoch = len(self._train) // _BATCH
         for step in range(first, last):
             epoch, within = divmod(step, per_epoch)
@@ -61,10 +61,10 @@ class Digits:
 
 
 def lenet5(policy: str) -> Any:
-    """Return LeNet-5 for 32 x 32 images under a dtype policy.
+    """Return LeNet-5 for 32 x 32 images, with a dtype policy for its layers.
 
     Args:
-        policy: a Keras dtype policy; the logits are float32 under every policy.
+        policy: the name of a Keras dtype policy. The logits are float32 with every policy.
 
     Returns:
         A Keras model.
@@ -90,7 +90,7 @@ class Run:
     """One training run: the model, the optimizer, the compiled step and the records of its steps.
 
     Args:
-        setup: how to train: in float32, or in float16 with or without loss scaling.
+        setup: the dtype policy, and whether the loss is scaled.
         settings: the run's settings.
     """
 

@@ -1,4 +1,4 @@
-"""The progress of a run: a bar in a terminal, an occasional line in a log file."""
+"""Progress of a run, shown as a bar in a terminal, or as a line every few steps if the output is a file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LINES = 10
 
 @contextlib.contextmanager
 def shown(name: str, first: int, total: int) -> Iterator[Callable[[str], None]]:
-    """Show the progress of a run. Yield a function to call after each step with the text to show.
+    """Show the progress of a run. Yield a function, which must be called with a text after each step.
 
     >>> import contextlib, sys
     >>> with contextlib.redirect_stderr(sys.stdout), shown("float32", 0, 20) as report:

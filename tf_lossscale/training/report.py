@@ -50,8 +50,8 @@ def plot(history: Sequence[Record], exponents: Sequence[ExponentCounts], path: p
 
     Args:
         history: a record for each step.
-        exponents: the exponent counts of the scaled gradients in some of the steps; empty if an older version saved the
-            run.
+        exponents: the exponent counts of the scaled gradients, one for every few steps; empty if the run was saved by
+            an older version.
         path: the PNG file to write.
     """
     counted = bool(exponents)
@@ -69,7 +69,7 @@ def plot(history: Sequence[Record], exponents: Sequence[ExponentCounts], path: p
     for axes, values in ((above, loss), (below, scale)):
         axes.plot(steps[skipped], values[skipped], "x", color="tab:red", label=f"{len(skipped)} skipped steps")
         axes.grid(alpha=0.3)
-    # The loss falls, so the upper right corner of its plot is empty.
+    # The loss falls during training, so the upper right corner of its plot has room for the legend.
     above.legend(loc="upper right")
     for axes in heat:
         exponent_plot.colour_bar(

@@ -28,7 +28,7 @@ _NUMBERED = re.compile(r"ckpt-\d+[._].*")
 
 
 def make_ready(out: pathlib.Path) -> None:
-    """Create the folder of a run, and check before the training that files can be written to it.
+    """Create the folder of a run, and check that files can be written to this folder.
 
     Args:
         out: the folder.
@@ -102,7 +102,7 @@ def read(out: pathlib.Path) -> tuple[Settings, dict[str, Any]]:
     try:
         state = json.loads(path.read_text())
         state["history"] = [Record(*record) for record in state["history"]]
-        # A file that an older version wrote has no key "exponents".
+        # Older versions wrote this file without the key "exponents".
         state["exponents"] = [from_record(record) for record in state.get("exponents", [])]
         return Settings(**state["settings"]), state
     except (ValueError, TypeError, KeyError) as error:

@@ -10,7 +10,7 @@ OPTIMIZERS = ("adam", "rmsprop", "sgd")
 
 @dataclasses.dataclass
 class Settings:
-    """The settings of a run. They are saved with its checkpoint, so that `--resume` needs no other options.
+    """The settings of a run. They are saved with its checkpoint, so that `--resume` can read them.
 
     >>> Settings().optimizer
     'adam'
@@ -25,7 +25,7 @@ class Settings:
 
 
 class Setup(NamedTuple):
-    """One of the three ways to train that `tf-lossscale train` compares.
+    """One of the three training setups that `tf-lossscale train` compares.
 
     >>> SETUPS[0]
     Setup(name='float32', policy='float32', scaled=False)
