@@ -15,7 +15,7 @@ from tf_lossscale.core import replicas
 
 
 def backbone_of(cell: TrainOneStepCell) -> Any:
-    """Return the Keras model or layer that a training cell trains. Return None if it trains a plain function.
+    """Return the Keras model or layer that a training cell trains. Return None if the cell trains a plain function.
 
     >>> from tf_lossscale.amp import WithLossCell
     >>> model = tf.keras.Sequential([tf.keras.layers.Dense(1)])

@@ -13,7 +13,7 @@ from tf_lossscale.amp.casting import set_casts
 if TYPE_CHECKING:
     from tf_lossscale.types import DType, Same
 
-# The matrix and convolution layers, which gain most from half precision.
+# Layers that compute matrix products or convolutions. They gain the most from half precision.
 _MATRIX_LAYERS = frozenset(
     {
         "Conv1D",
@@ -54,14 +54,14 @@ def auto_mixed_precision(model: Same, amp_level: str = "O0", dtype: DType = "flo
     level  effect
     ====== ======================================================================================
     O0     nothing
-    O1     convolution, matrix, attention and recurrent layers, ReLU and PReLU to half precision
+    O1     convolution, dense, attention and recurrent layers, ReLU and PReLU to half precision
     O2     batch and layer normalization to float32, all other layers to half precision
     O3     all layers to half precision
-    auto   convolution, matrix, attention and recurrent layers to half precision
+    auto   convolution, dense, attention and recurrent layers to half precision
     ====== ======================================================================================
 
     O2 and O3 set every layer; call `to_float` afterwards to change individual layers. O1 and auto skip layers that
-    `to_float` has set. To undo a level, call `to_float(model, "float32")`; setting another level is not enough.
+    `to_float` has set. To undo a level, call `to_float(model, "float32")`; setting a different level is not enough.
 
     Casts are added, so that layers of different dtypes can be combined. At O1 and auto, half-precision layers return
     float32. At O2, normalization layers return half precision. At O2 and O3, the inputs of a model of a user-defined

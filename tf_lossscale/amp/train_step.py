@@ -148,7 +148,7 @@ class TrainOneStepCell:
         """Apply unscaled gradients. The loss scale decides whether a step that overflows is skipped.
 
         Args:
-            gradients: one for each of `weights`.
+            gradients: one gradient for each of `weights`.
         """
         self.optimizer.apply_gradients(zip(gradients, self.weights))
 
@@ -236,7 +236,7 @@ class TrainOneStepWithLossScaleCell(TrainOneStepCell):
         """Apply unscaled gradients. The loss scale decides whether a step that overflows is skipped.
 
         Args:
-            gradients: one for each of `weights`.
+            gradients: one gradient for each of `weights`.
 
         Returns:
             Whether the step overflowed on any replica, a bool scalar tensor.

@@ -51,7 +51,7 @@ class TorchSurface(AdafactorBase):
 
         Raises:
             TypeError: `param_group` is not a dict, or contains something other than variables.
-            ValueError: a variable is in another group, or only some of the groups have names for their parameters.
+            ValueError: a variable is already in a group, or only some of the groups have names for their parameters.
             KeyError: `param_group` has no "params".
         """
         self._add_group(parameter_groups.one_group(param_group))

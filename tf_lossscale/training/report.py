@@ -50,8 +50,8 @@ def plot(history: Sequence[Record], exponents: Sequence[ExponentCounts], path: p
 
     Args:
         history: a record for each step.
-        exponents: the exponent counts of the scaled gradients, one for every few steps; empty if the run was saved by
-            an older version.
+        exponents: the exponent counts of the scaled gradients, counted every few steps. The list is empty if the run
+            was saved by an older version.
         path: the PNG file to write.
     """
     counted = bool(exponents)

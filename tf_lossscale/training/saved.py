@@ -23,7 +23,7 @@ from tf_lossscale.writing import checkpoint_errors_are_os_errors, name_latest_ch
 
 STATE = "state.json"
 _FOLDER = "checkpoint"
-# Matches the names of a checkpoint's files, including the files of an interrupted write.
+# Matches the names of a checkpoint's files, including files left by an interrupted write.
 _NUMBERED = re.compile(r"ckpt-\d+[._].*")
 
 
@@ -38,14 +38,14 @@ def make_ready(out: pathlib.Path) -> None:
     """
     for folder in (out, out / _FOLDER):
         if folder.exists() and not folder.is_dir():
-            raise NotADirectoryError(f"{folder} must be a folder, but is a file. Pass another --out.")
+            raise NotADirectoryError(f"{folder} must be a folder, but is a file. Pass a different --out.")
         folder.mkdir(parents=True, exist_ok=True)
         with whole_file(folder / "trial") as trial:
             trial.write_text("")
         (folder / "trial").unlink()
     for name in (STATE, "training.png"):
         if (out / name).is_dir():
-            raise IsADirectoryError(f"{out / name} must be a file, but is a folder. Pass another --out.")
+            raise IsADirectoryError(f"{out / name} must be a file, but is a folder. Pass a different --out.")
 
 
 def save(run: Run, settings: Settings, out: pathlib.Path) -> None:
