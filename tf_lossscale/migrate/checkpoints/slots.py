@@ -40,7 +40,7 @@ _OF_NO_KNOWN_CLASS = {"lion", "sgdw"}
 _TODAY = {"GradientDescent": "SGD", "Momentum": "SGD", "RMSProp": "RMSprop"}
 
 # Maps each class to a note for the user of `restore`. The note says how the steps of the restored optimizer differ
-# from the steps of the saved optimizer, if its library uses a different update formula.
+# from the steps of the saved optimizer if the two libraries use different update formulas.
 DIFFERENCES = {
     "RMSprop": (
         "RMSprop without momentum: the saved optimizer divides by sqrt(v) + epsilon, the current one by "
