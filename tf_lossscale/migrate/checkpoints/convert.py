@@ -34,7 +34,7 @@ class Converted:
     path: str
     #: The Python code that constructs the optimizer.
     construct: str
-    #: The paths of the variables that the optimizer trains, in the order in which to pass the variables to `build`.
+    #: The paths of the trained variables, in the order in which the new optimizer must be built for them.
     variables: tuple[str, ...]
     restored: Restored
 
@@ -66,7 +66,7 @@ def convert(
             optimizers of TensorFlow 1, whose files do not contain it.
 
     Returns:
-        An entry for each optimizer that was converted.
+        A `Converted` object for each optimizer in the file.
 
     Raises:
         FileExistsError: the folder `out` is not empty.
@@ -262,7 +262,7 @@ def _write(folder: pathlib.Path, root: Any) -> None:
             tf.train.Checkpoint(root).write(str(unfinished / "ckpt"))
         name_latest_checkpoint(unfinished, "ckpt")
         if folder.exists():
-            # This call raises an error if another process has written to the folder in the meantime.
+            # `rmdir` raises an error if another process has written to the folder in the meantime.
             folder.rmdir()
         unfinished.rename(folder)
     finally:

@@ -68,7 +68,7 @@ def describe(file: File) -> dict[str, Any]:
         file: the contents of a file, as returned by `read`.
 
     Returns:
-        The dict, in which infinite numbers and NaN are strings.
+        The dict. Infinite numbers and NaN are stored as strings.
     """
     return {
         "version": 1,
@@ -110,7 +110,7 @@ def _number(value: float | None) -> float | str | None:
 
 
 def _print_tables(file: File) -> None:
-    # A pipe has no width. This width is so large that `rich` wraps no text.
+    # A pipe has no width. With 10,000 columns, `rich` does not wrap the text.
     width = None if sys.stdout.isatty() else 10_000
     console = optional.load("rich.console", "migrate").Console(highlight=False, markup=False, width=width)
     with console.capture() as captured:

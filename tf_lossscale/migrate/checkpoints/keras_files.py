@@ -233,8 +233,8 @@ def _without_scale_by_place(optimizer: Optimizer, stored: list[Tensor], config: 
     if optimizer.wrapper and optimizer.family == "keras3" and len(stored) >= 4:
         return _without_keras_3s_wrapper(optimizer, stored)
     if optimizer.family == "tf_keras" and _STATE in _inner_config(config):
-        # tf_lossscale wrote the file. The last variables are the loss scale, its counter and, with hysteresis, the
-        # number of overflows. `_of_config` has already read their values from the config.
+        # This file was written with tf_lossscale. Its last variables are the loss scale, the counter and, with
+        # hysteresis, the number of overflows. `_of_config` has already read their values from the config.
         rules = Rules(**{name: config["config"][name] for name in KEYWORDS if name in config["config"]})
         return stored[: -3 if rules.counts_overflows else -2]
     return stored
@@ -247,7 +247,7 @@ def _without_keras_3s_wrapper(optimizer: Optimizer, stored: list[Tensor]) -> lis
 
 
 def _fill_from_list(optimizer: Optimizer, stored: list[Tensor], variables: list[Tensor]) -> None:
-    """Store saved variables as the optimizer's step count and slots. They have no names, so their order decides."""
+    """Store saved variables as the optimizer's step count and slots. Their order tells which variable is which."""
     if stored and not stored[0].shape:
         optimizer.iterations = int(stored[0].value())
         stored = stored[1:]

@@ -1,4 +1,4 @@
-"""Match the variables of a file with the user's variables."""
+"""Matches the variables of a file with the user's variables."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def pairs(file: File, variables: Any) -> list[tuple[Tensor, Any]]:
     found = by_name or _by_order(file.variables, variables)
     if found is None:
         raise ValueError(
-            f"{file.path}: `variables` match those of the file neither by name nor by order and shape. The file has: "
-            f"{_listed([(t.path, t.shape) for t in file.variables])}. Given: "
+            f"{file.path}: `variables` match the file's variables neither by name nor by order and shape. The file "
+            f"has: {_listed([(t.path, t.shape) for t in file.variables])}. Given: "
             f"{_listed([(name_of(v), tuple(v.shape)) for v in variables])}. Pass a dict {{name in the file: variable}}."
         )
     return list(zip(found, variables))

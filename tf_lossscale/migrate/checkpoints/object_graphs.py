@@ -19,7 +19,7 @@ def read(path: str, reader: Any, tensor: Any) -> File:
     """Read a checkpoint that has an object graph.
 
     Args:
-        path: the checkpoint's prefix, for messages.
+        path: the checkpoint's prefix, for error messages.
         reader: the reader that `tf.train.load_checkpoint` returned.
         tensor: a function of (key, path, name) that creates a `Tensor`.
 
@@ -164,7 +164,7 @@ class _Graph:
         return seen
 
     def _with_slot_variables(self, node: int, family: str) -> Optimizer:
-        """Read an optimizer of TensorFlow 1, TensorFlow 2.0 to 2.10 or tf_keras legacy, which has slot variables."""
+        """Read an optimizer of TensorFlow 1, TensorFlow 2.0 to 2.10 or tf_keras.optimizers.legacy."""
         slots: dict[str, list[Slot]] = {}
         for slot in self._nodes[node].slot_variables:
             tensor = self.tensor(slot.slot_variable_node_id)
@@ -215,7 +215,7 @@ class _Graph:
         names = [self._attribute(children["_iterations"]).full_name.rpartition("/")[0]]
         names += [each[0].name.partition("/")[0] for each in lists.values()]
         # tf_keras may omit the optimizer's name from the names of slot variables. RMSprop and Adam can still be told
-        # apart, because their names for the velocity slot differ.
+        # apart by the name of the velocity slot.
         slot = lists["_velocities"][0].name if "_velocities" in lists else ""
         more = [each for part, each in _TOLD_BY_SLOTS.items() if part in slot.split("/")]
         known = {"momentum_cache"} if "_u_product" in children else {"momentums"} & children.keys()

@@ -64,8 +64,8 @@ def _read(given: str) -> File:
 
 def _only_checkpoint_in(folder: pathlib.Path) -> str:
     latest = None
-    # Programs such as `tf-lossscale train` write their checkpoints to a folder named `checkpoint`, so this name does
-    # not always belong to a file.
+    # `checkpoint` is not always a file. Programs such as `tf-lossscale train` write checkpoints to a folder with this
+    # name.
     if (folder / "checkpoint").is_file():
         import tensorflow as tf
 
@@ -84,7 +84,7 @@ def _only_checkpoint_in(folder: pathlib.Path) -> str:
 
 
 def _only_checkpoint_below(folder: pathlib.Path) -> str:
-    """Find the only subfolder that contains checkpoints, such as `runs/checkpoint`, and return its checkpoint."""
+    """Find the only subfolder that contains checkpoints, such as `runs/checkpoint`, and return its latest one."""
     below = sorted({file.parent for file in folder.glob("*/*.index")})
     if not below:
         raise FileNotFoundError(f"{folder}: the folder has no checkpoint, and is not a SavedModel.")

@@ -32,7 +32,7 @@ class Restored:
         iterations: the number of steps taken.
         loss_scale: the loss scale.
         dynamic_counter: the number of finite steps since the scale last changed.
-        notes: the reasons why the next steps will differ numerically from those of the saved optimizer.
+        notes: the reasons why the next steps will differ numerically from the steps of the saved optimizer.
     """
 
     iterations: int | None
@@ -52,7 +52,7 @@ def restore(
 
     The slots of an optimizer of TensorFlow 1, TensorFlow 2, tf_keras or Keras 3 are copied to the corresponding
     optimizer of Keras 3 or tf_keras. If both optimizers are wrapped, the loss scale and its counter are copied to the
-    wrapper. If anything does not fit, an error is raised and nothing changes.
+    wrapper. If the file does not fit the optimizer or the variables, an error is raised and nothing changes.
 
     >>> import tempfile, tensorflow as tf, tf_keras
     >>> import tf_lossscale
@@ -81,7 +81,7 @@ def restore(
 
     Raises:
         FileNotFoundError: there is no file at `checkpoint_path`.
-        ValueError: the file is damaged or does not fit the optimizer and variables. The message says which part.
+        ValueError: the file is damaged or does not fit the optimizer and variables. The message names the part.
         TypeError: the optimizer is not of Keras 3 or tf_keras.
     """
     file = read(checkpoint_path)
@@ -129,7 +129,7 @@ def restore_from(file: File, saved: Optimizer, optimizer: Any, variables: Any) -
         build([variable for variable, _ in values if getattr(variable, "trainable", True)])
     values += _places(file, family, inner, kind, planned, values, notes)
 
-    # Variables are assigned only after every step that can raise an error. An error thus leaves all of them unchanged.
+    # All steps that can raise an error are done before this loop, so an error leaves all variables unchanged.
     for variable, value in values:
         variable.assign(value)
     if iterations is not None:

@@ -19,7 +19,7 @@ LIBRARIES = {
 
 
 class UnreadableError(ValueError):
-    """A file is damaged or of an unknown kind. The message names the file and the damaged part."""
+    """Raised if a file is damaged or has an unknown format. The message names the file and the damaged part."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Optimizer:
 
     #: The optimizer's path in the file, for example "optimizer".
     path: str
-    #: The library: "tf_keras_legacy" (which includes TensorFlow 2.0 to 2.10), "tf_keras", "keras3" or "tf1".
+    #: The optimizer's library: "keras3", "tf_keras", "tf_keras_legacy" (including TensorFlow 2.0 to 2.10) or "tf1".
     family: str
     #: The name of the class, for example "Adam"; None if unknown.
     name: str | None

@@ -16,7 +16,7 @@ def read(path: str, names: list[str], tensor: Any) -> File:
     """Read a checkpoint whose keys are the names of variables.
 
     Args:
-        path: the checkpoint's prefix, for messages.
+        path: the checkpoint's prefix, for error messages.
         names: the names of all variables in the checkpoint.
         tensor: a function of (key, path, name) that creates a `Tensor`.
 
@@ -25,7 +25,7 @@ def read(path: str, names: list[str], tensor: Any) -> File:
     """
     tensors = {name: tensor(name, name, name) for name in sorted(names)}
     state = {name: each for name, each in tensors.items() if last_part(name) in _STATE and not each.shape}
-    # For each optimizer name, maps the name of a variable to the (number, name) pairs of the variable's slots.
+    # Maps each optimizer's name to a dict from variable names to the (number, name) pairs of the variable's slots.
     owners: dict[str, dict[str, list[tuple[str, str]]]] = {}
     for name in tensors:
         of = _slot_of(name, tensors)

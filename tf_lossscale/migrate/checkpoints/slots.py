@@ -23,8 +23,8 @@ ATTRIBUTES: dict[str, dict[str, str]] = {
 # Maps each class to the slots that it creates only if certain arguments are set, such as `amsgrad`.
 OPTIONAL = {"SGD": {"momentum"}, "Adam": {"vhat"}, "AdamW": {"vhat"}, "RMSprop": {"momentum", "mg"}}
 
-# Maps each optimizer of `tf.compat.v1.train` to the possible lists of its slots. A file of `tf.compat.v1.train.Saver`
-# only numbers the slots, in this order.
+# Maps each optimizer of `tf.compat.v1.train` to the possible lists of its slots. Files of `tf.compat.v1.train.Saver`
+# contain numbers instead of slot names. The numbers follow the order of these lists.
 SAVER_SUFFIXES: dict[str, tuple[tuple[str, ...], ...]] = {
     "Adam": (("m", "v"),),
     "Momentum": (("momentum",),),

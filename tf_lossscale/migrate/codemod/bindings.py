@@ -66,7 +66,7 @@ class Bindings(ast.NodeVisitor):
     visit_AnnAssign = visit_Assign
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
-        """Bind the name of a function or class, and bind `name()` if a function returns an object that it imports."""
+        """Bind the name of a function or class. If a function returns an object that it imports, also bind `name()`."""
         self._bind(node.name, [UNKNOWN])
         local, inside = Bindings(), list(ast.walk(node)) if isinstance(node, ast.FunctionDef) else []
         for statement in inside:
@@ -108,7 +108,7 @@ def _module_of(node: ast.ImportFrom) -> str:
 
 
 def join(module: str, name: str) -> str:
-    """Return the dotted name of a name in a module. The module may be relative.
+    """Join a module and a name in this module into a dotted name. The module may be relative.
 
     >>> join("..", "compat"), join("a.b", "c")
     ('..compat', 'a.b.c')

@@ -23,7 +23,7 @@ from tf_lossscale.migrate.codemod.strategies import StrategyPlanner
 from tf_lossscale.migrate.codemod.unseen import UnseenPlanner
 
 _ALONE = Around()
-# The planners, in running order. Those in the same row share one walk over the syntax tree.
+# The rows of planners run in this order. All planners in a row share one walk over the syntax tree.
 _PLANNERS: tuple[tuple[type[Visitor], ...], ...] = (
     (RefusalPlanner, PolicyPlanner),
     (Planner,),

@@ -85,7 +85,7 @@ STATE = {
 # The old name of the method `run` of tf.distribute's strategies.
 OLD_RUN = "experimental_run_v2"
 
-# While a notebook is rewritten, a name with this prefix replaces each line of IPython's own syntax.
+# While a notebook is being rewritten, a name with this prefix replaces each line of IPython's own syntax.
 IPYTHON = "_tf_lossscale_line_"
 
 # Private methods of the old wrapper classes that tf_lossscale's wrappers do not have.
@@ -113,7 +113,7 @@ _UNPACKED = re.compile(rb"loss_scale['\"]?\s*[:=]\s*['\"]dynamic")
 
 
 def is_worth_parsing(source: bytes) -> bool:
-    """Return whether a file may contain an old name. A fast text search decides.
+    """Search the text of a file, and return whether it may contain an old name.
 
     >>> is_worth_parsing(b"tf.keras.mixed_precision.Policy"), is_worth_parsing(b"tf.keras.Model")
     (True, False)
@@ -182,7 +182,7 @@ def in_unused_copy(dotted: str) -> bool:
 
 @functools.lru_cache(4096)
 def canonical(dotted: str) -> str:
-    """Return the canonical form of a dotted name, in which the codemod's tables list it.
+    """Return the canonical form of a dotted name, which is the form used in the codemod's tables.
 
     >>> canonical("tensorflow.compat.v1.keras.mixed_precision.experimental.Policy")
     'keras.mixed_precision.experimental.Policy'

@@ -144,7 +144,7 @@ class ObjectPlanner(Visitor):
         return found
 
     def _is_given_a_wrapper(self, parameter: cst.Param) -> bool:
-        """Return whether this file calls the function of this parameter with a wrapper as an argument."""
+        """Return whether a call in this file passes a wrapper to the function to which the parameter belongs."""
         function = self._module.enclosing(parameter, cst.FunctionDef)
         uses = self._module.names.get(function.name.value, ()) if function else ()
         calls = [call for use in uses if isinstance(call := self._module.parents.get(use), cst.Call)]
@@ -230,7 +230,7 @@ class ObjectPlanner(Visitor):
     def _state(self, outer: cst.Attribute, node: cst.Attribute, found: set[str]) -> None:
         name = outer.attr.value
         if node.attr.value == "_loss_scale" and (name == "multiplier" or not self._module.is_read(outer)):
-            # The `_loss_scale` of a current wrapper also has this attribute, so this code stays unchanged.
+            # A current wrapper's `_loss_scale` still has `multiplier`, and still accepts assignments to its attributes.
             return
         if name in names.STATE and found <= _PLAIN_OR_WRAPPER:
             new = cst.Name(names.STATE[name])

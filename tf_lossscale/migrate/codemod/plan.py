@@ -237,7 +237,7 @@ class Planner(Visitor):
         return False
 
     def _keeps_name(self, node: cst.BaseExpression, target: str) -> bool:
-        """Return whether a name can stay, because the import or assignment that binds it is rewritten instead."""
+        """Return whether a name can stay unchanged, because the import or assignment that binds it is rewritten."""
         if isinstance(node, cst.Name) and node.value in self._edits.pinned:
             return False
         meaning = self._module.meaning(node)

@@ -42,7 +42,7 @@ _DOES_NOT_READ = (
 
 
 class _Policy(NamedTuple):
-    """A call that creates a dtype policy with a loss scale. The name is None if the call does not spell it out."""
+    """A call that creates a dtype policy with a loss scale. The name is None if it is not a string literal."""
 
     call: cst.Call
     name: str | None

@@ -126,7 +126,7 @@ class Project:
         return with_old_names, calling
 
     def _read_exports_from(self, paths: Iterable[str]) -> None:
-        """Read the exports of files, of the files that they import, and of the files that import old names from them.
+        """Read the names that files export. Then read the files that they import or that import old names from them.
 
         Imports may be circular, so a file is read again whenever the exports of a file that it imports change.
         """

@@ -47,7 +47,7 @@ class Meaning(NamedTuple):
 
     @property
     def roles(self) -> set[str]:
-        """The roles, in the table of old names, of the names that the expression may mean."""
+        """The roles of the old names that the expression may mean, as listed in the table of old names."""
         return {old.role for _, old in self.old}
 
 
@@ -90,8 +90,8 @@ class Resolver(Tree):
         if not self.imports_tensorflow and any(_on_any_backend(d) for d in dotted):
             return Meaning((), False)
         old = [(d, table.OLD[names.canonical(d)]) for d in sorted(dotted) if names.canonical(d) in table.OLD]
-        # Even if `mp` may be either of two modules of these libraries, the meaning of `mp.Policy` is certain, because
-        # only one of the two modules contains this name.
+        # Even if `mp` may be either of two modules of TensorFlow or Keras, the meaning of `mp.Policy` is certain,
+        # because only one of the two modules contains this name.
         sure = all(names.canonical(d).startswith(("keras.", "tensorflow.", "tf_lossscale.")) for d in dotted)
         return Meaning(tuple(old), sure)
 
@@ -329,7 +329,7 @@ class Resolver(Tree):
         return False
 
     def assigns(self, attribute: str) -> bool:
-        """Return whether the module assigns to an attribute of this name anywhere."""
+        """Return whether the module contains an assignment to an attribute with this name."""
         return any(text.endswith(f".{attribute}") for _, text in self._attributes)
 
     @functools.cached_property

@@ -152,7 +152,7 @@ _IMPORTS = m.Import() | m.ImportFrom()
 _IMPORT_LINE = m.SimpleStatementLine([m.AtLeastN(_IMPORTS, n=1)])
 _DOCSTRING = m.SimpleStatementLine([m.Expr(m.SimpleString())])
 _IPYTHON_LINE = m.SimpleStatementLine([m.Expr(m.Name(m.MatchIfTrue(lambda name: name.startswith(IPYTHON))))])
-# A `try` that may be merged: each branch is an import, `pass`, or an assignment whose value is a name or attribute.
+# Matches a `try` that may be merged. Each branch is an import, `pass`, or an assignment of a name or attribute.
 _PLAIN = m.IndentedBlock([m.SimpleStatementLine([_IMPORTS | m.Pass() | m.Assign(value=m.Name() | m.Attribute())])])
 _PLAIN_TRY = m.Try(_PLAIN, [m.AtLeastN(m.ExceptHandler(_PLAIN), n=1)], orelse=None, finalbody=None)
 _PACKAGE = m.ImportAlias(m.Name("tf_lossscale") | _OF_PACKAGE, None)
