@@ -21,7 +21,7 @@ from tf_lossscale.wrapper import families
 from tf_lossscale.writing import checkpoint_errors_are_os_errors, name_latest_checkpoint
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
-# A placeholder for an optimizer argument whose value the converted file does not contain.
+# A placeholder for the value of an optimizer argument that is missing in the file to convert.
 _UNKNOWN = object()
 _SAVED_AS = {"learning_rate": "schedule", "initial_scale": "loss scale"}
 
@@ -166,7 +166,7 @@ def _optimizer(file: File, saved: Optimizer, family: Any) -> tuple[Any, str]:
 
 
 def _known_options(saved: Optimizer) -> dict[str, Any]:
-    """Return the inner optimizer's arguments that are in the file or follow from its slots."""
+    """Return the arguments of the inner optimizer that are in the file or can be inferred from the saved slots."""
     there = slots.canonical(saved.name, saved.slots)
     rate = _UNKNOWN if saved.learning_rate is None else saved.learning_rate
     options: dict[str, Any] = {"learning_rate": rate, **saved.hyperparameters}

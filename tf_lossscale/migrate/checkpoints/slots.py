@@ -89,7 +89,7 @@ def class_of(slots: set[str], others: set[str], names: Iterable[str], of_tf1: bo
     'Adamax'
 
     Args:
-        slots: the names of the optimizer's slots, in TensorFlow 2's form.
+        slots: the names that TensorFlow 2 uses for the optimizer's slots.
         others: the names of the optimizer's other variables.
         names: names that contain the optimizer's own name, such as names of its variables.
         of_tf1: whether the optimizer is of `tf.compat.v1.train`, which has no AdamW and no Adamax.

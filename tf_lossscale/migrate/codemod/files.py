@@ -42,7 +42,7 @@ def find(paths: Iterable[str]) -> list[str]:
         paths: files and folders.
 
     Returns:
-        The paths of the files: the given files, and those inside the given folders.
+        The paths of the given files and of the files inside the given folders.
 
     Raises:
         FileNotFoundError: a path does not exist.

@@ -1,4 +1,4 @@
-"""Migrates one file: rewrites its source, and lists the findings."""
+"""Migrates one file: rewrites its source code, and returns the findings."""
 
 from __future__ import annotations
 
