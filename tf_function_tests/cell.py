@@ -33,7 +33,7 @@ def why_not(family, name, call):
     if call == "fit":
         return _why_not_fit(family, name)
     if call == "compiled" and (several or name == "central_storage"):
-        return "XLA cannot compile a function for several virtual CPUs, so this is not tested: leave out `jit_compile`"
+        return "XLA cannot compile a function for several virtual CPUs, so `jit_compile` is not tested: leave it out"
     if name == "parameter_server" and call in ("eager", "compiled"):
         return "the coordinator of parameter servers accepts only a `tf.function` without `jit_compile`"
     if name.endswith("_apart") and call == "eager":
