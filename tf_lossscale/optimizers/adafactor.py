@@ -170,8 +170,7 @@ class AdafactorBase(hooks.Hooked):
         for variable in given["params"]:
             if self._var_key(variable) in self._places:
                 raise ValueError(
-                    f"{variable.name} is in more than one parameter group: some parameters appear twice. Pass it in "
-                    "one group only."
+                    f"{variable.name} is in more than one parameter group. Pass each variable in one group only."
                 )
         with_names = [group for group in self._groups if group["params"]]
         if with_names and given["params"] and ("param_names" in given) != ("param_names" in with_names[0]):

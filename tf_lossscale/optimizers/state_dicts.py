@@ -36,8 +36,8 @@ def checked(state_dict: Mapping[str, Any], parameters: Sequence[Any], sizes: Seq
     groups = state_dict["param_groups"]
     if len(groups) != len(sizes):
         raise ValueError(
-            f"The loaded state dict has {len(groups)} parameter groups, but the optimizer has {len(sizes)}: a "
-            "different number of parameter groups. Add the same groups first."
+            f"The loaded state dict has {len(groups)} parameter groups, but the optimizer has {len(sizes)}, a "
+            "different number of parameter groups. First create the optimizer with the same groups."
         )
     for i, (group, size) in enumerate(zip(groups, sizes)):
         if len(group["params"]) != size:
