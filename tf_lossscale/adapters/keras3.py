@@ -211,12 +211,12 @@ class LossScaleOptimizer(
 
     @property
     def dynamic_scale(self) -> Any:
-        """The loss scale variable. Keras 3 uses this name for it."""
+        """The loss scale variable, which Keras 3 calls `dynamic_scale`."""
         return self._loss_scale.current_loss_scale
 
     @property
     def step_counter(self) -> Any:
-        """The number of finite steps since the scale last changed. Keras 3 uses this name for it."""
+        """The number of finite steps since the scale last changed, which Keras 3 calls `step_counter`."""
         return self._loss_scale.good_steps
 
     finalize_variable_values = optimizer.finalize_variable_values

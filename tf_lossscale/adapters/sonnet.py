@@ -39,8 +39,8 @@ class Family(family.Family):
         return tuple(name for name in arguments if name in vars(self.inner) and name != "learning_rate")
 
 
-# These methods are defined in a separate class, because Sonnet's metaclass puts a name scope around each method that is
-# defined in a subclass of `sonnet.Optimizer`.
+# The wrapper's methods are defined in a separate class, because Sonnet's metaclass puts a name scope around each method
+# that is defined in a subclass of `sonnet.Optimizer`.
 class _Wrapper(optimizer.LossScaleOptimizer):
     _family_class = Family
     _family: Family

@@ -40,8 +40,8 @@ class Family(family.Family):
 
     def apply(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> Any:
         if replicas.several_replicas():
-            # These optimizers sum the gradients over the replicas again, so one replica passes the sum, and the others
-            # pass zeros.
+            # TensorFlow 1's optimizers sum the gradients over the replicas again, so one replica passes the sum, and
+            # the others pass zeros.
             first = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0)
             gradients = [_only_if(first, gradient) for gradient in gradients]
         return self.inner.apply_gradients(list(zip(gradients, variables)), **kwargs)

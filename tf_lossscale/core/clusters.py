@@ -109,7 +109,7 @@ class Clusters:
         """Log a warning that steps are not compiled, once for each reason.
 
         Args:
-            reason: the reason, worded as the end of the warning's sentence.
+            reason: why the steps are not compiled. The warning ends with this text.
         """
         if reason not in self._logged:
             self._logged.add(reason)
@@ -150,7 +150,7 @@ def joined(clusters: Sequence[Cluster | None]) -> Cluster | None:
     True
 
     Args:
-        clusters: the cluster of each optimizer, or None for an optimizer whose step is not compiled; at least one item.
+        clusters: one or more items: the cluster of each optimizer, or None if the optimizer's step is not compiled.
     """
     compiled = [each for each in clusters if each is not None]
     if len(compiled) < len(clusters):

@@ -61,7 +61,9 @@ class Exponents(Variables):
     def record(
         self, names: Callable[[], tuple[str, ...]], gradients: Callable[[], list[Any]], scale: Callable[[], tf.Tensor]
     ) -> list[tf.Operation]:
-        """Count the gradients of a step if the step is due to be counted. Call this in a replica context.
+        """Increment the step count, and count the gradients by exponent if the interval has passed.
+
+        Call this in a replica context.
 
         Args:
             names: a function that returns the names of the variables, one for each gradient.
@@ -112,7 +114,7 @@ class Exponents(Variables):
         return steps + 1 >= following
 
     def count_next(self) -> None:
-        """Make the next step count its gradients."""
+        """Count the gradients of the next step, even if the interval has not passed."""
         # Before the first step there is no variable to assign to. The first step is counted in any case.
         if "following" not in self._all():
             return
@@ -149,7 +151,10 @@ class Exponents(Variables):
         return int(_value(self.steps)) if "steps" in self._all() else 0
 
     def _numbers(self) -> tuple[int, int]:
-        """Return the values of `steps` and `following` in eager mode. Use the cache unless a graph may change them."""
+        """Return the values of `steps` and `following` in eager mode.
+
+        The values are cached, unless a graph can change the variables.
+        """
         found = None if self._in_graphs else self._known.get(replicas.replica())
         if found is None:
             replicas.once(self._make_numbers)
@@ -278,7 +283,7 @@ def _require_own_copies() -> None:
 
 
 def _value(variable: tf.Variable) -> Any:
-    """Return the value of a variable; 0 if the variable was not initialized in the session."""
+    """Return the value of a variable, or 0 if the session has not initialized the variable."""
     if tf.executing_eagerly():
         return tf.convert_to_tensor(variable).numpy()
     try:

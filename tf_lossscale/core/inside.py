@@ -13,7 +13,7 @@ def scaled_inside(
     scale: Callable[[tf.Tensor], tf.Tensor],
     unscale: Callable[[list[Any]], list[Any]],
 ) -> Callable[..., Any]:
-    """Return a function that computes the same loss. Its gradients are computed from the scaled loss and then unscaled.
+    """Wrap a loss function, so that its gradients are computed from the scaled loss and then unscaled.
 
     >>> weight = tf.Variable(3.0)
     >>> loss_fn = scaled_inside(lambda: weight**2, lambda g: g * 8.0, lambda grads: [g / 8.0 for g in grads])

@@ -113,7 +113,7 @@ def quotient_of(gradient: Any) -> Any:
 
 
 def note_origin(tensor: Any, origin: Any) -> None:
-    """Note what a tensor of a graph was computed from. In eager mode this does nothing.
+    """Note what a tensor in a graph was computed from. In eager mode, do nothing.
 
     Args:
         tensor: an unscaled gradient.

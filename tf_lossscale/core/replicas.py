@@ -335,7 +335,7 @@ def not_in_replica_context(method: str) -> ValueError:
 
 @has_faster_twin
 def sum_over_replicas(gradients: list[Any]) -> list[Any]:
-    """Return the gradients summed over all replicas. IndexedSlices stay sparse, and None stays None.
+    """Sum gradients over all replicas. IndexedSlices stay sparse, and None stays None.
 
     >>> [g.numpy().item() for g in sum_over_replicas([tf.constant(2.0)])]
     [2.0]
@@ -349,7 +349,7 @@ def sum_over_replicas(gradients: list[Any]) -> list[Any]:
     if not tf.distribute.has_strategy():
         return gradients
     sums: list[Any] = [None] * len(gradients)
-    # Each dtype takes one all-reduce, for which TensorFlow concatenates the tensors.
+    # One all-reduce is enough for each dtype, because TensorFlow concatenates the tensors.
     for dtype in {g.dtype: None for g in gradients if g is not None}:
         here = [i for i, g in enumerate(gradients) if g is not None and g.dtype == dtype]
         for i, total in zip(here, all_reduce([gradients[i] for i in here])):
@@ -358,7 +358,7 @@ def sum_over_replicas(gradients: list[Any]) -> list[Any]:
 
 
 def all_reduce(tensors: list[Any]) -> list[Any]:
-    """Return tensors of one dtype summed over all replicas, in a replica context.
+    """Sum tensors of one dtype over all replicas. Call this in a replica context.
 
     >>> [total.numpy().item() for total in all_reduce([tf.constant(2.0)])]
     [2.0]

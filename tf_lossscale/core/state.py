@@ -322,7 +322,7 @@ class DynamicLossScale(LossScale):
             self.current_loss_scale.assign(fitting)
 
     def in_range(self, loaded: float) -> float:
-        """Return a loaded scale, or warn and return a scale with which training can continue.
+        """Return a loaded scale if it is in the allowed range. Otherwise log a warning and return a scale in the range.
 
         >>> DynamicLossScale(8.0).in_range(0.0)
         1.0

@@ -195,7 +195,7 @@ def add_one(variable: tf.Variable) -> Any:
         In a graph, the result of `assign`.
     """
     if tf.compat.v1.executing_eagerly_outside_functions():
-        # Reading the variable in a graph also adds it to the graph's variables.
+        # In a graph, `read_value=True` also adds the variable to the graph's variables.
         return variable.assign_add(tf.constant(1, variable.dtype), read_value=not tf.executing_eagerly())
     return variable.assign(value_or_zero(variable) + 1)
 

@@ -190,8 +190,8 @@ class Packed:
 
     Args:
         gradients: the gradients to apply: tensors, IndexedSlices or None.
-        scaled: whether to pass scaled gradients. False if the gradients have yet to be summed.
-        stacks: whether to pass stacks. False under XLA, which compiles stacks slowly.
+        scaled: whether to pass scaled gradients. This must be False if the gradients have yet to be summed.
+        stacks: whether to pass stacks. This should be False under XLA, which compiles stacks slowly.
     """
 
     def __init__(self, gradients: Sequence[Any], scaled: bool = True, stacks: bool = True):
@@ -265,7 +265,7 @@ def _whole_stacks(origins: Sequence[Any]) -> list[tuple[tf.Tensor, list[int]]]:
 
 
 def _depends_on(operation: Any, other: Any) -> bool:
-    """Return whether the first operation of a graph depends on the second."""
+    """Return whether an operation depends on another one, directly or through further operations."""
     waiting, seen = [operation], set()
     while waiting:
         one = waiting.pop()
