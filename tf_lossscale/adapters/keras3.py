@@ -1,4 +1,4 @@
-"""Adapter for Keras 3's optimizers, which are in `tf.keras.optimizers` since TensorFlow 2.16."""
+"""Adapter for Keras 3's optimizers, the `tf.keras.optimizers` of TensorFlow 2.16 and newer."""
 
 from __future__ import annotations
 

@@ -88,8 +88,8 @@ class Clusters:
             except constants.Unknown:
                 after = ()
             except Exception as error:
-                # A step that cannot be traced runs without XLA. It then raises the same error, unless the error occurs
-                # only during tracing.
+                # A step that cannot be traced runs without XLA. It then raises the same error as the trace, unless the
+                # error occurs only in tracing.
                 self.log_once(f"TensorFlow cannot trace them ({type(error).__name__}: {str(error).splitlines()[0]})")
                 return None
         if after == key:

@@ -1,4 +1,4 @@
-"""Builds hashable keys from the Python constants that tracing embeds in a graph, and undoes changes by tracing."""
+"""Builds hashable keys from the Python constants that tracing embeds in a graph. Restores objects after tracing."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def key(value: Any, ignored: Collection[str] = (), identified: list[Any] | None 
     """
     found: list[Any] = []
     identified = [] if identified is None else identified
-    # All objects whose attributes or items are in the key, numbered: maps each object's id to (number, object). The
+    # Maps the ids of the objects whose attributes or items are in the key to (consecutive number, object). The
     # reference to the object prevents Python from reusing the id.
     numbers: dict[int, tuple[int, Any]] = {}
     waiting = [("", value)]

@@ -100,7 +100,7 @@ def independent_writes() -> contextlib.AbstractContextManager[None]:
 
 
 def is_missing_copies(variable: tf.Variable) -> bool:
-    """Return whether replicas need copies of a variable that was created outside the strategy's scope.
+    """Return whether a variable was created outside the strategy's scope and the replicas need copies of it.
 
     >>> is_missing_copies(tf.Variable(1.0))
     False

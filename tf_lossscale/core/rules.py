@@ -147,7 +147,7 @@ class Rules:
 
     @property
     def counts_overflows(self) -> bool:
-        """Whether overflows are counted across steps, which needs a variable.
+        """Whether the rules count overflows over several steps, which requires a variable.
 
         >>> Rules().counts_overflows, Rules(hysteresis=2).counts_overflows
         (False, True)

@@ -131,7 +131,7 @@ def floating(gradients: Iterable[Any]) -> list[Any]:
 
 
 def over_values(function: Callable[[tf.Tensor], tf.Tensor], gradient: Any) -> Any:
-    """Apply a function to the values of a gradient. Of IndexedSlices, only the rows change. For None, return None.
+    """Apply a function to the values of a gradient, for IndexedSlices to the rows. For None, return None.
 
     >>> over_values(tf.abs, tf.IndexedSlices(tf.constant([-2.0]), tf.constant([7]))).values.numpy().tolist()
     [2.0]

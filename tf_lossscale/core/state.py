@@ -273,7 +273,7 @@ class DynamicLossScale(LossScale):
     def lowest(self) -> float | None:
         return self.rules.min_scale
 
-    # Aliases with the names of TensorFlow 2.4 to 2.15, which code may also assign to.
+    # Aliases with the names of TensorFlow 2.4 to 2.15. Old code may read and assign these attributes.
     counter: Any = property(lambda self: self.good_steps, lambda self, value: self.good_steps.assign(value))
     growth_steps: Any = property(
         lambda self: self.rules.growth_steps, lambda self, value: self._change_rules(growth_steps=value)

@@ -1,4 +1,4 @@
-"""Faster twins that check gradients by their sums, and that replace divisions with multiplications.
+"""Faster twins of core functions. They check gradients by their sums, and replace divisions with multiplications.
 
 A finite sum proves that all values of a gradient are finite.
 """
@@ -24,8 +24,8 @@ _WIDE = (tf.float32, tf.float64)
 def divide(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
     """If XLA compiles for the CPU, compute float32 quotients as float64 products, which round to the same bits.
 
-    Divisions make a fused step a quarter slower. The product of a float32 number and the float64
-    reciprocal has a relative error of at most 2**-52. That is too little to change the rounding to float32, because a
+    Divisions make a fused step a quarter slower. The product of a float32 number and the float64 reciprocal of the
+    scale has a relative error of at most 2**-52. That is too little to change the rounding to float32, because a
     quotient of two 24-bit numbers is at least 2**-49 away from the midpoint of two adjacent 24-bit numbers. This holds
     for normal numbers; on the CPU, XLA flushes subnormal numbers to zero.
     """
@@ -74,7 +74,7 @@ def _all_finite_eagerly(gradients: list[Any]) -> tf.Tensor:
 
 
 def _concatenated(gradients: list[Any]) -> list[Any]:
-    """Concatenate small gradients of the same dtype and scale, because XLA compiles separate kernels for each check."""
+    """Concatenate small gradients of the same dtype and scale, because XLA compiles one kernel for each check."""
     alike: dict[Any, tuple[tf.Tensor | None, list[tf.Tensor]]] = {}
     result = []
     for gradient in gradients:
