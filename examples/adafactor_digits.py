@@ -1,4 +1,4 @@
-"""Trains with Adafactor in float16 on handwritten digits, with loss scaling and weight decay of only the kernels.
+"""Trains on handwritten digits in float16, with Adafactor, loss scaling, and weight decay for the kernels only.
 
     python examples/adafactor_digits.py [--epochs 10]
 

@@ -17,9 +17,9 @@ SIZE, CLASSES, BATCH = 32, 10, 128
 
 
 def data(seed):
-    """Yield batches of (vectors, labels) endlessly. The vectors are random.
+    """Yield random batches of (vectors, labels) without end.
 
-    A label is the index of the one of ten directions that has the largest dot product with the vector.
+    A label says which of ten fixed directions has the largest dot product with the vector.
     """
     random = tf.random.Generator.from_seed(seed)
     directions = tf.random.Generator.from_seed(0).normal([SIZE, CLASSES])

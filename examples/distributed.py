@@ -102,7 +102,7 @@ def power(scale):
 
 
 def start_workers(count, arguments):
-    """Run this program in several processes, which TF_CONFIG connects. Return whether all processes succeeded."""
+    """Run this program in several processes that find each other through TF_CONFIG. Return whether all succeeded."""
     sockets = [socket.socket() for _ in range(count)]
     for each in sockets:
         each.bind(("localhost", 0))
@@ -117,7 +117,7 @@ def start_workers(count, arguments):
     try:
         while any(worker.poll() is None for worker in workers):
             if any(worker.poll() for worker in workers):
-                # A worker failed, and the others would wait for it forever.
+                # If a worker has failed, stop the others, because they would wait for it forever.
                 return False
             time.sleep(0.1)
         return not any(worker.returncode for worker in workers)

@@ -30,7 +30,7 @@ WEIGHT = 1e-5
 
 
 def digits():
-    """Return images of 8 by 8 pixels, roughly standardized, and their labels."""
+    """Return the images, as rows of 64 roughly standardized pixels, and their labels."""
     images, labels = sklearn.datasets.load_digits(return_X_y=True)
     images = (images - images.mean(axis=0)) / (images.std(axis=0) + 1.0)
     return tf.constant(images, tf.float32), tf.constant(labels, tf.int32)
@@ -68,7 +68,7 @@ def posterior():
 def logits(images, layers, dtype):
     """Compute in `dtype` the logits that each sampled network assigns to each image.
 
-    `layers` contains the weight matrix of each layer. The leading axis of a matrix, if any, is that of the samples.
+    `layers` contains the weight matrix of each layer. If the matrices have a leading axis, it is the sample axis.
     """
     values = tf.cast(images, dtype)
     for i, layer in enumerate(layers):

@@ -15,7 +15,7 @@ PACKAGE = pathlib.Path(tf_lossscale.__file__).parent
 
 # Each module may import from those before it, and from those of its own line.
 ORDER = [
-    ("types", "errors", "writing", "libraries"),
+    ("types", "errors", "writing", "option_types", "libraries"),
     ("precision",),
     ("core.rules", "core.graphs", "core.notes", "core.twins", "core.constants"),
     ("core.scaling", "core.finite", "core.inside", "core.replicas"),

@@ -33,13 +33,13 @@ def why_not(family, name, call):
     if call == "fit":
         return _why_not_fit(family, name)
     if call == "compiled" and (several or name == "central_storage"):
-        return "XLA compiles no function for several virtual CPUs, so `jit_compile` is not tested there: leave it out"
+        return "XLA cannot compile a function for several virtual CPUs, so `jit_compile` is not tested: leave it out"
     if name == "parameter_server" and call in ("eager", "compiled"):
-        return "the coordinator of parameter servers schedules only a `tf.function` without `jit_compile`: pass one"
+        return "the coordinator of parameter servers accepts only a `tf.function` without `jit_compile`"
     if name.endswith("_apart") and call == "eager":
-        return "in eager mode there is always a `merge_call`; only a function that XLA compiles can lack it"
+        return "in eager mode `merge_call` is always available; it can be missing only in a function that XLA compiles"
     if name.endswith("_apart") and family.name == "tf1":
-        return "TensorFlow 1's optimizers call `merge_call`: use Keras 3's or tf_keras's, or leave out `jit_compile`"
+        return "TensorFlow 1's optimizers need `merge_call`: use Keras 3 or tf_keras, or leave out `jit_compile`"
     return None
 
 
@@ -48,8 +48,8 @@ def _why_not_fit(family, name):
         return "a `TPUStrategy` feeds datasets only to TPUs, so `fit` is not tested without a TPU"
     if family.name == "keras3" and name.startswith(("workers", "parameter_server")):
         return (
-            "Keras 3's `fit` fails on several workers and on parameter servers, with any optimizer: write a loop, or "
-            "use a model of tf_keras"
+            "Keras 3's `fit` fails on several workers and on parameter servers, with any optimizer: write a training "
+            "loop, or use a model of tf_keras"
         )
     return None
 

@@ -46,8 +46,8 @@ def positive_number(name: str, value: Any, remedy: str) -> float:
     return number
 
 
-def whole_number(name: str, value: Any, remedy: str) -> int:
-    """Return `value` as an int. Raise an error if it is not a whole number of at least 1.
+def whole_number(name: str, value: Any, remedy: str, least: int = 1) -> int:
+    """Return `value` as an int. Raise an error if it is not a whole number of at least `least`.
 
     >>> whole_number("dynamic_growth_steps", 2000.0, "Pass 2000.")
     2000
@@ -56,36 +56,28 @@ def whole_number(name: str, value: Any, remedy: str) -> int:
         name: the argument's name, for the message.
         value: what the caller passed.
         remedy: a sentence that says what to pass instead.
+        least: the smallest number that is allowed.
 
     Returns:
         The value as a Python int.
 
     Raises:
         TypeError: `value` is not a number.
-        ValueError: `value` is below 1, not whole, or too large for an int64.
+        ValueError: `value` is below `least`, not whole, or too large for an int64.
     """
-    return _whole(name, value, remedy, 1)
-
-
-def count(name: str, value: Any, remedy: str) -> int:
-    """Return `value` as an int. Raise an error if it is not a whole number of at least 0.
-
-    >>> count("skipped_steps", 0, "Pass 0.")
-    0
-
-    Args:
-        name: the argument's name, for the message.
-        value: what the caller passed.
-        remedy: a sentence that says what to pass instead.
-
-    Returns:
-        The value as a Python int.
-
-    Raises:
-        TypeError: `value` is not a number.
-        ValueError: `value` is negative, not whole, or too large for an int64.
-    """
-    return _whole(name, value, remedy, 0)
+    number = _as_float(name, value, remedy)
+    if isinstance(value, numbers.Integral):
+        # Convert the argument itself, because the float `number` may be rounded.
+        whole = int(value)
+    elif math.isfinite(number) and number == int(number):
+        whole = int(number)
+    else:
+        whole = least - 1
+    if whole < least:
+        raise ValueError(f"`{name}` must be a whole number of at least {least}, but got: {value!r}. {remedy}")
+    if whole >= 2**63:
+        raise ValueError(f"`{name}` must be below 2**63, to fit in an int64, but got: {value!r}. {remedy}")
+    return whole
 
 
 def boolean(name: str, value: Any, remedy: str) -> bool:
@@ -115,22 +107,6 @@ def boolean(name: str, value: Any, remedy: str) -> bool:
 FLOAT32_MAX = 3.4028234663852886e38
 # In float32 this number and all smaller positive numbers are rounded to zero.
 FLOAT32_ZERO = 2.0**-150
-
-
-def _whole(name: str, value: Any, remedy: str, least: int) -> int:
-    number = _as_float(name, value, remedy)
-    if isinstance(value, numbers.Integral):
-        # Convert the argument itself, because the float `number` may be rounded.
-        whole = int(value)
-    elif math.isfinite(number) and number == int(number):
-        whole = int(number)
-    else:
-        whole = least - 1
-    if whole < least:
-        raise ValueError(f"`{name}` must be a whole number of at least {least}, but got: {value!r}. {remedy}")
-    if whole >= 2**63:
-        raise ValueError(f"`{name}` must be below 2**63, to fit in an int64, but got: {value!r}. {remedy}")
-    return whole
 
 
 def _as_float(name: str, value: Any, remedy: str) -> float:

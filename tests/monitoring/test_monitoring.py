@@ -277,6 +277,13 @@ def test_a_run_that_goes_on_with_a_loaded_optimizer_adds_its_counts(family, tmp_
     assert [counts.step for counts in records.read(tmp_path)] == [1, 4, 5, 8, 11]
 
 
+def test_a_monitor_writes_the_counts_of_a_second_optimizer_too(tmp_path):
+    monitor = LossScaleMonitor(log_dir=tmp_path)
+    for _ in range(2):
+        fit(FAMILIES[0], data(1), [monitor], diagnose="exponents")
+    assert len((tmp_path / records.FILE).read_text().splitlines()) == 2
+
+
 def test_without_a_folder_counts_are_not_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     fit(FAMILIES[0], data(2), [LossScaleMonitor()], diagnose="exponents")

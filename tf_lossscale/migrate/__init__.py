@@ -1,6 +1,6 @@
-"""Old source code, old checkpoints and old models.
+"""Moves source code, checkpoints and models from old optimizers to current ones.
 
-`codemod` rewrites source code; `checkpoints` reads, restores and converts files.
+`codemod` rewrites source code. `checkpoints` reads, restores and converts checkpoints and saved models.
 """
 
 from __future__ import annotations

@@ -80,8 +80,8 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         self._optimizer = optimizer
         self._log_dir = "" if log_dir is None else str(log_dir)
         self._writer = None if log_dir is None else tf.summary.create_file_writer(str(log_dir))
-        # The number of the last step whose exponent counts were written.
-        self._counted = 0
+        # The counter and the step number of the exponent counts that were written last.
+        self._counted: tuple[Any, int] = (None, 0)
         self._read: dict[str, Any] = {}
         self._tensors: dict[str, Any] = {}
         # The number of all steps and the number of skipped steps at the previous check of `max_skipped`.
@@ -134,9 +134,9 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
 
     def _write_counts(self, optimizer: Any) -> None:
         counts = optimizer._last_counts()
-        if counts is None or counts.step == self._counted:
+        if counts is None or (optimizer._exponents, counts.step) == self._counted:
             return
-        self._counted = counts.step
+        self._counted = (optimizer._exponents, counts.step)
         # After an optimizer is loaded from a file, the step numbers of its exponent counts start from 1 again, but its
         # `total_steps` continues. The difference is the number of steps that were taken before the optimizer was saved.
         earlier = max(self._counts()[0] - optimizer._exponents.steps_taken(), 0)

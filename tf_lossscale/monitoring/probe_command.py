@@ -12,6 +12,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tf_lossscale import option_types
 from tf_lossscale.legacy.patches import Patches
 from tf_lossscale.legacy.run import add_program, run_program
 from tf_lossscale.precision import records
@@ -44,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options = "%(prog)s [-h] [--every N] [--out FOLDER]"
     parser.usage = f"{options} SCRIPT [ARG ...]\n       {options} -m MODULE [ARG ...]"
     what = "steps from one counted step to the next; the report is about the last one (default: %(default)s)"
-    parser.add_argument("--every", type=_at_least_1, default=_EVERY, metavar="N", help=what)
+    parser.add_argument("--every", type=option_types.whole_number(1), default=_EVERY, metavar="N", help=what)
     what = "folder to write the counts to, for tf-lossscale plot"
     parser.add_argument("--out", type=pathlib.Path, metavar="FOLDER", help=what)
     add_program(parser)
@@ -193,10 +194,3 @@ def _code(stop: SystemExit) -> int:
         return stop.code or 0
     print(stop.code, file=sys.stderr)
     return 1
-
-
-def _at_least_1(text: str) -> int:
-    with contextlib.suppress(ValueError):
-        if int(text) >= 1:
-            return int(text)
-    raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, but got: {text}")

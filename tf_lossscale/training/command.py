@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tf_lossscale import option_types
 from tf_lossscale.libraries import optional
 from tf_lossscale.training import progress
 from tf_lossscale.training.settings import OPTIMIZERS, SETUPS, Settings
@@ -35,12 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(name, type=of, help=f"{what} (default: {value})", **kwargs)
 
     add("--optimizer", str, "inner optimizer", choices=OPTIMIZERS)
-    add("--steps", _at_least(1), "steps of each run", metavar="N")
-    add("--seed", _at_least(0), "seed of the weights and of the order of the digits", metavar="N")
+    add("--steps", option_types.whole_number(1), "steps of each run", metavar="N")
+    add("--seed", option_types.whole_number(0), "seed of the weights and of the order of the digits", metavar="N")
     what = "weight of the loss, as in a sum of several losses; float16 gradients vanish if it is small"
-    add("--loss-weight", _positive, what, metavar="X")
-    add("--initial-scale", _positive, "loss scale to start with", metavar="X")
-    add("--growth-steps", _at_least(1), "good steps until the scale doubles", metavar="N")
+    add("--loss-weight", option_types.positive_number, what, metavar="X")
+    add("--initial-scale", option_types.positive_number, "loss scale to start with", metavar="X")
+    add("--growth-steps", option_types.whole_number(1), "good steps until the scale doubles", metavar="N")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("runs"), help="folder (default: %(default)s)")
     parser.add_argument("--resume", action="store_true", help="continue the run in the folder from its last checkpoint")
     what = "train only with loss scaling, without the two runs to compare with"
@@ -177,20 +178,3 @@ def _ctrl_c() -> Iterator[Callable[[], bool]]:
         yield lambda: bool(asked)
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _at_least(minimum: int) -> Callable[[str], int]:
-    def whole(text: str) -> int:
-        with contextlib.suppress(ValueError):
-            if int(text) >= minimum:
-                return int(text)
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least {minimum}, but got: {text}")
-
-    return whole
-
-
-def _positive(text: str) -> float:
-    with contextlib.suppress(ValueError):
-        if 0 < float(text) < math.inf:
-            return float(text)
-    raise argparse.ArgumentTypeError(f"must be a number above 0, but got: {text}")

@@ -192,7 +192,8 @@ class Observable(Parts):
             if value != fixed:
                 raise ValueError(f"The loss scale is fixed at {fixed:g}, but `state` has the loss scale {value!r}.")
             return
-        counts = {name: errors.count(name, state.get(name, 0), "Pass what state() returned.") for name in _COUNTS}
+        remedy = "Pass what state() returned."
+        counts = {name: errors.whole_number(name, state.get(name, 0), remedy, least=0) for name in _COUNTS}
         variables = {name: getattr(scale, attribute) for name, attribute in _COUNTS.items()}
         for name, variable in variables.items():
             # The counts are int64 variables, except those of tf.contrib's loss scale managers, which are int32.

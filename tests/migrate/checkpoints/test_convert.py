@@ -420,7 +420,7 @@ def of_an_unknown_class(good, tmp_path):
 
 WRONG = {
     without_an_optimizer: "weights: the file has no optimizer, only 1 variables",
-    cut_short: r"old.data-00000-of-00001: the variables need \d+ bytes, but the data have \d+, so",
+    cut_short: r"old.data-00000-of-00001: the variables need \d+ bytes, but the data files have \d+, so",
     with_other_bytes: r"old: the variable \S+ cannot be read, because the file is cut short or damaged",
     of_an_unknown_class: "because the file does not name the class of optimizer. Construct the optimizer in code",
 }

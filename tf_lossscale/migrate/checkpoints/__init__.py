@@ -1,10 +1,10 @@
-"""Functions that read, show, restore and convert old checkpoints and models.
+"""Reads, shows, restores and converts old checkpoints and models.
 
 The modules:
 
-- `saved` describes the contents of a file in any format.
-- `object_graphs`, `savers` and `keras_files` each read one format, and `read` chooses the reader.
-- `slots` knows the slot names and update formulas of each library, and `matching` pairs the variables in a file with
-  the user's variables.
-- `restore` and `convert` use all of these, and `saver_names` maps the variable names of TensorFlow 1.
+- `saved` defines the classes that represent the contents of a file, whatever its format.
+- `object_graphs`, `savers` and `keras_files` each read one family of formats. `read` chooses between them.
+- `slots` contains the slot names of each library. `matching` pairs the variables in a file with the user's variables.
+- `restore` and `convert` are built on these modules. `saver_names` maps the variable names of TensorFlow 1 to current
+  variables.
 """

@@ -1,4 +1,4 @@
-"""Convert a checkpoint of any version into a checkpoint of a current optimizer."""
+"""Converts checkpoints and models with an old optimizer into checkpoints with a current optimizer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tf_lossscale.wrapper import families
 from tf_lossscale.writing import checkpoint_errors_are_os_errors, name_latest_checkpoint
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
-# A placeholder for an optimizer argument whose value is not in the file.
+# A placeholder for the value of an optimizer argument that is missing in the file to convert.
 _UNKNOWN = object()
 _SAVED_AS = {"learning_rate": "schedule", "initial_scale": "loss scale"}
 
@@ -34,7 +34,7 @@ class Converted:
     path: str
     #: The Python code that constructs the optimizer.
     construct: str
-    #: The paths of the trained variables, in the order of the slots.
+    #: The paths of the trained variables, in the order in which the new optimizer must be built for them.
     variables: tuple[str, ...]
     restored: Restored
 
@@ -61,18 +61,19 @@ def convert(
     Args:
         path: a checkpoint or saved model of any kind that `read` accepts.
         to: the library of the new optimizers, `"keras3"` or `"tf_keras"`.
-        out: the folder to write. It must not exist, or be empty.
-        learning_rate: the learning rate of the new optimizers. None takes it from the file; files of TensorFlow 1's
-            optimizers do not contain it.
+        out: the folder to write. If it exists, it must be empty.
+        learning_rate: the learning rate of the new optimizers. If None, it is read from the file. It is required for
+            optimizers of TensorFlow 1, whose files do not contain it.
 
     Returns:
-        An entry for each optimizer that was converted.
+        A `Converted` object for each optimizer in the file.
 
     Raises:
         FileExistsError: the folder `out` is not empty.
         FileNotFoundError: there is no file at `path`.
         OSError: the folder `out` cannot be written; nothing was changed.
-        ValueError: the file is damaged, its optimizer has no class in the new library, or it lacks the learning rate.
+        ValueError: the file is damaged, its optimizer has no equivalent in the new library, or the learning rate is
+            neither passed nor in the file.
     """
     if learning_rate is not None:
         errors.positive_number("learning_rate", learning_rate, "Pass the learning rate with which training continues.")
@@ -93,7 +94,7 @@ def convert(
 
 
 def _parts(file: File, family: Any, learning_rate: float | None) -> tuple[dict[str, Any], list[Converted]]:
-    """Return a dict from paths to variables and new optimizers, and a `Converted` for each optimizer."""
+    """Return a dict that maps paths to variables or new optimizers, and the list of `Converted` objects."""
     import tensorflow as tf
 
     parts: dict[str, Any] = {}
@@ -104,11 +105,12 @@ def _parts(file: File, family: Any, learning_rate: float | None) -> tuple[dict[s
         if learning_rate is not None:
             saved.learning_rate = learning_rate
         inner, construct = _optimizer(file, saved, family)
-        # The new checkpoint holds no loss scale if the scale is fixed, or if the file does not contain it.
+        # Wrap the new optimizer only if the file contains a dynamic loss scale.
         optimizer = LossScaleOptimizer(inner) if saved.counter is not None and not saved.scale_is_fixed else inner
         names = _trained(file, saved)
         if not _known_options(saved).get("momentum"):
-            # tf_keras's SGD and TensorFlow 1's RMSProp create the momentum slot even if the momentum is 0.
+            # tf_keras's SGD and TensorFlow 1's RMSProp create momentum slots even if the momentum is 0. The new
+            # optimizer does not need such slots.
             there = slots.canonical(saved.name, saved.slots)
             saved.slots = {slot: each for slot, each in there.items() if slot != "momentum"}
         trained = {name: tf.Variable(parts[name], name=parts[name].name.partition(":")[0]) for name in names}
@@ -123,9 +125,9 @@ def _parts(file: File, family: Any, learning_rate: float | None) -> tuple[dict[s
 
 
 def _optimizer(file: File, saved: Optimizer, family: Any) -> tuple[Any, str]:
-    """Return an optimizer of the new library with the options in the file, and the code that constructs it."""
+    """Return an optimizer of the new library with the saved options, and the code that constructs it."""
     library = family.optimizers
-    # The class name comes from the file, so only known optimizers of the library may be called.
+    # The class name is read from an untrusted file, so only known optimizer classes are called.
     cls = getattr(library, saved.name, None) if saved.name in slots.ATTRIBUTES else None
     if cls is None:
         part = saved.path or "its optimizer"
@@ -143,8 +145,8 @@ def _optimizer(file: File, saved: Optimizer, family: Any) -> tuple[Any, str]:
         )
     options = _known_options(saved)
     taken = inspect.signature(cls).parameters
-    # Before Keras 3 and tf_keras, only TensorFlow Addons saved a `weight_decay`. It does not multiply this value by
-    # the learning rate.
+    # In older files, `weight_decay` is an option of TensorFlow Addons. It is not copied, because current optimizers
+    # multiply it by the learning rate and TensorFlow Addons does not.
     unlike = set() if saved.slots_are_lists else {"weight_decay"}
     options = {name: value for name, value in options.items() if name in taken and name not in unlike}
     for name, value in options.items():
@@ -154,8 +156,8 @@ def _optimizer(file: File, saved: Optimizer, family: Any) -> tuple[Any, str]:
             )
     code = f"{family.optimizers_name}.{saved.name}({_shown(options)})"
     if options["learning_rate"] is _UNKNOWN:
-        # The saved optimizer had a schedule that the file does not describe. Any schedule will do for the checkpoint,
-        # because an optimizer with a schedule has no variable for the learning rate.
+        # The saved optimizer had a learning rate schedule that the file does not describe. Any schedule gives the
+        # same checkpoint, because an optimizer with a schedule has no variable for the learning rate.
         options["learning_rate"] = library.schedules.ExponentialDecay(1.0, 1, 1.0)
     if options.get("momentum") is _UNKNOWN:
         # Any nonzero momentum makes the optimizer create its momentum slots.
@@ -164,12 +166,12 @@ def _optimizer(file: File, saved: Optimizer, family: Any) -> tuple[Any, str]:
 
 
 def _known_options(saved: Optimizer) -> dict[str, Any]:
-    """Return the inner optimizer's arguments that are in the file or follow from its slots."""
+    """Return the arguments of the inner optimizer that are in the file or can be inferred from the saved slots."""
     there = slots.canonical(saved.name, saved.slots)
     rate = _UNKNOWN if saved.learning_rate is None else saved.learning_rate
     options: dict[str, Any] = {"learning_rate": rate, **saved.hyperparameters}
     if not options.get("use_ema"):
-        # Without `use_ema` an optimizer ignores `ema_momentum` and the other options of the moving averages.
+        # Without `use_ema`, an optimizer ignores `ema_momentum` and the other options whose names contain "ema".
         options = {name: value for name, value in options.items() if "ema" not in name}
     options |= {option: True for slot, option in (("vhat", "amsgrad"), ("mg", "centered")) if slot in there}
     moved = "momentum" in there and any(np.any(slot.tensor.value()) for slot in there["momentum"])
@@ -201,7 +203,7 @@ def _shown(arguments: dict[str, Any]) -> str:
 
 
 def _notes(saved: Optimizer, library: Any) -> list[str]:
-    """Return notes on settings of the saved optimizer that are not in the file."""
+    """Return notes on settings of the saved optimizer that the file does not contain."""
     notes = []
     changes = saved.wrapper is not None and not saved.scale_is_fixed
     if changes and saved.counter is None:
@@ -227,14 +229,15 @@ def _trained(file: File, saved: Optimizer) -> list[str]:
             if owner is None:
                 raise ValueError(
                     f"{file.path}: cannot tell which variable the slot {tensor.path} belongs to. Call "
-                    "tf_lossscale.migrate.restore with the variables in the order of the optimizer."
+                    "tf_lossscale.migrate.restore with the variables in the order in which the optimizer was built "
+                    "for them."
                 )
             owners.add(owner.path)
     return [tensor.path for tensor in file.variables if tensor.path in owners]
 
 
 def _tree(file: File, parts: dict[str, Any], family: Any) -> Any:
-    """Return the root object of the new checkpoint, which has the object graph of the file if the file has one."""
+    """Return the root object of the new checkpoint. Reproduce the object graph of the old file if it has one."""
     import tensorflow as tf
 
     objects = family.with_layer_names(file.objects) if file.objects else {"": {path: path for path in parts}}
@@ -259,7 +262,7 @@ def _write(folder: pathlib.Path, root: Any) -> None:
             tf.train.Checkpoint(root).write(str(unfinished / "ckpt"))
         name_latest_checkpoint(unfinished, "ckpt")
         if folder.exists():
-            # This call raises an error if another process has written to the folder in the meantime.
+            # `rmdir` raises an error if another process has written to the folder in the meantime.
             folder.rmdir()
         unfinished.rename(folder)
     finally:

@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         ImportError: an optional library is missing.
         OSError: a file cannot be read or written.
-        ValueError: the file is damaged, or of no known kind.
+        ValueError: the file is damaged or has an unknown format.
     """
     from tf_lossscale.migrate.checkpoints.read import read
 
@@ -58,17 +58,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def describe(file: File) -> dict[str, Any]:
-    """Return the content of a file as a dict that can be written as JSON.
+    """Describe the contents of a file in a dict that can be written as JSON.
 
     >>> from tf_lossscale.migrate.checkpoints.saved import File
     >>> describe(File("ckpt", "tf.train.Checkpoint", "Keras 3", [], []))["written_by"]
     'Keras 3'
 
     Args:
-        file: the content of the file.
+        file: the contents of a file, as returned by `read`.
 
     Returns:
-        The dict, in which infinite numbers and NaN are strings.
+        The dict. Infinite numbers and NaN are stored as strings.
     """
     return {
         "version": 1,
@@ -110,7 +110,7 @@ def _number(value: float | None) -> float | str | None:
 
 
 def _print_tables(file: File) -> None:
-    # A pipe has no width, so nothing is cut off.
+    # A pipe has no width. With 10,000 columns, `rich` does not wrap the text.
     width = None if sys.stdout.isatty() else 10_000
     console = optional.load("rich.console", "migrate").Console(highlight=False, markup=False, width=width)
     with console.capture() as captured:
@@ -123,7 +123,7 @@ def _print_tables(file: File) -> None:
         console.print()
         console.print(_variables(file))
     for line in captured.get().splitlines():
-        # rich pads the last column of a table with spaces, which are removed.
+        # `rich` pads the last column of a table. Remove these trailing spaces.
         print(line.rstrip())
 
 
@@ -157,7 +157,7 @@ def _two_columns(rows: list[tuple[str, str]]) -> Any:
 
 
 def _variables(file: File) -> Any:
-    """Return a row for each variable with its slots, then the slots whose variable the file does not name."""
+    """Return a table of the variables and their slots. Slots of unknown variables have rows of their own."""
     table = optional.load("rich.table", "migrate").Table(box=None, pad_edge=False, header_style="")
     for column in ("variable", "shape", "dtype", "slots"):
         table.add_column(column, overflow="fold")

@@ -1,4 +1,4 @@
-"""Readers for the file formats of Keras: `.keras` archives, `.h5` models and `.weights.h5` files."""
+"""Reads the file formats of Keras: `.keras` archives, `.h5` models and `.weights.h5` files."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def read_archive(path: str) -> File:
     """Read a `.keras` file.
 
     Args:
-        path: the file.
+        path: the path of the file.
 
     Returns:
-        The content of the file.
+        The contents of the file.
 
     Raises:
         ValueError: the file is damaged, or Keras did not write it.
@@ -42,13 +42,13 @@ def read_archive(path: str) -> File:
 
 
 def read_h5(path: str) -> File:
-    """Read an `.h5` model, or `.weights.h5`.
+    """Read an `.h5` model or a `.weights.h5` file.
 
     Args:
-        path: the file.
+        path: the path of the file.
 
     Returns:
-        The content of the file.
+        The contents of the file.
 
     Raises:
         ValueError: the file is damaged, or Keras did not write it.
@@ -87,7 +87,7 @@ def _member(path: str, member: str) -> bytes:
 
 
 def _json(text: str | bytes) -> Any:
-    """Parse JSON. Raise OverflowError for a number that is too large for a float, which Python would accept."""
+    """Parse JSON. Raise OverflowError if a number is too large for a float."""
 
     def of(kind: type) -> Any:
         return lambda digits: _held(kind(digits), digits)
@@ -104,7 +104,7 @@ def _held(number: Any, digits: str) -> Any:
 
 def _h5(path: str, source: Any) -> Any:
     """Open an HDF5 file. Raise an error if it contains links, which could point to any other file on this machine."""
-    # Keras depends on h5py, so it is installed.
+    # h5py is always installed, because Keras depends on it.
     import h5py
 
     file = h5py.File(source, "r")
@@ -149,7 +149,7 @@ def _tensor(path: str, group: Any, name: str) -> Tensor:
 
 
 def _weights(path: str, file: Any) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the variables of the layers and the variables of the optimizer in a `model.weights.h5`."""
+    """Return two lists: the variables of the layers, and the variables of the optimizer."""
     variables: list[Tensor] = []
 
     def visit(name: str, item: Any) -> None:
@@ -193,7 +193,7 @@ def _of_config(config: dict[str, Any], version: str) -> Optimizer:
 
 
 def _arguments_of_wrapper(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments for the current wrapper from a wrapper's config of any version."""
+    """Translate the config of a wrapper of any version into arguments of the current wrapper."""
     arguments = dict(settings)
     if "loss_scale" in settings:
         # `from_tf23` raises a ValueError for a user-defined loss scale class.
@@ -204,7 +204,7 @@ def _arguments_of_wrapper(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _inner_config(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the config of the inner optimizer, or the config itself for a bare optimizer."""
+    """Return the config of the inner optimizer. If the optimizer is not wrapped, return `config` unchanged."""
     values = config.get("config", {})
     parts = (values.get(name) for name in ("optimizer", "inner_optimizer"))
     return next((part for part in parts if isinstance(part, dict)), config)
@@ -215,7 +215,7 @@ def _numbers(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_scale_by_name(optimizer: Optimizer, stored: list[Tensor]) -> list[Tensor]:
-    """Find the scale and the counter by name in the variables of an `.h5` file, and return the other variables."""
+    """Read the loss scale and its counter by their names in an `.h5` file. Return the remaining variables."""
     named = {tensor.name.rpartition("/")[2]: tensor for tensor in stored}
     if not optimizer.wrapper:
         return stored
@@ -229,25 +229,25 @@ def _without_scale_by_name(optimizer: Optimizer, stored: list[Tensor]) -> list[T
 
 
 def _without_scale_by_place(optimizer: Optimizer, stored: list[Tensor], config: Any) -> list[Tensor]:
-    """Find the scale and the counter by position in the variables of a `.keras` file, and return the others."""
+    """Read the loss scale and its counter by their positions in a `.keras` file. Return the remaining variables."""
     if optimizer.wrapper and optimizer.family == "keras3" and len(stored) >= 4:
         return _without_keras_3s_wrapper(optimizer, stored)
     if optimizer.family == "tf_keras" and _STATE in _inner_config(config):
-        # tf_lossscale wrote the file. The last variables are the scale, the counter and, with hysteresis, the count of
-        # overflows. `_of_config` read their values from the config.
+        # This file was written with tf_lossscale. Its last variables are the loss scale, the counter and, with
+        # hysteresis, the number of overflows. `_of_config` has already read their values from the config.
         rules = Rules(**{name: config["config"][name] for name in KEYWORDS if name in config["config"]})
         return stored[: -3 if rules.counts_overflows else -2]
     return stored
 
 
 def _without_keras_3s_wrapper(optimizer: Optimizer, stored: list[Tensor]) -> list[Tensor]:
-    # Keras's own wrapper saves a step count and a learning rate that it never uses, then its counter and its scale.
+    # Keras's own wrapper saves a step count and a learning rate, which it never uses, and then its counter and scale.
     optimizer.counter, optimizer.scale = int(stored[2].value()), float(stored[3].value())
     return stored[4:]
 
 
 def _fill_from_list(optimizer: Optimizer, stored: list[Tensor], variables: list[Tensor]) -> None:
-    """Identify the variables in an optimizer's list by their order, because the file contains no names."""
+    """Store saved variables as the optimizer's step count and slots. Their order tells which variable is which."""
     if stored and not stored[0].shape:
         optimizer.iterations = int(stored[0].value())
         stored = stored[1:]

@@ -1,4 +1,4 @@
-"""Match the variables of a file with the user's variables."""
+"""Matches the variables of a file with the user's variables."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tf_lossscale.migrate.checkpoints.saved import File, Slot, Tensor
 def pairs(file: File, variables: Any) -> list[tuple[Tensor, Any]]:
     """Pair each of the user's variables with a variable in the file.
 
-    Variables are matched by name if each name occurs exactly once in the file. Otherwise they are matched by order if
-    the shapes agree.
+    The variables are matched by name if the file contains each name exactly once. Otherwise they are matched by their
+    order, if the shapes agree.
 
     >>> class Variable:
     ...     name, shape = "dense/kernel:0", (2,)
@@ -21,14 +21,14 @@ def pairs(file: File, variables: Any) -> list[tuple[Tensor, Any]]:
     [('w', 'Variable')]
 
     Args:
-        file: the content of the file.
-        variables: a list of variables, or a dict from the file's names to variables.
+        file: the contents of the file, as returned by `read`.
+        variables: a list of the user's variables, or a dict that maps names in the file to the user's variables.
 
     Returns:
-        Pairs of the file's variable and the user's variable, in the order of `variables`.
+        Pairs (variable in the file, user's variable), in the order of `variables`.
 
     Raises:
-        ValueError: a variable is not in the file, or has another shape in the file.
+        ValueError: a variable is not in the file, or has a different shape there.
     """
     if isinstance(variables, Mapping):
         return [(_named(file, name, variable), variable) for name, variable in variables.items()]
@@ -37,15 +37,15 @@ def pairs(file: File, variables: Any) -> list[tuple[Tensor, Any]]:
     found = by_name or _by_order(file.variables, variables)
     if found is None:
         raise ValueError(
-            f"{file.path}: `variables` match those of the file neither by name nor by order and shape. The file has: "
-            f"{_listed([(t.path, t.shape) for t in file.variables])}. Given: "
+            f"{file.path}: `variables` match the file's variables neither by name nor by order and shape. The file "
+            f"has: {_listed([(t.path, t.shape) for t in file.variables])}. Given: "
             f"{_listed([(name_of(v), tuple(v.shape)) for v in variables])}. Pass a dict {{name in the file: variable}}."
         )
     return list(zip(found, variables))
 
 
 def notes(matched: list[tuple[Tensor, Any]]) -> list[str]:
-    """Return a list with a note if variables of the same shape were matched only by order; else an empty list."""
+    """Return a list of notes: one if variables of the same shape were matched only by their order, otherwise none."""
     unnamed = [tensor for tensor, variable in matched if not _same_name(tensor, name_of(variable))]
     shapes = [tensor.shape for tensor, _ in matched]
     if not any(shapes.count(tensor.shape) > 1 for tensor in unnamed):
@@ -55,12 +55,12 @@ def notes(matched: list[tuple[Tensor, Any]]) -> list[str]:
 
 
 def with_owners(slots: Sequence[Slot], file: File, known: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Yield each tensor of a slot together with the trained variable that it belongs to, or None if it is unknown.
+    """Yield the tensor of each slot together with the trained variable, which is None if it is unknown.
 
     Args:
-        slots: the slots of one name, such as "momentum", of all trained variables.
-        file: the file.
-        known: variables to pair with the slots by order if the slots' names identify no variable in the file.
+        slots: all slots of one name, such as "momentum": one for each trained variable.
+        file: the contents of the file, as returned by `read`.
+        known: variables to pair with the slots by their order if the names of the slots do not identify variables.
     """
     by_order = known if len(known) == len(slots) else [None] * len(slots)
     for (tensor, owner, name), other in zip(slots, by_order):
@@ -76,7 +76,7 @@ def with_owners(slots: Sequence[Slot], file: File, known: Sequence[Tensor]) -> I
 
 
 def name_of(variable: Any) -> str:
-    """Return a variable's full name, with its name scopes, as checkpoints hold it."""
+    """Return a variable's full name, including its name scopes, as it is stored in a checkpoint."""
     return getattr(variable, "path", None) or variable.name.partition(":")[0]
 
 
@@ -105,7 +105,7 @@ def _by_names(tensors: list[Tensor], variables: list[Any]) -> list[Tensor] | Non
 
 
 def _same_name(tensor: Tensor, name: str) -> bool:
-    # Variable names of Keras 3 begin with the name of the model, which may be missing in the name to compare with.
+    # In Keras 3, variable names begin with the name of the model. One of the two names may lack this prefix.
     return name == tensor.path or f"/{name}".endswith(f"/{tensor.name}") or tensor.name.endswith(f"/{name}")
 
 

@@ -1,4 +1,4 @@
-"""Read a `tf.train.Checkpoint`, or the variables of a SavedModel, by the object graph in the file."""
+"""Reads files with an object graph: checkpoints of `tf.train.Checkpoint`, and the variables of a SavedModel."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def read(path: str, reader: Any, tensor: Any) -> File:
     """Read a checkpoint that has an object graph.
 
     Args:
-        path: the checkpoint's prefix, for messages.
-        reader: a `tf.train.load_checkpoint`.
-        tensor: creates a `Tensor` from (key, path, name).
+        path: the checkpoint's prefix, for error messages.
+        reader: the reader that `tf.train.load_checkpoint` returned.
+        tensor: a function of (key, path, name) that creates a `Tensor`.
 
     Returns:
-        The content of the file.
+        The contents of the file.
 
     Raises:
         ValueError: the file is damaged.
@@ -40,7 +40,7 @@ def read(path: str, reader: Any, tensor: Any) -> File:
 
 
 def parse(serialized: bytes) -> Any:
-    """Return the object graph in a checkpoint. Only this function parses the protocol buffer."""
+    """Parse the serialized object graph of a checkpoint."""
     from tensorflow.core.protobuf import trackable_object_graph_pb2 as trackable
 
     return trackable.TrackableObjectGraph.FromString(serialized)
@@ -97,7 +97,7 @@ class _Graph:
         return None if tensor is None or tensor.shape else tensor.value().item()
 
     def optimizers(self) -> list[int]:
-        """Return the nodes of the optimizers in the graph. For a wrapped optimizer this is the node of the wrapper."""
+        """Return the nodes of the optimizers. A wrapped optimizer is represented by the node of its wrapper."""
         found = [node for node in sorted(self._paths) if self._is_optimizer(node)]
         inner = {self._inner(node) for node in found if self._inner(node) != node}
         return [node for node in found if node not in inner]
@@ -164,7 +164,7 @@ class _Graph:
         return seen
 
     def _with_slot_variables(self, node: int, family: str) -> Optimizer:
-        """Read an optimizer of TensorFlow 1, TensorFlow 2.0 to 2.10 or tf_keras legacy, which has slot variables."""
+        """Read an optimizer of TensorFlow 1, TensorFlow 2.0 to 2.10 or tf_keras.optimizers.legacy."""
         slots: dict[str, list[Slot]] = {}
         for slot in self._nodes[node].slot_variables:
             tensor = self.tensor(slot.slot_variable_node_id)
@@ -214,7 +214,8 @@ class _Graph:
                     lists.setdefault(attribute, []).append(Slot(tensor, owner, tensor.name))
         names = [self._attribute(children["_iterations"]).full_name.rpartition("/")[0]]
         names += [each[0].name.partition("/")[0] for each in lists.values()]
-        # The name of a slot variable usually contains the optimizer's name, but tf_keras may omit it.
+        # tf_keras may omit the optimizer's name from the names of slot variables. RMSprop and Adam can still be told
+        # apart by the name of the velocity slot.
         slot = lists["_velocities"][0].name if "_velocities" in lists else ""
         more = [each for part, each in _TOLD_BY_SLOTS.items() if part in slot.split("/")]
         known = {"momentum_cache"} if "_u_product" in children else {"momentums"} & children.keys()
@@ -234,7 +235,7 @@ class _Graph:
         )
 
     def variables(self) -> list[Tensor]:
-        """Return the variables outside of optimizers, in Keras's order. Call `optimizer` for every optimizer first."""
+        """Return the variables outside the optimizers, in Keras's order. First call `optimizer` for every optimizer."""
         trained = {
             node
             for owner in self._of_optimizers
@@ -264,7 +265,7 @@ class _Graph:
         return [*order, *(node for node in range(len(self._nodes)) if node not in order)]
 
     def objects(self, wanted: set[str]) -> dict[str, dict[str, str]]:
-        """Return all objects on the paths from the root to the wanted objects, without the contents of optimizers."""
+        """Return the part of the object graph that leads to the wanted paths, without the objects inside optimizers."""
         found: dict[str, dict[str, str]] = {}
         others: set[int] = set()
 

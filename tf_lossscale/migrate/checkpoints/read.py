@@ -1,4 +1,4 @@
-"""Read a checkpoint or model of any kind: detect the kind of the file and call the reader for it."""
+"""Reads a checkpoint or saved model: detects its file format, and calls the reader of this format."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tf_lossscale.migrate.checkpoints.saved import File, Tensor, UnreadableError
 
 
 def read(path: str | os.PathLike[str]) -> File:
-    """Return the content of a checkpoint or a saved model.
+    """Read a checkpoint or a saved model.
 
     >>> import tempfile, tensorflow as tf
     >>> from tf_lossscale import LossScaleOptimizer
@@ -22,8 +22,9 @@ def read(path: str | os.PathLike[str]) -> File:
     8.0
 
     Args:
-        path: a checkpoint's prefix (`ckpt-1`) or one of its files (`ckpt-1.index`), a folder of checkpoints, of which
-            the latest is read, a SavedModel's folder, or a `.keras`, `.h5` or `.weights.h5` file.
+        path: a checkpoint's prefix (`ckpt-1`) or one of its files (`ckpt-1.index`), a folder of checkpoints, a
+            SavedModel's folder, or a `.keras`, `.h5` or `.weights.h5` file. From a folder of checkpoints, the latest
+            checkpoint is read.
 
     Returns:
         The optimizers and variables in the file.
@@ -44,7 +45,7 @@ def _read(given: str) -> File:
             return _saved_model(found)
         return _checkpoint(_only_checkpoint_in(found))
     if found.is_file() and found.suffix not in (".index",) and ".data-" not in found.name:
-        # This module imports TensorFlow, which is slow, so it is imported only when it is needed.
+        # `keras_files` imports TensorFlow, which is slow, so it is imported only for files of Keras.
         from tf_lossscale.migrate.checkpoints import keras_files
 
         with damage_is_said(given, "its beginning"), found.open("rb") as file:
@@ -63,7 +64,8 @@ def _read(given: str) -> File:
 
 def _only_checkpoint_in(folder: pathlib.Path) -> str:
     latest = None
-    # `checkpoint` may also be a folder: `tf-lossscale train` and other programs keep their checkpoints in one.
+    # `checkpoint` is not always a file. Programs such as `tf-lossscale train` write checkpoints to a folder with this
+    # name.
     if (folder / "checkpoint").is_file():
         import tensorflow as tf
 
@@ -82,7 +84,7 @@ def _only_checkpoint_in(folder: pathlib.Path) -> str:
 
 
 def _only_checkpoint_below(folder: pathlib.Path) -> str:
-    """Return the checkpoint in the only subfolder that has one, for example in `runs/checkpoint` for `runs`."""
+    """Find the only subfolder that contains checkpoints, such as `runs/checkpoint`, and return its latest one."""
     below = sorted({file.parent for file in folder.glob("*/*.index")})
     if not below:
         raise FileNotFoundError(f"{folder}: the folder has no checkpoint, and is not a SavedModel.")
@@ -121,7 +123,7 @@ def _checkpoint(prefix: str) -> File:
 
 
 def _require_complete(prefix: str, shapes: dict[str, list[int]], dtypes: dict[str, Any]) -> None:
-    """Raise an error if data files are missing or too small for the variables. Only their sizes are read."""
+    """Raise an error if data files are missing or too small for the variables, without reading the variables."""
     shards = sorted(pathlib.Path(prefix).parent.glob(f"{pathlib.Path(prefix).name}.data-*"))
     if not shards:
         raise FileNotFoundError(f"{prefix}.data-00000-of-00001: this file of the checkpoint is missing.")
@@ -137,8 +139,8 @@ def _require_complete(prefix: str, shapes: dict[str, list[int]], dtypes: dict[st
     there = sum(shard.stat().st_size for shard in shards)
     if there < needed:
         raise UnreadableError(
-            f"{shards[-1]}: the variables need {needed} bytes, but the data have {there}, so the file is cut short. "
-            "Use another copy of it."
+            f"{shards[-1]}: the variables need {needed} bytes, but the data files have {there}, so one of them "
+            "is cut short. Use another copy of the checkpoint."
         )
 
 

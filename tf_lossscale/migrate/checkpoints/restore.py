@@ -1,4 +1,4 @@
-"""Restore the state of an optimizer from a file of any library or version into a current optimizer."""
+"""Restores the state of an optimizer of any library or version into a current optimizer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """The result of `restore`. A value is None if the file or the optimizer does not have it.
+    """The result of `restore`. A value is None if the file does not contain it or the optimizer cannot hold it.
 
     >>> restored = Restored(iterations=3, loss_scale=128.0, dynamic_counter=3, notes=())
     >>> restored.loss_scale
@@ -32,7 +32,7 @@ class Restored:
         iterations: the number of steps taken.
         loss_scale: the loss scale.
         dynamic_counter: the number of finite steps since the scale last changed.
-        notes: the reasons why the next steps will differ numerically from those of the saved optimizer.
+        notes: the reasons why the next steps will differ numerically from the steps of the saved optimizer.
     """
 
     iterations: int | None
@@ -52,7 +52,7 @@ def restore(
 
     The slots of an optimizer of TensorFlow 1, TensorFlow 2, tf_keras or Keras 3 are copied to the corresponding
     optimizer of Keras 3 or tf_keras. If both optimizers are wrapped, the loss scale and its counter are copied to the
-    wrapper. If anything does not fit, an error is raised and nothing changes.
+    wrapper. If the file does not fit the optimizer or the variables, an error is raised and nothing changes.
 
     >>> import tempfile, tensorflow as tf, tf_keras
     >>> import tf_lossscale
@@ -69,19 +69,19 @@ def restore(
     Args:
         checkpoint_path: any file that `tf-lossscale inspect` reads: the prefix of a checkpoint of `tf.train.Checkpoint`
             or `tf.compat.v1.train.Saver`, a folder of checkpoints, a SavedModel, or a `.keras` or `.h5` file.
-        optimizer: an optimizer of Keras 3, tf_keras or tf_keras.legacy, bare or in a LossScaleOptimizer. If it has no
-            slots yet, they are created for the trainable `variables`.
-        variables: the variables to restore: a list, for example `model.variables`, which is matched with the file by
-            name, or by order and shape if the names differ; or a dict from names that `tf-lossscale inspect` shows to
-            variables.
-        name: the name of the optimizer in the file; required if the file has several.
+        optimizer: an optimizer of Keras 3, tf_keras or tf_keras.optimizers.legacy, with or without a
+            LossScaleOptimizer around it. If it has no slots yet, they are created for the trainable `variables`.
+        variables: the variables to restore, as a list or a dict. A list such as `model.variables` is matched with the
+            file by name, or by order and shape if the names differ. A dict maps the names that `tf-lossscale inspect`
+            shows to variables.
+        name: the name of the optimizer in the file; required if the file contains several optimizers.
 
     Returns:
         The restored values, and notes if the next steps will differ numerically from those of the saved optimizer.
 
     Raises:
         FileNotFoundError: there is no file at `checkpoint_path`.
-        ValueError: the file is damaged or does not fit the optimizer and variables. The message says which part.
+        ValueError: the file is damaged or does not fit the optimizer and variables. The message names the part.
         TypeError: the optimizer is not of Keras 3 or tf_keras.
     """
     file = read(checkpoint_path)
@@ -89,7 +89,7 @@ def restore(
 
 
 def restore_from(file: File, saved: Optimizer, optimizer: Any, variables: Any) -> Restored:
-    """Restore variables and an optimizer's state, as `restore` does, from a file that is already read.
+    """Restore variables and an optimizer's state, as `restore` does, from a file that has already been read.
 
     Args:
         file: the result of `read`.
@@ -129,7 +129,7 @@ def restore_from(file: File, saved: Optimizer, optimizer: Any, variables: Any) -
         build([variable for variable, _ in values if getattr(variable, "trainable", True)])
     values += _places(file, family, inner, kind, planned, values, notes)
 
-    # Everything that can raise an error is above, so that an error leaves all variables unchanged.
+    # All steps that can raise an error are done before this loop, so an error leaves all variables unchanged.
     for variable, value in values:
         variable.assign(value)
     if iterations is not None:
@@ -139,7 +139,7 @@ def restore_from(file: File, saved: Optimizer, optimizer: Any, variables: Any) -
         getattr(inner, attribute).assign(slot_names.nadam_product(_number(inner, "beta_1"), iterations, decay))
     if saved.learning_rate is not None:
         rate = family.given_learning_rate()
-        # A learning rate schedule of the given optimizer is not replaced.
+        # If the given optimizer has a learning rate schedule, it keeps the schedule.
         if not callable(rate) or hasattr(rate, "assign"):
             inner.learning_rate = saved.learning_rate
     scale = _set_loss_scale(optimizer, saved)
@@ -187,7 +187,7 @@ def _joined(names: set[str]) -> str:
 
 
 def _planned_slots(file: File, saved: Optimizer, kind: str, pairs: list[Any], inner: Any) -> list[tuple[str, Any, Any]]:
-    """Return (name of the slot, the user's variable, value) for each slot in the file that belongs to a variable."""
+    """Return (slot name, user's variable, value) for each slot in the file that belongs to a restored variable."""
     variable_of = {tensor.path: variable for tensor, variable in pairs}
     known = [tensor for tensor, variable in pairs if getattr(variable, "trainable", True)]
     planned = []
@@ -220,7 +220,7 @@ def _planned_slots(file: File, saved: Optimizer, kind: str, pairs: list[Any], in
 def _places(
     file: File, family: Any, inner: Any, kind: str, planned: list[Any], values: list[Any], notes: list[str]
 ) -> list[tuple[Any, Any]]:
-    """Return (the optimizer's variable, its new value) for each slot and each moving average."""
+    """Return pairs of an optimizer's variable and its new value, for all slots and moving averages."""
     places, missing = [], set()
     try:
         for slot, variable, value in planned:
@@ -233,8 +233,8 @@ def _places(
                     places.append((family.slot(variable, "", "_model_variables_moving_average"), value))
     except KeyError as error:
         raise ValueError(
-            f"{file.path}: the given {type(inner).__name__} was built for other variables than `variables`. Restore "
-            "into a new optimizer, or pass the variables that this one was built for."
+            f"{file.path}: the given {type(inner).__name__} was not built for all of `variables`. Restore into a new "
+            "optimizer, or pass the variables that this one was built for."
         ) from error
     if missing:
         notes.append(
@@ -294,7 +294,10 @@ def _learning_rate_now(inner: Any) -> float:
 
 
 def _set_loss_scale(optimizer: Any, saved: Optimizer) -> float | None:
-    """Set the loss scale and its counter if the optimizer has them. Return the new scale, or None."""
+    """Set the loss scale and its counter, and return the scale.
+
+    If the file or the optimizer has no loss scale, change nothing and return None.
+    """
     if saved.scale is None:
         return None
     state: Any = getattr(optimizer, "_loss_scale", None)

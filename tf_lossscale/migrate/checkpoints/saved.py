@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-# Maps each value of `Optimizer.family` to the name of the library that messages show.
+# Maps each value of `Optimizer.family` to the name of the library that is shown in messages.
 LIBRARIES = {
     "keras3": "Keras 3",
     "tf_keras": "tf_keras",
@@ -19,12 +19,12 @@ LIBRARIES = {
 
 
 class UnreadableError(ValueError):
-    """A file is damaged or of an unknown kind. The message names the file and the damaged part."""
+    """Raised if a file is damaged or has an unknown format. The message names the file and the damaged part."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """A variable in a file. Its value is read on access.
+    """A variable in a file. Its value is read only when `value` is called.
 
     >>> Tensor("w0", "w0", (2,), "float32", lambda: np.zeros(2)).value().shape
     (2,)
@@ -39,7 +39,7 @@ class Tensor:
     read: Callable[[], Any] = dataclasses.field(repr=False, compare=False)
 
     def value(self) -> np.ndarray:
-        """Return the value.
+        """Read the value from the file.
 
         Raises:
             ValueError: the file is damaged.
@@ -51,9 +51,9 @@ class Slot(NamedTuple):
     """A tensor that an optimizer keeps for one trained variable, for example its momentum."""
 
     tensor: Tensor
-    #: The trained variable; None if unknown.
+    #: The trained variable, or None if it is unknown.
     owner: Tensor | None
-    #: A name that may end with the name of the trained variable; "" if there is none.
+    #: A name that may end with the name of the trained variable. An unknown owner is looked up by this name.
     name: str
 
 
@@ -63,7 +63,7 @@ class Optimizer:
 
     #: The optimizer's path in the file, for example "optimizer".
     path: str
-    #: The library: "tf_keras_legacy" (which includes TensorFlow 2.0 to 2.10), "tf_keras", "keras3" or "tf1".
+    #: The optimizer's library: "keras3", "tf_keras", "tf_keras_legacy" (including TensorFlow 2.0 to 2.10) or "tf1".
     family: str
     #: The name of the class, for example "Adam"; None if unknown.
     name: str | None
@@ -74,18 +74,18 @@ class Optimizer:
     counter: int | None = None
     learning_rate: float | None = None
     hyperparameters: dict[str, float] = dataclasses.field(default_factory=dict)
-    #: For each name of a slot, for example "momentum", the slots of all trained variables.
+    #: Maps each slot name, for example "momentum", to the slots of all trained variables.
     slots: dict[str, list[Slot]] = dataclasses.field(default_factory=dict)
     #: State of the optimizer that belongs to no trained variable, such as Nadam's product of momenta.
     extra: dict[str, float] = dataclasses.field(default_factory=dict)
     #: Whether the file holds the configs of the optimizer and of its wrapper, with all of their arguments.
     has_config: bool = False
-    #: The arguments of the wrapper, from its config in the file.
+    #: The arguments of the wrapper, as read from its config in the file.
     wrapper_arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def of_tf1(self) -> bool:
-        """Whether this is an optimizer of TensorFlow 1. Its files do not store the learning rate."""
+        """Whether this is an optimizer of TensorFlow 1, whose files do not contain the learning rate."""
         return self.family == "tf1"
 
     @property
@@ -96,13 +96,13 @@ class Optimizer:
 
     @property
     def slots_are_lists(self) -> bool:
-        """Whether this is an optimizer of Keras 3 or tf_keras. These store slots as lists, and use newer formulas."""
+        """Whether the optimizer is of Keras 3 or tf_keras, which save slots as lists and use newer update formulas."""
         return self.family in ("keras3", "tf_keras")
 
 
 @dataclasses.dataclass
 class File:
-    """The content of a checkpoint or saved model."""
+    """The contents of a checkpoint or saved model."""
 
     path: str
     kind: str
@@ -111,13 +111,14 @@ class File:
     optimizers: list[Optimizer]
     #: Variables outside of models and optimizers, such as the `save_counter` of a `tf.train.Checkpoint`.
     others: list[Tensor] = dataclasses.field(default_factory=list)
-    #: The object graph: path of an object -> name of a child -> path of the child. Empty if the file has none.
+    #: The object graph. It maps the path of each object to a dict from the names of its children to their paths. It is
+    #: empty if the file has no object graph.
     objects: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
 
 
 @contextlib.contextmanager
 def damage_is_said(path: str, part: str) -> Iterator[None]:
-    """Turn the various errors of libraries about damaged files into one clear error.
+    """Turn any error that a library raises for a damaged file into an `UnreadableError`.
 
     >>> try:
     ...     with damage_is_said("model.keras", "config.json"):

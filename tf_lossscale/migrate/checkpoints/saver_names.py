@@ -19,7 +19,7 @@ def saver_names(
     """Map the names in a TensorFlow 1 file to the variables of the graph, for `tf.compat.v1.train.Saver`.
 
     TensorFlow 1.15 created Adam's `beta1_power` inside a conditional, under a name such as `cond/beta1_power` or
-    `cond_1/beta1_power`. A current graph contains another number of conditionals, so its names differ.
+    `cond_1/beta1_power`. A current graph contains a different number of conditionals, so its names differ.
 
     >>> import tempfile, tensorflow as tf
     >>> with tf.Graph().as_default(), tf.compat.v1.Session() as session:
@@ -34,7 +34,7 @@ def saver_names(
 
     Args:
         checkpoint_path: the file's prefix.
-        variables: the variables to restore; None for the graph's global variables.
+        variables: the variables to restore. If None, the global variables of the graph are restored.
 
     Returns:
         A dict to pass as the Saver's `var_list`.
@@ -66,6 +66,6 @@ def saver_names(
 def _names(path: str | os.PathLike[str]) -> list[str]:
     import tensorflow as tf
 
-    # For a damaged file `read` raises a clear error, whereas `list_variables` raises an obscure one.
+    # If the file is damaged, `read` raises a clear error. The error of `tf.train.list_variables` would be obscure.
     read(path)
     return [name for name, _ in tf.train.list_variables(os.fspath(path))]

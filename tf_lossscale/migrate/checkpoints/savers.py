@@ -1,4 +1,4 @@
-"""Files of `tf.compat.v1.train.Saver`, which hold variables by name and nothing else."""
+"""Reads files of `tf.compat.v1.train.Saver`, which contain only the names and values of variables."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ def read(path: str, names: list[str], tensor: Any) -> File:
     """Read a checkpoint whose keys are the names of variables.
 
     Args:
-        path: the checkpoint's prefix, for messages.
+        path: the checkpoint's prefix, for error messages.
         names: the names of all variables in the checkpoint.
-        tensor: creates a `Tensor` from (key, path, name).
+        tensor: a function of (key, path, name) that creates a `Tensor`.
 
     Returns:
-        The content of the file.
+        The contents of the file.
     """
     tensors = {name: tensor(name, name, name) for name in sorted(names)}
     state = {name: each for name, each in tensors.items() if last_part(name) in _STATE and not each.shape}
-    # Maps the name of an optimizer and the name of a variable to the numbers and names of the variable's slots.
+    # Maps each optimizer's name to a dict from variable names to the (number, name) pairs of the variable's slots.
     owners: dict[str, dict[str, list[tuple[str, str]]]] = {}
     for name in tensors:
         of = _slot_of(name, tensors)
@@ -34,7 +34,7 @@ def read(path: str, names: list[str], tensor: Any) -> File:
             owners.setdefault(optimizer, {}).setdefault(variable, []).append((number, name))
     optimizers = [_optimizer(*each, tensors) for each in owners.items()]
     scaled = any(last_part(name) in _SCALES for name in state)
-    # The loss scale is the only trace of an optimizer without slots.
+    # An optimizer without slots leaves nothing in the file except its loss scale.
     if scaled and not optimizers:
         optimizers = [Optimizer(path="", family="tf1", name="SGD", wrapper=None)]
     for each in optimizers:
@@ -46,7 +46,7 @@ def read(path: str, names: list[str], tensor: Any) -> File:
 
 
 def last_part(name: str) -> str:
-    """Return a variable's name without its scope and number.
+    """Return a variable's name without its scopes and without a number at its end.
 
     >>> last_part("cond_1/beta1_power")
     'beta1_power'
@@ -55,7 +55,7 @@ def last_part(name: str) -> str:
 
 
 def _slot_of(name: str, tensors: dict[str, Tensor]) -> tuple[str, str, str] | None:
-    """Split the name of a slot, such as `w0/Adam_1`, into variable, optimizer and number."""
+    """Split a slot's name, such as `w0/Adam_1`, into the variable's name, the optimizer's name and a number."""
     front, _, last = name.rpartition("/")
     match = re.fullmatch(r"(.+?)(?:_(\d+))?", last)
     while front and match:
@@ -82,7 +82,8 @@ def _state(optimizer: Optimizer, state: dict[str, Tensor], tensors: dict[str, Te
     values: dict[str, set[float]] = {}
     for name, tensor in state.items():
         values.setdefault(last_part(name), set()).add(tensor.value().item())
-    # If the file has powers of several Adam optimizers, it does not tell which power belongs to which optimizer.
+    # If variables of one kind, such as `beta1_power`, have different values, all of them are ignored. The file does not
+    # tell which of them belongs to which optimizer.
     one = {name: next(iter(each)) for name, each in values.items() if len(each) == 1}
     powers: dict[str, float] = {name: value for name, value in one.items() if name.endswith("_power")}
     optimizer.extra.update(powers)

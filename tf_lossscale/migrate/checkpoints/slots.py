@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-# Class -> slot name in TensorFlow 2.0 to 2.10 and tf_keras legacy -> attribute in Keras 3 and tf_keras.
+# Maps each class to a dict from the slot names of TensorFlow 2.0 to 2.10 and tf_keras.optimizers.legacy to the
+# attributes that hold the slots in Keras 3 and tf_keras.
 ATTRIBUTES: dict[str, dict[str, str]] = {
     "SGD": {"momentum": "momentums"},
     "Adam": {"m": "_momentums", "v": "_velocities", "vhat": "_velocity_hats"},
@@ -19,10 +20,11 @@ ATTRIBUTES: dict[str, dict[str, str]] = {
     "Adadelta": {"accum_grad": "_accumulated_grads", "accum_var": "_accumulated_delta_vars"},
     "Ftrl": {"accumulator": "_accumulators", "linear": "_linears"},
 }
-# Class -> slots that its optimizers create only if certain arguments are set, such as `amsgrad`.
+# Maps each class to the slots that it creates only if certain arguments are set, such as `amsgrad`.
 OPTIONAL = {"SGD": {"momentum"}, "Adam": {"vhat"}, "AdamW": {"vhat"}, "RMSprop": {"momentum", "mg"}}
 
-# Class -> suffixes of the slots in files of `tf.compat.v1.train.Saver`, in order of creation.
+# Maps each optimizer of `tf.compat.v1.train` to the possible lists of its slots. Files of `tf.compat.v1.train.Saver`
+# contain numbers instead of slot names. The numbers follow the order of these lists.
 SAVER_SUFFIXES: dict[str, tuple[tuple[str, ...], ...]] = {
     "Adam": (("m", "v"),),
     "Momentum": (("momentum",),),
@@ -31,13 +33,14 @@ SAVER_SUFFIXES: dict[str, tuple[tuple[str, ...], ...]] = {
     "Adadelta": (("accum_grad", "accum_var"),),
     "Ftrl": (("accumulator", "linear"),),
 }
-# Lower-case names of classes that are missing in `ATTRIBUTES`, but whose slots have the names of a class in it.
+# Lower-case names of optimizers that are not supported, although their slots have the same names as the slots of an
+# optimizer in `ATTRIBUTES`.
 _OF_NO_KNOWN_CLASS = {"lion", "sgdw"}
-# Class of `tf.compat.v1.train`, without "Optimizer" -> name of the current class.
+# Maps classes of `tf.compat.v1.train`, without the suffix "Optimizer", to the current classes that replaced them.
 _TODAY = {"GradientDescent": "SGD", "Momentum": "SGD", "RMSProp": "RMSprop"}
 
-# Class -> how an optimizer that was restored from another library differs numerically from the saved one. `restore`
-# returns these notes.
+# Maps each class to a note for the user of `restore`. The note says how the steps of the restored optimizer differ
+# from the steps of the saved optimizer if the two libraries use different update formulas.
 DIFFERENCES = {
     "RMSprop": (
         "RMSprop without momentum: the saved optimizer divides by sqrt(v) + epsilon, the current one by "
@@ -80,13 +83,13 @@ def today(name: str) -> str:
 
 
 def class_of(slots: set[str], others: set[str], names: Iterable[str], of_tf1: bool = False) -> str | None:
-    """Infer an optimizer's class from its slots, or from names if several classes have these slots.
+    """Infer an optimizer's class from its slots. If several classes have these slots, use the given names as well.
 
     >>> class_of({"m", "v"}, {"beta_1"}, ["Adamax/beta_1"])
     'Adamax'
 
     Args:
-        slots: the names of the optimizer's slots, in TensorFlow 2's form.
+        slots: the names that TensorFlow 2 uses for the optimizer's slots.
         others: the names of the optimizer's other variables.
         names: names that contain the optimizer's own name, such as names of its variables.
         of_tf1: whether the optimizer is of `tf.compat.v1.train`, which has no AdamW and no Adamax.
@@ -97,7 +100,7 @@ def class_of(slots: set[str], others: set[str], names: Iterable[str], of_tf1: bo
     if "momentum_cache" in others:
         return "Nadam"
     if not slots:
-        # In TensorFlow 2 an optimizer that has a hyperparameter `momentum` but no slots can only be SGD.
+        # In TensorFlow 2, an optimizer with a hyperparameter `momentum` but without slots can only be SGD.
         return "SGD" if of_tf1 or ("momentum" in others and not others & {"rho"}) else None
     fitting = [name for name in ATTRIBUTES if required(name) <= slots <= set(ATTRIBUTES[name]) and name != "Nadam"]
     if of_tf1:
@@ -127,7 +130,7 @@ def class_of_lists(attributes: set[str], others: set[str], names: Iterable[str])
         if {slots[slot] for slot in required(name)} <= attributes <= set(slots.values()) and name != "Nadam"
     ]
     if not attributes:
-        # No optimizer has slots before its first step. After the first step only SGD without momentum has none.
+        # Before its first step, no optimizer has slots. After the first step, only SGD without momentum has none.
         fitting = ["SGD"] if "momentums" in others else [*ATTRIBUTES]
     return _told_by_names(fitting, names)
 
@@ -157,8 +160,8 @@ def canonical(name: str | None, slots: Mapping[str, Any]) -> dict[str, Any]:
     {'m': 1, 'v': 2}
 
     Args:
-        name: the optimizer's class, a key of `ATTRIBUTES`. None keeps the names.
-        slots: a dict from names of slots to slots. TensorFlow 2's names are kept.
+        name: the optimizer's class, a key of `ATTRIBUTES`. If None, the names are not changed.
+        slots: a dict whose keys are the names of slots. Keys that are already TensorFlow 2's names are not changed.
     """
     back = {attribute: slot for slot, attribute in ATTRIBUTES.get(name or "", {}).items()}
     return {back.get(attribute, attribute): each for attribute, each in slots.items()}
@@ -201,7 +204,7 @@ def order_in_lists(name: str | None, family: str, config: Mapping[str, float]) -
 
 
 def steps_of_powers(powers: Mapping[str, float], betas: tuple[float, float] = (0.9, 0.999)) -> int | None:
-    """Compute, from the powers of its betas, how many steps TensorFlow 1's Adam has taken.
+    """Compute the step count of TensorFlow 1's Adam from the powers of its betas.
 
     >>> steps_of_powers({"beta1_power": 0.9**8, "beta2_power": 0.999**8})
     7
@@ -220,7 +223,7 @@ def steps_of_powers(powers: Mapping[str, float], betas: tuple[float, float] = (0
 
 
 def nadam_product(beta_1: float, iterations: int, decay: float = 1.0) -> float:
-    """Return the product of momenta that Nadam has after a number of steps.
+    """Return Nadam's product of momenta after a number of steps.
 
     >>> round(nadam_product(0.9, 1), 3)
     0.468
@@ -231,7 +234,7 @@ def nadam_product(beta_1: float, iterations: int, decay: float = 1.0) -> float:
         decay: the decay in the optimizer's momentum schedule: 1 in Keras 3 and tf_keras, 0.004 in tf_keras legacy.
 
     Returns:
-        The product, at least 0.
+        The product, or 0 if it is smaller than 1e-37.
     """
     product = 1.0
     for step in range(1, iterations + 1):

@@ -1,12 +1,17 @@
-"""The codemod: rewrites source code that uses old names, and reports each of these uses.
+"""The codemod. It rewrites source code that uses old names of TensorFlow and Keras, and reports each of these uses.
 
-Its modules, in the order of use:
+These modules handle many files:
 
-- Handling many files: `command`, `files`, `bindings` (reads the names that a file defines), `project` (finds the files
-  that use or re-export old names), `notebooks`, `report`, `repositories` (finds the files that Git could not restore).
-- Migrating one file: `migrate_file`.
-- Resolving a name in the code: `tf_lossscale.legacy.table` (the table of old names), `names`, `tree`, `resolve`.
-- Translating a call: `arguments`, `calls`.
-- Planning the changes, in running order: `policies`, `plan`, `objects`, `strategies`, `unseen`, `imports`.
-- Applying the changes: `edits` stores the planned changes, and `rewrite` applies them to the syntax tree.
+- `command` is the command line, `files` finds and writes the files, and `report` contains the results.
+- `bindings` reads the names that a file defines, and `project` finds the files that use or re-export old names.
+- `notebooks` converts notebooks to modules, and `repositories` finds the files that Git could not restore.
+
+These modules migrate one file:
+
+- `migrate_file` calls the other modules.
+- `tree`, `names` and `resolve` find out what a name in the code means. The old names are in
+  `tf_lossscale.legacy.table`.
+- `arguments` and `calls` translate calls.
+- `policies`, `plan`, `objects`, `strategies`, `unseen` and `imports` plan the edits, in this order.
+- `edits` stores the planned edits, and `rewrite` applies them to the syntax tree.
 """

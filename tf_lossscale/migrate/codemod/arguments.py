@@ -1,6 +1,6 @@
-"""Translates the arguments of old classes into arguments of LossScaleOptimizer.
+"""Translates the arguments of old loss scaling classes into arguments of LossScaleOptimizer.
 
-The functions are pure. They return None if they cannot prove that the new arguments mean the same as the old ones.
+A function returns None if it cannot prove that the new arguments mean the same as the old ones.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class Unprovable(Exception):
     """Raised for a call that has no provably equivalent new form. The message gives the reason."""
 
 
-#: An argument of the new call: its keyword or None, and its value. The value is the index of an argument of the old
-#: call, an expression from the old code, or a string of new code.
+#: An argument of the new call, as a pair (keyword, value). The keyword of a positional argument is None. The value is
+#: the index of an argument of the old call, an expression from the old code, or a string of new code.
 Argument = tuple[str | None, "int | str | cst.BaseExpression"]
 
 
@@ -31,7 +31,7 @@ class Written(NamedTuple):
     # The dotted name of the new function.
     target: str
     arguments: Sequence[Argument]
-    # Nodes of the old call that the new call drops.
+    # Nodes of the old call that do not occur in the new call.
     consumed: tuple[cst.CSTNode, ...] = ()
 
 
@@ -134,8 +134,8 @@ def scale_arguments(
         kind: the loss scale class that the expression instantiates: "FixedLossScale", "DynamicLossScale" or None.
 
     Returns:
-        The new arguments, and the nodes of the expression that the new arguments drop. None if the equivalent
-        arguments are known only at run time.
+        The new arguments, and the nodes of the expression that do not occur in the new arguments. If the equivalent
+        arguments are known only at run time, the result is None.
     """
     if text(expression) == "dynamic":
         return [], []
@@ -159,7 +159,6 @@ def _fixed(scale: cst.BaseExpression) -> list[Argument]:
 
 
 def _dynamic(given: dict[str, cst.BaseExpression]) -> list[Argument] | None:
-    """Translate the arguments of DynamicLossScale into arguments of LossScaleOptimizer."""
     written: list[Argument] = []
     if "initial_loss_scale" in given:
         written.append(("initial_scale", given["initial_loss_scale"]))

@@ -26,9 +26,9 @@ class Bindings(ast.NodeVisitor):
         #: Maps a name, or "name()" for the result of a function, to the dotted names that it may refer to. UNKNOWN
         #: stands for any other value.
         self.names: dict[str, list[str]] = {}
-        #: The modules in statements `from module import *`.
+        #: The modules from which the file imports `*`.
         self.stars: list[str] = []
-        #: (module, imported names) of every import statement, including those in functions.
+        #: A pair (module, imported names) for every import statement, including import statements in functions.
         self.imports: list[tuple[str, list[str]]] = []
         with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
             tree = ast.parse(source)
@@ -40,19 +40,17 @@ class Bindings(ast.NodeVisitor):
             self.visit(tree)
 
     def generic_visit(self, node: ast.AST) -> None:
-        """Visit the statements inside a statement, but no expressions."""
+        """Visit the statements inside a statement, but not the expressions."""
         for child in ast.iter_child_nodes(node):
             if isinstance(child, (ast.stmt, ast.ExceptHandler)):
                 self.visit(child)
 
     def visit_Import(self, node: ast.Import) -> None:
-        """Bind the names of an `import` statement."""
         for alias in node.names:
             bound = alias.asname or alias.name.split(".", 1)[0]
             self._bind(bound, [alias.name if alias.asname else bound])
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        """Bind the names of a `from` import."""
         module = _module_of(node)
         for alias in node.names:
             if alias.name == "*":
@@ -61,7 +59,6 @@ class Bindings(ast.NodeVisitor):
                 self._bind(alias.asname or alias.name, [join(module, alias.name)])
 
     def visit_Assign(self, node: ast.Assign | ast.AnnAssign) -> None:
-        """Bind the targets of an assignment."""
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         for name, value in [pair for target in targets if node.value for pair in _assigned(target, node.value)]:
             self._bind(name, self._dotted(value))
@@ -69,7 +66,7 @@ class Bindings(ast.NodeVisitor):
     visit_AnnAssign = visit_Assign
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
-        """Bind the name of a function or class, and the locally imported objects that a function may return."""
+        """Bind the name of a function or class. If a function returns an object that it imports, also bind `name()`."""
         self._bind(node.name, [UNKNOWN])
         local, inside = Bindings(), list(ast.walk(node)) if isinstance(node, ast.FunctionDef) else []
         for statement in inside:
@@ -111,7 +108,7 @@ def _module_of(node: ast.ImportFrom) -> str:
 
 
 def join(module: str, name: str) -> str:
-    """Join a module and a name in it to a dotted name. The module may be relative.
+    """Join a module and a name in this module into a dotted name. The module may be relative.
 
     >>> join("..", "compat"), join("a.b", "c")
     ('..compat', 'a.b.c')

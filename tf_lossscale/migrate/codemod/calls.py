@@ -1,4 +1,4 @@
-"""Determines the new form of each call of an old name, and the kinds of objects that expressions may evaluate to."""
+"""Determines how calls to old wrapper classes are rewritten, and what kinds of objects expressions evaluate to."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from tf_lossscale.migrate.codemod.bindings import UNKNOWN
 from tf_lossscale.migrate.codemod.project import Around
 from tf_lossscale.migrate.codemod.resolve import Meaning, Resolver, is_none
 
-# The kinds of objects that an expression may evaluate to. A WRAPPER is a `tf_lossscale.LossScaleOptimizer` once the
-# call that creates it has been rewritten.
+# The kinds of objects that an expression may evaluate to. WRAPPER stands for an object that is an instance of
+# `tf_lossscale.LossScaleOptimizer` in the rewritten code.
 WRAPPER = "wrapper"
 # An instance of an old class from `tf_lossscale.legacy`.
 FACE = "face"
@@ -43,7 +43,7 @@ _FROM_CONFIG = m.Attribute(attr=m.Name("from_config"))
 
 
 class Calls(Resolver):
-    """Analyzes one module: the calls of old names, and the kinds of objects that expressions may evaluate to.
+    """Analyzes the calls in one module, and the kinds of objects that its expressions may evaluate to.
 
     Args:
         module: the module's syntax tree.
@@ -56,10 +56,10 @@ class Calls(Resolver):
         self._examined: set[cst.CSTNode] = set()
 
     def written(self, call: cst.Call, meaning: Meaning) -> Written:
-        """Return the new form of a call of a wrapper's constructor.
+        """Return the new form of a call to a wrapper's constructor.
 
         Args:
-            call: a call of one of the classes in `names.WRAPPERS`.
+            call: a call to one of the classes in `names.WRAPPERS`.
             meaning: the resolved meaning of the called function.
 
         Raises:
@@ -74,13 +74,13 @@ class Calls(Resolver):
         if roles == {table.CONTRIB}:
             return _unchanged(call, table.FACES[table.CONTRIB])
         if roles <= {table.STABLE, table.OURS, table.EXPERIMENTAL}:
-            # If the name may mean the old or the new class, the arguments show which of the two is called.
+            # If the name may mean the old or the new class, the arguments may show which class is called.
             if roles == {table.EXPERIMENTAL} or self._has_old_arguments(call):
                 return self._experimental(call, roles)
             if table.EXPERIMENTAL not in roles or self._is_certainly_stable(call):
                 return _unchanged(call, table.WRAPPER)
         raise Unprovable(
-            f"this may be a call of {' or '.join(sorted({dotted for dotted, _ in meaning.old}))}, and the arguments "
+            f"this may be a call to {' or '.join(sorted({dotted for dotted, _ in meaning.old}))}, and the arguments "
             f"fit both. Write {table.WRAPPER} or {names.HELPER}"
         )
 
@@ -107,7 +107,8 @@ class Calls(Resolver):
 
         Args:
             expression: an expression, or None if the expression is unknown.
-            through: how often to look up the values of a variable. If it is 0, a variable has the value "?".
+            through: the number of assignments to follow from variable to variable. If it is 0, the value of a variable
+                is "?".
         """
         if isinstance(expression, cst.IfExp):
             return self._literals(expression.body, through) | self._literals(expression.orelse, through)
@@ -119,8 +120,8 @@ class Calls(Resolver):
     def _is_certainly_stable(self, call: cst.Call) -> bool:
         stars = {argument.star for argument in call.args} - {""}
         if stars:
-            # A program that supports both classes may choose the keyword arguments by the version of TensorFlow. It
-            # unpacks them with `**` only for the newer class.
+            # A program that supports both classes may unpack a dict of arguments that depends on the version of
+            # TensorFlow. The codemod assumes that only the newer class is called with `**`.
             return stars == {"**"} and _argument(call, 1, "dynamic") is None
         second = _argument(call, 1, "dynamic")
         keywords = {argument.keyword.value for argument in call.args if argument.keyword}
@@ -136,7 +137,7 @@ class Calls(Resolver):
         if roles == {table.STABLE} and second is not None and number(second) is not None:
             raise Unprovable(
                 "a number as the second argument is a fixed scale in TensorFlow 2.3 and the initial scale in Keras 3. "
-                "For a fixed scale, write dynamic=False, initial_scale=N. For one that only starts at N, write "
+                "For a fixed scale, write dynamic=False, initial_scale=N. For a scale that only starts at N, write "
                 "initial_scale=N"
             )
         if any(argument.star for argument in call.args):
@@ -151,7 +152,7 @@ class Calls(Resolver):
         return self._wrapped(call, optimizer, bound["loss_scale"])
 
     def _wrapped(self, call: cst.Call, optimizer: int, scale: int) -> Written:
-        """Return a call of LossScaleOptimizer, or of `from_loss_scale` if the scale is known only at run time."""
+        """Return a call to LossScaleOptimizer, or to `from_loss_scale` if the scale is known only at run time."""
         value = call.args[scale].value
         is_read = isinstance(value, cst.Attribute) and value.attr.value in ("loss_scale", "_loss_scale")
         if is_read and self.kinds(value.value) & {WRAPPER, FACE, LEFT}:
@@ -169,7 +170,7 @@ class Calls(Resolver):
     # Objects. ---------------------------------------------------------------------------------------------------
 
     def loss_scale_class(self, expression: cst.BaseExpression) -> str | None:
-        """Return the class name, without the module, if an expression instantiates a loss scale; otherwise None."""
+        """Return the name of the loss scale class that an expression instantiates, or None for other expressions."""
         meaning = self.meaning(expression.func) if isinstance(expression, cst.Call) else None
         if meaning is None or not meaning.sure:
             return None
@@ -183,12 +184,12 @@ class Calls(Resolver):
 
     @functools.cached_property
     def compiled(self) -> list[cst.Call]:
-        """Calls of a Keras model's `compile` with an optimizer. Functions like `re.compile` are left out."""
+        """The calls that pass an optimizer to the `compile` of a Keras model, without calls to `re.compile`."""
         calls = [node for node in self.parents if isinstance(node, cst.Call) and m.matches(node.func, _COMPILE)]
         return [c for c in calls if optimizer_of(c) and not all(map(_is_in_module, self.dotted(c.func)))]
 
     def why_compiled(self, calls: Sequence[cst.Call]) -> str | None:
-        """Return why a call to `compile` may have created an optimizer, or None if no file calls `compile`.
+        """Return why `compile` may have created an optimizer. Return None if no file calls `compile`.
 
         If `calls` is not empty, the reason names the first of these calls. Otherwise it names the other files.
         """
@@ -255,7 +256,7 @@ class Calls(Resolver):
         return {OPTIMIZER} if is_optimizer else {UNKNOWN}
 
     def _kind_of_old(self, call: cst.Call, meaning: Meaning) -> str:
-        """Return the kind of object that a call of an old name creates."""
+        """Return the kind of object that a call to an old class or function creates."""
         if meaning.roles <= {table.POLICY}:
             return POLICY
         if meaning.roles <= {table.GRAPH_REWRITE}:
@@ -279,9 +280,9 @@ class Calls(Resolver):
         return any(not any(map(self._is_wrapper, classes)) for classes in self._tested(expression))
 
     def _tested(self, expression: cst.BaseExpression) -> Iterator[list[cst.BaseExpression]]:
-        """Yield the tested classes for each `isinstance` test of an expression in an `if` that encloses it.
+        """Yield the classes in each test `isinstance(expression, ...)` of the `if` statements around an expression.
 
-        For each `callable` test of the expression, yield an empty list.
+        For each test `callable(expression)`, yield an empty list.
         """
         asked = m.Call(
             m.Name("isinstance") | m.Name("callable"), [m.Arg(m.MatchIfTrue(expression.deep_equals)), m.ZeroOrMore()]
@@ -299,7 +300,7 @@ class Calls(Resolver):
             inner = node
 
     def _wraps_under(self, condition: cst.BaseExpression, expression: cst.BaseExpression) -> bool:
-        """Return whether a wrapper is assigned to a variable or attribute inside an `if` with the same condition."""
+        """Return whether an `if` with this condition contains an assignment of a wrapper to the expression."""
         shown = _bare(condition)
         return shown is not None and any(
             isinstance(value, cst.Call)
@@ -315,7 +316,7 @@ def _is_in_module(dotted: str) -> bool:
 
 
 def optimizer_of(call: cst.Call) -> cst.BaseExpression | None:
-    """Return the optimizer that is passed to a call to `compile`, or None."""
+    """Return the optimizer argument of a call to `compile`, or None if the call has no such argument."""
     return _argument(call, 0, "optimizer") if len(call.args) > 1 or any(a.keyword for a in call.args) else None
 
 
@@ -332,7 +333,7 @@ def _literal(value: cst.BaseExpression | None) -> str:
 
 
 def _bare(condition: cst.BaseExpression) -> str | None:
-    """Return a condition that is only a name, without the prefix `self.`; None for any other condition."""
+    """Return the name in a condition such as `name` or `self.name`. Return None for any other condition."""
     return (get_full_name_for_node(condition) or "").removeprefix("self.") or None
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from tf_lossscale import option_types
 from tf_lossscale.libraries import optional
 from tf_lossscale.migrate.codemod import report
 
@@ -31,14 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXIT_CODES
     parser.add_argument("paths", nargs="+", metavar="PATH", help="a Python file or notebook, or a folder of them")
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--diff", action="store_true", help="print what would change, as a unified diff (the default)")
-    what.add_argument("--write", action="store_true", help="change the files")
-    what.add_argument("--check", action="store_true", help="only say whether something is left to do")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--diff", action="store_true", help="print what would change, as a unified diff (the default)")
+    mode.add_argument("--write", action="store_true", help="change the files")
+    mode.add_argument("--check", action="store_true", help="only say whether something is left to do")
     parser.add_argument("--json", action="store_true", help="print JSON for programs instead of the diff")
-    parser.add_argument(
-        "--jobs", type=_jobs, default=0, metavar="N", help="number of processes; by default one per core"
-    )
+    what = "number of processes; by default one per core"
+    parser.add_argument("--jobs", type=option_types.whole_number(1), default=0, metavar="N", help=what)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -93,13 +92,6 @@ def run(arguments: argparse.Namespace) -> int:
     if any(each.status == report.ERROR for each in reports):
         return 2
     return int(arguments.check and any(each.left_to_do for each in reports))
-
-
-def _jobs(value: str) -> int:
-    with contextlib.suppress(ValueError):
-        if int(value) >= 1:
-            return int(value)
-    raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, but got: {value}")
 
 
 def _print_findings(reports: Sequence[report.FileReport], console: Any) -> None:

@@ -16,9 +16,9 @@ from tf_lossscale.migrate.codemod.calls import Calls
 
 MARK = "# TODO(tf-lossscale):"
 
-#: Returns the edited form of an expression inside a replaced node.
+#: A function that returns the edited form of an expression inside a replaced node.
 Now = Callable[[cst.BaseExpression], cst.BaseExpression]
-#: Creates the replacement of a node whose inner nodes have been edited.
+#: A function that creates the replacement of a node after the nodes inside it have been edited.
 Make = Callable[[cst.CSTNode, Now], cst.CSTNode]
 
 
@@ -33,7 +33,7 @@ class Edits:
         self._module = module
         #: Maps a node to the function that creates its replacement. The nodes inside it are edited first.
         self.expressions: dict[cst.CSTNode, Make] = {}
-        #: Nodes that the edits remove. Names in them no longer count as used.
+        #: Nodes that the edits remove. A name in such a node no longer counts as used.
         self.gone: set[cst.CSTNode] = set()
         #: Maps a statement to the TODO comments to insert above it.
         self.todos: dict[cst.CSTNode, list[str]] = {}
@@ -43,7 +43,7 @@ class Edits:
         self.frozen: set[cst.CSTNode] = set()
         #: Names whose imports and assignments must stay, because unchanged code uses them.
         self.pinned: set[str] = set()
-        #: True if dtype policies in this file need a loss scale, and therefore come from `tf_lossscale.legacy`.
+        #: True if the dtype policies in this file need a loss scale. They are then created with `tf_lossscale.legacy`.
         self.legacy_policies = False
         self.findings: list[report.Finding] = []
 
@@ -82,7 +82,7 @@ class Edits:
     def refuse(self, node: cst.Call, reason: str, what: cst.BaseExpression | None = None) -> None:
         """Put a TODO comment above a call, and leave the called function unchanged.
 
-        `what` is the part of the call to leave unchanged instead of the function.
+        If `what` is given, leave this part of the call unchanged instead of the function.
         """
         self.todo(node, reason)
         self.freeze(what or node.func)
@@ -127,7 +127,7 @@ class Edits:
 
 
 def with_parentheses_of(old: cst.CSTNode, new: cst.BaseExpression) -> cst.BaseExpression:
-    """Return the new expression, in the same parentheses as the old expression if it had any."""
+    """Return the new expression with the parentheses of the old expression."""
     return new.with_changes(lpar=getattr(old, "lpar", ()), rpar=getattr(old, "rpar", ()))
 
 

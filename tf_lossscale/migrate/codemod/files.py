@@ -22,7 +22,7 @@ _FEW = 8
 
 
 class Job(NamedTuple):
-    """One file to migrate, with the facts about other files that its migration depends on."""
+    """A file to migrate, with the facts about other files on which its migration depends."""
 
     path: str
     shown: str
@@ -30,7 +30,7 @@ class Job(NamedTuple):
 
 
 def find(paths: Iterable[str]) -> list[str]:
-    """Return the Python files and notebooks under the given paths, each once, sorted within a folder.
+    """Return the Python files and notebooks at the given paths. Each file is returned once.
 
     A file that is named directly is always included. The search in a folder skips hidden files and folders, virtual
     environments, `__pycache__`, `node_modules`, `site-packages` and symbolic links.
@@ -42,7 +42,7 @@ def find(paths: Iterable[str]) -> list[str]:
         paths: files and folders.
 
     Returns:
-        The paths of the files: the given files, and those inside the given folders.
+        The paths of the given files and of the files inside the given folders.
 
     Raises:
         FileNotFoundError: a path does not exist.
@@ -123,7 +123,7 @@ def map_in_processes(function: Callable[[_In], _Out], items: Sequence[_In], jobs
         for result in _until_one_dies(function, items[done:], jobs):
             done += 1
             yield result
-        # One of the remaining items killed its process. The first of them runs alone to find out whether it did.
+        # An item killed its process. It may be the first of the remaining items, so this item now runs alone.
         if done < len(items):
             yield next(_until_one_dies(function, items[done : done + 1], 1), None)
             done += 1
@@ -187,8 +187,8 @@ def _failed(path: str, error: OSError | ValueError) -> report.FileReport:
 def write(reports: Iterable[report.FileReport]) -> Iterator[report.FileReport]:
     """Write the files that `run` migrated, each completely or not at all.
 
-    Call this function after `run` has migrated all files. If the user interrupts the command earlier, no file has
-    changed.
+    Call this function only after `run` has migrated all files. If the user interrupts the migration, no file has been
+    changed yet.
 
     Args:
         reports: the reports of `run`.

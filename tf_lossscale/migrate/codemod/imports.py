@@ -50,7 +50,7 @@ class ImportPlanner(Visitor):
             self._with_counterpart(node, alias, dotted, bound, new)
 
     def _without_counterpart(self, node: cst.CSTNode, alias: cst.ImportAlias, dotted: str, bound: str) -> None:
-        """Plan the edit of an import of a name that is missing from the table of old names.
+        """Plan how to edit the import of a name that is missing from the table of old names.
 
         The name may come from a removed module, a private module or another library.
         """
@@ -74,7 +74,7 @@ class ImportPlanner(Visitor):
     def _with_counterpart(
         self, node: cst.CSTNode, alias: cst.ImportAlias, dotted: str, bound: str, new: str | None
     ) -> None:
-        """Plan the edit of an import of an old name, or of a module whose names are all old.
+        """Plan how to edit the import of an old name, or of a module that contains only old names.
 
         `new` is the code of the new import, or None if there is none.
         """

@@ -1,4 +1,4 @@
-"""Migrates one file: rewrites its source, and lists the findings."""
+"""Migrates one file: rewrites its source code, and returns the findings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tf_lossscale.migrate.codemod.strategies import StrategyPlanner
 from tf_lossscale.migrate.codemod.unseen import UnseenPlanner
 
 _ALONE = Around()
-# The planners, in running order. Those in the same row share one walk over the syntax tree.
+# The rows of planners run in this order. All planners in a row share one walk over the syntax tree.
 _PLANNERS: tuple[tuple[type[Visitor], ...], ...] = (
     (RefusalPlanner, PolicyPlanner),
     (Planner,),
@@ -92,7 +92,7 @@ def _migrated(source: bytes, around: Around) -> Outcome:
 
 
 def _left_by_an_earlier_run(source: bytes, edits: Edits) -> list[Finding]:
-    """Return a finding for each TODO comment of an earlier run that this run did not produce again."""
+    """Return a finding for each TODO comment that an earlier run added and that this run does not add again."""
     found = [finding.reason or "" for finding in edits.findings if finding.kind == TODO]
     left = [each for each in comments(source) if each.string.startswith(MARK)] if MARK.encode() in source else []
     reasons = [(comment, comment.string.removeprefix(MARK).strip()) for comment in left]
@@ -105,7 +105,8 @@ def _left_by_an_earlier_run(source: bytes, edits: Edits) -> list[Finding]:
 
 def _parsed(source: bytes) -> cst.Module:
     """Parse a file in a thread with a large stack, because LibCST's native parser recurses deeply."""
-    # Python's parser, unlike LibCST's, names the line of an error and limits its recursion.
+    # Parse the file with Python's parser first. Unlike LibCST's parser, it reports the line of an error and limits the
+    # depth of the recursion.
     wrong = python_error(source)
     if isinstance(wrong, (RecursionError, MemoryError)):
         raise ValueError(_TOO_DEEP)

@@ -16,10 +16,10 @@ HELPER = "tf_lossscale.legacy.from_loss_scale"
 # The module whose dtype policies have a loss scale.
 POLICIES = f"{table.LEGACY_MODULE}.experimental"
 
-# The top-level packages that contain old names. Their imports are never resolved to files of the project.
+# The top-level packages that contain old names. An import of such a package never refers to a file of the project.
 LIBRARIES = ("tensorflow", "tensorflow_core", "keras", "tf_keras", "tf_lossscale")
 
-# Prefixes of dotted names, with the prefixes that replace them in the canonical form. The replacement is repeated
+# Pairs of a prefix of dotted names and the prefix that replaces it in the canonical form. Replacements are repeated
 # until no prefix matches.
 _ROOTS = (
     ("tensorflow_core.", "tensorflow."),
@@ -35,7 +35,7 @@ _ROOTS = (
 )
 
 _OPTIMIZER = "loss_scale_optimizer"
-# Private modules. Names in them that the table of old names lacks have no counterpart.
+# Private modules of TensorFlow. A name in such a module has a replacement only if it is in the table of old names.
 PRIVATE = {
     *(f"{KERAS}{folder}.{module}" for folder in ("", ".experimental") for module in ("loss_scale", _OPTIMIZER)),
     *(f"{TRAINING}.{module}" for module in ("loss_scale", _OPTIMIZER, "mixed_precision")),
@@ -45,8 +45,8 @@ PRIVATE = {
 # Modules whose imports are removed if the rewritten code no longer uses them.
 EMPTIED = (*PRIVATE, KERAS, *table.MODULES)
 
-# Names that `keras.mixed_precision` still has. They count as old names only in TensorFlow's private copy of Keras; see
-# `in_unused_copy`.
+# Names that still exist in `keras.mixed_precision`. They are old names only if they are imported from TensorFlow's
+# private copy of Keras; see `in_unused_copy`.
 CURRENT = (KERAS, f"{KERAS}.set_global_policy", f"{KERAS}.global_policy")
 
 # Maps a private module to the private names in it that current TensorFlow still has.
@@ -85,7 +85,7 @@ STATE = {
 # The old name of the method `run` of tf.distribute's strategies.
 OLD_RUN = "experimental_run_v2"
 
-# While a notebook is rewritten, a name with this prefix replaces each line of IPython's own syntax.
+# While a notebook is being rewritten, a name with this prefix replaces each line of IPython's own syntax.
 IPYTHON = "_tf_lossscale_line_"
 
 # Private methods of the old wrapper classes that tf_lossscale's wrappers do not have.
@@ -96,8 +96,8 @@ HOOKS = {*GONE_HOOKS, "_compute_gradients", "_get_gradients"}
 
 # Substrings that most old names contain.
 _PARTS = ("mixed_precision", "LossScale", "training.experimental")
-# The text search selects a file for parsing if it contains one of these words or another old name.
-# `TODO(tf-lossscale)` marks the comments of an earlier run of the codemod.
+# The text search selects a file for parsing if it contains one of these words, or an old name without any of the
+# substrings `_PARTS`. `TODO(tf-lossscale)` marks comments that an earlier run of the codemod added.
 _WORDS = (
     *(part.encode() for part in _PARTS),
     b"get_scaled_loss",
@@ -113,7 +113,7 @@ _UNPACKED = re.compile(rb"loss_scale['\"]?\s*[:=]\s*['\"]dynamic")
 
 
 def is_worth_parsing(source: bytes) -> bool:
-    """Search a file for words that occur in old names, and return whether it may contain an old name.
+    """Search the text of a file, and return whether it may contain an old name.
 
     >>> is_worth_parsing(b"tf.keras.mixed_precision.Policy"), is_worth_parsing(b"tf.keras.Model")
     (True, False)
@@ -143,7 +143,7 @@ def is_beginning(name: str) -> bool:
 
 
 def is_kept(dotted: str) -> bool:
-    """Return whether current TensorFlow still has a name of one of its private modules.
+    """Return whether a name in a private module of TensorFlow still exists in the current version.
 
     >>> is_kept("tensorflow.python.training.experimental.loss_scale._op_in_graph_mode")
     True
@@ -156,7 +156,7 @@ def is_kept(dotted: str) -> bool:
 
 
 def moved(dotted: str) -> str | None:
-    """Return the new name of a private module that moved, or of a name in it; None for all other names.
+    """Return the new name of a module that moved, or of a name in such a module. Return None for all other names.
 
     >>> moved("tensorflow.python.keras.mixed_precision.experimental.autocast_variable.AutoCastVariable")
     'tensorflow.python.keras.mixed_precision.autocast_variable.AutoCastVariable'
@@ -182,7 +182,7 @@ def in_unused_copy(dotted: str) -> bool:
 
 @functools.lru_cache(4096)
 def canonical(dotted: str) -> str:
-    """Return the form of a dotted name under which the codemod's tables list it.
+    """Return the canonical form of a dotted name, which is the form used in the codemod's tables.
 
     >>> canonical("tensorflow.compat.v1.keras.mixed_precision.experimental.Policy")
     'keras.mixed_precision.experimental.Policy'

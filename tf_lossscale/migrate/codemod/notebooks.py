@@ -67,7 +67,7 @@ class Notebook:
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             raise ValueError(f"the file is not a notebook: {error}") from error
         self._kept: list[str] = []
-        # The first line of each cell in the joined module.
+        # The number of the first line of each cell in the joined module.
         self._starts: list[int] = []
         parts: list[str] = []
         line = 1
@@ -137,13 +137,13 @@ class Notebook:
 
     @property
     def words(self) -> set[str]:
-        """The words in lines of IPython's own syntax. Imports of names among these words are kept."""
+        """The words in lines of IPython's own syntax. If an imported name is one of these words, its import is kept."""
         return {word for text in self._kept for word in _WORD.findall(text)}
 
     def left(self) -> Iterator[Finding]:
         """Yield a notice for each line of IPython's own syntax that contains an old name.
 
-        The line numbers are those of the joined module.
+        The line numbers in the notices refer to the joined module.
         """
         for number, line in enumerate(self.source.splitlines(), 1):
             match = _NAMES.match(line)

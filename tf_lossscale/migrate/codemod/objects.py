@@ -42,14 +42,14 @@ class ObjectPlanner(Visitor):
         super().__init__(module, edits)
         self._handled: set[cst.CSTNode] = set()
         self._open: set[cst.CSTNode] = set()
-        # The notices for optimizers that compile() may have created. A key is the enclosing function and the source
-        # code of the optimizer. A value is the node to report and the reason why it fails for such an optimizer.
+        # Notices about code that fails if compile() created the optimizer. A key is the enclosing function and the
+        # source code of the optimizer. A value is the node to report and the reason why this node fails.
         self._suspected: dict[tuple[cst.CSTNode | None, str], tuple[cst.CSTNode, str]] = {}
 
     def visit_Call(self, node: cst.Call) -> None:
         self._call_of_loss_scale(node)
-        # The tests `isinstance(x, LossScaleOptimizer)` and `hasattr(x, "get_scaled_loss")` are false for an instance of
-        # Keras's own class.
+        # For an instance of Keras's own class, both `isinstance(x, LossScaleOptimizer)` and
+        # `hasattr(x, "get_scaled_loss")` are false.
         tested, what = [argument.value for argument in node.args] if len(node.args) == 2 else (None, None)
         if tested and self._module.is_builtin(node.func, "isinstance"):
             self._compared(node, tested, what)
@@ -92,7 +92,7 @@ class ObjectPlanner(Visitor):
         return bool(self._module.kinds(node.value) & {kinds.WRAPPER, kinds.FACE})
 
     def _update(self, node: cst.Attribute) -> None:
-        """Report `loss_scale.update(...)` if it is not known what kind of object `loss_scale` is."""
+        """Report `loss_scale.update(...)` if the kind of the object `loss_scale` is unknown."""
         scale = node.value
         values = [scale, *(value for value in self._module.values(scale) if value is not None)]
         named = [each for each in values if m.matches(each, _NAMED_LOSS_SCALE)]
@@ -114,7 +114,7 @@ class ObjectPlanner(Visitor):
             self._suspect(node, tested, "is no instance of this class")
 
     def _suspect(self, node: cst.CSTNode, optimizer: cst.BaseExpression, what: str) -> None:
-        """Record a node that fails if compile() created the optimizer. A function gets one notice per optimizer."""
+        """Record a node that fails if compile() created the optimizer: one node for each function and optimizer."""
         if self._may_be_compiled(optimizer):
             place = self._module.enclosing(node, cst.FunctionDef), code(optimizer)
             self._suspected.setdefault(place, (node, what))
@@ -128,8 +128,8 @@ class ObjectPlanner(Visitor):
             reaching = [getattr(a, "node", None) for a in self._module.reaching(expression)]
             parameters = [node for node in reaching if isinstance(node, cst.Param)]
             if parameters:
-                # A method of a Keras model reads self.optimizer. If an optimizer is passed to a method instead, the
-                # program itself created it, unless this file calls compile().
+                # Methods of a Keras model normally read self.optimizer. If an optimizer is instead passed to a method,
+                # the program itself has created the optimizer, unless this file calls compile().
                 is_possible = self._module.compiled or self._module.enclosing(expression, cst.ClassDef) is None
                 is_own = expression.value == "self" or any(map(self._is_given_a_wrapper, parameters))
                 return bool(is_possible) and self._module.uses_old_api and not is_own
@@ -144,7 +144,7 @@ class ObjectPlanner(Visitor):
         return found
 
     def _is_given_a_wrapper(self, parameter: cst.Param) -> bool:
-        """Return whether a call in this file passes a wrapper to the function that has this parameter."""
+        """Return whether a call in this file passes a wrapper to the function to which the parameter belongs."""
         function = self._module.enclosing(parameter, cst.FunctionDef)
         uses = self._module.names.get(function.name.value, ()) if function else ()
         calls = [call for use in uses if isinstance(call := self._module.parents.get(use), cst.Call)]
@@ -176,7 +176,7 @@ class ObjectPlanner(Visitor):
             self._edits.todo(node, _IF_WRAPPED.format(code(func.value), "loss_scale: it is a tensor, not a function."))
 
     def _may_be_of_wrapper(self, attribute: cst.Attribute) -> bool:
-        """Return whether `x` in the expression `x.loss_scale` may be a wrapper, if its kind is unknown."""
+        """Return whether the object before `.loss_scale`, whose kind is unknown, may be a wrapper."""
         wraps, is_self = self._module.around.wraps, code(attribute.value) == "self"
         is_wrapped_elsewhere = self._module.imports_tensorflow if wraps is None else wraps
         if not self._module.uses_an_old_name and (is_self or not is_wrapped_elsewhere):
@@ -230,7 +230,7 @@ class ObjectPlanner(Visitor):
     def _state(self, outer: cst.Attribute, node: cst.Attribute, found: set[str]) -> None:
         name = outer.attr.value
         if node.attr.value == "_loss_scale" and (name == "multiplier" or not self._module.is_read(outer)):
-            # The object in the `_loss_scale` of a current wrapper has the same attribute, so this code stays unchanged.
+            # A current wrapper's `_loss_scale` still has `multiplier`, and still accepts assignments to its attributes.
             return
         if name in names.STATE and found <= _PLAIN_OR_WRAPPER:
             new = cst.Name(names.STATE[name])

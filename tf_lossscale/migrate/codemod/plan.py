@@ -15,18 +15,19 @@ from tf_lossscale.migrate.codemod.bindings import UNKNOWN
 from tf_lossscale.migrate.codemod.edits import Now, Visitor, with_parentheses_of
 from tf_lossscale.migrate.codemod.resolve import Meaning
 
-# Types of expressions that may enclose the name of a class inside a test, annotation or assignment, and types of the
-# parts of these expressions.
+# In a test, annotation or assignment, the name of a class may be nested in expressions of these types and in parts of
+# these types.
 _TRANSPARENT = (cst.BinaryOperation, cst.BooleanOperation, cst.IfExp, cst.List, cst.Subscript, cst.Tuple)
 _PARTS = (cst.Arg, cst.ComparisonTarget, cst.Element, cst.Index, cst.SubscriptElement)
 
-# Each row describes a use of a module as a value: the type of the node that contains the module, the number of levels
-# from this node up to an outer node, and the pattern that the outer node matches if the codemod can track the module.
+# Where a module may be used as a value. Each row contains the type of the node around the module, a number of levels
+# to go up from this node, and a pattern. If the node at this level matches the pattern, the codemod can track the
+# module.
 _VALUES: Any = (
     (cst.Arg, 1, m.Call(m.Name("getattr") | m.Name("hasattr"), [m.Arg(), m.Arg(m.SimpleString()), m.ZeroOrMore()])),
     (cst.Element, 2, m.Assign([m.AssignTarget(m.Tuple() | m.List()), m.ZeroOrMore()])),
     (cst.Assign, 0, m.Assign([m.AssignTarget(~m.Subscript()), m.ZeroOrMore()])),
-    # The codemod cannot track a module inside nodes of these types. Their pattern therefore matches none of them.
+    # The codemod can never track a module inside nodes of these types, so this pattern matches none of them.
     ((cst.DictElement, cst.Param, cst.WithItem, cst.Return), 0, m.Pass()),
 )
 _NOT_FOLLOWED = (
@@ -36,7 +37,7 @@ _NOT = m.UnaryOperation(m.Not())
 _ASSERTS = m.Attribute(attr=m.Name("assertIsInstance") | m.Name("assertNotIsInstance"))
 _TYPING = {"typing.cast", "typing.TypeVar"}
 
-# The roles of a name that means different classes in different versions of TensorFlow.
+# A name with these two roles means different classes in different versions of TensorFlow.
 _OF_TWO = {table.STABLE, table.EXPERIMENTAL}
 _CHOOSE = f"Write {table.WRAPPER} or {table.FACES[table.EXPERIMENTAL]}."
 
@@ -141,7 +142,7 @@ class Planner(Visitor):
         return self._without_counterpart(node, {d.rpartition(".")[0] for d in dotted})
 
     def _without_counterpart(self, node: cst.Attribute, owners: set[str]) -> bool:
-        """Report a name from a removed or private module that is missing from the table of old names."""
+        """Report a name that comes from a removed or private module and is missing from the table of old names."""
         if owners and owners <= table.MODULES.keys() - table.OLD.keys():
             self._edits.todo(node, f"{code(node)} has no counterpart.")
             return False
@@ -225,8 +226,8 @@ class Planner(Visitor):
                 is_test = any(self._module.is_builtin(outer.func, f) for f in ("isinstance", "issubclass"))
                 return is_test or m.matches(outer.func, _ASSERTS) or self._module.dotted(outer.func) <= _TYPING
             if isinstance(outer, (cst.Assign, cst.AnnAssign, cst.NamedExpr)) and outer.value is inner:
-                # The class may be called directly, as in `(name := class)(...)`. An alias in a class body can be called
-                # through an instance, which the codemod does not track.
+                # An assigned class may be called directly, as in `(name := class)(...)`. If it is assigned in the body
+                # of a class, it may be called through an instance, which the codemod does not track.
                 is_called = getattr(self._module.parents[outer], "func", None) is outer
                 in_class = isinstance(self._module.scopes.get(outer), ClassScope)
                 return not (is_called or in_class or isinstance(inner, cst.BooleanOperation)) and _is_alias(outer)
@@ -236,7 +237,7 @@ class Planner(Visitor):
         return False
 
     def _keeps_name(self, node: cst.BaseExpression, target: str) -> bool:
-        """Return whether a use can keep its name because the name's import or assignment is rewritten."""
+        """Return whether a name can stay unchanged, because the import or assignment that binds it is rewritten."""
         if isinstance(node, cst.Name) and node.value in self._edits.pinned:
             return False
         meaning = self._module.meaning(node)
@@ -294,7 +295,7 @@ class Planner(Visitor):
         return True
 
     def _out_of_sight(self, node: cst.BaseExpression) -> None:
-        """Report a removed module that is used as a value in code where the codemod cannot track it."""
+        """Report a use of a removed module as a value if the codemod cannot track the value."""
         if not {names.canonical(dotted) for dotted in self._module.dotted(node)} & table.MODULES.keys():
             return
         outer = self._module.parents[node]
@@ -310,7 +311,6 @@ class Planner(Visitor):
 
 
 def _must_be_given(function: cst.FunctionDef) -> bool:
-    """Return whether a function has required arguments besides `self`."""
     parameters = (*function.params.posonly_params, *function.params.params, *function.params.kwonly_params)
     return any(p.default is None and p.name.value not in ("self", "cls") for p in parameters)
 

@@ -1,8 +1,9 @@
-"""Plans edits for dtype policies with a loss scale, which Keras's current policies do not have.
+"""Plans edits for dtype policies with a loss scale. Keras's current policies have no loss scale.
 
-A default loss scale is dropped. If a policy has another loss scale, or the file reads the loss scale of a policy, the
-file's policies are replaced with those of `tf_lossscale.legacy.experimental`, which have a loss scale. If every policy
-has `loss_scale=None` instead, the argument `auto_scale_loss=False` is added to all calls to `compile` in the file.
+If all policies in the file have their default loss scale, the argument is removed. If a policy has a different loss
+scale, or if the file reads the loss scale of a policy, all policies are created with
+`tf_lossscale.legacy.experimental.Policy`, which still has a loss scale. If every policy has `loss_scale=None`, the
+argument `auto_scale_loss=False` is added to all calls to `compile` in the file.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _DOES_NOT_READ = (
 
 
 class _Policy(NamedTuple):
-    """A call that creates a dtype policy, with the policy's name if it is a literal, and the loss scale argument."""
+    """A call that creates a dtype policy with a loss scale. The name is None if it is not a string literal."""
 
     call: cst.Call
     name: str | None
@@ -131,7 +132,7 @@ class PolicyPlanner(Visitor):
     def _is_argument(self, scale: cst.BaseExpression) -> bool:
         """Return whether a loss scale is a parameter of a function.
 
-        Another file may call such a function and then `compile`.
+        Another file may then pass the loss scale to this function, and call `compile`.
         """
         reaching = self._module.reaching(scale) if isinstance(scale, cst.Name) else []
         return any(isinstance(getattr(assignment, "node", None), cst.Param) for assignment in reaching)

@@ -21,10 +21,10 @@ _RELATIVE = re.compile(rb"from[ \t]+\.")
 _COMPILE = re.compile(rb"(?<!\bre)(?<!regex)\.compile\(")
 _CALLED = re.compile(rb"\.loss_scale\(\)")
 _WRAPS = re.compile(rb"LossScaleOptimizer|enable_mixed_precision_graph_rewrite")
-# Stands for a relative import in the set of words that a file's imports contain.
+# Represents relative imports in the set of the words in a file's import statements.
 _DOT = b"."
-# The maximum number of times that a file in an import cycle is read. Usually a few times suffice, but a statement like
-# `mp = other.mp.experimental` in a cycle adds a longer name every time.
+# The maximum number of times that a file in an import cycle is read. A few times usually suffice. The limit is needed
+# because a statement like `mp = other.mp.experimental` in a cycle adds a longer name every time.
 _ROUNDS = 20
 
 #: Maps a name that a file exports to the dotted names that it may refer to. The key "*" maps to the library modules
@@ -33,7 +33,7 @@ Exports = dict[str, list[str]]
 
 
 class Around(NamedTuple):
-    """Facts about the other files of a project. The migration of one file depends on them.
+    """Facts about the other files of a project on which the migration of one file depends.
 
     If there are no other files, `wraps` and `compiles` are None.
     """
@@ -97,8 +97,8 @@ class Project:
         self._wrapping: set[str] = set()
         self._compiling: set[str] = set()
         with_old_names, calling = self._search(paths)
-        # A call to `loss_scale()` uses the old API only if some file may wrap the optimizer. If only one file is given,
-        # another file of its project may wrap the optimizer.
+        # A call `optimizer.loss_scale()` uses the old API only if the optimizer may be wrapped. If only one file is
+        # given, a file that was not given may wrap the optimizer.
         if self._wrapping or len(self._words) == 1:
             with_old_names += calling
         self._exports: dict[str, Exports] = {}
@@ -107,7 +107,7 @@ class Project:
         self.worth_migrating = {*with_old_names, *filter(self._takes_old_name, self._bindings)}
 
     def _search(self, paths: Iterable[str]) -> tuple[list[str], list[str]]:
-        """Return the files that may contain an old name, and the remaining files that call `loss_scale()`."""
+        """Return two lists: the files that may contain an old name, and the other files that call `loss_scale()`."""
         with_old_names, calling = [], []
         for path in paths:
             source = self._load(path)
@@ -126,7 +126,7 @@ class Project:
         return with_old_names, calling
 
     def _read_exports_from(self, paths: Iterable[str]) -> None:
-        """Read the exports of files, of the files that they import, and of the files that import old names from them.
+        """Read the names that files export. Then read the files that they import or that import old names from them.
 
         Imports may be circular, so a file is read again whenever the exports of a file that it imports change.
         """
@@ -144,7 +144,7 @@ class Project:
             waiting |= dict.fromkeys(provider for _, provider, _ in self._imported(path) if not times_read[provider])
 
     def _exported(self, path: str) -> Exports:
-        """Return the old names that a file re-exports, given the exports of other files that were read so far."""
+        """Return the old names that a file re-exports. The result depends on the exports of other files read so far."""
         bindings = self._bindings_of(path)
         around = Around(self._known(path))
         exported: Exports = {}
@@ -232,9 +232,9 @@ class Project:
         return nearest[0][-1] if is_clear else None
 
     def _is_top_level(self, folder: str, path: str) -> bool:
-        """Return whether the file at `path` can import the modules in a folder without a package name.
+        """Return whether the file at `path` can import a module in `folder` by the module's name alone.
 
-        It can if the folder is not a package, or is the file's own folder.
+        This is possible if the folder is not a package, or if it is the folder of the file.
         """
         return os.path.join(folder, "__init__.py") not in self._words or folder == os.path.dirname(path)
 

@@ -1,4 +1,4 @@
-"""The codemod's report: findings, results for each file, counts, and the JSON form."""
+"""The codemod's report. It contains the findings, the result for each file, and counts, and can be written as JSON."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Finding:
     line: int
     # The column in the old file, counted from 0.
     column: int
-    # REWRITTEN, TODO or NOTICE. TODO and NOTICE leave the code unchanged, but TODO puts a comment above it.
+    # REWRITTEN, TODO or NOTICE. TODO and NOTICE mean that the code was not changed. TODO adds a comment above the code.
     kind: str
     old: str
     new: str | None = None

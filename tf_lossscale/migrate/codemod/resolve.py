@@ -47,7 +47,7 @@ class Meaning(NamedTuple):
 
     @property
     def roles(self) -> set[str]:
-        """The roles of the old names that the expression may mean."""
+        """The roles of the old names that the expression may mean, as listed in the table of old names."""
         return {old.role for _, old in self.old}
 
 
@@ -90,14 +90,14 @@ class Resolver(Tree):
         if not self.imports_tensorflow and any(_on_any_backend(d) for d in dotted):
             return Meaning((), False)
         old = [(d, table.OLD[names.canonical(d)]) for d in sorted(dotted) if names.canonical(d) in table.OLD]
-        # If `mp` may be one of two modules of these libraries, the meaning of `mp.Policy` is still certain, because
-        # only one of the two modules has this name.
+        # Even if `mp` may be either of two modules of TensorFlow or Keras, the meaning of `mp.Policy` is certain,
+        # because only one of the two modules contains this name.
         sure = all(names.canonical(d).startswith(("keras.", "tensorflow.", "tf_lossscale.")) for d in dotted)
         return Meaning(tuple(old), sure)
 
     @functools.cached_property
     def uses_old_api(self) -> bool:
-        """True if the module refers to an old wrapper class or to the mixed precision graph rewrite."""
+        """Whether the module refers to an old wrapper class or to the mixed precision graph rewrite."""
         return not self._roles.isdisjoint({table.STABLE, table.EXPERIMENTAL, table.CONTRIB, table.GRAPH_REWRITE})
 
     @functools.cached_property
@@ -218,9 +218,9 @@ class Resolver(Tree):
         return [expression]
 
     def annotated_classes(self, expression: cst.BaseExpression) -> list[cst.BaseExpression]:
-        """Return the classes in all annotations of a variable or attribute.
+        """Return the classes in the annotations of a variable or attribute.
 
-        The list is empty if one of its assignments has no annotation.
+        If an assignment to the variable or attribute has no annotation, the list is empty.
         """
         found: list[cst.Annotation | None] = []
         if isinstance(expression, cst.Name):
@@ -329,7 +329,7 @@ class Resolver(Tree):
         return False
 
     def assigns(self, attribute: str) -> bool:
-        """Return whether the module assigns to an attribute of this name anywhere."""
+        """Return whether the module contains an assignment to an attribute with this name."""
         return any(text.endswith(f".{attribute}") for _, text in self._attributes)
 
     @functools.cached_property

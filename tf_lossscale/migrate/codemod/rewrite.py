@@ -34,7 +34,7 @@ class Rewriter(cst.CSTTransformer):
         self._now: dict[cst.CSTNode, cst.CSTNode] = {}
         self._header: Sequence[cst.EmptyLine] = ()
         self._first: cst.CSTNode | None = None
-        # Whether a new expression contains `tf_lossscale.name`, so the module must import tf_lossscale.
+        # True if a new expression contains `tf_lossscale.name`. The module must then import tf_lossscale.
         self._names_package = False
 
     def visit_Module(self, node: cst.Module) -> None:
@@ -63,7 +63,7 @@ class Rewriter(cst.CSTTransformer):
     # Statements. ------------------------------------------------------------------------------------------------
 
     def _with_comments(self, original: cst.CSTNode, updated: Any) -> Any:
-        """Put TODO comments above a statement, together with those of its comments that the rewrite dropped."""
+        """Put two kinds of comments above a statement: its TODO comments, and comments that its rewrite removed."""
         first, *others = updated.nodes if isinstance(updated, cst.FlattenSentinel) else [updated]
         if not isinstance(first, _LINES):
             return updated
@@ -126,7 +126,7 @@ class Rewriter(cst.CSTTransformer):
     def leave_Try(
         self, original_node: cst.Try, updated_node: cst.Try
     ) -> cst.BaseStatement | cst.FlattenSentinel | cst.RemovalSentinel:
-        """Replace a `try` whose branches have become equal with one branch. Remove it if the branches are empty."""
+        """If all branches of a `try` have become equal, replace it with one branch. If they are empty, remove it."""
         branches = {code(each.body) for each in (updated_node, *updated_node.handlers)}
         has_comment = m.findall(updated_node.with_changes(leading_lines=()), m.Comment())
         is_plain = m.matches(updated_node, _PLAIN_TRY) and not has_comment
@@ -152,7 +152,7 @@ _IMPORTS = m.Import() | m.ImportFrom()
 _IMPORT_LINE = m.SimpleStatementLine([m.AtLeastN(_IMPORTS, n=1)])
 _DOCSTRING = m.SimpleStatementLine([m.Expr(m.SimpleString())])
 _IPYTHON_LINE = m.SimpleStatementLine([m.Expr(m.Name(m.MatchIfTrue(lambda name: name.startswith(IPYTHON))))])
-# A `try` that may be merged: each branch is an import, `pass`, or an assignment whose value is a name or attribute.
+# Matches a `try` that may be merged. Each branch is an import, `pass`, or an assignment of a name or attribute.
 _PLAIN = m.IndentedBlock([m.SimpleStatementLine([_IMPORTS | m.Pass() | m.Assign(value=m.Name() | m.Attribute())])])
 _PLAIN_TRY = m.Try(_PLAIN, [m.AtLeastN(m.ExceptHandler(_PLAIN), n=1)], orelse=None, finalbody=None)
 _PACKAGE = m.ImportAlias(m.Name("tf_lossscale") | _OF_PACKAGE, None)
@@ -211,7 +211,7 @@ def _without_removed(block: Any) -> Any:
 
 
 def _import_place(body: Sequence[cst.BaseStatement]) -> int:
-    """Return the position for a new import: after the docstring and the first imports.
+    """Return the position for a new import, after the docstring and the imports at the beginning of the file.
 
     Lines of IPython's own syntax may appear between these imports.
     """

@@ -1,7 +1,7 @@
 """Plans renaming a strategy's `experimental_run_v2` to `run`, which takes the same arguments.
 
-No other class of TensorFlow had a method of this name, so the type of the object does not matter. Only a file
-that defines or assigns this name itself is left unchanged.
+No other class of TensorFlow had a method of this name, so the method is renamed on objects of every type. A file that
+defines or assigns the name itself is left unchanged.
 """
 
 from __future__ import annotations

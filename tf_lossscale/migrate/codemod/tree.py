@@ -1,4 +1,4 @@
-"""A module's syntax tree with scopes, parents and positions, and the assignments that can reach a variable's use."""
+"""The syntax tree of a module, with the scope, parent and position of each node, and the possible values of names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LAYOUT = (
 _SCOPES = (cst.FunctionDef, cst.ClassDef, cst.Lambda)
 _Node = TypeVar("_Node", bound=cst.CSTNode)
 
-# Context managers of TensorFlow. They suppress no errors, so code after such a `with` block runs only if the whole
+# Context managers of TensorFlow. They do not suppress errors, so code after such a `with` block runs only if the whole
 # block ran.
 _CONTEXT = m.Name(m.MatchRegex("(scope|as_default|device|(init|name|variable)_scope|GradientTape|Session)$"))
 _ONLY_SETS_A_CONTEXT = m.With([m.AtLeastN(m.WithItem(m.Call(_CONTEXT | m.Attribute(attr=_CONTEXT))), n=1)])
@@ -40,8 +40,8 @@ class Tree:
     """
 
     def __init__(self, module: cst.Module):
-        #: Maps each node to its parent. The nodes are in source order, with each parent before its children. Layout
-        #: nodes such as whitespace, about half of all nodes, are left out.
+        #: Maps each node to its parent. The nodes are in source order, with each parent before its children. The dict
+        #: does not contain layout nodes such as whitespace, which are about half of all nodes.
         self.parents: dict[cst.CSTNode, cst.CSTNode] = {}
         waiting: list[tuple[cst.CSTNode, cst.CSTNode]] = [(child, module) for child in reversed(module.children)]
         while waiting:
@@ -58,7 +58,7 @@ class Tree:
 
     @functools.cached_property
     def names(self) -> dict[str, list[cst.Name]]:
-        """The nodes that use or bind a name, grouped by name."""
+        """Maps each name to the nodes that use or bind it."""
         found: dict[str, list[cst.Name]] = {}
         for node in self.scopes:
             if isinstance(node, cst.Name):
@@ -130,7 +130,7 @@ class Tree:
         if isinstance(parent, cst.AssignTarget):
             statement = self.parents[parent]
             return statement.value if isinstance(statement, cst.Assign) else None
-        # The target is one of several, as in `a, b = x, y`.
+        # The target is one of several targets, as in `a, b = x, y`.
         if isinstance(parent, cst.Element):
             targets = self.parents[parent]
             values = self.value_assigned_to(targets) if isinstance(targets, (cst.Tuple, cst.List)) else None
@@ -171,7 +171,8 @@ class Tree:
             start = (0, 0) if node is None else self.start(node)
             if start >= use and not later_too:
                 continue
-            # An assignment in another function, which declares the name global or nonlocal, may run at any time.
+            # Another function may declare the name global or nonlocal and assign to it. Such an assignment may run at
+            # any time.
             elsewhere = node is not None and self.enclosing(node, *_SCOPES) is not home
             reaching.append(((float("inf"), 0) if elsewhere else start, assignment))
             if node is not None and start < use and self._always_runs_before(node, above):
@@ -188,8 +189,8 @@ class Tree:
     def _always_runs_before(self, statement: cst.CSTNode, above: list[cst.CSTNode]) -> bool:
         """Return whether a statement always runs before a use below it.
 
-        It does if its block also contains the use. A `with` block that only sets a TensorFlow context counts as part of
-        the block around it.
+        This is the case if the use is in the same block. A `with` block that only sets a TensorFlow context counts as
+        part of the block around it.
         """
         if not isinstance(statement, (cst.BaseSmallStatement, cst.FunctionDef, cst.ClassDef)):
             return False
@@ -204,7 +205,7 @@ class Tree:
 
 
 def methods(owner: cst.CSTNode | None) -> dict[str, cst.FunctionDef]:
-    """Return the methods that a class defines, by name; empty for other nodes."""
+    """Return a dict from names to the methods that a class defines. For other nodes, the dict is empty."""
     body = owner.body.body if isinstance(owner, cst.ClassDef) else ()
     return {each.name.value: each for each in body if isinstance(each, cst.FunctionDef)}
 

@@ -1,4 +1,4 @@
-"""Reports uses of old names that syntax alone does not show: in strings, unpacked arguments and unknown modules."""
+"""Reports old names in strings, in unpacked arguments and in modules that cannot be resolved."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _UNPACKED = (
 
 
 class UnseenPlanner(Visitor):
-    """Plans TODO comments and notices for uses in one module that syntax alone does not show."""
+    """Plans TODO comments and notices for uses of old names in one module that the other planners cannot resolve."""
 
     def visit_Arg(self, node: cst.Arg) -> None:
         call = self._module.parents[node]
@@ -40,7 +40,7 @@ class UnseenPlanner(Visitor):
             self._in_a_dict(node)
 
     def _in_a_dict(self, node: cst.CSTNode) -> None:
-        """Report `loss_scale="dynamic"` in a dict, except in a file that uses neither TensorFlow nor an old name."""
+        """Report `loss_scale="dynamic"` in a dict if the file imports TensorFlow or uses an old name."""
         if self._module.imports_tensorflow or self._module.uses_an_old_name:
             self._edits.notice(node, _UNPACKED)
 

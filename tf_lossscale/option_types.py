@@ -1,0 +1,51 @@
+"""Types of command-line options, for `argparse`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+from collections.abc import Callable
+
+
+def whole_number(least: int) -> Callable[[str], int]:
+    """Return a function that converts an option's text to an int, and rejects ints below `least`.
+
+    >>> whole_number(1)("20")
+    20
+
+    Args:
+        least: the smallest number that is allowed.
+
+    Returns:
+        A function for the argument `type` of `argparse.ArgumentParser.add_argument`.
+    """
+
+    def convert(text: str) -> int:
+        with contextlib.suppress(ValueError):
+            if int(text) >= least:
+                return int(text)
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}, but got: {text}")
+
+    return convert
+
+
+def positive_number(text: str) -> float:
+    """Return an option's text as a float. Reject zero, negative numbers, infinity and NaN.
+
+    >>> positive_number("0.5")
+    0.5
+
+    Args:
+        text: what the user wrote.
+
+    Returns:
+        The number.
+
+    Raises:
+        argparse.ArgumentTypeError: the text is not a finite number above 0.
+    """
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"must be a number above 0, but got: {text}")
