@@ -1,1 +1,1 @@
-"""Adapters: the implementations of `Family`, one file for each optimizer family."""
+"""Adapters for the optimizer families. Each module implements `wrapper.family.Family` for one family."""

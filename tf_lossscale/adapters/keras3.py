@@ -1,4 +1,4 @@
-"""Keras 3: `tf.keras.optimizers` since TensorFlow 2.16."""
+"""Adapter for Keras 3's optimizers, the `tf.keras.optimizers` of TensorFlow 2.16 and newer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Family(family.Family):
         super().__init__(inner)
         #: The name scope of the optimizer's variables.
         self.scope = "loss_scale_optimizer"
-        #: Values for the variables of an optimizer that is not built yet, to be assigned in `build`.
+        #: Values that were loaded before the optimizer was built. `build` assigns them to the optimizer's variables.
         self.loaded_weights: list[Any] | None = None
 
     @property
@@ -48,8 +48,8 @@ class Family(family.Family):
 
     def set_options(self, wanted: dict[str, Any]) -> None:
         if replicas.several_processes():
-            # If several processes train, Keras 3's `fit` fails before it calls the optimizer, and its error does not
-            # name the cause.
+            # In training with several processes, Keras 3's `fit` fails before it calls the optimizer. The error of
+            # `fit` does not name the cause, so this warning does.
             logging.warning(
                 "model.fit of Keras 3 fails under %s, with any optimizer. Write a custom training loop, or use a model "
                 "and an optimizer of tf_keras (pip install tf-keras).",
@@ -76,7 +76,8 @@ class Family(family.Family):
                     assign_all(self.inner.variables[before:], loaded[before:])
                 elif loaded is not None:
                     _warn_of_other_variables(self.inner, len(loaded), True)
-                    # The step count was loaded, but the slots start at zero, so the count is reset as well.
+                    # The saved slots do not fit, so the slots start at zero. `set_weights` has already loaded the step
+                    # count, which is reset as well.
                     self.set_iterations(0)
 
         if not self.inner.built and variables:
@@ -103,8 +104,8 @@ class Family(family.Family):
     def apply(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> None:
         with contextlib.ExitStack() as stack:
             for each in _with_parts(self.inner):
-                # The gradients are already summed and unscaled, so Keras must do neither. `list` takes the place of
-                # Keras's summation and returns the (gradient, variable) pairs unchanged.
+                # The gradients are already summed and unscaled, and Keras must not sum or unscale them again. `list`
+                # replaces Keras's summation and returns the (gradient, variable) pairs unchanged.
                 stack.enter_context(replicas.overriding(each, _all_reduce_sum_gradients=list, loss_scale_factor=None))
             self.inner.apply(gradients, variables, **kwargs)
 
@@ -141,18 +142,18 @@ class Family(family.Family):
 
     @classmethod
     def from_config(cls, config: Any, custom_objects: dict[str, Any] | None) -> Any:
-        # `keras.optimizers.deserialize` does not recognize Keras's own Lamb, so `keras.saving` reads the configs that
-        # have a `module`. It cannot read older configs, which do not.
+        # `keras.optimizers.deserialize` does not recognize Keras's own Lamb, but `keras.saving` does. `keras.saving`
+        # can only read configs with the key `module`, which older configs lack.
         if "module" in config:
             return keras.saving.deserialize_keras_object(config, custom_objects=custom_objects)
         return keras.optimizers.deserialize(config, custom_objects=custom_objects)
 
     def copied(self, memo: dict[int, Any]) -> Any:
-        # Keras's own copy of a built optimizer has no state. The optimizer is therefore created again from its config,
-        # and the values of its variables are copied.
+        # The copy that Keras makes of a built optimizer has no state. The optimizer is therefore created again from its
+        # config, and the values of its variables are copied.
         inner = self.inner
         new = type(inner).from_config(inner.get_config())
-        # A Keras config does not contain the variables that are excluded from weight decay.
+        # The config of a Keras optimizer does not record which variables are excluded from weight decay.
         if hasattr(inner, "_exclude_from_weight_decay"):
             new._exclude_from_weight_decay = set(inner._exclude_from_weight_decay)
             new._exclude_from_weight_decay_pattern = inner._exclude_from_weight_decay_pattern
@@ -180,8 +181,9 @@ class LossScaleOptimizer(
 ):
     """The wrapper around a Keras 3 optimizer.
 
-    The class derives from Keras's own LossScaleOptimizer, because `compile` would wrap an optimizer of any other class
-    again. It runs no code of that base class, and the only variables that it adds are those of the loss scale.
+    With the dtype policy mixed_float16, `compile` wraps every optimizer that is not an instance of Keras's own
+    LossScaleOptimizer. This class derives from that class to avoid a second wrapper, but runs none of its code. It adds
+    only the loss scale's variables.
     """
 
     _family_class = Family
@@ -209,12 +211,12 @@ class LossScaleOptimizer(
 
     @property
     def dynamic_scale(self) -> Any:
-        """The loss scale variable. Keras 3 uses this name for it."""
+        """The loss scale variable, which Keras 3 calls `dynamic_scale`."""
         return self._loss_scale.current_loss_scale
 
     @property
     def step_counter(self) -> Any:
-        """The number of finite steps since the scale last changed. Keras 3 uses this name for it."""
+        """The number of finite steps since the scale last changed, which Keras 3 calls `step_counter`."""
         return self._loss_scale.good_steps
 
     finalize_variable_values = optimizer.finalize_variable_values
@@ -242,9 +244,9 @@ class LossScaleOptimizer(
         loaded = self._family.loaded_weights = values[: len(values) - len(of_scale)]
         super().set_weights([*loaded[: len(self.weights)], *values[len(loaded) :]])
 
-    # The values in a `.keras` file have the same order as those of Keras's own LossScaleOptimizer, so that each class
-    # can read the other's files. The first value that Keras writes is a step count that is always 0. This class writes
-    # the number of overflows that count towards the hysteresis in that position.
+    # The values in a `.keras` file are stored in the order in which Keras's own LossScaleOptimizer saves them, so that
+    # each class can read the other's files. As the first value, Keras writes a step count that is always 0. This class
+    # writes the number of overflows that count towards the hysteresis instead.
 
     def save_own_variables(self, store: Any) -> None:
         scale = self._loss_scale()
@@ -269,8 +271,8 @@ class LossScaleOptimizer(
                 type(self._optimizer).__name__,
             )
             values = values[: len(inner)]
-        # The number of saved variables differs if, for example, a layer was frozen after training. Keras warns about
-        # this as well.
+        # The saved optimizer has a different number of variables if, for example, a layer was frozen after training.
+        # Keras warns about this as well.
         if len(values) != len(inner):
             _warn_of_other_variables(self._optimizer, len(values), bool(of_scale))
             inner = values = []
@@ -296,8 +298,8 @@ class LossScaleOptimizer(
         return self._optimizer._lookup_dependency(name, *args)
 
 
-# Values in a checkpoint of Keras's LossScaleOptimizer that the wrapper does not need, with their dtypes. The last two
-# are needed only for a dynamic scale.
+# The dtypes of the values in a checkpoint of Keras's LossScaleOptimizer for which the wrapper may have no variable. It
+# never has variables for the first two. A wrapper with a fixed scale has none for the last two either.
 _UNUSED = {
     "_iterations": tf.int64,
     "_learning_rate": tf.float32,
@@ -320,7 +322,7 @@ def _part_of_keras_wrapper(wrapper: LossScaleOptimizer, name: str) -> Any:
                 if dtype is None
                 else tf.Variable(tf.zeros([], dtype), trainable=False)
             )
-        # The wrapper keeps a reference to the object, because the checkpoint has only a weak reference to it.
+        # TensorFlow keeps only a weak reference to an object that it is restoring, so the wrapper keeps a strong one.
         wrapper.__dict__.setdefault("_meaningless", {})[name] = parts[name]
     return parts[name]
 
@@ -339,30 +341,33 @@ def _warn_of_other_variables(inner: Any, saved: int, with_scale: bool) -> None:
 
 
 def _are_of_a_wrapper(values: list[Any]) -> bool:
-    """Return whether the saved values begin with a wrapper's four scalars, of which the second is always zero."""
+    """Return whether a wrapper saved the values. A wrapper saves four scalars first, and the second is always zero."""
     return len(values) >= 4 and all(value.shape == () for value in values[:4]) and values[1][()] == 0
 
 
 def _unless_assigned(
     change: Callable[..., list[Any]], gradients: list[Any], variables: list[Any], *args: Any
 ) -> list[Any]:
-    """Apply `change` to all gradients that Keras does not assign to their variables as new values (for float8)."""
+    """Apply `change` to the gradients.
+
+    For float8, Keras assigns some gradients to their variables as new values. These gradients stay unchanged.
+    """
     assigned = [getattr(variable, "overwrite_with_gradient", False) for variable in variables]
     changed = change([None if new else g for g, new in zip(gradients, assigned)], variables, *args)
     return [g if new else other for g, other, new in zip(gradients, changed, assigned)]
 
 
 def _require_valid(options: dict[str, Any]) -> None:
-    """Raise an error for options that are out of range, by passing them to the constructor of a Keras optimizer."""
+    """Let the constructor of a Keras optimizer raise an error if an option is out of range."""
     if options:
         keras.optimizers.SGD(**options)
 
 
 def _move_under_strategy(inner: Any, variables: list[Any]) -> None:
-    """Move an unbuilt optimizer that was created outside the strategy's scope into the scope.
+    """Move an unbuilt optimizer into the strategy's scope if it was created outside of the scope.
 
-    In its constructor, a Keras optimizer records the strategy and creates the step count and the learning rate. A step
-    outside of `strategy.run` needs the strategy under which the trained variables were created.
+    The constructor of a Keras optimizer records the strategy in use, and creates the step count and the learning rate.
+    If no strategy is in use now, the optimizer needs the strategy under which the trained variables were created.
     """
     strategy = tf.distribute.get_strategy()
     if not tf.distribute.has_strategy():
@@ -380,5 +385,5 @@ def _move_under_strategy(inner: Any, variables: list[Any]) -> None:
 
 
 def _with_parts(inner: Any) -> list[Any]:
-    """Return a list of an optimizer and, if it is a MultiOptimizer, the optimizers in it."""
+    """Return a list with the optimizer. If it is a MultiOptimizer, the list also contains the optimizers inside it."""
     return [inner, *getattr(inner, "optimizers", [])]

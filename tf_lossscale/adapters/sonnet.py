@@ -1,4 +1,4 @@
-"""Sonnet 2: optimizers with `apply(updates, parameters)`."""
+"""Adapter for Sonnet 2's optimizers, which have a method `apply(updates, parameters)`."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Family(family.Family):
         return tuple(name for name in arguments if name in vars(self.inner) and name != "learning_rate")
 
 
-# These methods are defined in a separate class, because Sonnet's metaclass puts a name scope around each method that is
-# defined in a subclass of `sonnet.Optimizer`.
+# The wrapper's methods are defined in a separate class, because Sonnet's metaclass puts a name scope around each method
+# that is defined in a subclass of `sonnet.Optimizer`.
 class _Wrapper(optimizer.LossScaleOptimizer):
     _family_class = Family
     _family: Family
@@ -51,11 +51,12 @@ class _Wrapper(optimizer.LossScaleOptimizer):
     def apply(self, updates: Iterable[Any], parameters: Iterable[Any] | None = None) -> None:
         """Apply updates to the parameters, or skip the step on all replicas if any update is not finite.
 
-        The updates are gradients of the scaled loss. After `get_unscaled_gradients` they are already unscaled,
-        and are not divided again. As with every Sonnet optimizer, the caller has reduced them over the replicas.
+        The updates are gradients of the scaled loss, and this method divides them by the loss scale. Updates that
+        `get_unscaled_gradients` returned are not divided again. As with every Sonnet optimizer, the caller must first
+        reduce the updates over the replicas.
 
         Args:
-            updates: gradients; None is allowed.
+            updates: the gradients; each may be None.
             parameters: the variables, one for each update.
 
         Raises:

@@ -1,4 +1,4 @@
-"""TensorFlow 1: `tf.compat.v1.train.Optimizer`s, in legacy graphs and in eager mode."""
+"""Adapter for TensorFlow 1's optimizers (`tf.compat.v1.train`), in legacy graphs and in eager mode."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Family(family.Family):
 
     def apply(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> Any:
         if replicas.several_replicas():
-            # These optimizers sum the gradients over the replicas again, so one replica passes the sum, and the others
-            # pass zeros.
+            # TensorFlow 1's optimizers sum the gradients over the replicas again, so one replica passes the sum, and
+            # the others pass zeros.
             first = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0)
             gradients = [_only_if(first, gradient) for gradient in gradients]
         return self.inner.apply_gradients(list(zip(gradients, variables)), **kwargs)
@@ -65,7 +65,10 @@ class Family(family.Family):
 
 
 class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
-    """The wrapper around a `tf.compat.v1.train.Optimizer`; its methods take that class's arguments."""
+    """The wrapper around a `tf.compat.v1.train.Optimizer`.
+
+    Its methods accept the same arguments as the methods of that class.
+    """
 
     _family_class = Family
     _family: Family
@@ -81,10 +84,11 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
             var_list: a variable, a list of them or a function that returns one of these. The default is all
                 trainable variables of the graph.
             *args: as in `tf.compat.v1.train.Optimizer.compute_gradients`.
-            **kwargs: keyword arguments of that method, and `tape`, the tape that recorded a loss tensor in eager mode.
+            **kwargs: as in `tf.compat.v1.train.Optimizer.compute_gradients`. An additional argument is `tape`, the tape
+                that recorded a loss tensor in eager mode.
 
         Returns:
-            A list of (gradient, variable).
+            A list of (gradient, variable) pairs.
         """
         tape = kwargs.pop("tape", None)
         if tape is not None:
@@ -101,13 +105,13 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
         """Apply unscaled gradients, or skip the step. A skipped step does not increment `global_step`.
 
         Args:
-            grads_and_vars: any iterable of (gradient, variable).
+            grads_and_vars: an iterable of (gradient, variable) pairs.
             global_step: a variable that counts the applied steps.
             name: a name for the operation.
             **kwargs: `experimental_aggregate_gradients` or `skip_gradients_aggregation`.
 
         Returns:
-            In a legacy graph the operation to run.
+            In a legacy graph, the operation that takes the step.
         """
         return super().apply_gradients(grads_and_vars, name, global_step=global_step, **kwargs)
 
@@ -133,13 +137,13 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
             aggregation_method: as in `tf.compat.v1.train.Optimizer.minimize`.
             colocate_gradients_with_ops: as in `tf.compat.v1.train.Optimizer.minimize`.
             name: a name for the operation.
-            grad_loss: the gradient of the final objective with respect to the loss; None for ones.
+            grad_loss: the gradient of the final objective with respect to the loss. None stands for a tensor of ones.
             tape: the tape that recorded the loss, in eager mode.
 
         Returns:
-            In a legacy graph the operation to run.
+            In a legacy graph, the operation that takes the step.
         """
-        # A list in the second position is `var_list`, as in Keras: `minimize(loss, var_list)`.
+        # If the second argument is a list, it is used as `var_list`, as in Keras's `minimize(loss, var_list)`.
         if isinstance(global_step, (list, tuple)):
             global_step, var_list = var_list, global_step
         pairs = self.compute_gradients(
@@ -155,7 +159,10 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
 
     def __getattr__(self, name: str) -> Any:
         if name == "iterations":
-            raise AttributeError("Optimizers of tf.compat.v1.train do not count their steps: pass them a global_step.")
+            raise AttributeError(
+                "Optimizers of tf.compat.v1.train have no `iterations`, because they do not count their steps. Pass a "
+                "variable as `global_step` to minimize() or apply_gradients()."
+            )
         return super().__getattr__(name)
 
     @property
@@ -196,7 +203,6 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
 
 
 def _only_if(condition: tf.Tensor, gradient: Any) -> Any:
-    """Return the gradient if a condition holds, otherwise zeros. None stays None."""
     if gradient is None:
         return None
     if isinstance(gradient, tf.IndexedSlices):

@@ -1,4 +1,4 @@
-"""Keras 2's optimizers since TensorFlow 2.11: `tf_keras.optimizers`, or in 2.15 `tf.keras.optimizers`."""
+"""Adapter for the optimizers of `tf_keras.optimizers`, which TensorFlow 2.15 calls `tf.keras.optimizers`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Family(family.Family):
     optimizers = tf_keras.optimizers
     optimizers_name = f"{tf_keras.__name__}.optimizers"
     options = (*CLIPS, "weight_decay", "use_ema", "ema_momentum", "ema_overwrite_frequency")
-    # `name` can be read on the wrapper, because tf_keras uses it in a warning about files that do not fit the
+    # The wrapper delegates `name`, because tf_keras reads it for a warning about saved files that do not fit the
     # optimizer.
     delegated = (
         *(*CLIPS, "use_ema", "ema_momentum", "jit_compile", "name"),
@@ -40,7 +40,7 @@ class Family(family.Family):
 
     def parts_changed(self) -> Any:
         # When an optimizer is first saved or restored, tf_keras caches the list of the objects that the optimizer
-        # tracks.
+        # tracks. The list is now outdated, so it is removed from the cache.
         vars(self.inner).pop("_coalesced_children", None)
 
     def unscale(self, gradients: list[Any], factor: tf.Tensor, variables: list[Any] | None = None) -> list[Any]:
@@ -90,8 +90,8 @@ class Family(family.Family):
         return "the optimizer is on a DTensor mesh" if self.inner._mesh else super().obstacle()
 
     def count_skipped_step(self) -> Any:
-        # In eager mode, Nadam updates its momentum product once per step only if its counter `_u_product_counter`
-        # agrees with `iterations`.
+        # In eager mode, Nadam compares `_u_product_counter` with `iterations` to update its momentum product once per
+        # step. A skipped step therefore increments both.
         if tf.executing_eagerly() and hasattr(self.inner, "_u_product_counter"):
             self.inner._u_product_counter += 1
         return super().count_skipped_step()
@@ -128,8 +128,8 @@ class Family(family.Family):
         return tf_keras.optimizers.deserialize(config, custom_objects=known)
 
     def copied(self, memo: dict[int, Any]) -> Any:
-        # A tf_keras optimizer has a reference to its strategy. A strategy cannot be copied, so the copy refers to the
-        # same one.
+        # A tf_keras optimizer refers to its strategy. A strategy cannot be copied, so the copy of the optimizer refers
+        # to the same strategy.
         strategy = self.inner._distribution_strategy
         memo[id(strategy)] = strategy
         return super().copied(memo)
@@ -151,7 +151,7 @@ class LossScaleOptimizer(
 
     _family_class = Family
     _family: Family
-    # tf_keras checks this attribute before it wraps an optimizer in its own wrapper.
+    # tf_keras checks this attribute before it wraps an optimizer in its own LossScaleOptimizer.
     _is_wrapped_by_loss_scale_optimizer = True
 
     def _init_base(self) -> None:
@@ -171,5 +171,8 @@ class LossScaleOptimizer(
         self._loss_scale.bring_into_range()
 
     def get_updates(self, loss: Any, params: list[Any]) -> list[Any]:
-        """Raise the error of `apply_gradients` in a legacy graph. Keras 2's `fit` calls this method only there."""
+        """Raise the error that `apply_gradients` raises in a legacy graph.
+
+        Keras 2's `fit` calls `get_updates` only in legacy graphs.
+        """
         return [self.apply_gradients(list(zip(self.get_gradients(loss, params), params)))]

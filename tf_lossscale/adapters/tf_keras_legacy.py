@@ -1,4 +1,4 @@
-"""tf_keras legacy: Keras 2's OptimizerV2, `tf_keras.optimizers.legacy`."""
+"""Adapter for Keras 2's legacy optimizers, the subclasses of OptimizerV2 in `tf_keras.optimizers.legacy`."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from tf_lossscale.wrapper.parts import of_inner
 tf_keras: Any = keras_versions.keras_2()
 
 _Optimizer = tf_keras.optimizers.legacy.Optimizer
-# Keras 2's own wrapper class for legacy optimizers, which `compile` checks for in graph mode. Only its base class has a
-# public name. Creating an instance to find the class would fail in the scope of a ParameterServerStrategy, so the
-# subclasses of the base class are searched.
+# Keras 2's own loss scale wrapper for legacy optimizers. In graph mode, `compile` checks for this class. Only the base
+# class has a public name, so the wrapper class is found among the subclasses of the base class. It is not found by
+# creating an instance, because that fails in the scope of a ParameterServerStrategy.
 _Wrapper: Any = next(
     each for each in tf_keras.mixed_precision.LossScaleOptimizer.__subclasses__() if issubclass(each, _Optimizer)
 )
 _USUAL_AGGREGATOR = tf_keras.optimizers.legacy.SGD().gradient_aggregator
-# Strategies under which these optimizers refuse `experimental_aggregate_gradients=False`.
+# Strategies under which legacy optimizers reject the argument `experimental_aggregate_gradients=False`.
 _ALWAYS_AGGREGATING = (
     tf.distribute.experimental.CentralStorageStrategy,
     tf.distribute.experimental.ParameterServerStrategy,
 )
-# In graph mode, Keras 2's session initializes only the variables that were registered with this function.
+# In graph mode, Keras 2's session initializes only the variables that were registered with `track_variable`.
 variables.tell_of_new(tf_keras.__internal__.backend.track_variable)
 
 
@@ -44,7 +44,7 @@ class Family(family.Family):
     nadam_product = ("_m_cache", 0.004)
     takes_empty_steps = True
     returns_operations = True
-    # Nadam sets this attribute in each step.
+    # Nadam sets `_m_cache_read` in each step.
     set_in_each_step = ("_m_cache_read",)
     slots_need_gradients = True
     delegated = (
@@ -69,8 +69,8 @@ class Family(family.Family):
 
     def reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
         gradients = without_none(self.inner._transform_unaggregated_gradients, gradients, variables)
-        # Users can override `_aggregate_gradients` or replace the aggregator, for example to sum over workers without a
-        # strategy. The aggregator can be replaced at any time, so it is checked in each step.
+        # Users can override `_aggregate_gradients` or replace `gradient_aggregator`, for example to sum over workers
+        # without a strategy. The aggregator can be replaced at any time, so it is checked in each step.
         aggregates = (
             type(self.inner)._aggregate_gradients is not _Optimizer._aggregate_gradients
             or self.inner.gradient_aggregator is not _USUAL_AGGREGATOR
@@ -118,12 +118,12 @@ class LossScaleOptimizer(
 
     _family_class = Family
     _family: Family
-    # tf_keras checks this attribute before it wraps an optimizer in its own wrapper.
+    # tf_keras checks this attribute before it wraps an optimizer in its own LossScaleOptimizer.
     _is_wrapped_by_loss_scale_optimizer = True
     _HAS_AGGREGATE_GRAD = True
 
     def _init_base(self) -> None:
-        # A user's subclass may override `_aggregate_gradients`.
+        # A user's subclass of this wrapper may override `_aggregate_gradients`.
         if type(self)._aggregate_gradients is not LossScaleOptimizer._aggregate_gradients:
             self._family.own_aggregation = self._aggregate_gradients
 
@@ -147,7 +147,7 @@ class LossScaleOptimizer(
             _require_number(name, value)
         super().__setattr__(name, value)
 
-    # Methods that old code calls on optimizers, and therefore on the wrapper.
+    # The wrapper has the following methods, because old code calls them on its optimizer.
 
     def get_slot(self, var: Any, slot_name: str) -> Any:
         """Return the inner optimizer's slot variable for `var`."""
@@ -171,7 +171,7 @@ class LossScaleOptimizer(
 
     @property
     def variables(self) -> optimizer.CallableList:
-        """The inner optimizer's variables, the same as `weights`. `variables()` returns the same list."""
+        """The inner optimizer's variables. The list can also be called: `optimizer.variables()` returns it."""
         return optimizer.CallableList(self._optimizer.weights)
 
     @property
@@ -208,17 +208,17 @@ def _require_number(name: str, value: Any) -> None:
 
 
 def _require_not_saved_beside(inner: Any) -> None:
-    """Raise an error if the checkpoint being written holds both the wrapper and its inner optimizer."""
-    # While TensorFlow writes a checkpoint, it asks each object for its slots, and raises an error if two objects return
-    # the same ones.
+    """Raise an error if the checkpoint being written contains both the wrapper and its inner optimizer."""
+    # While TensorFlow writes a checkpoint, it asks each object for its slots. It raises an error if two objects return
+    # the same slots.
     saving = sys._getframe(2)
     if saving.f_code.co_name != "serialize_slot_variables":
         return
     if any(each is inner for each in saving.f_locals.get("non_slot_objects", ())):
         raise ValueError(
-            f"A checkpoint cannot hold both a LossScaleOptimizer and the inner {type(inner).__name__}, because "
-            "TensorFlow saves each slot variable for one optimizer. Pass the wrapper, which holds the inner optimizer: "
-            "tf.train.Checkpoint(model=model, optimizer=model.optimizer)."
+            f"A checkpoint cannot contain both a LossScaleOptimizer and the inner {type(inner).__name__}, because "
+            "TensorFlow saves each slot variable for one optimizer only. Pass only the wrapper, which includes the "
+            "inner optimizer: tf.train.Checkpoint(model=model, optimizer=model.optimizer)."
         )
 
 
@@ -230,6 +230,6 @@ def _require_no_clipping_in_central_storage(inner: Any) -> None:
         if value is not None:
             raise ValueError(
                 f"`{name}={value!r}` of the inner {type(inner).__name__} does not work under CentralStorageStrategy: "
-                "tf_keras's legacy optimizers cannot clip there. Use the optimizer of the same name in "
-                "tf.keras.optimizers or tf_keras.optimizers, or another strategy."
+                "tf_keras's legacy optimizers cannot clip gradients under it. Use the optimizer of the same name in "
+                "tf.keras.optimizers or tf_keras.optimizers, or use a different strategy."
             )

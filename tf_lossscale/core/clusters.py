@@ -1,4 +1,4 @@
-"""Compiles an optimizer step as one XLA cluster, which runs in eager mode, in a tf.function or on a replica."""
+"""Compiles an optimizer step as a single XLA cluster, for eager mode, tf.functions and replicas."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from absl import logging
 
 from tf_lossscale.core import constants, replicas
 
-#: XLA compiles at most this many versions of an optimizer's step for each replica. Further versions run without XLA.
+#: XLA compiles at most this many versions of an optimizer's step for each replica. All other versions run without XLA.
 _MOST = 8
 
 
@@ -27,8 +27,9 @@ class Clusters:
     """
 
     def __init__(self) -> None:
-        # Maps the key of a step's constants to (compiled step, weak references). The step is None if it cannot be
-        # compiled. An entry is removed when one of the referenced objects is garbage-collected.
+        # Maps the key of a step's constants to (compiled step, weak references to the objects whose ids are in the
+        # key). The compiled step is None if the step cannot be compiled. An entry is removed when one of these objects
+        # is garbage-collected.
         self._steps: dict[tuple[Any, ...], tuple[Any, list[weakref.ref[Any]]]] = {}
         self._logged: set[str] = set()
 
@@ -43,7 +44,7 @@ class Clusters:
     def compile(
         self, held: Any, function: Callable[..., Any], *arguments: Any, ignored: Sequence[str] = ()
     ) -> Callable[..., Any] | None:
-        """Return a function compiled by XLA.
+        """Compile a function with XLA.
 
         In eager mode a function is compiled once for all calls with the same constants in `held`. In a graph the
         function is traced as a part of that graph.
@@ -55,8 +56,8 @@ class Clusters:
             ignored: names of attributes in `held` that the function sets before it reads them.
 
         Returns:
-            A compiled function with the same arguments. None if `function` cannot be compiled, or if the compiled
-            function might return wrong results in later calls; the reason is logged once.
+            A compiled function with the same arguments. If `function` cannot be compiled, or might return wrong results
+            in later calls after compilation, the reason is logged once and None is returned.
         """
         if not tf.executing_eagerly():
             return _with_xla(function)
@@ -79,7 +80,7 @@ class Clusters:
     def _traced(
         self, key: tuple[Any, ...], held: Any, function: Callable[..., Any], arguments: Any, ignored: Sequence[str]
     ) -> Any:
-        """Trace a function. Return None if tracing fails, or if each call sets Python attributes."""
+        """Trace a function. If tracing fails, or if each call sets Python attributes, return None."""
         with constants.put_back(held):
             try:
                 traced = _with_xla(function).get_concrete_function(*arguments)
@@ -87,14 +88,14 @@ class Clusters:
             except constants.Unknown:
                 after = ()
             except Exception as error:
-                # A step that cannot be traced runs without XLA. It raises the same error, unless the error occurs only
-                # in tracing.
+                # A step that cannot be traced runs without XLA. It then raises the same error as the trace, unless the
+                # error occurs only in tracing.
                 self.log_once(f"TensorFlow cannot trace them ({type(error).__name__}: {str(error).splitlines()[0]})")
                 return None
         if after == key:
             return traced
-        # A key that is longer after tracing shows that tracing filled a cache. The next trace may succeed, so nothing
-        # is logged.
+        # If the key is longer after tracing, tracing has filled a cache and the next trace may succeed. Nothing is
+        # logged in this case.
         if len(after) <= len(key):
             self.log_once("each step sets a Python attribute of the optimizer, which a compiled step cannot do")
         return None
@@ -108,7 +109,7 @@ class Clusters:
         """Log a warning that steps are not compiled, once for each reason.
 
         Args:
-            reason: the reason, worded as the end of the warning's sentence.
+            reason: why the steps are not compiled. The warning ends with this text.
         """
         if reason not in self._logged:
             self._logged.add(reason)
@@ -149,7 +150,7 @@ def joined(clusters: Sequence[Cluster | None]) -> Cluster | None:
     True
 
     Args:
-        clusters: the cluster of each optimizer, or None for an optimizer whose step is not compiled; at least one item.
+        clusters: one or more items: the cluster of each optimizer, or None if the optimizer's step is not compiled.
     """
     compiled = [each for each in clusters if each is not None]
     if len(compiled) < len(clusters):

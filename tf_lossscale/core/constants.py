@@ -1,4 +1,4 @@
-"""Builds hashable keys from the Python constants that tracing freezes, and restores attributes that tracing sets."""
+"""Builds hashable keys from the Python constants that tracing embeds in a graph. Restores objects after tracing."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Unknown(Exception):
 
 
 def key(value: Any, ignored: Collection[str] = (), identified: list[Any] | None = None) -> tuple[Any, ...]:
-    """Return a hashable key of the Python constants in an object, at any depth, that tracing would freeze.
+    """Return a hashable key of the Python constants in an object, at any depth, that tracing would embed in a graph.
 
-    Numbers, strings, small arrays and small tensors are in the key by value. Variables and strategies are in the key by
-    their ids, because a traced function keeps using the ones that it was traced with. Do not use a key after one of
-    these objects was garbage-collected: a new object may get the same id.
+    The key contains numbers, strings, small arrays and small tensors by value. It contains the ids of variables and
+    strategies, because a traced function keeps using the variables and strategies with which it was traced. Do not use
+    a key after one of them was garbage-collected, because a new object may get the same id.
 
     >>> class SGD:
     ...     def __init__(self, momentum):
@@ -53,7 +53,7 @@ def key(value: Any, ignored: Collection[str] = (), identified: list[Any] | None 
     Args:
         value: an optimizer, or any other object.
         ignored: names of attributes that are left out.
-        identified: a list. The variables and strategies that are in the key by id are appended to it.
+        identified: a list to which all variables and strategies in the object are appended.
 
     Returns:
         A hashable tuple that differs if any of the constants differs.
@@ -63,11 +63,11 @@ def key(value: Any, ignored: Collection[str] = (), identified: list[Any] | None 
     """
     found: list[Any] = []
     identified = [] if identified is None else identified
-    # Maps ids to pairs (number, object), for all objects whose attributes or items are in the key. The reference to the
-    # object prevents Python from reusing the id.
+    # Maps the ids of the objects whose attributes or items are in the key to (consecutive number, object). The
+    # reference to the object prevents Python from reusing the id.
     numbers: dict[int, tuple[int, Any]] = {}
     waiting = [("", value)]
-    # Each eager step computes a key. A loop computes it faster than recursion.
+    # A key is computed in each eager step. A loop is faster than recursion.
     while waiting:
         path, value = waiting.pop()
         kind = type(value)
@@ -79,7 +79,8 @@ def key(value: Any, ignored: Collection[str] = (), identified: list[Any] | None 
         elif _is_variable(kind):  # type: ignore[arg-type]
             identified.append(value)
             found += (kind, id(value))
-            # A Keras 3 variable wraps a TensorFlow variable, which may be replaced by another one.
+            # A Keras 3 variable wraps a TensorFlow variable. The wrapped variable may be replaced, so it is in the key
+            # as well.
             if "_value" in vars(value):
                 waiting.append((path, value._value))
         elif isinstance(value, type):

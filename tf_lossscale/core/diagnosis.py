@@ -15,7 +15,7 @@ from tf_lossscale.core.variables import LazyVariable, Variables, unless, value_o
 class Diagnosis(Variables):
     """Counts, for each trained variable, the steps in which its gradient was not finite. The counts are not saved.
 
-    An applied step only computes the norm of the gradients. A skipped step also checks each gradient.
+    In an applied step only the norm of the gradients is computed. In a skipped step each gradient is checked as well.
 
     >>> diagnosis = Diagnosis()
     >>> gradients = [tf.constant([1.0]), tf.constant([float("inf")])]
@@ -53,7 +53,8 @@ class Diagnosis(Variables):
             names: the names of the trained variables, one for each gradient.
             applied: bool scalar, False if the step was skipped.
             gradients: the gradients, reduced over the replicas; each may be None.
-            evidence: for each gradient, the `finite.nonfinite_kind` that all replicas agree on, or the gradient itself.
+            evidence: for each gradient, a value that shows whether the gradient is infinite or NaN on any replica: the
+                `finite.nonfinite_kind` that all replicas agree on, or the gradient itself.
 
         Returns:
             The operations that a session has to run in a legacy graph.
@@ -83,7 +84,7 @@ class Diagnosis(Variables):
 
     def _make(self, names: tuple[str, ...]) -> None:
         self._tables.append(names)
-        # Each of these variables is created when it is first read.
+        # Reading these attributes creates their variables.
         _ = self.steps, self.gradient_norm, self._table(names)
 
     def _table(self, names: tuple[str, ...]) -> tf.Variable:
@@ -100,7 +101,7 @@ def global_norm(gradients: list[Any]) -> tf.Tensor:
         gradients: tensors, IndexedSlices or None.
 
     Returns:
-        A float32 scalar tensor; infinite or NaN if a gradient is.
+        A float32 scalar tensor; infinite or NaN if any gradient contains infinity or NaN.
     """
     wide = [tf.cast(_values(g), tf.float32) for g in gradients if g is not None]
     return tf.linalg.global_norm(wide) if wide else tf.constant(0.0)

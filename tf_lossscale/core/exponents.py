@@ -1,4 +1,4 @@
-"""Counts, on the device and at regular intervals, how many values of each gradient have each binary exponent."""
+"""Counts how many values of each gradient have each binary exponent, at regular intervals and on the device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tf_lossscale.core.graphs import operations
 from tf_lossscale.core.variables import LazyVariable, Variables, unless, value_or_zero
 from tf_lossscale.precision.counts import COLUMNS, INFINITE, LOWEST, NAN, ZEROS, ExponentCounts, column
 
-#: The default interval from one counted step to the next, in steps.
+#: The default number of steps from one counted step to the next.
 EVERY = 100
 
 _SUM, _FIRST = tf.VariableAggregation.SUM, tf.VariableAggregation.ONLY_FIRST_REPLICA
@@ -22,9 +22,9 @@ _SUM, _FIRST = tf.VariableAggregation.SUM, tf.VariableAggregation.ONLY_FIRST_REP
 class Exponents(Variables):
     """Counts the values of gradients by variable and exponent, and keeps the counts of the last counted step.
 
-    The first step is counted, and then every `every`-th step. All other steps only increment the number of steps. The
-    counts are variables that are not saved. Each replica counts its own gradients in its own copy of the variables;
-    reading the counts adds the copies up.
+    Gradients are counted in the first step, and then in every `every`-th step. All other steps only increment the step
+    count. The counts are variables that checkpoints do not contain. Each replica counts its own gradients in its own
+    copies of these variables, and `last` returns the sums of the copies.
 
     >>> exponents = Exponents(every=100)
     >>> gradients = [tf.constant([0.75, 0.0])]
@@ -47,7 +47,8 @@ class Exponents(Variables):
             every=every,
             # For each table of counts, a tuple with the names of the trained variables, one name for each row.
             _tables=[],
-            # For each replica, a cache of the values of `steps` and `following`, used until a graph may change them.
+            # For each replica, cached values of `steps` and `following`. They are used only as long as no graph may
+            # change these variables.
             _known={},
             _in_graphs=False,
         )
@@ -60,7 +61,9 @@ class Exponents(Variables):
     def record(
         self, names: Callable[[], tuple[str, ...]], gradients: Callable[[], list[Any]], scale: Callable[[], tf.Tensor]
     ) -> list[tf.Operation]:
-        """Count the gradients of a step if the step is due to be counted. Call this in a replica context.
+        """Increment the step count, and count the gradients by exponent if the interval has passed.
+
+        Call this in a replica context.
 
         Args:
             names: a function that returns the names of the variables, one for each gradient.
@@ -81,8 +84,8 @@ class Exponents(Variables):
         _require_own_copies()
         if not tf.executing_eagerly():
             self.__dict__["_in_graphs"] = True
-        # Each replica discards only its own cached values. If it discarded those of a slower replica as well, that
-        # replica would read the variables again in the current step, and wait forever for the other replicas.
+        # Each replica discards only its own cached values. Without its cached values, a slower replica would read the
+        # variables again in the current step, and wait forever for the other replicas.
         self._known.pop(replicas.replica(), None)
         rows = names()
         replicas.once(lambda: self._make(rows))
@@ -101,14 +104,17 @@ class Exponents(Variables):
         return [*done, *operations(self.steps.assign(step))]
 
     def counts_next(self) -> bool:
-        """Return whether the next step may be counted. In a graph or a cross-replica context this is always True."""
+        """Return whether the gradients of the next step may be counted.
+
+        In a graph or a cross-replica context, always return True.
+        """
         if not tf.executing_eagerly() or tf.distribute.in_cross_replica_context():
             return True
         steps, following = self._numbers()
         return steps + 1 >= following
 
     def count_next(self) -> None:
-        """Make the next step count its gradients."""
+        """Count the gradients of the next step, even if the interval has not passed."""
         # Before the first step there is no variable to assign to. The first step is counted in any case.
         if "following" not in self._all():
             return
@@ -145,7 +151,10 @@ class Exponents(Variables):
         return int(_value(self.steps)) if "steps" in self._all() else 0
 
     def _numbers(self) -> tuple[int, int]:
-        """Return the values of `steps` and `following` in eager mode. Use the cache unless a graph may change them."""
+        """Return the values of `steps` and `following` in eager mode.
+
+        The values are cached, unless a graph can change the variables.
+        """
         found = None if self._in_graphs else self._known.get(replicas.replica())
         if found is None:
             replicas.once(self._make_numbers)
@@ -192,7 +201,7 @@ def table(gradients: list[Any]) -> tf.Tensor:
             IndexedSlices are counted, including rows with the same index.
 
     Returns:
-        An int64 tensor of shape [number of gradients, COLUMNS]. The row of a gradient None contains zeros.
+        An int64 tensor of shape [number of gradients, COLUMNS]. If a gradient is None, its row contains only zeros.
     """
     each = [_Bits(gradient) for gradient in gradients]
     rows = tf.stack([bits.by_exponent() for bits in each])
@@ -229,7 +238,10 @@ class _Bits:
         self.infinity = (2**self._exponent - 1) << self._mantissa
 
     def by_exponent(self) -> tf.Tensor:
-        """Return an int64 row of counts by exponent. It counts zeros in the lowest column, and infinities as NaN."""
+        """Return the counts by exponent as an int64 row.
+
+        Zeros are counted in the column of the lowest exponent, and infinities in the column of NaN.
+        """
         exponents = 2**self._exponent
         found = _histogram(
             self._as_index(tf.bitwise.right_shift(self._bits, self._constant(self._mantissa))), 2 * exponents
@@ -240,7 +252,7 @@ class _Bits:
         return tf.cast(row, tf.int64)
 
     def number(self, of: int) -> tf.Tensor:
-        """Return how many values have the bits `of`, ignoring the sign bit: an int64 tensor of shape [1]."""
+        """Return the number of values whose bits, without the sign bit, equal `of`, as an int64 tensor of shape [1]."""
         magnitude = tf.bitwise.bitwise_and(self._bits, self._constant(2 ** (self._mantissa + self._exponent) - 1))
         found = _histogram(self._as_index(tf.bitwise.bitwise_xor(magnitude, self._constant(of))), 1)
         return tf.cast(found, tf.int64)
@@ -271,7 +283,7 @@ def _require_own_copies() -> None:
 
 
 def _value(variable: tf.Variable) -> Any:
-    """Return the value of a variable; 0 if the variable was not initialized in the session."""
+    """Return the value of a variable, or 0 if the session has not initialized the variable."""
     if tf.executing_eagerly():
         return tf.convert_to_tensor(variable).numpy()
     try:

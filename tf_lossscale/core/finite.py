@@ -66,7 +66,9 @@ def nonfinite_kind(gradient: Any) -> tf.Tensor:
 
 
 def agreed(gradients: list[Any], *, exactly: bool, all_values: bool) -> list[Any]:
-    """Return tensors, equal on all replicas, that are finite if and only if the gradients of all replicas are.
+    """Return tensors that tell all replicas whether the gradients are finite.
+
+    The tensors are equal on all replicas. They are finite if and only if the gradients of all replicas are finite.
 
     >>> gradients = [tf.constant([float("inf")])]
     >>> [evidence.numpy().item() for evidence in agreed(gradients, exactly=True, all_values=False)]
@@ -74,13 +76,14 @@ def agreed(gradients: list[Any], *, exactly: bool, all_values: bool) -> list[Any
 
     Args:
         gradients: this replica's tensors, IndexedSlices or None.
-        exactly: whether to return the `nonfinite_kind` of each gradient. If False, a single 0 or NaN is returned for
-            all gradients.
+        exactly: whether to return the `nonfinite_kind` of each gradient. If both this argument and `all_values` are
+            False, a single 0 or NaN is returned for all gradients.
         all_values: whether to return this replica's gradients, which the caller must have summed over the replicas. If
-            a gradient contains infinity or NaN on any replica, this value is added to the gradient on all replicas.
+            a gradient contains infinity or NaN on any replica, infinity or NaN is added to it on all replicas.
 
     Returns:
-        A list of one tensor, or of one item for each gradient. If a gradient is None, its item is None.
+        A list with a single tensor if `exactly` and `all_values` are False, otherwise with an item for each gradient.
+        If a gradient is None, its item is None.
     """
     if not exactly and not all_values:
         return replicas.all_reduce([tf.where(all_finite(gradients), 0.0, float("nan"))])

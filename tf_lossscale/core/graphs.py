@@ -1,4 +1,4 @@
-"""Helpers for graphs: operations to wait for, compilation by XLA, values that the graph optimizer must not merge."""
+"""Helpers for graphs. They find operations, detect compilation by XLA, and hide values from the graph optimizer."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def operations(result: Any) -> list[Any]:
 
 
 def finished(result: Any) -> tf.Tensor:
-    """Return the tensor True, computed after all operations in a result. A branch of `tf.cond` can return it.
+    """Return True as a tensor that is computed after all operations in a result. A branch of `tf.cond` can return it.
 
     >>> finished(None).numpy().item()
     True
@@ -98,8 +98,8 @@ def in_xla_context() -> bool:
 def optimization_barrier(tensor: tf.Tensor) -> tf.Tensor:
     """Return the tensor as a value that is opaque to the graph optimizer.
 
-    Otherwise, in a tf.function, the optimizer would turn `g * scale * (1 / scale)` into `g * (scale * (1 / scale))`,
-    and hide an overflow that only the scaling causes.
+    Without the barrier, the graph optimizer would turn `g * scale * (1 / scale)` into `g * (scale * (1 / scale))` in a
+    tf.function. An overflow of `g * scale` would then go unnoticed.
 
     >>> optimization_barrier(tf.constant(1.0)).numpy().item()
     1.0

@@ -13,7 +13,7 @@ def scaled_inside(
     scale: Callable[[tf.Tensor], tf.Tensor],
     unscale: Callable[[list[Any]], list[Any]],
 ) -> Callable[..., Any]:
-    """Return a function that computes the same loss. Its gradients are computed from the scaled loss and then unscaled.
+    """Wrap a loss function, so that its gradients are computed from the scaled loss and then unscaled.
 
     >>> weight = tf.Variable(3.0)
     >>> loss_fn = scaled_inside(lambda: weight**2, lambda g: g * 8.0, lambda grads: [g / 8.0 for g in grads])
@@ -40,7 +40,8 @@ def scaled_inside(
         results = []
 
         def loss_and_gradients() -> Any:
-            # The tape is persistent, because a persistent tape of the caller may request the gradients several times.
+            # The tape is persistent, because the caller's tape may be persistent and request the gradients several
+            # times.
             with tf.GradientTape(persistent=True) as tape:
                 result = loss_fn(*args, **kwargs)
                 loss = _loss_of(result)
@@ -60,7 +61,7 @@ def scaled_inside(
 def _loss_of(result: Any) -> tf.Tensor:
     """Return the loss in the result of a loss function.
 
-    A list is rejected, because it may be a loss with further results, or several losses.
+    A list is rejected, because it is unclear whether it contains a loss with further results or several losses.
     """
     part = result[0] if isinstance(result, tuple) and result else result
     try:

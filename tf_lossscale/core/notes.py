@@ -1,4 +1,4 @@
-"""Notes on tensors: which loss scale scaled a loss or gradient, and what a gradient was computed from.
+"""Notes on tensors: which loss scale multiplied a loss or divided a gradient, and what a gradient was computed from.
 
 Each note is an attribute of the tensor. No other module reads or writes these attributes.
 """
@@ -35,7 +35,7 @@ def note_scaled_loss(loss: Any, loss_scale: Any) -> None:
 
 
 def loss_is_scaled_by(loss: Any, loss_scale: Any) -> bool:
-    """Return whether any part of a loss has a note that it was multiplied by this loss scale.
+    """Return whether any part of a loss is noted as multiplied by this loss scale.
 
     Args:
         loss: a nested structure of tensors; other objects have no notes.
@@ -113,7 +113,7 @@ def quotient_of(gradient: Any) -> Any:
 
 
 def note_origin(tensor: Any, origin: Any) -> None:
-    """Note what a tensor of a graph was computed from. In eager mode this does nothing.
+    """Note what a tensor in a graph was computed from. In eager mode, do nothing.
 
     Args:
         tensor: an unscaled gradient.

@@ -1,4 +1,4 @@
-"""Helpers for the replicas of the strategy in use, which tell how a step writes variables and sum over the replicas."""
+"""Helpers for replicas under the strategy in use. They tell how a step writes variables, and sum over replicas."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def several_replicas() -> bool:
 def uses_merge_call() -> bool:
     """Return whether a step uses `merge_call` to continue in the cross-replica context.
 
-    A step on a TPU does not, because all replicas run one program. They sum the gradients and take the same branch in
-    their replica contexts.
+    A step on a TPU uses no `merge_call`, because all replicas run a single program. The replicas sum the gradients and
+    take the same branch in their replica contexts.
 
     >>> uses_merge_call()
     False
@@ -39,7 +39,9 @@ def uses_merge_call() -> bool:
 
 
 def workers_step_alone() -> bool:
-    """Return whether workers share the loss scale but step independently, so one may change it during another's step.
+    """Return whether the workers share the loss scale, but take steps independently.
+
+    If so, one worker may change the loss scale during another worker's step.
 
     >>> workers_step_alone()
     False
@@ -60,7 +62,7 @@ def several_processes() -> bool:
 
 
 def write_independently() -> bool:
-    """Return whether each replica writes its own copies of the variables, because the step cannot use a merge call.
+    """Return whether each replica writes its own copies of the variables, in steps without a merge call.
 
     >>> write_independently()
     False
@@ -92,13 +94,13 @@ def independent_writes() -> contextlib.AbstractContextManager[None]:
     """
     if not tf.distribute.has_strategy() or tf.distribute.in_cross_replica_context():
         return contextlib.nullcontext()
-    # `_use_merge_call` is private: a test fails if strategies stop calling it. No other replica sees the override,
+    # `_use_merge_call` is private. A test fails if strategies stop calling it. No other replica sees the override,
     # because the threads of the other replicas wait until the next merge_call.
     return overriding(tf.distribute.get_strategy().extended, _use_merge_call=lambda: False)
 
 
 def is_missing_copies(variable: tf.Variable) -> bool:
-    """Return whether replicas need copies of a variable that was created outside the strategy's scope.
+    """Return whether a variable was created outside the strategy's scope and the replicas need copies of it.
 
     >>> is_missing_copies(tf.Variable(1.0))
     False
@@ -112,7 +114,9 @@ def is_missing_copies(variable: tf.Variable) -> bool:
 
 
 def scope_of(variable: tf.Variable) -> contextlib.AbstractContextManager[Any]:
-    """Return the scope of a variable's strategy; a null context if the variable has none or a strategy is in use.
+    """Return the scope of the strategy under which a variable was created.
+
+    If there was no strategy, or if any strategy is already in use, return a null context.
 
     >>> with scope_of(tf.Variable(1.0)):
     ...     tf.distribute.has_strategy()
@@ -176,13 +180,13 @@ def explain_refused_merge_call(error: RuntimeError) -> None:
     strategy = type(tf.distribute.get_strategy()).__name__
     if write_independently():
         raise RuntimeError(
-            f"A function that XLA compiles for several GPUs cannot use merge_call of {strategy}, but the inner "
-            "optimizer calls it when it applies gradients. Use an optimizer of tf.keras.optimizers or "
+            f"A function that XLA compiles for several GPUs cannot use the merge_call of {strategy}, but the inner "
+            "optimizer uses merge_call to apply gradients. Use an optimizer from tf.keras.optimizers or "
             "tf_keras.optimizers, or leave out jit_compile."
         ) from error
     raise RuntimeError(
         "A step with LossScaleOptimizer cannot be taken inside a tf.while_loop, tf.cond or tf.function that is inside "
-        f"the function given to strategy.run: merge_call of {strategy} does not work there. Put the loop, the "
+        f"the function passed to strategy.run: the merge_call of {strategy} does not work there. Put the loop, the "
         "condition or the tf.function around strategy.run."
     ) from error
 
@@ -218,9 +222,9 @@ def once(function: Callable[[], Any]) -> None:
 
 
 def _in_scope(strategy: tf.distribute.Strategy, function: Callable[[], Any]) -> None:
-    """Call a function in a strategy's scope. This takes a new thread: a thread cannot leave its replica context.
+    """Call a function in a strategy's scope, in a new thread, because a thread cannot leave its replica context.
 
-    If a variable is created in a replica context, a checkpoint restores it on that replica alone.
+    Variables must not be created in a replica context: a checkpoint would restore them only on that replica.
     """
 
     def call() -> None:
@@ -232,7 +236,7 @@ def _in_scope(strategy: tf.distribute.Strategy, function: Callable[[], Any]) -> 
 
 
 def local_copies(places: Callable[[], Iterable[tuple[Any, str]]]) -> contextlib.AbstractContextManager[None]:
-    """Temporarily set attributes to this replica's copies of their variables, if `write_independently()` is true.
+    """Temporarily replace distributed variables with this replica's copies, if `write_independently()` is true.
 
     Each write to a distributed variable would synchronize all replicas, which is impossible inside a tf.cond.
 
@@ -242,7 +246,7 @@ def local_copies(places: Callable[[], Iterable[tuple[Any, str]]]) -> contextlib.
     ...     pass
 
     Args:
-        places: a function that returns pairs (object, name of an attribute that contains a variable).
+        places: a function that returns (object, attribute name) pairs. Each attribute contains a variable.
     """
     return _holding_local_copies(places()) if write_independently() else contextlib.nullcontext()
 
@@ -331,7 +335,7 @@ def not_in_replica_context(method: str) -> ValueError:
 
 @has_faster_twin
 def sum_over_replicas(gradients: list[Any]) -> list[Any]:
-    """Return the gradients summed over all replicas; None stays None, IndexedSlices stay sparse.
+    """Sum gradients over all replicas. IndexedSlices stay sparse, and None stays None.
 
     >>> [g.numpy().item() for g in sum_over_replicas([tf.constant(2.0)])]
     [2.0]
@@ -345,7 +349,7 @@ def sum_over_replicas(gradients: list[Any]) -> list[Any]:
     if not tf.distribute.has_strategy():
         return gradients
     sums: list[Any] = [None] * len(gradients)
-    # Each dtype takes one all-reduce, for which TensorFlow concatenates the tensors.
+    # One all-reduce is enough for each dtype, because TensorFlow concatenates the tensors.
     for dtype in {g.dtype: None for g in gradients if g is not None}:
         here = [i for i, g in enumerate(gradients) if g is not None and g.dtype == dtype]
         for i, total in zip(here, all_reduce([gradients[i] for i in here])):
@@ -354,7 +358,7 @@ def sum_over_replicas(gradients: list[Any]) -> list[Any]:
 
 
 def all_reduce(tensors: list[Any]) -> list[Any]:
-    """Return tensors of one dtype summed over all replicas, in a replica context.
+    """Sum tensors of one dtype over all replicas. Call this in a replica context.
 
     >>> [total.numpy().item() for total in all_reduce([tf.constant(2.0)])]
     [2.0]
@@ -369,8 +373,8 @@ def all_reduce(tensors: list[Any]) -> list[Any]:
     if tf.compat.v1.executing_eagerly_outside_functions() or not uses_merge_call():
         return list(context.all_reduce(tf.distribute.ReduceOp.SUM, tensors))
 
-    # In a legacy graph `context.all_reduce` fails. To give its result a gradient, it looks up the graph's variables by
-    # name, and does not find the copies on the second replica.
+    # In a legacy graph `context.all_reduce` fails. It looks up the graph's variables by name in order to define a
+    # gradient for its result, but does not find the variables' copies on the second replica.
     def across_replicas(strategy: tf.distribute.Strategy, *per_replica: Any) -> list[Any]:
         pairs = [(each, each) for each in per_replica]
         return strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, pairs)

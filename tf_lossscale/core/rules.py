@@ -68,8 +68,8 @@ class Rules:
         hysteresis: the number of overflows after which the scale is lowered.
         min_scale: the scale is never lowered below this value.
         max_scale: the scale never grows above this value; None for float32's maximum.
-        finite_step_resets: whether a finite step resets the count of overflows. False is the rule of TensorFlow 1's
-            tf.contrib.
+        finite_step_resets: whether a finite step resets the count of overflows. In TensorFlow 1's tf.contrib it does
+            not.
 
     Source: the state machine of `tf.keras.mixed_precision.LossScaleOptimizer`
     (https://www.tensorflow.org/versions/r2.8/api_docs/python/tf/keras/mixed_precision/LossScaleOptimizer),
@@ -85,13 +85,13 @@ class Rules:
     finite_step_resets: bool = True
 
     def checked(self) -> Rules:
-        """Return the same rules as plain Python numbers. Raise an error if a rule is invalid.
+        """Return the rules with their values converted to Python numbers. Raise an error if a value is invalid.
 
         >>> Rules(growth_steps=3.0).checked().growth_steps
         3
 
         Returns:
-            New `Rules`.
+            A new `Rules` object.
 
         Raises:
             TypeError: a value is not a number.
@@ -125,7 +125,7 @@ class Rules:
         )
 
     def next(self, finite: Any, before: Counts) -> Counts:
-        """Return the state after a step. Finite and non-finite steps take the same few scalar operations.
+        """Return the state after a step. The same few scalar operations are run after finite and non-finite steps.
 
         Args:
             finite: bool scalar; False if any value of any reduced gradient is infinite or NaN.
@@ -147,7 +147,7 @@ class Rules:
 
     @property
     def counts_overflows(self) -> bool:
-        """Whether overflows are counted across steps, which needs a variable.
+        """Whether the rules count overflows over several steps, which requires a variable.
 
         >>> Rules().counts_overflows, Rules(hysteresis=2).counts_overflows
         (False, True)
@@ -160,13 +160,14 @@ class Rules:
             return tf.minimum(bigger, self.max_scale)
         return tf.where(tf.math.is_finite(bigger), bigger, scale)
 
-    # Subclasses with the rules of TensorFlow's old loss scales override this method.
+    # Subclasses that implement the rules of TensorFlow's old loss scales override `_lowered`.
     def _lowered(self, scale: tf.Tensor) -> tf.Tensor:
         return tf.maximum(scale * self.backoff_factor, self.min_scale)
 
 
-#: The rules that optimizers accept as keyword arguments of the same name, with their defaults. `growth_steps` is not
-#: among them because TensorFlow calls it `dynamic_growth_steps`; `finite_step_resets` is for TensorFlow 1 only.
+#: The rules that LossScaleOptimizer accepts as keyword arguments, with their defaults. `growth_steps` is missing,
+#: because LossScaleOptimizer calls it `dynamic_growth_steps`, as TensorFlow does. `finite_step_resets` is missing,
+#: because it is for TensorFlow 1 only.
 KEYWORDS = {
     field.name: field.default
     for field in dataclasses.fields(Rules)

@@ -67,11 +67,11 @@ def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
 
 @has_faster_twin
 def divide(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
-    """Return the rounded quotient, in the dtype of the values; float16 and bfloat16 are divided in float32.
+    """Divide values by the scale, and round the quotients to the dtype of the values.
 
-    A product with the reciprocal of the scale is sure to have the same bits only if the scale is a power of two up to
-    2**126. For larger scales the reciprocal is subnormal, which kernels treat as zero. In float16 the reciprocal is
-    zero for scales from 2**25 on.
+    Float16 and bfloat16 values are divided in float32. Multiplication by the reciprocal of the scale is sure to give
+    the same bits only if the scale is a power of two up to 2**126. For larger scales the reciprocal is subnormal, and
+    kernels treat it as zero. In float16 the reciprocal is zero for scales from 2**25 on.
 
     >>> divide(tf.constant(2.0**127), tf.constant(2.0**127)).numpy().item()
     1.0
@@ -88,7 +88,9 @@ def divide(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
 
 
 def multiplied(gradient: Any, scale: tf.Tensor) -> Any:
-    """Return a gradient times the scale, in float64 for a float64 gradient, else in float32. None stays None.
+    """Multiply a gradient by the scale. For None, return None.
+
+    The product is float64 if the gradient is float64, and float32 otherwise.
 
     >>> multiplied(tf.constant(2.0, tf.float16), tf.constant(2.0**16)).numpy().item()
     131072.0
@@ -123,13 +125,13 @@ def floating(gradients: Iterable[Any]) -> list[Any]:
         if gradient is not None and not gradient.dtype.is_floating:
             raise TypeError(
                 f"A gradient must be a floating-point tensor, but got dtype {gradient.dtype.name}. "
-                "Take gradients of floating variables only."
+                "Compute gradients only for floating-point variables."
             )
     return found
 
 
 def over_values(function: Callable[[tf.Tensor], tf.Tensor], gradient: Any) -> Any:
-    """Apply a function to a gradient's values; for IndexedSlices, to the rows. None stays None.
+    """Apply a function to the values of a gradient, for IndexedSlices to the rows. For None, return None.
 
     >>> over_values(tf.abs, tf.IndexedSlices(tf.constant([-2.0]), tf.constant([7]))).values.numpy().tolist()
     [2.0]

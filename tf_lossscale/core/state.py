@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class LossScale(Variables):
-    """A loss scale and how it changes from step to step. Derive from this class to write your own rule.
+    """The base class of all loss scales. Derive from it to define how a loss scale changes from step to step.
 
     A subclass defines `__call__` and, if the scale reacts to gradients, `check` and `move`. If `may_skip` is True, each
     step calls `check`, then `move`; otherwise it calls neither. Write both methods with TensorFlow's operations,
@@ -51,17 +51,17 @@ class LossScale(Variables):
     #: Whether a step may be skipped. If False, every step is applied, whatever its gradients, and `check` and `move`
     #: are not called.
     may_skip = False
-    #: Whether `check` and `move` also get the norm of all gradients, as the argument `norm`.
+    #: Whether `check` and `move` also receive the norm of all gradients, as the keyword argument `norm`.
     uses_norm = False
-    #: Whether XLA may compile `check` and `move`. A subclass does not inherit the value, because it may run Python code
-    #: in each step.
+    #: Whether XLA may compile `check` and `move`. A subclass does not inherit the value, because the subclass may run
+    #: Python code in each step.
     traceable = False
-    #: Names of attributes that no step reads, which compiled steps therefore ignore.
+    #: Names of attributes that no step reads. Compiled steps ignore these attributes.
     not_in_a_step: tuple[str, ...] = ("_restored", "_stall_actions")
 
     def __init__(self) -> None:
-        # A tf.Module reserves its name in the graph. The name "loss_scale" must stay free for the variable of that name
-        # in tf.contrib.
+        # A tf.Module reserves its name in the graph. This module is not called "loss_scale", because tf.contrib's
+        # variable has that name.
         super().__init__(name="loss_scaling")
 
     def as_loss_scale(self) -> LossScale:
@@ -74,7 +74,7 @@ class LossScale(Variables):
         return type(self).check is not LossScale.check
 
     def prepare(self) -> None:
-        """Before the first step, create the variables that record the outcome of each step."""
+        """Create the variables that record the outcome of each step. Called before the first step."""
         if self.may_skip:
             _ = self.total_steps, self.skipped_steps, self.skipped_in_a_row, self.last_step_skipped
 
@@ -92,8 +92,7 @@ class LossScale(Variables):
 
         Args:
             gradients: tensors, IndexedSlices or None, already unscaled and summed over the replicas.
-            **norm: the keyword argument `norm`, present if `uses_norm` is True: the norm of all gradients, a float32
-                scalar tensor.
+            **norm: contains `norm`, the norm of all gradients as a float32 scalar tensor, if `uses_norm` is True.
 
         Returns:
             A bool scalar tensor.
@@ -138,8 +137,8 @@ class LossScale(Variables):
         if not self.may_skip:
             return []
         done = [self.last_step_skipped.assign(tf.logical_not(applied)), add_one(self.total_steps)]
-        # An applied step does not change the counts of skipped steps. In a legacy graph it assigns their old values to
-        # them, because a variable that was not initialized can be read only after an assignment.
+        # An applied step does not change the counts of skipped steps. In a legacy graph it nevertheless assigns the
+        # current counts again, because a variable that was not initialized can be read only after an assignment.
         if not tf.compat.v1.executing_eagerly_outside_functions():
             done += [count.assign(value_or_zero(count)) for count in (self.skipped_steps, self.skipped_in_a_row)]
         return done
@@ -158,11 +157,11 @@ class LossScale(Variables):
 
     @property
     def lowest(self) -> float | None:
-        """The lower bound of the scale, a float. If it is None, many skipped steps in a row are not reported."""
+        """The lower bound of the scale, a float. If there is none, many skipped steps in a row are not reported."""
         return None
 
     def stall_reported(self, action: Any) -> tf.Variable:
-        """Return the bool scalar variable that records whether a stall was reported.
+        """Return the bool scalar variable that records whether a stall, many skipped steps in a row, was reported.
 
         Args:
             action: the reaction to a stall. Each reaction has its own variable, which all optimizers with this scale
@@ -175,17 +174,17 @@ class LossScale(Variables):
         return self._weight(f"stall_reported_{actions.index(action)}", False, tf.bool, tracked=False)
 
     def defers(self, optimizer: Any, update: Any) -> bool:
-        """Return False, because a step does not wait for the steps of other optimizers.
+        """Return whether the step has to wait for the steps of other optimizers. By default, it does not.
 
         Args:
             optimizer: the optimizer that takes the step.
-            update: the step's `step.Update`.
+            update: the step to take, a `step.Update`.
         """
         del optimizer, update
         return False
 
-    # The variables that count steps are not saved, because checkpoints of TensorFlow's own LossScaleOptimizer lack
-    # them, but must still restore completely.
+    # The variables that count steps are not saved. Otherwise the checkpoints of TensorFlow's own LossScaleOptimizer,
+    # which lack them, could not be restored completely.
 
     total_steps = LazyVariable(0, tf.int64, tracked=False)
     """The number of steps, including skipped steps, an int64 scalar variable."""
@@ -251,7 +250,7 @@ class DynamicLossScale(LossScale):
         self._make_weights()
 
     def _make_weights(self) -> None:
-        # Each of these variables is created when it is first read.
+        # Reading these attributes creates their variables.
         _ = self.current_loss_scale, self.good_steps, self.bad_steps
         self.__dict__["_restored"] = False
 
@@ -267,14 +266,14 @@ class DynamicLossScale(LossScale):
 
     @property
     def bad_steps(self) -> tf.Variable | None:
-        """The number of overflows since the scale last changed, an int64 scalar variable. None without a hysteresis."""
+        """The number of overflows since the scale last changed, an int64 scalar variable. None if `hysteresis` is 1."""
         return self._weight("bad_steps", 0, tf.int64) if self.rules.counts_overflows else None
 
     @property
     def lowest(self) -> float | None:
         return self.rules.min_scale
 
-    # Aliases with the names of TensorFlow 2.4 to 2.15. Code may also assign to them.
+    # Aliases with the names of TensorFlow 2.4 to 2.15. Old code may read and assign these attributes.
     counter: Any = property(lambda self: self.good_steps, lambda self, value: self.good_steps.assign(value))
     growth_steps: Any = property(
         lambda self: self.rules.growth_steps, lambda self, value: self._change_rules(growth_steps=value)
@@ -298,12 +297,13 @@ class DynamicLossScale(LossScale):
         return tf.convert_to_tensor(self.current_loss_scale)
 
     def _lookup_dependency(self, name: str, *args: Any) -> Any:
-        # TensorFlow calls this method right before it restores a variable, and calls no method afterwards.
+        # TensorFlow calls this method right before it restores a variable, but calls no method after the variable is
+        # restored. The restored scale is therefore checked when it is next read.
         self.__dict__["_restored"] = True
         return super()._lookup_dependency(name, *args)
 
     def bring_into_range(self) -> None:
-        """Replace a loaded scale that would stop training, and warn. In graphs this does nothing.
+        """Replace the loaded scale and log a warning, if the scale would stop training. In graphs, do nothing.
 
         >>> scale = DynamicLossScale(8.0)
         >>> _ = scale.current_loss_scale.assign(float("inf"))
@@ -322,7 +322,7 @@ class DynamicLossScale(LossScale):
             self.current_loss_scale.assign(fitting)
 
     def in_range(self, loaded: float) -> float:
-        """Return a loaded scale, or warn and return a scale with which training can continue.
+        """Return a loaded scale if it is in the allowed range. Otherwise log a warning and return a scale in the range.
 
         >>> DynamicLossScale(8.0).in_range(0.0)
         1.0
@@ -348,8 +348,8 @@ class DynamicLossScale(LossScale):
         del norm
         scale, good_steps, bad_steps = self.current_loss_scale, self.good_steps, self.bad_steps
         after = self.rules.next(applied, Counts(scale, good_steps, 0 if bad_steps is None else bad_steps))
-        # In a graph a checkpoint may restore an infinite or NaN scale unnoticed. If it were not replaced, every step
-        # would be skipped, and the scale would never recover.
+        # In a graph an infinite or NaN scale may be restored from a checkpoint unnoticed. If such a scale were not
+        # replaced, every step would be skipped, and the scale would never recover.
         moved = tf.where(tf.math.is_finite(after.scale), after.scale, self.initial_scale)
         done = [scale.assign(moved), good_steps.assign(tf.cast(after.good, good_steps.dtype))]
         if bad_steps is not None:

@@ -17,7 +17,9 @@ Gradients = list[Any]
 
 
 class Update(abc.ABC):
-    """The work of one step of one optimizer, or of several optimizers that step together.
+    """The gradients of a step, and the methods that reduce, apply or skip them.
+
+    A subclass implements the step of one optimizer, or a common step of several optimizers.
 
     >>> class Descent(Update):
     ...     def __init__(self, gradients, variables):
@@ -34,7 +36,7 @@ class Update(abc.ABC):
     aggregate = True
     #: Whether the step calls `observe` to record which gradients were not finite.
     observes = False
-    #: The cluster with which XLA compiles the step; None if the step is not compiled.
+    #: The `Cluster` that compiles the step with XLA; None if the step is not compiled.
     cluster: clusters.Cluster | None = None
 
     def count_exponents(self) -> list[tf.Operation]:
@@ -54,7 +56,10 @@ class Update(abc.ABC):
         """Apply reduced gradients without reducing them again, in a replica context."""
 
     def skip(self) -> Any:
-        """Do what the optimizer has to do in a skipped step. Called in a cross-replica context if there is one."""
+        """Update the optimizer in a skipped step, for example its step count.
+
+        This method is called in a cross-replica context if there is one.
+        """
         return None
 
     def observe(self, applied: tf.Tensor, gradients: Gradients, evidence: Gradients) -> Any:
@@ -85,7 +90,7 @@ def step(loss_scale: LossScale, update: Update) -> Any:
 
     Args:
         loss_scale: the loss scale, which decides whether to apply the gradients, and then changes once.
-        update: provides the gradients, and methods that reduce and apply them.
+        update: an object that provides the gradients, and methods that reduce and apply them.
 
     Returns:
         In eager mode, whether the step was applied; in a legacy graph, the operation to run.
@@ -193,7 +198,7 @@ def _take_compiled(loss_scale: LossScale, update: Update, gradients: Gradients, 
 
 @has_faster_twin
 def as_arguments(gradients: Gradients, to_compile: bool) -> tuple[list[Any], Callable[[list[Any]], Gradients]]:
-    """Return tensors to pass to a function instead of gradients, and a function that restores the gradients.
+    """Convert gradients to tensors that can be passed to a function, and back.
 
     >>> tensors, gradients_of = as_arguments([None, tf.constant(2.0)], False)
     >>> len(tensors), gradients_of([tf.constant(3.0)])[1].numpy().item()
@@ -201,10 +206,10 @@ def as_arguments(gradients: Gradients, to_compile: bool) -> tuple[list[Any], Cal
 
     Args:
         gradients: tensors, IndexedSlices or None.
-        to_compile: whether XLA compiles the function.
+        to_compile: whether XLA compiles the function that takes the tensors.
 
     Returns:
-        A list of tensors, and a function that takes a list of the same length and returns the gradients.
+        A list of tensors, and a function that converts a list of the same length back to gradients.
     """
 
     def back(tensors: list[tf.Tensor]) -> Gradients:
@@ -218,7 +223,7 @@ def as_arguments(gradients: Gradients, to_compile: bool) -> tuple[list[Any], Cal
 def apply_or_skip(
     applied: tf.Tensor, gradients: list[Any], apply: Callable[[Any], Any], skip: Callable[[], Any]
 ) -> list[Any]:
-    """Apply gradients under a condition, in a graph.
+    """Apply gradients if a condition is true, otherwise skip the step. Call this in a graph.
 
     >>> weight = tf.Variable(1.0)
     >>> @tf.function

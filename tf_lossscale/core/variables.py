@@ -16,7 +16,7 @@ from tf_lossscale.core.twins import has_faster_twin
 
 
 class Variables(tf.Module):
-    """Variables by name, created on first use.
+    """A collection of variables, each of which is created when its name is first used.
 
     >>> weights = Variables("counts")
     >>> weights._weight("steps", 0, tf.int64).assign_add(1).numpy().item()
@@ -31,9 +31,10 @@ class Variables(tf.Module):
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         del args, kwargs
         this = super().__new__(cls)
-        # `_weights` maps (graph, name) to a variable. A legacy graph has its own variables. The graph is None in eager
-        # mode and in tf.functions, which share variables. `__new__` sets the attributes, so that a subclass need not
-        # call this class's `__init__`. They are set in `__dict__`, so that TensorFlow does not track the dict.
+        # `_weights` maps (graph, name) to a variable. Each legacy graph has its own variables. Eager mode and
+        # tf.functions share one set of variables, for which the graph is None. `__new__` sets the attributes, so that a
+        # subclass need not call this class's `__init__`. The attributes are set in `__dict__`, so that TensorFlow does
+        # not track them.
         this.__dict__.update(_weights={}, _tracked_names=[])
         return this
 
@@ -139,7 +140,7 @@ _listeners: list[Callable[[Any], Any]] = []
 def tell_of_new(listener: Callable[[Any], Any]) -> None:
     """Call a function with each existing variable of a legacy graph, and later with each new one.
 
-    Libraries that initialize variables in their own session have to know these variables.
+    A library with a session of its own, such as Keras 2, must know these variables in order to initialize them.
 
     >>> told = []
     >>> tell_of_new(told.append)
@@ -166,7 +167,7 @@ def _announce(variable: Any) -> None:
 
 
 def value_or_zero(variable: tf.Variable) -> tf.Tensor:
-    """Return the value of a variable; in a legacy graph, zeros if it was not initialized.
+    """Return the value of a variable. If the variable of a legacy graph was not initialized, return zeros.
 
     >>> value_or_zero(tf.Variable(3)).numpy().item()
     3
@@ -180,7 +181,7 @@ def value_or_zero(variable: tf.Variable) -> tf.Tensor:
 
 
 def add_one(variable: tf.Variable) -> Any:
-    """Add one to a variable; in a legacy graph, start at 0 if it was not initialized.
+    """Add one to a variable. If the variable of a legacy graph was not initialized, start at 0.
 
     >>> variable = tf.Variable(3)
     >>> _ = add_one(variable)
@@ -194,7 +195,7 @@ def add_one(variable: tf.Variable) -> Any:
         In a graph, the result of `assign`.
     """
     if tf.compat.v1.executing_eagerly_outside_functions():
-        # Reading the variable in a graph also adds it to the graph's variables.
+        # In a graph, `read_value=True` also adds the variable to the graph's variables.
         return variable.assign_add(tf.constant(1, variable.dtype), read_value=not tf.executing_eagerly())
     return variable.assign(value_or_zero(variable) + 1)
 
@@ -226,7 +227,7 @@ def unless(fine: tf.Tensor, change: Callable[[], Any]) -> list[tf.Operation]:
 def readable(variable: Any) -> Any:
     """Let `bool`, `int` and `float` read a variable's value, even if the variable's class does not support them.
 
-    An object without `__bool__` is true. MirroredStrategy's variables do not define `__bool__`, so that
+    Python treats an object without `__bool__` as true. MirroredStrategy's variables do not define `__bool__`, so that
     `if optimizer.last_step_skipped:` would be true after every step.
 
     >>> with tf.distribute.MirroredStrategy(["cpu:0"]).scope():

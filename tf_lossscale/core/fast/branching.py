@@ -48,7 +48,7 @@ def unless(fine: tf.Tensor, change: Callable[[], Any]) -> list[tf.Operation]:
 
 
 def loops() -> bool:
-    """Return whether to use `at_most_once` instead of `tf.cond`, because XLA compiles for the CPU.
+    """Return whether to use `at_most_once` instead of `tf.cond`, which is slower if XLA compiles for the CPU.
 
     XLA turns a conditional into a selection between old and new values of all variables. For a simple optimizer the
     selection takes as long as the update itself. The body of a loop, by contrast, updates the variables in place.
@@ -76,16 +76,19 @@ def _only_the_cpu() -> bool:
 
 
 def at_most_once(predicate: tf.Tensor, function: Callable[[tf.Tensor], tf.Tensor], otherwise: tf.Tensor) -> tf.Tensor:
-    """Call a function if a predicate is true, in a loop with at most one iteration, and return its result.
+    """Call a function if a predicate is true, and return the result of the call.
+
+    The call is the body of a loop with at most one iteration.
 
     >>> at_most_once(tf.constant(True), lambda one: 2.0 * one, tf.constant(0.0)).numpy().item()
     2.0
 
     Args:
         predicate: bool scalar.
-        function: a function of the float32 scalar 1. XLA does not know this value, so products with it stay inside the
-            loop.
-        otherwise: the result if the predicate is false, with the same shape and dtype as the function's result.
+        function: called with a float32 scalar tensor of value 1. XLA does not know the value, so it cannot move
+            products with this tensor out of the loop.
+        otherwise: the tensor to return if the predicate is false. It has the same shape and dtype as the result of
+            `function`.
     """
 
     def body(done: tf.Tensor, result: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -100,9 +103,9 @@ def at_most_once(predicate: tf.Tensor, function: Callable[[tf.Tensor], tf.Tensor
 
 
 def _call(outcome: tf.Tensor) -> None:
-    """Make TensorFlow run a tf.cond as a single operation that calls a branch, without a switch for each input.
+    """Make TensorFlow run a tf.cond as one operation that calls a branch, instead of adding a switch for each input.
 
-    The branch would run on a single device, so nothing changes in programs with several devices.
+    A branch that is called in this way runs on a single device, so programs with several devices are left unchanged.
     """
     if in_xla_context() or tf.distribute.has_strategy() or len(tf.config.list_logical_devices()) > 1:
         return

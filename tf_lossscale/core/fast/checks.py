@@ -1,4 +1,7 @@
-"""Checks sums of gradients: a finite sum proves that all values are finite. Also replaces divisions with products."""
+"""Faster twins of core functions. They check gradients by their sums, and replace divisions with multiplications.
+
+A finite sum proves that all values of a gradient are finite.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,8 @@ _WIDE = (tf.float32, tf.float64)
 def divide(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
     """If XLA compiles for the CPU, compute float32 quotients as float64 products, which round to the same bits.
 
-    Divisions make a fused step a quarter slower. The product of a float32 number and the float64
-    reciprocal has a relative error of at most 2**-52. That is too little to change the rounding to float32, because a
+    Divisions make a fused step a quarter slower. The product of a float32 number and the float64 reciprocal of the
+    scale has a relative error of at most 2**-52. That is too little to change the rounding to float32, because a
     quotient of two 24-bit numbers is at least 2**-49 away from the midpoint of two adjacent 24-bit numbers. This holds
     for normal numbers; on the CPU, XLA flushes subnormal numbers to zero.
     """
@@ -36,8 +39,8 @@ def divide(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
 def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
     """Check small gradients together, and large gradients by their sums; see `core.finite.all_finite`.
 
-    A sum is finite only if all summands are, and summing a large gradient writes no other large tensor. The values of
-    large gradients are checked only if a sum is not finite.
+    A sum is finite only if all summands are finite. Summing a large gradient does not create a second large tensor, as
+    checking each value would. The values of large gradients are checked only if a sum is not finite.
     """
     present = [g for g in gradients if g is not None]
     if tf.executing_eagerly():
@@ -71,7 +74,7 @@ def _all_finite_eagerly(gradients: list[Any]) -> tf.Tensor:
 
 
 def _concatenated(gradients: list[Any]) -> list[Any]:
-    """Concatenate small gradients of the same dtype and scale, because XLA compiles separate kernels for each check."""
+    """Concatenate small gradients of the same dtype and scale, because XLA compiles one kernel for each check."""
     alike: dict[Any, tuple[tf.Tensor | None, list[tf.Tensor]]] = {}
     result = []
     for gradient in gradients:
@@ -111,16 +114,16 @@ def _sums_are_finite(gradients: list[Any]) -> tf.Tensor:
 def _sum(gradient: Any, squares: bool) -> tf.Tensor:
     """Return a scalar that is finite only if all values of the gradient are finite."""
     if isinstance(gradient, Scaled):
-        # The squares of scaled gradients could overflow with loss scales of about 1e19, the square root of the largest
-        # scale.
+        # The values are not squared, because squares of scaled gradients could overflow with loss scales of about 1e19,
+        # the square root of the largest scale.
         return tf.reduce_sum(gradient.values)
     if not isinstance(gradient, tf.IndexedSlices):
         return tf.nn.l2_loss(gradient) if squares and gradient.dtype in _WIDE else tf.reduce_sum(gradient)
     values = gradient.values
     if values.dtype == tf.float16:
         sizes = tf.reduce_sum(tf.cast(tf.abs(values), tf.float32))
-        # Rounding after each addition at most doubles a sequential sum of absolute values, and changes a parallel sum
-        # slightly more. A limit of a quarter of the float16 maximum is therefore safe.
+        # Rounding after each addition at most doubles a sequential sum of absolute values. The bound for a parallel sum
+        # is slightly higher. A limit of a quarter of the float16 maximum is therefore safe.
         return tf.where(sizes <= values.dtype.max / 4, 0.0, float("inf"))
     # If the sum of squares is finite, all absolute values are below 3e19, so the sums of rows with the same index are
     # finite as well.

@@ -36,7 +36,8 @@ def positions(tensors: Sequence[Any]) -> list[list[int]]:
 
     Returns:
         For each stack, the list of the positions of its tensors. The tensors in a stack are small, and have the same
-        dtype, shape and device. There are no stacks if XLA compiles the function, because XLA fuses operations itself.
+        dtype, shape and device. The result is empty if XLA compiles the function being traced, because XLA fuses
+        operations itself.
     """
     if "stacks" not in tricks.in_use or (not tf.executing_eagerly() and in_xla_context()):
         return []
@@ -91,7 +92,7 @@ def unstacked(stack: tf.Tensor, scaled: Sequence[Scaled] = ()) -> list[tf.Tensor
 
     Args:
         stack: a tensor whose first axis has a known size.
-        scaled: if the stack contains unscaled gradients, the scaled gradient that each was computed from.
+        scaled: if the tensors are unscaled gradients, the scaled gradients from which they were computed.
     """
     parts = tf.raw_ops.Unpack(value=stack, num=stack.shape.as_list()[0], axis=0)
     for position, (part, before) in enumerate(itertools.zip_longest(parts, scaled)):
@@ -142,7 +143,9 @@ class Scaled(NamedTuple):
     scale: tf.Tensor
 
     def unscaled(self, one: tf.Tensor | None = None) -> tf.Tensor:
-        """Return the unscaled gradient. `unscale` uses the same operations, so the bits are the same.
+        """Return the unscaled gradient.
+
+        The result has the same bits as a gradient from `core.scaling.unscale`, which uses the same operations.
 
         Args:
             one: inside `at_most_once`, the scalar 1 that the loop provides; None elsewhere. See `kept_inside`.
@@ -151,7 +154,9 @@ class Scaled(NamedTuple):
 
 
 def kept_inside(values: tf.Tensor, one: tf.Tensor | None) -> tf.Tensor:
-    """Multiply values by a 1 unknown to XLA, so that XLA does not move computations with them out of a loop.
+    """Multiply values by 1 in a way that keeps XLA from moving computations on the values out of a loop.
+
+    XLA does not know the value of `one`.
 
     >>> kept_inside(tf.constant(2.0), tf.constant(1.0)).numpy().item()
     2.0
@@ -185,8 +190,8 @@ class Packed:
 
     Args:
         gradients: the gradients to apply: tensors, IndexedSlices or None.
-        scaled: whether to pass scaled gradients. False if the gradients have yet to be summed.
-        stacks: whether to pass stacks. False under XLA, which compiles stacks slowly.
+        scaled: whether to pass scaled gradients. This must be False if the gradients have yet to be summed.
+        stacks: whether to pass stacks. This should be False under XLA, which compiles stacks slowly.
     """
 
     def __init__(self, gradients: Sequence[Any], scaled: bool = True, stacks: bool = True):
@@ -226,7 +231,7 @@ class Packed:
         return gradients
 
     def one_at_a_time(self, unpacked: Sequence[Any]) -> None:
-        """Delay unscaling each large gradient until the previous one was used, so that only one of them is in memory.
+        """Delay unscaling each large gradient until the previous one was used, so that only one is in memory at a time.
 
         Smaller gradients are not delayed, so that idle cores can unscale them.
 
@@ -247,7 +252,7 @@ class Packed:
 
 
 def _whole_stacks(origins: Sequence[Any]) -> list[tuple[tf.Tensor, list[int]]]:
-    """Return each stack whose members are all among these origins, with the positions of its members in `origins`."""
+    """Return the stacks whose gradients are all in `origins`, each with its gradients' positions in `origins`."""
     found: dict[int, tuple[tf.Tensor, list[tuple[int, int]]]] = {}
     for i, made_from in enumerate(origins):
         if isinstance(made_from, Share):
@@ -260,7 +265,7 @@ def _whole_stacks(origins: Sequence[Any]) -> list[tuple[tf.Tensor, list[int]]]:
 
 
 def _depends_on(operation: Any, other: Any) -> bool:
-    """Return whether the first operation of a graph depends on the second."""
+    """Return whether an operation depends on another one, directly or through further operations."""
     waiting, seen = [operation], set()
     while waiting:
         one = waiting.pop()
@@ -277,7 +282,7 @@ def _depends_on(operation: Any, other: Any) -> bool:
 
 @faster(scaling.unscale)
 def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
-    """Unscale small gradients in stacks, and note the scaled values of large ones; see `core.scaling.unscale`."""
+    """Unscale small gradients in stacks. Note the origin of each large gradient; see `core.scaling.unscale`."""
     found = scaling.floating(gradients)
     # Without a barrier, the graph optimizer would replace division by a constant with multiplication by the reciprocal.
     scale = optimization_barrier(tf.convert_to_tensor(scale))
@@ -306,7 +311,7 @@ def as_arguments(
     gradients: list[Any], to_compile: bool
 ) -> tuple[list[tf.Tensor], Callable[[list[tf.Tensor]], list[Any]]]:
     """Return stacks and scaled gradients to pass to a function; see `core.step.as_arguments`."""
-    # In eager mode no gradients are packed, because their origins are noted only in graphs.
+    # In eager mode no gradients are packed, because `note_origin` does nothing in eager mode.
     if tf.executing_eagerly():
         return step.as_arguments.plain(gradients, to_compile)  # type: ignore[attr-defined]
     packed = Packed(gradients, stacks=not to_compile)

@@ -31,7 +31,7 @@ def without(*tricks: str) -> Iterator[None]:
     False
 
     Args:
-        *tricks: keys of `TRICKS`. Without any key, all tricks are switched off.
+        *tricks: keys of `TRICKS`. If no key is passed, all tricks are switched off.
 
     Raises:
         KeyError: an argument is not a key of `TRICKS`.
