@@ -23,6 +23,17 @@ def test_attributes_get_their_first_values_back_when_the_last_of_three_replicas_
     assert optimizer.rate == 1.0
 
 
+def test_blocks_that_override_different_attributes_of_one_object_can_be_nested():
+    optimizer = Optimizer()
+    optimizer.steps = 5
+    before = dict(vars(optimizer))
+    with replicas.overriding(optimizer, rate=2.0):
+        with replicas.overriding(optimizer, steps=6):
+            assert (optimizer.steps, optimizer.rate) == (6, 2.0)
+        assert (optimizer.steps, optimizer.rate) == (5, 2.0)
+    assert vars(optimizer) == before
+
+
 def test_a_replica_of_the_third_worker_writes_the_copy_of_its_own_worker(monkeypatch):
     variable = tf.Variable(1.0)
     copies = {2: (tf.Variable(2.0), tf.Variable(3.0)), 1: (variable,)}

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tests.families import ALL_FAMILIES, FAMILIES, all_families, families
 from tf_lossscale import LossScaleOptimizer, probe
+from tf_lossscale.optimizers import Adafactor
 from tf_lossscale.precision.counts import ZEROS, column
 from tf_lossscale.precision.report_text import whether_float16_fits
 
@@ -166,3 +167,13 @@ def test_what_cannot_be_probed_is_refused_with_what_to_do():
     with probe(bare), pytest.raises(RuntimeError, match="End the `with` block of the other probe first"), probe(bare):
         pass
     assert not {"apply", "apply_gradients"} & set(vars(bare))
+
+
+def test_adafactors_step_hooks_are_called_after_a_probe_as_before():
+    weight, calls = tf.Variable([1.0, 2.0]), []
+    optimizer = Adafactor([weight])
+    optimizer.register_step_post_hook(lambda *_: calls.append(1))
+    with probe(optimizer):
+        optimizer.step(lambda: tf.reduce_sum(weight))
+    optimizer.apply_gradients([(tf.ones([2]), weight)])
+    assert len(calls) == 2

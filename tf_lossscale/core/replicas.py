@@ -5,13 +5,11 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import tensorflow as tf
 
 from tf_lossscale.core.twins import has_faster_twin
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def several_replicas() -> bool:
@@ -94,8 +92,9 @@ def independent_writes() -> contextlib.AbstractContextManager[None]:
     """
     if not tf.distribute.has_strategy() or tf.distribute.in_cross_replica_context():
         return contextlib.nullcontext()
-    # `_use_merge_call` is private. A test fails if strategies stop calling it. No other replica sees the override,
-    # because the threads of the other replicas wait until the next merge_call.
+    # `_use_merge_call` is private. A test fails if strategies stop calling it. A strategy runs the threads of its
+    # replicas one at a time, and changes the thread only in a merge_call. A thread in this block makes none, so no
+    # other replica sees the override.
     return overriding(tf.distribute.get_strategy().extended, _use_merge_call=lambda: False)
 
 
@@ -283,8 +282,8 @@ def replica() -> int:
 def overriding(holder: Any, **attributes: Any) -> Iterator[None]:
     """Override attributes of an object temporarily.
 
-    The threads of several replicas may be in the `with` block at the same time. The last thread to leave the block
-    restores the original values.
+    The threads of several replicas may be in a block for the same attributes at the same time. The last thread to leave
+    the block restores the original values.
 
     >>> class Count:
     ...     steps = 1
@@ -300,22 +299,21 @@ def overriding(holder: Any, **attributes: Any) -> Iterator[None]:
         **attributes: the temporary value of each attribute.
     """
     held = holder.__dict__
-    depth, before = held.get(_OVERRIDDEN, (0, {name: held[name] for name in attributes if name in held}))
+    # The blocks for each set of attributes are counted separately, so that blocks for other attributes can be nested.
+    mark = f"_overridden_by_tf_lossscale: {', '.join(sorted(attributes))}"
+    depth, before = held.get(mark, (0, {name: held[name] for name in attributes if name in held}))
     held.update(attributes)
-    held[_OVERRIDDEN] = (depth + 1, before)
+    held[mark] = (depth + 1, before)
     try:
         yield
     finally:
-        depth, before = held.pop(_OVERRIDDEN)
+        depth, before = held.pop(mark)
         if depth > 1:
-            held[_OVERRIDDEN] = (depth - 1, before)
+            held[mark] = (depth - 1, before)
         else:
             for name in attributes:
                 del held[name]
             held.update(before)
-
-
-_OVERRIDDEN = "_overridden_by_tf_lossscale"
 
 
 def not_in_replica_context(method: str) -> ValueError:
