@@ -327,6 +327,38 @@ def test_variables_that_are_overwritten_take_their_gradient_as_it_is(compiled):
 
 
 @compiled
+def test_minimize_gives_a_variable_that_is_overwritten_its_gradient_as_it_is(compiled):
+    weight, amax = keras.Variable([1.0]), keras.Variable([1.0])
+    amax.overwrite_with_gradient = True
+    optimizer = LossScaleOptimizer(KERAS3.sgd(), initial_scale=8.0)
+
+    @tf.custom_gradient
+    def noted(amax):
+        return amax, lambda upstream: upstream * 0.0 + 3.0  # a new value, whatever the scale
+
+    def step():
+        optimizer.minimize(lambda: weight.value * noted(amax.value), [weight, amax])
+
+    (tf.function(step) if compiled else step)()
+    assert (weight.value.numpy(), amax.value.numpy()) == (0.5, 3.0)
+
+
+@compiled
+def test_a_new_value_that_was_divided_by_the_scale_is_refused_with_what_to_do(compiled):
+    amax = keras.Variable([1.0], name="amax")
+    amax.overwrite_with_gradient = True
+    optimizer = LossScaleOptimizer(KERAS3.sgd(), initial_scale=8.0)
+
+    def step():
+        optimizer.get_scaled_loss(0.0)
+        optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients([tf.constant([16.0])]), [amax]))
+
+    with pytest.raises(ValueError, match=r"amax is the variable's new value.*apply\(gradients, variables\)"):
+        (tf.function(step) if compiled else step)()
+    assert amax.value.numpy() == 1.0
+
+
+@compiled
 def test_combinations_of_options_and_a_plain_tensorflow_variable(compiled):
     for clip, decay in itertools.product(({}, {"clipvalue": 0.25}), ({}, {"weight_decay": 0.25})):
         options = {**clip, **decay}

@@ -93,13 +93,25 @@ class Family(family.Family):
     def reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
         if not tf.distribute.has_strategy():
             return gradients
-        return _unless_assigned(super().reduce, gradients, variables)
+        return self._unless_overwritten(super().reduce, gradients, variables)
 
     def unscale(self, gradients: list[Any], factor: tf.Tensor, variables: list[Any] | None = None) -> list[Any]:
         if variables is None:
             return super().unscale(gradients, factor)
         unscale = super().unscale
-        return _unless_assigned(lambda given, _: unscale(given, factor), gradients, variables)
+        return self._unless_overwritten(lambda given, _: unscale(given, factor), gradients, variables)
+
+    def overwrites(self, variable: Any) -> bool:
+        # Keras's float8 layers return the new values of their quantization scales as gradients.
+        return getattr(variable, "overwrite_with_gradient", False)
+
+    def _unless_overwritten(
+        self, change: Callable[..., list[Any]], gradients: list[Any], variables: list[Any]
+    ) -> list[Any]:
+        """Apply `change` to the gradients, except to those that overwrite their variables."""
+        overwritten = [self.overwrites(variable) for variable in variables]
+        changed = change([None if new else g for g, new in zip(gradients, overwritten)], variables)
+        return [g if new else other for g, other, new in zip(gradients, changed, overwritten)]
 
     def apply(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> None:
         with contextlib.ExitStack() as stack:
@@ -343,18 +355,6 @@ def _warn_of_other_variables(inner: Any, saved: int, with_scale: bool) -> None:
 def _are_of_a_wrapper(values: list[Any]) -> bool:
     """Return whether a wrapper saved the values. A wrapper saves four scalars first, and the second is always zero."""
     return len(values) >= 4 and all(value.shape == () for value in values[:4]) and values[1][()] == 0
-
-
-def _unless_assigned(
-    change: Callable[..., list[Any]], gradients: list[Any], variables: list[Any], *args: Any
-) -> list[Any]:
-    """Apply `change` to the gradients.
-
-    For float8, Keras assigns some gradients to their variables as new values. These gradients stay unchanged.
-    """
-    assigned = [getattr(variable, "overwrite_with_gradient", False) for variable in variables]
-    changed = change([None if new else g for g, new in zip(gradients, assigned)], variables, *args)
-    return [g if new else other for g, other, new in zip(gradients, changed, assigned)]
 
 
 def _require_valid(options: dict[str, Any]) -> None:

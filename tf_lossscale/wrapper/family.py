@@ -120,6 +120,14 @@ class Family(abc.ABC):
         """Compute the gradients of a scaled loss, and return (gradient, variable) pairs."""
         return list(zip(tape.gradient(loss, tensors_of(variables), grad_loss), variables))
 
+    def overwrites(self, variable: Variable) -> bool:
+        """Return whether the optimizer assigns a variable's gradient to it as its new value.
+
+        Such a gradient does not depend on the loss scale, so it must not be unscaled.
+        """
+        del variable
+        return False
+
     def unscale(self, gradients: list[Any], factor: tf.Tensor, variables: list[Any] | None = None) -> list[Any]:
         """Divide gradients by the factor that the loss was multiplied by.
 

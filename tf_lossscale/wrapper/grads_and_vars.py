@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale.core import replicas
+from tf_lossscale.core import notes, replicas
 
 _USUAL = (tf.float32, tf.float16, tf.bfloat16, tf.float64)
 
@@ -48,8 +48,9 @@ def require_fitting(gradients: list[Any], variables: list[Any]) -> None:
         variables: one variable for each gradient.
 
     Raises:
-        ValueError: the lengths differ, all gradients are None, a gradient's shape does not fit its variable, or a
-            variable has copies on several replicas, but no strategy is in use.
+        ValueError: the lengths differ, all gradients are None, a gradient's shape does not fit its variable, a gradient
+            that is a variable's new value was divided by the loss scale, or a variable has copies on several replicas,
+            but no strategy is in use.
         TypeError: a gradient does not have a floating-point dtype, or an element of `variables` is not a variable.
     """
     if len(gradients) != len(variables):
@@ -68,6 +69,12 @@ def require_fitting(gradients: list[Any], variables: list[Any]) -> None:
         if gradient is None:
             continue
         has_gradient = True
+        if getattr(variable, "overwrite_with_gradient", False) and notes.any_and_all_unscaled([gradient])[0]:
+            raise ValueError(
+                f"The gradient of {variable.name} is the variable's new value, but get_unscaled_gradients() divided it "
+                "by the loss scale. Pass the gradients of the scaled loss to apply(gradients, variables), or call "
+                "minimize(): both leave such gradients as they are."
+            )
         if isinstance(gradient, tf.Tensor) and gradient.shape == variable.shape and gradient.dtype in _USUAL:
             continue
         _require_fitting_one(gradient, variable)

@@ -550,7 +550,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             variables = as_list(var_list() if callable(var_list) else var_list)
             scaled_loss = self.get_scaled_loss(loss)
         pairs = self._family.gradients(scaled_loss, variables, grad_loss, tape)
-        return list(zip(self.get_unscaled_gradients([g for g, _ in pairs]), [v for _, v in pairs]))
+        unscaled = self.get_unscaled_gradients([g for g, _ in pairs])
+        return [(g if self._family.overwrites(v) else divided, v) for divided, (g, v) in zip(unscaled, pairs)]
 
     @do_not_convert
     def minimize(
