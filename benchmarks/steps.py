@@ -25,7 +25,7 @@ LARGE = "4 x 4M"
 #: The name under which measurements of `LossScaleOptimizer(diagnose="exponents")` are stored.
 EXPONENTS = "exponents"
 _MANY, _FEW = ("400 x 1k", "200 x 1k", workloads.RESNET), (LARGE, workloads.SPARSE)
-#: For each mode, the lists of gradients for which optimizer steps are measured.
+#: For each way of running a step, such as "eager", the workloads on which the optimizers are timed.
 MODES = {
     "tf.function": (*_MANY, *_FEW),
     "eager": (*_MANY, *_FEW),
@@ -42,7 +42,7 @@ _COMPILED = (
 
 
 def long(cell: dict[str, str]) -> bool:
-    """Return whether a measurement takes minutes to start, because hundreds of updates are compiled or traced."""
+    """Return whether a measurement needs minutes to trace or compile hundreds of updates before it can start."""
     return (
         cell["what"] in ("step", "ablation")
         and cell["mode"] in ("jit_compile", "mirrored")
@@ -141,9 +141,9 @@ def _names(cell: dict[str, str]) -> list[str]:
 
 
 def _limits(cell: dict[str, str]) -> list[str]:
-    """Return the names of the steps that no compiled step can outrun.
+    """Return the names of steps that are timed as a lower bound for the time of a compiled step.
 
-    These are a compiled step without loss scaling, or a training step that applies no gradients.
+    The lower bound is a compiled step without loss scaling or, for a model, a training step that applies no gradients.
     """
     if cell["workload"] in workloads.MODELS:
         return [contenders.NO_STEP]
@@ -175,7 +175,7 @@ def in_mode(cell: dict[str, str], name: str) -> Callable[[], object]:
 
 @functools.cache
 def _two_replicas() -> tf.distribute.Strategy:
-    """Return the process's only MirroredStrategy. A second strategy would reuse the collective keys of the first."""
+    """Return the only MirroredStrategy of this process. A second one would use the same collective keys and fail."""
     return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 
 

@@ -53,9 +53,9 @@ def main(arguments=None):
 
 
 def _turns(only):
-    """Yield functions of (seed, counts, deadline) endlessly. Each one runs some random programs or injects a fault."""
+    """Yield an endless sequence of functions. Each function runs some random programs or injects a fault."""
     local, clusters = iter(faults.FAULTS), iter(cluster_faults.FAULTS)
-    # Faults in clusters are slow, so they start early.
+    # Fault injections in clusters are slow, so they come early in the sequence.
     in_turn = [*itertools.islice(local, 2), *clusters, *local]
     each = itertools.cycle(map(_fault, filter(_possible, in_turn)))
     while True:

@@ -191,9 +191,9 @@ def copied(random, directory):
 
 
 def saved_while_another_thread_steps(random, directory):
-    """Save checkpoints while another thread takes steps.
+    """Save checkpoints while another thread takes optimizer steps.
 
-    All saved values must be finite and in range, and the optimizer must count every step.
+    All saved values must be finite and in range, and `total_steps` must include every step.
     """
     family = random.choice(FAMILIES)
     optimizer = LossScaleOptimizer(family.adam(), initial_scale=64.0, dynamic_growth_steps=3)

@@ -116,7 +116,7 @@ class Program:
         return 2 if self.mode == "mirrored" else 1
 
     def gradients(self, step):
-        """Return the gradients and the row indices of the sparse gradient. Axis 0 of each array is the replica."""
+        """Return the gradients and the sparse gradient's row indices. Axis 0 of each array indexes the replicas."""
         loop, random = self.loops[step.loop], np.random.default_rng(step.seed)
         shapes = [(ROWS, 3) if i == 1 and loop.sparse else shape for i, shape in enumerate(SHAPES[: len(self.dtypes)])]
         found = [np.float32(random.integers(-32, 33, (self.replicas, *shape)) / 16) for shape in shapes]
@@ -129,5 +129,5 @@ class Program:
 
     @property
     def huge(self):
-        """A finite gradient value that overflows when it is scaled, but is small enough for the optimizer's slots."""
+        """A finite gradient value. It overflows when it is scaled, but does not make the optimizer's slots overflow."""
         return 1024.0 if "float16" in self.dtypes else 1e16 if self.inner == "adam" else 1e35
