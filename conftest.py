@@ -28,7 +28,7 @@ hypothesis.settings.load_profile("same")
 
 
 def pytest_collection_modifyitems(items):
-    """Mark exhaustive tests. Start slow tests first, so that none of them still runs when the other processes are idle."""
+    """Mark exhaustive tests, and put slow tests first, so that no process runs one while the others are idle."""
     counts, seen = collections.Counter(), set()
     for item in items:
         sampled = item.get_closest_marker("sampled")
