@@ -46,7 +46,7 @@ TORCH = "PyTorch's"
 
 
 def contender(make, shapes, mode):
-    """Return a function that performs one optimizer step, and the size of the optimizer's state in bytes."""
+    """Return a pair: a function that performs one optimizer step, and the size of the optimizer's state in bytes."""
     variables = [tf.Variable(tf.random.normal(shape)) for shape in shapes]
     gradients = [tf.random.normal(shape) for shape in shapes]
     optimizer = make()
@@ -61,7 +61,7 @@ def contender(make, shapes, mode):
 
 
 def torch_contender(shapes):
-    """Return a function that performs one step of PyTorch's Adafactor, and the size of its state in bytes."""
+    """Return a pair: a function that performs one step of PyTorch's Adafactor, and the size of its state in bytes."""
     import torch
 
     parameters = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]

@@ -25,7 +25,7 @@ def cells() -> Iterator[dict[str, str]]:
 
 
 def measure(cell: dict[str, str], seconds: float, **rounds: int) -> dict[str, Any]:
-    """Take the measurement that `cell` describes, and return a copy of `cell` with the results.
+    """Take the measurement that the dictionary `cell` describes. Return a copy of `cell` that includes the results.
 
     The results are the wall-clock time and the processor time of each optimizer's step, in milliseconds.
     """

@@ -135,7 +135,7 @@ def apply(opt: Any, name: str, gradients: list, variables: list) -> None:
 def minimize(opt: Any, loss: Callable[[], tf.Tensor], variables: list) -> None:
     """Take one step that minimizes a loss.
 
-    Keras 3's optimizers have no `minimize`. Their gradients are computed with a tape, as in Keras 3's trainer.
+    For Keras 3's optimizers, which have no `minimize`, compute the gradients with a tape, as Keras 3's trainer does.
     """
     if hasattr(opt, "minimize"):
         opt.minimize(loss, var_list=variables)

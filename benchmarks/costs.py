@@ -31,7 +31,7 @@ def cells() -> Iterator[dict[str, str]]:
 
 
 def measure(cell: dict[str, str], seconds: float, least: int = 3) -> dict[str, Any]:
-    """Take the measurement that `cell` describes, and return a copy of `cell` with the results."""
+    """Take the measurement that the dictionary `cell` describes. Return a copy of `cell` that includes the results."""
     if cell["what"] in ("tracing", "compiling"):
         return {**cell, **tracing(cell, seconds, min(least, 3))}
     if cell["what"] == "import":

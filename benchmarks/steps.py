@@ -84,7 +84,7 @@ def cells() -> Iterator[dict[str, str]]:
 
 
 def measure(cell: dict[str, str], seconds: float, **rounds: int) -> dict[str, Any]:
-    """Take the measurement that `cell` describes, and return a copy of `cell` with the results.
+    """Take the measurement that the dictionary `cell` describes. Return a copy of `cell` that includes the results.
 
     The results are the time of each optimizer, divided by the time of the first one, and the errors of the optimizers
     that cannot run.
@@ -160,7 +160,7 @@ def _has_a_line(cell: dict[str, str]) -> bool:
 
 
 def in_mode(cell: dict[str, str], name: str) -> Callable[[], object]:
-    """Return a function that takes one step in the mode of `cell`, for example compiled by XLA."""
+    """Return a function that takes one step. `cell` determines how the step runs, for example compiled by XLA."""
     if name == contenders.BARE_COMPILED:
         return in_mode({**cell, "mode": "jit_compile"}, contenders.BARE)
     mode = cell["mode"]

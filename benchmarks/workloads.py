@@ -28,7 +28,7 @@ LENET = "LeNet-5, mixed_float16"
 
 
 def shapes(workload: str) -> list[tuple[int, ...]]:
-    """Return the shapes of a workload's variables. "4 x 3k" means four variables of 3000 values."""
+    """Return the shapes of a workload's variables. "4 x 3k" means four variables of 3000 values each."""
     if workload == RESNET:
         return _resnet50()
     if workload == SPARSE:

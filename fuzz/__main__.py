@@ -73,7 +73,7 @@ def _possible(fault):
 
 def _fault(fault):
     def turn(seed, counts, deadline):
-        """Inject the fault. If it reveals a bug, return a description of the bug; otherwise return None."""
+        """Inject a fault. If the fault reveals a bug, return a description of the bug; otherwise return None."""
         del deadline
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
             try:

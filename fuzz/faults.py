@@ -80,7 +80,7 @@ def _whole_train_run():
 
 
 def _refused(begin, directory, name, kind, refuse):
-    """Train, and call `refuse` after save 3 so that later saves fail. The failed saves must not affect the training."""
+    """Train, and call `refuse` after the third save, so that later saves fail. Training must not be affected."""
     trainee = Trainee(name)
     for i in range(STEPS):
         trainee.step(i)
@@ -113,7 +113,7 @@ def _is_hdf5(kind):
 
 
 def assert_saved(name, kind, directory):
-    """Assert that save 3, which was written before the fault, is intact."""
+    """Assert that the third save, which was written before the fault, is intact."""
     trainee = Trainee(name)
     trainee.load(kind, directory, 3)
     assert_same(trainee.state(), expected(name)[3], f"{name}, {kind}: what was saved before")

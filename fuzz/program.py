@@ -33,8 +33,8 @@ LIBRARY_MODES = {
 }
 RATE, MOMENTUM, ADAM = 0.0625, 0.75, {"beta_1": 0.5, "beta_2": 0.75, "epsilon": 0.0625}
 DTYPES = ("float32", "float16", "bfloat16", "float64")
-#: The ways in which a training loop can call the optimizer. In `UNSCALED`, the ways of TensorFlow 2, the optimizer
-#: receives unscaled gradients. In `SCALED`, the ways of Keras 3, the optimizer receives scaled gradients.
+#: The ways in which a training loop can call the optimizer. `UNSCALED` contains the ways of TensorFlow 2, in which the
+#: optimizer receives unscaled gradients. `SCALED` contains the ways of Keras 3, in which it receives scaled gradients.
 UNSCALED = ("unscaled", "minimize", "compute_gradients", "two_functions")
 SCALED = ("apply", "apply_gradients")
 #: The elements of `UNSCALED` that TensorFlow 2's own loss scale optimizer also supports.
