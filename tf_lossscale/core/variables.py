@@ -200,6 +200,7 @@ def add_one(variable: tf.Variable) -> Any:
     return variable.assign(value_or_zero(variable) + 1)
 
 
+# Calls run the faster twin in core/fast/branching.py.
 @has_faster_twin
 def unless(fine: tf.Tensor, change: Callable[[], Any]) -> list[tf.Operation]:
     """Change variables unless a condition is true.

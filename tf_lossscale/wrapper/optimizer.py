@@ -188,7 +188,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         )
         stall = Stall(on_stall)
         diagnosis, exponents = arguments.diagnosis(diagnose, diagnose_every, loss_scale)
-        clusters = arguments.clusters(jit_compile)
+        compiled_steps = arguments.compiled_steps(jit_compile)
         family = adapter._family_class(inner_optimizer)
         chosen = family.checked_options(kwargs)
         # If the constructor raises, the inner optimizer must be unchanged. `_save_scale_with_inner` can raise, but only
@@ -204,7 +204,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             _stall=stall,
             _diagnosis=diagnosis,
             _exponents=exponents,
-            _clusters=clusters,
+            _compiled_steps=compiled_steps,
         )
         self._save_scale_with_inner()
         loss_scale.prepare()
