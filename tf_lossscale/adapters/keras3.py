@@ -117,7 +117,8 @@ class Family(family.Family):
         with contextlib.ExitStack() as stack:
             for each in _with_parts(self.inner):
                 # The gradients are already summed and unscaled, and Keras must not sum or unscale them again. `list`
-                # replaces Keras's summation and returns the (gradient, variable) pairs unchanged.
+                # replaces the method with which Keras's `apply` sums gradients over the replicas, and returns the
+                # (gradient, variable) pairs unchanged.
                 stack.enter_context(replicas.overriding(each, _all_reduce_sum_gradients=list, loss_scale_factor=None))
             self.inner.apply(gradients, variables, **kwargs)
 

@@ -139,7 +139,7 @@ class TrainOneStepCell:
             *inputs, sens = inputs_and_sens
             with tf.GradientTape() as tape:
                 loss = network(*inputs)
-            self.optimizer._contract.scaled_by_hand()
+            self.optimizer._contract.unscaled_inside()
             return tape.gradient(loss, tensors_of(weights), tf.ones_like(loss) * tf.cast(sens, loss.dtype))
 
         return gradients

@@ -168,8 +168,7 @@ class Exponents(Variables):
             self._known[replicas.replica()] = numbers
 
     def _make_numbers(self) -> None:
-        for variable in (self.steps, self.following):
-            del variable
+        _ = self.steps, self.following
 
     def _make(self, names: tuple[str, ...]) -> None:
         self._make_numbers()

@@ -237,7 +237,8 @@ def _in_scope(strategy: tf.distribute.Strategy, function: Callable[[], Any]) -> 
 def local_copies(places: Callable[[], Iterable[tuple[Any, str]]]) -> contextlib.AbstractContextManager[None]:
     """Temporarily replace distributed variables with this replica's copies, if `write_independently()` is true.
 
-    Each write to a distributed variable would synchronize all replicas, which is impossible inside a tf.cond.
+    A write to a distributed variable with an aggregation, such as `iterations`, synchronizes all replicas, which is
+    impossible inside a tf.cond.
 
     >>> class Count:
     ...     steps = None

@@ -11,7 +11,7 @@ from tf_lossscale.core.compiled_steps import StepToCompile, obstacle
 from tf_lossscale.core.graphs import in_xla_context, operations
 from tf_lossscale.core.notes import quotient_of
 from tf_lossscale.core.scaling import multiplied
-from tf_lossscale.wrapper.readings import names_of
+from tf_lossscale.wrapper.grads_and_vars import names_of
 
 #: The Python attributes of a variable that affect its update. A compiled step is reused only if they are unchanged.
 _TRAITS = ("constraint", "overwrite_with_gradient")
