@@ -195,8 +195,8 @@ class LossScaleOptimizer(
     """The wrapper around a Keras 3 optimizer.
 
     With the dtype policy mixed_float16, `compile` wraps every optimizer that is not an instance of Keras's own
-    LossScaleOptimizer. This class derives from that class to avoid a second wrapper, but runs none of its code. It adds
-    only the loss scale's variables.
+    LossScaleOptimizer. This class derives from Keras's class to avoid a second wrapper, but runs none of its code. The
+    wrapper's only variables are those of the inner optimizer and those of the loss scale.
     """
 
     _family_class = Family
