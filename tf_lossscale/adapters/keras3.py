@@ -52,7 +52,7 @@ class Family(family.Family):
             # `fit` does not name the cause, so this warning does.
             logging.warning(
                 "model.fit of Keras 3 fails under %s, with any optimizer. Write a custom training loop, or use a model "
-                "and an optimizer of tf_keras (pip install tf-keras).",
+                "and a tf_keras optimizer (pip install tf-keras).",
                 type(tf.distribute.get_strategy()).__name__,
             )
         if self.inner.loss_scale_factor is not None and "loss_scale_factor" not in wanted:

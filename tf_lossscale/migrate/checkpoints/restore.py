@@ -51,7 +51,7 @@ def restore(
     """Restore variables, and the state of their optimizer, from a checkpoint of another library or version.
 
     The slots of an optimizer of TensorFlow 1, TensorFlow 2, tf_keras or Keras 3 are copied to the corresponding
-    optimizer of Keras 3 or tf_keras. If both optimizers are wrapped, the loss scale and its counter are copied to the
+    Keras 3 or tf_keras optimizer. If both optimizers are wrapped, the loss scale and its counter are copied to the
     wrapper. If the file does not fit the optimizer or the variables, an error is raised and nothing changes.
 
     >>> import tempfile, tensorflow as tf, tf_keras
