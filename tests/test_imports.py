@@ -21,7 +21,7 @@ ORDER = [
     ("core.scaling", "core.finite", "core.inside", "core.replicas"),
     ("core.variables", "core.diagnosis", "core.exponents"),
     ("core.state",),
-    ("core.clusters",),
+    ("core.compiled_steps",),
     ("core.step",),
     ("core.fast",),  # which the core finds by name
     ("wrapper.contract", "wrapper.grads_and_vars", "wrapper.options", "wrapper.families"),

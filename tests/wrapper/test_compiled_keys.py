@@ -14,7 +14,7 @@ import tensorflow as tf
 from tests import strategies
 from tests.families import FAMILIES, all_families, tf_keras
 from tf_lossscale import LossScaleOptimizer
-from tf_lossscale.core import clusters, constants
+from tf_lossscale.core import compiled_steps, constants
 from tf_lossscale.core.state import DynamicLossScale
 
 KERAS_3 = FAMILIES[0]
@@ -199,7 +199,7 @@ def steps(library, name, changing, kind, changes=True):
         changing.set(inner, value if changes else first)
         take(optimizer, [gradient], [variable], library == "sonnet")
         seen.append(variable.numpy())
-    return optimizer, np.stack(seen), kind == "compiled" and len(optimizer._clusters)
+    return optimizer, np.stack(seen), kind == "compiled" and len(optimizer._compiled_steps)
 
 
 def take(optimizer, gradients, variables, sonnets=False, **kwargs):
@@ -238,10 +238,10 @@ def test_a_hyperparameter_that_changes_takes_effect_as_in_the_bare_optimizer(lib
     assert not np.allclose(run("bare", changes=False)[1], bare, rtol=1e-4), "the change has no effect"
     assert count <= 2, "two values, and so at most two compilations"
     if count == 0:
-        assert compiled._clusters._logged, "not compiled, and nobody is told"
+        assert compiled._compiled_steps._logged, "not compiled, and nobody is told"
     by_value = way in ("number", "numpy_scalar", "array", "schedule")
     compiles = by_value and (library, name) not in STATEFUL and bare_can_be_traced(library, name, which, way)
-    assert count or not compiles, compiled._clusters._logged
+    assert count or not compiles, compiled._compiled_steps._logged
 
 
 def bare_can_be_traced(library, name, which, way):
@@ -264,7 +264,7 @@ def test_a_step_that_works_in_eager_mode_only_is_not_compiled():
             super().update_step(gradient if gradient.numpy().sum() > 3 else -gradient, variable, learning_rate)
 
     [optimizer, _] = assert_same_steps(lambda: OnNumpy(0.5), lambda *_: None, compiled=0)
-    [reason] = optimizer._clusters._logged
+    [reason] = optimizer._compiled_steps._logged
     assert "cannot trace" in reason
 
 
@@ -289,7 +289,7 @@ def assert_same_steps(
             take(optimizer, [gradient], [variable])
         np.testing.assert_allclose(*(v.numpy() for v in variables), rtol=1e-5, err_msg=f"step {i}")
     if compiled is not None:
-        assert len(optimizers[0]._clusters) == compiled
+        assert len(optimizers[0]._compiled_steps) == compiled
     return optimizers
 
 
@@ -299,9 +299,11 @@ def assert_same_steps(
     ids=["keras3", "tf_keras", "tf1"],
 )
 def test_equal_steps_are_compiled_once_though_the_first_step_sets_attributes_of_the_optimizer(make_inner, monkeypatch):
-    compilations, plain = [], clusters.Clusters._keep
+    compilations, plain = [], compiled_steps.CompiledSteps._keep
     monkeypatch.setattr(
-        clusters.Clusters, "_keep", lambda self, key, step, of: [plain(self, key, step, of), compilations.append(step)]
+        compiled_steps.CompiledSteps,
+        "_keep",
+        lambda self, key, step, of: [plain(self, key, step, of), compilations.append(step)],
     )
     assert_same_steps(make_inner, lambda *_: None, compiled=1)
     assert len([step for step in compilations if step is not None]) == 1
@@ -315,7 +317,7 @@ def test_a_tf1_step_counts_in_the_global_step_that_it_was_given():
     one, other = (tf.Variable(0, dtype=tf.int64) for _ in range(2))
     for count in (one, other, one, one, other):
         take(optimizer, [[1.0, 1.0]], [variable], global_step=count)
-    assert (one.numpy(), other.numpy(), len(optimizer._clusters)) == (3, 2, 2)
+    assert (one.numpy(), other.numpy(), len(optimizer._compiled_steps)) == (3, 2, 2)
 
 
 def test_a_gradient_that_is_given_twice_goes_to_its_own_variables():
@@ -374,8 +376,8 @@ def test_a_constraint_that_is_a_function_or_changes_takes_effect():
 
     train(lambda: AtLeast(0), change)
     optimizer = train(lambda: lambda weight: tf.abs(weight), lambda *_: None)
-    assert len(optimizer._clusters) == 0
-    assert "Python function" in next(iter(optimizer._clusters._logged))
+    assert len(optimizer._compiled_steps) == 0
+    assert "Python function" in next(iter(optimizer._compiled_steps._logged))
 
 
 def test_a_loss_scale_that_is_replaced_is_moved():
@@ -385,7 +387,7 @@ def test_a_loss_scale_that_is_replaced_is_moved():
         take(optimizer, [[float("inf"), 1.0]], [variable])
         assert optimizer._loss_scale().numpy() == 2.0
         gc.collect()
-    assert len(optimizer._clusters) == 1, "those of the scales that died are gone"
+    assert len(optimizer._compiled_steps) == 1, "those of the scales that died are gone"
 
 
 def test_python_state_of_ones_own_optimizer_is_kept_by_steps_that_are_not_compiled(caplog):
@@ -428,18 +430,18 @@ def test_a_schedule_that_is_replaced_or_changed_takes_effect():
 
 @pytest.mark.parametrize("library", ["tf1", "sonnet"])
 def test_steps_for_variables_that_died_are_dropped(library, monkeypatch):
-    monkeypatch.setattr(clusters, "_MOST", 2)
+    monkeypatch.setattr(compiled_steps, "_MOST", 2)
     inner = v1.GradientDescentOptimizer(0.5) if library == "tf1" else sonnet.optimizers.SGD(0.5)
     optimizer = LossScaleOptimizer(inner, initial_scale=8, jit_compile=True)
     for _ in range(4):  # more than are compiled at a time
         variable = tf.Variable([1.0, 2.0])
         take(optimizer, [[1.0, 1.0]], [variable], library == "sonnet")
         assert variable.numpy().tolist() == [0.5, 1.5]
-        assert len(optimizer._clusters) == 1
+        assert len(optimizer._compiled_steps) == 1
         del variable
         gc.collect()
-    assert not optimizer._clusters._steps
-    assert not optimizer._clusters._logged
+    assert not optimizer._compiled_steps._steps
+    assert not optimizer._compiled_steps._logged
 
 
 def test_eight_settings_are_compiled_and_steps_with_further_ones_run_without_xla():
@@ -450,7 +452,7 @@ def test_eight_settings_are_compiled_and_steps_with_further_ones_run_without_xla
         inner.learning_rate = float(rate)
         take(optimizer, [[1.0, 1.0]], [variable], True)
     assert variable.numpy().tolist() == [-45.0, -44.0]
-    assert len(optimizer._clusters) == 8
+    assert len(optimizer._compiled_steps) == 8
 
 
 @all_families
@@ -461,8 +463,10 @@ def test_an_optimizer_that_is_thrown_away_leaves_nothing(family):
             tf.Variable([1.0, 2.0]),
         )
         take(optimizer, [[1.0, 1.0]], [variable], family.name == "sonnet")
-        [(step, _)] = optimizer._clusters._steps.values()
-        return [weakref.ref(each) for each in (optimizer, optimizer._clusters, optimizer._loss_scale, variable, step)]
+        [(step, _)] = optimizer._compiled_steps._steps.values()
+        return [
+            weakref.ref(each) for each in (optimizer, optimizer._compiled_steps, optimizer._loss_scale, variable, step)
+        ]
 
     left = train()
     gc.collect()

@@ -125,7 +125,7 @@ def test_eager_steps_are_compiled_once(family):
     optimizer, variable = LossScaleOptimizer(family.adam(), jit_compile=True), tf.Variable([1.0])
     for factor in (1.0, float("nan"), 2.0):
         loops.step(optimizer, lambda factor=factor: factor * variable, [variable])
-        assert len(optimizer._clusters) == 1
+        assert len(optimizer._compiled_steps) == 1
 
 
 @families
@@ -253,7 +253,7 @@ def test_optimizers_that_share_a_scale_are_compiled_together():
 
     compiled = trained(True)
     assert_same(compiled, trained(False))
-    assert len(compiled[0]._clusters) == 1
+    assert len(compiled[0]._compiled_steps) == 1
 
 
 @pytest.mark.parametrize("mode", ["eager", "function"])
@@ -280,7 +280,7 @@ def test_configs_copies_and_checkpoints_keep_what_a_plain_wrapper_keeps(family, 
     )
     assert compiled.get_config() == {**plain.get_config(), "jit_compile": True}
     again = LossScaleOptimizer.from_config(compiled.get_config())
-    assert again._clusters is not None
+    assert again._compiled_steps is not None
     assert copy.deepcopy(compiled).state() == compiled.state()
 
     path = tf.train.Checkpoint(optimizer=compiled, variables=variables).save(tmp_path / "of_compiled")

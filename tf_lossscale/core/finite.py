@@ -12,6 +12,7 @@ from tf_lossscale.core.scaling import over_values
 from tf_lossscale.core.twins import has_faster_twin
 
 
+# Calls run the faster twin in core/fast/checks.py.
 @has_faster_twin
 def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
     """Return whether all values of all gradients are finite.
@@ -65,13 +66,13 @@ def nonfinite_kind(gradient: Any) -> tf.Tensor:
     return tf.where(all_finite([gradient]), 0.0, bad)
 
 
-def agreed(gradients: list[Any], *, exactly: bool, all_values: bool) -> list[Any]:
+def shared_evidence(gradients: list[Any], *, exactly: bool, all_values: bool) -> list[Any]:
     """Return tensors that tell all replicas whether the gradients are finite.
 
     The tensors are equal on all replicas. They are finite if and only if the gradients of all replicas are finite.
 
     >>> gradients = [tf.constant([float("inf")])]
-    >>> [evidence.numpy().item() for evidence in agreed(gradients, exactly=True, all_values=False)]
+    >>> [each.numpy().item() for each in shared_evidence(gradients, exactly=True, all_values=False)]
     [inf]
 
     Args:

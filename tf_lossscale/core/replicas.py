@@ -84,7 +84,7 @@ def can_write_independently() -> bool:
 
 
 def independent_writes() -> contextlib.AbstractContextManager[None]:
-    """Make each replica write its own copies of the variables in a `with` block; see `write_independently`.
+    """In a `with` block, make each replica write its own copies of the variables; see `write_independently`.
 
     >>> with independent_writes():
     ...     write_independently()
@@ -92,9 +92,9 @@ def independent_writes() -> contextlib.AbstractContextManager[None]:
     """
     if not tf.distribute.has_strategy() or tf.distribute.in_cross_replica_context():
         return contextlib.nullcontext()
-    # `_use_merge_call` is private. A test fails if strategies stop calling it. A strategy runs the threads of its
-    # replicas one at a time, and changes the thread only in a merge_call. A thread in this block makes none, so no
-    # other replica sees the override.
+    # The block overrides `_use_merge_call`, a private method. A test fails if strategies stop calling it. No other
+    # replica sees the override: a strategy runs its replicas' threads one at a time and changes the thread only in a
+    # merge_call, and there is no merge_call in the block.
     return overriding(tf.distribute.get_strategy().extended, _use_merge_call=lambda: False)
 
 
@@ -237,7 +237,8 @@ def _in_scope(strategy: tf.distribute.Strategy, function: Callable[[], Any]) -> 
 def local_copies(places: Callable[[], Iterable[tuple[Any, str]]]) -> contextlib.AbstractContextManager[None]:
     """Temporarily replace distributed variables with this replica's copies, if `write_independently()` is true.
 
-    Each write to a distributed variable would synchronize all replicas, which is impossible inside a tf.cond.
+    A write to a distributed variable with an aggregation, such as `iterations`, synchronizes all replicas, which is
+    impossible inside a tf.cond.
 
     >>> class Count:
     ...     steps = None
@@ -331,6 +332,7 @@ def not_in_replica_context(method: str) -> ValueError:
     )
 
 
+# Calls run the faster twin in core/fast/packing.py.
 @has_faster_twin
 def sum_over_replicas(gradients: list[Any]) -> list[Any]:
     """Sum gradients over all replicas. IndexedSlices stay sparse, and None stays None.

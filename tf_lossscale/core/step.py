@@ -1,4 +1,9 @@
-"""Takes one step: unscales, reduces and checks the gradients, applies or skips them, and records the outcome."""
+"""Takes one step: unscales, reduces and checks the gradients, applies or skips them, and records the outcome.
+
+In a graph, the faster twins in `core/fast` note on a tensor what it was computed from (`core.notes.origin`), for
+example of which stack it is a part. `as_arguments`, `apply_or_skip` and the check then use the noted tensors instead of
+the tensors that are passed to them. The results have the same bits.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale.core import clusters, diagnosis, finite, replicas
+from tf_lossscale.core import compiled_steps, diagnosis, finite, replicas
 from tf_lossscale.core.graphs import finished, operations
 from tf_lossscale.core.state import LossScale
 from tf_lossscale.core.twins import has_faster_twin
@@ -36,8 +41,8 @@ class Update(abc.ABC):
     aggregate = True
     #: Whether the step calls `observe` to record which gradients were not finite.
     observes = False
-    #: The `Cluster` that compiles the step with XLA; None if the step is not compiled.
-    cluster: clusters.Cluster | None = None
+    #: What XLA needs to compile the step; None if the step is not compiled.
+    to_compile: compiled_steps.StepToCompile | None = None
 
     def count_exponents(self) -> list[tf.Operation]:
         """Count this replica's scaled gradients by exponent. Return the operations that update the counts."""
@@ -93,60 +98,62 @@ def step(loss_scale: LossScale, update: Update) -> Any:
         update: an object that provides the gradients, and methods that reduce and apply them.
 
     Returns:
-        In eager mode, whether the step was applied; in a legacy graph, the operation to run.
+        In eager mode, whether the step was applied. In a graph, a tensor or the operations to wait for.
     """
     try:
         # In a legacy graph the control dependency ensures that the exponents are counted before the scale changes.
         with tf.control_dependencies(update.count_exponents()):
             gradients = update.unscale()
-            agreed = None
+            evidence = None
             if update.aggregate:
                 gradients = update.reduce(gradients)
             elif loss_scale.may_skip and replicas.several_replicas():
                 # The caller has summed the gradients. They may still differ between replicas, which must all make the
-                # same decision.
+                # same decision. The decision is therefore made from tensors that are equal on all replicas.
                 all_values = loss_scale.reads_gradients or loss_scale.uses_norm
-                agreed = finite.agreed(gradients, exactly=update.observes, all_values=all_values)
-            take = _take if update.cluster is None else _take_compiled
-            return take(loss_scale, update, gradients, agreed)
+                evidence = finite.shared_evidence(gradients, exactly=update.observes, all_values=all_values)
+            take = _take if update.to_compile is None else _take_compiled
+            return take(loss_scale, update, gradients, evidence)
     except RuntimeError as error:
         replicas.explain_refused_merge_call(error)
         raise
 
 
-def _take(loss_scale: LossScale, update: Update, gradients: Gradients, agreed: Gradients | None) -> Any:
+def _take(loss_scale: LossScale, update: Update, gradients: Gradients, evidence: Gradients | None) -> Any:
     """Check reduced gradients, apply or skip them, and record the outcome."""
     if not loss_scale.may_skip:
         done = update.apply(gradients)
         return True if tf.executing_eagerly() else done
 
     if not replicas.uses_merge_call():
-        return _decide(loss_scale, update, gradients, agreed, update.apply, gradients)
+        return _decide(loss_scale, update, gradients, evidence, update.apply, gradients)
+    # To apply gradients, many optimizers make a merge_call, which TensorFlow refuses inside a tf.cond. The tf.cond is
+    # therefore created in the cross-replica context, and its branches return to the replicas.
     tensors, gradients_of = as_arguments(gradients, False)
 
-    def in_cross_replica_context(strategy: tf.distribute.Strategy, per_replica: list[Any], agreed: Any) -> Any:
+    def in_cross_replica_context(strategy: tf.distribute.Strategy, per_replica: list[Any], evidence: Any) -> Any:
         def apply_on_each_replica(per_replica: list[Any]) -> Any:
             apply = lambda tensors: update.apply(gradients_of(tensors))  # noqa: E731
             return strategy.extended.call_for_each_replica(apply, args=(per_replica,))
 
         # After the sum all replicas have the same gradients, so one decision applies to all replicas.
         first = gradients_of(_first(strategy, per_replica))
-        evidence = None if agreed is None else _first(strategy, agreed)
-        return _decide(loss_scale, update, first, evidence, apply_on_each_replica, per_replica)
+        shared = None if evidence is None else _first(strategy, evidence)
+        return _decide(loss_scale, update, first, shared, apply_on_each_replica, per_replica)
 
-    return tf.distribute.get_replica_context().merge_call(in_cross_replica_context, args=(tensors, agreed))
+    return tf.distribute.get_replica_context().merge_call(in_cross_replica_context, args=(tensors, evidence))
 
 
 def _decide(
     loss_scale: LossScale,
     update: Update,
     gradients: Gradients,
-    agreed: Gradients | None,
+    evidence: Gradients | None,
     apply: Callable[[list[Any]], Any],
     to_apply: list[Any],
 ) -> Any:
     """Check gradients, call `apply(to_apply)` or skip the step, and record the outcome."""
-    evidence = gradients if agreed is None else agreed
+    evidence = gradients if evidence is None else evidence
     norm = {"norm": diagnosis.global_norm(evidence)} if loss_scale.uses_norm else {}
     applied = loss_scale.check(evidence, **norm)
 
@@ -161,7 +168,7 @@ def _decide(
         return [recorded, update.observe(applied, gradients, evidence)] if update.observes else recorded
 
     if tf.executing_eagerly():
-        # An eager step waits for the device only to convert `applied` to a Python bool.
+        # The Python `if` waits for the device, unless the check has already waited for it.
         outcome = bool(applied)
         _ = apply(to_apply) if outcome else skip()
         record()
@@ -174,28 +181,31 @@ def _first(strategy: tf.distribute.Strategy, per_replica: list[Any]) -> list[Any
     return [None if each is None else strategy.experimental_local_results(each)[0] for each in per_replica]
 
 
-def _take_compiled(loss_scale: LossScale, update: Update, gradients: Gradients, agreed: Gradients | None) -> Any:
+def _take_compiled(loss_scale: LossScale, update: Update, gradients: Gradients, evidence: Gradients | None) -> Any:
     """Take the step in one function that XLA compiles. Each replica uses its own copies of the variables.
 
     The step runs without XLA if the compiled function might return wrong results in later steps.
     """
     tensors, gradients_of = as_arguments(gradients, True)
 
-    def LossScaleOptimizer_with_jit_compile(tensors: list[tf.Tensor], agreed: Gradients | None) -> tf.Tensor:
-        done = _take(loss_scale, update, gradients_of(tensors), agreed)
+    # XLA's errors contain the name of the function.
+    def LossScaleOptimizer_with_jit_compile(tensors: list[tf.Tensor], evidence: Gradients | None) -> tf.Tensor:
+        done = _take(loss_scale, update, gradients_of(tensors), evidence)
         with tf.control_dependencies(operations(done)):
             return tf.logical_not(loss_scale.last_step_skipped) if loss_scale.may_skip else tf.constant(True)
 
+    # In this block `uses_merge_call` returns False, so each replica makes the decision itself.
     with replicas.independent_writes():
-        compiled = update.cluster.compile(  # type: ignore[union-attr]
-            LossScaleOptimizer_with_jit_compile, tensors, agreed
+        compiled = update.to_compile.compile(  # type: ignore[union-attr]
+            LossScaleOptimizer_with_jit_compile, tensors, evidence
         )
-        applied = None if compiled is None else compiled(tensors, agreed)
+        applied = None if compiled is None else compiled(tensors, evidence)
     if applied is None:
-        return _take(loss_scale, update, gradients, agreed)
+        return _take(loss_scale, update, gradients, evidence)
     return bool(applied) if tf.executing_eagerly() else applied
 
 
+# Calls run the faster twin in core/fast/packing.py.
 @has_faster_twin
 def as_arguments(gradients: Gradients, to_compile: bool) -> tuple[list[Any], Callable[[list[Any]], Gradients]]:
     """Convert gradients to tensors that can be passed to a function, and back.
@@ -219,6 +229,7 @@ def as_arguments(gradients: Gradients, to_compile: bool) -> tuple[list[Any], Cal
     return [gradient for gradient in gradients if gradient is not None], back
 
 
+# Calls run the faster twin in core/fast/branching.py.
 @has_faster_twin
 def apply_or_skip(
     applied: tf.Tensor, gradients: list[Any], apply: Callable[[Any], Any], skip: Callable[[], Any]

@@ -200,6 +200,7 @@ def add_one(variable: tf.Variable) -> Any:
     return variable.assign(value_or_zero(variable) + 1)
 
 
+# Calls run the faster twin in core/fast/branching.py.
 @has_faster_twin
 def unless(fine: tf.Tensor, change: Callable[[], Any]) -> list[tf.Operation]:
     """Change variables unless a condition is true.
@@ -286,12 +287,14 @@ def _legacy_graph() -> Any:
 def _variable(
     name: str, value: Any, dtype: tf.DType, saved: bool, aggregation: tf.VariableAggregation | None
 ) -> tf.Variable:
-    together = aggregation is None
+    # A variable without aggregation has the same value on all replicas. An assignment in the cross-replica context
+    # writes all copies, and an assignment in a replica context writes the copy of this replica.
+    mirrored = aggregation is None
     shared: dict[str, Any] = {
         "trainable": False,
         "name": name,
-        "synchronization": tf.VariableSynchronization.AUTO if together else tf.VariableSynchronization.ON_READ,
-        "aggregation": tf.VariableAggregation.NONE if together else aggregation,
+        "synchronization": tf.VariableSynchronization.AUTO if mirrored else tf.VariableSynchronization.ON_READ,
+        "aggregation": tf.VariableAggregation.NONE if mirrored else aggregation,
     }
     if not saved and not tf.executing_eagerly():
         # In a legacy graph a variable that is not saved must be local, because a Saver saves and restores all global

@@ -169,7 +169,7 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         share = (skipped - skipped_before) / (steps - steps_before)
         if share > self.max_skipped and not self._warned:
             logging.warning(
-                "%.0f %% of the last %d steps were skipped, more than %g %%; the loss scale is %g. %s",
+                "%.0f%% of the last %d steps were skipped, more than %g%%; the loss scale is %g. %s",
                 *(100 * share, steps - steps_before, 100 * self.max_skipped, self._read["loss_scale"], WHAT_TO_TRY),
             )
         self._warned = share > self.max_skipped

@@ -18,8 +18,8 @@ from tf_lossscale.precision.counts import ExponentCounts
 from tf_lossscale.precision.report import PrecisionReport, precision_report
 from tf_lossscale.wrapper import families
 from tf_lossscale.wrapper.family import Family
-from tf_lossscale.wrapper.grads_and_vars import unzip
-from tf_lossscale.wrapper.readings import names_of, require_values
+from tf_lossscale.wrapper.grads_and_vars import names_of, unzip
+from tf_lossscale.wrapper.readings import require_values
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_lossscale import errors
-from tf_lossscale.core.clusters import Clusters
+from tf_lossscale.core.compiled_steps import CompiledSteps
 from tf_lossscale.core.diagnosis import Diagnosis
 from tf_lossscale.core.exponents import EVERY, Exponents
 from tf_lossscale.core.rules import Rules
@@ -136,10 +136,10 @@ def diagnosis(diagnose: Any, every: Any, loss_scale: LossScale) -> tuple[Diagnos
     return Diagnosis(), None
 
 
-def clusters(jit_compile: Any) -> Clusters | None:
+def compiled_steps(jit_compile: Any) -> CompiledSteps | None:
     """Return a new cache of compiled steps if `jit_compile` is True, otherwise None.
 
-    >>> clusters(False) is None
+    >>> compiled_steps(False) is None
     True
 
     Args:
@@ -156,4 +156,4 @@ def clusters(jit_compile: Any) -> Clusters | None:
             "`jit_compile` cannot be True in a legacy graph, which cannot call a compiled function. Leave it out, or "
             "compile the whole session: tf.compat.v1.OptimizerOptions.global_jit_level."
         )
-    return Clusters()
+    return CompiledSteps()

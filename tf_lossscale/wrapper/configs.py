@@ -81,7 +81,7 @@ class Configurable(Parts):
             config["diagnose"] = "exponents"
             if self._exponents.every != EVERY:
                 config["diagnose_every"] = self._exponents.every
-        if self._clusters is not None:
+        if self._compiled_steps is not None:
             config["jit_compile"] = True
         # A function passed as `on_stall` is left out, because a config holds only plain values.
         if self._stall.action == "raise":

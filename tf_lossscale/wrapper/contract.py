@@ -71,6 +71,15 @@ class _Call:
     followed_in: set[threading.Thread] = dataclasses.field(default_factory=set)
 
 
+class _Thread(threading.local):
+    """What is recorded for each thread alone."""
+
+    #: The number of complete steps, such as `minimize`, that the thread is in.
+    whole_steps = 0
+    #: The factor by which the thread last multiplied a loss.
+    factor: tf.Tensor | None = None
+
+
 class Contract:
     """Records which methods of an optimizer were called, and decides whether the next update gets scaled gradients.
 
@@ -90,9 +99,7 @@ class Contract:
         self._calls: weakref.WeakKeyDictionary[Any, dict[threading.Thread, _Call]] = weakref.WeakKeyDictionary()
         self._unused_in_ended_threads: set[str] = set()
         self._answers_kept: set[bool] = set()
-        self._whole_steps = threading.local()
-        # Maps the identifier of each thread to the factor by which the thread last multiplied a loss.
-        self._factors: dict[int, tf.Tensor] = {}
+        self._thread = _Thread()
         self._called: set[str] = set()
         self._warned: set[str] = set()
 
@@ -107,9 +114,10 @@ class Contract:
                 scaled gradients and the function assumes unscaled gradients, or vice versa.
         """
         with self._lock:
-            places = _places()
-            opposite = method != "get_scaled_loss" and (not _APPLY_GRADIENTS[method]) in self._answers_kept
-            contradicts = opposite and not self._in_whole_step()
+            places = _enclosing_functions()
+            opposite = not _APPLY_GRADIENTS[method]
+            may_contradict = method != "get_scaled_loss" and not self._thread.whole_steps
+            contradicts = may_contradict and opposite in self._answers_kept
             if contradicts and places == [_EAGER]:
                 raise _contradiction(method)
             self._called.add(method)
@@ -119,28 +127,27 @@ class Contract:
                 if contradicts:
                     _require_an_update(call, place)
 
-    def scaled_by_hand(self) -> None:
+    def unscaled_inside(self) -> None:
         """Record that a function from `scale_inside` has unscaled its gradients, so the next update gets unscaled ones.
 
         After a call to `scale_loss`, nothing is recorded. Keras 3's `fit` passes the loss that such a function returns
         to `scale_loss`, and the gradients of that loss are still scaled.
         """
         with self._lock:
-            if not any(call.method == "scale_loss" and not call.followed_in for call in self._calls_in(_places())):
+            if not any(
+                call.method == "scale_loss" and not call.followed_in for call in self._calls_in(_enclosing_functions())
+            ):
                 self.called("get_scaled_loss")
                 self.called("get_unscaled_gradients")
 
     @contextlib.contextmanager
     def whole_step(self) -> Iterator[None]:
         """Return a context manager for a complete step. Calls in the step never contradict functions traced earlier."""
-        self._whole_steps.depth = getattr(self._whole_steps, "depth", 0) + 1
+        self._thread.whole_steps += 1
         try:
             yield
         finally:
-            self._whole_steps.depth -= 1
-
-    def _in_whole_step(self) -> bool:
-        return getattr(self._whole_steps, "depth", 0) > 0
+            self._thread.whole_steps -= 1
 
     # The answers. -----------------------------------------------------------------------------------------------
 
@@ -183,7 +190,7 @@ class Contract:
 
     def _takes_scaled(self, gradients: Iterable[Any], scaled_after: dict[str, bool], otherwise: bool) -> bool:
         with self._lock:
-            places = _places()
+            places = _enclosing_functions()
             some_unscaled, all_unscaled = notes.any_and_all_unscaled(gradients)
             answers, in_same_function = ({False}, True) if all_unscaled else self._answers(places, scaled_after)
             if len(answers) > 1 or (True in answers and some_unscaled):
@@ -210,7 +217,7 @@ class Contract:
             # One call to `scale_loss` determines only one update. Unscaled gradients may be passed to several updates.
             return scaled_after[call.method] and threading.current_thread() in call.followed_in
 
-        calls, place = self._calls_before(places, lambda call: call.method in scaled_after and not is_used_up(call))
+        calls, place = self._deciding_calls(places, lambda call: call.method in scaled_after and not is_used_up(call))
         answers = {scaled_after[call.method] for call in calls}
         here = [call for call in self._calls_in(places) if call.method in scaled_after]
         if place is None and any(map(is_used_up, here)):
@@ -230,10 +237,10 @@ class Contract:
         gradients = [gradient for gradient in gradients if gradient is not None]
         unscaled, _ = notes.any_and_all_unscaled(gradients)
         may_be_unscaled = False
-        thread, places = threading.current_thread(), _places()
+        thread, places = threading.current_thread(), _enclosing_functions()
         with self._lock:
             if not unscaled and not all(notes.is_scaled(gradient) for gradient in gradients):
-                calls, _ = self._calls_before(places, lambda call: thread not in call.followed_in)
+                calls, _ = self._deciding_calls(places, lambda call: thread not in call.followed_in)
                 unscaled = bool(calls) and not any(_LEAVES_SCALED[call.method] for call in calls)
                 may_be_unscaled = not all(_LEAVES_SCALED[call.method] for call in calls or self._calls_in(places))
             if unscaled:
@@ -250,7 +257,7 @@ class Contract:
 
     # The calls. -------------------------------------------------------------------------------------------------
 
-    def _calls_before(self, places: list[Any], counts: Callable[[_Call], bool]) -> tuple[list[_Call], Any]:
+    def _deciding_calls(self, places: list[Any], counts: Callable[[_Call], bool]) -> tuple[list[_Call], Any]:
         """Return the calls that determine whether an update gets scaled gradients, and the traced function they are in.
 
         The function is None if the calls were made in eager mode, or in several functions or threads.
@@ -296,11 +303,11 @@ class Contract:
 
     def remember_factor(self, factor: tf.Tensor) -> None:
         """Store the factor by which this thread multiplied the loss."""
-        self._factors[threading.get_ident()] = factor
+        self._thread.factor = factor
 
     def remembered_factor(self) -> tf.Tensor | None:
         """Return the factor that this thread stored; None if it was stored in another graph or in another mode."""
-        factor = self._factors.get(threading.get_ident())
+        factor = self._thread.factor
         return factor if factor is not None and getattr(factor, "graph", None) is _graph() else None
 
     # Warnings. --------------------------------------------------------------------------------------------------
@@ -387,7 +394,7 @@ def _require_an_update(call: _Call, function: Any) -> None:
     function.capture_call_time_value(check, tf.TensorSpec([], tf.int32))
 
 
-def _places() -> list[Any]:
+def _enclosing_functions() -> list[Any]:
     """Return the functions being traced, innermost first, then the enclosing legacy graph if there is one.
 
     In eager mode the list has one element, which represents eager mode.

@@ -97,7 +97,7 @@ class Family(abc.ABC):
         """Return the variables that the optimizer was built for; None if the optimizer does not store them."""
         return None
 
-    # Reducing. --------------------------------------------------------------------------------------------------
+    # Gradients. -------------------------------------------------------------------------------------------------
 
     #: Whether a step sums the gradients over the replicas; False if the library leaves the summing to the caller.
     sums_over_replicas = True

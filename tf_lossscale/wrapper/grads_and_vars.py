@@ -208,3 +208,23 @@ def _fits(gradient: tf.TensorShape, variable: tf.TensorShape) -> bool:
 
 def _is_one(var_list: Any) -> bool:
     return hasattr(var_list, "dtype") or isinstance(var_list, str)
+
+
+def names_of(variables: list[Any]) -> tuple[str, ...]:
+    """Return a unique name for each variable, for reports. A `keras.Variable` is named by its path.
+
+    >>> names_of([tf.Variable(1.0), tf.Variable(2.0), tf.keras.Variable(1.0, name="kernel")])
+    ('Variable', 'Variable_1', 'kernel')
+
+    Args:
+        variables: a list of `tf.Variable` and `keras.Variable` objects.
+    """
+    names: list[str] = []
+    for variable in variables:
+        name = first = getattr(variable, "path", None) or variable.name.split(":")[0]
+        again = 0
+        while name in names:
+            again += 1
+            name = f"{first}_{again}"
+        names.append(name)
+    return tuple(names)

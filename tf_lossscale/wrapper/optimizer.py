@@ -122,10 +122,10 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             cost almost nothing extra.
         loss_scale_manager: a manager of `tf_lossscale.amp` or a `SharedLossScale`. It determines the scale and its
             rules, so the arguments from `dynamic` to `max_scale` must not be passed.
-        jit_compile: whether XLA compiles the optimizer's step, but not the model. Unscaling, checking and applying
-            gradients then run as one or a few kernels, in eager mode, in a tf.function and in a replica. The same
-            steps are skipped, but weights may differ in their last bits. A step that XLA cannot compile, for example
-            with sparse gradients or under some strategies, runs without XLA, and a warning says so once.
+        jit_compile: whether XLA compiles the optimizer's step, but not the model. Checking and applying the gradients,
+            and in a tf.function also unscaling most of them, then run as one or a few kernels. The same steps are
+            skipped, but weights may differ in their last bits. A step that XLA cannot compile, for example with sparse
+            gradients or under some strategies, runs without XLA, and a warning says so once.
         **kwargs: arguments of Keras 3's optimizers, which are set on the inner optimizer: `name`, `weight_decay`,
             `clipnorm`, `clipvalue`, `global_clipnorm`, `use_ema`, `ema_momentum`, `ema_overwrite_frequency`,
             `loss_scale_factor` and `gradient_accumulation_steps`.
@@ -142,6 +142,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     __signature__ = _SignatureOfInit()
 
+    # A call creates an instance of the wrapper class for the inner optimizer's library, or of a class that is derived
+    # from this class and from that wrapper class. The wrapper classes set `_family_class`.
     def __new__(cls, inner_optimizer: Any = None, *args: Any, **kwargs: Any) -> LossScaleOptimizer:
         del args, kwargs
         this: Any = cls
@@ -188,7 +190,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         )
         stall = Stall(on_stall)
         diagnosis, exponents = arguments.diagnosis(diagnose, diagnose_every, loss_scale)
-        clusters = arguments.clusters(jit_compile)
+        compiled_steps = arguments.compiled_steps(jit_compile)
         family = adapter._family_class(inner_optimizer)
         chosen = family.checked_options(kwargs)
         # If the constructor raises, the inner optimizer must be unchanged. `_save_scale_with_inner` can raise, but only
@@ -204,7 +206,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             _stall=stall,
             _diagnosis=diagnosis,
             _exponents=exponents,
-            _clusters=clusters,
+            _compiled_steps=compiled_steps,
         )
         self._save_scale_with_inner()
         loss_scale.prepare()
@@ -384,7 +386,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         """
 
         def unscale(gradients: list[Any]) -> list[Any]:
-            self._contract.scaled_by_hand()
+            self._contract.unscaled_inside()
             return self._family.unscale(gradients, self._factor_of_loss())
 
         scaled = scaled_inside(loss_fn, lambda upstream: scaling.scale_loss(upstream, self._remember_factor()), unscale)

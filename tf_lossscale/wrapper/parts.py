@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from tf_lossscale.core.clusters import Clusters
+from tf_lossscale.core.compiled_steps import CompiledSteps
 from tf_lossscale.core.diagnosis import Diagnosis
 from tf_lossscale.core.exponents import Exponents
 from tf_lossscale.wrapper.contract import Contract
@@ -32,7 +32,7 @@ class Parts:
     _stall: Stall
     _diagnosis: Diagnosis | None
     _exponents: Exponents | None
-    _clusters: Clusters | None
+    _compiled_steps: CompiledSteps | None
     _traced: bool
 
 

@@ -340,26 +340,6 @@ def set_value(variable: Any, value: Any) -> None:
         keras_versions.keras_2("backend").set_value(variable, value)
 
 
-def names_of(variables: list[Any]) -> tuple[str, ...]:
-    """Return a unique name for each variable, for reports. A `keras.Variable` is named by its path.
-
-    >>> names_of([tf.Variable(1.0), tf.Variable(2.0), tf.keras.Variable(1.0, name="kernel")])
-    ('Variable', 'Variable_1', 'kernel')
-
-    Args:
-        variables: a list of `tf.Variable` and `keras.Variable` objects.
-    """
-    names: list[str] = []
-    for variable in variables:
-        name = first = getattr(variable, "path", None) or variable.name.split(":")[0]
-        again = 0
-        while name in names:
-            again += 1
-            name = f"{first}_{again}"
-        names.append(name)
-    return tuple(names)
-
-
 def require_values(method: str) -> None:
     """Raise unless Python can read the values of variables, in eager mode or through a default session.
 

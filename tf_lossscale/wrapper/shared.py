@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale.core import clusters
+from tf_lossscale.core import compiled_steps
 from tf_lossscale.core.graphs import do_not_convert
 from tf_lossscale.core.rules import Rules, with_rules
 from tf_lossscale.core.state import DynamicLossScale
@@ -141,7 +141,7 @@ class _JointUpdate(Update):
         self._ends: list[int] = []
         self.aggregate = updates[0].aggregate
         self.observes = any(update.observes for update in updates)
-        self.cluster = clusters.joined([update.cluster for update in updates])
+        self.to_compile = compiled_steps.joined([update.to_compile for update in updates])
 
     def count_exponents(self) -> list[tf.Operation]:
         return [counted for update in self._updates for counted in update.count_exponents()]

@@ -7,11 +7,11 @@ from typing import Any
 import tensorflow as tf
 
 from tf_lossscale.core import replicas, step
-from tf_lossscale.core.clusters import Cluster, obstacle
+from tf_lossscale.core.compiled_steps import StepToCompile, obstacle
 from tf_lossscale.core.graphs import in_xla_context, operations
 from tf_lossscale.core.notes import quotient_of
 from tf_lossscale.core.scaling import multiplied
-from tf_lossscale.wrapper.readings import names_of
+from tf_lossscale.wrapper.grads_and_vars import names_of
 
 #: The Python attributes of a variable that affect its update. A compiled step is reused only if they are unchanged.
 _TRAITS = ("constraint", "overwrite_with_gradient")
@@ -45,7 +45,7 @@ class Update(step.Update):
         self._scaled = scaled
         self.aggregate = aggregate and self._family.sums_over_replicas
         self.observes = optimizer._diagnosis is not None
-        if optimizer._clusters is None or not self._compiles():
+        if optimizer._compiled_steps is None or not self._compiles():
             self._build()
             return
         # A compiled step cannot contain a merge call. Each replica therefore writes to its own copy of every variable,
@@ -54,7 +54,7 @@ class Update(step.Update):
             if tf.distribute.has_strategy():
                 replicas.once(optimizer._loss_scale.give_copies)
             self._build()
-        self.cluster = self._cluster()
+        self.to_compile = self._to_compile()
 
     def _build(self) -> None:
         variables = self._variables
@@ -114,7 +114,7 @@ class Update(step.Update):
             with tf.control_dependencies(operations(started)):
                 # If the caller passed unscaled gradients, `iterations` counts a skipped step, as in TensorFlow 2. If
                 # the caller passed scaled gradients, a skipped step is not counted, as in Keras 3.
-                counted = tf.no_op() if self._scaled else self._family.count_skipped_step()
+                counted = None if self._scaled else self._family.count_skipped_step()
                 return [*reported, started, counted]
 
     def observe(self, applied: tf.Tensor, gradients: list[Any], evidence: list[Any]) -> Any:
@@ -128,13 +128,13 @@ class Update(step.Update):
         own_rule = None if vars(scale).get("traceable") else f"a {scale.__name__} may run Python code in each step"
         reason = self._family.obstacle() or own_rule or obstacle(self._gradients, self._variables)
         if reason is not None:
-            self.optimizer._clusters.log_once(reason)
+            self.optimizer._compiled_steps.log_once(reason)
         return reason is None
 
-    def _cluster(self) -> Cluster:
-        """Return the XLA cluster of this step. Its key consists of all Python objects that the step depends on."""
-        # A gradient that occurs twice in the list is only one argument of the compiled function. The key of the cluster
-        # therefore includes the position of each gradient among the distinct gradients.
+    def _to_compile(self) -> StepToCompile:
+        """Return what XLA needs to compile this step: all Python objects that the step depends on."""
+        # A gradient that occurs twice in the list is only one argument of the compiled function. The objects therefore
+        # include the position of each gradient among the distinct gradients.
         place: dict[int, int] = {}
         types = [
             None if g is None else (g.dtype, g.shape, place.setdefault(id(g), len(place))) for g in self._gradients
@@ -142,5 +142,7 @@ class Update(step.Update):
         traits = [getattr(variable, name, None) for variable in self._variables for name in _TRAITS]
         scale = self.optimizer._loss_scale
         arguments = (self._scaled, self.aggregate, self._keywords)
-        held = [tf.distribute.get_strategy(), types, self._variables, traits, arguments, scale, self._family.inner]
-        return Cluster(self.optimizer._clusters, held, (*self._family.set_in_each_step, *scale.not_in_a_step))
+        reads = [tf.distribute.get_strategy(), types, self._variables, traits, arguments, scale, self._family.inner]
+        return StepToCompile(
+            self.optimizer._compiled_steps, reads, (*self._family.set_in_each_step, *scale.not_in_a_step)
+        )

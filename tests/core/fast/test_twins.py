@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import inspect
 import itertools
 import json
 import os
@@ -18,7 +19,8 @@ import tensorflow as tf
 
 import tf_lossscale
 from tests import numerics, strategies
-from tf_lossscale.core import fast, scaling
+from tf_lossscale.core import fast, finite, replicas, scaling, variables
+from tf_lossscale.core import step as step_lib
 from tf_lossscale.core.fast import packing
 from tf_lossscale.core.state import DynamicLossScale
 from tf_lossscale.core.step import Update, step
@@ -202,3 +204,12 @@ def test_without_core_fast_the_package_trains_to_the_same_numbers(tmp_path):
     *_, scale = weights_and_scale = trained(tmp_path)
     assert scale == 4.0
     assert weights_and_scale == trained(package.parent)
+
+
+def test_the_comment_above_each_plain_function_names_the_file_of_its_twin():
+    modules = (finite, replicas, scaling, step_lib, variables)
+    functions = {each for module in modules for each in vars(module).values() if hasattr(each, "plain")}
+    assert len(functions) == 7
+    for function in functions:
+        file = function.twin.__module__.removeprefix("tf_lossscale.").replace(".", "/") + ".py"
+        assert file in (inspect.getcomments(function.plain) or ""), f"{function.__qualname__}: {file}"

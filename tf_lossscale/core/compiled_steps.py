@@ -1,4 +1,4 @@
-"""Compiles an optimizer step as a single XLA cluster, for eager mode, tf.functions and replicas."""
+"""Compiles optimizer steps with XLA, for eager mode, tf.functions and replicas, and keeps the compiled steps."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tf_lossscale.core import constants, replicas
 _MOST = 8
 
 
-class Clusters:
+class CompiledSteps:
     """The functions that XLA has compiled for the steps of one optimizer.
 
-    >>> clusters = Clusters()
-    >>> [clusters.compile(2.0, lambda x: 2.0 * x, tf.constant(2.0))(tf.constant(3.0)).numpy().item() for _ in range(2)]
+    >>> steps = CompiledSteps()
+    >>> [steps.compile(2.0, lambda x: 2.0 * x, tf.constant(2.0))(tf.constant(3.0)).numpy().item() for _ in range(2)]
     [6.0, 6.0]
-    >>> len(clusters)
+    >>> len(steps)
     1
     """
 
@@ -36,24 +36,24 @@ class Clusters:
     def __len__(self) -> int:
         return sum(step is not None for step, _ in self._steps.values())
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Clusters:
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledSteps:
         # A copy of an optimizer cannot use the compiled functions, because they contain the original optimizer's
         # variables.
-        return Clusters()
+        return CompiledSteps()
 
     def compile(
-        self, held: Any, function: Callable[..., Any], *arguments: Any, ignored: Sequence[str] = ()
+        self, reads: Any, function: Callable[..., Any], *arguments: Any, ignored: Sequence[str] = ()
     ) -> Callable[..., Any] | None:
         """Compile a function with XLA.
 
-        In eager mode a function is compiled once for all calls with the same constants in `held`. In a graph the
+        In eager mode a function is compiled once for all calls with the same constants in `reads`. In a graph the
         function is traced as a part of that graph.
 
         Args:
-            held: all Python objects that the function reads, except its arguments.
+            reads: all Python objects that the function reads, except its arguments.
             function: a function of tensors that returns a tensor. XLA's errors show its name.
             *arguments: the arguments to trace the function with: tensors, lists of tensors, or None.
-            ignored: names of attributes in `held` that the function sets before it reads them.
+            ignored: names of attributes in `reads` that the function sets before it reads them.
 
         Returns:
             A compiled function with the same arguments. If `function` cannot be compiled, or might return wrong results
@@ -63,7 +63,7 @@ class Clusters:
             return _with_xla(function)
         identified: list[Any] = []
         try:
-            key = (replicas.replica(), *constants.key(held, ignored, identified))
+            key = (replicas.replica(), *constants.key(reads, ignored, identified))
         except constants.Unknown as unknown:
             self.log_once(f"{unknown}, and a compiled step would not notice what it changes")
             return None
@@ -74,17 +74,17 @@ class Clusters:
                     "is a Python number needs one. Keep what changes from step to step in a tf.Variable or a schedule"
                 )
                 return None
-            self._keep(key, self._traced(key, held, function, arguments, ignored), identified)
+            self._keep(key, self._traced(key, reads, function, arguments, ignored), identified)
         return self._steps[key][0]
 
     def _traced(
-        self, key: tuple[Any, ...], held: Any, function: Callable[..., Any], arguments: Any, ignored: Sequence[str]
+        self, key: tuple[Any, ...], reads: Any, function: Callable[..., Any], arguments: Any, ignored: Sequence[str]
     ) -> Any:
         """Trace a function. If tracing fails, or if each call sets Python attributes, return None."""
-        with constants.put_back(held):
+        with constants.put_back(reads):
             try:
                 traced = _with_xla(function).get_concrete_function(*arguments)
-                after = (key[0], *constants.key(held, ignored))
+                after = (key[0], *constants.key(reads, ignored))
             except constants.Unknown:
                 after = ()
             except Exception as error:
@@ -116,47 +116,48 @@ class Clusters:
             logging.warning("LossScaleOptimizer(jit_compile=True) takes steps that are not compiled: %s.", reason)
 
 
-def _drop(clusters: weakref.ref[Clusters], key: tuple[Any, ...], dead: weakref.ref[Any]) -> None:
+def _drop(compiled_steps: weakref.ref[CompiledSteps], key: tuple[Any, ...], dead: weakref.ref[Any]) -> None:
     del dead
-    living = clusters()
+    living = compiled_steps()
     if living is not None:
         living._steps.pop(key, None)
 
 
-class Cluster(NamedTuple):
-    """The Python objects that a step reads, and the `Clusters` object that compiles the step as one function.
+class StepToCompile(NamedTuple):
+    """A step that XLA compiles as one function: all Python objects that it reads, and the optimizer's compiled steps.
 
-    >>> Cluster(Clusters(), "double").compile(lambda x: 2.0 * x, tf.constant(2.0))(tf.constant(2.0)).numpy().item()
+    >>> step = StepToCompile(CompiledSteps(), "double")
+    >>> step.compile(lambda x: 2.0 * x, tf.constant(2.0))(tf.constant(2.0)).numpy().item()
     4.0
     """
 
-    clusters: Clusters
+    compiled_steps: CompiledSteps
     #: All Python objects that the step reads, except its arguments.
-    held: Any
+    reads: Any
     #: Names of attributes that each step sets before it reads them.
     ignored: tuple[str, ...] = ()
 
     def compile(self, function: Callable[..., Any], *arguments: Any) -> Callable[..., Any] | None:
-        """Compile a step of this cluster with XLA; see `Clusters.compile`."""
-        return self.clusters.compile(self.held, function, *arguments, ignored=self.ignored)
+        """Return the function compiled by XLA, or None; see `CompiledSteps.compile`."""
+        return self.compiled_steps.compile(self.reads, function, *arguments, ignored=self.ignored)
 
 
-def joined(clusters: Sequence[Cluster | None]) -> Cluster | None:
-    """Combine the clusters of several optimizers into one. Return None if one of the optimizers has no cluster.
+def joined(steps: Sequence[StepToCompile | None]) -> StepToCompile | None:
+    """Combine the steps of several optimizers into one. Return None if one of them is not compiled.
 
-    >>> joined([Cluster(Clusters(), "a"), Cluster(Clusters(), "b")]).held
+    >>> joined([StepToCompile(CompiledSteps(), "a"), StepToCompile(CompiledSteps(), "b")]).reads
     ['a', 'b']
-    >>> joined([Cluster(Clusters(), "a"), None]) is None
+    >>> joined([StepToCompile(CompiledSteps(), "a"), None]) is None
     True
 
     Args:
-        clusters: one or more items: the cluster of each optimizer, or None if the optimizer's step is not compiled.
+        steps: one or more items: the step of each optimizer, or None if the optimizer's step is not compiled.
     """
-    compiled = [each for each in clusters if each is not None]
-    if len(compiled) < len(clusters):
+    compiled = [step for step in steps if step is not None]
+    if len(compiled) < len(steps):
         return None
-    ignored = tuple(name for each in compiled for name in each.ignored)
-    return Cluster(compiled[0].clusters, [each.held for each in compiled], ignored)
+    ignored = tuple(name for step in compiled for name in step.ignored)
+    return StepToCompile(compiled[0].compiled_steps, [step.reads for step in compiled], ignored)
 
 
 def _with_xla(function: Callable[..., Any]) -> Any:
@@ -164,7 +165,7 @@ def _with_xla(function: Callable[..., Any]) -> Any:
 
 
 def obstacle(gradients: Sequence[Any], variables: Sequence[Any]) -> str | None:
-    """Return why a step with these gradients cannot be compiled as one cluster. If it can, return None.
+    """Return why a step with these gradients cannot be compiled as one function. If it can, return None.
 
     >>> obstacle([tf.constant([1.0])], [tf.Variable([1.0])]) is None
     True
