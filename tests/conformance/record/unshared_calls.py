@@ -247,7 +247,7 @@ def in_scope(original, strategy):
 
 
 def created_outside(original, strategy):
-    """Create an optimizer outside the strategy's scope, take a step in the scope, and return the variable."""
+    """Create an optimizer outside the strategy's scope, take a step under the strategy, and return the variable."""
     optimizer = original.wrap("SGD", {"learning_rate": 0.1}, {"initial_scale": 8.0, "dynamic_growth_steps": 2000})
     with strategy.scope():
         variable = tf.Variable(1.0)
