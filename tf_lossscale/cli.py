@@ -1,4 +1,4 @@
-"""The command `tf-lossscale`: finds the subcommand's module and runs it."""
+"""The `tf-lossscale` command: finds the module of a subcommand and runs it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from tf_lossscale import __version__
 
-# For each subcommand, a module with `add_arguments(parser)` and `run(arguments)`, and the help text. The module is
-# imported only if its subcommand is called. `main` prints the ImportError, OSError or ValueError that `run` raises.
+# Maps each subcommand to a module and a help text. The module defines `add_arguments(parser)` and `run(arguments)`, and
+# is imported only if the subcommand is used. If `run` raises an ImportError, OSError or ValueError, `main` prints it.
 _COMMANDS = {
     "convert": (
         "tf_lossscale.migrate.checkpoints.convert_command",
@@ -47,17 +47,17 @@ _COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line. Errors are printed to stderr.
+    """Run a subcommand of `tf-lossscale`. Errors are printed to stderr.
 
     >>> import tempfile
     >>> main(["train", "--resume", "--out", tempfile.mkdtemp()])
     2
 
     Args:
-        argv: the arguments without the program's name; None for the process's arguments.
+        argv: the command-line arguments without the program's name; None for `sys.argv[1:]`.
 
     Returns:
-        The exit code: 0 if all went well, 2 for bad arguments or files, 130 after Ctrl-C.
+        The exit code of the subcommand, which is 0 on success; 2 for bad arguments or files; 130 after Ctrl-C.
     """
     if argv is None and sys.argv[1:2] not in (["run"], ["probe"]):
         # The log messages of TensorFlow's C++ code describe its build and the machine, and would only clutter the
@@ -94,7 +94,7 @@ def _run(argv: list[str]) -> int:
 
 
 def _flush() -> None:
-    """Flush stdout. If that fails, discard its contents, so that Python does not exit with code 120."""
+    """Flush stdout. If that fails, redirect stdout to the null device, so that Python does not exit with code 120."""
     if sys.stdout is None or sys.stdout.closed:
         return
     try:

@@ -1,7 +1,7 @@
-"""Checks of arguments, which raise errors with consistent messages.
+"""Checks arguments and raises errors with consistent messages.
 
 Every message names the argument, the value it got, what is allowed, and what to do.
-The errors are built-in exceptions, so that old ``except ValueError`` code keeps working.
+The errors are built-in exceptions, so that existing ``except ValueError`` code keeps working.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 
 
 class NotWrappable(TypeError, ValueError):
-    """The error for an object that is not an optimizer, or is already a LossScaleOptimizer.
+    """Raised if the object to wrap is not an optimizer, or is already a LossScaleOptimizer.
 
-    Up to version 2.3 TensorFlow raised a ValueError, and from 2.4 on a TypeError. Code that catches either error keeps
-    working.
+    In this case TensorFlow 2.3 and older raise a ValueError, and newer versions raise a TypeError. Code that catches
+    either error keeps working.
 
     >>> issubclass(NotWrappable, TypeError), issubclass(NotWrappable, ValueError)
     (True, True)
@@ -67,7 +67,7 @@ def whole_number(name: str, value: Any, remedy: str, least: int = 1) -> int:
     """
     number = _as_float(name, value, remedy)
     if isinstance(value, numbers.Integral):
-        # Convert the argument itself, because the float `number` may be rounded.
+        # `number` is a float, which may be rounded, so `value` itself is converted.
         whole = int(value)
     elif math.isfinite(number) and number == int(number):
         whole = int(number)

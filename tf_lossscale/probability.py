@@ -41,8 +41,8 @@ def minimize(
     """`tfp.math.minimize`, with gradients that do not vanish in float16.
 
     The loss is scaled only where the gradients are computed: `trace_fn`, `convergence_criterion` and the trace receive
-    the unscaled loss and gradients. A step with a gradient that is not finite is skipped, but its loss and
-    gradients are traced.
+    the unscaled loss and gradients. A step with a gradient that is not finite is skipped, but the trace still contains
+    an entry for this step.
 
     >>> import tensorflow as tf
     >>> import tf_lossscale
@@ -54,15 +54,16 @@ def minimize(
     ([16.0, 4.0, 1.0], 3.5)
 
     Args:
-        loss_fn: a function that returns the loss, a floating-point tensor of any shape. It may take an argument `seed`.
-            The loss may be float16: the scaled loss, which could overflow, is never computed, only its gradients.
+        loss_fn: a function that returns the loss, a floating-point tensor of any shape. It may take a `seed` argument.
+            The loss may be float16: the scaled loss is never computed, so it cannot overflow.
         num_steps: the number of steps; with a convergence criterion, the maximum number.
         optimizer: a `tf_lossscale.LossScaleOptimizer` around any optimizer.
-        convergence_criterion: one of `tfp.optimizer.convergence_criteria`. It receives unscaled values.
-        batch_convergence_reduce_fn: decides whether to stop. It gets a tensor with one bool for each value of the loss,
-            and returns a bool scalar.
+        convergence_criterion: an instance of a class in `tfp.optimizer.convergence_criteria`. It gets unscaled values.
+        batch_convergence_reduce_fn: a function that decides whether to stop. It takes a bool tensor with one element
+            for each element of the loss, and returns a bool scalar.
         trainable_variables: the variables to train; None for every variable that the loss uses.
-        trace_fn: a function of `tfp.math.MinimizeTraceableQuantities`, with unscaled values. Its result is traced.
+        trace_fn: a function that takes a `tfp.math.MinimizeTraceableQuantities` with unscaled values. Each step adds
+            the function's result to the trace.
         return_full_length_trace: whether the trace has `num_steps` entries even if the criterion stops earlier.
         jit_compile: whether XLA compiles the loop.
         seed: any seed that `tfp.random.sanitize_seed` accepts. Each step derives a new seed and passes it to `loss_fn`.
@@ -72,7 +73,7 @@ def minimize(
         The results of `trace_fn` in all steps, stacked; by default the losses, in the dtype of the loss.
 
     Raises:
-        TypeError: `optimizer` is not a LossScaleOptimizer, or the loss is not of a floating-point dtype.
+        TypeError: `optimizer` is not a LossScaleOptimizer, or the loss does not have a floating-point dtype.
         ImportError: TensorFlow Probability is not installed.
 
     Source: https://www.tensorflow.org/probability/api_docs/python/tfp/math/minimize
@@ -125,15 +126,16 @@ def fit_surrogate_posterior(
     (50, True)
 
     Args:
-        target_log_prob_fn: a function that takes a sample of the posterior and returns its log density, of shape
-            `[sample_size]`.
-        surrogate_posterior: a distribution of TensorFlow Probability with trainable variables.
+        target_log_prob_fn: a function that takes samples from the posterior and returns their log densities under the
+            target distribution, as a tensor of shape `[sample_size]`.
+        surrogate_posterior: a TensorFlow Probability distribution with trainable variables.
         optimizer: a `tf_lossscale.LossScaleOptimizer` around any optimizer.
         num_steps: the number of steps; with a convergence criterion, the maximum number.
-        convergence_criterion: one of `tfp.optimizer.convergence_criteria`. It receives unscaled values.
-        trace_fn: a function of `tfp.math.MinimizeTraceableQuantities`, with unscaled values. Its result is traced.
+        convergence_criterion: an instance of a class in `tfp.optimizer.convergence_criteria`. It gets unscaled values.
+        trace_fn: a function that takes a `tfp.math.MinimizeTraceableQuantities` with unscaled values. Each step adds
+            the function's result to the trace.
         discrepancy_fn: an f-divergence; None for `tfp.vi.kl_reverse`.
-        sample_size: the number of samples of the posterior in each step.
+        sample_size: the number of samples drawn from the posterior in each step.
         importance_sample_size: the number of terms of an importance-weighted divergence.
         trainable_variables: the variables to train; None for every variable that the loss uses.
         jit_compile: whether XLA compiles the loop.
@@ -144,7 +146,7 @@ def fit_surrogate_posterior(
         The results of `trace_fn` in all steps, stacked; by default the losses.
 
     Raises:
-        TypeError: `optimizer` is not a LossScaleOptimizer, or the loss is not of a floating-point dtype.
+        TypeError: `optimizer` is not a LossScaleOptimizer, or the loss does not have a floating-point dtype.
         ImportError: TensorFlow Probability is not installed.
 
     Source: https://www.tensorflow.org/probability/api_docs/python/tfp/vi/fit_surrogate_posterior

@@ -10,8 +10,8 @@ from typing import Any
 from tf_lossscale.libraries import import_hooks
 from tf_lossscale.wrapper import families
 
-# For each Keras library, the (package, class name) pairs that occur in saved files, each with the module that registers
-# the class when it is imported.
+# Maps each Keras library to the (package, class name) pairs that occur in saved files. Each pair is mapped to a module:
+# importing it registers the class.
 _REGISTERED = {
     "keras": {
         ("tf_lossscale", "LossScaleOptimizer"): "tf_lossscale.adapters.keras3",
@@ -31,7 +31,7 @@ _REGISTERED = {
 
 
 def register_when_imported() -> None:
-    """Register this package's classes with Keras 3 and tf_keras as soon as these are imported.
+    """Register this package's classes with Keras 3 and tf_keras as soon as each library is imported.
 
     >>> register_when_imported()
     """
@@ -40,7 +40,7 @@ def register_when_imported() -> None:
 
 
 def _register(library: types.ModuleType) -> None:
-    # A program may have stored tf_keras as `sys.modules["keras"]`, so the module's own name decides.
+    # A program may have stored tf_keras as `sys.modules["keras"]`, so the library is identified by its own `__name__`.
     name = families.library_in(library.__name__)
     for (package, class_name), module in _REGISTERED.get(name, {}).items():
         if module not in sys.modules:
@@ -48,12 +48,12 @@ def _register(library: types.ModuleType) -> None:
 
 
 def _deferred(library: Any, package: str, class_name: str, module: str) -> type:
-    """Return a placeholder for a class of this package. Its `from_config` imports the class."""
+    """Return a placeholder for one of this package's classes. Its `from_config` imports the real class."""
 
     def from_config(config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
         importlib.import_module(module)
-        # `get_registered_object` would not find the class. It reads a copy of the registry that Keras made when it
-        # began to load the file, before the class was imported.
+        # Keras copied its registry when it began to load the file, before the class was imported.
+        # `get_registered_object` searches this copy, and so would not find the class.
         cls = library.saving.get_custom_objects()[f"{package}>{class_name}"]
         return cls.from_config(config, custom_objects)
 

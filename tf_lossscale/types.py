@@ -1,6 +1,6 @@
-"""The types in public signatures. Type checkers resolve them with TensorFlow's stubs (`types-tensorflow`).
+"""Types for public signatures. Type checkers need TensorFlow's stubs (`types-tensorflow`) to resolve them.
 
-Import them under `if TYPE_CHECKING`.
+Import this module's types only under `if TYPE_CHECKING`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ Scalar: TypeAlias = "float | np.generic | tf.Tensor"
 #: A value that TensorFlow converts to a tensor.
 TensorLike: TypeAlias = "Scalar | np.ndarray[Any, Any] | Sequence[TensorLike]"
 
-#: A dtype: its name, or an object of TensorFlow or NumPy.
+#: A dtype's name, or a TensorFlow or NumPy dtype.
 DType: TypeAlias = "str | tf.DType | np.dtype[Any] | type[np.generic]"
 
-#: The gradient of one variable; None if the loss does not depend on it.
+#: The gradient of one variable; None if the loss does not depend on the variable.
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
 
 #: The gradients that `tape.gradient(loss, sources)` returns, in the structure of `sources`.
@@ -28,7 +28,7 @@ Gradients: TypeAlias = "Gradient | Sequence[Gradients] | dict[str, Gradients]"
 
 
 class Variable(Protocol):
-    """A variable of TensorFlow or Keras."""
+    """A TensorFlow or Keras variable."""
 
     @property
     def name(self) -> str: ...
@@ -47,30 +47,30 @@ class Variable(Protocol):
 
 
 class AppliesGradients(Protocol):
-    """An optimizer with a method `apply_gradients`, as in Keras and TensorFlow."""
+    """An optimizer with an `apply_gradients` method, such as a Keras or TensorFlow optimizer."""
 
     @property
     def apply_gradients(self) -> Callable[..., Any]: ...
 
 
 class Applies(Protocol):
-    """An optimizer with a method `apply`, as in Sonnet and Keras 3."""
+    """An optimizer with an `apply` method, such as a Sonnet or Keras 3 optimizer."""
 
     @property
     def apply(self) -> Callable[..., Any]: ...
 
 
-#: An optimizer that can be wrapped.
+#: An optimizer that LossScaleOptimizer can wrap.
 Optimizer: TypeAlias = "AppliesGradients | Applies"
 
 
-#: A loss, or a function that computes it.
+#: A loss tensor, or a function without arguments that returns one.
 Loss: TypeAlias = "tf.Tensor | Callable[[], tf.Tensor]"
 
 #: A variable, a sequence of variables, or a function that returns either.
 Variables: TypeAlias = "Variable | Iterable[Variable] | Callable[[], Variable | Iterable[Variable]]"
 
-# Type variables for arguments that a function returns unchanged, or as a value of the same structure.
+# Type variables for functions that return a value of the same type as an argument.
 Same = TypeVar("Same")
 SameFunction = TypeVar("SameFunction", bound=Callable[..., Any])
 SameGradient = TypeVar("SameGradient", bound="Gradient")

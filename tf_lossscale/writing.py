@@ -8,7 +8,7 @@ import pathlib
 import re
 from collections.abc import Iterator
 
-# The names of operations in TensorFlow's error messages. They do not help a user, so they are removed.
+# Matches the names of operations in TensorFlow's error messages. They are removed, because they do not help users.
 _NODES = re.compile(r"\{\{.*?\}\} | \[Op:\w+\]")
 
 
@@ -55,7 +55,7 @@ def whole_file(path: pathlib.Path, mode: int | None = None) -> Iterator[pathlib.
 
 @contextlib.contextmanager
 def checkpoint_errors_are_os_errors() -> Iterator[None]:
-    """Convert TensorFlow's errors about files to OSError, which the commands report.
+    """Convert TensorFlow's file errors to OSError, which the command line prints without a traceback.
 
     >>> import tensorflow as tf
     >>> try:
@@ -86,7 +86,7 @@ def name_latest_checkpoint(folder: pathlib.Path, name: str) -> None:
     model_checkpoint_path: "ckpt-1"
 
     Args:
-        folder: the folder of the checkpoint.
+        folder: the checkpoint's folder.
         name: the checkpoint's prefix in that folder.
 
     Raises:

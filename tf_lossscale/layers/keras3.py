@@ -1,4 +1,4 @@
-"""Keras 3's layers: their compute dtypes, and their names in checkpoints."""
+"""Functions for Keras 3 layers and models: compute dtypes, names in checkpoints, `compile`, metrics and losses."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tf_lossscale.core import replicas
 from tf_lossscale.libraries import keras_versions
 
 keras = library = keras_versions.keras_3()
-# `keras.src.losses.loss` is private. Keras's losses call its function `scale_loss_for_distribution`.
+# The private `keras.src.losses.loss` module defines `scale_loss_for_distribution`, which Keras's losses call.
 _losses = keras_versions.keras_3("src.losses.loss")
 
-# Keras 3's dtype policies, under the same names as tf_keras's in `layers/tf_keras.py`.
+# Keras 3's API for dtype policies. `layers/tf_keras.py` defines the same names for tf_keras.
 Policy = keras.DTypePolicy
 global_policy = keras.config.dtype_policy
 set_global_policy = keras.config.set_dtype_policy
@@ -36,7 +36,7 @@ def set_compute_dtype(layer: Any, dtype: str) -> None:
 
 
 def compile_as_given(model: Any, **arguments: Any) -> None:
-    """Compile a model without wrapping the optimizer, even under a mixed_float16 policy.
+    """Compile a model without wrapping the optimizer, even under the `mixed_float16` policy.
 
     >>> model = keras.Sequential([keras.layers.Dense(2)])
     >>> compile_as_given(model, optimizer=keras.optimizers.SGD())
@@ -45,17 +45,17 @@ def compile_as_given(model: Any, **arguments: Any) -> None:
 
     Args:
         model: a Keras 3 model.
-        **arguments: the arguments of `compile`.
+        **arguments: the arguments for the model's `compile` method.
     """
     model.compile(auto_scale_loss=False, **arguments)
 
 
 def with_layer_names(objects: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
-    """Return the objects of a checkpoint with Keras 3's names added to those of Keras 2.
+    """Add Keras 3's names of layers and weights to the object tree of a Keras 2 checkpoint, and return the new tree.
 
-    Keras 2 names the layers of a functional or sequential model `layer-0`, `layer-1`. Keras 3 keeps them in a list
-    `_operations`. In a sequential model this list is in the attribute `_functional`, and starts with the input layer.
-    Some of Keras 3's layers keep the weight `kernel` as `_kernel`.
+    Keras 2 names the layers of a functional or sequential model `layer-0`, `layer-1` and so on. Keras 3 stores the
+    layers in an `_operations` list. For a sequential model, this list is stored in the model's `_functional` attribute
+    and starts with the input layer. Some Keras 3 layers store a weight such as `kernel` under the name `_kernel`.
 
     >>> there = with_layer_names({"model": {"layer-0": "dense"}, "dense": {"kernel": "weight"}})
     >>> there["dense"]
@@ -64,11 +64,11 @@ def with_layer_names(objects: dict[str, dict[str, str]]) -> dict[str, dict[str, 
     ('model/_operations', {'0': 'dense'})
 
     Args:
-        objects: a dict that maps the path of each object to a dict, which maps the names of the object's parts to their
-            paths.
+        objects: the object tree. It maps the path of each object to a dict, which maps the names of the object's
+            children to their paths.
 
     Returns:
-        A dict of the same form with more names.
+        A new object tree that contains the names from both Keras versions.
     """
     found = {}
     for path, parts in objects.items():
@@ -97,8 +97,8 @@ def rename_metric(metric: Any, name: str) -> None:
     'Error'
 
     Args:
-        metric: a metric object of Keras 3.
-        name: the name in logs and in the result of `evaluate`.
+        metric: a Keras 3 metric object.
+        name: the new name, which appears in logs and in the result of `evaluate`.
     """
     metric.name = name
 
@@ -117,18 +117,18 @@ def note_steps(model: Any, steps: int) -> None:
 
 @contextlib.contextmanager
 def noting_divided_losses() -> Iterator[list[bool]]:
-    """Record whether a loss divides itself by the number of replicas, as Keras 3's mean losses do in a replica context.
+    """Record whether Keras divides a loss by the number of replicas. In a replica context, Keras 3 divides mean losses.
 
     >>> with noting_divided_losses() as divided:
     ...     _ = keras.losses.MeanSquaredError()([[1.0]], [[0.0]])
     >>> bool(divided)
     True
 
-    Returns:
-        A list that is empty until a loss divides itself.
+    Yields:
+        A list that stays empty until Keras divides a loss.
     """
     divided: list[bool] = []
-    # In older versions of Keras 3 a loss does not divide itself by the number of replicas.
+    # Older versions of Keras 3 do not divide losses by the number of replicas.
     divide = getattr(_losses, "scale_loss_for_distribution", lambda loss: loss)
 
     def noting(loss: Any) -> Any:

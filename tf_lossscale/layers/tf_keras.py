@@ -1,4 +1,4 @@
-"""tf_keras's layers: their compute dtypes."""
+"""Functions for tf_keras layers and models: compute dtypes, `compile`, metrics and losses."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 tf_keras = library = keras_versions.keras_2()
 autocast_variable = keras_versions.keras_2("src.mixed_precision.autocast_variable")
 
-# Layers whose variables are not cast when they are read. If the table of an Embedding were cast, its gradient would not
-# be sparse.
+# Layers of these classes do their own casting, so their variables are not cast when they are read. Casting the table of
+# an Embedding would make the table's gradient dense.
 _CAST_BY_THEMSELVES = ("BatchNormalizationBase", "LayerNormalization", "Embedding")
 
-# tf_keras's dtype policies, under the same names as Keras 3's in `layers/keras3.py`.
+# tf_keras's API for dtype policies. `layers/keras3.py` defines the same names for Keras 3.
 Policy = tf_keras.mixed_precision.Policy
 global_policy = tf_keras.mixed_precision.global_policy
 set_global_policy = tf_keras.mixed_precision.set_global_policy
@@ -36,7 +36,7 @@ def set_compute_dtype(layer: Any, dtype: str) -> None:
         dtype: "float32", "float16" or "bfloat16".
     """
     policy = tf_keras.mixed_precision.Policy("float32" if dtype == "float32" else f"mixed_{dtype}")
-    # tf_keras has no public way to change the policy of an existing layer, or to cast its variables when they are read.
+    # tf_keras has no public way to change an existing layer's policy, or to cast its variables when they are read.
     layer._set_dtype_policy(policy)
     if any(base.__name__ in _CAST_BY_THEMSELVES for base in type(layer).__mro__):
         return
@@ -49,7 +49,10 @@ def set_compute_dtype(layer: Any, dtype: str) -> None:
 
 
 def compile_as_given(model: Any, **arguments: Any) -> None:
-    """Compile a model so that tf_keras adds no dynamic loss scaling, even under a mixed_float16 policy.
+    """Compile a model so that tf_keras adds no dynamic loss scaling, even under the `mixed_float16` policy.
+
+    Under this policy, tf_keras would wrap the optimizer with a dynamic loss scale. To prevent that, this function wraps
+    the optimizer with a fixed scale of 1, unless it is a LossScaleOptimizer already.
 
     >>> model = tf_keras.Sequential([tf_keras.layers.Dense(2)])
     >>> compile_as_given(model, optimizer=tf_keras.optimizers.SGD())
@@ -58,8 +61,7 @@ def compile_as_given(model: Any, **arguments: Any) -> None:
 
     Args:
         model: a tf_keras model.
-        **arguments: the arguments of `compile`. Under a mixed_float16 policy the optimizer is wrapped with a fixed
-            scale of 1, because tf_keras would otherwise wrap it with a dynamic one.
+        **arguments: the arguments for the model's `compile` method.
     """
     optimizer: Any = arguments.get("optimizer")
     would_wrap = optimizer is not None and model.dtype_policy.name == "mixed_float16"
@@ -77,15 +79,15 @@ def rename_metric(metric: Any, name: str) -> None:
     'Error'
 
     Args:
-        metric: a metric object of tf_keras.
-        name: the name in logs and in the result of `evaluate`.
+        metric: a tf_keras metric object.
+        name: the new name, which appears in logs and in the result of `evaluate`.
     """
     # tf_keras has no public way to change the name of a metric.
     metric._name = name
 
 
 def note_steps(model: Any, steps: int) -> None:
-    """Set the number of steps in an epoch. The progress bar reads it from the model if the data's length is unknown.
+    """Store the number of steps in an epoch in the model. The progress bar uses it if the data's length is unknown.
 
     >>> note_steps(tf_keras.Sequential(), 3)
 

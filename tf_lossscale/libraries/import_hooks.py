@@ -1,4 +1,4 @@
-"""Runs an action when a module is imported, or immediately if the module was imported before."""
+"""Runs an action when a module is imported, or immediately if the module is already imported."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Action = Callable[[types.ModuleType], None]
 
 
 def when_imported(module: str, action: Action, after: Sequence[str] = ()) -> Callable[[], None]:
-    """Call `action` with a module as soon as the program imports the module.
+    """Call `action` with a module once the program has imported the module.
 
-    The action runs after the thread has finished importing tf_lossscale and all packages that any action waits for, so
-    that imports in the action find no half-initialized modules.
+    The action runs when the importing thread has finished importing tf_lossscale and all packages that any pending
+    action waits for. Otherwise, imports in the action could find half-initialized modules.
 
     >>> seen = []
     >>> cancel = when_imported("json.tool", lambda module: seen.append(module.__name__))
@@ -27,12 +27,12 @@ def when_imported(module: str, action: Action, after: Sequence[str] = ()) -> Cal
     >>> cancel()
 
     Args:
-        module: the dotted name, as in `sys.modules`. A file that is imported under another name is another module.
-        action: a function of the module, called once. The import statement raises its errors.
-        after: further modules that must be imported before the action is called, in any order.
+        module: the module's dotted name, as in `sys.modules`. A file imported under two names counts as two modules.
+        action: a function that takes the module. It is called once. Its errors propagate from the import statement.
+        after: other modules that must also be imported, in any order, before the action is called.
 
     Returns:
-        A function that cancels the action. `sys.meta_path` is restored when no action is left.
+        A function that cancels the action. `sys.meta_path` is restored when no action is pending.
     """
     pending = _Pending(module, frozenset({module, *after}), action)
     _finder.watch(pending)
