@@ -17,7 +17,7 @@ from tf_lossscale.core.state import DynamicLossScale, FixedLossScale, LossScale
 def loss_scale(
     dynamic: Any, initial_scale: Any, growth_steps: Any, skip_nonfinite: Any, manager: Any, **rules: Any
 ) -> LossScale:
-    """Return a new loss scale, or the loss scale of a loss scale manager.
+    """Create the loss scale that the arguments describe, or return the loss scale of `manager`.
 
     >>> loss_scale(False, 8, None, None, None)().numpy().item()
     8.0
@@ -27,15 +27,15 @@ def loss_scale(
         initial_scale: a finite number above 0; None for the default.
         growth_steps: the number of finite steps in a row after which the scale grows; None for the default.
         skip_nonfinite: whether a step with a non-finite gradient is skipped; None for the default.
-        manager: None, or an object with a method `as_loss_scale`, whose result is returned. All other arguments must
-            then have their defaults.
+        manager: an object with an `as_loss_scale` method, whose result is returned; None for no manager. With a
+            manager, all other arguments must have their default values.
         **rules: the other fields of `Rules`, such as `growth_factor`.
 
     Returns:
         A loss scale.
 
     Raises:
-        TypeError: an argument is of a wrong type.
+        TypeError: an argument has the wrong type.
         ValueError: a value is out of range, or contradicts another argument.
     """
     errors.boolean("dynamic", dynamic, _instead_of(dynamic, initial_scale, growth_steps))
@@ -64,10 +64,10 @@ def loss_scale(
 
 
 def _instead_of(dynamic: Any, initial_scale: Any, growth_steps: Any) -> str:
-    """Return a hint for an argument `dynamic` that is not a bool.
+    """Return a hint for a `dynamic` argument that is not a bool.
 
-    Such a call was often written for another LossScaleOptimizer: in this position, TensorFlow 2.3 expects the loss
-        scale, and Keras 3 expects the initial scale.
+    Such code was often written for a different LossScaleOptimizer. The second argument of TensorFlow 2.3's class is the
+    loss scale, and that of Keras 3's class is the initial scale.
     """
     if isinstance(dynamic, str):
         return "A dynamic scale is the default: leave the argument out."
@@ -91,27 +91,29 @@ def _of_manager(manager: Any, alone: bool) -> LossScale:
         )
     if not hasattr(manager, "as_loss_scale"):
         raise TypeError(
-            "`loss_scale_manager` must be a FixedLossScaleManager or DynamicLossScaleManager of tf_lossscale.amp, or "
-            f"have a method as_loss_scale(), but got: {manager!r}."
+            "`loss_scale_manager` must be a FixedLossScaleManager or DynamicLossScaleManager from tf_lossscale.amp, or "
+            f"have an as_loss_scale() method, but got: {manager!r}."
         )
     return manager.as_loss_scale()
 
 
 def diagnosis(diagnose: Any, every: Any, loss_scale: LossScale) -> tuple[Diagnosis | None, Exponents | None]:
-    """Return an object that records overflows and one that counts gradients by exponent. An unused one is None.
+    """Return a pair: an object that records overflows, and an object that counts gradients by exponent.
+
+    At most one of the two is created. The other is None.
 
     >>> diagnosis("exponents", 10, FixedLossScale(8))[1].every
     10
 
     Args:
-        diagnose: False, True to record overflows, or "exponents" to count gradients.
+        diagnose: False, True to record overflows, or "exponents" to count gradients by exponent.
         every: the number of steps from one counted step to the next.
         loss_scale: the optimizer's loss scale.
 
     Raises:
-        TypeError: an argument is of a wrong type.
-        ValueError: an argument is out of range, or `diagnose` is True and the loss scale never skips a step and so
-            does not check gradients.
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of range, or `diagnose` is True although the loss scale never skips a step. Such
+            a scale does not check gradients.
     """
     if not isinstance(diagnose, (bool, str)) or (isinstance(diagnose, str) and diagnose != "exponents"):
         raise (ValueError if isinstance(diagnose, str) else TypeError)(
@@ -130,8 +132,8 @@ def diagnosis(diagnose: Any, every: Any, loss_scale: LossScale) -> tuple[Diagnos
         return None, None
     if not loss_scale.may_skip:
         raise ValueError(
-            "`diagnose` cannot be True with a fixed scale that skips no step, because it does not check gradients. "
-            "Pass skip_nonfinite=True or dynamic=True."
+            "`diagnose` cannot be True with a fixed scale that never skips a step, because such a scale does not check "
+            "gradients. Pass skip_nonfinite=True or dynamic=True."
         )
     return Diagnosis(), None
 
@@ -154,6 +156,6 @@ def compiled_steps(jit_compile: Any) -> CompiledSteps | None:
     if not tf.compat.v1.executing_eagerly_outside_functions():
         raise ValueError(
             "`jit_compile` cannot be True in a legacy graph, which cannot call a compiled function. Leave it out, or "
-            "compile the whole session: tf.compat.v1.OptimizerOptions.global_jit_level."
+            "compile the whole session with tf.compat.v1.OptimizerOptions.global_jit_level."
         )
     return CompiledSteps()

@@ -1,4 +1,4 @@
-"""Write and read the config of a LossScaleOptimizer, and copy a LossScaleOptimizer."""
+"""Writes and reads a LossScaleOptimizer's config, and copies a LossScaleOptimizer."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tf_lossscale.wrapper.parts import Parts
 #: The key of the loss scale's state in the inner optimizer's config. The config has this key only while a model is
 #: being saved.
 STATE = "loss_scale_state"
-# Names of Keras functions. Keras 3 and tf_keras save a model with the first function. Keras 3 pickles a model with the
-# second one.
+# The functions that save a model. Both Keras libraries call `save_model` to save a model, and Keras 3 calls
+# `_save_model_to_fileobj` to pickle one.
 _SAVES = ("save_model", "_save_model_to_fileobj")
 
 
 class Configurable(Parts):
-    """Methods of LossScaleOptimizer that write its config, create it from current and old configs, and copy it."""
+    """Methods of LossScaleOptimizer that write its config, read current and old configs, and copy the optimizer."""
 
     dynamic: Any
     initial_scale: Any
@@ -33,11 +33,11 @@ class Configurable(Parts):
     _set_state: Any
 
     def _inner_config(self) -> dict[str, Any]:
-        """Return the inner optimizer's config; while a model is being saved, it includes the loss scale's state.
+        """Return the inner optimizer's config. While a model is being saved, add the loss scale's state.
 
-        SavedModels, and the .h5 and .keras files of models with legacy tf_keras optimizers, store only the config of a
-        wrapper. Other formats store the wrapper's variables, but not its counts of past steps. The LossScaleOptimizer
-        classes of TensorFlow and Keras ignore the additional key, so they can still read such a config.
+        SavedModels, and the .h5 and .keras files of models with legacy tf_keras optimizers, store only the wrapper's
+        config. Other formats store the wrapper's variables, but do not store the wrapper's counts of past steps.
+        TensorFlow's and Keras's LossScaleOptimizer classes ignore the additional key, so they can read the config.
         """
         inner = self._family.config()
         if not isinstance(self._loss_scale, DynamicLossScale) or not _a_model_is_being_saved():
@@ -51,7 +51,7 @@ class Configurable(Parts):
             self._set_state({**state, "loss_scale": self._loss_scale.in_range(state["loss_scale"])})
 
     def get_config(self) -> dict[str, Any]:
-        """Return a config of plain values, from which `from_config` creates the same optimizer.
+        """Return a config of plain values, from which `from_config` creates an optimizer with the same settings.
 
         >>> import tensorflow as tf
         >>> from tf_lossscale import LossScaleOptimizer
@@ -61,7 +61,8 @@ class Configurable(Parts):
 
         Returns:
             A dict of constructor arguments. An argument that TensorFlow's LossScaleOptimizer does not have is included
-            only if it differs from its default. A function passed as `on_stall` is never included.
+            only if its value is not the default. A function passed as `on_stall` is never included, because a config
+            contains only plain values.
         """
         scale: Any = self._loss_scale
         if not isinstance(scale, (DynamicLossScale, FixedLossScale)) and hasattr(scale, "get_config"):
@@ -83,7 +84,6 @@ class Configurable(Parts):
                 config["diagnose_every"] = self._exponents.every
         if self._compiled_steps is not None:
             config["jit_compile"] = True
-        # A function passed as `on_stall` is left out, because a config holds only plain values.
         if self._stall.action == "raise":
             config["on_stall"] = "raise"
         if self.dynamic:
@@ -93,9 +93,9 @@ class Configurable(Parts):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
-        """Create an optimizer from its config, or from a config of TensorFlow's LossScaleOptimizer.
+        """Create an optimizer from a config that this class or TensorFlow's LossScaleOptimizer wrote.
 
-        Configs of TensorFlow 2.3 and older are accepted as well.
+        Configs that TensorFlow 2.3 and older versions wrote are accepted as well.
 
         >>> import tensorflow as tf
         >>> from tf_lossscale import LossScaleOptimizer
@@ -113,7 +113,7 @@ class Configurable(Parts):
         Raises:
             KeyError: the config has no inner optimizer.
             TypeError: the config is not a dict, or has a key that the constructor does not accept.
-            ValueError: the config's loss scale is of an unknown class.
+            ValueError: the class of the config's loss scale is unknown.
         """
         this: Any = cls
         inner = inner_of(config)
@@ -126,8 +126,8 @@ class Configurable(Parts):
         of_inner = inner
         if isinstance(inner, dict):
             inner = cls._family_class.from_config(copy.deepcopy(inner), custom_objects)
-        # The wrapper class is looked up again, because the created optimizer may belong to another family: tf_keras
-        # creates a legacy optimizer from an old config even if this class wraps its newer optimizers.
+        # The wrapper class is looked up again, because the created optimizer may belong to a different family: from an
+        # old config, tf_keras creates a legacy optimizer even if this class wraps tf_keras's newer optimizers.
         family = families.adapter_of(inner)
         new = (this if issubclass(this, family) else family)(inner_optimizer=inner, **config)
         new._take_state(of_inner)
@@ -151,7 +151,7 @@ class Configurable(Parts):
 
 
 def _a_model_is_being_saved() -> bool:
-    """Return whether a Keras library is saving or pickling a model: one of its save functions is on the call stack."""
+    """Return whether Keras is saving or pickling a model, which means that a save function is on the call stack."""
     frame: Any = sys._getframe()
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
@@ -172,21 +172,21 @@ def inner_of(config: Any) -> Any:
 
 
 def by_registered_name(config: Any, saving: Any) -> Any:
-    """Replace the class name in an inner optimizer's config by the name that the class is registered under, if any.
+    """Replace the class name in an inner optimizer's config with the class's registered name, if it has one.
 
-    While tf_keras loads an .h5 file or a SavedModel, it looks only at the class name. If a registered class has the
-    same name as a built-in optimizer, tf_keras would create the built-in optimizer.
+    When tf_keras loads an .h5 file or a SavedModel, it looks only at the class name. If a registered class has the same
+    name as a built-in optimizer, tf_keras would therefore create the built-in optimizer.
 
     Args:
         config: the inner optimizer's config. An object that is not a dict is returned unchanged.
-        saving: the Keras library's module `saving`, which looks up registered classes.
+        saving: the Keras library's `saving` module, which looks up registered classes.
     """
     name = config.get("registered_name") if isinstance(config, dict) else None
     return {**config, "class_name": name} if name and saving.get_registered_object(name) is not None else config
 
 
 def from_tf23(loss_scale: Any, custom_objects: dict[str, Any]) -> dict[str, Any]:
-    """Convert the `loss_scale` in a config of TensorFlow 2.3 or older to arguments of LossScaleOptimizer.
+    """Convert the `loss_scale` entry of a config from TensorFlow 2.3 or older to LossScaleOptimizer's arguments.
 
     >>> from_tf23(128.0, {})
     {'dynamic': False, 'initial_scale': 128.0}

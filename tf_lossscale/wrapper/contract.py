@@ -38,12 +38,13 @@ from absl import logging
 
 from tf_lossscale.core import notes
 
-# Maps the method that was called last to whether the next `apply_gradients` gets scaled gradients.
+# For each method: whether `apply_gradients` gets scaled gradients if this method was the last one called.
 _APPLY_GRADIENTS = {"scale_loss": True, "get_scaled_loss": False, "get_unscaled_gradients": False}
-# Maps the method that was called last to whether the next `apply` gets scaled gradients, for optimizers whose `apply`
-# accepts both scaled and unscaled gradients. `get_scaled_loss` is missing, because either may follow it.
+# For each method: whether `apply` gets scaled gradients if this method was the last one called. Used only for
+# optimizers whose `apply` accepts both scaled and unscaled gradients. `get_scaled_loss` is missing, because the
+# gradients may be either scaled or unscaled after it.
 _APPLY = {"scale_loss": True, "get_unscaled_gradients": False}
-# Maps each method to whether the gradients are still scaled after a call to the method.
+# For each method: whether the gradients are still scaled after this method was called.
 _LEAVES_SCALED = {"scale_loss": True, "get_scaled_loss": True, "get_unscaled_gradients": False}
 
 _TWO_WAYS_OUT = (
@@ -54,7 +55,7 @@ _TWO_WAYS_OUT = (
 
 
 class _EagerMode:
-    """The key for calls made in eager mode. The key for calls made in a traced function is the function's graph."""
+    """Stands for eager mode in the records of calls, in which a graph stands for the function being traced."""
 
 
 _EAGER = _EagerMode()
@@ -64,7 +65,7 @@ _EAGER = _EagerMode()
 class _Call:
     """The method that a thread called most recently in a particular traced function, or in eager mode.
 
-    `followed_in` is the set of threads that have since made an update in the same function, or in eager mode.
+    `followed_in` is the set of threads that have since applied gradients in the same function, or in eager mode.
     """
 
     method: str
@@ -72,11 +73,11 @@ class _Call:
 
 
 class _Thread(threading.local):
-    """What is recorded for each thread alone."""
+    """The part of a Contract's state that each thread has for itself."""
 
-    #: The number of complete steps, such as `minimize`, that the thread is in.
+    #: The number of nested calls to methods that take a complete step, such as `minimize`, in this thread.
     whole_steps = 0
-    #: The factor by which the thread last multiplied a loss.
+    #: The factor by which this thread most recently multiplied a loss.
     factor: tf.Tensor | None = None
 
 
@@ -94,8 +95,8 @@ class Contract:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        # The most recent call that each thread made in each place. The keys are the graphs of traced functions, and
-        # `_EAGER` for eager mode.
+        # The most recent call that each thread made in each traced function and in eager mode. The keys are the graphs
+        # of the functions, and `_EAGER` for eager mode.
         self._calls: weakref.WeakKeyDictionary[Any, dict[threading.Thread, _Call]] = weakref.WeakKeyDictionary()
         self._unused_in_ended_threads: set[str] = set()
         self._answers_kept: set[bool] = set()
@@ -128,10 +129,11 @@ class Contract:
                     _require_an_update(call, place)
 
     def unscaled_inside(self) -> None:
-        """Record that a function from `scale_inside` has unscaled its gradients, so the next update gets unscaled ones.
+        """Record that a loss function wrapped by `scale_inside` has unscaled its gradients.
 
-        After a call to `scale_loss`, nothing is recorded. Keras 3's `fit` passes the loss that such a function returns
-        to `scale_loss`, and the gradients of that loss are still scaled.
+        The next update then gets unscaled gradients. After a call to `scale_loss`, nothing is recorded: Keras 3's `fit`
+        passes the loss that the wrapped function returns to `scale_loss`, and the gradients of that loss are still
+        scaled.
         """
         with self._lock:
             if not any(
@@ -142,7 +144,7 @@ class Contract:
 
     @contextlib.contextmanager
     def whole_step(self) -> Iterator[None]:
-        """Return a context manager for a complete step. Calls in the step never contradict functions traced earlier."""
+        """Return a context manager for a complete step. Calls in it are not compared with functions traced earlier."""
         self._thread.whole_steps += 1
         try:
             yield
@@ -169,7 +171,7 @@ class Contract:
 
         Args:
             gradients: tensors, IndexedSlices or None.
-            may_be_unscaled: whether `apply` of this optimizer family also takes unscaled gradients.
+            may_be_unscaled: whether this optimizer family's `apply` also accepts unscaled gradients.
 
         Raises:
             RuntimeError: the gradients are unscaled and `may_be_unscaled` is False, or the calls so far contradict each
@@ -221,8 +223,8 @@ class Contract:
         answers = {scaled_after[call.method] for call in calls}
         here = [call for call in self._calls_in(places) if call.method in scaled_after]
         if place is None and any(map(is_used_up, here)):
-            # In a second update after one call to `scale_loss`, the gradients may be those of the same scaled loss, or
-            # those of an unscaled loss.
+            # If a call to `scale_loss` is followed by a second update, this update may get gradients of the same scaled
+            # loss or gradients of an unscaled loss.
             answers |= {True} if answers else {True, False}
         return answers, place is places[0]
 
@@ -306,7 +308,7 @@ class Contract:
         self._thread.factor = factor
 
     def remembered_factor(self) -> tf.Tensor | None:
-        """Return the factor that this thread stored; None if it was stored in another graph or in another mode."""
+        """Return the factor that this thread stored in the current graph or in eager mode; None if there is none."""
         factor = self._thread.factor
         return factor if factor is not None and getattr(factor, "graph", None) is _graph() else None
 
@@ -336,7 +338,7 @@ class Contract:
 
 
 def require_scaled(gradients: Iterable[Any], loss_scale: Any) -> None:
-    """Raise if a gradient was already divided by this loss scale.
+    """Raise an error if a gradient has already been divided by `loss_scale`.
 
     >>> require_scaled([tf.constant(8.0), None], tf.Module())
 
@@ -356,7 +358,7 @@ def require_scaled(gradients: Iterable[Any], loss_scale: Any) -> None:
 
 
 def require_unscaled_loss(loss: Any, loss_scale: Any) -> None:
-    """Raise if a loss, or a part of it, was already multiplied by this loss scale.
+    """Raise an error if a loss, or a part of it, has already been multiplied by `loss_scale`.
 
     Args:
         loss: a nested structure of tensors, or a function.

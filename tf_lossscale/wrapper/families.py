@@ -112,7 +112,7 @@ def load(adapter: str) -> type:
 
 
 def library_in(module: str) -> str:
-    """Return the library of a module: "keras" for Keras 3, "tf_keras" for Keras 2, otherwise the package's name.
+    """Return the library that a module belongs to: "keras" is Keras 3, and "tf_keras" is Keras 2.
 
     >>> library_in("keras.src.optimizers"), library_in("tf_keras"), library_in("sonnet.optimizers")
     ('keras', 'tf_keras', 'sonnet')
@@ -122,8 +122,8 @@ def library_in(module: str) -> str:
     """
     package = module.partition(".")[0]
     if package in ("keras", "tf_keras") and keras_versions.package_of_keras_2() == "keras":
-        # If `keras` is Keras 2, the adapters derive from its classes and cannot wrap optimizers of the separate package
-        # tf_keras.
+        # If the `keras` package is Keras 2, the adapters derive from that package's classes. They then cannot wrap
+        # optimizers from the separate `tf_keras` package.
         return "tf_keras" if package == "keras" else _SECOND_KERAS_2
     return package
 
@@ -144,14 +144,16 @@ def load_all(library: str) -> list[type]:
 
 
 def of_config(config: dict[str, Any]) -> type:
-    """Return the wrapper class for an optimizer's config, which is recognized by keys that only one family writes.
+    """Return the wrapper class for a serialized optimizer.
+
+    The optimizer's family is recognized by keys of the config that only one family writes.
 
     >>> of_config({"config": {"is_legacy_optimizer": False}}).__module__
     'tf_lossscale.adapters.tf_keras'
 
     Args:
-        config: a serialized optimizer. If several families could have written the config, the family of
-            `tf.keras.optimizers` is chosen.
+        config: a serialized optimizer. If several families could have written it, the `tf.keras.optimizers` family is
+            chosen.
 
     Returns:
         A subclass of `tf_lossscale.LossScaleOptimizer`.
@@ -172,8 +174,8 @@ def keras_of_tensorflow() -> str:
     return library_in(tf.keras.optimizers.Optimizer.__module__)
 
 
-# If tf.keras is Keras 2 as well, optimizers of the package tf_keras are not supported, and `library_in` returns this
-# name for the package.
+# If tf.keras is Keras 2, optimizers from the separate `tf_keras` package are not supported. `library_in` then returns
+# this name for that package.
 _SECOND_KERAS_2 = "tf_keras beside a Keras 2"
 
 #: Maps each Keras library to the name that its modules have in `optimizers/` and in `adapters/`.
@@ -184,8 +186,8 @@ MODULES = {"keras": "keras3", "tf_keras": "tf_keras"}
 # the two would overwrite each other's loss scale in a checkpoint.
 _wrappers: weakref.WeakKeyDictionary[Any, weakref.WeakSet[Any]] = weakref.WeakKeyDictionary()
 
-# Every LossScaleOptimizer, of this package or another library, derives from a class that has one of these names and
-# is defined in one of these packages.
+# Every LossScaleOptimizer, from this package or from another library, derives from a class that has one of these names
+# and is defined in one of these packages.
 _SCALING = ("LossScaleOptimizer", "BaseLossScaleOptimizer", "MixedPrecisionLossScaleOptimizer")
 _SCALING_PACKAGES = ("tf_lossscale.wrapper.", "keras.", "tf_keras.", "tensorflow.")
 
@@ -230,7 +232,7 @@ def adapter_of(inner_optimizer: Any) -> Any:
     if adapter is None:
         raise errors.NotWrappable(
             f'"inner_optimizer" must be an instance of an optimizer class, but got: {inner_optimizer!r}. '
-            f"Pass an optimizer of {', '.join(row.shown for row in _FAMILIES)}, or of a subclass."
+            f"Pass an optimizer from {', '.join(row.shown for row in _FAMILIES)}, or an instance of a subclass."
         )
     return adapter
 
@@ -238,8 +240,8 @@ def adapter_of(inner_optimizer: Any) -> Any:
 def _instead_of_wrapping(wrapper: Any) -> str:
     if getattr(wrapper, "_family_class", None) is not None:
         return "Use it as it is."
-    # The message suggests a new optimizer rather than the wrapper's inner optimizer, because tf_keras's wrapper leaves
-    # variables of its own in the inner optimizer.
+    # The message suggests a new optimizer rather than the wrapper's inner optimizer, because tf_keras's wrapper has
+    # added its own variables to the inner optimizer.
     inner = type(wrapper.inner_optimizer).__name__ if hasattr(wrapper, "inner_optimizer") else "Adam"
     return (
         f"Wrap a new optimizer: tf_lossscale.LossScaleOptimizer({inner}(...)). If `compile` wrapped it, call "
@@ -248,7 +250,7 @@ def _instead_of_wrapping(wrapper: Any) -> str:
 
 
 def scales_losses(optimizer: Any) -> bool:
-    """Return whether an optimizer is a LossScaleOptimizer of this package or of another library.
+    """Return whether an optimizer is a LossScaleOptimizer from this package or from another library.
 
     >>> import tensorflow as tf
     >>> scales_losses(tf.keras.optimizers.SGD())
@@ -261,7 +263,7 @@ def scales_losses(optimizer: Any) -> bool:
 
 
 def is_scaling(cls: Any) -> bool:
-    """Return whether a class is, or derives from, a LossScaleOptimizer of this package or of another library.
+    """Return whether a class is, or derives from, a LossScaleOptimizer from this package or from another library.
 
     >>> class MyLossScaleOptimizer: pass
     >>> is_scaling(MyLossScaleOptimizer)
@@ -290,7 +292,7 @@ def joined(cls: Any, adapter: Any) -> Any:
         adapter: a family's wrapper class.
 
     Returns:
-        `adapter` itself if it derives from `cls` already.
+        A new class, or `adapter` itself if it already derives from `cls`.
     """
     if cls in adapter.__mro__:
         return adapter
@@ -331,7 +333,7 @@ def is_wrapped(inner_optimizer: Any) -> bool:
 
 
 def release(inner_optimizer: Any) -> None:
-    """Forget the wrapper of an optimizer, so that the optimizer can be wrapped again.
+    """Forget an optimizer's wrapper, so that the optimizer can be wrapped again.
 
     >>> class Optimizer: pass
     >>> release(Optimizer())

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 class Family(abc.ABC):
-    """Base class of adapters between LossScaleOptimizer and an optimizer library. An instance holds one optimizer.
+    """Base class of adapters between LossScaleOptimizer and an optimizer library. Each instance adapts one optimizer.
 
     Derive a class to support another library. It must define `build`, which creates the optimizer's variables, and
-    `apply`, which applies gradients that are already summed over the replicas. If the optimizer has no attribute
-    `iterations`, the class must also define `count_skipped_step`.
+    `apply`, which applies gradients that are already summed over the replicas. If the optimizer has no
+    `iterations` attribute, the class must also define `count_skipped_step`.
 
     >>> class Descent(Family):
     ...     def build(self, variables):
@@ -48,7 +48,7 @@ class Family(abc.ABC):
 
     #: The base class of the family's optimizers. `register_family` requires it.
     optimizer_class: type | None = None
-    #: Additional base classes of the wrapper. They make it pass the library's `isinstance` checks for optimizers.
+    #: Additional base classes of the wrapper class. With them, wrappers pass the library's `isinstance` checks.
     wrapper_bases: tuple[type, ...] = ()
 
     def __new__(cls, inner: Any) -> Family:
@@ -68,19 +68,19 @@ class Family(abc.ABC):
 
     # Building. --------------------------------------------------------------------------------------------------
 
-    #: Whether slots are created only for variables that have a gradient, as in old checkpoints.
+    #: Whether slots are created only for variables that have a gradient. Old checkpoints contain only these slots.
     slots_need_gradients = False
 
     @abc.abstractmethod
     def build(self, variables: list[Variable]) -> None:
-        """Create those variables of the optimizer that do not exist yet.
+        """Create the optimizer's variables that do not exist yet.
 
-        This method is called in every trace. In eager mode it is called in each step whose variables differ from those
-        of the previous step.
+        This method is called whenever a step is traced. In eager mode without a strategy, it is called only if a step
+        has different variables than the previous step.
         """
 
     def ensure_built(self, variables: list[Variable]) -> None:
-        """Call `build`. In eager mode without a strategy, do so only if the variables differ from the last call's."""
+        """Call `build`. In eager mode without a strategy, skip the call if the variables are the same as last time."""
         remembers = tf.executing_eagerly() and not tf.distribute.has_strategy()
         same = [last() is variable for last, variable in zip(self._built_for, variables)]
         if remembers and len(self._built_for) == len(variables) and all(same):
@@ -106,7 +106,7 @@ class Family(abc.ABC):
     own_aggregation: Callable[..., Any] | None = None
     #: Whether `apply_gradients([])` counts as a finite step. If False, such a call raises an error.
     takes_empty_steps = False
-    #: Whether the optimizers return the operations of an update, which a session of a legacy graph has to run.
+    #: Whether the family's optimizers return the operations that a session runs to apply an update in a legacy graph.
     returns_operations = False
     #: Whether the wrapper's `apply` also accepts gradients that `get_unscaled_gradients` returned.
     apply_takes_unscaled = False
@@ -121,7 +121,7 @@ class Family(abc.ABC):
         return list(zip(tape.gradient(loss, tensors_of(variables), grad_loss), variables))
 
     def overwrites(self, variable: Variable) -> bool:
-        """Return whether the optimizer assigns a variable's gradient to it as its new value.
+        """Return whether the optimizer replaces a variable's value with the gradient.
 
         Such a gradient does not depend on the loss scale, so it must not be unscaled.
         """
@@ -149,13 +149,13 @@ class Family(abc.ABC):
         """Apply gradients that are already summed over the replicas, without summing them again."""
 
     def require_graph_mode(self) -> None:
-        """Raise if this is a legacy graph and the optimizer cannot train in one."""
+        """Raise an error if a legacy graph is being built and the optimizer cannot train in it."""
         if not self.returns_operations and not runs_in_order():
             inner = type(self.inner)
             raise RuntimeError(
                 f"{inner.__module__}.{inner.__name__} cannot train in graph mode: a Session would run only part of "
-                "its update. Wrap an optimizer of tf_keras.optimizers.legacy or tf.compat.v1.train, put the step into "
-                "a tf.function, or leave out tf.compat.v1.disable_eager_execution() and disable_v2_behavior()."
+                "its update. Wrap an optimizer from tf_keras.optimizers.legacy or tf.compat.v1.train, put the step "
+                "into a tf.function, or leave out tf.compat.v1.disable_eager_execution() and disable_v2_behavior()."
             )
 
     def takes(self, keyword: str) -> bool:
@@ -208,7 +208,7 @@ class Family(abc.ABC):
         if wanted and self.is_built:
             raise ValueError(
                 f"`{next(iter(wanted))}` must be set before the inner {type(self.inner).__name__} is built, but it is "
-                "built. Wrap the optimizer before its first step."
+                "already built. Wrap the optimizer before its first step."
             )
         return wanted if name is None else {**wanted, self.name_attribute: name}  # type: ignore[dict-item]
 
@@ -220,7 +220,7 @@ class Family(abc.ABC):
     # Configs and copies. ----------------------------------------------------------------------------------------
 
     def config(self) -> Any:
-        """Return the config of the optimizer."""
+        """Return the optimizer's config."""
         raise _without_config(type(self.inner).__name__)
 
     @classmethod
@@ -239,7 +239,7 @@ class Family(abc.ABC):
 
     # Restoring, for `migrate`. ----------------------------------------------------------------------------------
 
-    #: The library's module of optimizer classes; None if `migrate` cannot restore checkpoints into this family.
+    #: The library's module that contains its optimizer classes; None if `migrate` does not support this family.
     optimizers: Any = None
     #: The name by which users import the library's optimizer module, for example "tf.keras.optimizers".
     optimizers_name = ""
@@ -253,11 +253,13 @@ class Family(abc.ABC):
     def slot(self, variable: Any, name: str, attribute: str) -> Any:
         """Return a variable's slot, or None if the slot does not exist.
 
-        `name` is the slot's name in TensorFlow 2. `attribute` is the attribute in which Keras 3 stores a list of these
-        slots.
+        `name` is the slot's name in TensorFlow 2. `attribute` is the name of the attribute in which Keras 3 stores the
+        list of these slots, one for each variable.
         """
         del variable, name, attribute
-        raise NotImplementedError(f"The family of {type(self.inner).__name__} must define slot() to find a slot.")
+        raise NotImplementedError(
+            f"The Family class for {type(self.inner).__name__} must define slot(), which `migrate` calls."
+        )
 
     def set_iterations(self, value: int) -> None:
         """Set the optimizer's step count."""
@@ -269,12 +271,12 @@ class Family(abc.ABC):
 
     @staticmethod
     def with_layer_names(objects: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
-        """Add this library's names of layers and weights to the object tree of a checkpoint, and return the tree."""
+        """Add this library's names of layers and weights to a checkpoint's object tree, and return the tree."""
         return objects
 
 
 def require_answers(family: type, missing: Collection[str], optimizers: str) -> None:
-    """Raise if a family class does not define methods that its optimizers need.
+    """Raise an error if a family class does not define methods that its optimizers need.
 
     >>> require_answers(Family, [], "optimizers of class SGD")
 
