@@ -39,7 +39,7 @@ def unzip(grads_and_vars: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[An
 
 
 def require_fitting(gradients: list[Any], variables: list[Any]) -> None:
-    """Raise if the gradients cannot be applied to the variables.
+    """Raise an error if the gradients cannot be applied to the variables.
 
     >>> require_fitting([tf.constant([1.0]), None], [tf.Variable([2.0]), tf.Variable(3.0)])
 
@@ -48,9 +48,9 @@ def require_fitting(gradients: list[Any], variables: list[Any]) -> None:
         variables: one variable for each gradient.
 
     Raises:
-        ValueError: the lengths differ, all gradients are None, a gradient's shape does not fit its variable, a gradient
-            that is a variable's new value was divided by the loss scale, or a variable has copies on several replicas,
-            but no strategy is in use.
+        ValueError: the lengths differ, all gradients are None, or a gradient's shape does not fit its variable. Also
+            raised if a gradient that represents a variable's new value was divided by the loss scale, or if a variable
+            has copies on several replicas and no strategy is in use.
         TypeError: a gradient does not have a floating-point dtype, or an element of `variables` is not a variable.
     """
     if len(gradients) != len(variables):
@@ -99,8 +99,8 @@ def _require_strategy_of(variables: list[Any]) -> None:
         if strategy.num_replicas_in_sync > 1:
             raise ValueError(
                 f"{variable.name} was created under {type(strategy).__name__} and has {strategy.num_replicas_in_sync} "
-                "copies, but this step is outside of the strategy, so the copies would become different. Take the "
-                "step inside the function that you give to strategy.run()."
+                "copies, but this step is outside of the strategy, so the copies would diverge. Take the step "
+                "inside the function that you pass to strategy.run()."
             )
 
 
@@ -152,7 +152,7 @@ def as_list(var_list: Any) -> list[Any]:
 
 
 def tensors_of(variables: list[Any]) -> list[Any]:
-    """Replace each `keras.Variable` in a list by its `tf.Variable`, which a gradient tape can watch.
+    """Replace each `keras.Variable` in a list with the `tf.Variable` that it contains, which a gradient tape can watch.
 
     >>> tensors_of([tf.keras.Variable(1.0)])[0].numpy().item()
     1.0
@@ -163,12 +163,12 @@ def tensors_of(variables: list[Any]) -> list[Any]:
     Returns:
         A list of the same length.
     """
-    # In a `tf.Variable`, `value` is a method; in a `keras.Variable`, `value` is the inner `tf.Variable`.
+    # A `tf.Variable` has a `value` method. A `keras.Variable` has a `value` attribute, which is the `tf.Variable`.
     return [v if callable(getattr(v, "value", None)) else getattr(v, "value", v) for v in variables]
 
 
 def assign_all(variables: list[Any], values: list[Any]) -> None:
-    """Assign a value to each variable, or raise without assigning any.
+    """Assign a value to each variable. If any shape is wrong, raise an error and assign nothing.
 
     >>> weight = tf.Variable([1.0])
     >>> assign_all([weight], [tf.constant([2.0])])
@@ -176,7 +176,7 @@ def assign_all(variables: list[Any], values: list[Any]) -> None:
     [2.0]
 
     Args:
-        variables: variables of TensorFlow or Keras 3.
+        variables: TensorFlow or Keras 3 variables.
         values: one array for each variable.
 
     Raises:

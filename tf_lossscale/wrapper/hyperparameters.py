@@ -11,8 +11,8 @@ from tf_lossscale.core.variables import readable
 from tf_lossscale.types import State
 from tf_lossscale.wrapper.parts import Parts
 
-# Hyperparameters that can be read and set on the wrapper, as in TensorFlow 2.4 to 2.8. An optimizer that these versions
-# lack has the hyperparameters of the most similar optimizer.
+# Maps optimizer classes to the hyperparameters that can be read and set on the wrapper, as in TensorFlow 2.4 to 2.8. A
+# newer optimizer gets the hyperparameters of the most similar older one.
 _NAMES = {
     "Adadelta": ("rho",),
     "Adam": ("beta_1", "beta_2"),
@@ -31,7 +31,7 @@ _NAMES = {
 def names(optimizer: object) -> tuple[str, ...]:
     """Return the names of an optimizer's hyperparameters other than the learning rate.
 
-    A user-defined optimizer class can list its hyperparameters in a class attribute `hyperparameter_names`.
+    A user-defined optimizer class can list its hyperparameters in a `hyperparameter_names` class attribute.
 
     >>> class MyAdam:
     ...     hyperparameter_names = ("temperature",)
@@ -39,7 +39,7 @@ def names(optimizer: object) -> tuple[str, ...]:
     ('temperature',)
 
     Args:
-        optimizer: an optimizer object of any library.
+        optimizer: an optimizer from any library.
 
     Returns:
         A tuple of names; empty if the optimizer class is not known and has no `hyperparameter_names`.
@@ -88,8 +88,8 @@ class Delegating(Parts):
         raise AttributeError(f"'LossScaleOptimizer' object has no attribute '{name}'")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # Hyperparameters take precedence over properties, because the wrapper inherits properties with the names of
-        # some hyperparameters from classes of the optimizer library.
+        # Hyperparameters are set before properties are considered: the optimizer library's base classes define
+        # properties that have the same names as some hyperparameters.
         if "_optimizer" in vars(self) and self._is_delegated(name):
             self._warn_if_traced(name)
             setattr(self._optimizer, name, value)
@@ -111,11 +111,11 @@ class Delegating(Parts):
         return known and not self._defines(name)
 
     def _defines(self, name: str) -> bool:
-        """Return whether a wrapper class of this package defines the attribute. If so, it hides a hyperparameter."""
+        # An attribute that this package's wrapper classes define hides a hyperparameter of the same name.
         return any(name in vars(cls) for cls in type(self).__mro__ if issubclass(cls, Parts))
 
     def _warn_if_of_inner(self, name: str) -> None:
-        """Warn if the inner optimizer also has this attribute, because its value stays unchanged."""
+        """Warn if the inner optimizer has an attribute of the same name, because that attribute is not changed."""
         if name in vars(self._optimizer) and name not in vars(self):
             logging.warning(
                 "LossScaleOptimizer.%s is set on the wrapper alone, and the inner %s keeps its value. To change the "
@@ -134,7 +134,6 @@ class Delegating(Parts):
     # Private methods of legacy optimizers that existing user code calls on the wrapper.
 
     def _decayed_lr(self, var_dtype: Any) -> Any:
-        """Return the learning rate of the next step, which a schedule may determine."""
         return tf.cast(self._optimizer.learning_rate, var_dtype)
 
     def _get_hyper(self, name: str, dtype: Any = None) -> Any:

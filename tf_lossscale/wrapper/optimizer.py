@@ -91,7 +91,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     0.75
 
     Args:
-        inner_optimizer: the optimizer that updates the variables, for example of Keras 3 (`tf.keras.optimizers`),
+        inner_optimizer: the optimizer that updates the variables, for example one from `tf.keras.optimizers` (Keras 3),
             `tf_keras.optimizers` or `tf_keras.optimizers.legacy`.
         dynamic: whether the scale changes during training. Keep it True unless you know a scale that is right for the
             whole training. If False, the scale stays at `initial_scale`, and no step is skipped unless
@@ -109,8 +109,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         hysteresis: the number of overflows after which the scale is lowered.
         min_scale: the value below which the scale is never lowered.
         max_scale: the value above which the scale never grows; None for the maximum of float32.
-        on_stall: the reaction to a stall, which means 100 skipped steps in a row: "warn", "raise", or a function that
-            is called with the optimizer. "raise" raises a FloatingPointError in eager mode and an
+        on_stall: what to do when training stalls, which means that 100 steps in a row were skipped: "warn", "raise",
+            or a function that takes the optimizer. "raise" raises a FloatingPointError in eager mode and an
             InvalidArgumentError in a graph. Each stall is reported once: in the 100th skipped step in eager mode, and
             in the 101st in a graph. If XLA compiles the step, the stall is reported when `loss_scale` or `state()` is
             read, and at the end of `fit`.
@@ -120,7 +120,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         diagnose_every: with `diagnose="exponents"`, gradients are counted in the first step and then in every
             `diagnose_every`-th step. `count_exponents()` requests a count in the next step. Steps that are not counted
             cost almost nothing extra.
-        loss_scale_manager: a manager of `tf_lossscale.amp` or a `SharedLossScale`. It determines the scale and its
+        loss_scale_manager: a manager from `tf_lossscale.amp` or a `SharedLossScale`. It determines the scale and its
             rules, so the arguments from `dynamic` to `max_scale` must not be passed.
         jit_compile: whether XLA compiles the optimizer's step, but not the model. Checking and applying the gradients,
             and in a tf.function also unscaling most of them, then run as one or a few kernels. The same steps are
@@ -131,8 +131,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             `loss_scale_factor` and `gradient_accumulation_steps`.
 
     Raises:
-        TypeError: `inner_optimizer` belongs to no known family or is a LossScaleOptimizer, or an argument has a wrong
-            type.
+        TypeError: `inner_optimizer` belongs to no known family or is a LossScaleOptimizer, or an argument has the
+            wrong type.
         ValueError: `inner_optimizer` is already wrapped, or an argument is out of range, contradicts the inner
             optimizer, or is not supported by its family.
 
@@ -142,8 +142,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     __signature__ = _SignatureOfInit()
 
-    # A call creates an instance of the wrapper class for the inner optimizer's library, or of a class that is derived
-    # from this class and from that wrapper class. The wrapper classes set `_family_class`.
+    # `LossScaleOptimizer(inner)` creates an instance of the wrapper class for the inner optimizer's library. A user's
+    # subclass is first combined with that wrapper class. Only wrapper classes set `_family_class`.
     def __new__(cls, inner_optimizer: Any = None, *args: Any, **kwargs: Any) -> LossScaleOptimizer:
         del args, kwargs
         this: Any = cls
@@ -262,8 +262,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     def get_scaled_loss(self, loss: Any) -> Any:
         """Multiply the loss by the loss scale.
 
-        Call this method inside the gradient tape, and pass the gradients of the scaled loss to
-        `get_unscaled_gradients`. `minimize` and Keras's `fit` call these methods themselves.
+        Call this method inside the `with` block of the gradient tape, and pass the gradients of the scaled loss to
+        `get_unscaled_gradients`. `minimize` and Keras's `fit` scale losses and unscale gradients automatically.
 
         >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8)
         >>> optimizer.get_scaled_loss(tf.constant(2.0)).numpy().item()
@@ -278,7 +278,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             that returns the scaled loss.
 
         Raises:
-            TypeError: the loss is not of a floating-point dtype.
+            TypeError: the loss does not have a floating-point dtype.
             RuntimeError: the loss is scaled already.
         """
         contract.require_unscaled_loss(loss, self._loss_scale)
@@ -294,20 +294,21 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     @do_not_convert
     def scale_loss(self, loss: Any) -> Any:
-        """Multiply the loss by the loss scale, as in Keras 3: `apply` or `apply_gradients` unscales the gradients.
+        """Multiply the loss by the loss scale, as in Keras 3. `apply` and `apply_gradients` then unscale its gradients.
 
         >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8)
         >>> optimizer.scale_loss(tf.constant(2.0)).numpy().item()
         16.0
 
         Args:
-            loss: a loss as for `get_scaled_loss`: a tensor, a nested structure of tensors, or a function.
+            loss: a floating-point tensor of any shape, a nested structure of such tensors, or a function without
+                arguments that returns either.
 
         Returns:
             The scaled loss. A float16 or bfloat16 loss becomes float32, which can hold large scales.
 
         Raises:
-            TypeError: the loss is not of a floating-point dtype.
+            TypeError: the loss does not have a floating-point dtype.
             RuntimeError: the loss is scaled already.
         """
         contract.require_unscaled_loss(loss, self._loss_scale)
@@ -333,9 +334,9 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     @do_not_convert
     def get_unscaled_gradients(self, grads: Iterable[SameGradient]) -> list[SameGradient]:
-        """Divide gradients by the loss scale. The gradients must be those of a loss from `get_scaled_loss`.
+        """Divide gradients by the loss scale. They must be gradients of a loss that `get_scaled_loss` returned.
 
-        `minimize` and Keras's `fit` call both methods themselves.
+        `minimize` and Keras's `fit` scale losses and unscale gradients automatically.
 
         >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8)
         >>> [g.numpy().item() for g in optimizer.get_unscaled_gradients([tf.constant(16.0)])]
@@ -349,7 +350,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             A list of the unscaled gradients.
 
         Raises:
-            TypeError: a gradient is not of a floating-point dtype.
+            TypeError: a gradient does not have a floating-point dtype.
             RuntimeError: a gradient is already unscaled.
         """
         grads = list(grads)
@@ -496,7 +497,6 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         self._step(Update(self, grads, variables, scaled, aggregate=True, keywords={}))
 
     def _step(self, update: Update) -> Any:
-        """Take the step, and return the result of `apply_gradients`."""
         scale = self._loss_scale
         # A SharedLossScale defers this step, and later takes it together with the steps of the other optimizers that
         # share the scale.
@@ -594,13 +594,13 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         self, loss: Any, var_list: Any, grad_loss: Any = None, tape: tf.GradientTape | None = None
     ) -> list[tuple[Any, Any]]:
         """Call `compute_gradients`. In legacy optimizers, `minimize` calls this method, and subclasses override it."""
-        # A user's `compute_gradients` may have no argument `grad_loss`.
+        # A user-defined `compute_gradients` method may have no `grad_loss` argument.
         keywords = {} if grad_loss is None else {"grad_loss": grad_loss}
         return self.compute_gradients(loss, var_list, tape=tape, **keywords)
 
     @do_not_convert
     def get_gradients(self, loss: tf.Tensor, params: list[Variable]) -> list[Gradient]:
-        """Return the unscaled gradients of a loss. For legacy graphs only, in which no gradient tape is needed.
+        """Return the unscaled gradients of a loss without a gradient tape. Works only in legacy graphs.
 
         >>> with tf.Graph().as_default():
         ...     weight = tf.Variable(1.0)
@@ -618,7 +618,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         return self.get_unscaled_gradients(tf.gradients(self.get_scaled_loss(loss), params))
 
     def _require_keywords(self, kwargs: dict[str, Any]) -> None:
-        """Raise if the inner optimizer's `apply_gradients` does not accept one of the keyword arguments."""
+        """Raise an error if the inner optimizer's `apply_gradients` does not accept one of the keyword arguments."""
         for name in kwargs:
             if not self._family.takes(name):
                 raise TypeError(
@@ -725,7 +725,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     @property
     def variables(self) -> CallableList:
-        """The inner optimizer's variables, then those of the loss scale. `variables()` returns the same list."""
+        """The inner optimizer's variables, followed by the loss scale's. `variables()` returns the same list."""
         return CallableList([*self.weights, *self._loss_scale.variables])
 
     @property
@@ -739,14 +739,15 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         return [weight.numpy() for weight in self.weights]
 
     def set_weights(self, weights: list[Any]) -> None:
-        """Set the values of `weights`, or of `variables`.
+        """Set the values of the inner optimizer's variables, and optionally those of the loss scale.
 
         Args:
-            weights: the NumPy arrays that `get_weights` returned. The values of the loss scale's variables may follow,
-                as in h5 files. A scale of infinity, NaN or zero would stop training, so it is replaced, with a warning.
+            weights: the NumPy arrays that `get_weights` returned. As in h5 files, the values of the loss scale's
+                variables may follow. A loss scale of infinity, NaN or zero would stop training, so it is replaced and a
+                warning is logged.
 
         Raises:
-            ValueError: the number of arrays or the shape of an array does not fit. No value is set then.
+            ValueError: the number of arrays or the shape of an array is wrong. No value is changed.
         """
         variables = self.weights
         if len(weights) > len(variables):
@@ -793,10 +794,10 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 def finalize_variable_values(self: Any, var_list: list[Variable] | None = None) -> None:
     """Overwrite the variables with their moving averages, if the inner optimizer keeps moving averages.
 
-    Keras 3 and tf_keras call this function as a method of the optimizer. The wrappers for both libraries have it.
+    The wrapper classes for Keras 3 and tf_keras have this function as a method, which both libraries call.
 
     Args:
-        var_list: the variables. The default is all variables for which the optimizer is built.
+        var_list: the variables to overwrite. The default is all variables for which the optimizer is built.
     """
     self._optimizer.finalize_variable_values(self._given_or_known(var_list, "finalize_variable_values()"))
     # Keras calls this method at the end of `fit`, so a stall that no step has reported yet is reported here.

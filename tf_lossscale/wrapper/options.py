@@ -36,13 +36,13 @@ CLIPS = ("clipnorm", "clipvalue", "global_clipnorm")
 
 
 def take_name(given: dict[str, Any]) -> str | None:
-    """Remove the keyword argument `name` from a dict of constructor arguments, and return its value.
+    """Remove the `name` argument from a dict of keyword arguments, and return its value.
 
     >>> take_name({"name": "scaled", "clipnorm": 1.0})
     'scaled'
 
     Args:
-        given: the keyword arguments. The key `name` is removed.
+        given: the keyword arguments of a constructor. The `name` key is removed.
 
     Returns:
         The name, or None if the dict has no name.
@@ -84,8 +84,8 @@ def checked(inner: Any, given: dict[str, Any], supported: tuple[str, ...]) -> di
     for name, value in wanted.items():
         if name not in supported:
             raise ValueError(
-                f"`{name}` is not supported for {type(inner).__name__}: optimizers of {type(inner).__module__} "
-                f"have no {name}. Leave it out, or use the optimizer of tf.keras.optimizers (Keras 3)."
+                f"`{name}` is not supported for {type(inner).__name__}: optimizers from {type(inner).__module__} "
+                f"do not have this option. Leave it out, or use a Keras 3 optimizer from tf.keras.optimizers."
             )
         has = getattr(inner, name, None)
         if has != DEFAULTS[name] and has != value:

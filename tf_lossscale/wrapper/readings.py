@@ -162,8 +162,8 @@ class Observable(Parts):
             state: a dict that `state` returned. Counts other than `dynamic_counter` are set to 0 if they are missing.
 
         Raises:
-            ValueError: a key is missing or unknown, a value is out of range, or the scale is fixed at
-                another value. The state is then unchanged.
+            ValueError: a key is missing or unknown, a value is out of range, or the scale is fixed at a different
+                value. The state is then unchanged.
             TypeError: the state is not a mapping, or a value is not a number.
             RuntimeError: the method is called while a graph is being built.
         """
@@ -183,8 +183,8 @@ class Observable(Parts):
         known = {"loss_scale", *_COUNTS} if moves else needed
         if not needed <= state.keys() <= known:
             raise ValueError(
-                f"`state` must have the keys {sorted(needed)} and may have {sorted(known - needed)}, "
-                f"but got: {state!r}. Pass the result of state() of an optimizer with the same kind of loss scale."
+                f"`state` must have the keys {sorted(needed)} and may also have {sorted(known - needed)}, "
+                f"but got: {state!r}. The state of a dynamic scale does not fit a fixed scale, and vice versa."
             )
         value = errors.positive_number("loss_scale", state["loss_scale"], "Pass what state() returned.")
         if not moves:
@@ -257,7 +257,10 @@ class Observable(Parts):
         exponents.count_next()
 
     def precision_report(self) -> PrecisionReport:
-        """Report for each variable how much of its gradient vanishes or overflows in float16, and the headroom.
+        """Report how much of each variable's gradient vanishes or overflows in float16.
+
+        For each variable, the report also contains the headroom: the number of times that the loss scale can double
+        before the variable's gradient overflows.
 
         The report describes the last step in which gradients were counted. They are counted in the first step, in every
         `diagnose_every`-th step after it, and in the step after a call to `count_exponents`, even if that step is
@@ -278,7 +281,7 @@ class Observable(Parts):
             A report that contains plain data and prints as a table.
 
         Raises:
-            ValueError: the optimizer was created without `diagnose="exponents"`, or no step was counted yet.
+            ValueError: the optimizer was created without `diagnose="exponents"`, or no step has been counted yet.
             RuntimeError: the method is called while a graph is being built, or in a legacy graph without a default
                 session.
 
@@ -294,7 +297,7 @@ class Observable(Parts):
         return precision_report(counts)
 
     def _last_counts(self) -> ExponentCounts | None:
-        """Return the counts of the last step that counted gradients by exponent; None if there is no such step."""
+        """Return the counts of the last step in which gradients were counted by exponent; None if there is none."""
         return None if self._exponents is None else self._exponents.last()
 
     def _counting(self, method: str) -> Exponents:
@@ -307,7 +310,7 @@ class Observable(Parts):
 
 
 def value_of(variable: Any) -> Any:
-    """Return the value of a variable as a Python number. In graph mode, read it in the session of Keras 2.
+    """Return the value of a variable as a Python number. In graph mode, the value is read in Keras 2's session.
 
     >>> import tensorflow as tf
     >>> value_of(tf.Variable(3))
@@ -322,7 +325,7 @@ def value_of(variable: Any) -> Any:
 
 
 def set_value(variable: Any, value: Any) -> None:
-    """Assign a number to a variable. In graph mode, assign it in the session of Keras 2.
+    """Assign a number to a variable. In graph mode, the number is assigned in Keras 2's session.
 
     >>> import tensorflow as tf
     >>> variable = tf.Variable(3)
@@ -341,7 +344,7 @@ def set_value(variable: Any, value: Any) -> None:
 
 
 def require_values(method: str) -> None:
-    """Raise unless Python can read the values of variables, in eager mode or through a default session.
+    """Raise an error unless variables can be read from Python: in eager mode, or through a default session.
 
     >>> require_values("precision_report")
 
@@ -355,7 +358,7 @@ def require_values(method: str) -> None:
         _require_eager(method)
     elif tf.compat.v1.get_default_session() is None:
         raise RuntimeError(
-            f"{method}() uses variables of a legacy graph, which exist in a session. Call it inside "
+            f"{method}() reads variables of a legacy graph, which have values only in a session. Call it inside "
             "`with session.as_default():`."
         )
 

@@ -16,7 +16,7 @@ _FIELDS = {"dynamic_growth_steps": "growth_steps", **{name: name for name in KEY
 
 
 def setting(field: str, doc: str) -> Any:
-    """Return a read-only property with the value of a field of `Rules`. Its value is None if the scale is fixed.
+    """Return a read-only property for a field of `Rules`. The property is None if the scale is fixed.
 
     >>> setting("growth_factor", "The factor by which the scale grows.").__doc__
     'The factor by which the scale grows.'
@@ -52,8 +52,8 @@ def change(scale: LossScale, **changes: Any) -> None:
     if type(rules) is not Rules:
         raise ValueError(
             f"{names} cannot be changed, because {type(scale).__name__} has no such rule. Make a new "
-            "LossScaleOptimizer with the arguments you need; for a loss scale or manager of your own, set its "
-            "attributes."
+            "LossScaleOptimizer with the arguments you need; for a user-defined loss scale or manager, set its "
+            "attributes instead."
         )
     if not tf.executing_eagerly():
         raise RuntimeError(

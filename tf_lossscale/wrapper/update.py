@@ -73,7 +73,7 @@ class Update(step.Update):
     def _names_to_count(self) -> tuple[str, ...]:
         if any(isinstance(variable, tf.experimental.dtensor.DVariable) for variable in self._variables):
             raise ValueError(
-                "Gradients cannot be counted by exponent on a DTensor mesh, which does not support this. Leave out "
+                "Gradients cannot be counted by exponent on a DTensor mesh. Leave out "
                 'diagnose="exponents", or count in a run without a mesh.'
             )
         return names_of(self._variables)
@@ -121,7 +121,7 @@ class Update(step.Update):
         return self.optimizer._diagnosis.record(names_of(self._variables), applied, gradients, evidence)
 
     def _compiles(self) -> bool:
-        """Return whether to compile the step separately. False if XLA cannot compile it, or compiles its caller."""
+        """Return whether to compile the step separately: XLA must be able to, and must not be compiling the caller."""
         if in_xla_context():
             return False
         scale = type(self.optimizer._loss_scale)
@@ -132,9 +132,9 @@ class Update(step.Update):
         return reason is None
 
     def _to_compile(self) -> StepToCompile:
-        """Return what XLA needs to compile this step: all Python objects that the step depends on."""
-        # A gradient that occurs twice in the list is only one argument of the compiled function. The objects therefore
-        # include the position of each gradient among the distinct gradients.
+        """Collect all Python objects that the compiled step depends on."""
+        # A gradient that occurs twice in the list is only one argument of the compiled function. `types` therefore
+        # contains the position of each gradient among the distinct gradients.
         place: dict[int, int] = {}
         types = [
             None if g is None else (g.dtype, g.shape, place.setdefault(id(g), len(place))) for g in self._gradients
