@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-# The module of each public name. It is imported when the name is first used, so that importing this package is cheap.
+# Maps each public name to the module that defines it. The module is imported when the name is first used, so importing
+# this package is cheap.
 _HOMES = {
     "DynamicLossScale": "tf_lossscale.core.state",
     "Family": "tf_lossscale.wrapper.family",

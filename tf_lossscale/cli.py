@@ -1,4 +1,4 @@
-"""The command `tf-lossscale`: finds the subcommand's module and runs it."""
+"""The `tf-lossscale` command: finds the subcommand's module and runs it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 from tf_lossscale import __version__
 
-# For each subcommand, a module with `add_arguments(parser)` and `run(arguments)`, and the help text. The module is
-# imported only if its subcommand is called. `main` prints the ImportError, OSError or ValueError that `run` raises.
+# Maps each subcommand to its help text and to a module that defines `add_arguments(parser)` and `run(arguments)`. The
+# module is imported only if its subcommand is called. `main` prints the ImportError, OSError or ValueError that `run`
+# raises.
 _COMMANDS = {
     "convert": (
         "tf_lossscale.migrate.checkpoints.convert_command",
@@ -54,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     2
 
     Args:
-        argv: the arguments without the program's name; None for the process's arguments.
+        argv: the arguments without the program's name; None for `sys.argv[1:]`.
 
     Returns:
         The exit code: 0 if all went well, 2 for bad arguments or files, 130 after Ctrl-C.

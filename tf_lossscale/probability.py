@@ -54,7 +54,7 @@ def minimize(
     ([16.0, 4.0, 1.0], 3.5)
 
     Args:
-        loss_fn: a function that returns the loss, a floating-point tensor of any shape. It may take an argument `seed`.
+        loss_fn: a function that returns the loss, a floating-point tensor of any shape. It may take a `seed` argument.
             The loss may be float16: the scaled loss, which could overflow, is never computed, only its gradients.
         num_steps: the number of steps; with a convergence criterion, the maximum number.
         optimizer: a `tf_lossscale.LossScaleOptimizer` around any optimizer.
@@ -62,17 +62,17 @@ def minimize(
         batch_convergence_reduce_fn: decides whether to stop. It gets a tensor with one bool for each value of the loss,
             and returns a bool scalar.
         trainable_variables: the variables to train; None for every variable that the loss uses.
-        trace_fn: a function of `tfp.math.MinimizeTraceableQuantities`, with unscaled values. Its result is traced.
+        trace_fn: a function that takes unscaled `tfp.math.MinimizeTraceableQuantities`. Its result is traced.
         return_full_length_trace: whether the trace has `num_steps` entries even if the criterion stops earlier.
         jit_compile: whether XLA compiles the loop.
         seed: any seed that `tfp.random.sanitize_seed` accepts. Each step derives a new seed and passes it to `loss_fn`.
         name: a name for the operations.
 
     Returns:
-        The results of `trace_fn` in all steps, stacked; by default the losses, in the dtype of the loss.
+        The results of `trace_fn` from all steps, stacked; by default the losses, in the dtype of the loss.
 
     Raises:
-        TypeError: `optimizer` is not a LossScaleOptimizer, or the loss is not of a floating-point dtype.
+        TypeError: `optimizer` is not a LossScaleOptimizer, or the loss does not have a floating-point dtype.
         ImportError: TensorFlow Probability is not installed.
 
     Source: https://www.tensorflow.org/probability/api_docs/python/tfp/math/minimize
@@ -127,11 +127,11 @@ def fit_surrogate_posterior(
     Args:
         target_log_prob_fn: a function that takes a sample of the posterior and returns its log density, of shape
             `[sample_size]`.
-        surrogate_posterior: a distribution of TensorFlow Probability with trainable variables.
+        surrogate_posterior: a TensorFlow Probability distribution with trainable variables.
         optimizer: a `tf_lossscale.LossScaleOptimizer` around any optimizer.
         num_steps: the number of steps; with a convergence criterion, the maximum number.
         convergence_criterion: one of `tfp.optimizer.convergence_criteria`. It receives unscaled values.
-        trace_fn: a function of `tfp.math.MinimizeTraceableQuantities`, with unscaled values. Its result is traced.
+        trace_fn: a function that takes unscaled `tfp.math.MinimizeTraceableQuantities`. Its result is traced.
         discrepancy_fn: an f-divergence; None for `tfp.vi.kl_reverse`.
         sample_size: the number of samples of the posterior in each step.
         importance_sample_size: the number of terms of an importance-weighted divergence.
@@ -141,10 +141,10 @@ def fit_surrogate_posterior(
         name: a name for the operations.
 
     Returns:
-        The results of `trace_fn` in all steps, stacked; by default the losses.
+        The results of `trace_fn` from all steps, stacked; by default the losses.
 
     Raises:
-        TypeError: `optimizer` is not a LossScaleOptimizer, or the loss is not of a floating-point dtype.
+        TypeError: `optimizer` is not a LossScaleOptimizer, or the loss does not have a floating-point dtype.
         ImportError: TensorFlow Probability is not installed.
 
     Source: https://www.tensorflow.org/probability/api_docs/python/tfp/vi/fit_surrogate_posterior

@@ -17,7 +17,7 @@ Scalar: TypeAlias = "float | np.generic | tf.Tensor"
 #: A value that TensorFlow converts to a tensor.
 TensorLike: TypeAlias = "Scalar | np.ndarray[Any, Any] | Sequence[TensorLike]"
 
-#: A dtype: its name, or an object of TensorFlow or NumPy.
+#: A dtype: its name, or a TensorFlow or NumPy dtype object.
 DType: TypeAlias = "str | tf.DType | np.dtype[Any] | type[np.generic]"
 
 #: The gradient of one variable; None if the loss does not depend on it.
@@ -28,7 +28,7 @@ Gradients: TypeAlias = "Gradient | Sequence[Gradients] | dict[str, Gradients]"
 
 
 class Variable(Protocol):
-    """A variable of TensorFlow or Keras."""
+    """A TensorFlow or Keras variable."""
 
     @property
     def name(self) -> str: ...
@@ -47,14 +47,14 @@ class Variable(Protocol):
 
 
 class AppliesGradients(Protocol):
-    """An optimizer with a method `apply_gradients`, as in Keras and TensorFlow."""
+    """An optimizer with an `apply_gradients` method, as in Keras and TensorFlow."""
 
     @property
     def apply_gradients(self) -> Callable[..., Any]: ...
 
 
 class Applies(Protocol):
-    """An optimizer with a method `apply`, as in Sonnet and Keras 3."""
+    """An optimizer with an `apply` method, as in Sonnet and Keras 3."""
 
     @property
     def apply(self) -> Callable[..., Any]: ...
@@ -70,7 +70,7 @@ Loss: TypeAlias = "tf.Tensor | Callable[[], tf.Tensor]"
 #: A variable, a sequence of variables, or a function that returns either.
 Variables: TypeAlias = "Variable | Iterable[Variable] | Callable[[], Variable | Iterable[Variable]]"
 
-# Type variables for arguments that a function returns unchanged, or as a value of the same structure.
+# Type variables for functions whose result has the type or structure of an argument.
 Same = TypeVar("Same")
 SameFunction = TypeVar("SameFunction", bound=Callable[..., Any])
 SameGradient = TypeVar("SameGradient", bound="Gradient")

@@ -1,4 +1,4 @@
-"""Finds out which Keras library a layer or model belongs to, and which module of this folder handles the library."""
+"""Finds out which Keras library a layer or model belongs to, and which module in this package handles the library."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ def layers_of(layer: Any) -> Any:
     'tf_lossscale.layers.keras3'
 
     Args:
-        layer: a layer of Keras 3 or tf_keras, or of a class derived from one.
+        layer: a Keras 3 or tf_keras layer or model.
 
     Returns:
-        The module `keras3` or `tf_keras` of `tf_lossscale.layers`.
+        The `keras3` or `tf_keras` module in `tf_lossscale.layers`.
 
     Raises:
         TypeError: the object is not a Keras layer.
     """
     library = _library_of(layer)
     if library is None:
-        raise TypeError(f"`layer` must be a layer of Keras 3 or tf_keras, but got: {layer!r}.")
+        raise TypeError(f"`layer` must be a Keras 3 or tf_keras layer, but got: {layer!r}.")
     return layers_in(library)
 
 
 def is_layer(value: Any) -> bool:
-    """Return whether an object is a layer or model of Keras 3 or tf_keras.
+    """Return whether an object is a Keras 3 or tf_keras layer or model.
 
     >>> is_layer("Dense")
     False
@@ -58,7 +58,7 @@ def layers_in(library: str) -> Any:
         library: "keras" or "tf_keras".
 
     Returns:
-        The module `keras3` or `tf_keras` of `tf_lossscale.layers`.
+        The `keras3` or `tf_keras` module in `tf_lossscale.layers`.
     """
     return importlib.import_module(f"tf_lossscale.layers.{families.MODULES[library]}")
 
@@ -71,10 +71,10 @@ def library_of(layer: Any) -> Any:
     'keras'
 
     Args:
-        layer: a layer or model of Keras 3 or tf_keras.
+        layer: a Keras 3 or tf_keras layer or model.
 
     Returns:
-        The module `keras` or `tf_keras`.
+        The `keras` or `tf_keras` module.
 
     Raises:
         TypeError: the object belongs to neither library.

@@ -11,10 +11,10 @@ from tf_lossscale.core import replicas
 from tf_lossscale.libraries import keras_versions
 
 keras = library = keras_versions.keras_3()
-# `keras.src.losses.loss` is private. Keras's losses call its function `scale_loss_for_distribution`.
+# `keras.src.losses.loss` is a private module. Keras's losses call its `scale_loss_for_distribution` function.
 _losses = keras_versions.keras_3("src.losses.loss")
 
-# Keras 3's dtype policies, under the same names as tf_keras's in `layers/tf_keras.py`.
+# `layers/tf_keras.py` defines the same names for tf_keras's dtype policies.
 Policy = keras.DTypePolicy
 global_policy = keras.config.dtype_policy
 set_global_policy = keras.config.set_dtype_policy
@@ -51,11 +51,11 @@ def compile_as_given(model: Any, **arguments: Any) -> None:
 
 
 def with_layer_names(objects: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
-    """Return the objects of a checkpoint with Keras 3's names added to those of Keras 2.
+    """Add Keras 3's names to the objects in a checkpoint that uses Keras 2's names.
 
-    Keras 2 names the layers of a functional or sequential model `layer-0`, `layer-1`. Keras 3 keeps them in a list
-    `_operations`. In a sequential model this list is in the attribute `_functional`, and starts with the input layer.
-    Some of Keras 3's layers keep the weight `kernel` as `_kernel`.
+    Keras 2 names the layers of a functional or sequential model `layer-0`, `layer-1` and so on. Keras 3 stores the
+    layers in a list, `_operations`. In a sequential model this list belongs to the `_functional` attribute and starts
+    with the input layer. Some Keras 3 layers store the `kernel` weight as `_kernel`.
 
     >>> there = with_layer_names({"model": {"layer-0": "dense"}, "dense": {"kernel": "weight"}})
     >>> there["dense"]
@@ -68,7 +68,7 @@ def with_layer_names(objects: dict[str, dict[str, str]]) -> dict[str, dict[str, 
             paths.
 
     Returns:
-        A dict of the same form with more names.
+        A dict of the same form that contains both libraries' names.
     """
     found = {}
     for path, parts in objects.items():
@@ -89,7 +89,7 @@ def with_layer_names(objects: dict[str, dict[str, str]]) -> dict[str, dict[str, 
 
 
 def rename_metric(metric: Any, name: str) -> None:
-    """Set the name of a metric object.
+    """Set the name of a metric.
 
     >>> metric = keras.metrics.Mean()
     >>> rename_metric(metric, "Error")
@@ -97,7 +97,7 @@ def rename_metric(metric: Any, name: str) -> None:
     'Error'
 
     Args:
-        metric: a metric object of Keras 3.
+        metric: a Keras 3 metric.
         name: the name in logs and in the result of `evaluate`.
     """
     metric.name = name
@@ -128,7 +128,7 @@ def noting_divided_losses() -> Iterator[list[bool]]:
         A list that is empty until a loss divides itself.
     """
     divided: list[bool] = []
-    # In older versions of Keras 3 a loss does not divide itself by the number of replicas.
+    # Older versions of Keras 3 lack this function and do not divide losses by the number of replicas.
     divide = getattr(_losses, "scale_loss_for_distribution", lambda loss: loss)
 
     def noting(loss: Any) -> Any:

@@ -13,11 +13,10 @@ from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 tf_keras = library = keras_versions.keras_2()
 autocast_variable = keras_versions.keras_2("src.mixed_precision.autocast_variable")
 
-# Layers whose variables are not cast when they are read. If the table of an Embedding were cast, its gradient would not
-# be sparse.
+# Layers whose variables are not cast when they are read. Casting an Embedding's table would make its gradient dense.
 _CAST_BY_THEMSELVES = ("BatchNormalizationBase", "LayerNormalization", "Embedding")
 
-# tf_keras's dtype policies, under the same names as Keras 3's in `layers/keras3.py`.
+# `layers/keras3.py` defines the same names for Keras 3's dtype policies.
 Policy = tf_keras.mixed_precision.Policy
 global_policy = tf_keras.mixed_precision.global_policy
 set_global_policy = tf_keras.mixed_precision.set_global_policy
@@ -59,7 +58,7 @@ def compile_as_given(model: Any, **arguments: Any) -> None:
     Args:
         model: a tf_keras model.
         **arguments: the arguments of `compile`. Under a mixed_float16 policy the optimizer is wrapped with a fixed
-            scale of 1, because tf_keras would otherwise wrap it with a dynamic one.
+            scale of 1, because tf_keras would otherwise add dynamic loss scaling.
     """
     optimizer: Any = arguments.get("optimizer")
     would_wrap = optimizer is not None and model.dtype_policy.name == "mixed_float16"
@@ -69,7 +68,7 @@ def compile_as_given(model: Any, **arguments: Any) -> None:
 
 
 def rename_metric(metric: Any, name: str) -> None:
-    """Set the name of a metric object.
+    """Set the name of a metric.
 
     >>> metric = tf_keras.metrics.Mean()
     >>> rename_metric(metric, "Error")
@@ -77,7 +76,7 @@ def rename_metric(metric: Any, name: str) -> None:
     'Error'
 
     Args:
-        metric: a metric object of tf_keras.
+        metric: a tf_keras metric.
         name: the name in logs and in the result of `evaluate`.
     """
     # tf_keras has no public way to change the name of a metric.

@@ -1,4 +1,4 @@
-"""Runs an action when a module is imported, or immediately if the module was imported before."""
+"""Runs an action when a module is imported, or immediately if the module has already been imported."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Action = Callable[[types.ModuleType], None]
 def when_imported(module: str, action: Action, after: Sequence[str] = ()) -> Callable[[], None]:
     """Call `action` with a module as soon as the program imports the module.
 
-    The action runs after the thread has finished importing tf_lossscale and all packages that any action waits for, so
-    that imports in the action find no half-initialized modules.
+    The action runs after the current thread has finished importing tf_lossscale and every package that a pending
+    action waits for. Imports in the action therefore never find half-initialized modules.
 
     >>> seen = []
     >>> cancel = when_imported("json.tool", lambda module: seen.append(module.__name__))
@@ -27,8 +27,8 @@ def when_imported(module: str, action: Action, after: Sequence[str] = ()) -> Cal
     >>> cancel()
 
     Args:
-        module: the dotted name, as in `sys.modules`. A file that is imported under another name is another module.
-        action: a function of the module, called once. The import statement raises its errors.
+        module: the dotted name, as in `sys.modules`. The same file under a different name is a different module.
+        action: a function that takes the module. It is called once. The import statement raises its errors.
         after: further modules that must be imported before the action is called, in any order.
 
     Returns:

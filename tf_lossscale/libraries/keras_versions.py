@@ -1,4 +1,4 @@
-"""Imports Keras 2 and Keras 3. The package keras is Keras 2 up to TensorFlow 2.15, and Keras 3 with newer releases."""
+"""Imports Keras 2 and Keras 3. The `keras` package is Keras 2 up to TensorFlow 2.15, and Keras 3 from 2.16 on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def package_of_keras_2() -> str:
     >>> package_of_keras_2()
     'tf_keras'
     """
-    # If the package keras is Keras 2, TensorFlow has imported it.
+    # If the `keras` package is Keras 2, TensorFlow has already imported it.
     loaded = sys.modules.get("keras")
     is_keras_2 = getattr(loaded, "__version__", "").startswith("2.")
     return "keras" if is_keras_2 and not _is_replaced() else "tf_keras"
@@ -47,7 +47,7 @@ def keras_3(module: str = "") -> Any:
         module: the module's dotted name within the package; "" for the package itself.
 
     Raises:
-        ImportError: the installed package keras is Keras 2, or `sys.modules["keras"]` is another package and Keras 3
+        ImportError: the installed `keras` package is Keras 2, or `sys.modules["keras"]` is another package and Keras 3
             cannot be imported alongside it.
     """
     if package_of_keras_2() == "keras":
@@ -58,7 +58,7 @@ def keras_3(module: str = "") -> Any:
 
 
 def _is_replaced() -> bool:
-    """Return whether a program has replaced Keras with another package: `sys.modules["keras"] = tf_keras`."""
+    """Return whether a program has replaced Keras with another package, as in `sys.modules["keras"] = tf_keras`."""
     return getattr(sys.modules.get("keras"), "__name__", "keras") != "keras"
 
 
@@ -66,7 +66,7 @@ def _is_replaced() -> bool:
 def _replaced() -> Any:
     """Import and return Keras 3 even though `sys.modules["keras"]` is another package.
 
-    The import reuses the modules of Keras 3 that TensorFlow has loaded.
+    The import reuses the Keras 3 modules that TensorFlow has already loaded.
     """
     replacement = sys.modules.pop("keras")
     try:
@@ -74,8 +74,8 @@ def _replaced() -> Any:
     except ImportError as error:
         raise ImportError(
             f"This needs Keras 3, but `sys.modules['keras']` is {replacement.__name__}, and Keras 3 cannot be "
-            "imported alongside it. Import tf_lossscale before `sys.modules['keras']` is replaced, or use the "
-            "optimizers of tf_keras."
+            "imported alongside it. Import tf_lossscale before `sys.modules['keras']` is replaced, or use "
+            "tf_keras optimizers."
         ) from error
     finally:
         sys.modules["keras"] = replacement

@@ -14,7 +14,7 @@ def load(module: str, extra: str) -> Any:
 
     Args:
         module: the dotted name to import.
-        extra: the extra of this package that installs the library; "" if there is none.
+        extra: this package's extra that installs the library; "" if there is none.
 
     Returns:
         The module.

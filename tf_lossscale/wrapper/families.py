@@ -18,8 +18,8 @@ class _Row(NamedTuple):
 
     `adapter` is the name of the adapter's module in `adapters/`. An optimizer belongs to the family if one of its base
     classes is named `base`, comes from `library`, and is defined in a module whose name starts with `module`. Names are
-    compared, so that no library has to be imported. `shown` is the family's name in error messages. `wrote` gets a
-    serialized optimizer's module and the keys of its config, and returns whether only this family writes such a config.
+    compared, so that no library has to be imported. `shown` is the family's name in error messages. `wrote` takes
+    a serialized optimizer's module and its config's keys, and returns whether only this family writes such a config.
     """
 
     adapter: str
@@ -122,8 +122,8 @@ def library_in(module: str) -> str:
     """
     package = module.partition(".")[0]
     if package in ("keras", "tf_keras") and keras_versions.package_of_keras_2() == "keras":
-        # If `keras` is Keras 2, the adapters derive from its classes and cannot wrap optimizers of the separate package
-        # tf_keras.
+        # If `keras` is Keras 2, the adapters derive from its classes and cannot wrap optimizers from the separate
+        # `tf_keras` package.
         return "tf_keras" if package == "keras" else _SECOND_KERAS_2
     return package
 
@@ -144,7 +144,7 @@ def load_all(library: str) -> list[type]:
 
 
 def of_config(config: dict[str, Any]) -> type:
-    """Return the wrapper class for an optimizer's config, which is recognized by keys that only one family writes.
+    """Return the wrapper class for an optimizer's config. Config keys that only one family writes identify the family.
 
     >>> of_config({"config": {"is_legacy_optimizer": False}}).__module__
     'tf_lossscale.adapters.tf_keras'
@@ -172,8 +172,8 @@ def keras_of_tensorflow() -> str:
     return library_in(tf.keras.optimizers.Optimizer.__module__)
 
 
-# If tf.keras is Keras 2 as well, optimizers of the package tf_keras are not supported, and `library_in` returns this
-# name for the package.
+# If tf.keras is Keras 2, optimizers from the separate `tf_keras` package are not supported. `library_in` then returns
+# this name for that package.
 _SECOND_KERAS_2 = "tf_keras beside a Keras 2"
 
 #: Maps each Keras library to the name that its modules have in `optimizers/` and in `adapters/`.
@@ -184,8 +184,8 @@ MODULES = {"keras": "keras3", "tf_keras": "tf_keras"}
 # the two would overwrite each other's loss scale in a checkpoint.
 _wrappers: weakref.WeakKeyDictionary[Any, weakref.WeakSet[Any]] = weakref.WeakKeyDictionary()
 
-# Every LossScaleOptimizer, of this package or another library, derives from a class that has one of these names and
-# is defined in one of these packages.
+# Every LossScaleOptimizer class, from this package or another library, derives from a class that has one of these
+# names and is defined in one of these packages.
 _SCALING = ("LossScaleOptimizer", "BaseLossScaleOptimizer", "MixedPrecisionLossScaleOptimizer")
 _SCALING_PACKAGES = ("tf_lossscale.wrapper.", "keras.", "tf_keras.", "tensorflow.")
 
@@ -238,8 +238,8 @@ def adapter_of(inner_optimizer: Any) -> Any:
 def _instead_of_wrapping(wrapper: Any) -> str:
     if getattr(wrapper, "_family_class", None) is not None:
         return "Use it as it is."
-    # The message suggests a new optimizer rather than the wrapper's inner optimizer, because tf_keras's wrapper leaves
-    # variables of its own in the inner optimizer.
+    # The message suggests a new optimizer rather than the wrapper's inner optimizer, because tf_keras's wrapper adds
+    # variables to its inner optimizer, which would remain there.
     inner = type(wrapper.inner_optimizer).__name__ if hasattr(wrapper, "inner_optimizer") else "Adam"
     return (
         f"Wrap a new optimizer: tf_lossscale.LossScaleOptimizer({inner}(...)). If `compile` wrapped it, call "
@@ -248,7 +248,7 @@ def _instead_of_wrapping(wrapper: Any) -> str:
 
 
 def scales_losses(optimizer: Any) -> bool:
-    """Return whether an optimizer is a LossScaleOptimizer of this package or of another library.
+    """Return whether an optimizer is a LossScaleOptimizer from this package or another library.
 
     >>> import tensorflow as tf
     >>> scales_losses(tf.keras.optimizers.SGD())
@@ -261,7 +261,7 @@ def scales_losses(optimizer: Any) -> bool:
 
 
 def is_scaling(cls: Any) -> bool:
-    """Return whether a class is, or derives from, a LossScaleOptimizer of this package or of another library.
+    """Return whether a class is or derives from a LossScaleOptimizer class, from this package or another library.
 
     >>> class MyLossScaleOptimizer: pass
     >>> is_scaling(MyLossScaleOptimizer)
@@ -331,7 +331,7 @@ def is_wrapped(inner_optimizer: Any) -> bool:
 
 
 def release(inner_optimizer: Any) -> None:
-    """Forget the wrapper of an optimizer, so that the optimizer can be wrapped again.
+    """Forget an optimizer's wrapper, so that the optimizer can be wrapped again.
 
     >>> class Optimizer: pass
     >>> release(Optimizer())

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 class Family(abc.ABC):
-    """Base class of adapters between LossScaleOptimizer and an optimizer library. An instance holds one optimizer.
+    """Base class of adapters between LossScaleOptimizer and an optimizer library. Each instance has one optimizer.
 
     Derive a class to support another library. It must define `build`, which creates the optimizer's variables, and
-    `apply`, which applies gradients that are already summed over the replicas. If the optimizer has no attribute
-    `iterations`, the class must also define `count_skipped_step`.
+    `apply`, which applies gradients that are already summed over the replicas. If the optimizer has no
+    `iterations` attribute, the class must also define `count_skipped_step`.
 
     >>> class Descent(Family):
     ...     def build(self, variables):
@@ -46,7 +46,7 @@ class Family(abc.ABC):
         inner: the inner optimizer.
     """
 
-    #: The base class of the family's optimizers. `register_family` requires it.
+    #: The base class of the family's optimizers. `register_family` requires this attribute.
     optimizer_class: type | None = None
     #: Additional base classes of the wrapper. They make it pass the library's `isinstance` checks for optimizers.
     wrapper_bases: tuple[type, ...] = ()
@@ -68,19 +68,19 @@ class Family(abc.ABC):
 
     # Building. --------------------------------------------------------------------------------------------------
 
-    #: Whether slots are created only for variables that have a gradient, as in old checkpoints.
+    #: Whether slots are created only for variables that have a gradient, as legacy and TF1 optimizers do.
     slots_need_gradients = False
 
     @abc.abstractmethod
     def build(self, variables: list[Variable]) -> None:
         """Create those variables of the optimizer that do not exist yet.
 
-        This method is called in every trace. In eager mode it is called in each step whose variables differ from those
-        of the previous step.
+        This method is called in every trace. In eager mode it is called only in steps whose variables differ from the
+        previous step's.
         """
 
     def ensure_built(self, variables: list[Variable]) -> None:
-        """Call `build`. In eager mode without a strategy, do so only if the variables differ from the last call's."""
+        """Call `build`. In eager mode without a strategy, skip it if the previous call had the same variables."""
         remembers = tf.executing_eagerly() and not tf.distribute.has_strategy()
         same = [last() is variable for last, variable in zip(self._built_for, variables)]
         if remembers and len(self._built_for) == len(variables) and all(same):
@@ -106,7 +106,7 @@ class Family(abc.ABC):
     own_aggregation: Callable[..., Any] | None = None
     #: Whether `apply_gradients([])` counts as a finite step. If False, such a call raises an error.
     takes_empty_steps = False
-    #: Whether the optimizers return the operations of an update, which a session of a legacy graph has to run.
+    #: Whether optimizers return their update's operations, which a session has to run in a legacy graph.
     returns_operations = False
     #: Whether the wrapper's `apply` also accepts gradients that `get_unscaled_gradients` returned.
     apply_takes_unscaled = False
@@ -121,7 +121,7 @@ class Family(abc.ABC):
         return list(zip(tape.gradient(loss, tensors_of(variables), grad_loss), variables))
 
     def overwrites(self, variable: Variable) -> bool:
-        """Return whether the optimizer assigns a variable's gradient to it as its new value.
+        """Return whether the optimizer assigns the variable's gradient to the variable as its new value.
 
         Such a gradient does not depend on the loss scale, so it must not be unscaled.
         """
@@ -181,7 +181,7 @@ class Family(abc.ABC):
             return "the optimizer's step hooks are Python functions"
         return None
 
-    #: Names of the optimizer's temporary attributes. Each step sets them before it reads them.
+    #: The names of the optimizer's temporary attributes, which each step sets before it reads them.
     set_in_each_step: tuple[str, ...] = ()
 
     def replica_variables(self) -> Iterable[tuple[Any, str]]:
@@ -207,8 +207,8 @@ class Family(abc.ABC):
         wanted = options_lib.checked(self.inner, given, self.options)
         if wanted and self.is_built:
             raise ValueError(
-                f"`{next(iter(wanted))}` must be set before the inner {type(self.inner).__name__} is built, but it is "
-                "built. Wrap the optimizer before its first step."
+                f"`{next(iter(wanted))}` must be set before the inner {type(self.inner).__name__} is built, but it "
+                "is already built. Wrap the optimizer before its first step."
             )
         return wanted if name is None else {**wanted, self.name_attribute: name}  # type: ignore[dict-item]
 
@@ -220,7 +220,7 @@ class Family(abc.ABC):
     # Configs and copies. ----------------------------------------------------------------------------------------
 
     def config(self) -> Any:
-        """Return the config of the optimizer."""
+        """Return the optimizer's config."""
         raise _without_config(type(self.inner).__name__)
 
     @classmethod
@@ -269,7 +269,7 @@ class Family(abc.ABC):
 
     @staticmethod
     def with_layer_names(objects: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
-        """Add this library's names of layers and weights to the object tree of a checkpoint, and return the tree."""
+        """Add this library's layer and weight names to a checkpoint's object tree, and return the tree."""
         return objects
 
 

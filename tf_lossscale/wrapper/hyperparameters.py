@@ -11,8 +11,8 @@ from tf_lossscale.core.variables import readable
 from tf_lossscale.types import State
 from tf_lossscale.wrapper.parts import Parts
 
-# Hyperparameters that can be read and set on the wrapper, as in TensorFlow 2.4 to 2.8. An optimizer that these versions
-# lack has the hyperparameters of the most similar optimizer.
+# Hyperparameters that can be read and set on the wrapper, as in TensorFlow 2.4 to 2.8. An optimizer that
+# these versions lack has the most similar optimizer's hyperparameters.
 _NAMES = {
     "Adadelta": ("rho",),
     "Adam": ("beta_1", "beta_2"),
@@ -31,7 +31,7 @@ _NAMES = {
 def names(optimizer: object) -> tuple[str, ...]:
     """Return the names of an optimizer's hyperparameters other than the learning rate.
 
-    A user-defined optimizer class can list its hyperparameters in a class attribute `hyperparameter_names`.
+    A user-defined optimizer class can list its hyperparameters in a `hyperparameter_names` class attribute.
 
     >>> class MyAdam:
     ...     hyperparameter_names = ("temperature",)
@@ -39,7 +39,7 @@ def names(optimizer: object) -> tuple[str, ...]:
     ('temperature',)
 
     Args:
-        optimizer: an optimizer object of any library.
+        optimizer: an optimizer from any library.
 
     Returns:
         A tuple of names; empty if the optimizer class is not known and has no `hyperparameter_names`.
@@ -88,8 +88,8 @@ class Delegating(Parts):
         raise AttributeError(f"'LossScaleOptimizer' object has no attribute '{name}'")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # Hyperparameters take precedence over properties, because the wrapper inherits properties with the names of
-        # some hyperparameters from classes of the optimizer library.
+        # Hyperparameters take precedence over properties, because the optimizer library's classes, from which the
+        # wrapper derives, define properties with the names of some hyperparameters.
         if "_optimizer" in vars(self) and self._is_delegated(name):
             self._warn_if_traced(name)
             setattr(self._optimizer, name, value)
@@ -115,7 +115,7 @@ class Delegating(Parts):
         return any(name in vars(cls) for cls in type(self).__mro__ if issubclass(cls, Parts))
 
     def _warn_if_of_inner(self, name: str) -> None:
-        """Warn if the inner optimizer also has this attribute, because its value stays unchanged."""
+        """Warn if the inner optimizer has an attribute of the same name, which keeps its value."""
         if name in vars(self._optimizer) and name not in vars(self):
             logging.warning(
                 "LossScaleOptimizer.%s is set on the wrapper alone, and the inner %s keeps its value. To change the "

@@ -47,7 +47,7 @@ def of_inner(method: Callable[..., Any]) -> Any:
     [3, 2, 1]
 
     Args:
-        method: the method of the library's optimizer class. The result has its name, signature and docstring.
+        method: a method of the inner optimizer's class. The returned method has its name, signature and docstring.
     """
 
     @functools.wraps(method)

@@ -249,7 +249,7 @@ class Observable(Parts):
 
         Raises:
             ValueError: the optimizer was created without `diagnose="exponents"`.
-            RuntimeError: the method is called in a legacy graph without a default session.
+            RuntimeError: the method is called in a legacy graph, and no default session is set.
         """
         exponents = self._counting("count_exponents")
         if not tf.compat.v1.executing_eagerly_outside_functions():
@@ -257,7 +257,7 @@ class Observable(Parts):
         exponents.count_next()
 
     def precision_report(self) -> PrecisionReport:
-        """Report for each variable how much of its gradient vanishes or overflows in float16, and the headroom.
+        """Report each variable's gradient: the shares that vanish and overflow in float16, and the headroom.
 
         The report describes the last step in which gradients were counted. They are counted in the first step, in every
         `diagnose_every`-th step after it, and in the step after a call to `count_exponents`, even if that step is
@@ -294,7 +294,7 @@ class Observable(Parts):
         return precision_report(counts)
 
     def _last_counts(self) -> ExponentCounts | None:
-        """Return the counts of the last step that counted gradients by exponent; None if there is no such step."""
+        """Return the counts from the last step in which gradients were counted; None if there was no such step."""
         return None if self._exponents is None else self._exponents.last()
 
     def _counting(self, method: str) -> Exponents:

@@ -21,7 +21,7 @@ class SharedLossScale(DynamicLossScale):
     """One scale for several optimizers. An overflow in one of them skips all their steps, and lowers the scale once.
 
     Use it for GANs and for models with several losses. Pass the object to each optimizer as
-    `loss_scale_manager`, and take the optimizers' steps inside a block `with shared.together():`
+    `loss_scale_manager`, and take the optimizers' steps inside a `with shared.together():` block.
 
     >>> import tf_lossscale
     >>> shared = tf_lossscale.SharedLossScale(initial_scale=1024)
@@ -61,8 +61,8 @@ class SharedLossScale(DynamicLossScale):
         error, no step is applied.
 
         Yields:
-            The joint step. In a legacy graph, run its attribute `operation` in a session; it is set at the end of the
-            block.
+            The joint step. In a legacy graph, run its `operation` attribute in a session. The attribute is set at the
+            end of the block.
 
         Raises:
             RuntimeError: the block is nested in another `together` block of the same scale.
@@ -152,7 +152,7 @@ class _JointUpdate(Update):
         return [gradient for own in each for gradient in own]
 
     def _with_own(self, gradients: list[Any]) -> list[tuple[Update, list[Any]]]:
-        """Split a list with one element per gradient of all updates into (update, elements of this update) pairs."""
+        """Split a list with one element for each gradient into a pair for each update: the update and its elements."""
         return [(u, gradients[a:b]) for u, a, b in zip(self._updates, [0, *self._ends], self._ends)]
 
     def reduce(self, gradients: list[Any]) -> list[Any]:

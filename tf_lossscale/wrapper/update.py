@@ -73,7 +73,7 @@ class Update(step.Update):
     def _names_to_count(self) -> tuple[str, ...]:
         if any(isinstance(variable, tf.experimental.dtensor.DVariable) for variable in self._variables):
             raise ValueError(
-                "Gradients cannot be counted by exponent on a DTensor mesh, which does not support this. Leave out "
+                "Gradients cannot be counted by exponent on a DTensor mesh. Leave out "
                 'diagnose="exponents", or count in a run without a mesh.'
             )
         return names_of(self._variables)
@@ -121,7 +121,7 @@ class Update(step.Update):
         return self.optimizer._diagnosis.record(names_of(self._variables), applied, gradients, evidence)
 
     def _compiles(self) -> bool:
-        """Return whether to compile the step separately. False if XLA cannot compile it, or compiles its caller."""
+        """Return whether to compile the step separately: not if XLA cannot, or already compiles the caller."""
         if in_xla_context():
             return False
         scale = type(self.optimizer._loss_scale)
