@@ -53,7 +53,7 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         optimizer: the optimizer whose loss scale is shown; None for the model's optimizer.
 
     Raises:
-        TypeError: an argument is of a wrong type.
+        TypeError: an argument has the wrong type.
         ValueError: an argument is out of range.
         ImportError: `log_dir` is given, but TensorBoard is not installed.
     """
