@@ -14,8 +14,8 @@ from typing import Any
 class NotWrappable(TypeError, ValueError):
     """The error for an object that is not an optimizer, or is already a LossScaleOptimizer.
 
-    Up to version 2.3 TensorFlow raised a ValueError, and from version 2.4 on a TypeError. Code that catches either error
-    keeps working.
+    Up to version 2.3 TensorFlow raised a ValueError, and from version 2.4 on a TypeError. Code that catches either of
+    them keeps working.
 
     >>> issubclass(NotWrappable, TypeError), issubclass(NotWrappable, ValueError)
     (True, True)

@@ -54,9 +54,8 @@ def with_layer_names(objects: dict[str, dict[str, str]]) -> dict[str, dict[str, 
     """Return the objects of a checkpoint with Keras 3's names added to those of Keras 2.
 
     Keras 2 names the layers of a functional or sequential model `layer-0`, `layer-1`. Keras 3 keeps them in an
-    `_operations` list. A sequential model has this list in its `_functional` attribute, and it starts with the input
-    layer.
-    Some of Keras 3's layers store the `kernel` weight as `_kernel`.
+    `_operations` list. A sequential model has this list in its `_functional` attribute, and the list starts with the
+    input layer. Some of Keras 3's layers store the `kernel` weight as `_kernel`.
 
     >>> there = with_layer_names({"model": {"layer-0": "dense"}, "dense": {"kernel": "weight"}})
     >>> there["dense"]
