@@ -16,7 +16,7 @@ def layers_of(layer: Any) -> Any:
     'tf_lossscale.layers.keras3'
 
     Args:
-        layer: a Keras 3 or tf_keras layer or model.
+        layer: a Keras 3 or tf_keras layer, or an instance of a class derived from one.
 
     Returns:
         The `keras3` or `tf_keras` module in `tf_lossscale.layers`.

@@ -11,7 +11,7 @@ from tf_lossscale.core import replicas
 from tf_lossscale.libraries import keras_versions
 
 keras = library = keras_versions.keras_3()
-# `keras.src.losses.loss` is a private module. Keras's losses call its `scale_loss_for_distribution` function.
+# `keras.src.losses.loss` is private. Keras's losses call its `scale_loss_for_distribution` function.
 _losses = keras_versions.keras_3("src.losses.loss")
 
 # `layers/tf_keras.py` defines the same names for tf_keras's dtype policies.
@@ -53,9 +53,9 @@ def compile_as_given(model: Any, **arguments: Any) -> None:
 def with_layer_names(objects: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
     """Add Keras 3's names to the objects in a checkpoint that uses Keras 2's names.
 
-    Keras 2 names the layers of a functional or sequential model `layer-0`, `layer-1` and so on. Keras 3 stores the
-    layers in a list, `_operations`. In a sequential model this list belongs to the `_functional` attribute and starts
-    with the input layer. Some Keras 3 layers store the `kernel` weight as `_kernel`.
+    Keras 2 names the layers of a functional or sequential model `layer-0`, `layer-1`. Keras 3 keeps them in an
+    `_operations` list. A sequential model has this list in its `_functional` attribute, and the list starts with the
+    input layer. Some of Keras 3's layers store the `kernel` weight as `_kernel`.
 
     >>> there = with_layer_names({"model": {"layer-0": "dense"}, "dense": {"kernel": "weight"}})
     >>> there["dense"]

@@ -27,7 +27,7 @@ def loss_scale(
         initial_scale: a finite number above 0; None for the default.
         growth_steps: the number of finite steps in a row after which the scale grows; None for the default.
         skip_nonfinite: whether a step with a non-finite gradient is skipped; None for the default.
-        manager: None, or an object with a method `as_loss_scale`, whose result is returned. All other arguments must
+        manager: None, or an object with an `as_loss_scale` method, whose result is returned. All other arguments must
             then have their defaults.
         **rules: the other fields of `Rules`, such as `growth_factor`.
 
@@ -35,7 +35,7 @@ def loss_scale(
         A loss scale.
 
     Raises:
-        TypeError: an argument is of a wrong type.
+        TypeError: an argument has the wrong type.
         ValueError: a value is out of range, or contradicts another argument.
     """
     errors.boolean("dynamic", dynamic, _instead_of(dynamic, initial_scale, growth_steps))
@@ -64,7 +64,7 @@ def loss_scale(
 
 
 def _instead_of(dynamic: Any, initial_scale: Any, growth_steps: Any) -> str:
-    """Return a hint for an argument `dynamic` that is not a bool.
+    """Return a hint for a `dynamic` argument that is not a bool.
 
     Such a call was often written for another LossScaleOptimizer: in this position, TensorFlow 2.3 expects the loss
         scale, and Keras 3 expects the initial scale.
@@ -98,7 +98,9 @@ def _of_manager(manager: Any, alone: bool) -> LossScale:
 
 
 def diagnosis(diagnose: Any, every: Any, loss_scale: LossScale) -> tuple[Diagnosis | None, Exponents | None]:
-    """Return an object that records overflows and one that counts gradients by exponent. An unused one is None.
+    """Return an object that records overflows and an object that counts gradients by exponent.
+
+    An object that is not needed is None.
 
     >>> diagnosis("exponents", 10, FixedLossScale(8))[1].every
     10
@@ -109,7 +111,7 @@ def diagnosis(diagnose: Any, every: Any, loss_scale: LossScale) -> tuple[Diagnos
         loss_scale: the optimizer's loss scale.
 
     Raises:
-        TypeError: an argument is of a wrong type.
+        TypeError: an argument has the wrong type.
         ValueError: an argument is out of range, or `diagnose` is True and the loss scale never skips a step and so
             does not check gradients.
     """

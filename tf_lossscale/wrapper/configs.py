@@ -1,4 +1,4 @@
-"""Write and read the config of a LossScaleOptimizer, and copy a LossScaleOptimizer."""
+"""Writes and reads the config of a LossScaleOptimizer, and copies a LossScaleOptimizer."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Configurable(Parts):
             self._set_state({**state, "loss_scale": self._loss_scale.in_range(state["loss_scale"])})
 
     def get_config(self) -> dict[str, Any]:
-        """Return a config of plain values, from which `from_config` creates the same optimizer.
+        """Return a config of plain values, from which `from_config` creates an equal optimizer.
 
         >>> import tensorflow as tf
         >>> from tf_lossscale import LossScaleOptimizer
@@ -151,7 +151,7 @@ class Configurable(Parts):
 
 
 def _a_model_is_being_saved() -> bool:
-    """Return whether a Keras library is saving or pickling a model: one of its save functions is on the call stack."""
+    """Return whether one of Keras's functions that save or pickle a model is on the call stack."""
     frame: Any = sys._getframe()
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
@@ -172,14 +172,14 @@ def inner_of(config: Any) -> Any:
 
 
 def by_registered_name(config: Any, saving: Any) -> Any:
-    """Replace the class name in an inner optimizer's config by the name that the class is registered under, if any.
+    """Replace the class name in an inner optimizer's config with the name under which the class is registered, if any.
 
     While tf_keras loads an .h5 file or a SavedModel, it looks only at the class name. If a registered class has the
     same name as a built-in optimizer, tf_keras would create the built-in optimizer.
 
     Args:
         config: the inner optimizer's config. An object that is not a dict is returned unchanged.
-        saving: the Keras library's module `saving`, which looks up registered classes.
+        saving: the Keras library's `saving` module, which looks up registered classes.
     """
     name = config.get("registered_name") if isinstance(config, dict) else None
     return {**config, "class_name": name} if name and saving.get_registered_object(name) is not None else config

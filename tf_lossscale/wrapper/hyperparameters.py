@@ -134,7 +134,7 @@ class Delegating(Parts):
     # Private methods of legacy optimizers that existing user code calls on the wrapper.
 
     def _decayed_lr(self, var_dtype: Any) -> Any:
-        """Return the learning rate of the next step, which a schedule may determine."""
+        """Return the learning rate for the next step, which a schedule may determine."""
         return tf.cast(self._optimizer.learning_rate, var_dtype)
 
     def _get_hyper(self, name: str, dtype: Any = None) -> Any:

@@ -79,7 +79,7 @@ def wrapper_class(family: Any) -> type:
     """
     bases: list[type] = [LossScaleOptimizer]
     if issubclass(family.optimizer_class, tf.__internal__.tracking.Trackable):
-        # This mixin saves the inner optimizer's attributes in checkpoints and SavedModels as the wrapper's attributes.
+        # With this mixin, checkpoints and SavedModels store the inner optimizer's attributes as the wrapper's.
         bases.append(tf.__internal__.tracking.DelegatingTrackableMixin)
     names = {"_family_class": family, "__module__": family.__module__, "__doc__": family.__doc__}
     return type("LossScaleOptimizer", (*bases, *family.wrapper_bases), names)

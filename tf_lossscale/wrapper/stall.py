@@ -29,7 +29,7 @@ class Stall:
         action: "warn", "raise", or a function that takes the optimizer.
 
     Raises:
-        ValueError: `action` is neither "warn" nor "raise" nor callable.
+        ValueError: `action` has any other value.
     """
 
     def __init__(self, action: str | Callable[[Any], Any]):
