@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-# Maps each public name to its module. A module is imported when one of its names is first used, so that importing this
-# package is cheap.
+# Maps each public name to the module that defines it. The module is imported when the name is first used, so importing
+# this package is cheap.
 _HOMES = {
     "DynamicLossScale": "tf_lossscale.core.state",
     "Family": "tf_lossscale.wrapper.family",

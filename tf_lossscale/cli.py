@@ -1,4 +1,4 @@
-"""The `tf-lossscale` command: finds the module of a subcommand and runs it."""
+"""The `tf-lossscale` command: finds the subcommand's module and runs it."""
 
 from __future__ import annotations
 

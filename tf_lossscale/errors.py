@@ -1,4 +1,4 @@
-"""Checks arguments and raises errors with consistent messages.
+"""Checks arguments, and raises errors with consistent messages.
 
 Every message names the argument, the value it got, what is allowed, and what to do.
 The errors are built-in exceptions, so that existing ``except ValueError`` code keeps working.
@@ -47,7 +47,7 @@ def positive_number(name: str, value: Any, remedy: str) -> float:
 
 
 def whole_number(name: str, value: Any, remedy: str, least: int = 1) -> int:
-    """Return `value` as an int. Raise an error if it is not a whole number of at least `least`.
+    """Return `value` as an int. Raise an error if it is not a whole number or is less than `least`.
 
     >>> whole_number("dynamic_growth_steps", 2000.0, "Pass 2000.")
     2000
@@ -67,7 +67,7 @@ def whole_number(name: str, value: Any, remedy: str, least: int = 1) -> int:
     """
     number = _as_float(name, value, remedy)
     if isinstance(value, numbers.Integral):
-        # `number` is a float, which may be rounded, so `value` itself is converted.
+        # Convert the argument itself, because `number` is a float and may have been rounded.
         whole = int(value)
     elif math.isfinite(number) and number == int(number):
         whole = int(number)
@@ -105,7 +105,7 @@ def boolean(name: str, value: Any, remedy: str) -> bool:
 
 
 FLOAT32_MAX = 3.4028234663852886e38
-# In float32 this number and all smaller positive numbers are rounded to zero.
+# 2**-150 and all smaller positive numbers are rounded to zero in float32.
 FLOAT32_ZERO = 2.0**-150
 
 

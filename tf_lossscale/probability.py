@@ -70,7 +70,7 @@ def minimize(
         name: a name for the operations.
 
     Returns:
-        The results of `trace_fn` in all steps, stacked; by default the losses, in the dtype of the loss.
+        The results of `trace_fn` from all steps, stacked; by default the losses, in the dtype of the loss.
 
     Raises:
         TypeError: `optimizer` is not a LossScaleOptimizer, or the loss does not have a floating-point dtype.
@@ -143,7 +143,7 @@ def fit_surrogate_posterior(
         name: a name for the operations.
 
     Returns:
-        The results of `trace_fn` in all steps, stacked; by default the losses.
+        The results of `trace_fn` from all steps, stacked; by default the losses.
 
     Raises:
         TypeError: `optimizer` is not a LossScaleOptimizer, or the loss does not have a floating-point dtype.

@@ -10,8 +10,8 @@ from typing import Any
 from tf_lossscale.libraries import import_hooks
 from tf_lossscale.wrapper import families
 
-# Maps each Keras library to the (package, class name) pairs that occur in saved files. Each pair is mapped to a module:
-# importing it registers the class.
+# For each Keras library, maps the (package, class name) pairs that occur in saved files to modules. Each module
+# registers its class when it is imported.
 _REGISTERED = {
     "keras": {
         ("tf_lossscale", "LossScaleOptimizer"): "tf_lossscale.adapters.keras3",
@@ -31,7 +31,7 @@ _REGISTERED = {
 
 
 def register_when_imported() -> None:
-    """Register this package's classes with Keras 3 and tf_keras as soon as each library is imported.
+    """Register this package's classes with Keras 3 and tf_keras as soon as either library is imported.
 
     >>> register_when_imported()
     """
@@ -40,7 +40,7 @@ def register_when_imported() -> None:
 
 
 def _register(library: types.ModuleType) -> None:
-    # A program may have stored tf_keras as `sys.modules["keras"]`, so the library is identified by its own `__name__`.
+    # Use the module's own name, because a program may have stored tf_keras as `sys.modules["keras"]`.
     name = families.library_in(library.__name__)
     for (package, class_name), module in _REGISTERED.get(name, {}).items():
         if module not in sys.modules:

@@ -17,7 +17,7 @@ Scalar: TypeAlias = "float | np.generic | tf.Tensor"
 #: A value that TensorFlow converts to a tensor.
 TensorLike: TypeAlias = "Scalar | np.ndarray[Any, Any] | Sequence[TensorLike]"
 
-#: A dtype's name, or a TensorFlow or NumPy dtype.
+#: A dtype: its name, or a TensorFlow or NumPy dtype object.
 DType: TypeAlias = "str | tf.DType | np.dtype[Any] | type[np.generic]"
 
 #: The gradient of one variable; None if the loss does not depend on the variable.
@@ -70,7 +70,7 @@ Loss: TypeAlias = "tf.Tensor | Callable[[], tf.Tensor]"
 #: A variable, a sequence of variables, or a function that returns either.
 Variables: TypeAlias = "Variable | Iterable[Variable] | Callable[[], Variable | Iterable[Variable]]"
 
-# Type variables for functions that return a value of the same type as an argument.
+# Type variables for functions whose result has the type or structure of an argument.
 Same = TypeVar("Same")
 SameFunction = TypeVar("SameFunction", bound=Callable[..., Any])
 SameGradient = TypeVar("SameGradient", bound="Gradient")

@@ -8,13 +8,13 @@ import pathlib
 import re
 from collections.abc import Iterator
 
-# Matches the names of operations in TensorFlow's error messages. They are removed, because they do not help users.
+# Matches operation names in TensorFlow's error messages. They are removed because they do not help a user.
 _NODES = re.compile(r"\{\{.*?\}\} | \[Op:\w+\]")
 
 
 @contextlib.contextmanager
 def whole_file(path: pathlib.Path, mode: int | None = None) -> Iterator[pathlib.Path]:
-    """Yield the path of a temporary file. At the end it replaces the file at `path`; after an error it is deleted.
+    """Yield the path of a temporary file. It replaces the file at `path`, or is deleted after an error.
 
     >>> import tempfile
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "state.json"
@@ -55,7 +55,7 @@ def whole_file(path: pathlib.Path, mode: int | None = None) -> Iterator[pathlib.
 
 @contextlib.contextmanager
 def checkpoint_errors_are_os_errors() -> Iterator[None]:
-    """Convert TensorFlow's file errors to OSError, which the command line prints without a traceback.
+    """Convert TensorFlow's file errors to OSError, which the `tf-lossscale` commands report.
 
     >>> import tensorflow as tf
     >>> try:
@@ -77,7 +77,7 @@ def checkpoint_errors_are_os_errors() -> Iterator[None]:
 
 
 def name_latest_checkpoint(folder: pathlib.Path, name: str) -> None:
-    """Write the file `checkpoint`, in which `tf.train.latest_checkpoint` finds the name of the latest checkpoint.
+    """Write the `checkpoint` file, in which `tf.train.latest_checkpoint` finds the name of the latest checkpoint.
 
     >>> import tempfile
     >>> folder = pathlib.Path(tempfile.mkdtemp())

@@ -89,7 +89,7 @@ def with_layer_names(objects: dict[str, dict[str, str]]) -> dict[str, dict[str, 
 
 
 def rename_metric(metric: Any, name: str) -> None:
-    """Set the name of a metric object.
+    """Set the name of a metric.
 
     >>> metric = keras.metrics.Mean()
     >>> rename_metric(metric, "Error")
@@ -128,7 +128,7 @@ def noting_divided_losses() -> Iterator[list[bool]]:
         A list that stays empty until Keras divides a loss.
     """
     divided: list[bool] = []
-    # Older versions of Keras 3 do not divide losses by the number of replicas.
+    # Older versions of Keras 3 lack this function and do not divide losses by the number of replicas.
     divide = getattr(_losses, "scale_loss_for_distribution", lambda loss: loss)
 
     def noting(loss: Any) -> Any:

@@ -71,7 +71,7 @@ def compile_as_given(model: Any, **arguments: Any) -> None:
 
 
 def rename_metric(metric: Any, name: str) -> None:
-    """Set the name of a metric object.
+    """Set the name of a metric.
 
     >>> metric = tf_keras.metrics.Mean()
     >>> rename_metric(metric, "Error")

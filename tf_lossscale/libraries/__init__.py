@@ -1,1 +1,1 @@
-"""Access to other libraries: optional imports, the versions of Keras, and import hooks."""
+"""Access to other libraries: optional imports, Keras 2 and Keras 3, and import hooks."""

@@ -1,4 +1,4 @@
-"""Runs an action when a module is imported, or immediately if the module is already imported."""
+"""Runs an action when a module is imported, or immediately if the module has already been imported."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Action = Callable[[types.ModuleType], None]
 def when_imported(module: str, action: Action, after: Sequence[str] = ()) -> Callable[[], None]:
     """Call `action` with a module once the program has imported the module.
 
-    The action runs when the importing thread has finished importing tf_lossscale and all packages that any pending
-    action waits for. Otherwise, imports in the action could find half-initialized modules.
+    The action runs after the current thread has finished importing tf_lossscale and every package that a pending
+    action waits for. Imports in the action therefore never find half-initialized modules.
 
     >>> seen = []
     >>> cancel = when_imported("json.tool", lambda module: seen.append(module.__name__))

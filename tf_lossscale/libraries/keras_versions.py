@@ -75,7 +75,7 @@ def _replaced() -> Any:
         raise ImportError(
             f"This needs Keras 3, but `sys.modules['keras']` is {replacement.__name__}, and Keras 3 cannot be "
             "imported alongside it. Import tf_lossscale before `sys.modules['keras']` is replaced, or use "
-            "tf_keras's optimizers."
+            "tf_keras optimizers."
         ) from error
     finally:
         sys.modules["keras"] = replacement

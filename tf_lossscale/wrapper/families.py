@@ -18,8 +18,8 @@ class _Row(NamedTuple):
 
     `adapter` is the name of the adapter's module in `adapters/`. An optimizer belongs to the family if one of its base
     classes is named `base`, comes from `library`, and is defined in a module whose name starts with `module`. Names are
-    compared, so that no library has to be imported. `shown` is the family's name in error messages. `wrote` gets a
-    serialized optimizer's module and the keys of its config, and returns whether only this family writes such a config.
+    compared, so that no library has to be imported. `shown` is the family's name in error messages. `wrote` takes
+    a serialized optimizer's module and its config's keys, and returns whether only this family writes such a config.
     """
 
     adapter: str
@@ -52,7 +52,7 @@ _FAMILIES = [
 
 
 def adapter_for(optimizer: Any) -> type | None:
-    """Return the wrapper class for an optimizer, or None if the optimizer belongs to no known family.
+    """Return the wrapper class for an optimizer. If the optimizer belongs to no known family, return None.
 
     >>> adapter_for(3) is None
     True
@@ -74,7 +74,7 @@ def adapter_for(optimizer: Any) -> type | None:
 
 
 def of(optimizer: Any) -> Any:
-    """Return an optimizer's `Family` object, or None if the optimizer belongs to no known family.
+    """Return an optimizer's `Family` object. If the optimizer belongs to no known family, return None.
 
     >>> import tensorflow as tf
     >>> of(tf.keras.optimizers.SGD(0.5)).optimizers_name
@@ -186,8 +186,8 @@ MODULES = {"keras": "keras3", "tf_keras": "tf_keras"}
 # the two would overwrite each other's loss scale in a checkpoint.
 _wrappers: weakref.WeakKeyDictionary[Any, weakref.WeakSet[Any]] = weakref.WeakKeyDictionary()
 
-# Every LossScaleOptimizer, from this package or from another library, derives from a class that has one of these names
-# and is defined in one of these packages.
+# Every LossScaleOptimizer class, from this package or another library, derives from a class that has one of these
+# names and is defined in one of these packages.
 _SCALING = ("LossScaleOptimizer", "BaseLossScaleOptimizer", "MixedPrecisionLossScaleOptimizer")
 _SCALING_PACKAGES = ("tf_lossscale.wrapper.", "keras.", "tf_keras.", "tensorflow.")
 
@@ -240,8 +240,8 @@ def adapter_of(inner_optimizer: Any) -> Any:
 def _instead_of_wrapping(wrapper: Any) -> str:
     if getattr(wrapper, "_family_class", None) is not None:
         return "Use it as it is."
-    # The message suggests a new optimizer rather than the wrapper's inner optimizer, because tf_keras's wrapper has
-    # added its own variables to the inner optimizer.
+    # The message suggests a new optimizer rather than the wrapper's inner optimizer, because tf_keras's wrapper adds
+    # variables to its inner optimizer, which would remain there.
     inner = type(wrapper.inner_optimizer).__name__ if hasattr(wrapper, "inner_optimizer") else "Adam"
     return (
         f"Wrap a new optimizer: tf_lossscale.LossScaleOptimizer({inner}(...)). If `compile` wrapped it, call "

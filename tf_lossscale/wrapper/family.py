@@ -46,7 +46,7 @@ class Family(abc.ABC):
         inner: the inner optimizer.
     """
 
-    #: The base class of the family's optimizers. `register_family` requires it.
+    #: The base class of the family's optimizers. `register_family` requires this attribute.
     optimizer_class: type | None = None
     #: Additional base classes of the wrapper class. With them, wrappers pass the library's `isinstance` checks.
     wrapper_bases: tuple[type, ...] = ()
@@ -68,7 +68,7 @@ class Family(abc.ABC):
 
     # Building. --------------------------------------------------------------------------------------------------
 
-    #: Whether slots are created only for variables that have a gradient. Old checkpoints contain only these slots.
+    #: Whether slots are created only for variables that have a gradient, as legacy and TF1 optimizers do.
     slots_need_gradients = False
 
     @abc.abstractmethod
@@ -94,7 +94,7 @@ class Family(abc.ABC):
         return False
 
     def known_variables(self) -> list[Variable] | None:
-        """Return the variables that the optimizer was built for; None if the optimizer does not store them."""
+        """Return the variables that the optimizer was built for. If the optimizer does not store them, return None."""
         return None
 
     # Gradients. -------------------------------------------------------------------------------------------------
@@ -176,12 +176,12 @@ class Family(abc.ABC):
         return None
 
     def obstacle(self) -> str | None:
-        """Return the reason why XLA cannot compile the optimizer's update; None if no reason is known."""
+        """Return the reason why XLA cannot compile the optimizer's update. If no reason is known, return None."""
         if getattr(self.inner, "has_step_hooks", False):
             return "the optimizer's step hooks are Python functions"
         return None
 
-    #: Names of the optimizer's temporary attributes. Each step sets them before it reads them.
+    #: The names of the optimizer's temporary attributes, which each step sets before it reads them.
     set_in_each_step: tuple[str, ...] = ()
 
     def replica_variables(self) -> Iterable[tuple[Any, str]]:
@@ -207,8 +207,8 @@ class Family(abc.ABC):
         wanted = options_lib.checked(self.inner, given, self.options)
         if wanted and self.is_built:
             raise ValueError(
-                f"`{next(iter(wanted))}` must be set before the inner {type(self.inner).__name__} is built, but it is "
-                "already built. Wrap the optimizer before its first step."
+                f"`{next(iter(wanted))}` must be set before the inner {type(self.inner).__name__} is built, but it "
+                "is already built. Wrap the optimizer before its first step."
             )
         return wanted if name is None else {**wanted, self.name_attribute: name}  # type: ignore[dict-item]
 
@@ -251,7 +251,7 @@ class Family(abc.ABC):
     nadam_product = ("_u_product", 1.0)
 
     def slot(self, variable: Any, name: str, attribute: str) -> Any:
-        """Return a variable's slot, or None if the slot does not exist.
+        """Return a variable's slot. If the slot does not exist, return None.
 
         `name` is the slot's name in TensorFlow 2. `attribute` is the name of the attribute in which Keras 3 stores the
         list of these slots, one for each variable.
@@ -271,12 +271,12 @@ class Family(abc.ABC):
 
     @staticmethod
     def with_layer_names(objects: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
-        """Add this library's names of layers and weights to a checkpoint's object tree, and return the tree."""
+        """Add this library's layer and weight names to a checkpoint's object tree, and return the tree."""
         return objects
 
 
 def require_answers(family: type, missing: Collection[str], optimizers: str) -> None:
-    """Raise an error if a family class does not define methods that its optimizers need.
+    """Raise an error if a family class lacks methods that its optimizers need.
 
     >>> require_answers(Family, [], "optimizers of class SGD")
 

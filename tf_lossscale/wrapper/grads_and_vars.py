@@ -1,4 +1,4 @@
-"""Checks and conversions of gradients and variables that callers pass."""
+"""Checks and converts the gradients and variables that callers pass."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def require_fitting(gradients: list[Any], variables: list[Any]) -> None:
 
 
 def _require_strategy_of(variables: list[Any]) -> None:
-    """Raise if a variable has copies on several replicas, but no strategy is in use to update all of them."""
+    """Raise an error if a variable has copies on several replicas, but no strategy is in use to update all copies."""
     if tf.distribute.has_strategy():
         return
     for variable in variables:
@@ -211,7 +211,7 @@ def _is_one(var_list: Any) -> bool:
 
 
 def names_of(variables: list[Any]) -> tuple[str, ...]:
-    """Return a unique name for each variable, for reports. A `keras.Variable` is named by its path.
+    """Return a unique name for each variable, for reports. The name of a `keras.Variable` is its path.
 
     >>> names_of([tf.Variable(1.0), tf.Variable(2.0), tf.keras.Variable(1.0, name="kernel")])
     ('Variable', 'Variable_1', 'kernel')

@@ -88,8 +88,8 @@ class Delegating(Parts):
         raise AttributeError(f"'LossScaleOptimizer' object has no attribute '{name}'")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # Hyperparameters are set before properties are considered: the optimizer library's base classes define
-        # properties that have the same names as some hyperparameters.
+        # Hyperparameters take precedence over properties, because the optimizer library's classes, from which the
+        # wrapper derives, define properties with the names of some hyperparameters.
         if "_optimizer" in vars(self) and self._is_delegated(name):
             self._warn_if_traced(name)
             setattr(self._optimizer, name, value)

@@ -108,7 +108,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         backoff_factor: the factor by which the scale is multiplied after an overflow.
         hysteresis: the number of overflows after which the scale is lowered.
         min_scale: the value below which the scale is never lowered.
-        max_scale: the value above which the scale never grows; None for the maximum of float32.
+        max_scale: the value above which the scale never grows; The default is the largest float32 number.
         on_stall: what to do when training stalls, which means that 100 steps in a row were skipped: "warn", "raise",
             or a function that takes the optimizer. "raise" raises a FloatingPointError in eager mode and an
             InvalidArgumentError in a graph. Each stall is reported once: in the 100th skipped step in eager mode, and
@@ -131,8 +131,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             `loss_scale_factor` and `gradient_accumulation_steps`.
 
     Raises:
-        TypeError: `inner_optimizer` belongs to no known family or is a LossScaleOptimizer, or an argument has the
-            wrong type.
+        TypeError: `inner_optimizer` belongs to no known family or is a LossScaleOptimizer, or an argument has the wrong
+            type.
         ValueError: `inner_optimizer` is already wrapped, or an argument is out of range, contradicts the inner
             optimizer, or is not supported by its family.
 
@@ -530,7 +530,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         Args:
             loss: a function that returns the loss, or a loss tensor together with its tape.
             var_list: a variable, a list of them, or a function that returns one of these.
-            grad_loss: the gradient of the final objective with respect to the loss; None for ones.
+            grad_loss: the gradient of the final objective with respect to the loss. By default it is 1.
             tape: the tape that recorded the loss; required if `loss` is a tensor.
 
         Returns:
@@ -576,7 +576,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         Args:
             loss: a function that returns the loss, or a loss tensor together with its tape.
             var_list: a variable, a list of them, or a function that returns one of these.
-            grad_loss: the gradient of the final objective with respect to the loss; None for ones.
+            grad_loss: the gradient of the final objective with respect to the loss. By default it is 1.
             name: ignored; accepted for compatibility with other optimizers.
             tape: the tape that recorded the loss; required if `loss` is a tensor.
             **kwargs: passed to the inner optimizer.
@@ -658,7 +658,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     @property
     def dynamic_counter(self) -> tf.Variable | None:
-        """The number of finite steps since the scale last changed, as an int64 variable; None if the scale is fixed."""
+        """The number of finite steps since the scale last changed, an int64 variable; None if the scale is fixed."""
         return self._loss_scale.good_steps if self.dynamic else None
 
     @property

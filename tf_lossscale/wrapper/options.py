@@ -1,10 +1,10 @@
-"""Arguments of Keras's optimizers that the wrapper accepts and sets on the inner optimizer."""
+"""The arguments of Keras's optimizers that the wrapper also accepts, and sets on the inner optimizer."""
 
 from __future__ import annotations
 
 from typing import Any
 
-# Constructor arguments of Keras 3's optimizers, with their defaults. An argument at its default counts as not set.
+# Constructor arguments of Keras 3 optimizers and their defaults. An argument equal to its default counts as not set.
 DEFAULTS = {
     "name": None,
     "weight_decay": None,
@@ -17,7 +17,7 @@ DEFAULTS = {
     "loss_scale_factor": None,
     "gradient_accumulation_steps": None,
 }
-# Maps keywords of other loss scalers to the equivalent arguments of `LossScaleOptimizer`, for error messages.
+# Maps other loss scalers' keywords to the equivalent arguments of `LossScaleOptimizer`, for error messages.
 _ELSEWHERE = {
     "loss_scale": "initial_scale, with dynamic=False for a fixed scale",
     "init_scale": "initial_scale",
@@ -45,7 +45,7 @@ def take_name(given: dict[str, Any]) -> str | None:
         given: the keyword arguments of a constructor. The `name` key is removed.
 
     Returns:
-        The name, or None if the dict has no name.
+        The name. If the dict has no name, None.
 
     Raises:
         TypeError: the name is not a string.
@@ -57,7 +57,7 @@ def take_name(given: dict[str, Any]) -> str | None:
 
 
 def checked(inner: Any, given: dict[str, Any], supported: tuple[str, ...]) -> dict[str, Any]:
-    """Check options of Keras's optimizers, and return those that must be set on the inner optimizer.
+    """Check the options for a Keras optimizer, and return the options to set on the inner optimizer.
 
     >>> import tensorflow as tf
     >>> checked(tf.keras.optimizers.SGD(), {"clipnorm": 1.0, "use_ema": False}, ("clipnorm", "use_ema"))

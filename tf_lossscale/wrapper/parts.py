@@ -21,8 +21,7 @@ class Parts:
     True
     """
 
-    #: The `Family` class for the optimizers that this wrapper class wraps; None in a class that is not specific to a
-    #: family.
+    #: The `Family` class for the optimizers that this wrapper class wraps. Base classes for all families have None.
     _family_class: type[Family] | None = None
 
     _optimizer: Any
@@ -47,7 +46,7 @@ def of_inner(method: Callable[..., Any]) -> Any:
     [3, 2, 1]
 
     Args:
-        method: the method of the library's optimizer class. The result has its name, signature and docstring.
+        method: a method of the inner optimizer's class. The returned method has its name, signature and docstring.
     """
 
     @functools.wraps(method)

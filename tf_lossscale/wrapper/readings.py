@@ -105,7 +105,7 @@ class Observable(Parts):
 
     @property
     def gradient_norm(self) -> tf.Variable | None:
-        """The global norm of the last step's unscaled gradients, as a float32 variable; None without `diagnose=True`.
+        """The global norm of the last step's unscaled gradients, a float32 variable; None without `diagnose=True`.
 
         The gradients are summed over the replicas, and the inner optimizer has not clipped them yet. The norm is
         infinite or NaN if the step was skipped.
@@ -249,7 +249,7 @@ class Observable(Parts):
 
         Raises:
             ValueError: the optimizer was created without `diagnose="exponents"`.
-            RuntimeError: the method is called in a legacy graph without a default session.
+            RuntimeError: the method is called in a legacy graph, and no default session is set.
         """
         exponents = self._counting("count_exponents")
         if not tf.compat.v1.executing_eagerly_outside_functions():
@@ -297,7 +297,7 @@ class Observable(Parts):
         return precision_report(counts)
 
     def _last_counts(self) -> ExponentCounts | None:
-        """Return the counts of the last step in which gradients were counted by exponent; None if there is none."""
+        """Return the counts of the last step that counted gradients by exponent. If there is none, return None."""
         return None if self._exponents is None else self._exponents.last()
 
     def _counting(self, method: str) -> Exponents:

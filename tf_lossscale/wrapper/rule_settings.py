@@ -16,7 +16,7 @@ _FIELDS = {"dynamic_growth_steps": "growth_steps", **{name: name for name in KEY
 
 
 def setting(field: str, doc: str) -> Any:
-    """Return a read-only property for a field of `Rules`. The property is None if the scale is fixed.
+    """Return a read-only property for a field of `Rules`. The property's value is None if the scale is fixed.
 
     >>> setting("growth_factor", "The factor by which the scale grows.").__doc__
     'The factor by which the scale grows.'
@@ -37,7 +37,7 @@ def setting(field: str, doc: str) -> Any:
 
 
 def change(scale: LossScale, **changes: Any) -> None:
-    """Change the rules of a loss scale. If an argument is invalid, raise and change nothing.
+    """Change the rules of a loss scale. If an argument is invalid, raise an error and change nothing.
 
     Args:
         scale: a dynamic loss scale.
@@ -48,7 +48,8 @@ def change(scale: LossScale, **changes: Any) -> None:
         raise TypeError(f"change_rules() takes {', '.join(_FIELDS)}, but got: {unknown[0] if unknown else 'nothing'}.")
     names = ", ".join(f"`{name}`" for name in changes)
     rules = vars(scale).get("rules")
-    # A loss scale or manager with an older API stores no `Rules` object. Its rules are computed from its attributes.
+    # A loss scale or manager with an older API has no `Rules` object to change. Its rules are computed from its
+    # attributes.
     if type(rules) is not Rules:
         raise ValueError(
             f"{names} cannot be changed, because {type(scale).__name__} has no such rule. Make a new "

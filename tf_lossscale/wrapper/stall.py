@@ -29,7 +29,7 @@ class Stall:
         action: "warn", "raise", or a function that takes the optimizer.
 
     Raises:
-        ValueError: `action` is none of these.
+        ValueError: `action` has any other value.
     """
 
     def __init__(self, action: str | Callable[[Any], Any]):
@@ -53,7 +53,7 @@ class Stall:
         """Check for a stall in eager mode, and report it. The check reads variables, and so waits for the device.
 
         Args:
-            optimizer: the LossScaleOptimizer. The method does nothing if the loss scale's `lowest` attribute is None.
+            optimizer: the LossScaleOptimizer. The method does nothing if its loss scale's `lowest` attribute is None.
 
         Raises:
             FloatingPointError: training has stalled, and the action is "raise".
@@ -69,7 +69,7 @@ class Stall:
             self._react(optimizer, in_a_row)
 
     def report_in_graph(self, optimizer: Any) -> list[Any]:
-        """Add operations to a graph that report a stall in the steps before the current one.
+        """Add operations to a graph that report whether training had stalled before this step.
 
         Call this method in the branch that skips a step. In eager mode and under XLA, the method only resets the flag
         that marks a stall as reported: eager steps call `report` when they end, and code compiled by XLA cannot print.
