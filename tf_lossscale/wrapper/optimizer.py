@@ -1,4 +1,4 @@
-"""LossScaleOptimizer, the public class, with everything that does not depend on the optimizer family."""
+"""The public LossScaleOptimizer class: everything that does not depend on the optimizer family."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     0.75
 
     Args:
-        inner_optimizer: the optimizer that updates the variables, for example of Keras 3 (`tf.keras.optimizers`),
+        inner_optimizer: the optimizer that updates the variables, for example from Keras 3 (`tf.keras.optimizers`),
             `tf_keras.optimizers` or `tf_keras.optimizers.legacy`.
         dynamic: whether the scale changes during training. Keep it True unless you know a scale that is right for the
             whole training. If False, the scale stays at `initial_scale`, and no step is skipped unless
@@ -109,7 +109,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         hysteresis: the number of overflows after which the scale is lowered.
         min_scale: the value below which the scale is never lowered.
         max_scale: the value above which the scale never grows; None for the maximum of float32.
-        on_stall: the reaction to a stall, which means 100 skipped steps in a row: "warn", "raise", or a function that
+        on_stall: what happens in a stall, which means 100 skipped steps in a row: "warn", "raise", or a function that
             is called with the optimizer. "raise" raises a FloatingPointError in eager mode and an
             InvalidArgumentError in a graph. Each stall is reported once: in the 100th skipped step in eager mode, and
             in the 101st in a graph. If XLA compiles the step, the stall is reported when `loss_scale` or `state()` is
@@ -142,8 +142,9 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     __signature__ = _SignatureOfInit()
 
-    # A call creates an instance of the wrapper class for the inner optimizer's library, or of a class that is derived
-    # from this class and from that wrapper class. The wrapper classes set `_family_class`.
+    # Calling LossScaleOptimizer creates an instance of the wrapper class for the inner optimizer's library. Calling a
+    # user-defined subclass creates an instance of a class derived from the subclass and the wrapper class. The wrapper
+    # classes set `_family_class`.
     def __new__(cls, inner_optimizer: Any = None, *args: Any, **kwargs: Any) -> LossScaleOptimizer:
         del args, kwargs
         this: Any = cls
@@ -193,8 +194,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         compiled_steps = arguments.compiled_steps(jit_compile)
         family = adapter._family_class(inner_optimizer)
         chosen = family.checked_options(kwargs)
-        # If the constructor raises, the inner optimizer must be unchanged. `_save_scale_with_inner` can raise, but only
-        # before it changes the inner optimizer. No later statement raises.
+        # If the constructor raises an error, the inner optimizer must be unchanged. `_save_scale_with_inner` can raise
+        # an error, but only before it changes the inner optimizer. The statements after it cannot raise errors.
         self.__dict__.update(
             _optimizer=inner_optimizer,
             _family=family,
@@ -244,7 +245,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
         children: dict[str, Any] = super()._trackable_children(save_type, **kwargs)  # type: ignore[misc]
-        # The variables of the diagnosis are left out of checkpoints, to keep TensorFlow's original checkpoint format.
+        # The variables of the diagnostics are left out of checkpoints, to keep TensorFlow's original checkpoint format.
         if save_type == "checkpoint":
             return children
         counting = {"diagnosis": self._diagnosis, "exponents": self._exponents}
@@ -333,9 +334,9 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     @do_not_convert
     def get_unscaled_gradients(self, grads: Iterable[SameGradient]) -> list[SameGradient]:
-        """Divide gradients by the loss scale. The gradients must be those of a loss from `get_scaled_loss`.
+        """Divide the gradients of a loss from `get_scaled_loss` by the loss scale.
 
-        `minimize` and Keras's `fit` call both methods themselves.
+        `minimize` and Keras's `fit` call `get_scaled_loss` and this method themselves.
 
         >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8)
         >>> [g.numpy().item() for g in optimizer.get_unscaled_gradients([tf.constant(16.0)])]
@@ -393,7 +394,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         return cast("SameFunction", scaled)
 
     def _factor(self) -> tf.Tensor:
-        """Return the factor for the loss, a float32 scalar: the loss scale times `loss_scale_factor`, if it is set."""
+        """Return the loss scale, multiplied by `loss_scale_factor` if that is set, as a float32 scalar."""
         factor = self._family.loss_scale_factor
         return self._loss_scale() if factor is None else self._loss_scale() * factor
 
@@ -496,7 +497,6 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         self._step(Update(self, grads, variables, scaled, aggregate=True, keywords={}))
 
     def _step(self, update: Update) -> Any:
-        """Take the step, and return the result of `apply_gradients`."""
         scale = self._loss_scale
         # A SharedLossScale defers this step, and later takes it together with the steps of the other optimizers that
         # share the scale.
@@ -594,13 +594,13 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         self, loss: Any, var_list: Any, grad_loss: Any = None, tape: tf.GradientTape | None = None
     ) -> list[tuple[Any, Any]]:
         """Call `compute_gradients`. In legacy optimizers, `minimize` calls this method, and subclasses override it."""
-        # A user's `compute_gradients` may have no argument `grad_loss`.
+        # A user-defined `compute_gradients` may have no `grad_loss` argument.
         keywords = {} if grad_loss is None else {"grad_loss": grad_loss}
         return self.compute_gradients(loss, var_list, tape=tape, **keywords)
 
     @do_not_convert
     def get_gradients(self, loss: tf.Tensor, params: list[Variable]) -> list[Gradient]:
-        """Return the unscaled gradients of a loss. For legacy graphs only, in which no gradient tape is needed.
+        """Return the unscaled gradients of a loss in a legacy graph, where no gradient tape is needed.
 
         >>> with tf.Graph().as_default():
         ...     weight = tf.Variable(1.0)
@@ -725,7 +725,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     @property
     def variables(self) -> CallableList:
-        """The inner optimizer's variables, then those of the loss scale. `variables()` returns the same list."""
+        """The inner optimizer's variables, then the loss scale's variables. `variables()` returns the same list."""
         return CallableList([*self.weights, *self._loss_scale.variables])
 
     @property
@@ -746,7 +746,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
                 as in h5 files. A scale of infinity, NaN or zero would stop training, so it is replaced, with a warning.
 
         Raises:
-            ValueError: the number of arrays or the shape of an array does not fit. No value is set then.
+            ValueError: the number of arrays or the shape of an array does not match. In that case, no value is set.
         """
         variables = self.weights
         if len(weights) > len(variables):
@@ -769,7 +769,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         self._family.build(list(var_list))
 
     def _create_all_weights(self, var_list: list[Any]) -> None:
-        """Call `build`. Legacy optimizers have a method of this name instead of `build`."""
+        """Call `build`. Legacy optimizers have `_create_all_weights` instead of `build`."""
         self.build(var_list)
 
     def _given_or_known(self, variables: Iterable[Any] | None, call: str) -> list[Any]:
