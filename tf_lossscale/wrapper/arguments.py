@@ -35,8 +35,8 @@ def loss_scale(
         A loss scale.
 
     Raises:
-        TypeError: an argument is of a wrong type.
-        ValueError: a value is out of range, or contradicts another argument.
+        TypeError: an argument has the wrong type.
+        ValueError: a value is out of range or contradicts a different argument.
     """
     errors.boolean("dynamic", dynamic, _instead_of(dynamic, initial_scale, growth_steps))
     if skip_nonfinite is not None:
@@ -91,8 +91,8 @@ def _of_manager(manager: Any, alone: bool) -> LossScale:
         )
     if not hasattr(manager, "as_loss_scale"):
         raise TypeError(
-            "`loss_scale_manager` must be a FixedLossScaleManager or DynamicLossScaleManager of tf_lossscale.amp, or "
-            f"have a method as_loss_scale(), but got: {manager!r}."
+            "`loss_scale_manager` must be a FixedLossScaleManager or DynamicLossScaleManager from tf_lossscale.amp, "
+            f"or have an as_loss_scale() method, but got: {manager!r}."
         )
     return manager.as_loss_scale()
 
@@ -111,9 +111,9 @@ def diagnosis(diagnose: Any, every: Any, loss_scale: LossScale) -> tuple[Diagnos
         loss_scale: the optimizer's loss scale.
 
     Raises:
-        TypeError: an argument is of a wrong type.
-        ValueError: an argument is out of range, or `diagnose` is True and the loss scale never skips a step and so
-            does not check gradients.
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of range; or `diagnose` is True, but the loss scale does not check gradients
+            because it never skips a step.
     """
     if not isinstance(diagnose, (bool, str)) or (isinstance(diagnose, str) and diagnose != "exponents"):
         raise (ValueError if isinstance(diagnose, str) else TypeError)(

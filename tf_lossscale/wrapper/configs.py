@@ -170,7 +170,7 @@ def inner_of(config: Any) -> Any:
 
 
 def by_registered_name(config: Any, saving: Any) -> Any:
-    """Replace the class name in an inner optimizer's config by the name that the class is registered under, if any.
+    """Replace the class name in an inner optimizer's config with the class's registered name, if it has one.
 
     While tf_keras loads an .h5 file or a SavedModel, it looks only at the class name. If a registered class has the
     same name as a built-in optimizer, tf_keras would create the built-in optimizer.

@@ -230,9 +230,9 @@ class Contract:
         """Raise an error if `apply` got gradients that are already unscaled. Warn once if they may be unscaled.
 
         The gradients that `get_unscaled_gradients` received and returned are marked. For gradients without a mark, the
-        earlier calls decide. If `get_unscaled_gradients` was the last call in every function and thread that the
-        gradients may come from, the gradients are unscaled. If it was the last call in only some of these functions and
-        threads, the gradients may be unscaled.
+        earlier calls decide. The gradients may come from several functions and threads. If `get_unscaled_gradients` was
+        the most recent call in all of them, the gradients are unscaled. If it was the most recent call in only some of
+        them, the gradients may be unscaled.
         """
         gradients = [gradient for gradient in gradients if gradient is not None]
         unscaled, _ = notes.any_and_all_unscaled(gradients)
@@ -336,7 +336,7 @@ class Contract:
 
 
 def require_scaled(gradients: Iterable[Any], loss_scale: Any) -> None:
-    """Raise if a gradient was already divided by this loss scale.
+    """Raise an error if a gradient was already divided by this loss scale.
 
     >>> require_scaled([tf.constant(8.0), None], tf.Module())
 
@@ -356,7 +356,7 @@ def require_scaled(gradients: Iterable[Any], loss_scale: Any) -> None:
 
 
 def require_unscaled_loss(loss: Any, loss_scale: Any) -> None:
-    """Raise if a loss, or a part of it, was already multiplied by this loss scale.
+    """Raise an error if a loss, or a part of it, was already multiplied by this loss scale.
 
     Args:
         loss: a nested structure of tensors, or a function.

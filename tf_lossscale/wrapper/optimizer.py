@@ -295,7 +295,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     @do_not_convert
     def scale_loss(self, loss: Any) -> Any:
-        """Multiply the loss by the loss scale, as in Keras 3: `apply` or `apply_gradients` unscales the gradients.
+        """Multiply the loss by the loss scale, as in Keras 3. `apply` or `apply_gradients` unscales the gradients.
 
         >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8)
         >>> optimizer.scale_loss(tf.constant(2.0)).numpy().item()
@@ -402,7 +402,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         """Return the factor to multiply the loss by, and remember it for `_factor_of_loss`."""
         factor = self._factor()
         if replicas.workers_step_alone():
-            # Another worker may change the scale before this worker unscales its gradients.
+            # The factor is stored because another worker may change the scale before this worker unscales gradients.
             self._contract.remember_factor(factor)
         return factor
 
@@ -424,9 +424,9 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     ) -> tf.Operation | tf.Tensor | None:
         """Apply unscaled gradients, or skip the step on all replicas if any gradient is not finite.
 
-        After `scale_loss` without `get_unscaled_gradients`, as in Keras 3's `fit`, this method unscales the gradients
-        first. In that case `iterations` does not count a skipped step; in all other cases it does. If the earlier calls
-        leave open whether the gradients are scaled, this method raises an error.
+        If `scale_loss` was called but `get_unscaled_gradients` was not, as in Keras 3's `fit`, this method unscales the
+        gradients first. In that case `iterations` does not count a skipped step; in all other cases it does. If the
+        earlier calls leave open whether the gradients are scaled, this method raises an error.
 
         >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), initial_scale=8)
         >>> weight = tf.Variable(1.0)
@@ -618,7 +618,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         return self.get_unscaled_gradients(tf.gradients(self.get_scaled_loss(loss), params))
 
     def _require_keywords(self, kwargs: dict[str, Any]) -> None:
-        """Raise if the inner optimizer's `apply_gradients` does not accept one of the keyword arguments."""
+        """Raise an error if the inner optimizer's `apply_gradients` does not accept one of the keyword arguments."""
         for name in kwargs:
             if not self._family.takes(name):
                 raise TypeError(
@@ -687,7 +687,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     )
 
     def change_rules(self, **rules: Scalar | None) -> None:
-        """Change the rules by which the scale grows and shrinks. Call this method between two steps.
+        """Change the rules by which the scale grows and shrinks. Call this method between training steps.
 
         >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD())
         >>> optimizer.change_rules(dynamic_growth_steps=500, min_scale=4.0)
@@ -793,7 +793,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 def finalize_variable_values(self: Any, var_list: list[Variable] | None = None) -> None:
     """Overwrite the variables with their moving averages, if the inner optimizer keeps moving averages.
 
-    Keras 3 and tf_keras call this function as a method of the optimizer. The wrappers for both libraries have it.
+    Keras 3 and tf_keras call this function as a method. The wrappers of both libraries' optimizers have this method.
 
     Args:
         var_list: the variables. The default is all variables for which the optimizer is built.
