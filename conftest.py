@@ -1,4 +1,4 @@
-"""Creates four virtual CPUs for all tests, or the cluster of TF_CONFIG, before TensorFlow initializes its devices."""
+"""Creates four virtual CPUs, or connects to the cluster in TF_CONFIG, before TensorFlow initializes its devices."""
 
 import collections
 import gc
@@ -20,14 +20,15 @@ else:
         tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 4
     )
 
-# The same examples in each run: a failure comes from a change. `make test-exhaustive` draws new ones.
+# Hypothesis generates the same examples in every run, so that only a change of the code can make a test fail.
+# `make test-exhaustive` generates new examples.
 hypothesis.settings.register_profile("same", derandomize=True, deadline=None)
 hypothesis.settings.register_profile("new", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("same")
 
 
 def pytest_collection_modifyitems(items):
-    """Mark what is exhaustive, and put the slow tests first: one that starts last would keep one process busy alone."""
+    """Mark exhaustive tests, and put slow tests first, so that no process runs one while the others are idle."""
     counts, seen = collections.Counter(), set()
     for item in items:
         sampled = item.get_closest_marker("sampled")
@@ -42,16 +43,17 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
-@pytest.hookimpl(optionalhook=True)  # pytest-xdist asks, which nox's sessions do not install
+# Only pytest-xdist defines this hook, and the sessions of nox do not install pytest-xdist.
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers():
-    """Return the number of processes for `-n auto`: the cores, at most eight; 1.5 GB of memory for each process."""
+    """Return the number of processes for `-n auto`: one per core and per 1.5 GB of memory, but at most eight."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(1, min(8, cores, int(memory / 1.5e9)))
 
 
 def pytest_collection_finish():
-    """Collect garbage less often, and not among what is imported: it took a twelfth of the processor time."""
+    """Exclude imported modules from garbage collection and run it less often. It took 8 % of the processor time."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
@@ -59,10 +61,10 @@ def pytest_collection_finish():
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call():
-    """Skips a test if XLA cannot compile its float16 operations."""
+    """Skip a test if XLA cannot compile its float16 operations."""
     try:
         return (yield)
     except tf.errors.InternalError as error:
         if not numerics.XLA_HAS_FLOAT16 and "Failed to materialize symbols" in str(error):
-            pytest.skip("for this instruction set XLA compiles no float16")
+            pytest.skip("XLA cannot compile float16 operations for this instruction set")
         raise

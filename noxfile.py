@@ -1,7 +1,7 @@
-"""Tests on old and new TensorFlow, and of the installed package: `nox --list` lists the sessions.
+"""Runs tests with several versions of TensorFlow and Python, and tests of the installed package.
 
-`nox -s "tests(2.16-3.11-all)"` runs one session. Arguments after `--` replace the tests chosen here:
-`nox -s ... -- tests/test_fit.py`. A session is skipped if its Python is not installed.
+`nox --list` lists the sessions, and `nox -s "tests(2.16-3.11-all)"` runs one session. To run other tests in a session,
+name them after `--`: `nox -s ... -- tests/test_fit.py`. A session is skipped if its version of Python is not installed.
 """
 
 import pathlib
@@ -15,8 +15,9 @@ nox.options.reuse_venv = "yes"
 nox.options.error_on_missing_interpreters = False
 nox.options.download_python = "never"
 
-# TensorFlow -> its release of TensorFlow Probability, and the Pythons without and with all optional libraries. Seeded
-# models of tf_keras 2.16 and 2.18 fail on Python 3.12: tf_keras passes a float to `random.randint`.
+# For each version of TensorFlow, the matching version of TensorFlow Probability and two lists of Python versions. The
+# first list is tested without optional libraries ("none"), and the second with all of them ("all"). Python 3.12 is not
+# tested with tf_keras 2.16 and 2.18, which pass a float to `random.randint` if a seed is set.
 RELEASES = {
     "2.15": ("0.23", {"none": ("3.10", "3.11"), "all": ("3.11",)}),
     "2.16": ("0.24", {"none": ("3.10", "3.11", "3.12"), "all": ("3.10", "3.11")}),
@@ -24,7 +25,7 @@ RELEASES = {
     "2.21": ("0.25", {"none": ("3.10", "3.11", "3.12", "3.13"), "all": ("3.10", "3.11", "3.12", "3.13")}),
 }
 
-# "none": some of the tests that need only TensorFlow. "all": tests of every family, and of reading old files.
+# The tests under "none" need only TensorFlow. The tests under "all" cover every optimizer family and old checkpoints.
 TESTS = {
     "none": ("tests/core", "tests/test_examples.py", "-k", "not variational and not digits"),
     "all": (
@@ -54,12 +55,13 @@ CELLS = [
 @nox.session
 @nox.parametrize("python,tensorflow,libraries", CELLS)
 def tests(session, tensorflow, libraries):
-    """Tests one release of TensorFlow on one Python, with none or all of the optional libraries."""
+    """Tests one version of TensorFlow on one version of Python, with all optional libraries or none of them."""
     needed = [f"tensorflow=={tensorflow}.*"]
     if libraries == "all":
         probability = RELEASES[tensorflow][0]
         needed += [f"tensorflow-probability=={probability}.*", *ALL]
-        if tensorflow != "2.15":  # Keras is Keras 2 there
+        # Keras is still Keras 2 in TensorFlow 2.15, which therefore needs no tf_keras.
+        if tensorflow != "2.15":
             needed += [f"tf-keras=={tensorflow}.*", ".[tf-keras,probability]"]
     else:
         needed += [".", *ALONE]
@@ -76,8 +78,8 @@ def tests(session, tensorflow, libraries):
     )
 
 
-# TensorFlow -> the libraries of docs/libraries.md that are tried with it; keras-tuner imports
-# tensorboard, and qkeras pyparsing.
+# For each version of TensorFlow, the libraries of docs/libraries.md that are tested with it. tensorboard is in the list
+# because keras-tuner imports it, and pyparsing because qkeras imports it.
 LIBRARIES = {
     "2.15": ("deepctr", "larq", "qkeras<1", "pyparsing", "tensorflow-ranking", "tf-agents"),
     "2.21": (
@@ -90,7 +92,7 @@ LIBRARIES = {
 @nox.session(python="3.11")
 @nox.parametrize("tensorflow", [nox.param(each, id=each) for each in LIBRARIES])
 def libraries(session, tensorflow):
-    """Tries today's libraries under mixed_float16: docs/libraries.md."""
+    """Tests the libraries of docs/libraries.md under the policy mixed_float16."""
     session.install(f"tensorflow=={tensorflow}.*", *LIBRARIES[tensorflow], ".", *ALONE)
     session.run("python", "-m", "pytest", "-q", "-rs", "tests/libraries/test_trials.py", env={"PYTHONPATH": "."})
 
@@ -103,29 +105,30 @@ def libcst(session, version):
     session.run("python", "-m", "pytest", "-q", "tests/migrate/codemod", env={"PYTHONPATH": "."})
 
 
-# Extras that the doctests, the promises and the demo need.
+# The extras of setup.cfg that the doctests, the contract tests and the demo need.
 EXTRAS = "migrate,plot,probability,sonnet,tf-keras,train"
-# Files with one family's promises; `-k` leaves out strategies.
+# The contract tests, which `installed` runs for Keras 3's optimizers without distribution strategies.
 PROMISES = ("tests/wrapper/test_contract.py", "tests/wrapper/test_optimizer.py", "tf_function_tests/test_promises.py")
 
 
 @nox.session
 def installed(session):
-    """Runs the demo, the doctests and one family's promises from the wheel and the sdist, in empty environments."""
+    """Runs the demo, the doctests and some tests of the wheel and of the sdist, in empty environments."""
     session.install("build")
     with tempfile.TemporaryDirectory() as folder:
-        away = pathlib.Path(folder)  # outside the checkout, so that nothing imports it
+        # Outside the checkout, no test can import the package from the checkout.
+        away = pathlib.Path(folder)
         session.run("python", "-m", "build", "--outdir", str(away / "dist"))
         for name in ("tests", "tf_function_tests", "conftest.py", "pyproject.toml"):
             copy = shutil.copytree if pathlib.Path(name).is_dir() else shutil.copy
             copy(name, away / name)
         session.chdir(away)
-        for file in sorted((away / "dist").iterdir()):  # the wheel first
+        for file in sorted((away / "dist").iterdir()):
             try_out(session, file)
 
 
 def try_out(session, file):
-    """Installs a file in the session's current folder, and runs the installed package."""
+    """Installs a wheel or an sdist in a new environment, and tests the installed package."""
     session.run("python", "-m", "venv", "--clear", "environment")
     scripts = pathlib.Path("environment/bin").absolute()
 

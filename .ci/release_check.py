@@ -1,7 +1,7 @@
-"""Runs all checks before a release, one after the other, and prints a table of the outcomes: `make release-check`.
+"""`make release-check`: runs all checks before a release one after another, and prints a table of their outcomes.
 
-A step that cannot run on this machine is "not possible", with the reason: a Python, a device or a library is missing.
-The table and the output of each step are in release-check/.
+The outcome is "not possible" if this machine lacks a device, a library or a version of Python that a check needs. The
+table and the output of each check are written to release-check/.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MINUTES = "MINUTES=30"
 
 
 class Step(NamedTuple):
-    """A command; `needs` is a target of the Makefile that must succeed for the command to be possible."""
+    """A check: a command, and optionally a target of the Makefile (`needs`) that must succeed before the command."""
 
     name: str
     command: Sequence[str]
@@ -48,7 +48,7 @@ STEPS = (
 
 
 def nox_steps() -> list[Step]:
-    """Return a step for each session of nox, among them `installed`, which tests the wheel and the sdist."""
+    """Return a step for each session of nox. The session `installed` tests the wheel and the sdist."""
     listed = subprocess.run(["make", "--silent", "sessions"], cwd=ROOT, check=True, capture_output=True, text=True)
     names = [session["session"] for session in json.loads(listed.stdout.splitlines()[-1])]
     report = str(OUT / "nox.json")
@@ -56,7 +56,7 @@ def nox_steps() -> list[Step]:
 
 
 def run(step: Step) -> tuple[str, str]:
-    """Run a step; return its outcome and a line that explains it."""
+    """Run a step. Return its outcome and a line of text that explains the outcome."""
     log = OUT / f"{re.sub(r'[^a-zA-Z0-9.]+', '-', step.name).strip('-')}.log"
     report = OUT / "nox.json"
     report.unlink(missing_ok=True)
@@ -69,13 +69,15 @@ def run(step: Step) -> tuple[str, str]:
 
 
 def outcome(code: int, log: str, needed: bool = False, report: str = "") -> tuple[str, str]:
-    """Return the outcome of a command, and the lines of its output with the numbers of tests, or else its last line.
+    """Return the outcome of a command and a line of text that explains it.
+
+    The text is made of the lines that contain numbers of tests. Without such lines, it is the last line of the output.
 
     Args:
         code: the exit code.
         log: the output.
-        needed: whether the command is the target that the step needs, not the step itself.
-        report: the JSON that nox wrote.
+        needed: whether the command is the step's `needs` target, rather than the step's own command.
+        report: the JSON report of nox, or an empty string.
     """
     lines = [line.strip(" =") for line in log.splitlines() if line.strip(" =")] or ["no output"]
     counts = [line for line in lines if re.search(r"\b\d+ (passed|failed|skipped|error|programs)", line)]
@@ -90,7 +92,7 @@ def outcome(code: int, log: str, needed: bool = False, report: str = "") -> tupl
 
 
 def main() -> int:
-    """Run the steps; return 1 if one failed."""
+    """Run the steps. Return 1 if one of them failed; otherwise return 0."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", default="", help="a regular expression; run the steps whose names match")
     only = parser.parse_args().only

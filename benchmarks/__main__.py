@@ -96,7 +96,7 @@ def _measure(wanted: list[dict[str, str]], options: argparse.Namespace, results:
         results["rows"] = [*(old for old in results["rows"] if not _same(old, cell)), row]
         _save(options.json, results)
         tf.keras.backend.clear_session()
-        # Reference cycles would otherwise keep gigabytes of variables alive.
+        # Variables in reference cycles occupy gigabytes until the garbage collector runs.
         gc.collect()
 
 

@@ -16,7 +16,7 @@ from benchmarks import clock, contenders, costs, steps, workloads
 from tf_lossscale.core import fast
 
 WHAT, ALL, TRACING, MEMORY = "ablation", "all tricks", "tracing", "peak memory"
-#: For each mode, the optimizations of `tf_lossscale.core.fast` that have an effect in this mode.
+#: For each way of running a step, such as "eager", the optimizations of `tf_lossscale.core.fast` that affect it.
 TRICKS = {
     "eager": ("stacks", "sum first"),
     "tf.function": ("stacks", "late unscaling", "one at a time", "one call", "sum first"),
@@ -39,8 +39,8 @@ def cells() -> Iterator[dict[str, str]]:
 def measure(cell: dict[str, str], seconds: float, least: int = 7) -> dict[str, Any]:
     """Measure a step with all optimizations, and again with each one switched off.
 
-    A ratio is the time without the optimization divided by the time with all optimizations. Peak memory is in
-    megabytes.
+    The result contains, for each optimization, the time of a step without it divided by the time with all
+    optimizations. If memory is measured, the result contains the peak memory in megabytes instead.
     """
     names = (ALL, *TRICKS[cell["mode"]])
     if cell["mode"] == MEMORY:
@@ -58,7 +58,7 @@ def measure(cell: dict[str, str], seconds: float, least: int = 7) -> dict[str, A
 
 
 def switched_off(name: str) -> contextlib.AbstractContextManager[None]:
-    """Return a context manager that switches off the optimization `name`. For the name `ALL` all stay on."""
+    """Return a context manager that switches off the optimization `name`. `ALL` leaves every optimization on."""
     return contextlib.nullcontext() if name == ALL else fast.without(name)
 
 

@@ -9,8 +9,8 @@ def main(what: str, *arguments: str) -> None:
     """Take one measurement and print it.
 
     Args:
-        what: "import" to time imports, "first call" to time the first call of a step, or "memory" to measure the peak
-            memory of a step.
+        what: "import" to time imports, "first call" to time the first call to a step function, or "memory" to measure
+            the peak memory of a step.
         *arguments: the arguments of `beside.first_call` if `what` is "first call", or the arguments of
             `costs.peak_of_a_step` if `what` is "memory".
     """

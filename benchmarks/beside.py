@@ -1,4 +1,7 @@
-"""Times optimizer steps of all libraries, including PyTorch, on the same shapes in one run. Also times first calls."""
+"""Times optimizer steps of all libraries, including PyTorch, on variables of the same shapes.
+
+Also times the first call to a step function, which includes tracing and compilation.
+"""
 
 import functools
 import os
@@ -22,7 +25,7 @@ def cells() -> Iterator[dict[str, str]]:
 
 
 def measure(cell: dict[str, str], seconds: float, **rounds: int) -> dict[str, Any]:
-    """Take the measurement that `cell` describes, and return a copy of `cell` with the results.
+    """Take the measurement that the dictionary `cell` describes. Return a copy of `cell` that includes the results.
 
     The results are the wall-clock time and the processor time of each optimizer's step, in milliseconds.
     """
@@ -52,9 +55,9 @@ def _steps(workload: str) -> dict[str, Callable[[], object]]:
 
 
 def first_calls(family: str, workload: str) -> dict[str, float]:
-    """Return how many milliseconds the first call of a step takes, with and without this package's wrapper.
+    """Time the first call to a step function, with and without this package's wrapper, in milliseconds.
 
-    Each first call runs in a fresh process. Its time includes tracing and compilation.
+    Each call runs in a fresh process. Its time includes tracing and compilation.
     """
     first = functools.partial(costs.apart, "first call", family, workload)
     found = {name: first(name) for name in (contenders.BARE, contenders.OURS, contenders.OURS_COMPILED)}
@@ -66,9 +69,9 @@ def first_calls(family: str, workload: str) -> dict[str, float]:
 
 
 def first_call(family: str, workload: str, name: str) -> float:
-    """Return how many milliseconds the first call of a step takes.
+    """Time the first call to a step function, in milliseconds.
 
-    A smaller step runs first, so that the time excludes the loading of libraries.
+    A smaller step runs before it, so that the time does not include loading libraries.
     """
     cell = {"what": "step", "mode": "tf.function", "family": family, "workload": workload}
     steps.in_mode({**cell, "workload": "3 x 1k"}, name)()

@@ -22,7 +22,7 @@ def in_turns(
 
     Args:
         functions: the functions by name. A round calls each function once; the order rotates from round to round.
-        seconds: time after which no further round starts, once there have been `least` rounds.
+        seconds: time limit. No further round starts after this time, except to reach `least` rounds.
         least: minimum number of rounds.
         most: maximum number of rounds.
         first: number of untimed calls to each function before the first round.

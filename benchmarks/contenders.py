@@ -1,7 +1,7 @@
 """The optimizers that the benchmarks compare, called contenders.
 
-For each optimizer family these are an optimizer without loss scaling (the bare optimizer), the same optimizer in this
-package's wrapper, once for each way of calling the wrapper, and the same optimizer in the library's own wrapper.
+Each optimizer family has several contenders. The bare optimizer has no loss scaling. The others wrap it in this
+package's wrapper, which is called in several ways, or in the library's own wrapper.
 """
 
 import functools
@@ -20,9 +20,9 @@ OURS_APPLY, OURS_MINIMIZE, THEIRS_MINIMIZE = f"{OURS}, apply", f"{OURS}, minimiz
 BARE_MINIMIZE = "bare, minimize"
 MINIMIZERS = (BARE_MINIMIZE, OURS_MINIMIZE, THEIRS_MINIMIZE)
 OURS_DIAGNOSED = f"{OURS}, diagnose"
-#: What is compared to measure `diagnose="exponents"`, an option that counts the gradients' exponents in some steps.
-#: `OURS_WAITING` is a step without the count, and `OURS_COUNTING` is a step with it. `CHECK` is the overflow check
-#: alone, and `COUNT` is the count alone.
+#: The option `diagnose="exponents"` counts the exponents of the gradients in some of the steps. `OURS_WAITING` is a
+#: step without counting, and `OURS_COUNTING` is a step with counting. `CHECK` is only the overflow check, and `COUNT`
+#: is only the counting.
 OURS_WAITING, OURS_COUNTING = "no step counted", "every step counted"
 CHECK, COUNT = "check", "count"
 OURS_COMPILED = f"{OURS}, jit_compile=True"
@@ -45,7 +45,7 @@ FAMILIES: dict[str, tuple[Callable[..., Any], Callable[[Any], Any]]] = {
 
 
 class _Least:
-    """An optimizer that also reads and unscales each gradient once, which is the least work that loss scaling needs."""
+    """An optimizer that reads and unscales each gradient once. Loss scaling needs at least this work."""
 
     def __init__(self, inner: Any):
         self._inner, self._scale, self._finite = inner, tf.Variable(1.0), tf.Variable(True)
@@ -61,7 +61,7 @@ class _Least:
 
 
 class _Conditional:
-    """An optimizer whose step is inside a `tf.cond`, which is the least that a wrapper must trace to skip steps."""
+    """An optimizer whose step is inside a `tf.cond`. Every wrapper that can skip steps needs this `tf.cond`."""
 
     def __init__(self, inner: Any):
         self._inner, self._applies = inner, tf.Variable(True)
@@ -77,7 +77,7 @@ class _Conditional:
 
 
 def names(family: str) -> list[str]:
-    """Return the names of the optimizers that are compared for a family. The one without loss scaling comes first."""
+    """Return the names of the optimizers that are compared for a family. The first one has no loss scaling."""
     if family == TORCH:
         return [BARE, THEIRS]
     return [BARE, OURS, OURS_APPLY, THEIRS] if family != "TensorFlow 1" else [BARE, OURS, THEIRS]
@@ -112,7 +112,7 @@ def optimizer(family: str, name: str, compiled: bool = False) -> Any:
 
 
 def scale(opt: Any, name: str, loss: tf.Tensor) -> tf.Tensor:
-    """Scale the loss with the method that the optimizer offers. Return it unchanged if there is no loss scale."""
+    """Return the scaled loss. If the optimizer has no loss scale, return the loss unchanged."""
     if name in (BARE, LEAST, CONDITIONAL, NO_STEP):
         return loss
     if name == OURS_APPLY or (hasattr(opt, "scale_loss") and name == THEIRS):
@@ -121,7 +121,7 @@ def scale(opt: Any, name: str, loss: tf.Tensor) -> tf.Tensor:
 
 
 def apply(opt: Any, name: str, gradients: list, variables: list) -> None:
-    """Unscale the gradients of the scaled loss and apply them, with the methods that the optimizer offers."""
+    """Unscale the gradients of the scaled loss, and apply them."""
     if name == OURS_APPLY:
         opt.apply(gradients, variables)
         return
@@ -135,7 +135,7 @@ def apply(opt: Any, name: str, gradients: list, variables: list) -> None:
 def minimize(opt: Any, loss: Callable[[], tf.Tensor], variables: list) -> None:
     """Take one step that minimizes a loss.
 
-    Keras 3's optimizers have no `minimize`. Their gradients are computed with a tape, as in Keras 3's trainer.
+    For Keras 3's optimizers, which have no `minimize`, compute the gradients with a tape, as Keras 3's trainer does.
     """
     if hasattr(opt, "minimize"):
         opt.minimize(loss, var_list=variables)

@@ -31,7 +31,7 @@ def cells() -> Iterator[dict[str, str]]:
 
 
 def measure(cell: dict[str, str], seconds: float, least: int = 3) -> dict[str, Any]:
-    """Take the measurement that `cell` describes, and return a copy of `cell` with the results."""
+    """Take the measurement that the dictionary `cell` describes. Return a copy of `cell` that includes the results."""
     if cell["what"] in ("tracing", "compiling"):
         return {**cell, **tracing(cell, seconds, min(least, 3))}
     if cell["what"] == "import":
@@ -87,14 +87,14 @@ def tracing(cell: dict[str, str], seconds: float, least: int) -> dict[str, Any]:
 
 
 def importing(times: int) -> dict[str, Any]:
-    """Time `import tf_lossscale` and then `import tensorflow`. Return the median times over several fresh processes."""
+    """Time `import tf_lossscale`, and `import tensorflow` after it. Return the medians over several fresh processes."""
     pairs = [apart("import") for _ in range(times)]
     ours, theirs = (statistics.median(pair[i] for pair in pairs) for i in (0, 1))
     return {"milliseconds": {"tf_lossscale": round(1000 * ours, 1), "tensorflow": round(1000 * theirs, 1)}}
 
 
 def apart(*what: str, env: dict[str, str] | None = None) -> Any:
-    """Run `benchmarks.apart` with these arguments in a fresh process, and return the result that it prints."""
+    """Run `benchmarks.apart` with the given arguments in a fresh process, and return the result that `apart` prints."""
     command = [sys.executable, "-m", "benchmarks.apart", *what]
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=env)
     return json.loads(done.stdout.splitlines()[-1])
@@ -106,7 +106,7 @@ def peak_apart(workload: str, name: str, without: str = "") -> float:
 
 
 def peak_of_a_step(workload: str, name: str, without: str = "") -> float:
-    """Take two steps, and return by how many megabytes they raise the peak memory of this process.
+    """Take two steps, and return the increase of the peak memory of this process, in megabytes.
 
     The peak includes the variables, the gradients and Adam's moments. The allocator does not return memory to the
     system, so each measurement needs a fresh process.

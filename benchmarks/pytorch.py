@@ -18,8 +18,8 @@ def step(workload: str, name: str, update: str = "default") -> Callable[[], obje
     optimizer = torch.optim.Adam(parameters, lr=1e-3, **UPDATES[update])
     if name == contenders.BARE:
         return optimizer.step
-    # GradScaler unscales gradients in place. A scale of 1 leaves them unchanged for the next step, and costs as much
-    # as any other scale.
+    # GradScaler unscales gradients in place. With a scale of 1 the gradients stay the same in every step, and a step
+    # costs as much as with any other scale.
     scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
     loss = torch.tensor(1.0)
 

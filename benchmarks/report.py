@@ -38,7 +38,7 @@ def line(row: Row) -> str:
 
 
 def tables(results: dict[str, Any]) -> dict[str, str]:
-    """Return the tables of docs/performance.md by name. If a table has no measurements, a line says so instead."""
+    """Return a dictionary of the tables in docs/performance.md. A table without measurements is a line of text."""
     rows = [row for row in results["rows"] if "refused" not in row or "ratios" in row]
     found = {
         "summary": _summary(rows),
@@ -164,7 +164,7 @@ def _first_calls(rows: list[Row]) -> str:
 
 
 def _measured_on(rows: Iterable[Row], machine: Row) -> str:
-    """Return a line, to be shown below a table, that names other machines on which rows of the table were measured."""
+    """Return a note for a table. The note names the other machines on which rows of the table were measured."""
     others = [row["machine"] for row in rows if row.get("machine", machine) != machine]
     shown = sorted({f"{other['processor']}, {other['cores']} cores" for other in others})
     return f"\n\nMeasured on: {'; '.join(shown)}." if shown else ""
@@ -188,7 +188,7 @@ def _megabytes(peaks: dict[str, float], trick: str) -> str:
 
 
 def renew(page: pathlib.Path, results: dict[str, Any]) -> None:
-    """Update the tables on the page. The table "step" is between the comments `<!-- step -->` and `<!-- end -->`."""
+    """Update the tables on a page. For example, the table "step" follows the comment `<!-- step -->`."""
     text = page.read_text()
     for name, table in tables(results).items():
         marks = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -202,7 +202,7 @@ def overhead(row: Row) -> float:
 
 
 def growth_rows(rows: Iterable[Row]) -> list[Row]:
-    """Return the "growth" measurements: those of several variables, then those of one variable, both sorted by size."""
+    """Return the measurements named "growth": first with several variables, then with one. Sort each group by size."""
     return sorted(
         (row for row in rows if row["what"] == "growth" and "ratios" in row),
         key=lambda row: (_size(row)[0] == 1, *_size(row)),
@@ -248,7 +248,7 @@ def plot(path: pathlib.Path, results: dict[str, Any]) -> None:
     right.set(xscale="log", xlabel="n", ylabel="added per variable (µs), or per 1000 values (µs)", yscale="log")
     if right.lines:
         right.legend(fontsize=7)
-    # A fixed salt makes the SVG file reproducible.
+    # With a fixed salt, Matplotlib generates the same element ids in the SVG file every time.
     with matplotlib.rc_context({"svg.hashsalt": "performance"}):
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
@@ -314,7 +314,7 @@ def _bare_of(found: dict[str, float], name: str) -> float:
 
 
 def _left_out(rows: list[Row], what: str) -> str:
-    """Return lines, to be shown below a table, that list the optimizers that could not run and their errors."""
+    """Return a note for a table. The note lists the optimizers that could not run, with their errors."""
     where: dict[tuple[str, ...], list[str]] = {}
     for row in _sorted(rows, what):
         for name, why in row.get("refused", {}).items():

@@ -25,7 +25,7 @@ LARGE = "4 x 4M"
 #: The name under which measurements of `LossScaleOptimizer(diagnose="exponents")` are stored.
 EXPONENTS = "exponents"
 _MANY, _FEW = ("400 x 1k", "200 x 1k", workloads.RESNET), (LARGE, workloads.SPARSE)
-#: For each mode, the lists of gradients for which optimizer steps are measured.
+#: For each way of running a step, such as "eager", the workloads on which the optimizers are timed.
 MODES = {
     "tf.function": (*_MANY, *_FEW),
     "eager": (*_MANY, *_FEW),
@@ -42,7 +42,7 @@ _COMPILED = (
 
 
 def long(cell: dict[str, str]) -> bool:
-    """Return whether a measurement takes minutes to start, because hundreds of updates are compiled or traced."""
+    """Return whether a measurement needs minutes to trace or compile hundreds of updates before it can start."""
     return (
         cell["what"] in ("step", "ablation")
         and cell["mode"] in ("jit_compile", "mirrored")
@@ -84,7 +84,7 @@ def cells() -> Iterator[dict[str, str]]:
 
 
 def measure(cell: dict[str, str], seconds: float, **rounds: int) -> dict[str, Any]:
-    """Take the measurement that `cell` describes, and return a copy of `cell` with the results.
+    """Take the measurement that the dictionary `cell` describes. Return a copy of `cell` that includes the results.
 
     The results are the time of each optimizer, divided by the time of the first one, and the errors of the optimizers
     that cannot run.
@@ -141,9 +141,9 @@ def _names(cell: dict[str, str]) -> list[str]:
 
 
 def _limits(cell: dict[str, str]) -> list[str]:
-    """Return the names of the steps that no compiled step can outrun.
+    """Return the names of steps that are timed as a lower bound for the time of a compiled step.
 
-    These are a compiled step without loss scaling, or a training step that applies no gradients.
+    The lower bound is a compiled step without loss scaling or, for a model, a training step that applies no gradients.
     """
     if cell["workload"] in workloads.MODELS:
         return [contenders.NO_STEP]
@@ -160,7 +160,7 @@ def _has_a_line(cell: dict[str, str]) -> bool:
 
 
 def in_mode(cell: dict[str, str], name: str) -> Callable[[], object]:
-    """Return a function that takes one step in the mode of `cell`, for example compiled by XLA."""
+    """Return a function that takes one step. `cell` determines how the step runs, for example compiled by XLA."""
     if name == contenders.BARE_COMPILED:
         return in_mode({**cell, "mode": "jit_compile"}, contenders.BARE)
     mode = cell["mode"]
@@ -175,7 +175,7 @@ def in_mode(cell: dict[str, str], name: str) -> Callable[[], object]:
 
 @functools.cache
 def _two_replicas() -> tf.distribute.Strategy:
-    """Return the process's only MirroredStrategy. A second strategy would reuse the collective keys of the first."""
+    """Return the only MirroredStrategy of this process. A second one would use the same collective keys and fail."""
     return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 
 

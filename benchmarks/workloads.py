@@ -8,7 +8,7 @@ from tf_lossscale.training.lenet import lenet5
 
 
 def _resnet50() -> list[tuple[int, ...]]:
-    """Return the shapes of the last 160 variables of a ResNet-50: kernels, and two vectors per batch normalization."""
+    """Return the shapes of the last 160 variables of a ResNet-50: kernels, scales and offsets."""
     shapes: list[tuple[int, ...]] = [(7, 7, 3, 64), (64,), (64,)]
     channels = 64
     for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
@@ -28,7 +28,7 @@ LENET = "LeNet-5, mixed_float16"
 
 
 def shapes(workload: str) -> list[tuple[int, ...]]:
-    """Return the shapes of a workload's variables. "4 x 3k" means four variables of 3000 values."""
+    """Return the shapes of a workload's variables. "4 x 3k" means four variables of 3000 values each."""
     if workload == RESNET:
         return _resnet50()
     if workload == SPARSE:
@@ -58,10 +58,10 @@ def gradients(workload: str) -> list:
 
 
 def layers(workload: str):
-    """Return (variables, loss). `loss()` multiplies a matrix of 8 rows by each variable, reshaped to 1000 columns.
+    """Return (variables, loss). `loss()` reshapes each variable to 1000 columns and multiplies a matrix by it.
 
-    The gradients are therefore matrix products, as in most layers. A compiler could fuse elementwise gradients with
-    scaling and unscaling, which would hide the cost of the loss scale.
+    The gradients are therefore matrix products, as in most layers. If they were computed elementwise, a compiler could
+    fuse them with scaling and unscaling, which would hide the cost of the loss scale.
     """
     matrices = variables(workload)
     heights = [matrix.shape.num_elements() // 1000 for matrix in matrices]

@@ -1,6 +1,6 @@
 """Trains LeNet-5 in float16 on several replicas, which share one loss scale and skip the same steps.
 
-    python examples/distributed.py                  # two virtual devices of this machine, MirroredStrategy
+    python examples/distributed.py                  # two virtual devices on this machine, MirroredStrategy
     python examples/distributed.py --workers 2      # two processes, MultiWorkerMirroredStrategy; one of them dies
 
 The model and the data are the same as in the command `tf-lossscale train`. With `--workers`, the last process exits

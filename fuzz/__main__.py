@@ -53,9 +53,9 @@ def main(arguments=None):
 
 
 def _turns(only):
-    """Yield functions of (seed, counts, deadline) endlessly. Each one runs some random programs or injects a fault."""
+    """Yield an endless sequence of functions. Each function runs some random programs or injects a fault."""
     local, clusters = iter(faults.FAULTS), iter(cluster_faults.FAULTS)
-    # Faults in clusters are slow, so they start early.
+    # Fault injections in clusters are slow, so they come early in the sequence.
     in_turn = [*itertools.islice(local, 2), *clusters, *local]
     each = itertools.cycle(map(_fault, filter(_possible, in_turn)))
     while True:
@@ -73,7 +73,7 @@ def _possible(fault):
 
 def _fault(fault):
     def turn(seed, counts, deadline):
-        """Inject the fault. If it reveals a bug, return a description of the bug; otherwise return None."""
+        """Inject a fault. If the fault reveals a bug, return a description of the bug; otherwise return None."""
         del deadline
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
             try:

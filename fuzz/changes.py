@@ -53,7 +53,7 @@ def _present(gradients):
 
 
 def _drop_first(gradients, number):
-    """Replace the first gradient that is not None with None, unless it is the only gradient left."""
+    """Set the first gradient that is not None to None, unless all other gradients are None."""
     del number
     present = _present(gradients)
     return [None if len(present) > 1 and i == present[0] else g for i, g in enumerate(gradients)]
@@ -70,7 +70,7 @@ def _kind(gradient):
 
 
 def _reuse(gradients, number):
-    """Replace the last gradient with the first other gradient of the same shape and dtype, if there is one."""
+    """Replace the last gradient with an earlier gradient of the same shape and dtype, if there is one."""
     del number
     fitting = [g for g in gradients[:-1] if _fit(g, gradients[-1])]
     return [*gradients[:-1], fitting[0]] if fitting else gradients

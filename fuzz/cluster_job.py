@@ -50,7 +50,7 @@ def fit(directory, dies=None):
     ]
     model.fit(x, y, batch_size=8, epochs=EPOCHS, shuffle=False, verbose=0, callbacks=callbacks)
     if dies:
-        # The kill may still be pending. Wait for it.
+        # Training may end before the timer kills this process. Wait for the timer.
         threading.Event().wait()
     return {
         "scale": [float(optimizer.loss_scale), int(optimizer.dynamic_counter.numpy())],

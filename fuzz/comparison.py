@@ -37,7 +37,7 @@ class Model:
         self.adam_sees_skipped = family.counts
 
     def call(self, step):
-        """Take the step in NumPy, as many times as the step's training loop repeats it."""
+        """Take the step in NumPy. If the training loop repeats the step, repeat it equally often."""
         loop = self.program.loops[step.loop]
         times = {"no": 1, "if": int(step.number > 1), "while": step.number}[loop.repeated]
         for _ in range(times):
@@ -107,5 +107,5 @@ class Comparison:
             for copy in machine.copies(variable):
                 found = np.asarray(copy, np.float64).reshape(value.shape)
                 np.testing.assert_allclose(found, value, rtol=0, atol=atol, err_msg=f"{where}: variable {i}")
-            # Continue from TensorFlow's value, so that rounding errors do not accumulate.
+            # Copy TensorFlow's value into the NumPy model, so that rounding errors do not accumulate over the steps.
             training.values[i] = found

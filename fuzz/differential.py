@@ -58,7 +58,8 @@ class Original:
 
 ORIGINALS = {
     "tf_keras": Original("tf_keras", "tf_keras", MODES),
-    # Not mirrored: Keras 3's wrapper checks the first replica's gradients alone (docs/differences.md).
+    # Keras 3 is not compared under MirroredStrategy, because Keras 3's wrapper checks only the first replica's
+    # gradients (docs/differences.md).
     "keras3": Original("keras3", "keras3", ("function", "eager", "compiled")),
     "tf_keras_legacy": Original("tf_keras_legacy", "tf_keras_legacy", MODES),
     "tf24": Original("tensorflow", "tf_keras_legacy", environment="tf24"),
@@ -68,7 +69,7 @@ ORIGINALS = {
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """A step after which the state of this package differs from the state of the optimizer it is compared with."""
+    """A step after which this package's optimizer and the other library's optimizer have different states."""
 
     original: Original
     program: Any
@@ -89,7 +90,7 @@ class Difference:
 
     @property
     def scale_is_too_large(self):
-        """Whether the loss scale may make gradients of one of the dtypes overflow, or its reciprocal zero."""
+        """Whether the loss scale may be so large that gradients overflow or the scale's reciprocal becomes zero."""
         return self.largest_scale > min(LARGEST_SCALE[dtype] for dtype in self.program.dtypes)
 
     @property
@@ -99,7 +100,7 @@ class Difference:
 
     @property
     def only_variables_differ(self):
-        """Whether all that differs is the values of variables."""
+        """Whether the states differ only in the values of variables."""
         return {**self.theirs, "variables": None} == {**self.ours, "variables": None}
 
 
@@ -113,7 +114,8 @@ ROWS: dict[str, Callable[[Difference], bool]] = {
         and d.only_here_skipped
     ),
     "`get_unscaled_gradients`": lambda d: d.original.family != "keras3" and d.scale_is_too_large,
-    # The smallest gradients of a program are 2**-4. Divided by a scale above 2**122 first, they become zero.
+    # A program's smallest gradients are 2**-4. If the graph optimizer divides them by a scale above 2**122 before it
+    # multiplies them by the scale, they become zero.
     "a small gradient under a scale near 2**127, in a `tf.function`": lambda d: (
         d.original.family != "keras3"
         and d.program.mode != "eager"
@@ -172,7 +174,7 @@ def ours(original, program, gradients):
 
 
 def compare(original, run_original, program):
-    """Run a program with this package and with another loss scale optimizer, and compare the states.
+    """Run a program with this package's and with another loss scale optimizer, and compare the states after each step.
 
     Args:
         original: the Original to compare with.
@@ -219,7 +221,7 @@ def _agree(expected, got, tolerances):
 
 
 def main(arguments=None):
-    """Compare results of random programs until the time is up, and return the exit code."""
+    """Compare the results of random programs until the time limit, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m fuzz.differential", description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=10.0, help="start no further program after this time")
     parser.add_argument("--seed", type=int, help="the seed of an earlier run, to repeat it")

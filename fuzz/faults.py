@@ -80,7 +80,7 @@ def _whole_train_run():
 
 
 def _refused(begin, directory, name, kind, refuse):
-    """Train, and call `refuse` after save 3 so that later saves fail. The failed saves must not affect the training."""
+    """Train, and call `refuse` after the third save, so that later saves fail. Training must not be affected."""
     trainee = Trainee(name)
     for i in range(STEPS):
         trainee.step(i)
@@ -113,7 +113,7 @@ def _is_hdf5(kind):
 
 
 def assert_saved(name, kind, directory):
-    """Assert that save 3, which was written before the fault, is intact."""
+    """Assert that the third save, which was written before the fault, is intact."""
     trainee = Trainee(name)
     trainee.load(kind, directory, 3)
     assert_same(trainee.state(), expected(name)[3], f"{name}, {kind}: what was saved before")
@@ -191,9 +191,9 @@ def copied(random, directory):
 
 
 def saved_while_another_thread_steps(random, directory):
-    """Save checkpoints while another thread takes steps.
+    """Save checkpoints while another thread takes optimizer steps.
 
-    All saved values must be finite and in range, and the optimizer must count every step.
+    All saved values must be finite and in range, and `total_steps` must include every step.
     """
     family = random.choice(FAMILIES)
     optimizer = LossScaleOptimizer(family.adam(), initial_scale=64.0, dynamic_growth_steps=3)

@@ -36,7 +36,7 @@ class Whole:
 
 
 class Fit(Whole):
-    """Runs a program with `fit`. Each training example makes one step, and the kernel's gradient equals the example."""
+    """Runs a program with `fit`. Each training example is one step. The gradient of the layer equals the example."""
 
     def __init__(self, program):
         super().__init__(program)

@@ -105,7 +105,7 @@ class Loops:
         return _changed(loop.scaled, tape.gradient(scaled, self.variables), number)
 
     def _unscaled(self, loop, gradients):
-        """Unscale the gradients, inside a `tf.function` or a `tf.cond` if `loop.place` demands it."""
+        """Unscale the gradients: directly, in a `tf.function` or in a `tf.cond`, depending on `loop.place`."""
         present = [i for i, gradient in enumerate(gradients) if gradient is not None]
         unscale = functools.partial(self.optimizer.get_unscaled_gradients, [gradients[i] for i in present])
         if loop.place == "function":

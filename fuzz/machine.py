@@ -86,7 +86,7 @@ class Machine(Loops):
     def between(self, what, directory):
         """Save the state, overwrite it and restore it.
 
-        If `what` is "state", use the optimizer's methods. If it is "checkpoint", use a checkpoint.
+        If `what` is "state", use the methods `state` and `set_state`. If it is "checkpoint", use a checkpoint.
         """
         if what == "state":
             state = self.optimizer.state()

@@ -50,7 +50,7 @@ ORIGINALS = {
 
 @functools.lru_cache(maxsize=1)
 def mirrored():
-    """Return the strategy of the mirrored programs. The collectives of a second strategy in a process would fail."""
+    """Return the only MirroredStrategy of this process. The collective operations of a second one would fail."""
     return tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
 
 
@@ -59,8 +59,8 @@ class Running(Loops):
 
     Args:
         program: a Program.
-        gradients: the result of `Program.gradients` for each step. They are an argument because another
-            version of NumPy would draw other random numbers.
+        gradients: the result of `Program.gradients` for each step. They are an argument because a
+            different version of NumPy may generate different random numbers.
         optimizers: the module of the inner optimizers.
         wrapper: the class that wraps an inner optimizer.
     """
@@ -74,7 +74,7 @@ class Running(Loops):
             inner = optimizers.Adam(RATE, **ADAM) if program.inner == "adam" else sgd
             optimizer = wrapper(inner, **arguments(program.rules))
             variables = [tf.Variable(tf.ones(shape, dtype)) for shape, dtype in zip(SHAPES, program.dtypes)]
-            # Create the slots now. Other loss scale optimizers do not create them in a first step that they skip.
+            # Create the slots before the first step, because some loss scale optimizers create none in a skipped step.
             build = getattr(optimizer, "build", None) or optimizer._create_all_weights
             build(variables)
         super().__init__(program, variables, optimizer, strategy)
@@ -95,7 +95,7 @@ class Running(Loops):
             yield dict(self.state(), note=note)
 
     def between(self, what, directory):
-        """Save and restore the state, change the learning rate or read the config, as `what` says."""
+        """Save and restore the state, change the learning rate, or recreate the optimizer from its config."""
         optimizer = self.optimizer
         if what == "checkpoint":
             checkpoint = tf.train.Checkpoint(optimizer=optimizer, variables=self.variables)
@@ -132,7 +132,7 @@ class Running(Loops):
 
 
 def arguments(rules):
-    """Return the rules as constructor arguments, without the arguments that other libraries do not have."""
+    """Return the rules as constructor arguments. Omit the arguments that other libraries do not support."""
     if not rules.dynamic:
         return {"dynamic": False, "initial_scale": rules.initial_scale}
     return {"initial_scale": rules.initial_scale, "dynamic_growth_steps": rules.growth_steps}

@@ -33,8 +33,8 @@ LIBRARY_MODES = {
 }
 RATE, MOMENTUM, ADAM = 0.0625, 0.75, {"beta_1": 0.5, "beta_2": 0.75, "epsilon": 0.0625}
 DTYPES = ("float32", "float16", "bfloat16", "float64")
-#: The ways in which a training loop can call the optimizer. In `UNSCALED`, the ways of TensorFlow 2, the optimizer
-#: receives unscaled gradients. In `SCALED`, the ways of Keras 3, the optimizer receives scaled gradients.
+#: The ways in which a training loop can call the optimizer. `UNSCALED` contains the ways of TensorFlow 2, in which the
+#: optimizer receives unscaled gradients. `SCALED` contains the ways of Keras 3, in which it receives scaled gradients.
 UNSCALED = ("unscaled", "minimize", "compute_gradients", "two_functions")
 SCALED = ("apply", "apply_gradients")
 #: The elements of `UNSCALED` that TensorFlow 2's own loss scale optimizer also supports.
@@ -116,7 +116,7 @@ class Program:
         return 2 if self.mode == "mirrored" else 1
 
     def gradients(self, step):
-        """Return the gradients and the row indices of the sparse gradient. Axis 0 of each array is the replica."""
+        """Return the gradients and the sparse gradient's row indices. Axis 0 of each array indexes the replicas."""
         loop, random = self.loops[step.loop], np.random.default_rng(step.seed)
         shapes = [(ROWS, 3) if i == 1 and loop.sparse else shape for i, shape in enumerate(SHAPES[: len(self.dtypes)])]
         found = [np.float32(random.integers(-32, 33, (self.replicas, *shape)) / 16) for shape in shapes]
@@ -129,5 +129,5 @@ class Program:
 
     @property
     def huge(self):
-        """A finite gradient value that overflows when it is scaled, but is small enough for the optimizer's slots."""
+        """A finite gradient value. It overflows when it is scaled, but does not make the optimizer's slots overflow."""
         return 1024.0 if "float16" in self.dtypes else 1e16 if self.inner == "adam" else 1e35

@@ -81,7 +81,7 @@ def _loops(draw, program, of=None):
     # TensorFlow's collective operations cannot gather sparse bfloat16 gradients.
     gathered = program["mode"] == "mirrored" and "bfloat16" in program["dtypes"]
     sparse = sparse and not squares_rows and not gathered and draw(st.booleans())
-    # XLA rounds half-precision results less often than eager mode does, so overflows occur later.
+    # XLA rounds to half precision less often than eager mode, so fewer gradients overflow.
     exact = program["mode"] != "compiled" or set(program["dtypes"]) <= {"float32", "float64"}
     scaled = () if calls in ("minimize", "compute_gradients") or not exact else draw(_some(changes, 2))
     return Loop(
@@ -93,7 +93,7 @@ def _loops(draw, program, of=None):
         sparse=sparse,
         place=draw(st.sampled_from(["here", "here", "function", "cond"])),
         recompute=not sparse and draw(st.booleans()),
-        # Sonnet assigns slots to variables by their order.
+        # A Sonnet optimizer assigns slots by the order of the variables, which must therefore not change.
         backwards=program["family"] != "sonnet" and draw(st.booleans()),
         repeated=draw(st.sampled_from(["no", "no", "if", "while"])) if function and calls != "two_functions" else "no",
     )
@@ -124,7 +124,7 @@ def _steps(draw, most, rules, loops, between, finite=2):
         loop=st.integers(0, loops - 1),
         before=between,
     )
-    # Without a minimum, Hypothesis draws only about five steps.
+    # Without a minimum, Hypothesis generates programs of only about five steps.
     least = draw(st.sampled_from([1, most // 2, most]))
     return tuple(draw(st.lists(step, min_size=least, max_size=most)))
 
@@ -157,7 +157,7 @@ def original_programs(draw, families, modes, most_steps=40):
     largest = min(LARGEST_SCALE[dtype] for dtype in program["dtypes"])
     found = draw(_rules(largest))
     keras3 = program["family"] == "keras3"
-    # Keras 3's loss scale has no lower bound, so it must start high.
+    # Keras 3's loss scale has no lower bound. A high initial scale keeps it above the lower bound of this package.
     scale = max(found.initial_scale, 1024.0) if keras3 else found.initial_scale
     rules = Rules(initial_scale=scale, growth_steps=found.growth_steps, dynamic=found.dynamic or keras3)
     program["rules"] = rules

@@ -48,7 +48,7 @@ class Trainee:
         self.model.train_on_batch(batch(i), np.ones((4, 1), np.float32))
 
     def save(self, kind, directory, i):
-        """Save the model in the format `kind`, as save number `i`."""
+        """Save the model in the format `kind`, such as "checkpoint". The file name contains the number `i`."""
         if kind == "checkpoint":
             self._manager(directory).save(checkpoint_number=i)
             return
@@ -59,7 +59,7 @@ class Trainee:
             self.model.save(path, **({"save_format": "tf"} if kind == "saved_model" else {}))
 
     def load(self, kind, directory, i):
-        """Restore the model from save number `i`, a file or folder in the format `kind`."""
+        """Restore the model from the file or folder that `save` wrote with the same arguments."""
         if kind == "checkpoint":
             self._checkpoint().restore(str(pathlib.Path(directory, f"ckpt-{i}"))).assert_existing_objects_matched()
         elif kind == "weights":
@@ -98,7 +98,7 @@ def expected(name):
 
 
 def train(begin, directory, name, kind, begins):
-    """Train, and save after every step. Call the callback `begin` just before save number `begins`."""
+    """Train, and save after every step. Call the callback `begin` just before the save with the number `begins`."""
     trainee = Trainee(name)
     for i in range(STEPS):
         trainee.step(i)

@@ -49,7 +49,7 @@ def _why_not_fit(family, name):
     if family.name == "keras3" and name.startswith(("workers", "parameter_server")):
         return (
             "Keras 3's `fit` fails on several workers and on parameter servers, with any optimizer: write a training "
-            "loop, or use a model of tf_keras"
+            "loop, or use a tf_keras model"
         )
     return None
 

@@ -1,4 +1,4 @@
-"""Checks of arguments, which raise errors with consistent messages.
+"""Checks arguments, and raises errors with consistent messages.
 
 Every message names the argument, the value it got, what is allowed, and what to do.
 The errors are built-in exceptions, so that old ``except ValueError`` code keeps working.
@@ -14,8 +14,8 @@ from typing import Any
 class NotWrappable(TypeError, ValueError):
     """The error for an object that is not an optimizer, or is already a LossScaleOptimizer.
 
-    Up to version 2.3 TensorFlow raised a ValueError, and from 2.4 on a TypeError. Code that catches either error keeps
-    working.
+    Up to version 2.3 TensorFlow raised a ValueError, and from version 2.4 on a TypeError. Code that catches either of
+    them keeps working.
 
     >>> issubclass(NotWrappable, TypeError), issubclass(NotWrappable, ValueError)
     (True, True)

@@ -54,7 +54,7 @@ def minimize(
     ([16.0, 4.0, 1.0], 3.5)
 
     Args:
-        loss_fn: a function that returns the loss, a floating-point tensor of any shape. It may take an argument `seed`.
+        loss_fn: a function that returns the loss, a floating-point tensor of any shape. It may take a `seed` argument.
             The loss may be float16: the scaled loss, which could overflow, is never computed, only its gradients.
         num_steps: the number of steps; with a convergence criterion, the maximum number.
         optimizer: a `tf_lossscale.LossScaleOptimizer` around any optimizer.

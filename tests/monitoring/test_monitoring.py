@@ -131,7 +131,7 @@ def test_too_many_skipped_steps_are_said_once_with_what_to_try(warnings):
     x = data(60, bad=range(0, 60, 4))
     fit(FAMILIES[0], x, [LossScaleMonitor()], epochs=3, min_scale=2.0**-100)
     assert len(warnings) == 1
-    assert "25 % of the last 60 steps were skipped, more than 20 %" in warnings[0]
+    assert "25% of the last 60 steps were skipped, more than 20%" in warnings[0]
     assert "overflow_report()" in warnings[0]
 
 

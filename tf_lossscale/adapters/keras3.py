@@ -52,7 +52,7 @@ class Family(family.Family):
             # `fit` does not name the cause, so this warning does.
             logging.warning(
                 "model.fit of Keras 3 fails under %s, with any optimizer. Write a custom training loop, or use a model "
-                "and an optimizer of tf_keras (pip install tf-keras).",
+                "and a tf_keras optimizer (pip install tf-keras).",
                 type(tf.distribute.get_strategy()).__name__,
             )
         if self.inner.loss_scale_factor is not None and "loss_scale_factor" not in wanted:
@@ -195,8 +195,8 @@ class LossScaleOptimizer(
     """The wrapper around a Keras 3 optimizer.
 
     With the dtype policy mixed_float16, `compile` wraps every optimizer that is not an instance of Keras's own
-    LossScaleOptimizer. This class derives from that class to avoid a second wrapper, but runs none of its code. It adds
-    only the loss scale's variables.
+    LossScaleOptimizer. This class derives from Keras's class to avoid a second wrapper, but runs none of its code. The
+    wrapper's only variables are those of the inner optimizer and those of the loss scale.
     """
 
     _family_class = Family

@@ -1,4 +1,4 @@
-"""Adapter for Sonnet 2's optimizers, which have a method `apply(updates, parameters)`."""
+"""Adapter for Sonnet 2's optimizers, which have an `apply(updates, parameters)` method."""
 
 from __future__ import annotations
 

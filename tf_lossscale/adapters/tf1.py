@@ -189,7 +189,7 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
     # optimizer without a wrapper can be restored as well.
 
     def __dir__(self) -> list[str]:
-        # tf.train.Checkpoint saves the slots of each object that has a method `get_slot_names`. The wrapper hides this
+        # tf.train.Checkpoint saves the slots of each object that has a `get_slot_names` method. The wrapper hides this
         # method, because the slots are already saved for the inner optimizer.
         return [name for name in super().__dir__() if name != "get_slot_names"]
 

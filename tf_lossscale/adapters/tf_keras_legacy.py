@@ -26,7 +26,7 @@ _Wrapper: Any = next(
     each for each in tf_keras.mixed_precision.LossScaleOptimizer.__subclasses__() if issubclass(each, _Optimizer)
 )
 _USUAL_AGGREGATOR = tf_keras.optimizers.legacy.SGD().gradient_aggregator
-# Strategies under which legacy optimizers reject the argument `experimental_aggregate_gradients=False`.
+# Strategies under which legacy optimizers reject the `experimental_aggregate_gradients=False` argument.
 _ALWAYS_AGGREGATING = (
     tf.distribute.experimental.CentralStorageStrategy,
     tf.distribute.experimental.ParameterServerStrategy,

@@ -1,4 +1,4 @@
-"""Casting of a layer's inputs and outputs, so that a model can combine half-precision and float32 layers."""
+"""Casts a layer's inputs and outputs, so that a model can combine half-precision and float32 layers."""
 
 from __future__ import annotations
 

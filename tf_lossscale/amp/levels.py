@@ -95,7 +95,7 @@ def auto_mixed_precision(model: Same, amp_level: str = "O0", dtype: DType = "flo
         if amp_level in ("O2", "O3"):
             _set(layer, dtype if in_half else "float32")
             if type(layer).__name__ in ("TFOpLambda", "SlicingOpLambda"):
-                # TFOpLambda and SlicingOpLambda wrap operations such as `x + y` in functional models of tf_keras.
+                # TFOpLambda and SlicingOpLambda wrap operations such as `x + y` in functional tf_keras models.
                 set_casts(layer, inputs=dtype, only_mixed=True)
             else:
                 set_casts(layer, outputs=None if in_half else dtype)

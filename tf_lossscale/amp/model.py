@@ -98,7 +98,7 @@ class Model:
             if manager_given or diagnose or amp_level != "O0" or any(each is not None for each in arguments):
                 raise ValueError(
                     f"`network` is a {type(network).__name__}, which has a loss and an optimizer: pass it alone. Set "
-                    "levels with auto_mixed_precision(model), and the loss scale when you create the cell."
+                    "levels with auto_mixed_precision(model), and pass the loss scale to the constructor of this cell."
                 )
             self.optimizer = network.optimizer
             return

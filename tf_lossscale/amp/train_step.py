@@ -39,7 +39,7 @@ class TrainOneStepCell:
     'float32'
 
     Args:
-        network: a callable that returns the loss for the inputs and has an attribute `trainable_variables`, such as a
+        network: a callable that returns the loss for the inputs and has a `trainable_variables` attribute, such as a
             `WithLossCell`.
         optimizer: an optimizer that `LossScaleOptimizer` can wrap, or a `LossScaleOptimizer`.
         sens: the scale, a finite number of at least 1. The default is 1.

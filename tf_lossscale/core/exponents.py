@@ -151,9 +151,9 @@ class Exponents(Variables):
         return int(_value(self.steps)) if "steps" in self._all() else 0
 
     def _numbers(self) -> tuple[int, int]:
-        """Return the values of `steps` and `following` in eager mode.
+        """Return the values of the variables `steps` and `following`, in eager mode.
 
-        The values are cached, unless a graph can change the variables.
+        The values are cached unless a graph may also change these two variables.
         """
         found = None if self._in_graphs else self._known.get(replicas.replica())
         if found is None:

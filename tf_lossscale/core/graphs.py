@@ -37,7 +37,7 @@ def operations(result: Any) -> list[Any]:
 
 
 def finished(result: Any) -> tf.Tensor:
-    """Return True as a tensor that is computed after all operations in a result. A branch of `tf.cond` can return it.
+    """Return a tensor, True, that is computed after all operations in `result`. A branch of `tf.cond` can return it.
 
     >>> finished(None).numpy().item()
     True

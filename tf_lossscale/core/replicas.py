@@ -84,7 +84,7 @@ def can_write_independently() -> bool:
 
 
 def independent_writes() -> contextlib.AbstractContextManager[None]:
-    """Make each replica write its own copies of the variables in a `with` block; see `write_independently`.
+    """In a `with` block, make each replica write its own copies of the variables; see `write_independently`.
 
     >>> with independent_writes():
     ...     write_independently()
@@ -92,9 +92,9 @@ def independent_writes() -> contextlib.AbstractContextManager[None]:
     """
     if not tf.distribute.has_strategy() or tf.distribute.in_cross_replica_context():
         return contextlib.nullcontext()
-    # `_use_merge_call` is private. A test fails if strategies stop calling it. A strategy runs the threads of its
-    # replicas one at a time, and changes the thread only in a merge_call. A thread in this block makes none, so no
-    # other replica sees the override.
+    # The block overrides `_use_merge_call`, a private method. A test fails if strategies stop calling it. No other
+    # replica sees the override: a strategy runs its replicas' threads one at a time and changes the thread only in a
+    # merge_call, and there is no merge_call in the block.
     return overriding(tf.distribute.get_strategy().extended, _use_merge_call=lambda: False)
 
 

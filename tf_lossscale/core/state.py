@@ -26,7 +26,7 @@ class LossScale(Variables):
 
     A subclass defines `__call__` and, if the scale reacts to gradients, `check` and `move`. If `may_skip` is True, each
     step calls `check`, then `move`; otherwise it calls neither. Write both methods with TensorFlow's operations,
-    because a `tf.function` traces them only once. Pass an instance as the argument `loss_scale_manager` of
+    because a `tf.function` traces them only once. Pass an instance as the `loss_scale_manager` argument of
     `LossScaleOptimizer`.
 
     >>> import tf_lossscale
@@ -371,7 +371,7 @@ def adopted(value: Any) -> LossScale | None:
     True
 
     Args:
-        value: a LossScale, or a callable that returns the scale and has a method `update(grads)`. The method changes
+        value: a LossScale, or a callable that returns the scale and has an `update(grads)` method. The method changes
             the scale. It returns an operation (None in eager mode), and whether to apply the gradients.
     """
     if isinstance(value, LossScale):

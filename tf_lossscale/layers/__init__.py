@@ -16,7 +16,7 @@ def layers_of(layer: Any) -> Any:
     'tf_lossscale.layers.keras3'
 
     Args:
-        layer: a layer of Keras 3 or tf_keras, or of a class derived from one.
+        layer: a Keras 3 or tf_keras layer, or an instance of a class derived from one.
 
     Returns:
         The module `keras3` or `tf_keras` of `tf_lossscale.layers`.
@@ -31,7 +31,7 @@ def layers_of(layer: Any) -> Any:
 
 
 def is_layer(value: Any) -> bool:
-    """Return whether an object is a layer or model of Keras 3 or tf_keras.
+    """Return whether an object is a Keras 3 or tf_keras layer or model.
 
     >>> is_layer("Dense")
     False
@@ -71,7 +71,7 @@ def library_of(layer: Any) -> Any:
     'keras'
 
     Args:
-        layer: a layer or model of Keras 3 or tf_keras.
+        layer: a Keras 3 or tf_keras layer or model.
 
     Returns:
         The module `keras` or `tf_keras`.

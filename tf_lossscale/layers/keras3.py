@@ -11,7 +11,7 @@ from tf_lossscale.core import replicas
 from tf_lossscale.libraries import keras_versions
 
 keras = library = keras_versions.keras_3()
-# `keras.src.losses.loss` is private. Keras's losses call its function `scale_loss_for_distribution`.
+# `keras.src.losses.loss` is private. Keras's losses call its `scale_loss_for_distribution` function.
 _losses = keras_versions.keras_3("src.losses.loss")
 
 # Keras 3's dtype policies, under the same names as tf_keras's in `layers/tf_keras.py`.
@@ -53,9 +53,9 @@ def compile_as_given(model: Any, **arguments: Any) -> None:
 def with_layer_names(objects: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
     """Return the objects of a checkpoint with Keras 3's names added to those of Keras 2.
 
-    Keras 2 names the layers of a functional or sequential model `layer-0`, `layer-1`. Keras 3 keeps them in a list
-    `_operations`. In a sequential model this list is in the attribute `_functional`, and starts with the input layer.
-    Some of Keras 3's layers keep the weight `kernel` as `_kernel`.
+    Keras 2 names the layers of a functional or sequential model `layer-0`, `layer-1`. Keras 3 keeps them in an
+    `_operations` list. A sequential model has this list in its `_functional` attribute, and the list starts with the
+    input layer. Some of Keras 3's layers store the `kernel` weight as `_kernel`.
 
     >>> there = with_layer_names({"model": {"layer-0": "dense"}, "dense": {"kernel": "weight"}})
     >>> there["dense"]
@@ -97,7 +97,7 @@ def rename_metric(metric: Any, name: str) -> None:
     'Error'
 
     Args:
-        metric: a metric object of Keras 3.
+        metric: a Keras 3 metric.
         name: the name in logs and in the result of `evaluate`.
     """
     metric.name = name

@@ -77,7 +77,7 @@ def rename_metric(metric: Any, name: str) -> None:
     'Error'
 
     Args:
-        metric: a metric object of tf_keras.
+        metric: a tf_keras metric.
         name: the name in logs and in the result of `evaluate`.
     """
     # tf_keras has no public way to change the name of a metric.

@@ -26,7 +26,7 @@ __all__ = ["LossScaleOptimizer", "Policy", "get_layer_policy", "global_policy", 
 
 
 class LossScaleOptimizer(OldLossScaleOptimizer):
-    """Wraps an optimizer and scales its loss with the loss scale that the argument `loss_scale` describes.
+    """Wraps an optimizer and scales its loss with the loss scale that the `loss_scale` argument describes.
 
     >>> import tensorflow as tf
     >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.1), "dynamic")
@@ -41,8 +41,8 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
 
     Args:
         optimizer: the optimizer that does the update; `opt` and `inner_optimizer` are other names for it.
-        loss_scale: "dynamic"; a number of at least 1 for a fixed scale; a `tf_lossscale.legacy.LossScale`, which may
-            be of a user-defined subclass; or the config of a LossScale.
+        loss_scale: "dynamic"; a number of at least 1 for a fixed scale; a `tf_lossscale.legacy.LossScale`, or an
+            instance of your own subclass of it; or the config of a LossScale.
 
     Raises:
         TypeError: an argument is missing or unknown, or `optimizer` is not supported.
@@ -100,7 +100,7 @@ def _register(module: types.ModuleType) -> None:
     # If the installed `keras` is Keras 2, the separate package `tf_keras` has no adapters.
     if not families.load_all(library):
         return
-    # This call registers the class `Policy`.
+    # This call registers the `Policy` class.
     policies_of(library)
     saving = layers.layers_in(library).library.saving
     for adapter in families.load_all(library):

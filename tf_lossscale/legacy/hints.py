@@ -33,7 +33,7 @@ _OF_KERAS_3 = ("not recognized", "unexpected keyword argument", "Unrecognized ke
 
 
 def hint(error: BaseException) -> str | None:
-    """Return a hint for a known error, or None.
+    """Return a hint for a known error. For any other error, return None.
 
     >>> hint(ModuleNotFoundError("No module named 'keras.engine'", name="keras.engine"))[:51]
     'This program seems to be written for Keras 2. Insta'

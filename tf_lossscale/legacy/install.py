@@ -11,7 +11,7 @@ from tf_lossscale.legacy.patches import Patches
 
 
 class Installation:
-    """The return value of `install` and `wrap_in_compile`. As a context manager, it undoes the call at the end.
+    """The return value of `install` and `wrap_in_compile`. As a context manager, it undoes the call at the block's end.
 
     >>> with wrap_in_compile() as installation:
     ...     pass
@@ -114,7 +114,7 @@ def uninstall() -> None:
 
 
 def wrap_in_compile() -> Installation:
-    """Make `compile` wrap optimizers in this package's LossScaleOptimizer under the policy "mixed_float16".
+    """Make `compile` wrap optimizers in this package's LossScaleOptimizer under the "mixed_float16" policy.
 
     Without this call, `compile` wraps them in the Keras library's own class. Nothing else changes: `compile` wraps the
     same optimizers as before, and does not wrap an optimizer that is already wrapped in either class. Models that are
@@ -136,7 +136,7 @@ def wrap_in_compile() -> Installation:
     >>> installation.undo()
 
     Returns:
-        An object whose method `undo()` makes `compile` use the library's own class again. The object is also a context
+        An object whose `undo()` method makes `compile` use the library's own class again. The object is also a context
         manager: the end of its block calls `undo()`, unless an earlier `wrap_in_compile()` is still in effect.
     """
     return Installation(lambda: _compile.release("wrap_in_compile"), is_first=_compile.hold("wrap_in_compile"))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class LossScale(TensorLike, state.LossScale, abc.ABC):
     """Base class of the old loss scales. Derive a class from it to write your own loss scale.
 
-    The method `update` checks the gradients and changes the scale.
+    The `update` method checks the gradients and changes the scale.
 
     >>> class Halving(LossScale):
     ...     def __init__(self):
@@ -78,7 +78,7 @@ class LossScale(TensorLike, state.LossScale, abc.ABC):
     #: The initial scale. For a user-defined loss scale it is unknown, so it is NaN.
     initial_scale = float("nan")
 
-    # A LossScaleOptimizer of this package calls `check`, then `record`. The old method `update` does the work of both,
+    # A LossScaleOptimizer of this package calls `check`, then `record`. The old `update` method does the work of both,
     # so `check` calls `update`.
 
     def check(self, gradients: Iterable[Gradient], **norm: tf.Tensor) -> tf.Tensor:
@@ -242,7 +242,7 @@ class DynamicLossScale(LossScale, state.DynamicLossScale):
 
 
 def get(identifier: LossScale | str | float | dict[str, Any] | None) -> LossScale | None:
-    """Convert a value of the argument `loss_scale` to a LossScale.
+    """Convert a value of the `loss_scale` argument to a LossScale.
 
     >>> get("dynamic").increment_period
     2000
@@ -277,7 +277,7 @@ def get(identifier: LossScale | str | float | dict[str, Any] | None) -> LossScal
 
 
 def get_for_wrapper(loss_scale: Any) -> LossScale:
-    """Convert the argument `loss_scale` of a wrapper to a LossScale. None is not allowed.
+    """Convert a wrapper's `loss_scale` argument to a LossScale. None is not allowed.
 
     >>> get_for_wrapper(8)
     FixedLossScale(8.0)

@@ -106,7 +106,7 @@ class Policies:
         return policy.name != "mixed_float16" and getattr(policy, "loss_scale", None) is not None
 
     def is_set_by_an_old_name(self) -> bool:
-        """Return whether the global policy was set with the old `set_policy`, or is of the old class `Policy`."""
+        """Return whether the global policy was set with the old `set_policy`, or is an instance of the old `Policy`."""
         policy = self._library.global_policy()
         return policy is self._last_set[0] or isinstance(policy, self.Policy)
 

@@ -68,7 +68,7 @@ class TensorLike:
 
 
 class TheObject(tf.types.experimental.TraceType):
-    """The trace type of one Python object. A tf.function is traced again if it gets another object.
+    """The trace type of one Python object. A tf.function is traced again if it is called with a different object.
 
     >>> class Seven(TensorLike):
     ...     def __call__(self):

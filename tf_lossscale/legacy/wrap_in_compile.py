@@ -65,7 +65,7 @@ def _wrapped(inner_optimizer: Any, library: str) -> Any:
 
 
 def optimizers_for(library: str, optimizers: types.ModuleType) -> types.SimpleNamespace:
-    """Return a copy of a Keras library's module `optimizers` with a new function `get`, which `compile` calls.
+    """Return a copy of a Keras library's `optimizers` module with a new `get` function, which `compile` calls.
 
     Keras's `compile` wraps an optimizer only if the model's policy is "mixed_float16". Up to TensorFlow 2.8, any policy
     could have a loss scale. The new `get` wraps the optimizer if the global policy is not "mixed_float16" but has a
@@ -73,7 +73,7 @@ def optimizers_for(library: str, optimizers: types.ModuleType) -> types.SimpleNa
 
     Args:
         library: "keras" or "tf_keras".
-        optimizers: the library's module `optimizers`.
+        optimizers: the library's `optimizers` module.
     """
 
     @functools.wraps(optimizers.get)
@@ -114,7 +114,7 @@ _KERAS_2 = {
     "training_eager_v1": "loss_scale_optimizer",
 }
 
-#: For each module that defines a method `compile`, the function that patches the module after its import.
+#: For each module that defines a `compile` method, the function that patches the module after its import.
 PLACES: dict[str, Put] = {
     "keras.src.trainers.trainer": _trainer_of_keras_3,
     **{

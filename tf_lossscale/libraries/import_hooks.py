@@ -27,7 +27,7 @@ def when_imported(module: str, action: Action, after: Sequence[str] = ()) -> Cal
     >>> cancel()
 
     Args:
-        module: the dotted name, as in `sys.modules`. A file that is imported under another name is another module.
+        module: the dotted name, as in `sys.modules`. A file that is imported under two names becomes two modules.
         action: a function of the module, called once. The import statement raises its errors.
         after: further modules that must be imported before the action is called, in any order.
 

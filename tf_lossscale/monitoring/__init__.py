@@ -1,1 +1,1 @@
-"""Monitor the loss scale in `fit` and in TensorBoard, and plot it."""
+"""Monitors the loss scale in `fit` and in TensorBoard, and plots it."""

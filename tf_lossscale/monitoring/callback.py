@@ -45,15 +45,15 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
     Args:
         update_freq: "epoch" to read the values at the end of each epoch, or a number n to read them after every n
             batches as well. Each reading waits until the steps in progress have finished.
-        log_dir: a folder to which the callback writes TensorBoard scalars at each reading, like `write_summary`; None
-            to write nothing. With `diagnose="exponents"`, it also writes the exponent counts of each newly counted
-            step: as histograms for TensorBoard, and as a line of `exponents.jsonl`.
+        log_dir: a folder to which the callback writes TensorBoard scalars at each reading, like `write_summary`. By
+            default nothing is written. With `diagnose="exponents"`, the callback also writes the exponent counts of
+            each newly counted step: as histograms for TensorBoard, and as a line of `exponents.jsonl`.
         max_skipped: the share of skipped steps above which the callback warns. The share is checked at a reading if at
             least 50 steps have been taken since the previous check.
         optimizer: the optimizer whose loss scale is shown; None for the model's optimizer.
 
     Raises:
-        TypeError: an argument is of a wrong type.
+        TypeError: an argument has the wrong type.
         ValueError: an argument is out of range.
         ImportError: `log_dir` is given, but TensorBoard is not installed.
     """
@@ -69,7 +69,7 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         if update_freq != "epoch":
             remedy = 'Pass "epoch", or after how many batches to read.'
             self.update_freq = errors.whole_number("update_freq", update_freq, remedy)
-            # Keras waits for each batch if a callback has the method `on_train_batch_end`, so the method is set only
+            # Keras waits for each batch if a callback has the `on_train_batch_end` method, so the method is set only
             # if it is needed.
             self.on_train_batch_end = self._after_batch
         self.max_skipped = errors.positive_number("max_skipped", max_skipped, "Pass a share, for example 0.2.")
@@ -169,7 +169,7 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         share = (skipped - skipped_before) / (steps - steps_before)
         if share > self.max_skipped and not self._warned:
             logging.warning(
-                "%.0f %% of the last %d steps were skipped, more than %g %%; the loss scale is %g. %s",
+                "%.0f%% of the last %d steps were skipped, more than %g%%; the loss scale is %g. %s",
                 *(100 * share, steps - steps_before, 100 * self.max_skipped, self._read["loss_scale"], WHAT_TO_TRY),
             )
         self._warned = share > self.max_skipped

@@ -32,7 +32,7 @@ def write_summary(optimizer: LossScaleOptimizer, step: Scalar | None = None, los
     Args:
         optimizer: the optimizer whose loss scale is written.
         step: an int or an int64 scalar tensor; None for the step set with `tf.summary.experimental.set_step`.
-        loss: the unscaled loss, a floating-point scalar; None to write no loss.
+        loss: the unscaled loss, a floating-point scalar. If it is None, no loss is written.
 
     Raises:
         TypeError: `optimizer` is not a `tf_lossscale.LossScaleOptimizer`.

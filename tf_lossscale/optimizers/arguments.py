@@ -1,4 +1,4 @@
-"""Checks of the arguments of Adafactor."""
+"""Checks Adafactor's arguments."""
 
 from __future__ import annotations
 

@@ -239,7 +239,7 @@ class Hooked:
 
 
 def around_step(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a method `step`, so that the step hooks are called before and after it.
+    """Decorate a `step` method, so that the step hooks are called before and after it.
 
     Args:
         step: the method to decorate.

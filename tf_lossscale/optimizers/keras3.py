@@ -15,7 +15,7 @@ keras: Any = keras_versions.keras_3()
 
 @keras.saving.register_keras_serializable(package="tf_lossscale")
 class Adafactor(TorchSurface, keras.optimizers.Optimizer):
-    r"""Adafactor with the algorithm and the methods of `torch.optim.Adafactor`, as an optimizer of Keras 3.
+    r"""Adafactor with the algorithm and the methods of `torch.optim.Adafactor`, as a Keras 3 optimizer.
 
     For a parameter X with gradient G (-G with `maximize`), at its t-th step::
 

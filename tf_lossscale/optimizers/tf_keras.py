@@ -15,7 +15,7 @@ tf_keras: Any = keras_versions.keras_2()
 
 @tf_keras.saving.register_keras_serializable(package="tf_lossscale")
 class Adafactor(TorchSurface, tf_keras.optimizers.Optimizer):
-    """Adafactor with the semantics of `torch.optim.Adafactor`, as an optimizer of tf_keras.
+    """Adafactor with the semantics of `torch.optim.Adafactor`, as a tf_keras optimizer.
 
     `tf_lossscale.optimizers.keras3.Adafactor` documents the algorithm, the methods and the arguments.
 

@@ -62,8 +62,8 @@ class TorchSurface(AdafactorBase):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters with their gradients, and call the step hooks.
 
-        The closure is called first. Then the gradient of each variable is read from its attribute `grad`. If no
-        variable has one, the gradients of the closure's loss are computed instead. A variable whose gradient is None
+        The closure is called first. Then each variable's gradient is read from its `grad` attribute. If no variable
+        has this attribute, the gradients of the closure's loss are computed instead. A variable whose gradient is None
         does not change, and neither does its state. A gradient of zeros counts as a step: the second moments decay, and
         with a `weight_decay` the variable decays as well.
 

@@ -36,7 +36,7 @@ def loss_scale(
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: a value is out of range or contradicts a different argument.
+        ValueError: a value is out of range, or contradicts another argument.
     """
     errors.boolean("dynamic", dynamic, _instead_of(dynamic, initial_scale, growth_steps))
     if skip_nonfinite is not None:

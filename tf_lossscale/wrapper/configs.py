@@ -1,4 +1,4 @@
-"""Write and read the config of a LossScaleOptimizer, and copy a LossScaleOptimizer."""
+"""Writes and reads the config of a LossScaleOptimizer, and copies a LossScaleOptimizer."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Configurable(Parts):
             self._set_state({**state, "loss_scale": self._loss_scale.in_range(state["loss_scale"])})
 
     def get_config(self) -> dict[str, Any]:
-        """Return a config of plain values, from which `from_config` creates the same optimizer.
+        """Return a config of plain values, from which `from_config` creates an equal optimizer.
 
         >>> import tensorflow as tf
         >>> from tf_lossscale import LossScaleOptimizer
@@ -149,7 +149,7 @@ class Configurable(Parts):
 
 
 def _a_model_is_being_saved() -> bool:
-    """Return whether a Keras library is saving or pickling a model: one of its save functions is on the call stack."""
+    """Return whether one of Keras's functions that save or pickle a model is on the call stack."""
     frame: Any = sys._getframe()
     while frame is not None:
         module = frame.f_globals.get("__name__", "")

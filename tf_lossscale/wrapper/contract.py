@@ -9,8 +9,8 @@ the first of these rules that applies decides:
    `scale_loss` the gradients are scaled; after `get_scaled_loss` or `get_unscaled_gradients` they are unscaled. If a
    function contains no recorded call, the functions that enclose it are searched.
 3. Calls in other places that no update has followed yet. They count because gradients can be passed between functions
-   and threads. In eager mode these calls count together with those of rule 2. If the calls disagree, the update raises
-   an error.
+   and threads. In eager mode the call of rule 2 counts together with these calls. If the calls disagree, the update
+   raises an error.
 4. If no call was recorded, the gradients are unscaled, as the TensorFlow 2 documentation of `apply_gradients` says. A
    warning names the methods that were not called.
 
@@ -142,7 +142,7 @@ class Contract:
 
     @contextlib.contextmanager
     def whole_step(self) -> Iterator[None]:
-        """Return a context manager for a complete step. Calls in the step never contradict functions traced earlier."""
+        """Return a context manager for a complete step. Calls in the step never contradict functions traced before."""
         self._thread.whole_steps += 1
         try:
             yield
@@ -306,7 +306,7 @@ class Contract:
         self._thread.factor = factor
 
     def remembered_factor(self) -> tf.Tensor | None:
-        """Return the factor that this thread stored in the current graph or in eager mode; otherwise None."""
+        """Return the factor that this thread stored. If it was stored in a different graph or mode, return None."""
         factor = self._thread.factor
         return factor if factor is not None and getattr(factor, "graph", None) is _graph() else None
 

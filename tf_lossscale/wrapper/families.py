@@ -52,7 +52,7 @@ _FAMILIES = [
 
 
 def adapter_for(optimizer: Any) -> type | None:
-    """Return the wrapper class for an optimizer, or None if the optimizer belongs to no known family.
+    """Return the wrapper class for an optimizer. If the optimizer belongs to no known family, return None.
 
     >>> adapter_for(3) is None
     True
@@ -74,7 +74,7 @@ def adapter_for(optimizer: Any) -> type | None:
 
 
 def of(optimizer: Any) -> Any:
-    """Return an optimizer's `Family` object, or None if the optimizer belongs to no known family.
+    """Return an optimizer's `Family` object. If the optimizer belongs to no known family, return None.
 
     >>> import tensorflow as tf
     >>> of(tf.keras.optimizers.SGD(0.5)).optimizers_name
@@ -248,7 +248,7 @@ def _instead_of_wrapping(wrapper: Any) -> str:
 
 
 def scales_losses(optimizer: Any) -> bool:
-    """Return whether an optimizer is a LossScaleOptimizer of this package or of another library.
+    """Return whether an optimizer is a LossScaleOptimizer, from this package or from another library.
 
     >>> import tensorflow as tf
     >>> scales_losses(tf.keras.optimizers.SGD())
@@ -261,7 +261,7 @@ def scales_losses(optimizer: Any) -> bool:
 
 
 def is_scaling(cls: Any) -> bool:
-    """Return whether a class is, or derives from, a LossScaleOptimizer of this package or of another library.
+    """Return whether a class is or derives from a LossScaleOptimizer, from this package or from another library.
 
     >>> class MyLossScaleOptimizer: pass
     >>> is_scaling(MyLossScaleOptimizer)

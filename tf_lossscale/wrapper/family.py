@@ -25,8 +25,8 @@ class Family(abc.ABC):
     """Base class of adapters between LossScaleOptimizer and an optimizer library. An instance holds one optimizer.
 
     Derive a class to support another library. It must define `build`, which creates the optimizer's variables, and
-    `apply`, which applies gradients that are already summed over the replicas. If the optimizer has no attribute
-    `iterations`, the class must also define `count_skipped_step`.
+    `apply`, which applies gradients that are already summed over the replicas. If the optimizer has no
+    `iterations` attribute, the class must also define `count_skipped_step`.
 
     >>> class Descent(Family):
     ...     def build(self, variables):
@@ -80,7 +80,7 @@ class Family(abc.ABC):
         """
 
     def ensure_built(self, variables: list[Variable]) -> None:
-        """Call `build`. In eager mode without a strategy, do so only if the variables differ from the last call's."""
+        """Call `build`. In eager mode without a strategy, do so only if the variables changed since the last call."""
         remembers = tf.executing_eagerly() and not tf.distribute.has_strategy()
         same = [last() is variable for last, variable in zip(self._built_for, variables)]
         if remembers and len(self._built_for) == len(variables) and all(same):
@@ -94,7 +94,7 @@ class Family(abc.ABC):
         return False
 
     def known_variables(self) -> list[Variable] | None:
-        """Return the variables that the optimizer was built for; None if the optimizer does not store them."""
+        """Return the variables that the optimizer was built for. If the optimizer does not store them, return None."""
         return None
 
     # Gradients. -------------------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ class Family(abc.ABC):
         """Apply gradients that are already summed over the replicas, without summing them again."""
 
     def require_graph_mode(self) -> None:
-        """Raise if this is a legacy graph and the optimizer cannot train in one."""
+        """Raise an error if a legacy graph is being built and the optimizer cannot train in one."""
         if not self.returns_operations and not runs_in_order():
             inner = type(self.inner)
             raise RuntimeError(
@@ -176,7 +176,7 @@ class Family(abc.ABC):
         return None
 
     def obstacle(self) -> str | None:
-        """Return the reason why XLA cannot compile the optimizer's update; None if no reason is known."""
+        """Return the reason why XLA cannot compile the optimizer's update. If no reason is known, return None."""
         if getattr(self.inner, "has_step_hooks", False):
             return "the optimizer's step hooks are Python functions"
         return None
@@ -251,7 +251,7 @@ class Family(abc.ABC):
     nadam_product = ("_u_product", 1.0)
 
     def slot(self, variable: Any, name: str, attribute: str) -> Any:
-        """Return a variable's slot, or None if the slot does not exist.
+        """Return a variable's slot. If the slot does not exist, return None.
 
         `name` is the slot's name in TensorFlow 2. `attribute` is the attribute in which Keras 3 stores a list of these
         slots.
@@ -274,7 +274,7 @@ class Family(abc.ABC):
 
 
 def require_answers(family: type, missing: Collection[str], optimizers: str) -> None:
-    """Raise if a family class does not define methods that its optimizers need.
+    """Raise an error if a family class lacks methods that its optimizers need.
 
     >>> require_answers(Family, [], "optimizers of class SGD")
 

@@ -1,4 +1,4 @@
-"""Checks and conversions of gradients and variables that callers pass."""
+"""Checks and converts the gradients and variables that callers pass."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def unzip(grads_and_vars: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[An
 
 
 def require_fitting(gradients: list[Any], variables: list[Any]) -> None:
-    """Raise if the gradients cannot be applied to the variables.
+    """Raise an error if the gradients cannot be applied to the variables.
 
     >>> require_fitting([tf.constant([1.0]), None], [tf.Variable([2.0]), tf.Variable(3.0)])
 
@@ -87,7 +87,7 @@ def require_fitting(gradients: list[Any], variables: list[Any]) -> None:
 
 
 def _require_strategy_of(variables: list[Any]) -> None:
-    """Raise if a variable has copies on several replicas, but no strategy is in use to update all of them."""
+    """Raise an error if a variable has copies on several replicas, but no strategy is in use to update all copies."""
     if tf.distribute.has_strategy():
         return
     for variable in variables:
@@ -152,7 +152,7 @@ def as_list(var_list: Any) -> list[Any]:
 
 
 def tensors_of(variables: list[Any]) -> list[Any]:
-    """Replace each `keras.Variable` in a list by its `tf.Variable`, which a gradient tape can watch.
+    """Replace each `keras.Variable` in a list with its `tf.Variable`, which a gradient tape can watch.
 
     >>> tensors_of([tf.keras.Variable(1.0)])[0].numpy().item()
     1.0
@@ -168,7 +168,7 @@ def tensors_of(variables: list[Any]) -> list[Any]:
 
 
 def assign_all(variables: list[Any], values: list[Any]) -> None:
-    """Assign a value to each variable, or raise without assigning any.
+    """Assign a value to each variable. If a value does not fit, raise an error and assign none.
 
     >>> weight = tf.Variable([1.0])
     >>> assign_all([weight], [tf.constant([2.0])])
@@ -176,7 +176,7 @@ def assign_all(variables: list[Any], values: list[Any]) -> None:
     [2.0]
 
     Args:
-        variables: variables of TensorFlow or Keras 3.
+        variables: TensorFlow or Keras 3 variables.
         values: one array for each variable.
 
     Raises:
@@ -211,7 +211,7 @@ def _is_one(var_list: Any) -> bool:
 
 
 def names_of(variables: list[Any]) -> tuple[str, ...]:
-    """Return a unique name for each variable, for reports. A `keras.Variable` is named by its path.
+    """Return a unique name for each variable, for reports. The name of a `keras.Variable` is its path.
 
     >>> names_of([tf.Variable(1.0), tf.Variable(2.0), tf.keras.Variable(1.0, name="kernel")])
     ('Variable', 'Variable_1', 'kernel')

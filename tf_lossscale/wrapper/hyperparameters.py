@@ -31,7 +31,7 @@ _NAMES = {
 def names(optimizer: object) -> tuple[str, ...]:
     """Return the names of an optimizer's hyperparameters other than the learning rate.
 
-    A user-defined optimizer class can list its hyperparameters in a class attribute `hyperparameter_names`.
+    A user-defined optimizer class can list its hyperparameters in a `hyperparameter_names` class attribute.
 
     >>> class MyAdam:
     ...     hyperparameter_names = ("temperature",)
@@ -39,7 +39,7 @@ def names(optimizer: object) -> tuple[str, ...]:
     ('temperature',)
 
     Args:
-        optimizer: an optimizer object of any library.
+        optimizer: an optimizer from any library.
 
     Returns:
         A tuple of names; empty if the optimizer class is not known and has no `hyperparameter_names`.
@@ -134,7 +134,7 @@ class Delegating(Parts):
     # Private methods of legacy optimizers that existing user code calls on the wrapper.
 
     def _decayed_lr(self, var_dtype: Any) -> Any:
-        """Return the learning rate of the next step, which a schedule may determine."""
+        """Return the learning rate for the next step, which a schedule may determine."""
         return tf.cast(self._optimizer.learning_rate, var_dtype)
 
     def _get_hyper(self, name: str, dtype: Any = None) -> Any:

@@ -91,7 +91,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     0.75
 
     Args:
-        inner_optimizer: the optimizer that updates the variables, for example from Keras 3 (`tf.keras.optimizers`),
+        inner_optimizer: the optimizer that updates the variables, for example from `tf.keras.optimizers` (Keras 3),
             `tf_keras.optimizers` or `tf_keras.optimizers.legacy`.
         dynamic: whether the scale changes during training. Keep it True unless you know a scale that is right for the
             whole training. If False, the scale stays at `initial_scale`, and no step is skipped unless
@@ -108,7 +108,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         backoff_factor: the factor by which the scale is multiplied after an overflow.
         hysteresis: the number of overflows after which the scale is lowered.
         min_scale: the value below which the scale is never lowered.
-        max_scale: the value above which the scale never grows; None for the maximum of float32.
+        max_scale: the value above which the scale never grows. The default is the largest float32 number.
         on_stall: what happens in a stall, which means 100 skipped steps in a row: "warn", "raise", or a function that
             is called with the optimizer. "raise" raises a FloatingPointError in eager mode and an
             InvalidArgumentError in a graph. Each stall is reported once: in the 100th skipped step in eager mode, and
@@ -120,7 +120,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         diagnose_every: with `diagnose="exponents"`, gradients are counted in the first step and then in every
             `diagnose_every`-th step. `count_exponents()` requests a count in the next step. Steps that are not counted
             cost almost nothing extra.
-        loss_scale_manager: a manager of `tf_lossscale.amp` or a `SharedLossScale`. It determines the scale and its
+        loss_scale_manager: a manager from `tf_lossscale.amp` or a `SharedLossScale`. It determines the scale and its
             rules, so the arguments from `dynamic` to `max_scale` must not be passed.
         jit_compile: whether XLA compiles the optimizer's step, but not the model. Checking and applying the gradients,
             and in a tf.function also unscaling most of them, then run as one or a few kernels. The same steps are
@@ -131,7 +131,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             `loss_scale_factor` and `gradient_accumulation_steps`.
 
     Raises:
-        TypeError: `inner_optimizer` belongs to no known family or is a LossScaleOptimizer, or an argument has a wrong
+        TypeError: `inner_optimizer` belongs to no known family or is a LossScaleOptimizer, or an argument has the wrong
             type.
         ValueError: `inner_optimizer` is already wrapped, or an argument is out of range, contradicts the inner
             optimizer, or is not supported by its family.
@@ -530,7 +530,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         Args:
             loss: a function that returns the loss, or a loss tensor together with its tape.
             var_list: a variable, a list of them, or a function that returns one of these.
-            grad_loss: the gradient of the final objective with respect to the loss; None for ones.
+            grad_loss: the gradient of the final objective with respect to the loss. By default it is 1.
             tape: the tape that recorded the loss; required if `loss` is a tensor.
 
         Returns:
@@ -576,7 +576,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         Args:
             loss: a function that returns the loss, or a loss tensor together with its tape.
             var_list: a variable, a list of them, or a function that returns one of these.
-            grad_loss: the gradient of the final objective with respect to the loss; None for ones.
+            grad_loss: the gradient of the final objective with respect to the loss. By default it is 1.
             name: ignored; accepted for compatibility with other optimizers.
             tape: the tape that recorded the loss; required if `loss` is a tensor.
             **kwargs: passed to the inner optimizer.
@@ -658,7 +658,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     @property
     def dynamic_counter(self) -> tf.Variable | None:
-        """The number of finite steps since the scale last changed, as an int64 variable; None if the scale is fixed."""
+        """The number of finite steps since the scale last changed, an int64 variable; None if the scale is fixed."""
         return self._loss_scale.good_steps if self.dynamic else None
 
     @property
@@ -725,7 +725,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     @property
     def variables(self) -> CallableList:
-        """The inner optimizer's variables, then the loss scale's variables. `variables()` returns the same list."""
+        """The inner optimizer's variables, followed by the loss scale's. `variables()` returns the same list."""
         return CallableList([*self.weights, *self._loss_scale.variables])
 
     @property

@@ -1,4 +1,4 @@
-"""Arguments of Keras's optimizers that the wrapper accepts and sets on the inner optimizer."""
+"""The arguments of Keras's optimizers that the wrapper also accepts, and sets on the inner optimizer."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ CLIPS = ("clipnorm", "clipvalue", "global_clipnorm")
 
 
 def take_name(given: dict[str, Any]) -> str | None:
-    """Remove the keyword argument `name` from a dict of constructor arguments, and return its value.
+    """Remove `name` from a dict of constructor arguments, and return its value.
 
     >>> take_name({"name": "scaled", "clipnorm": 1.0})
     'scaled'
 
     Args:
-        given: the keyword arguments. The key `name` is removed.
+        given: the keyword arguments. The `name` key is removed.
 
     Returns:
-        The name, or None if the dict has no name.
+        The name. If the dict has no name, None.
 
     Raises:
         TypeError: the name is not a string.

@@ -21,8 +21,7 @@ class Parts:
     True
     """
 
-    #: The `Family` class for the optimizers that this wrapper class wraps; None in a class that is not specific to a
-    #: family.
+    #: The `Family` class for the optimizers that this wrapper class wraps. Base classes for all families have None.
     _family_class: type[Family] | None = None
 
     _optimizer: Any

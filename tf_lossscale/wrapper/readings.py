@@ -105,7 +105,7 @@ class Observable(Parts):
 
     @property
     def gradient_norm(self) -> tf.Variable | None:
-        """The global norm of the last step's unscaled gradients, as a float32 variable; None without `diagnose=True`.
+        """The global norm of the last step's unscaled gradients, a float32 variable; None without `diagnose=True`.
 
         The gradients are summed over the replicas, and the inner optimizer has not clipped them yet. The norm is
         infinite or NaN if the step was skipped.
@@ -162,8 +162,8 @@ class Observable(Parts):
             state: a dict that `state` returned. Counts other than `dynamic_counter` are set to 0 if they are missing.
 
         Raises:
-            ValueError: a key is missing or unknown, a value is out of range, or the scale is fixed at
-                another value. The state is then unchanged.
+            ValueError: a key is missing or unknown, a value is out of range, or the scale is fixed at a different
+                value. The state is then unchanged.
             TypeError: the state is not a mapping, or a value is not a number.
             RuntimeError: the method is called while a graph is being built.
         """
@@ -294,7 +294,7 @@ class Observable(Parts):
         return precision_report(counts)
 
     def _last_counts(self) -> ExponentCounts | None:
-        """Return the counts of the last step that counted gradients by exponent; None if there is no such step."""
+        """Return the counts of the last step that counted gradients by exponent. If there is none, return None."""
         return None if self._exponents is None else self._exponents.last()
 
     def _counting(self, method: str) -> Exponents:
@@ -307,7 +307,7 @@ class Observable(Parts):
 
 
 def value_of(variable: Any) -> Any:
-    """Return the value of a variable as a Python number. In graph mode, read it in the session of Keras 2.
+    """Return the value of a variable as a Python number. In graph mode, read it in Keras 2's session.
 
     >>> import tensorflow as tf
     >>> value_of(tf.Variable(3))
@@ -322,7 +322,7 @@ def value_of(variable: Any) -> Any:
 
 
 def set_value(variable: Any, value: Any) -> None:
-    """Assign a number to a variable. In graph mode, assign it in the session of Keras 2.
+    """Assign a number to a variable. In graph mode, assign it in Keras 2's session.
 
     >>> import tensorflow as tf
     >>> variable = tf.Variable(3)
@@ -341,7 +341,7 @@ def set_value(variable: Any, value: Any) -> None:
 
 
 def require_values(method: str) -> None:
-    """Raise unless Python can read the values of variables, in eager mode or through a default session.
+    """Raise an error unless Python can read the values of variables, in eager mode or through a default session.
 
     >>> require_values("precision_report")
 

@@ -39,7 +39,7 @@ def register_family(family: FamilyClass) -> FamilyClass:
     0.5
 
     Args:
-        family: a class derived from `Family`. Its attribute `optimizer_class` must be the base class of the optimizers
+        family: a class derived from `Family`. Its `optimizer_class` attribute must be the base class of the optimizers
             to support. A later registration for the same `optimizer_class` replaces an earlier one.
 
     Returns:
@@ -79,7 +79,7 @@ def wrapper_class(family: Any) -> type:
     """
     bases: list[type] = [LossScaleOptimizer]
     if issubclass(family.optimizer_class, tf.__internal__.tracking.Trackable):
-        # With this mixin, checkpoints and SavedModels store the inner optimizer's attributes as those of the wrapper.
+        # With this mixin, checkpoints and SavedModels store the inner optimizer's attributes as the wrapper's.
         bases.append(tf.__internal__.tracking.DelegatingTrackableMixin)
     names = {"_family_class": family, "__module__": family.__module__, "__doc__": family.__doc__}
     return type("LossScaleOptimizer", (*bases, *family.wrapper_bases), names)

@@ -16,7 +16,7 @@ _FIELDS = {"dynamic_growth_steps": "growth_steps", **{name: name for name in KEY
 
 
 def setting(field: str, doc: str) -> Any:
-    """Return a read-only property with the value of a field of `Rules`. Its value is None if the scale is fixed.
+    """Return a read-only property for a field of `Rules`. The property's value is None if the scale is fixed.
 
     >>> setting("growth_factor", "The factor by which the scale grows.").__doc__
     'The factor by which the scale grows.'
@@ -37,7 +37,7 @@ def setting(field: str, doc: str) -> Any:
 
 
 def change(scale: LossScale, **changes: Any) -> None:
-    """Change the rules of a loss scale. If an argument is invalid, raise and change nothing.
+    """Change the rules of a loss scale. If an argument is invalid, raise an error and change nothing.
 
     Args:
         scale: a dynamic loss scale.

@@ -18,7 +18,7 @@ from tf_lossscale.core.step import Update, step
 
 
 class SharedLossScale(DynamicLossScale):
-    """One scale for several optimizers. An overflow in one of them skips all their steps, and lowers the scale once.
+    """One loss scale for several optimizers. An overflow in one of them skips all steps, and lowers the scale once.
 
     Use it for GANs and for models with several losses. Pass the object to each optimizer as
     `loss_scale_manager`, and take the optimizers' steps inside a block `with shared.together():`
@@ -61,8 +61,8 @@ class SharedLossScale(DynamicLossScale):
         error, no step is applied.
 
         Yields:
-            The joint step. In a legacy graph, run its attribute `operation` in a session; it is set at the end of the
-            block.
+            The joint step. In a legacy graph, run its `operation` attribute in a session. The attribute is set at the
+            end of the block.
 
         Raises:
             RuntimeError: the block is nested in another `together` block of the same scale.

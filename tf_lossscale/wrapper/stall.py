@@ -29,7 +29,7 @@ class Stall:
         action: "warn", "raise", or a function that takes the optimizer.
 
     Raises:
-        ValueError: `action` has another value.
+        ValueError: `action` has any other value.
     """
 
     def __init__(self, action: str | Callable[[Any], Any]):
@@ -53,7 +53,7 @@ class Stall:
         """Check for a stall in eager mode, and report it. The check reads variables, and so waits for the device.
 
         Args:
-            optimizer: the LossScaleOptimizer. The method does nothing if `lowest` of its loss scale is None.
+            optimizer: the LossScaleOptimizer. The method does nothing if its loss scale's `lowest` attribute is None.
 
         Raises:
             FloatingPointError: training has stalled, and the action is "raise".

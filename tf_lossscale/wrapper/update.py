@@ -1,4 +1,4 @@
-"""The part of a step that is specific to one wrapper: unscale the gradients, reduce them, then apply or skip."""
+"""The part of a step that is specific to one wrapper. It unscales and reduces gradients, then applies or skips them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Records an original in its own environment, and compares the recording with the stored one.
+"""Records the behaviour of an original implementation, and compares the recording with the stored recording.
 
     python -m tests.conformance.record ORIGINAL [--only PATTERN] [--write]
 
-The exit code is 0 if the recordings agree, 1 if a case differs, and 2 if the original cannot be installed here.
+The exit code is 0 if the recordings agree, 1 if a case differs, and 2 if the original cannot be installed.
 """
 
 import argparse
@@ -17,12 +17,14 @@ import tarfile
 from . import checkpoints, comparison, originals, program
 
 DATA = originals.ROOT / "tests" / "conformance" / "data"
-SHOWN = 3  # differences printed for each case
-DISTRIBUTED = ("loss_scale_optimizer", "dynamic_loss_scale")  # recorders with parts under MirroredStrategy
+# The maximum number of differences to print for each case.
+SHOWN = 3
+
+# The recording programs some of whose cases run under MirroredStrategy.
+DISTRIBUTED = ("loss_scale_optimizer", "dynamic_loss_scale")
 
 
 def main(arguments=None):
-    """Return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.conformance.record", description=__doc__.splitlines()[0])
     parser.add_argument("original", choices=sorted(originals.ORIGINALS))
     parser.add_argument(
@@ -49,7 +51,7 @@ def main(arguments=None):
 
 
 def record(python, name, pattern, write):
-    """Record one recording with the Python of its original; return whether it equals the stored one."""
+    """Make a recording in the environment of its original. Return whether it equals the stored recording."""
     folder = originals.ENVIRONMENTS / "recorded"
     folder.mkdir(exist_ok=True)
     stored = json.loads(gzip.decompress((DATA / f"{name}.json.gz").read_bytes()))
@@ -73,7 +75,7 @@ def record(python, name, pattern, write):
 
 
 def repeat_checkpoints(python, name):
-    """Repeat the training behind an original's checkpoints and read them; return whether nothing differs."""
+    """Repeat the training that wrote an original's checkpoints, and read them. Return whether all results agree."""
     folder = originals.ENVIRONMENTS / "recorded" / "checkpoints"
     with tarfile.open(DATA / "checkpoints.tar.gz") as archive:
         archive.extractall(folder, filter="data")
@@ -90,13 +92,13 @@ def repeat_checkpoints(python, name):
 
 
 def run(command):
-    """Run a program of this folder; return the finished process. MindSpore writes files into the current folder."""
+    """Run a program in the folder of environments, because MindSpore writes files into the current folder."""
     environment = {**os.environ, "PYTHONPATH": str(DATA.parent)}
     return subprocess.run(command, cwd=originals.ENVIRONMENTS, env=environment, stderr=subprocess.PIPE, text=True)
 
 
 def merged(one, other):
-    """Return a recording with the cases of both; a case in both is that of `other`."""
+    """Merge two recordings. If both contain a case, keep the case of `other`."""
     parts = {**one, **other}
     for part in set(one) & set(other) - {"made_with"}:
         if isinstance(one[part], dict):
@@ -105,7 +107,7 @@ def merged(one, other):
 
 
 def kept(stored, new):
-    """Return {part: the number of stored cases that no program records}."""
+    """Return a dictionary that contains, for each part, the number of stored cases that no program records."""
     inputs = {"file", "split", "made_with"}
     left = {
         part: len(set(comparison.cases(cases)) - set(comparison.cases(new.get(part, {}))))
@@ -116,7 +118,7 @@ def kept(stored, new):
 
 
 def report(name, stored, new, pattern):
-    """Print the differences by case; return their number."""
+    """Print the differences by case, and return their number."""
     chosen = comparison.recorded(new)
     differences = collections.defaultdict(list)
     for case, where, old, now in comparison.differences(stored, new, chosen):

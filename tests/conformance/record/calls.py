@@ -1,4 +1,4 @@
-"""The calls behind the names in the recordings. The recorders and the tests make the same calls."""
+"""Functions that make the recorded calls. Both the recording programs and the tests use them."""
 
 import copy
 
@@ -7,16 +7,16 @@ import tensorflow as tf
 
 
 class Bench:
-    """An optimizer family with two variables and a gradient of ones, new for every call.
+    """An optimizer family, with two variables and a gradient of ones for one call.
 
-    A subclass sets the attributes.
+    Subclasses set the class attributes.
 
-    Args:
+    Attributes:
         optimizers: the module of the inner optimizers.
         library: the Keras library of these optimizers.
-        LossScaleOptimizer: the wrapper's class, an original or this package's.
+        LossScaleOptimizer: the wrapper's class, of an original or of this package.
         DynamicLossScale: the class of older wrappers' loss scales.
-        arguments: required arguments of the wrapper after the inner optimizer.
+        arguments: the required arguments of the wrapper, except the inner optimizer.
     """
 
     arguments = ()
@@ -32,14 +32,14 @@ class Bench:
         return self.LossScaleOptimizer(inner, **{"initial_scale": 8.0, **config})
 
     def built_adam(self):
-        """Adam after one step with the gradient [0.5, -0.5]."""
+        """Return a wrapped Adam that has taken one step with the gradient [0.5, -0.5]."""
         optimizer = self.wrap("Adam")
         apply(optimizer, [(tf.constant([0.5, -0.5]), self.v)])
         return optimizer
 
 
 def apply(optimizer, grads_and_vars, **kwargs):
-    """Apply unscaled gradients, after calls of `get_scaled_loss` and `get_unscaled_gradients` as in a training loop."""
+    """Call `get_scaled_loss` and `get_unscaled_gradients` as a training loop does, and apply unscaled gradients."""
     optimizer.get_scaled_loss(tf.constant(0.0))
     optimizer.get_unscaled_gradients([])
     return optimizer.apply_gradients(grads_and_vars, **kwargs)
@@ -50,24 +50,23 @@ def values(variable):
 
 
 def inner_of(wrapper):
-    """Return the inner optimizer; it has no public name in TensorFlow 2.3."""
     return wrapper.inner_optimizer if hasattr(wrapper, "inner_optimizer") else wrapper._optimizer
 
 
 def scale_of(optimizer):
-    """Return the scale. In TensorFlow 2.3 and older it is a LossScale, whose call returns the number."""
+    """Return the scale as a number. In TensorFlow 2.3 and older, `loss_scale` is a callable object."""
     scale = optimizer.loss_scale
     return float(scale() if callable(scale) else scale)
 
 
 def counter_of(optimizer):
-    """Return the counter of finite steps; in a LossScale the counter has no public name."""
+    """Return the number of finite steps. A `LossScale` stores it in a private attribute."""
     counter = getattr(optimizer, "dynamic_counter", None)
     return float(optimizer.loss_scale._num_good_steps if counter is None else counter)
 
 
 def after(bench, optimizer, *names):
-    """Return the parts of the state that a recording notes after a call."""
+    """Return the state that is recorded after a call."""
     everything = {
         "u": lambda: values(bench.u),
         "v": lambda: values(bench.v),
@@ -83,7 +82,7 @@ STATE = ("loss_scale", "dynamic_counter")
 
 
 def described(optimizer):
-    """Return the attributes that a recording notes of a new wrapper."""
+    """Return the attributes that are recorded of a new wrapper."""
     config = optimizer.get_config()
     return {
         "loss_scale": scale_of(optimizer),
@@ -128,7 +127,7 @@ def named_values(variables):
 
 
 def variables_of(optimizer):
-    """Return the optimizer's variables; in older optimizers `variables` is a method."""
+    """Return the optimizer's variables. In older optimizers, `variables` is a method."""
     return optimizer.variables() if callable(optimizer.variables) else optimizer.variables
 
 
@@ -154,7 +153,7 @@ def in_cross_replica_context(bench, call):
         call(bench.wrap())
 
 
-# Probes of `errors` that need a function. Calls of the constructor are read from the names of their probes.
+# The cases of `errors`, except those whose names are calls to the constructor: such names are evaluated.
 ERRORS = {
     "LSO()": lambda b: b.LossScaleOptimizer(),
     "LSO(None)": lambda b: b.LossScaleOptimizer(None),
@@ -331,7 +330,7 @@ def scaled_later(bench):
     return {"before": before, "after_scale_change": float(scaled()), "scale": scale_of(optimizer)}
 
 
-# Probes of `scaling`. The scale is always 2.
+# The cases of `scaling`. The scale is always 2.
 SCALING = {
     "get_unscaled_gradients([])": lambda b: b.wrap().get_unscaled_gradients([]),
     "get_unscaled_gradients(tuple)": lambda b: type(b.wrap().get_unscaled_gradients((b.ones,))).__name__,
@@ -349,7 +348,7 @@ def steps_without_result(bench):
 
 
 def steps(bench, count, *called):
-    """Take steps after calls of only some of the methods that belong to a step."""
+    """Take steps after calling only some of the methods that a training loop calls."""
     optimizer = bench.wrap(dynamic_growth_steps=3)
     for name in called:
         getattr(optimizer, name)(tf.constant(0.0) if name == "get_scaled_loss" else [])
@@ -489,7 +488,7 @@ def with_multiplier_3(bench):
     return states
 
 
-# Calls of TensorFlow 2.3's experimental wrapper, for all parts of its recording.
+# The recorded calls to TensorFlow 2.3's experimental wrapper.
 EXPERIMENTAL = {
     "LSO()": lambda b: b.LossScaleOptimizer(),
     "LSO(None)": lambda b: b.LossScaleOptimizer(None),
@@ -509,10 +508,10 @@ EXPERIMENTAL = {
     ),
 }
 
-#: Part of a recording -> its calls.
+#: The calls in each part of a recording.
 TABLES = {"errors": ERRORS, "api_probes": API, "scaling": SCALING, "warnings": WARNINGS, "configs": CONFIGS}
 
-#: `get_config, config NAME` -> the arguments, under their names in TensorFlow 2.4.
+#: The arguments in the cases `get_config, config NAME`, with TensorFlow 2.4's argument names.
 EXPERIMENTAL_CONFIGS = {
     "g3": {"initial_scale": 1024.0, "dynamic_growth_steps": 3},
     "nonpow": {"initial_scale": 1000.0, "dynamic_growth_steps": 4},

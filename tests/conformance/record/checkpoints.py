@@ -2,7 +2,7 @@
 
     python -m record.checkpoints RECORDING FOLDER RESULT.json
 
-FOLDER holds the unpacked checkpoints.tar.gz.
+FOLDER contains the extracted files of checkpoints.tar.gz.
 """
 
 import json
@@ -11,7 +11,7 @@ import sys
 
 from .values import array, outcome, plain
 
-#: Recording of an original -> the prefix of the names of that original's checkpoints.
+#: For each recording, the prefix of the names of the checkpoints that the same original wrote.
 WRITTEN_BY = {
     "lso_experimental_tf23": "tf2.3.4_lso_",
     "lso_tf24": "tf2.4.4_lso_",
@@ -23,7 +23,7 @@ WRITTEN_BY = {
 
 
 def repeated(original, meta, folder):
-    """Return the states before and after the save, and those after the stored checkpoint was read."""
+    """Return the states of uninterrupted training, and the states of training that continues from a checkpoint."""
     import tensorflow as tf
 
     from . import training
@@ -39,7 +39,7 @@ def repeated(original, meta, folder):
         restored.optimizer.build(restored.variables)
     parts = dict(zip(restored.names, restored.variables), optimizer=restored.optimizer)
     status = tf.train.Checkpoint(**parts).read(os.path.join(folder, "ckpt"))
-    # The first step creates variables, and a deferred restoration then sets them.
+    # `read` restores variables that do not exist yet when the first step creates them.
     continued = list(training.steps(restored, meta["steps_after"]))
     status.assert_consumed()
     return {
@@ -50,7 +50,6 @@ def repeated(original, meta, folder):
 
 
 def expected(meta):
-    """Return the expected result of `repeated`, from the checkpoint's meta.json."""
     return {
         "trace_before": meta["trace_before"],
         "trace_after": meta["trace_after"],
@@ -59,18 +58,17 @@ def expected(meta):
 
 
 def names(recording, folder):
-    """Return the names of the checkpoints that the original of a recording wrote."""
+    """Return the names of the checkpoints that the recorded original wrote."""
     return sorted(name for name in os.listdir(folder) if name.startswith(WRITTEN_BY[recording]))
 
 
 def read(folder, name):
-    """Return the meta.json of a checkpoint."""
     with open(os.path.join(folder, name, "meta.json")) as file:
         return json.load(file)
 
 
 def main(recording, folder, result):
-    """Repeat the original's checkpoints."""
+    """Repeat the training for all checkpoints of an original."""
     from .loss_scale_optimizer import ORIGINALS
 
     original, found = ORIGINALS[recording](), {}

@@ -1,16 +1,16 @@
-"""The differences between a new recording and the stored one."""
+"""Finds the differences between a new recording and the stored recording."""
 
 import math
 
-#: Names of numbers that are compared with TOLERANCE; all other values have to be equal.
+#: Names of values that may differ by TOLERANCE. All other values must be equal.
 WEIGHTS = ("w0", "w1", "w2", "a", "b", "v", "u", "params", "slots_final", "unscaled_grads")
 TOLERANCE = 1e-5
-#: Error messages contain addresses of objects and differ by Python version, so only the error's class is compared.
+#: Error messages contain memory addresses and depend on the Python version, so only the classes of errors are compared.
 NOT_COMPARED = ("message",)
 
 
 def differences(stored, new, chosen):
-    """Yield (part/case, where, stored value, new value) of each difference.
+    """Yield a tuple ("part/case", path in the case, stored value, new value) for each difference.
 
     Args:
         stored: a recording.
@@ -27,7 +27,7 @@ def differences(stored, new, chosen):
 
 
 def recorded(new):
-    """Return the function `chosen(part, case)` for the cases that a recording holds."""
+    """Return a function `chosen(part, case)` that returns whether a recording contains a case."""
     return lambda part, case: part in new and (case is None or case in new[part])
 
 

@@ -11,14 +11,14 @@ from .values import array, outcome, plain, type_name, typed
 
 V1 = tf.__version__.startswith("1.")
 if V1:
-    # `enable_eager_execution` is for the whole process and cannot be undone, so graphs are built with it enabled.
+    # `enable_eager_execution` affects the whole process and cannot be undone, so graphs are built while it is enabled.
     tf.compat.v1.enable_eager_execution()
     MODULE = tf.train.experimental
 elif hasattr(tf, "mixed_precision"):
     MODULE = tf.mixed_precision.experimental
 else:
     MODULE = tf.compat.v1.mixed_precision
-#: The recorded modes. `_cfv2` has TensorFlow 2's control flow in a graph, `_v1cond` has TensorFlow 1's.
+#: The recorded modes. `_cfv2` is a graph with TensorFlow 2's control flow, `_v1cond` a graph with TensorFlow 1's.
 MODES = ("graph", "graph_cfv2", "eager", "function") if V1 else ("eager", "function", "graph", "graph_v1cond")
 
 
@@ -45,7 +45,6 @@ def gradients(spec):
 
 
 def constant(value, dtype):
-    """Return a recorded array as a tensor."""
     if dtype in ("int32", "bool"):
         return tf.constant(value, dtype)
     return tf.cast(tf.constant(array(value)), dtype)
@@ -63,17 +62,16 @@ def control_flow(v2):
 
 
 class Eager:
-    """A loss scale in eager mode; `kwargs` are DynamicLossScale's."""
+    """A DynamicLossScale in eager mode, with the arguments `kwargs`."""
 
     def __init__(self, kwargs):
         self.scale = MODULE.DynamicLossScale(**numbers(kwargs))
 
     def update(self, spec):
-        """Update with the gradients of a spec; return should_apply."""
+        """Update the scale with the gradients of a spec. Return `should_apply`."""
         return bool(self.scale.update(gradients(spec))[1])
 
     def state(self):
-        """Return the scale and the number of good steps."""
         return float(self.scale()), int(self.scale._num_good_steps)
 
     def close(self):
@@ -121,19 +119,18 @@ class Graph(Eager):
 
 
 def running(mode, kwargs):
-    """Return a loss scale in a mode."""
     if mode.startswith("graph"):
         return Graph(kwargs, v2=mode == "graph_cfv2" if V1 else mode == "graph")
     return {"eager": Eager, "function": Function}[mode](kwargs)
 
 
 def numbers(kwargs):
-    """Return recorded arguments; infinity is a string in JSON."""
+    """Return recorded arguments. JSON represents infinity and NaN as strings."""
     return {key: float(value) if value in ("inf", "-inf", "nan") else value for key, value in kwargs.items()}
 
 
 def traces(case, cases):
-    """Record a case in every mode. A mode whose columns equal those of the first mode refers to it by name."""
+    """Record a case in every mode. If a mode's results equal those of the first mode, store the first mode's name."""
     found = {}
     for mode in MODES:
         scale = running(mode, case["kwargs"])
@@ -167,7 +164,7 @@ def single(case):
 
 
 def distributed(case):
-    """Record updates in the cross-replica context of a MirroredStrategy; a step lists the event of each replica."""
+    """Record updates in the cross-replica context of a MirroredStrategy. Each step lists one event per replica."""
     values = {"finite": 1.0, "inf": np.inf, "nan": np.nan}
 
     def run():
@@ -215,7 +212,7 @@ def constructed(probe):
 
 def _get(value):
     """Call TensorFlow's private function that converts an argument `loss_scale` to a LossScale."""
-    from tensorflow.python.training.experimental import loss_scale  # its place in 1.15 to 2.21
+    from tensorflow.python.training.experimental import loss_scale
 
     return loss_scale.get(value)
 
@@ -227,7 +224,7 @@ def is_expression(probe):
 
 @contextlib.contextmanager
 def in_mode(mode):
-    """Be in a legacy graph if the mode is one; the mode "function" is eager outside of its functions."""
+    """Enter a legacy graph if the mode is a graph mode. Other modes, including "function", start in eager mode."""
     if not mode.startswith("graph"):
         yield
         return
@@ -250,7 +247,7 @@ def set_attribute(name):
 
 
 def return_types():
-    """Return the types of the results of both loss scales' methods."""
+    """Return the types that the methods of both classes of loss scales return."""
     dynamic, fixed = MODULE.DynamicLossScale(8.0), MODULE.FixedLossScale(4.0)
     weights = {key if isinstance(key, str) else key[0]: v for key, v in dynamic._weights.items()}
     update, should = dynamic.update([tf.constant(1.0)])
@@ -271,7 +268,7 @@ def return_types():
 
 
 def checkpoint(restored):
-    """Save a loss scale after three finite updates; return the keys in the file, or the restored state."""
+    """Save a loss scale after three finite updates. Return the restored state, or the keys in the file."""
     saved = MODULE.DynamicLossScale(8.0, 2, 2.0)
     for _ in range(3):
         saved.update([tf.constant(1.0)])
@@ -289,7 +286,7 @@ def checkpoint(restored):
     }
 
 
-#: Probe that is not an expression -> its call, and the modes in which it is recorded.
+#: The cases whose names are not expressions: the function of each, and the modes in which it is recorded.
 CALLS = {
     "construct subclass missing update,get_config": (lambda: subclass("__call__"), MODES),
     "construct full subclass": (lambda: subclass("__call__", "update", "get_config"), MODES),

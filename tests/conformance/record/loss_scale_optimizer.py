@@ -45,7 +45,7 @@ class Original:
         return optimizer.dynamic_counter if optimizer.dynamic else None
 
 
-# Configs of TensorFlow 2.3's loss scales, which its wrapper takes in place of a loss scale.
+# Configs of loss scales, which TensorFlow 2.3's wrapper accepts instead of loss scales.
 FIXED_CONFIG = {"class_name": "FixedLossScale", "config": {"loss_scale_value": 4.0}}
 DYNAMIC_CONFIG = {
     "class_name": "DynamicLossScale",
@@ -72,7 +72,7 @@ class Experimental(Original):
         return self.wrapper(getattr(self.optimizers, name)(**kwargs), loss_scale)
 
     def described(self, loss_scale):
-        """Describe the loss scale that the wrapper creates from an argument `loss_scale`, an expression."""
+        """Evaluate an expression, and describe the loss scale that the wrapper creates from its value."""
         module = tf.mixed_precision.experimental
         scope = {"DynamicLossScale": module.DynamicLossScale, "FixedLossScale": module.FixedLossScale, "np": np}
         scope.update(inf=float("inf"), nan=float("nan"), dict_config=FIXED_CONFIG, dict_config_Dynamic=DYNAMIC_CONFIG)
@@ -126,7 +126,7 @@ class Keras3(Original):
         return optimizer.step_counter
 
 
-#: Recording -> a function that creates its original.
+#: For each recording, a function that creates the recorded original.
 ORIGINALS = {
     "lso_experimental_tf23": Experimental,
     "lso_tf24": Original,
@@ -138,13 +138,11 @@ ORIGINALS = {
 
 
 def numbers(config):
-    """Return recorded arguments; infinity and NaN are strings in JSON."""
+    """Return recorded arguments. JSON represents infinity and NaN as strings."""
     return {key: float(value) if value in ("inf", "-inf", "nan") else value for key, value in config.items()}
 
 
 def replay(original, case, initial):
-    """Return the run of a training case with an original."""
-
     class Running(training.GraphReplay if case["how"] == "graph" else training.Replay):
         keras3 = original.keras3
 
@@ -164,7 +162,7 @@ def replay(original, case, initial):
 
 
 def columns(states):
-    """Return {name: its values after each step}."""
+    """Convert a list of states to a dictionary with a list of values for each name."""
     states = [plain(state) for state in states]
     return {key: [state[key] for state in states] for key in states[0]}
 
@@ -189,11 +187,11 @@ def take(original, optimizer, variable, gradient):
 
 
 def extreme(original, case):
-    """Record a case at the ends of float32: one variable of 1.0, whose gradients are listed with their run lengths."""
+    """Train one variable, whose initial value is 1.0, with gradients near the limits of float32."""
 
     def run():
         optimizer, variable = original.wrap(*case["optimizer"], case["config"]), original.variable(1.0)
-        step = lambda gradient: take(original, optimizer, variable, gradient)  # noqa: E731  a new tf.function each time
+        step = lambda gradient: take(original, optimizer, variable, gradient)  # noqa: E731
         step = tf.function(step) if case["function"] else step
         states = []
         for gradient, count in case["gradients_run_length"]:
@@ -214,19 +212,18 @@ def extreme(original, case):
 
 
 def per_replica(strategy, value):
-    """Return the values of a variable on all replicas."""
     value = value if isinstance(value, (tf.Variable, tf.Tensor)) else getattr(value, "value", value)
     return plain([float(each) for each in strategy.experimental_local_results(value)])
 
 
 @functools.lru_cache(maxsize=None)
 def mirrored():
-    """Return the one MirroredStrategy: in TensorFlow 2.21 the collectives of a second one fail."""
+    """Return the only MirroredStrategy. In TensorFlow 2.21, the collective operations of a second one fail."""
     return tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
 
 
 def distributed(original, case, compiled):
-    """Record a case under MirroredStrategy: `gradients[step][replica]` are unscaled, of one variable of 1.0."""
+    """Train one variable under MirroredStrategy. `gradients[step][replica]` is an unscaled gradient."""
 
     def run():
         strategy = mirrored()
@@ -283,7 +280,7 @@ def under_strategy(original, probe):
 
 
 def scaling(original, probe, recorded):
-    """Record how a loss and gradients are scaled: `recorded["ok"]["input"]` with the scale and dtype in the name."""
+    """Record how a loss and its gradients are scaled. The name of the case contains the scale and the dtype."""
     found = re.match(r"scale (\S+), dtype (\w+)$", probe)
     scale, dtype = float(found.group(1)), found.group(2)
 
@@ -320,14 +317,14 @@ def scaling(original, probe, recorded):
 
 
 def without_number(described):
-    """Return a described value with N for the number at the end of a name such as `sgd_12`."""
+    """Replace the number at the end of a name such as `sgd_12` with N."""
     if described["type"] == "str":
         described["value"] = re.sub(r"_\d+$", "_N", described["value"])
     return described
 
 
 def hyperparameters(original, known):
-    """Record which attributes of an optimizer are read, set and listed through the wrapper."""
+    """Record which attributes of the inner optimizer the wrapper can read, set and list."""
     name, kwargs = known["optimizer"]
 
     def wrap():
@@ -368,7 +365,7 @@ def hyperparameters(original, known):
     }
 
 
-#: Calls of Keras 3's `scale_loss` before the optimizer is built.
+#: Calls to Keras 3's `scale_loss` before the optimizer is built.
 SCALE_LOSS = {
     "scale_loss(python float) unbuilt": lambda optimizer: optimizer.scale_loss(1.5),
     "scale_loss(numpy) unbuilt": lambda optimizer: optimizer.scale_loss(np.float32(1.5)),
@@ -386,7 +383,7 @@ class Messages(logging.Handler):
 
     def emit(self, record):
         entry = {"level": record.levelname, "message": record.getMessage()}
-        if entry not in self.found[-1:]:  # a logger passes its records on to its parents
+        if entry not in self.found[-1:]:
             self.found.append(entry)
 
     def __enter__(self):
@@ -400,8 +397,6 @@ class Messages(logging.Handler):
 
 
 def bench(original):
-    """Return the bench of one call."""
-
     class Bench(calls.Bench):
         optimizers, library, LossScaleOptimizer = original.optimizers, original.library, original.wrapper
         DynamicLossScale = getattr(original, "DynamicLossScale", None)
@@ -415,7 +410,7 @@ def bench(original):
 
 
 def called(original, section, probe, recorded, cases):
-    """Record a call by its name, or return None if no program makes it."""
+    """Record the call with this name. If no program makes this call, return None."""
     if original.keras3:
         call = SCALE_LOSS.get(probe)
         return call and outcome(lambda: typed(call(original.wrap("SGD", {}, {"initial_scale": 2.5}))))
@@ -468,7 +463,7 @@ def attributes(optimizer):
 
 
 def optimizers_of(cases):
-    """Return {name: (class, arguments)} of the inner optimizers of all traces."""
+    """Return the class and the arguments of each inner optimizer in `traces`, by name."""
     return {case["optimizer"]: (case["optimizer_class"], case["optimizer_kwargs"]) for case in cases["traces"].values()}
 
 

@@ -1,4 +1,4 @@
-"""The calls behind the names of the probes in the recording of MindSpore."""
+"""Functions that make the recorded calls to MindSpore."""
 
 import re
 
@@ -20,7 +20,7 @@ def number(value):
 
 
 def argument_kinds():
-    """Return what each kind of argument of `update_loss_scale` does to a scale of 64."""
+    """Call `update_loss_scale` on a scale of 64 with arguments of several types, and return the scales."""
     found = []
     for argument in (1, 0, "x", "", None, [0], True, Tensor(True), Tensor(False)):
         manager = amp.DynamicLossScaleManager(64, 2, 1)
@@ -93,7 +93,6 @@ def update_cell(*arguments):
 
 
 def numbers(values):
-    """Return a structure of tensors as nested lists."""
     return [numbers(each) for each in values] if isinstance(values, (list, tuple)) else number(values)
 
 
@@ -143,7 +142,6 @@ SCALERS = {
 
 
 def step_of_a_cell():
-    """Take a step with TrainOneStepWithLossScaleCell."""
     model = nn.Dense(2, 1)
     optimizer = nn.Momentum(model.trainable_params(), 0.1, 0.9)
     step = nn.TrainOneStepWithLossScaleCell(
@@ -174,7 +172,7 @@ def training_loop(recorded):
 
 
 def call_of(probe, recorded):
-    """Return the function that makes the call of a probe, or None if no program makes the call.
+    """Return the function that makes a recorded call. If no program makes this call, return None.
 
     Args:
         probe: the name of the probe.

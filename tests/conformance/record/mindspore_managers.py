@@ -11,7 +11,7 @@ mindspore.set_context(mode=mindspore.PYNATIVE_MODE, device_target="CPU")
 
 
 def moved(step, names):
-    """Return a function that calls `step` for each overflow of a sequence and lists the values that it returns."""
+    """Return a function that calls `step` for each element of a sequence and lists the results."""
 
     def run(overflows):
         columns = {name: [] for name in names}
@@ -24,7 +24,7 @@ def moved(step, names):
 
 
 def manager(case, cases):
-    """Record `DynamicLossScaleManager.update_loss_scale`, which works with Python's numbers."""
+    """Record `DynamicLossScaleManager.update_loss_scale`, which computes with Python numbers."""
 
     def run():
         scale = amp.DynamicLossScaleManager(**case["kwargs"])
@@ -42,7 +42,7 @@ def manager(case, cases):
 
 
 def update_cell(case, cases):
-    """Record the update cell of a manager, called with a Parameter of the scale and a Tensor of the overflow."""
+    """Record a manager's update cell. It is called with the scale as a Parameter and the overflow flag as a Tensor."""
 
     def run():
         cell = amp.DynamicLossScaleManager(**case["kwargs"]).get_update_cell()
@@ -61,7 +61,7 @@ def update_cell(case, cases):
 
 
 def scaler(case, cases):
-    """Record `amp.DynamicLossScaler.adjust`, called with a Tensor that says whether the gradients are finite."""
+    """Record `amp.DynamicLossScaler.adjust`. Its argument is a Tensor: whether the gradients are finite."""
 
     def run():
         scale = amp.DynamicLossScaler(**case["kwargs"])
@@ -84,12 +84,12 @@ MAKERS = {
 
 
 def is_expression(probe):
-    """Return whether a probe is an expression that creates an object of MAKERS from plain numbers."""
+    """Return whether a name is an expression that calls a constructor in `MAKERS` with numbers."""
     return probe.split("(")[0] in MAKERS and probe.endswith(")") and "Tensor" not in probe
 
 
 def constructed(probe):
-    """Record the numbers in a new object, or the error of its constructor."""
+    """Record the numbers in a new object. If the constructor fails, record the error."""
     name, arguments = probe.split("(", 1)
 
     def run():

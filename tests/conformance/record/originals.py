@@ -1,4 +1,4 @@
-"""The originals: the environment of each, and the recordings that are made in it."""
+"""Lists the original implementations, their environments and their recordings."""
 
 import dataclasses
 import glob
@@ -14,13 +14,13 @@ ENVIRONMENTS = ROOT / ".venv-record"
 
 @dataclasses.dataclass(frozen=True)
 class Original:
-    """An implementation of another library whose behaviour is recorded.
+    """An implementation in another library, whose behaviour is recorded.
 
     Args:
         python: the version of Python that it needs, such as "3.8".
         requirements: the requirements that pip installs.
         recordings: names of its recordings.
-        environment: the name of its environment, if it shares one.
+        environment: the name of its virtual environment, which several originals may share.
     """
 
     python: str
@@ -58,14 +58,16 @@ ORIGINALS = {
 
 
 class NotHere(Exception):
-    """The original cannot be installed on this machine; the message says why."""
+    """The original cannot be installed on this computer. The message contains the reason."""
 
 
 def interpreter(version):
-    """Return the path of a Python of this version: the running one, one on the path, or one of pyenv's.
+    """Return the path of a Python interpreter of this version.
+
+    It is the running interpreter, an interpreter on the search path, or an interpreter that pyenv installed.
 
     Raises:
-        NotHere: there is none.
+        NotHere: there is no such interpreter.
     """
     pyenv = os.environ.get("PYENV_ROOT", os.path.expanduser("~/.pyenv"))
     candidates = [sys.executable, f"python{version}", *glob.glob(f"{pyenv}/versions/{version}.*/bin/python")]
@@ -78,7 +80,7 @@ def interpreter(version):
 
 
 def environment(name):
-    """Return the path of the Python in an original's environment, which is made if it is missing.
+    """Return the path of Python in an original's environment. Create the environment if it is missing.
 
     Raises:
         NotHere: there is no such Python, or pip cannot install the requirements.

@@ -1,10 +1,12 @@
-"""Runs a recorder in the environment of its original.
+"""Runs a recording program in the virtual environment of its original.
 
     python -m record.program RECORDING CASES.json RESULT.json [PATTERN [distributed]]
 
 CASES.json is an earlier recording, from which only the inputs of the cases are read. PATTERN selects cases by
-"part/case". With `distributed`, TensorFlow has two virtual CPUs and only the parts under MirroredStrategy are recorded;
-without it, only the others are: in TensorFlow 1.15 a `tf.function` may fail if there are virtual CPUs.
+"part/case".
+
+With the argument `distributed`, only cases under MirroredStrategy are recorded, on two virtual CPUs. Without it, all
+other cases are recorded, on one CPU, because a `tf.function` of TensorFlow 1.15 may fail on virtual CPUs.
 """
 
 import datetime
@@ -19,7 +21,7 @@ import sys
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
-#: Recording -> the module of this package that makes it, and the libraries whose versions the recording notes.
+#: For each recording, the module that makes it, and the libraries whose versions are recorded.
 RECORDERS = {
     "lso_experimental_tf23": ("loss_scale_optimizer", ("tensorflow", "numpy")),
     "lso_tf24": ("loss_scale_optimizer", ("tensorflow", "numpy")),
@@ -38,7 +40,7 @@ RECORDERS = {
 
 
 def virtual_cpus():
-    """Give TensorFlow two virtual CPUs, before it is used."""
+    """Create two virtual CPUs. TensorFlow must not have been used before."""
     import tensorflow as tf
 
     config = getattr(tf.config, "list_physical_devices", None)
@@ -52,7 +54,7 @@ def virtual_cpus():
 
 
 def without_folders(text):
-    """Remove from messages the folders of the libraries and of the checkout, which differ between machines."""
+    """Remove the folders of libraries and of the repository from messages, because they differ between computers."""
     checkout = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", ".."))
     text = re.sub(r"/[^\s\"\\]*/site-packages/", "", text)
     return text.replace(checkout + "/", "").replace(checkout, ".")

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from .values import array, outcome, plain
 
-tf.compat.v1.enable_eager_execution()  # graphs are built with it enabled, too
+tf.compat.v1.enable_eager_execution()
 
 #: In graphs, TensorFlow 1 creates reference variables by default.
 MODES = ("graph", "graph_resource", "eager")
@@ -14,7 +14,7 @@ MODES = ("graph", "graph_resource", "eager")
 
 @contextlib.contextmanager
 def in_mode(mode):
-    """Make a graph and its session; or None in eager mode."""
+    """Enter a new graph and its session. Yield the session; in eager mode, yield None."""
     if mode == "eager":
         yield None
         return
@@ -23,11 +23,11 @@ def in_mode(mode):
         with tf.Graph().as_default(), tf.compat.v1.Session() as session:
             yield session
     finally:
-        tf.compat.v1.enable_resource_variables()  # as in eager mode
+        tf.compat.v1.enable_resource_variables()
 
 
 def in_all_modes(run):
-    """Record `run(mode)` in each mode; a result that equals that of graph mode is {"same_as": "graph"}."""
+    """Record `run(mode)` in each mode. A result that equals the result in graph mode is {"same_as": "graph"}."""
     found = {}
     for mode in MODES:
         found[mode] = outcome(run, mode)
@@ -37,18 +37,17 @@ def in_all_modes(run):
 
 
 def counters(scale):
-    """Return the counters of a manager or loss scale, which have no public names."""
+    """Return the counters of a manager or loss scale, which are private attributes."""
     found = [getattr(scale, name, None) for name in ("_num_good_steps", "_num_bad_steps")]
     return [counter for counter in found if counter is not None]
 
 
 def manager_of(name, kwargs):
-    """Return a loss scale manager of contrib."""
     return getattr(tf.contrib.mixed_precision, name)(**kwargs)
 
 
 def manager(case, cases):
-    """Record how a manager's scale changes; a sequence has 1 for each finite step and 0 for each other step."""
+    """Record how a manager's scale changes. In a sequence, 1 is a finite step and 0 is an overflow."""
 
     def run(mode):
         with in_mode(mode) as session:
@@ -79,7 +78,6 @@ def manager(case, cases):
 
 
 def wrapped(case):
-    """Return the wrapped optimizer of a case, and its loss scale or manager."""
     inner = getattr(tf.compat.v1.train, case["inner"]["cls"])(**case["inner"]["kwargs"])
     if "manager" in case:
         scale = manager_of(case["manager"], case["manager_kwargs"])
@@ -91,7 +89,7 @@ def wrapped(case):
 
 
 def optimizer(case, cases):
-    """Record the training of variables a and b, whose gradients are listed for each step."""
+    """Train the variables a and b with recorded gradients."""
     sequence = cases["gradient_sequences"][case["gradients"]]
 
     def run(mode):

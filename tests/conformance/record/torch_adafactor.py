@@ -11,14 +11,14 @@ torch.set_num_threads(1)
 
 
 def steps(case, cases, shapes, dtype=torch.float32, count=None):
-    """Return the parameters after each step, and the state after some; one optimizer holds all parameters.
+    """Train parameters with one optimizer. Return the parameters after each step and the state after some steps.
 
     Args:
-        case: `kwargs` of the optimizer, the name of the `initial` parameters, and that of the `gradients`.
-        cases: the recording, with the values of these parameters and gradients.
+        case: a dictionary: the optimizer's arguments `kwargs`, and the names `initial` and `gradients`.
+        cases: the recording, which contains the parameters and gradients of these names.
         shapes: names of the shapes of the parameters to train.
         dtype: the dtype of parameters and gradients.
-        count: the number of steps; None for all.
+        count: the number of steps. None means all.
     """
     kwargs = dict(case["kwargs"])
     if "eps" in kwargs:
@@ -40,12 +40,12 @@ def steps(case, cases, shapes, dtype=torch.float32, count=None):
 
 
 def tensor(value, dtype):
-    """Return a recorded array, which was rounded to float32 first."""
+    """Return a recorded array, rounded to float32 and then converted to `dtype`."""
     return torch.tensor(array(value)).to(dtype)
 
 
 def state_of(optimizer, parameters):
-    """Return the state of each parameter; it is empty before the parameter's first gradient."""
+    """Return the state of each parameter. The state is empty before the parameter's first gradient."""
     return {
         shape: {name: plain(value) for name, value in optimizer.state.get(parameter, {}).items()}
         for shape, parameter in parameters.items()
@@ -53,13 +53,13 @@ def state_of(optimizer, parameters):
 
 
 def of_two_dtypes(name, cases):
-    """Return the parameters after each step of a group that holds a float16 vector and a float32 matrix.
+    """Train a group of a float16 vector and a float32 matrix. Return the parameters after each step.
 
-    The gradients are those of the sequence A times 2**-11, which is about float16's epsilon. The default of `eps` is
-    the epsilon of a dtype, and only matters for gradients of about its size.
+    The gradients of the sequence A are multiplied by 2**-11, which is about float16's epsilon. The default of `eps` is
+    the epsilon of a dtype, which affects only gradients of about this size.
 
     Args:
-        name: the name of the case, which has the order of the parameters and `foreach`.
+        name: the name of the case, which contains the order of the parameters and the value of `foreach`.
         cases: the recording, with the values of the parameters and the gradients.
     """
     initial, sequence = cases["initial_params"]["a"], cases["gradient_sequences"]["A"][:25]

@@ -1,4 +1,4 @@
-"""The calls behind the names of the probes in the recording of PyTorch's Adafactor."""
+"""Functions that make the recorded calls to PyTorch's Adafactor."""
 
 import re
 import warnings
@@ -15,14 +15,13 @@ def ones(*shape):
 
 
 def make(*parameters, **kwargs):
-    """Return an optimizer of parameters whose gradients are ones."""
+    """Return an optimizer for parameters whose gradients are ones."""
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
     return torch.optim.Adafactor(list(parameters), **kwargs)
 
 
 def options(optimizer):
-    """Return the options of the first group, without the parameters."""
     return {name: plain(value) for name, value in optimizer.param_groups[0].items() if name != "params"}
 
 
@@ -151,7 +150,7 @@ def described(state_dict):
 
 
 def continuation(recorded):
-    """Take four steps, save, load into a new optimizer, and take four further steps there."""
+    """Take four steps and save. Load the state into a new optimizer, which takes four more steps."""
     inputs = recorded["ok"]
 
     def parameters(values):
@@ -196,7 +195,7 @@ def continuation(recorded):
 
 
 def loaded(change):
-    """Take a step, change the state dict, load it into an optimizer of a new matrix of ones, and take a step there."""
+    """Take a step, and change the state dict. Load it into an optimizer of a new matrix, and take another step."""
     optimizer, parameter = make(ones()), ones()
     optimizer.step()
     other = make(parameter)
@@ -306,7 +305,7 @@ def changed_when_loaded():
 
 
 def stopped_step():
-    """Return what happened in a step whose hook raises: that the error was raised, and whether the step was taken."""
+    """Take a step whose hook raises an error. Return whether the error was raised, and whether the step was taken."""
     parameter, found = ones(), []
     optimizer = make(parameter)
 
@@ -336,7 +335,7 @@ HOOKS = {
 
 
 def call_of(probe, recorded):
-    """Return the function that makes the call of a probe.
+    """Return the function that makes a recorded call.
 
     Args:
         probe: the name of the probe.

@@ -14,7 +14,9 @@ NAMES = ("w0", "w1", "w2")
 
 
 class Replay:
-    """Variables, optimizer and step of one recorded case; a subclass makes and reads the optimizer.
+    """The variables, the optimizer and the training step of one recorded case.
+
+    Subclasses define how to create the optimizer and how to read its state.
 
     The loss is the sum over all variables of `reduce_sum(variable * gradient)`. For a sparse gradient,
     the loss gathers rows of the variable.
@@ -24,7 +26,8 @@ class Replay:
         initial: the recording's `initial_variables`.
     """
 
-    keras3 = False  # whether the loop follows Keras 3's contract
+    #: Whether the loop passes scaled gradients to the optimizer, as Keras 3 requires.
+    keras3 = False
 
     def __init__(self, case, initial):
         self.case = case
@@ -34,22 +37,21 @@ class Replay:
         self.optimizer = self.wrap(case)
         self.loss_dtype = case.get("loss_dtype", self.dtype)
         self.how = case["how"]
-        self._functions = {}  # one tf.function for each combination of kinds of gradients
+        self._functions = {}
 
     def wrap(self, case):
-        """Return the wrapped optimizer."""
         raise NotImplementedError
 
     def variable(self, value, name):
-        """Return a variable as users of the library make it."""
+        """Create a variable as users of the library do."""
         return tf.Variable(value, name=name)
 
     def scale(self):
-        """Return the loss scale: a tensor or variable."""
+        """Return the loss scale, which is a tensor or variable."""
         return self.optimizer.loss_scale
 
     def counter(self):
-        """Return the counter of finite steps: a tensor or variable, or None if the scale is fixed."""
+        """Return the counter of finite steps, a tensor or variable. If the scale is fixed, return None."""
         return self.optimizer.dynamic_counter if self.optimizer.dynamic else None
 
     def step(self, grads):
@@ -66,14 +68,13 @@ class Replay:
                 tensors.append(tf.constant(array(g, self.dtype)))
         kinds = tuple(kinds)
         if self.how.endswith("_function") and kinds not in self._functions:
-            # TensorFlow 2's graph optimizer reorders products by the names of nodes. Arguments whose names come before
-            # that of the gradient's nodes, `gradient_tape`, are multiplied as the recordings have it.
+            # TensorFlow 2's graph optimizer reorders products by the names of nodes. The recorded order results if the
+            # function's arguments sort before `gradient_tape`, the name of the gradients' nodes.
             self._functions[kinds] = tf.function(lambda *g: self._step(kinds, g))
         with np.errstate(over="ignore"):
             self._functions[kinds](*tensors) if kinds in self._functions else self._step(kinds, tensors)
 
     def loss(self, kinds, tensors):
-        """Return the loss of a step."""
         tensors = iter(tensors)
         total = tf.constant(0.0, self.loss_dtype)
         for kind, variable in zip(kinds, self.variables):
@@ -101,7 +102,7 @@ class Replay:
             optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients(gradients), variables))
 
     def state(self):
-        """Return the values that a recording notes after each step."""
+        """Return the values that are recorded after each step."""
         counter = self.counter()
         return dict(
             zip(self.names, [v.numpy() for v in self.variables]),
@@ -148,7 +149,7 @@ class GraphReplay(Replay):
         return bool(self.session.run(tf.compat.v1.is_variable_initialized(variable)))
 
     def state(self):
-        if self._read is None:  # created once: new operations would make TensorFlow optimize the graph again
+        if self._read is None:
             counter = {} if self.counter() is None else {"dynamic_counter": self.counter()}
             self._read = dict(
                 zip(self.names, self.variables),
@@ -160,7 +161,7 @@ class GraphReplay(Replay):
 
 
 def steps(replay, events):
-    """Take a step for each event; yield the state after it."""
+    """Take one step for each event. Yield the state after each step."""
     try:
         for event in events:
             replay.step(event["grads"])

@@ -1,6 +1,7 @@
-"""Calls that only the recording programs make: names of the originals' classes, `compile`, and single strategies.
+"""Functions that make the calls that only the recording programs make.
 
-`calls.py` has the calls that the tests also make with this package.
+Examples are calls to `compile` and calls under rarely used strategies. The calls that the tests repeat with this
+package are in `calls.py`.
 """
 
 import copy
@@ -17,12 +18,11 @@ from .values import outcome, type_name, typed
 
 
 def class_name(cls):
-    """Return the qualified name of a class."""
     return cls.__name__ if cls.__module__ == "builtins" else "{}.{}".format(cls.__module__, cls.__name__)
 
 
 def without_address(text):
-    """Replace the addresses of objects in a text, which differ from run to run."""
+    """Replace memory addresses in a text, because they differ from run to run."""
     return re.sub(r"0x[0-9a-f]+", "0xADDR", text)
 
 
@@ -35,7 +35,7 @@ def instance_of(original, bench):
 
 
 def subclass_of_loss_scale(original, bench):
-    """Train with a user's loss scale of TensorFlow 2.3."""
+    """Train with a user-defined subclass of TensorFlow 2.3's `LossScale`."""
 
     class Custom(tf.mixed_precision.experimental.LossScale):
         def __call__(self):
@@ -62,13 +62,12 @@ API = {
 
 
 def mixed_precision(library):
-    """Return the function that sets the global policy."""
     module = library.mixed_precision
     return module.set_global_policy if hasattr(module, "set_global_policy") else module.experimental.set_policy
 
 
 def compiled(original, optimizer, policy):
-    """Return the class and the arguments of the optimizer that `compile` makes of `optimizer` under a policy."""
+    """Pass `optimizer` to `compile` under a policy. Return the class and the arguments of the model's optimizer."""
     keras = original.library
     mixed_precision(keras)(policy)
     try:
@@ -89,7 +88,7 @@ def compiled(original, optimizer, policy):
 
 
 def version_1(loss_scale):
-    """Return the wrapper that TensorFlow 2.4 still has under the name of 2.3, with an argument as an expression."""
+    """Return TensorFlow 2.4's wrapper with the name that it had in TensorFlow 2.3. The argument is an expression."""
     module = tf.mixed_precision.experimental
     config = {"initial_loss_scale": 4.0, "increment_period": 3, "multiplier": 2.0}
     scope = {
@@ -178,7 +177,7 @@ SCALING = {
 
 # Configs. ------------------------------------------------------------------------------------------------------------
 
-#: The configs of TensorFlow 2.3's calls `state attributes, config NAME` and `get_config, config NAME`.
+#: The configs for the cases `state attributes, config NAME` and `get_config, config NAME` of TensorFlow 2.3.
 EXPERIMENTAL_CONFIGS = {
     "default": {},
     "g1": {"initial_scale": 128.0, "dynamic_growth_steps": 1},
@@ -192,7 +191,7 @@ EXPERIMENTAL_CONFIGS = {
 
 
 def round_trip(original, name, kwargs):
-    """Record whether `from_config` of `get_config` creates the same optimizer, and changes its argument."""
+    """Record whether `from_config` recreates the optimizer from its config, and whether it changes the config."""
     optimizer = original.wrap(name, kwargs, {"initial_scale": 256.0, "dynamic_growth_steps": 7})
     config = optimizer.get_config()
     before = copy.deepcopy(config)
@@ -205,14 +204,14 @@ def round_trip(original, name, kwargs):
 
 
 def state_attributes(optimizer, names):
-    """Record attributes of TensorFlow 2.3's wrapper, which has few of them; of its loss scale, also the repr."""
+    """Record the attributes of TensorFlow 2.3's wrapper, and the repr of its loss scale."""
     found = {name: outcome(lambda name: typed(getattr(optimizer, name)), name) for name in names}
     found["loss_scale"]["ok"]["value"]["repr"] = repr(optimizer.loss_scale)
     return found
 
 
 def call_of(original, probe, recorded, optimizers):
-    """Return a function of a bench that makes a call, or None if no program makes the call.
+    """Return a function of a bench that makes a recorded call. If no program makes this call, return None.
 
     Args:
         original: the original, from `loss_scale_optimizer`.
@@ -242,13 +241,13 @@ def call_of(original, probe, recorded, optimizers):
 
 
 def in_scope(original, strategy):
-    """Return the name of the class of a wrapper that was created in the scope of a strategy."""
+    """Create a wrapper in the scope of a strategy, and return the name of its class."""
     with strategy.scope():
         return type_name(original.wrap("SGD", {"learning_rate": 0.1}, {}))
 
 
 def created_outside(original, strategy):
-    """Return a variable of 1.0 after a step with a gradient of 1.0, by an optimizer created outside of the scope."""
+    """Create an optimizer outside the strategy's scope, take a step under the strategy, and return the variable."""
     optimizer = original.wrap("SGD", {"learning_rate": 0.1}, {"initial_scale": 8.0, "dynamic_growth_steps": 2000})
     with strategy.scope():
         variable = tf.Variable(1.0)
@@ -262,16 +261,16 @@ def central_storage(cpus):
 
 
 def multi_worker():
-    """Return a MultiWorkerMirroredStrategy of this process alone."""
     found = getattr(tf.distribute, "MultiWorkerMirroredStrategy", None)
     return (found or tf.distribute.experimental.MultiWorkerMirroredStrategy)()
 
 
 def under_a_tpu_strategy(original):
-    """Wrap an optimizer while TensorFlow's private module says that the strategy is a TPUStrategy."""
+    """Wrap an optimizer while a patched `get_strategy` returns a TPUStrategy."""
     from tensorflow.python.distribute import distribute_lib
 
-    try:  # TensorFlow 2.13 moved the function.
+    # TensorFlow 2.13 moved the function `get_strategy`.
+    try:
         from tensorflow.python.distribute import distribution_strategy_context as module
     except ImportError:
         module = distribute_lib
@@ -284,7 +283,7 @@ def under_a_tpu_strategy(original):
         module.get_strategy = get_strategy
 
 
-#: Case of `strategies` -> a function of the original and of its MirroredStrategy.
+#: For each case of `strategies`, a function of the original and the MirroredStrategy.
 STRATEGIES = {
     "MirroredStrategy(2 cpus) / constructed in scope": in_scope,
     "MirroredStrategy(2 cpus) / constructed outside, applied in strategy.run": created_outside,

@@ -1,4 +1,4 @@
-"""Values of the originals as JSON, and back. Floats are exact; NaN and the infinities are strings."""
+"""Converts values of the originals to JSON and back. Floats are exact. NaN and infinities become strings."""
 
 import math
 
@@ -16,10 +16,10 @@ def plain(value):
     if isinstance(value, float):
         return value if math.isfinite(value) else repr(value)
     if isinstance(value, (np.ndarray, np.generic)):
-        if value.dtype.kind not in "biufc":  # NumPy has no kind for bfloat16
+        if value.dtype.kind not in "biufc":
             value = value.astype(np.float64)
         return plain(value.tolist())
-    if hasattr(value, "tolist"):  # PyTorch's tensors
+    if hasattr(value, "tolist"):
         return plain(value.tolist())
     if hasattr(value, "numpy"):
         return plain(value.numpy())
@@ -27,7 +27,7 @@ def plain(value):
 
 
 def typed(value):
-    """Return a value with its type, and with its dtype if it is a tensor."""
+    """Return a value together with its type. For a tensor, add the dtype."""
     described = {"type": type_name(value)}
     if hasattr(value, "dtype"):
         described["dtype"] = getattr(value.dtype, "name", str(value.dtype))
@@ -42,7 +42,7 @@ def type_name(value):
 
 
 def outcome(function, *arguments):
-    """Return {"ok": what a call returns} or {"error": its class and message}."""
+    """Call a function. Return {"ok": result}, or {"error": class and message} if it raises an error."""
     try:
         return {"ok": function(*arguments)}
     except Exception as error:
@@ -50,5 +50,4 @@ def outcome(function, *arguments):
 
 
 def array(value, dtype="float64"):
-    """Return a recorded number or nested list of numbers as an array."""
     return np.array(value, dtype=object).astype("float64").astype(dtype)

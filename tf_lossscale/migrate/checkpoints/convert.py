@@ -42,7 +42,7 @@ class Converted:
 def convert(
     path: str | os.PathLike[str], to: str, out: str | os.PathLike[str], learning_rate: float | None = None
 ) -> list[Converted]:
-    """Convert a file to a `tf.train.Checkpoint` with the same variables and with optimizers of Keras 3 or tf_keras.
+    """Convert a file to a `tf.train.Checkpoint` with the same variables and with Keras 3 or tf_keras optimizers.
 
     >>> import tempfile, tensorflow as tf, tf_keras
     >>> weight = tf.Variable([1.0], name="weight")

@@ -51,7 +51,7 @@ def restore(
     """Restore variables, and the state of their optimizer, from a checkpoint of another library or version.
 
     The slots of an optimizer of TensorFlow 1, TensorFlow 2, tf_keras or Keras 3 are copied to the corresponding
-    optimizer of Keras 3 or tf_keras. If both optimizers are wrapped, the loss scale and its counter are copied to the
+    Keras 3 or tf_keras optimizer. If both optimizers are wrapped, the loss scale and its counter are copied to the
     wrapper. If the file does not fit the optimizer or the variables, an error is raised and nothing changes.
 
     >>> import tempfile, tensorflow as tf, tf_keras
@@ -82,7 +82,7 @@ def restore(
     Raises:
         FileNotFoundError: there is no file at `checkpoint_path`.
         ValueError: the file is damaged or does not fit the optimizer and variables. The message names the part.
-        TypeError: the optimizer is not of Keras 3 or tf_keras.
+        TypeError: the optimizer is not a Keras 3 or tf_keras optimizer.
     """
     file = read(checkpoint_path)
     return restore_from(file, _chosen(file, name), optimizer, variables)
@@ -102,7 +102,7 @@ def restore_from(file: File, saved: Optimizer, optimizer: Any, variables: Any) -
 
     Raises:
         ValueError: the file does not fit the optimizer and variables.
-        TypeError: the optimizer is not of Keras 3 or tf_keras.
+        TypeError: the optimizer is not a Keras 3 or tf_keras optimizer.
     """
     inner = optimizer
     while hasattr(inner, "inner_optimizer"):

@@ -96,7 +96,7 @@ class Optimizer:
 
     @property
     def slots_are_lists(self) -> bool:
-        """Whether the optimizer is of Keras 3 or tf_keras, which save slots as lists and use newer update formulas."""
+        """Whether this is a Keras 3 or tf_keras optimizer. They save slots as lists and use newer update formulas."""
         return self.family in ("keras3", "tf_keras")
 
 

@@ -1,4 +1,4 @@
-"""Variable names that let a current `tf.compat.v1.train.Saver` restore files of TensorFlow 1."""
+"""Variable names that let a current `tf.compat.v1.train.Saver` restore TensorFlow 1 files."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Translates the arguments of old loss scaling classes into arguments of LossScaleOptimizer.
 
-A function returns None if it cannot prove that the new arguments mean the same as the old ones.
+Each function in this module returns None if it cannot prove that the new arguments mean the same as the old ones.
 """
 
 from __future__ import annotations

@@ -184,7 +184,7 @@ class Calls(Resolver):
 
     @functools.cached_property
     def compiled(self) -> list[cst.Call]:
-        """The calls that pass an optimizer to the `compile` of a Keras model, without calls to `re.compile`."""
+        """The calls that pass an optimizer to a Keras model's `compile` method, excluding calls to `re.compile`."""
         calls = [node for node in self.parents if isinstance(node, cst.Call) and m.matches(node.func, _COMPILE)]
         return [c for c in calls if optimizer_of(c) and not all(map(_is_in_module, self.dotted(c.func)))]
 

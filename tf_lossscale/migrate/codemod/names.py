@@ -82,7 +82,7 @@ STATE = {
     "_num_good_steps": "dynamic_counter",
 }
 
-# The old name of the method `run` of tf.distribute's strategies.
+# The old name of the `run` method of tf.distribute's strategies.
 OLD_RUN = "experimental_run_v2"
 
 # While a notebook is being rewritten, a name with this prefix replaces each line of IPython's own syntax.

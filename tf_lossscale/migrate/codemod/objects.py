@@ -14,10 +14,10 @@ from tf_lossscale.migrate.codemod.calls import Calls, optimizer_of
 from tf_lossscale.migrate.codemod.edits import Edits, Visitor, with_parentheses_of
 from tf_lossscale.migrate.codemod.tree import methods
 
-# Kinds of objects whose attribute `loss_scale` cannot be called. The attribute of a wrapper is a tensor, and a plain
+# Kinds of objects whose `loss_scale` attribute cannot be called. A wrapper's attribute is a tensor, and a plain
 # optimizer never had a function of this name.
 _HAVE_A_TENSOR = {kinds.WRAPPER, kinds.FACE, kinds.OPTIMIZER}
-# Kinds of objects that must be wrappers if they have an attribute `_optimizer` or `_loss_scale`.
+# Kinds of objects that may be wrappers. Only a wrapper has an `_optimizer` or `_loss_scale` attribute.
 _PLAIN_OR_WRAPPER = {kinds.WRAPPER, kinds.OPTIMIZER}
 _OF_WRAPPERS = ("_optimizer", "_loss_scale", "loss_scale")
 _SCALES = ("loss_scale", "_loss_scale")

@@ -1,9 +1,9 @@
 """Plans edits for dtype policies with a loss scale. Keras's current policies have no loss scale.
 
-If all policies in the file have their default loss scale, the argument is removed. If a policy has a different loss
-scale, or if the file reads the loss scale of a policy, all policies are created with
-`tf_lossscale.legacy.experimental.Policy`, which still has a loss scale. If every policy has `loss_scale=None`, the
-argument `auto_scale_loss=False` is added to all calls to `compile` in the file.
+If all policies in the file have their default loss scale, their `loss_scale` argument is removed. If a policy has a
+different loss scale, or if the file reads a policy's loss scale, all policies are created with
+`tf_lossscale.legacy.experimental.Policy`, which still has a loss scale. If every policy has `loss_scale=None`,
+`auto_scale_loss=False` is added to the arguments of all calls to `compile` in the file.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ class _Policy(NamedTuple):
 
 
 class PolicyPlanner(Visitor):
-    """Plans the edits of dtype policies in one module."""
+    """Plans the edits to the dtype policies in one module."""
 
     def __init__(self, module: Calls, edits: Edits):
         super().__init__(module, edits)
         self._policies: list[_Policy] = []
         self._wraps = False
         self._reads: list[cst.Attribute] = []
-        # Expressions that read the attribute `should_cast_variables` of a policy.
+        # Expressions that read the `should_cast_variables` attribute of a policy.
         self._casts: list[cst.Attribute] = []
 
     def visit_Call(self, node: cst.Call) -> None:

@@ -276,9 +276,9 @@ class Resolver(Tree):
         return found
 
     def _modules_in_body(self, owner: cst.ClassDef, text: str) -> list[cst.BaseExpression]:
-        """Return the old modules that a class body assigns to a name.
+        """Return the modules with old names that a class body assigns to a name.
 
-        Other values, such as classes, are ignored, because a subclass may replace them.
+        Classes that a class body assigns to a name are ignored: they are often defaults that a subclass replaces.
         """
         values = self._in_bodies.get((owner, text), [])
         return [v for v in values if any(names.canonical(dotted) in names.EMPTIED for dotted in self.dotted(v))]

@@ -190,7 +190,7 @@ def _line(statement: str) -> cst.SimpleStatementLine:
 
 
 def _without_removed(block: Any) -> Any:
-    """Remove emptied lines from a block or module, and move their comments above the next line."""
+    """Remove the lines of a block or module whose code was deleted. Their comments move above the next line."""
     body: list[Any] = []
     held: list[cst.EmptyLine] = []
     for line in block.body:

@@ -26,7 +26,7 @@ _LAYOUT = (
 _SCOPES = (cst.FunctionDef, cst.ClassDef, cst.Lambda)
 _Node = TypeVar("_Node", bound=cst.CSTNode)
 
-# Context managers of TensorFlow. They do not suppress errors, so code after such a `with` block runs only if the whole
+# TensorFlow context managers that do not suppress errors. The code after such a `with` block runs only if the whole
 # block ran.
 _CONTEXT = m.Name(m.MatchRegex("(scope|as_default|device|(init|name|variable)_scope|GradientTape|Session)$"))
 _ONLY_SETS_A_CONTEXT = m.With([m.AtLeastN(m.WithItem(m.Call(_CONTEXT | m.Attribute(attr=_CONTEXT))), n=1)])
