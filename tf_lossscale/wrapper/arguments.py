@@ -27,8 +27,8 @@ def loss_scale(
         initial_scale: a finite number above 0; None for the default.
         growth_steps: the number of finite steps in a row after which the scale grows; None for the default.
         skip_nonfinite: whether a step with a non-finite gradient is skipped; None for the default.
-        manager: None, or an object with an `as_loss_scale` method, whose result is returned. All other arguments must
-            then have their defaults.
+        manager: None, or an object whose `as_loss_scale` method returns the loss scale. If a manager is passed, all
+            other arguments must have their defaults.
         **rules: the other fields of `Rules`, such as `growth_factor`.
 
     Returns:
@@ -66,8 +66,8 @@ def loss_scale(
 def _instead_of(dynamic: Any, initial_scale: Any, growth_steps: Any) -> str:
     """Return a hint for a `dynamic` argument that is not a bool.
 
-    Such a call was often written for another LossScaleOptimizer: in this position, TensorFlow 2.3 expects the loss
-        scale, and Keras 3 expects the initial scale.
+    Such a call was often written for a different LossScaleOptimizer. TensorFlow 2.3 expects the loss scale in this
+    position, and Keras 3 expects the initial scale.
     """
     if isinstance(dynamic, str):
         return "A dynamic scale is the default: leave the argument out."
@@ -91,29 +91,29 @@ def _of_manager(manager: Any, alone: bool) -> LossScale:
         )
     if not hasattr(manager, "as_loss_scale"):
         raise TypeError(
-            "`loss_scale_manager` must be a FixedLossScaleManager or DynamicLossScaleManager of tf_lossscale.amp, or "
-            f"have a method as_loss_scale(), but got: {manager!r}."
+            "`loss_scale_manager` must be a FixedLossScaleManager or DynamicLossScaleManager from tf_lossscale.amp, "
+            f"or have an as_loss_scale() method, but got: {manager!r}."
         )
     return manager.as_loss_scale()
 
 
 def diagnosis(diagnose: Any, every: Any, loss_scale: LossScale) -> tuple[Diagnosis | None, Exponents | None]:
-    """Return an object that records overflows and an object that counts gradients by exponent.
+    """Create the diagnostics: a recorder of overflows, and a counter of gradients by exponent.
 
-    An object that is not needed is None.
+    A diagnostic that is not requested is None.
 
     >>> diagnosis("exponents", 10, FixedLossScale(8))[1].every
     10
 
     Args:
         diagnose: False, True to record overflows, or "exponents" to count gradients.
-        every: the number of steps from one counted step to the next.
+        every: gradients are counted in every `every`-th step.
         loss_scale: the optimizer's loss scale.
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: an argument is out of range, or `diagnose` is True and the loss scale never skips a step and so
-            does not check gradients.
+        ValueError: an argument is out of range; or `diagnose` is True, but the loss scale does not check gradients
+            because it never skips a step.
     """
     if not isinstance(diagnose, (bool, str)) or (isinstance(diagnose, str) and diagnose != "exponents"):
         raise (ValueError if isinstance(diagnose, str) else TypeError)(

@@ -18,8 +18,7 @@ from tf_lossscale.wrapper.parts import Parts
 #: The key of the loss scale's state in the inner optimizer's config. The config has this key only while a model is
 #: being saved.
 STATE = "loss_scale_state"
-# Names of Keras functions. Keras 3 and tf_keras save a model with the first function. Keras 3 pickles a model with the
-# second one.
+# Keras 3 and tf_keras save a model with the first function. Keras 3 pickles a model with the second function.
 _SAVES = ("save_model", "_save_model_to_fileobj")
 
 
@@ -83,7 +82,6 @@ class Configurable(Parts):
                 config["diagnose_every"] = self._exponents.every
         if self._compiled_steps is not None:
             config["jit_compile"] = True
-        # A function passed as `on_stall` is left out, because a config holds only plain values.
         if self._stall.action == "raise":
             config["on_stall"] = "raise"
         if self.dynamic:
@@ -126,8 +124,8 @@ class Configurable(Parts):
         of_inner = inner
         if isinstance(inner, dict):
             inner = cls._family_class.from_config(copy.deepcopy(inner), custom_objects)
-        # The wrapper class is looked up again, because the created optimizer may belong to another family: tf_keras
-        # creates a legacy optimizer from an old config even if this class wraps its newer optimizers.
+        # The wrapper class is looked up again, because the inner optimizer may belong to a different family. From an
+        # old config, tf_keras creates a legacy optimizer even if this class wraps its newer optimizers.
         family = families.adapter_of(inner)
         new = (this if issubclass(this, family) else family)(inner_optimizer=inner, **config)
         new._take_state(of_inner)
@@ -172,7 +170,7 @@ def inner_of(config: Any) -> Any:
 
 
 def by_registered_name(config: Any, saving: Any) -> Any:
-    """Replace the class name in an inner optimizer's config with the name under which the class is registered, if any.
+    """Replace the class name in an inner optimizer's config with the class's registered name, if it has one.
 
     While tf_keras loads an .h5 file or a SavedModel, it looks only at the class name. If a registered class has the
     same name as a built-in optimizer, tf_keras would create the built-in optimizer.
