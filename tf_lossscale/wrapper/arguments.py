@@ -107,7 +107,7 @@ def diagnosis(diagnose: Any, every: Any, loss_scale: LossScale) -> tuple[Diagnos
 
     Args:
         diagnose: False, True to record overflows, or "exponents" to count gradients.
-        every: gradients are counted in every `every`-th step.
+        every: the number of steps from one counted step to the next.
         loss_scale: the optimizer's loss scale.
 
     Raises:
