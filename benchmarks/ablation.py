@@ -58,7 +58,7 @@ def measure(cell: dict[str, str], seconds: float, least: int = 7) -> dict[str, A
 
 
 def switched_off(name: str) -> contextlib.AbstractContextManager[None]:
-    """Return a context manager that switches off the optimization `name`. `ALL` leaves every optimization on."""
+    """Return a context manager that switches off the optimization `name`. If `name` is `ALL`, none is switched off."""
     return contextlib.nullcontext() if name == ALL else fast.without(name)
 
 

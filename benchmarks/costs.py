@@ -106,7 +106,7 @@ def peak_apart(workload: str, name: str, without: str = "") -> float:
 
 
 def peak_of_a_step(workload: str, name: str, without: str = "") -> float:
-    """Take two steps, and return the increase of the peak memory of this process, in megabytes.
+    """Take two steps, and return the increase in this process's peak memory, in megabytes.
 
     The peak includes the variables, the gradients and Adam's moments. The allocator does not return memory to the
     system, so each measurement needs a fresh process.

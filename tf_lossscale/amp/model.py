@@ -258,8 +258,8 @@ def _wrapped(optimizer: Any, manager: Any, diagnose: bool | str) -> Any:
         return LossScaleOptimizer(optimizer, loss_scale_manager=manager, diagnose=diagnose)
     if diagnose:
         raise ValueError(
-            f"diagnose={diagnose!r} needs an optimizer that Model wraps. Pass a `loss_scale_manager` and an optimizer "
-            "that is not wrapped, or pass LossScaleOptimizer(optimizer, diagnose=...) as the optimizer."
+            f"diagnose={diagnose!r} needs a loss scale. Pass a `loss_scale_manager` and an optimizer that is not "
+            "wrapped, which Model then wraps, or pass LossScaleOptimizer(optimizer, diagnose=...) as the optimizer."
         )
     return optimizer
 

@@ -54,7 +54,7 @@ class _Change:
         self._holders: set[str] = set()
 
     def hold(self, holder: str) -> bool:
-        """Apply the patches for the public function `holder`. Return False if it has already applied them."""
+        """Apply the patches for the public function `holder`. Return False if they are already applied for it."""
         if holder in self._holders:
             return False
         if not self._holders:

@@ -43,8 +43,8 @@ def checked(state_dict: Mapping[str, Any], parameters: Sequence[Any], sizes: Seq
         if len(group["params"]) != size:
             raise ValueError(
                 f"The loaded state dict has {len(group['params'])} parameters in group {i}, which doesn't match the "
-                f"size of the optimizer's group: {size}. First create the optimizer with the same variables, or build "
-                "it for them."
+                f"size of the optimizer's group: {size}. First create the optimizer with the same variables, or call "
+                "build() with them."
             )
         arguments.check(group)
     # JSON turns integer keys into strings.

@@ -27,8 +27,8 @@ def loss_scale(
         initial_scale: a finite number above 0; None for the default.
         growth_steps: the number of finite steps in a row after which the scale grows; None for the default.
         skip_nonfinite: whether a step with a non-finite gradient is skipped; None for the default.
-        manager: an object with an `as_loss_scale` method, whose result is returned; None for no manager. With a
-            manager, all other arguments must have their default values.
+        manager: None, or an object whose `as_loss_scale` method returns the loss scale. If a manager is passed, all
+            other arguments must have their defaults.
         **rules: the other fields of `Rules`, such as `growth_factor`.
 
     Returns:
@@ -66,8 +66,8 @@ def loss_scale(
 def _instead_of(dynamic: Any, initial_scale: Any, growth_steps: Any) -> str:
     """Return a hint for a `dynamic` argument that is not a bool.
 
-    Such code was often written for a different LossScaleOptimizer. The second argument of TensorFlow 2.3's class is the
-    loss scale, and that of Keras 3's class is the initial scale.
+    Such a call was often written for a different LossScaleOptimizer. TensorFlow 2.3 expects the loss scale in this
+    position, and Keras 3 expects the initial scale.
     """
     if isinstance(dynamic, str):
         return "A dynamic scale is the default: leave the argument out."
@@ -91,16 +91,16 @@ def _of_manager(manager: Any, alone: bool) -> LossScale:
         )
     if not hasattr(manager, "as_loss_scale"):
         raise TypeError(
-            "`loss_scale_manager` must be a FixedLossScaleManager or DynamicLossScaleManager from tf_lossscale.amp, or "
-            f"have an as_loss_scale() method, but got: {manager!r}."
+            "`loss_scale_manager` must be a FixedLossScaleManager or DynamicLossScaleManager from tf_lossscale.amp, "
+            f"or have an as_loss_scale() method, but got: {manager!r}."
         )
     return manager.as_loss_scale()
 
 
 def diagnosis(diagnose: Any, every: Any, loss_scale: LossScale) -> tuple[Diagnosis | None, Exponents | None]:
-    """Return a pair: an object that records overflows, and an object that counts gradients by exponent.
+    """Create the diagnostics: a recorder of overflows, and a counter of gradients by exponent.
 
-    At most one of the two is created. The other is None.
+    A diagnostic that is not requested is None.
 
     >>> diagnosis("exponents", 10, FixedLossScale(8))[1].every
     10
@@ -112,8 +112,8 @@ def diagnosis(diagnose: Any, every: Any, loss_scale: LossScale) -> tuple[Diagnos
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: an argument is out of range, or `diagnose` is True although the loss scale never skips a step. Such
-            a scale does not check gradients.
+        ValueError: an argument is out of range; or `diagnose` is True, but the loss scale does not check gradients
+            because it never skips a step.
     """
     if not isinstance(diagnose, (bool, str)) or (isinstance(diagnose, str) and diagnose != "exponents"):
         raise (ValueError if isinstance(diagnose, str) else TypeError)(

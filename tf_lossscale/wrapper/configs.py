@@ -126,8 +126,8 @@ class Configurable(Parts):
         of_inner = inner
         if isinstance(inner, dict):
             inner = cls._family_class.from_config(copy.deepcopy(inner), custom_objects)
-        # The wrapper class is looked up again, because the created optimizer may belong to a different family: from an
-        # old config, tf_keras creates a legacy optimizer even if this class wraps tf_keras's newer optimizers.
+        # The wrapper class is looked up again, because the inner optimizer may belong to a different family. From an
+        # old config, tf_keras creates a legacy optimizer even if this class wraps its newer optimizers.
         family = families.adapter_of(inner)
         new = (this if issubclass(this, family) else family)(inner_optimizer=inner, **config)
         new._take_state(of_inner)

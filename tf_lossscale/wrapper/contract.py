@@ -1,6 +1,6 @@
 """Decides whether the gradients passed to an update are scaled, and raises an error if this is ambiguous.
 
-An optimizer records the calls to `scale_loss`, `get_scaled_loss` and `get_unscaled_gradients`. For `apply_gradients`,
+An optimizer records each call to `scale_loss`, `get_scaled_loss` and `get_unscaled_gradients`. For `apply_gradients`,
 the first of these rules that applies decides:
 
 1. Marks. Gradients that `get_unscaled_gradients` returned are marked as unscaled. The results of arithmetic on these
@@ -38,11 +38,10 @@ from absl import logging
 
 from tf_lossscale.core import notes
 
-# For each method: whether `apply_gradients` gets scaled gradients if this method was the last one called.
+# Maps the most recently called method to whether the next `apply_gradients` gets scaled gradients.
 _APPLY_GRADIENTS = {"scale_loss": True, "get_scaled_loss": False, "get_unscaled_gradients": False}
-# For each method: whether `apply` gets scaled gradients if this method was the last one called. Used only for
-# optimizers whose `apply` accepts both scaled and unscaled gradients. `get_scaled_loss` is missing, because the
-# gradients may be either scaled or unscaled after it.
+# Maps the most recently called method to whether the next `apply` gets scaled gradients. Used for optimizers whose
+# `apply` accepts both. After `get_scaled_loss` the gradients may be scaled or unscaled, so it has no entry.
 _APPLY = {"scale_loss": True, "get_unscaled_gradients": False}
 # For each method: whether the gradients are still scaled after this method was called.
 _LEAVES_SCALED = {"scale_loss": True, "get_scaled_loss": True, "get_unscaled_gradients": False}
@@ -55,7 +54,7 @@ _TWO_WAYS_OUT = (
 
 
 class _EagerMode:
-    """Stands for eager mode in the records of calls, in which a graph stands for the function being traced."""
+    """The key for method calls made in eager mode. For calls made in a traced function, the key is its graph."""
 
 
 _EAGER = _EagerMode()
@@ -73,9 +72,9 @@ class _Call:
 
 
 class _Thread(threading.local):
-    """The part of a Contract's state that each thread has for itself."""
+    """The records that belong to a single thread."""
 
-    #: The number of nested calls to methods that take a complete step, such as `minimize`, in this thread.
+    #: The number of nested calls to complete steps, such as `minimize`, that the thread is executing.
     whole_steps = 0
     #: The factor by which this thread most recently multiplied a loss.
     factor: tf.Tensor | None = None
@@ -95,8 +94,8 @@ class Contract:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        # The most recent call that each thread made in each traced function and in eager mode. The keys are the graphs
-        # of the functions, and `_EAGER` for eager mode.
+        # The most recent method call that each thread made, by where it was made. The keys are the graphs of traced
+        # functions, and `_EAGER` for eager mode.
         self._calls: weakref.WeakKeyDictionary[Any, dict[threading.Thread, _Call]] = weakref.WeakKeyDictionary()
         self._unused_in_ended_threads: set[str] = set()
         self._answers_kept: set[bool] = set()
@@ -209,7 +208,7 @@ class Contract:
             return answer
 
     def _answers(self, places: list[Any], scaled_after: dict[str, bool]) -> tuple[set[bool], bool]:
-        """Return what the earlier calls imply, and whether those calls are in the innermost function being traced.
+        """Return what earlier method calls imply, and whether they were made in the innermost function being traced.
 
         The first value is a set that contains True if a call implies scaled gradients, and False if a call implies
         unscaled gradients.
@@ -223,8 +222,8 @@ class Contract:
         answers = {scaled_after[call.method] for call in calls}
         here = [call for call in self._calls_in(places) if call.method in scaled_after]
         if place is None and any(map(is_used_up, here)):
-            # If a call to `scale_loss` is followed by a second update, this update may get gradients of the same scaled
-            # loss or gradients of an unscaled loss.
+            # The second update after one call to `scale_loss` is ambiguous. Its gradients may come from the same
+            # scaled loss or from an unscaled loss.
             answers |= {True} if answers else {True, False}
         return answers, place is places[0]
 
@@ -232,9 +231,9 @@ class Contract:
         """Raise an error if `apply` got gradients that are already unscaled. Warn once if they may be unscaled.
 
         The gradients that `get_unscaled_gradients` received and returned are marked. For gradients without a mark, the
-        earlier calls decide. If `get_unscaled_gradients` was the last call in every function and thread that the
-        gradients may come from, the gradients are unscaled. If it was the last call in only some of these functions and
-        threads, the gradients may be unscaled.
+        earlier calls decide. The gradients may come from several functions and threads. If `get_unscaled_gradients` was
+        the most recent call in all of them, the gradients are unscaled. If it was the most recent call in only some of
+        them, the gradients may be unscaled.
         """
         gradients = [gradient for gradient in gradients if gradient is not None]
         unscaled, _ = notes.any_and_all_unscaled(gradients)
@@ -315,7 +314,7 @@ class Contract:
     # Warnings. --------------------------------------------------------------------------------------------------
 
     def _warn_of_forgotten_calls(self) -> None:
-        """Warn once if the loss was never scaled or the gradients were never unscaled."""
+        """Warn once if the loss was never scaled, or if the gradients were never unscaled."""
         needed = ("get_scaled_loss", "get_unscaled_gradients")
         if "scale_loss" not in self._called and not self._called.issuperset(needed):
             forgotten = " and ".join(f"LossScaleOptimizer.{name}()" for name in needed if name not in self._called)
@@ -338,7 +337,7 @@ class Contract:
 
 
 def require_scaled(gradients: Iterable[Any], loss_scale: Any) -> None:
-    """Raise an error if a gradient has already been divided by `loss_scale`.
+    """Raise an error if a gradient was already divided by this loss scale.
 
     >>> require_scaled([tf.constant(8.0), None], tf.Module())
 
@@ -358,7 +357,7 @@ def require_scaled(gradients: Iterable[Any], loss_scale: Any) -> None:
 
 
 def require_unscaled_loss(loss: Any, loss_scale: Any) -> None:
-    """Raise an error if a loss, or a part of it, has already been multiplied by `loss_scale`.
+    """Raise an error if a loss, or a part of it, was already multiplied by this loss scale.
 
     Args:
         loss: a nested structure of tensors, or a function.
@@ -391,8 +390,7 @@ def _require_an_update(call: _Call, function: Any) -> None:
 
     if not hasattr(function, "capture_call_time_value"):
         raise _contradiction(call.method)
-    # This private method makes TensorFlow evaluate `check` each time the traced function is called. No public method
-    # does.
+    # TensorFlow has no public method that evaluates `check` each time the traced function is called.
     function.capture_call_time_value(check, tf.TensorSpec([], tf.int32))
 
 

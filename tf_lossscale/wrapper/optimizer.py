@@ -1,4 +1,4 @@
-"""LossScaleOptimizer, the public class, with everything that does not depend on the optimizer family."""
+"""The public LossScaleOptimizer class: everything that does not depend on the optimizer family."""
 
 from __future__ import annotations
 
@@ -108,9 +108,9 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         backoff_factor: the factor by which the scale is multiplied after an overflow.
         hysteresis: the number of overflows after which the scale is lowered.
         min_scale: the value below which the scale is never lowered.
-        max_scale: the value above which the scale never grows; The default is the largest float32 number.
-        on_stall: what to do when training stalls, which means that 100 steps in a row were skipped: "warn", "raise",
-            or a function that takes the optimizer. "raise" raises a FloatingPointError in eager mode and an
+        max_scale: the value above which the scale never grows. The default is the largest float32 number.
+        on_stall: what happens in a stall, which means 100 skipped steps in a row: "warn", "raise", or a function that
+            is called with the optimizer. "raise" raises a FloatingPointError in eager mode and an
             InvalidArgumentError in a graph. Each stall is reported once: in the 100th skipped step in eager mode, and
             in the 101st in a graph. If XLA compiles the step, the stall is reported when `loss_scale` or `state()` is
             read, and at the end of `fit`.
@@ -142,8 +142,9 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     __signature__ = _SignatureOfInit()
 
-    # `LossScaleOptimizer(inner)` creates an instance of the wrapper class for the inner optimizer's library. A user's
-    # subclass is first combined with that wrapper class. Only wrapper classes set `_family_class`.
+    # Calling LossScaleOptimizer creates an instance of the wrapper class for the inner optimizer's library. Calling a
+    # user-defined subclass creates an instance of a class derived from the subclass and the wrapper class. The wrapper
+    # classes set `_family_class`.
     def __new__(cls, inner_optimizer: Any = None, *args: Any, **kwargs: Any) -> LossScaleOptimizer:
         del args, kwargs
         this: Any = cls
@@ -193,8 +194,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         compiled_steps = arguments.compiled_steps(jit_compile)
         family = adapter._family_class(inner_optimizer)
         chosen = family.checked_options(kwargs)
-        # If the constructor raises, the inner optimizer must be unchanged. `_save_scale_with_inner` can raise, but only
-        # before it changes the inner optimizer. No later statement raises.
+        # If the constructor raises an error, the inner optimizer must be unchanged. `_save_scale_with_inner` can raise
+        # an error, but only before it changes the inner optimizer. The statements after it cannot raise errors.
         self.__dict__.update(
             _optimizer=inner_optimizer,
             _family=family,
@@ -244,7 +245,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
         children: dict[str, Any] = super()._trackable_children(save_type, **kwargs)  # type: ignore[misc]
-        # The variables of the diagnosis are left out of checkpoints, to keep TensorFlow's original checkpoint format.
+        # The variables of the diagnostics are left out of checkpoints, to keep TensorFlow's original checkpoint format.
         if save_type == "checkpoint":
             return children
         counting = {"diagnosis": self._diagnosis, "exponents": self._exponents}
@@ -294,7 +295,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     @do_not_convert
     def scale_loss(self, loss: Any) -> Any:
-        """Multiply the loss by the loss scale, as in Keras 3. `apply` and `apply_gradients` then unscale its gradients.
+        """Multiply the loss by the loss scale, as in Keras 3. `apply` or `apply_gradients` unscales the gradients.
 
         >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8)
         >>> optimizer.scale_loss(tf.constant(2.0)).numpy().item()
@@ -334,7 +335,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     @do_not_convert
     def get_unscaled_gradients(self, grads: Iterable[SameGradient]) -> list[SameGradient]:
-        """Divide gradients by the loss scale. They must be gradients of a loss that `get_scaled_loss` returned.
+        """Divide the gradients of a loss from `get_scaled_loss` by the loss scale.
 
         `minimize` and Keras's `fit` scale losses and unscale gradients automatically.
 
@@ -394,7 +395,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         return cast("SameFunction", scaled)
 
     def _factor(self) -> tf.Tensor:
-        """Return the factor for the loss, a float32 scalar: the loss scale times `loss_scale_factor`, if it is set."""
+        """Return the loss scale, multiplied by `loss_scale_factor` if that is set, as a float32 scalar."""
         factor = self._family.loss_scale_factor
         return self._loss_scale() if factor is None else self._loss_scale() * factor
 
@@ -402,7 +403,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         """Return the factor to multiply the loss by, and remember it for `_factor_of_loss`."""
         factor = self._factor()
         if replicas.workers_step_alone():
-            # Another worker may change the scale before this worker unscales its gradients.
+            # The factor is stored because another worker may change the scale before this worker unscales gradients.
             self._contract.remember_factor(factor)
         return factor
 
@@ -424,9 +425,9 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     ) -> tf.Operation | tf.Tensor | None:
         """Apply unscaled gradients, or skip the step on all replicas if any gradient is not finite.
 
-        After `scale_loss` without `get_unscaled_gradients`, as in Keras 3's `fit`, this method unscales the gradients
-        first. In that case `iterations` does not count a skipped step; in all other cases it does. If the earlier calls
-        leave open whether the gradients are scaled, this method raises an error.
+        If `scale_loss` was called but `get_unscaled_gradients` was not, as in Keras 3's `fit`, this method unscales the
+        gradients first. In that case `iterations` does not count a skipped step; in all other cases it does. If the
+        earlier calls leave open whether the gradients are scaled, this method raises an error.
 
         >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), initial_scale=8)
         >>> weight = tf.Variable(1.0)
@@ -594,13 +595,13 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         self, loss: Any, var_list: Any, grad_loss: Any = None, tape: tf.GradientTape | None = None
     ) -> list[tuple[Any, Any]]:
         """Call `compute_gradients`. In legacy optimizers, `minimize` calls this method, and subclasses override it."""
-        # A user-defined `compute_gradients` method may have no `grad_loss` argument.
+        # A user-defined `compute_gradients` may have no `grad_loss` argument.
         keywords = {} if grad_loss is None else {"grad_loss": grad_loss}
         return self.compute_gradients(loss, var_list, tape=tape, **keywords)
 
     @do_not_convert
     def get_gradients(self, loss: tf.Tensor, params: list[Variable]) -> list[Gradient]:
-        """Return the unscaled gradients of a loss without a gradient tape. Works only in legacy graphs.
+        """Return the unscaled gradients of a loss in a legacy graph, where no gradient tape is needed.
 
         >>> with tf.Graph().as_default():
         ...     weight = tf.Variable(1.0)
@@ -687,7 +688,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     )
 
     def change_rules(self, **rules: Scalar | None) -> None:
-        """Change the rules by which the scale grows and shrinks. Call this method between two steps.
+        """Change the rules by which the scale grows and shrinks. Call this method between training steps.
 
         >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD())
         >>> optimizer.change_rules(dynamic_growth_steps=500, min_scale=4.0)
@@ -747,7 +748,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
                 warning is logged.
 
         Raises:
-            ValueError: the number of arrays or the shape of an array is wrong. No value is changed.
+            ValueError: the number of arrays or the shape of an array does not match. In that case, no value is set.
         """
         variables = self.weights
         if len(weights) > len(variables):
@@ -770,7 +771,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         self._family.build(list(var_list))
 
     def _create_all_weights(self, var_list: list[Any]) -> None:
-        """Call `build`. Legacy optimizers have a method of this name instead of `build`."""
+        """Call `build`. Legacy optimizers have `_create_all_weights` instead of `build`."""
         self.build(var_list)
 
     def _given_or_known(self, variables: Iterable[Any] | None, call: str) -> list[Any]:
@@ -794,7 +795,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 def finalize_variable_values(self: Any, var_list: list[Variable] | None = None) -> None:
     """Overwrite the variables with their moving averages, if the inner optimizer keeps moving averages.
 
-    The wrapper classes for Keras 3 and tf_keras have this function as a method, which both libraries call.
+    Keras 3 and tf_keras call this function as a method. The wrappers of both libraries' optimizers have this method.
 
     Args:
         var_list: the variables to overwrite. The default is all variables for which the optimizer is built.

@@ -56,8 +56,8 @@ def loops() -> bool:
     >>> loops()
     False
     """
-    # A loop cannot contain collective operations. The inner optimizer may use them, unless each replica writes its own
-    # copies of the variables.
+    # A loop cannot contain collective operations. The inner optimizer might use them, unless each replica writes only
+    # its own copies of the variables.
     no_collectives = not tf.distribute.has_strategy() or replicas.write_independently()
     return "loop" in tricks.in_use and compiled_for_the_cpu() and no_collectives
 

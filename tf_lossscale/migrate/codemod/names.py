@@ -30,7 +30,7 @@ _ROOTS = (
     ("tf_keras.", "keras."),
     ("keras.src.", "keras."),
     ("keras.api._v2.keras.", "keras."),
-    # Resolving an alias may produce `experimental` twice, although no library had such a module.
+    # Resolving an alias may produce `experimental.experimental`, a module that no library ever had.
     ("keras.mixed_precision.experimental.experimental.", "keras.mixed_precision.experimental."),
 )
 
