@@ -14,7 +14,7 @@ _NODES = re.compile(r"\{\{.*?\}\} | \[Op:\w+\]")
 
 @contextlib.contextmanager
 def whole_file(path: pathlib.Path, mode: int | None = None) -> Iterator[pathlib.Path]:
-    """Yield the path of a temporary file. It replaces the file at `path`, or is deleted after an error.
+    """Yield the path of a temporary file, which then replaces the file at `path`. After an error it is deleted instead.
 
     >>> import tempfile
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "state.json"

@@ -41,9 +41,9 @@ from tf_lossscale.core import notes
 # Maps the most recently called method to whether the next `apply_gradients` gets scaled gradients.
 _APPLY_GRADIENTS = {"scale_loss": True, "get_scaled_loss": False, "get_unscaled_gradients": False}
 # Maps the most recently called method to whether the next `apply` gets scaled gradients. Used for optimizers whose
-# `apply` accepts both. After `get_scaled_loss` the gradients may be scaled or unscaled, so it has no entry.
+# `apply` accepts both scaled and unscaled gradients. `get_scaled_loss` has no entry, because either may follow it.
 _APPLY = {"scale_loss": True, "get_unscaled_gradients": False}
-# For each method: whether the gradients are still scaled after this method was called.
+# Maps the most recently called method to whether the gradients are still scaled after the call.
 _LEAVES_SCALED = {"scale_loss": True, "get_scaled_loss": True, "get_unscaled_gradients": False}
 
 _TWO_WAYS_OUT = (
@@ -54,7 +54,7 @@ _TWO_WAYS_OUT = (
 
 
 class _EagerMode:
-    """The key for method calls made in eager mode. For calls made in a traced function, the key is its graph."""
+    """The key for calls made in eager mode. The key for calls made in a traced function is the function's graph."""
 
 
 _EAGER = _EagerMode()
@@ -94,8 +94,8 @@ class Contract:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        # The most recent method call that each thread made, by where it was made. The keys are the graphs of traced
-        # functions, and `_EAGER` for eager mode.
+        # The most recent call that each thread made in each traced function and in eager mode. The keys are the graphs
+        # of the functions, and `_EAGER` for eager mode.
         self._calls: weakref.WeakKeyDictionary[Any, dict[threading.Thread, _Call]] = weakref.WeakKeyDictionary()
         self._unused_in_ended_threads: set[str] = set()
         self._answers_kept: set[bool] = set()

@@ -45,7 +45,7 @@ def take_name(given: dict[str, Any]) -> str | None:
         given: the keyword arguments of a constructor. The `name` key is removed.
 
     Returns:
-        The name. If the dict has no name, None.
+        The name. If the dict has no name, the result is None.
 
     Raises:
         TypeError: the name is not a string.
@@ -85,7 +85,7 @@ def checked(inner: Any, given: dict[str, Any], supported: tuple[str, ...]) -> di
         if name not in supported:
             raise ValueError(
                 f"`{name}` is not supported for {type(inner).__name__}: optimizers from {type(inner).__module__} "
-                f"do not have this option. Leave it out, or use a Keras 3 optimizer from tf.keras.optimizers."
+                "do not have this option. Leave it out, or use a Keras 3 optimizer from tf.keras.optimizers."
             )
         has = getattr(inner, name, None)
         if has != DEFAULTS[name] and has != value:
