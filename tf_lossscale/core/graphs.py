@@ -37,7 +37,9 @@ def operations(result: Any) -> list[Any]:
 
 
 def finished(result: Any) -> tf.Tensor:
-    """Return a tensor, True, that is computed after all operations in `result`. A branch of `tf.cond` can return it.
+    """Return a tensor that is always True, and is computed after all operations in `result` have run.
+
+    A branch of `tf.cond` can return this tensor.
 
     >>> finished(None).numpy().item()
     True

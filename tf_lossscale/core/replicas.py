@@ -1,4 +1,4 @@
-"""Helpers for replicas under the strategy in use. They tell how a step writes variables, and sum over replicas."""
+"""Helpers for the replicas of the strategy in use. They determine how a step writes variables, and compute sums."""
 
 from __future__ import annotations
 

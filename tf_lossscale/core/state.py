@@ -157,7 +157,7 @@ class LossScale(Variables):
 
     @property
     def lowest(self) -> float | None:
-        """The lower bound of the scale, a float. If there is none, many skipped steps in a row are not reported."""
+        """The lower bound of the scale, a float. If it is None, a long run of skipped steps is not reported."""
         return None
 
     def stall_reported(self, action: Any) -> tf.Variable:

@@ -133,13 +133,13 @@ class PrecisionReport:
 
     @functools.cached_property
     def best_scale(self) -> float | None:
-        """The highest power of two at which no value overflows. At this loss scale the least is lost in float16.
+        """The loss scale that loses the least in float16: the highest power of two at which no value overflows.
 
-        The scale is None if there is neither a finite nonzero value nor a value that overflowed in float16.
+        It is None if there is neither a finite nonzero value nor a value that overflowed in float16.
 
-        The scale is only an upper bound if some values overflowed in float16, because their true size is unknown. It
-        is then below the scale by which the gradients were multiplied. It is also only an upper bound if a finite value
-        is at least 2**32, because the last bin does not tell the size of such values.
+        If some values overflowed in float16, their true size is unknown. The result is then only an upper bound, and
+        lower than the loss scale in use, which caused the overflow. The result is also only an upper bound if a finite
+        value is 2**32 or larger, because all such values are counted in the same bin.
         """
         top = _highest(self.counts.counts.sum(axis=0))
         before = math.log2(self.counts.scale)

@@ -10,8 +10,8 @@ from tf_lossscale.precision.counts import INFINITE, NAN
 if TYPE_CHECKING:
     from tf_lossscale.precision.report import PrecisionReport, VariablePrecision
 
-#: Gradients fit in float16 if at most the share `LITTLE` of all values, and at most the share `LITTLE_OF_ONE` of each
-#: variable's values, are outside float16's normal range.
+#: Gradients fit in float16 if the fraction of values outside float16's normal range is at most `LITTLE` for all
+#: variables together, and at most `LITTLE_OF_ONE` for each variable.
 LITTLE, LITTLE_OF_ONE = 0.01, 0.1
 
 # The largest number of variables that a sentence lists by name.

@@ -81,7 +81,7 @@ def restore(
 
     Raises:
         FileNotFoundError: there is no file at `checkpoint_path`.
-        ValueError: the file is damaged or does not fit the optimizer and variables. The message names the part.
+        ValueError: the file is damaged or does not fit the optimizer and variables. The message says which part.
         TypeError: the optimizer is not a Keras 3 or tf_keras optimizer.
     """
     file = read(checkpoint_path)

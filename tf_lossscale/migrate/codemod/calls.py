@@ -191,7 +191,8 @@ class Calls(Resolver):
     def why_compiled(self, calls: Sequence[cst.Call]) -> str | None:
         """Return why `compile` may have created an optimizer. Return None if no file calls `compile`.
 
-        If `calls` is not empty, the reason names the first of these calls. Otherwise it names the other files.
+        If `calls` is not empty, the reason names the first of these calls. Otherwise it names the other files that call
+        `compile`.
         """
         if calls:
             return f"Suspected because of compile() in line {self.start(calls[0])[0]}."
