@@ -88,7 +88,7 @@ def test_arguments_that_ruin_training_are_refused(recording):
 @pytest.mark.parametrize("recording", FAMILIES)
 def test_wrapping_anything_but_an_optimizer_is_a_type_error_that_says_what_is_accepted(recording):
     for bad in (None, 3, replay.OPTIMIZERS[recording].SGD):
-        with pytest.raises(TypeError, match=r"Pass an optimizer of tf\.keras\.optimizers"):
+        with pytest.raises(TypeError, match=r"Pass an optimizer from tf\.keras\.optimizers"):
             tf_lossscale.LossScaleOptimizer(bad)
     inner = replay.OPTIMIZERS[recording].SGD()
     wrapper = tf_lossscale.LossScaleOptimizer(inner)

@@ -93,7 +93,7 @@ def test_a_question_without_an_answer_is_an_error_that_names_the_question_and_th
 
     with pytest.raises(TypeError, match=r"MyFamily must define apply\(\) for optimizers of class Mine"):
         tf_lossscale.register_family(MyFamily)
-    with pytest.raises(TypeError, match="Pass an optimizer of"):
+    with pytest.raises(TypeError, match="Pass an optimizer from"):
         LossScaleOptimizer(Mine())  # nothing was registered
     with pytest.raises(TypeError, match=r"must be a class derived from tf_lossscale\.Family, but got: 3"):
         tf_lossscale.register_family(3)

@@ -173,16 +173,32 @@ def test_other_keywords_reach_the_inner_optimizer(family):
             self.__dict__["seen"] = decay_var_list
             return super().apply_gradients(grads_and_vars, **kwargs)
 
-        def apply(self, grads, trainable_variables=None, decay_var_list=None):
-            self.__dict__["seen"] = decay_var_list
-            return super().apply(grads, trainable_variables)
-
     weight = tf.Variable(1.0)
     optimizer = LossScaleOptimizer(Keywords(0.5))
     optimizer.apply_gradients([(tf.constant(1.0), weight)], decay_var_list=["kernel"])
     assert optimizer.inner_optimizer.__dict__["seen"] == ["kernel"]
     optimizer.minimize(lambda: 1.0 * weight, [weight], decay_var_list=["bias"])
     assert optimizer.inner_optimizer.__dict__["seen"] == ["bias"]
+
+
+@families
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+def test_a_subclass_that_overrides_apply_gradients_is_called(family, compiled):
+    class Halves(family.optimizers.SGD):
+        def apply_gradients(self, grads_and_vars, **kwargs):
+            return super().apply_gradients([(0.5 * g, v) for g, v in grads_and_vars], **kwargs)
+
+    weight = tf.Variable(1.0)
+    optimizer = LossScaleOptimizer(Halves(0.5), initial_scale=8.0)
+
+    def step():
+        optimizer.get_scaled_loss(0.0)
+        gradients = optimizer.get_unscaled_gradients([tf.constant(8.0)])
+        optimizer.apply_gradients(zip(gradients, [weight]))
+        optimizer.minimize(lambda: 1.0 * weight, [weight])
+
+    (tf.function(step) if compiled else step)()
+    assert weight.numpy() == 0.5
 
 
 @families

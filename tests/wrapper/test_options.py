@@ -395,3 +395,29 @@ def test_a_keyword_of_another_loss_scaler_is_refused_with_the_name_of_ours(name,
 def test_an_unknown_keyword_is_refused_without_a_suggestion():
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'on_warning'$"):
         LossScaleOptimizer(tf.keras.optimizers.SGD(), on_warning="raise")
+
+
+def test_keras_3s_fit_calls_the_apply_gradients_of_a_subclass():
+    class Halves(keras.optimizers.SGD):
+        def apply_gradients(self, grads_and_vars):
+            return super().apply_gradients([(0.5 * g, v) for g, v in grads_and_vars])
+
+    def trained(wrap):
+        layer = keras.layers.Dense(1, kernel_initializer="ones", use_bias=False)
+        model = keras.Sequential([keras.Input((1,)), layer])
+        model.compile(wrap(Halves(0.125)), "mse")
+        model.fit(np.ones([4, 1]), np.zeros([4, 1]), batch_size=1, verbose=0)
+        return layer.kernel.numpy().item()
+
+    assert trained(LossScaleOptimizer) == trained(lambda inner: inner) == 0.875**4
+
+
+def test_a_keras_3_subclass_may_sum_over_workers_itself():
+    class Sums(keras.optimizers.SGD):
+        def _all_reduce_sum_gradients(self, grads_and_vars):
+            return [(2.0 * g, v) for g, v in super()._all_reduce_sum_gradients(grads_and_vars)]
+
+    weight = keras.Variable(1.0)
+    optimizer = LossScaleOptimizer(Sums(0.25), dynamic=False, initial_scale=1)
+    optimizer.minimize(lambda: 1.0 * weight.value, [weight])
+    assert weight.numpy() == 0.5

@@ -35,6 +35,11 @@ class Family(family.Family):
         self.scope = "loss_scale_optimizer"
         #: Values that were loaded before the optimizer was built. `build` assigns them to the optimizer's variables.
         self.loaded_weights: list[Any] | None = None
+        # An optimizer class may override `_all_reduce_sum_gradients` to sum over workers without a distribution
+        # strategy.
+        if type(inner)._all_reduce_sum_gradients is not keras.optimizers.Optimizer._all_reduce_sum_gradients:
+            own_sum = inner._all_reduce_sum_gradients
+            self.own_aggregation = lambda pairs: own_sum([(g, tensors_of([variable])[0]) for g, variable in pairs])
 
     @property
     def loss_scale_factor(self) -> Any:
@@ -91,7 +96,7 @@ class Family(family.Family):
         return self.inner._trainable_variables if self.inner.built else None
 
     def reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
-        if not tf.distribute.has_strategy():
+        if not tf.distribute.has_strategy() and self.own_aggregation is None:
             return gradients
         return self._unless_overwritten(super().reduce, gradients, variables)
 
@@ -120,7 +125,11 @@ class Family(family.Family):
                 # replaces the method with which Keras's `apply` sums gradients over the replicas, and returns the
                 # (gradient, variable) pairs unchanged.
                 stack.enter_context(replicas.overriding(each, _all_reduce_sum_gradients=list, loss_scale_factor=None))
-            self.inner.apply(gradients, variables, **kwargs)
+            # Keras's own `apply_gradients` only calls `apply`, but an optimizer class may override it.
+            if type(self.inner).apply_gradients is keras.optimizers.Optimizer.apply_gradients:
+                self.inner.apply(gradients, variables, **kwargs)
+            else:
+                self.inner.apply_gradients(list(zip(gradients, variables)), **kwargs)
 
     def count_skipped_step(self) -> Any:
         # With gradient accumulation, `_iterations` counts micro-steps. A skipped step adds nothing to the accumulators,
