@@ -55,7 +55,7 @@ def minimize(
 
     Args:
         loss_fn: a function that returns the loss, a floating-point tensor of any shape. It may take a `seed` argument.
-            The loss may be float16: the scaled loss is never computed, so it cannot overflow.
+            The loss may be float16. Only its gradients are scaled, so the loss itself cannot overflow.
         num_steps: the number of steps; with a convergence criterion, the maximum number.
         optimizer: a `tf_lossscale.LossScaleOptimizer` around any optimizer.
         convergence_criterion: an instance of a class in `tfp.optimizer.convergence_criteria`. It gets unscaled values.

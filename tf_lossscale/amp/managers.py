@@ -1,4 +1,4 @@
-"""Loss scale managers. A manager has a scale and an update rule. An update cell is the same rule for graphs."""
+"""Loss scale managers. A manager has a scale and an update rule. An update cell applies the same rule in graphs."""
 
 from __future__ import annotations
 

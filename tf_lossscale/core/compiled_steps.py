@@ -1,4 +1,4 @@
-"""Compiles optimizer steps with XLA, for eager mode, tf.functions and replicas, and keeps the compiled steps."""
+"""Compiles optimizer steps with XLA, for eager mode, tf.functions and replicas, and caches the compiled steps."""
 
 from __future__ import annotations
 

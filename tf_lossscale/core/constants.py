@@ -42,7 +42,7 @@ def key(value: Any, ignored: Collection[str] = (), identified: list[Any] | None 
 
     The key contains numbers, strings, small arrays and small tensors by value. It contains the ids of variables and
     strategies, because a traced function keeps using the variables and strategies with which it was traced. Do not use
-    a key after one of them was garbage-collected, because a new object may get the same id.
+    a key after any of these variables or strategies has been garbage-collected: a new object may get the same id.
 
     >>> class SGD:
     ...     def __init__(self, momentum):

@@ -228,8 +228,8 @@ def unless(fine: tf.Tensor, change: Callable[[], Any]) -> list[tf.Operation]:
 def readable(variable: Any) -> Any:
     """Let `bool`, `int` and `float` read a variable's value, even if the variable's class does not support them.
 
-    Python treats an object without `__bool__` as true. MirroredStrategy's variables do not define `__bool__`, so that
-    `if optimizer.last_step_skipped:` would be true after every step.
+    Python treats an object without `__bool__` as true. MirroredStrategy's variables do not define `__bool__`. Without
+    this function, `if optimizer.last_step_skipped:` would be true after every step.
 
     >>> with tf.distribute.MirroredStrategy(["cpu:0"]).scope():
     ...     skipped = tf.Variable(False)

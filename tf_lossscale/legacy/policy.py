@@ -221,7 +221,7 @@ def _stable_policy_class(library: Any, with_loss_scale: Any) -> Any:
             return isinstance(instance, plain) if cls is Policy else super().__instancecheck__(instance)
 
     class Policy(plain, metaclass=Policies):
-        """Creates the library's own dtype policy, or the old `Policy` with a loss scale if `loss_scale` is passed."""
+        """Creates Keras's own dtype policy, or the old `Policy` with a loss scale if `loss_scale` is passed."""
 
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
             if cls is not Policy:

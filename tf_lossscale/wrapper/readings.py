@@ -47,9 +47,10 @@ class Overflow:
 
     @property
     def kind(self) -> str:
-        """The kinds of non-finite values in the gradient: "inf", "NaN" or "inf, NaN".
+        """The kinds of non-finite values that the gradient had in all steps: "inf", "NaN" or "inf, NaN".
 
-        A step whose gradient contained both infinity and NaN counts only as NaN.
+        A step whose gradient contained both infinity and NaN counts only as NaN. "inf, NaN" therefore means that the
+        kinds occurred in different steps.
         """
         found = [name for name, steps in (("inf", self.infinite_steps), ("NaN", self.nan_steps)) if steps]
         return ", ".join(found)

@@ -59,7 +59,7 @@ def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
 
 
 def _all_finite_eagerly(gradients: list[Any]) -> tf.Tensor:
-    """Check the sums of gradients first, which takes one operation for each gradient instead of two."""
+    """Check the sum of each gradient's values first, which takes one operation for each gradient instead of two."""
     sums: list[Any] = []
     others: list[Any] = []
     for gradient in gradients:

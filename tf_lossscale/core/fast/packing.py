@@ -182,7 +182,7 @@ class Share(NamedTuple):
 
 
 class Packed:
-    """Gradients in the cheapest form for passing them into a function: stacks, and scaled gradients.
+    """Gradients in the form that is cheapest to pass into a function: stacked if possible, and still scaled if large.
 
     >>> packed = Packed([tf.constant(2.0), None])
     >>> len(packed.tensors), [g is None for g in packed.unpacked()]

@@ -128,8 +128,8 @@ class ObjectPlanner(Visitor):
             reaching = [getattr(a, "node", None) for a in self._module.reaching(expression)]
             parameters = [node for node in reaching if isinstance(node, cst.Param)]
             if parameters:
-                # Methods of a Keras model normally read self.optimizer. If an optimizer is instead passed to a method,
-                # the program itself has created the optimizer, unless this file calls compile().
+                # A Keras model's methods normally read self.optimizer. If a method takes an optimizer as an argument,
+                # the program has probably created the optimizer itself, unless this file calls compile().
                 is_possible = self._module.compiled or self._module.enclosing(expression, cst.ClassDef) is None
                 is_own = expression.value == "self" or any(map(self._is_given_a_wrapper, parameters))
                 return bool(is_possible) and self._module.uses_old_api and not is_own

@@ -15,8 +15,7 @@ from tf_lossscale.migrate.codemod.bindings import UNKNOWN
 from tf_lossscale.migrate.codemod.edits import Now, Visitor, with_parentheses_of
 from tf_lossscale.migrate.codemod.resolve import Meaning
 
-# In a test, annotation or assignment, the name of a class may be nested in expressions of these types and in parts of
-# these types.
+# In a test, annotation or assignment, the name of a class may be nested in nodes of these types, at any depth.
 _TRANSPARENT = (cst.BinaryOperation, cst.BooleanOperation, cst.IfExp, cst.List, cst.Subscript, cst.Tuple)
 _PARTS = (cst.Arg, cst.ComparisonTarget, cst.Element, cst.Index, cst.SubscriptElement)
 
