@@ -68,7 +68,10 @@ class Update(step.Update):
         exponents = self.optimizer._exponents
         if exponents is None:
             return []
-        return exponents.record(self._names_to_count, self._as_they_arrived, self.optimizer._factor)
+        return exponents.record(self._names_to_count, self._as_they_arrived, self._current_factor)
+
+    def _current_factor(self) -> tf.Tensor:
+        return self.optimizer._factor.current(self.optimizer._loss_scale)
 
     def _names_to_count(self) -> tuple[str, ...]:
         if any(isinstance(variable, tf.experimental.dtensor.DVariable) for variable in self._variables):
@@ -89,7 +92,7 @@ class Update(step.Update):
         found = [quotient_of(gradient) for gradient in self._gradients]
         if all(scaled is not None or g is None for scaled, g in zip(found, self._gradients)):
             return found
-        factor = self.optimizer._factor()
+        factor = self._current_factor()
         return [
             multiplied(gradient, factor) if scaled is None else scaled
             for scaled, gradient in zip(found, self._gradients)
@@ -98,7 +101,8 @@ class Update(step.Update):
     def unscale(self) -> list[Any]:
         if not self._scaled:
             return self._gradients
-        return self._family.unscale(self._gradients, self.optimizer._factor_of_loss(), self._variables)
+        factor = self.optimizer._factor.for_gradients(self.optimizer._loss_scale)
+        return self._family.unscale(self._gradients, factor, self._variables)
 
     def reduce(self, gradients: list[Any]) -> list[Any]:
         return self._family.reduce(gradients, self._variables)
