@@ -15,7 +15,7 @@ from tf_lossscale.core.exponents import EVERY
 from tf_lossscale.core.graphs import do_not_convert, operations, runs_in_order
 from tf_lossscale.core.inside import scaled_inside
 from tf_lossscale.core.state import DynamicLossScale, FixedLossScale, LossScale
-from tf_lossscale.core.step import step
+from tf_lossscale.core.step import take_step
 from tf_lossscale.core.variables import readable
 from tf_lossscale.wrapper import arguments, contract, families, rule_settings
 from tf_lossscale.wrapper.configs import Configurable
@@ -487,10 +487,11 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         self._result(outcome)
 
     def _step(self, update: Update) -> Any:
+        update.prepare()
         scale = self._loss_scale
         # A SharedLossScale defers this step, and later takes it together with the steps of the other optimizers that
         # share the scale.
-        return None if scale.defers(self, update) else step(scale, update)
+        return None if scale.defers(self, update) else take_step(scale, update)
 
     def _result(self, outcome: Any) -> Any:
         """Report a stall in eager mode, and return the value that `apply_gradients` returns."""

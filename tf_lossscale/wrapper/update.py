@@ -18,7 +18,7 @@ _TRAITS = ("constraint", "overwrite_with_gradient")
 
 
 class Update(step.Update):
-    """One update of variables by a wrapper. The constructor also creates the inner optimizer's variables.
+    """One update of variables by a wrapper.
 
     Args:
         optimizer: a LossScaleOptimizer.
@@ -39,12 +39,16 @@ class Update(step.Update):
         keywords: dict[str, Any],
     ):
         self.optimizer, self._family = optimizer, optimizer._family
-        if not tf.executing_eagerly():
-            self._family.require_graph_mode()
         self._gradients, self._variables, self._keywords = gradients, variables, keywords
         self._scaled = scaled
         self.aggregate = aggregate and self._family.sums_over_replicas
         self.observes = optimizer._diagnosis is not None
+
+    def prepare(self) -> None:
+        """Create the variables of the optimizer that do not exist yet, and decide whether XLA compiles the step."""
+        if not tf.executing_eagerly():
+            self._family.require_graph_mode()
+        optimizer = self.optimizer
         if optimizer._compiled_steps is None or not self._compiles():
             self._build()
             return
@@ -98,7 +102,7 @@ class Update(step.Update):
             for scaled, gradient in zip(found, self._gradients)
         ]
 
-    def unscale(self) -> list[Any]:
+    def unscaled_gradients(self) -> list[Any]:
         if not self._scaled:
             return self._gradients
         factor = self.optimizer._factor.for_gradients(self.optimizer._loss_scale)
