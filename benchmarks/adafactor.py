@@ -1,13 +1,14 @@
-"""Compares this package's Adafactor with Adafactor and Adam from Keras 3 and with PyTorch's Adafactor.
+"""Compares this package's Adafactor with Keras 3's Adafactor and Adam and with PyTorch's Adafactor.
 
     python benchmarks/adafactor.py [--repetitions 30] [--json FILE]
 
-Measures the time of a step and the size of the optimizer's state. The optimizers take their steps in turn in one
-process, in a new random order in each round. A reported ratio is the median over the rounds. The state sizes of the
-TensorFlow optimizers exclude `iterations` and the learning rate.
+Measures the time of a step and the size of the optimizer's state. All optimizers run in one process. Each round times
+one step of every optimizer, in a new random order. The last column of the table is the time of this package's Adafactor
+divided by the time of Keras 3's Adafactor, as the median over the rounds. The state sizes of the TensorFlow optimizers
+exclude `iterations` and the learning rate.
 
-PyTorch is measured if torch is installed. PyTorch's steps always run eagerly, even where the table compares them with
-steps in a `tf.function` or steps compiled by XLA.
+PyTorch is measured if torch is installed. PyTorch's steps always run eagerly, even in the table rows for `tf.function`
+and XLA.
 """
 
 import argparse
