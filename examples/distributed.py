@@ -131,7 +131,7 @@ def main():
     """Train in this process, or start worker processes that train."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=120)
-    parser.add_argument("--workers", type=int, default=0, help="number of workers; 0 for two virtual devices in this process")
+    parser.add_argument("--workers", type=int, default=0, help="number of workers; 0 for two virtual devices")
     parser.add_argument("--out", type=pathlib.Path, help="directory for checkpoints; default: a temporary directory")
     # --dies-at is internal: this program passes it to the workers that it starts.
     parser.add_argument("--dies-at", type=int, help=argparse.SUPPRESS)

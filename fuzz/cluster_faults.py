@@ -1,4 +1,4 @@
-"""Kills a worker of a cluster, under MultiWorkerMirroredStrategy and under ParameterServerStrategy."""
+"""Kills a worker in a cluster that trains under MultiWorkerMirroredStrategy or ParameterServerStrategy."""
 
 import functools
 import json
