@@ -39,7 +39,7 @@ def apply_or_skip(
 
 @faster(variables.unless)
 def unless(fine: tf.Tensor, change: Callable[[], Any]) -> list[tf.Operation]:
-    """Change variables in a conditional that is a single operation; see `core.variables.unless`."""
+    """Change variables in a conditional that runs as a single operation; see `core.variables.unless`."""
     done: list[tf.Operation] = variables.unless.plain(fine, change)  # type: ignore[attr-defined]
     if "one call" in tricks.in_use:
         for operation in done:
@@ -63,7 +63,7 @@ def loops() -> bool:
 
 
 def compiled_for_the_cpu() -> bool:
-    """Return whether XLA compiles the function being traced and the machine has no accelerators.
+    """Return whether XLA compiles the function being traced, and the machine has no accelerators.
 
     >>> compiled_for_the_cpu()
     False
